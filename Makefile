@@ -1,0 +1,142 @@
+# train_gpt2. `make help` lists the targets. All code is in headers, so a program is one compiler command.
+#   DEVICE=auto|cpu|cuda   PRECISION=fp32|bf16   ONEDNN=1|0   CC=gcc   CFLAGS='-O3 -march=native -g'
+# build/ holds what can be made again: test programs, header dependencies, the flags last used. data/ and runs/ are yours.
+
+DEVICE ?= auto
+PRECISION ?= fp32
+ONEDNN ?= 1
+CFLAGS ?= -O3 -march=native -g
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+
+ifeq ($(DEVICE),cuda)
+$(error DEVICE=cuda: there is no CUDA backend yet; use DEVICE=cpu)
+else ifeq ($(filter $(DEVICE),auto cpu),)
+$(error DEVICE=$(DEVICE): expected auto, cpu or cuda)
+else ifeq ($(filter $(PRECISION),fp32 bf16),)
+$(error PRECISION=$(PRECISION): expected fp32 or bf16)
+endif
+
+# ---- how one program is compiled. A target may set its own precision, onednn, options and libraries
+
+precision = $(PRECISION)
+onednn = $(HAVE_ONEDNN)
+LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
+defines = -DPRECISION_$(shell echo $(precision) | tr a-z A-Z) $(if $(onednn),-DHAVE_ONEDNN)
+dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
+
+define compile
+$(announce)
+@mkdir -p $(@D) build/depend
+@echo 'compile    $@'
+@$(CC) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
+	$(if $(onednn),-ldnnl) -lcjson -lm -lpthread $(libraries)
+endef
+
+# says what this machine has before the first command of a build, so never when there is nothing to do
+announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' scripts/found.sh > build/found)$(if $(filter-out \
+	0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
+
+# The optional libraries, looked for whenever something may be compiled. build/flags changes when they or a flag do,
+# and every program depends on it.
+links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
+	2>/dev/null && echo yes)
+NO_COMPILER := help train test bench-cpu format format-check lint clean
+ifneq ($(filter-out $(NO_COMPILER),$(or $(MAKECMDGOALS),all)),)
+HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
+HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
+$(shell mkdir -p build; echo '$(CC) $(LANGUAGE) $(CFLAGS) $(PRECISION) $(HAVE_ONEDNN)' > build/flags.new; \
+	cmp -s build/flags.new build/flags && rm build/flags.new || mv build/flags.new build/flags)
+endif
+
+# ---- programs
+
+all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build ./train_gpt2 and ./test_gpt2 (the default)
+
+train_gpt2: train_gpt2.cu build/flags
+	$(compile)
+
+test_gpt2: options = -DTESTING
+test_gpt2: libraries = -lcmocka
+test_gpt2: test_gpt2.cu build/flags
+	$(compile)
+
+# unit tests, as they are and under the sanitizers; test_twins also without oneDNN and in bf16
+build/test/% build/sanitize/%: libraries = -lcmocka
+build/test/test_gradients build/sanitize/test_gradients: precision = fp64
+build/test/%_portable: onednn =
+build/test/%_bf16: precision = bf16
+build/sanitize/%: options = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+build/test/%: dev/test/%.c build/flags
+	$(compile)
+build/test/%_portable: dev/test/%.c build/flags
+	$(compile)
+build/test/%_bf16: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/train_gpt2: train_gpt2.cu build/flags
+	$(compile)
+
+# the trainer is also C in the other precision, C++ and CUDA
+build/check/bf16: precision = bf16
+build/check/bf16: train_gpt2.cu build/flags
+	$(compile)
+build/check/c++: train_gpt2.cu build/flags
+	@mkdir -p $(@D) build/depend
+	@echo 'compile    train_gpt2.cu as C++20'
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+build/check/nvcc: train_gpt2.cu build/flags
+	@mkdir -p $(@D) build/depend
+	@echo 'compile    train_gpt2.cu with nvcc'
+	@nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -Xcompiler -fopenmp $(defines) $(dependencies) -c $< -o $@
+
+-include $(wildcard build/depend/*.d)
+
+# ---- tasks
+
+UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
+TESTS := $(addprefix build/test/,$(UNITS) $(addprefix test_twins_,$(if $(filter test_twins,$(UNITS)),portable bf16)))
+SANITIZED := $(addprefix build/sanitize/,$(UNITS))
+CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v nvcc),nvcc))
+PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
+
+train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text
+	@scripts/setup.sh $(if $(DATA),build,train)
+	@$(MAKE) --no-print-directory train_gpt2
+	@scripts/train.sh '$(DATA)'
+
+test: ## build and run every test; the last line is `N passed, N failed`
+	@scripts/setup.sh test
+	@$(MAKE) --no-print-directory $(PARALLEL) test-programs
+	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(wildcard dev/test/test_*.sh) $(SANITIZED) \
+		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
+
+test-programs: all $(TESTS) $(SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
+
+bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
+	@scripts/setup.sh bench
+	@$(MAKE) --no-print-directory train_gpt2
+	@dev/bench/bench_cpu.sh
+
+format: ## lay out every C source with clang-format
+	@scripts/setup.sh lint
+	@git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format -i
+
+format-check: ## name the sources that `make format` would change, and fail
+	@scripts/setup.sh lint
+	@git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+
+lint: ## clang-tidy, cppcheck and shellcheck; no findings
+	@scripts/setup.sh lint
+	@scripts/lint.sh
+
+clean: ## remove what make built; data/ and runs/ stay
+	rm -rf build train_gpt2 test_gpt2
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 } /^#   DEVICE/ { print "options:" substr($$0, 2) }' Makefile
+
+.PHONY: all train test test-programs bench-cpu format format-check lint clean help

@@ -1,0 +1,90 @@
+#!/usr/bin/python3
+"""Trains the PyTorch model from another trainer's initial weights on that trainer's batches, to compare the end losses.
+
+    /usr/bin/python3 dev/oracle/converge.py --init init.safetensors --batches train.i32 --val val.i32
+
+nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as tokens. 2000 steps see 1.5 M tokens
+(2000 * 12 * 64); at 0.84 M parameters that is 6 N D = 7.7 TFLOP, about a minute on two cores.
+
+  --batches  int32 little-endian [steps][B][T+1]: tokens are the first T of each row, targets the last T
+  --val      int32 little-endian [batches][B][T+1], after the last step; val_loss is the mean over batches
+  --init     safetensors with Hugging Face's names; it decides V and the longest context
+  lr of a step: lr (step + 1) / warmup before `warmup`, then a cosine from lr to lr * final_frac at `steps`
+"""
+import argparse
+import json
+import math
+
+import numpy as np
+import torch
+
+import safetensors
+from gpt2 import GPT2, load_hf, make_adamw, parse_shape, train_step
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="trains the PyTorch model on dumped batches")
+    parser.add_argument("--batches", required=True, help="int32 file [steps][B][T+1]")
+    parser.add_argument("--val", required=True, help="int32 file [batches][B][T+1]")
+    parser.add_argument("--init", required=True, help="safetensors file with Hugging Face's names")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--shape", default="l4h4c128")
+    parser.add_argument("--B", type=int, default=12)
+    parser.add_argument("--T", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--final_frac", type=float, default=0.1)
+    parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--beta1", type=float, default=0.9)
+    parser.add_argument("--beta2", type=float, default=0.95, help="nanoGPT's preset has 0.99")
+    parser.add_argument("--weight_decay", type=float, default=0.1)
+    parser.add_argument("--clip", type=float, default=1.0)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser.parse_args()
+
+
+def read_batches(path, B, T):
+    """[batches, B, T+1] of a raw int32 file"""
+    numbers = np.fromfile(path, dtype="<i4")
+    if numbers.size == 0 or numbers.size % (B * (T + 1)):
+        raise SystemExit(f"{path}: found {numbers.size} tokens, expected a multiple of B * (T + 1) = {B * (T + 1)}")
+    return torch.from_numpy(numbers.reshape(-1, B, T + 1))
+
+
+def split(batch, device):
+    """tokens and targets [B, T] of a batch [B, T+1]"""
+    batch = batch.long().to(device)
+    return batch[:, :-1], batch[:, 1:]
+
+
+def learning_rate(args, step):
+    if step < args.warmup:
+        return args.lr * (step + 1) / args.warmup
+    progress = (step - args.warmup) / (args.steps - args.warmup)
+    return args.lr * (args.final_frac + (1 - args.final_frac) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def main():
+    args = parse_arguments()
+    init = safetensors.read(args.init)
+    batches, val = read_batches(args.batches, args.B, args.T), read_batches(args.val, args.B, args.T)
+    if len(batches) < args.steps:
+        raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected {args.steps}: give --steps {len(batches)}")
+    model = GPT2(parse_shape(args.shape), V=len(init["wte.weight"]), max_T=len(init["wpe.weight"]))
+    load_hf(model, init)
+    model.to(args.device)
+    optimizer = make_adamw(model, args.lr, (args.beta1, args.beta2), args.weight_decay)
+
+    losses = []
+    for step in range(args.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(args, step)
+        loss, _ = train_step(model, optimizer, *split(batches[step], args.device), clip=args.clip)
+        losses.append(loss.item())
+    with torch.no_grad():
+        val_losses = [model(*split(batch, args.device))[1].item() for batch in val]
+    print(json.dumps({"program": "pytorch", "steps": args.steps, "val_loss": float(np.mean(val_losses)),
+                      "train_losses_last": float(np.mean(losses[-50:]))}))
+
+
+if __name__ == "__main__":
+    main()

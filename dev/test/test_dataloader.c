@@ -1,0 +1,569 @@
+/*
+The data loader: what files it takes and refuses, the order it reads them in, and that its position is all of its state.
+*/
+#include "testing.h"
+#include "../../llmc/dataloader.h"
+
+enum { MAX_TOKENS = 4096 };
+
+// writes NAME as a token shard of n ids; returns the path
+static const char *write_shard(const char *name, const uint16_t *ids, uint32_t n) {
+    static uint8_t bytes[1024 + 2 * MAX_TOKENS];
+    uint32_t header[256] = {TOKEN_MAGIC, TOKEN_VERSION, n};
+    assert_true(n <= MAX_TOKENS);
+    memcpy(bytes, header, sizeof header);
+    memcpy(bytes + sizeof header, ids, 2 * (size_t)n);
+    return write_file(name, bytes, sizeof header + 2 * (size_t)n);
+}
+
+// writes NAME as a shard of the ids first .. first + n - 1
+static const char *write_counting_shard(const char *name, int first, int n) {
+    uint16_t ids[MAX_TOKENS];
+    for (int i = 0; i < n; i++) { ids[i] = (uint16_t)(first + i); }
+    return write_shard(name, ids, (uint32_t)n);
+}
+
+static TokenFiles open_files(const char *pattern) { return token_files_open("-i", temp_path(pattern)); }
+
+// three shards of 5, 2 and 8 sequences of length 4, one too short for any, all ids different
+static TokenFiles open_four_shards(void) {
+    write_counting_shard("four_a.bin", 0, 4 * 5 + 1);
+    write_counting_shard("four_b.bin", 1000, 4);
+    write_counting_shard("four_c.bin", 2000, 4 * 2 + 3);
+    write_counting_shard("four_d.bin", 3000, 4 * 8 + 4);
+    return open_files("four_*.bin");
+}
+enum { FOUR_T = 4, FOUR_SEQUENCES = 5 + 0 + 2 + 8 };
+
+static DataLoader open_plain(const TokenFiles *files, int B, int T) {
+    return dataloader_open(files, B, T, false, 0, 0, 1, 65536);
+}
+
+static void assert_ids(const int *ids, const int *expected, int n) {
+    for (int i = 0; i < n; i++) { assert_int_equal(ids[i], expected[i]); }
+}
+
+// ---- files
+
+static void stop_at_open(void *pattern) { token_files_open("-i", (const char *)pattern); }
+
+static void assert_refused(const char *path, const char *words) {
+    char copy[256];
+    snprintf(copy, sizeof copy, "%s", path);
+    assert_stops(EXIT_BAD_INPUT, words, stop_at_open, copy);
+}
+
+static void test_header_defects(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t header[3];
+        size_t bytes;
+        const char *words;
+    } defects[] = {
+        {{20240520, 1, 10}, 0, "is empty"},
+        {{20240520, 1, 10}, 1, "has 1 bytes, too few for the 1024-byte header"},
+        {{20240520, 1, 10}, 1023, "has 1023 bytes, too few"},
+        {{20240520, 1, 0}, 1024, "is empty"},
+        {{20240801, 1, 10}, 1044, "has magic number 20240801 where"},
+        {{0x08EB3501, 1, 10}, 1044, "has magic number"},
+        {{20240520, 2, 10}, 1044, "has version 2 where a token shard of llm.c has 1"},
+        {{20240520, 0, 10}, 1044, "has version 0 where"},
+        {{20240520, 1, 10}, 1024, "has 1024 bytes, but its header says 10 tokens, which take 1044"},
+        {{20240520, 1, 10}, 1043, "has 1043 bytes, but"},
+        {{20240520, 1, 10}, 1045, "has 1045 bytes, but"},
+        {{20240520, 1, 10}, 1064, "has 1064 bytes, but"},
+        {{20240520, 1, 0x80000000u}, 1044, "says 2147483648 tokens, which take 4294968320"},
+        {{20240520, 1, 0xFFFFFFFFu}, 1022 + 1024, "says 4294967295 tokens, which take 8589935614"},
+    };
+    for (size_t i = 0; i < sizeof defects / sizeof defects[0]; i++) {
+        uint8_t bytes[2048] = {0};
+        memcpy(bytes, defects[i].header, sizeof defects[i].header);
+        const char *path = write_file("defect.bin", bytes, defects[i].bytes);
+        assert_refused(path, defects[i].words);
+        assert_refused(path, path);
+    }
+}
+
+static void test_what_is_not_a_file(void **state) {
+    (void)state;
+    assert_int_equal(mkdir(temp_path("folder"), 0700), 0);
+    assert_int_equal(mkdir(temp_path("folder.bin"), 0700), 0);
+    assert_int_equal(mkfifo(temp_path("fifo.txt"), 0600), 0);
+    assert_int_equal(symlink("nowhere", temp_path("dangling.txt")), 0);
+    assert_refused(temp_path("missing.txt"), "missing.txt");
+    assert_refused(temp_path("missing*.bin"), "no file matches");
+    assert_refused("", "no file matches ''");
+    assert_refused(write_file("empty.txt", "", 0), "empty.txt is empty");
+    assert_refused(temp_path("folder"), "folder is a directory");
+    assert_refused(temp_path("folder.bin"), "folder.bin is a directory");
+    assert_refused(temp_path("fifo.txt"), "fifo.txt is a device or a pipe");
+    assert_refused("/dev/zero", "/dev/zero is a device or a pipe");
+    assert_refused(temp_path("dangling.txt"), "could not open");
+    if (geteuid() != 0) {  // root may read anything
+        assert_int_equal(chmod(write_file("secret.txt", "words", 5), 0), 0);
+        assert_refused(temp_path("secret.txt"), "secret.txt: Permission denied");
+    }
+}
+
+static void test_mixed_kinds(void **state) {
+    (void)state;
+    write_counting_shard("mixed_a.bin", 0, 10);
+    write_file("mixed_b.txt", "some text", 9);
+    assert_refused(temp_path("mixed_*"), "matches token shards and text alike");
+    assert_refused(temp_path("mixed_*"), "mixed_b.txt");
+}
+
+static void test_kinds(void **state) {
+    (void)state;
+    write_counting_shard("kind_b.bin", 7, 10);
+    write_counting_shard("kind_a.bin", 7, 20);
+    TokenFiles shards = open_files("kind_*.bin");
+    assert_int_equal(shards.num_files, 2);
+    assert_string_equal(shards.files[0].path, temp_path("kind_a.bin"));
+    assert_int_equal(shards.files[1].num_tokens, 10);
+    assert_int_equal(shards.vocab_size, 50257);
+    assert_int_equal(token_files_total(&shards), 30);
+    token_files_close(&shards);
+
+    write_file("text[1].bin.txt", "\xff\0z", 3);  // any byte is a token, and the name only ends in .txt
+    TokenFiles text = open_files("text\\[1].bin.txt");
+    assert_int_equal(text.vocab_size, 256);
+    DataLoader loader = open_plain(&text, 1, 2);
+    dataloader_next(&loader);
+    assert_ids(loader.inputs, (int[]){255, 0}, 2);
+    assert_ids(loader.targets, (int[]){0, 'z'}, 2);
+    dataloader_close(&loader);
+    token_files_close(&text);
+}
+
+// ---- ids
+
+static void stop_at_check(void *files) { token_files_check_ids((const TokenFiles *)files, 500); }
+
+static void test_ids_past_the_vocabulary(void **state) {
+    (void)state;
+    static const int places[] = {0, 1, 1999, 3999};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        uint16_t ids[4000] = {0};
+        for (int j = 0; j < 4000; j++) { ids[j] = (uint16_t)(j % 500); }
+        write_shard("ids_a.bin", ids, 4000);
+        ids[places[i]] = i % 2 ? 500 : 65535;
+        write_shard("ids_b.bin", ids, 4000);
+        TokenFiles good = open_files("ids_a.bin"), bad = open_files("ids_*.bin");
+        char words[512];
+        snprintf(words, sizeof words, "-i: token %d of %s is id %d, but the vocabulary has ids 0 to 499", places[i],
+                 bad.files[1].path, ids[places[i]]);
+        token_files_check_ids(&good, 500);
+        token_files_check_ids(&bad, 65536);
+        assert_stops(EXIT_BAD_INPUT, words, stop_at_check, &bad);
+        token_files_close(&good);
+        token_files_close(&bad);
+    }
+}
+
+static void stop_at_check_of_bytes(void *files) { token_files_check_ids((const TokenFiles *)files, 128); }
+
+static void test_bytes_past_the_vocabulary(void **state) {
+    (void)state;
+    write_file("utf8.txt", "caf\xc3\xa9", 5);
+    TokenFiles files = open_files("utf8.txt"), train, val;
+    token_files_check_ids(&files, 256);
+    assert_stops(EXIT_BAD_INPUT, "token 3", stop_at_check_of_bytes, &files);
+    token_files_split(&files, 0.4, &train, &val);
+    token_files_check_ids(&train, 128);  // its own part only
+    assert_stops(EXIT_BAD_INPUT, "token 3", stop_at_check_of_bytes, &val);
+    token_files_close(&train);
+    token_files_close(&val);
+    token_files_close(&files);
+}
+
+// ---- errors while reading are said by the batch they belong to
+
+// five sequences of length 4, of which the third and the fifth hold an id past a vocabulary of 300
+static DataLoader open_bad_loader(int B) {
+    uint16_t ids[21] = {0};
+    ids[9] = ids[18] = 300;
+    write_shard("bad.bin", ids, 21);
+    TokenFiles files = open_files("bad.bin");
+    DataLoader loader = dataloader_open(&files, B, 4, false, 0, 0, 1, 300);
+    token_files_close(&files);
+    return loader;
+}
+
+static void stop_at_third_batch(void *unused) {
+    (void)unused;
+    DataLoader loader = open_bad_loader(1);
+    for (int i = 0; i < 3; i++) {
+        if (dataloader_position(&loader) != (uint64_t)i) { _exit(99); }
+        dataloader_next(&loader);
+    }
+}
+
+static void stop_at_large_batch(void *unused) {
+    (void)unused;
+    DataLoader loader = open_bad_loader(5);
+    dataloader_next(&loader);
+}
+
+static void test_bad_id_in_a_batch(void **state) {
+    (void)state;
+    assert_stops(EXIT_BAD_INPUT, "bad.bin is id 300, but the vocabulary has ids 0 to 299", stop_at_third_batch, NULL);
+    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_third_batch, NULL);
+    assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_large_batch, NULL);
+    DataLoader loader = open_bad_loader(1);
+    dataloader_next(&loader);
+    dataloader_next(&loader);     // has read the bad one ahead
+    dataloader_seek(&loader, 3);  // and forgets it
+    dataloader_next(&loader);
+    assert_int_equal(dataloader_position(&loader), 4);
+    dataloader_close(&loader);
+}
+
+static void stop_at_truncated(void *unused) {
+    (void)unused;
+    write_file("shrinks.txt", "0123456789abcdefgh", 18);
+    TokenFiles files = open_files("shrinks.txt");
+    if (truncate(files.files[0].path, 11) != 0) { _exit(99); }
+    DataLoader loader = open_plain(&files, 1, 4);
+    for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
+}
+
+static void stop_at_removed(void *unused) {
+    (void)unused;
+    TokenFiles files = open_four_shards();
+    unlink(files.files[2].path);
+    DataLoader loader = open_plain(&files, 1, FOUR_T);
+    for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
+}
+
+static void test_files_that_change(void **state) {
+    (void)state;
+    assert_stops(EXIT_BAD_INPUT, "shrinks.txt now ends at token 11", stop_at_truncated, NULL);
+    assert_stops(EXIT_RUN_FAILED, "could not read token 0 of", stop_at_removed, NULL);
+    assert_stops(EXIT_RUN_FAILED, "four_c.bin: No such file", stop_at_removed, NULL);
+}
+
+// ---- order
+
+static void test_plain_order(void **state) {
+    (void)state;
+    write_file("order_1.txt", "abcdefg", 7);  // abc cde efg
+    write_file("order_2.txt", "hi", 2);       // too short
+    write_file("order_3.txt", "jklmno", 6);   // jkl lmn
+    TokenFiles files = open_files("order_*.txt");
+    DataLoader loader = open_plain(&files, 2, 2);
+    assert_int_equal(dataloader_sequences_per_epoch(&loader), 5);
+    static const char *const batches[] = {"abcdbcde", "efjkfgkl", "lmabmnbc", "cdefdefg"};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(dataloader_position(&loader), 2 * i);
+        dataloader_next(&loader);
+        for (int t = 0; t < 4; t++) {
+            assert_int_equal(loader.inputs[t], batches[i][t]);
+            assert_int_equal(loader.targets[t], batches[i][4 + t]);
+        }
+    }
+    dataloader_close(&loader);
+    token_files_close(&files);
+}
+
+static void test_length_one(void **state) {
+    (void)state;
+    write_file("ab.txt", "ab", 2);
+    TokenFiles files = open_files("ab.txt");
+    DataLoader loader = open_plain(&files, 3, 1);  // more sequences a batch than there are
+    assert_int_equal(dataloader_sequences_per_epoch(&loader), 1);
+    dataloader_next(&loader);
+    assert_ids(loader.inputs, (int[]){'a', 'a', 'a'}, 3);
+    assert_ids(loader.targets, (int[]){'b', 'b', 'b'}, 3);
+    assert_int_equal(dataloader_position(&loader), 3);
+    dataloader_close(&loader);
+    token_files_close(&files);
+}
+
+// first ids of the sequences s .. s + n - 1, read one by one; each is checked to be whole and to come from one file
+static void read_firsts(int *firsts, const TokenFiles *files, uint64_t seed, uint64_t s, int n) {
+    DataLoader loader = dataloader_open(files, 1, FOUR_T, true, seed, 0, 1, 65536);
+    dataloader_seek(&loader, s);
+    for (int i = 0; i < n; i++) {
+        dataloader_next(&loader);
+        firsts[i] = loader.inputs[0];
+        for (int t = 0; t < FOUR_T; t++) {
+            assert_int_equal(loader.inputs[t], firsts[i] + t);
+            assert_int_equal(loader.targets[t], firsts[i] + t + 1);
+        }
+    }
+    dataloader_close(&loader);
+}
+
+static void test_shuffled_epochs(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards();
+    int orders[4][FOUR_SEQUENCES];
+    for (int epoch = 0; epoch < 3; epoch++) {
+        read_firsts(orders[epoch], &files, 1, (uint64_t)epoch * FOUR_SEQUENCES, FOUR_SEQUENCES);
+    }
+    read_firsts(orders[3], &files, 2, 0, FOUR_SEQUENCES);
+    for (int o = 0; o < 4; o++) {
+        bool seen[MAX_TOKENS] = {false};
+        int changes_of_file = 0;
+        for (int i = 0; i < FOUR_SEQUENCES; i++) {
+            int first = orders[o][i], sequences[4] = {5, 0, 2, 8};
+            assert_int_equal(first % 1000 % FOUR_T, 0);
+            assert_true(first % 1000 / FOUR_T < sequences[first / 1000]);
+            assert_false(seen[first]);
+            seen[first] = true;
+            changes_of_file += i > 0 && first / 1000 != orders[o][i - 1] / 1000;
+        }
+        assert_int_equal(changes_of_file, 2);
+        for (int other = 0; other < o; other++) { assert_memory_not_equal(orders[o], orders[other], sizeof orders[o]); }
+    }
+    token_files_close(&files);
+}
+
+// over many epochs every file comes first, and a file's sequences are not in the same order every time
+static void test_shuffle_moves_files_and_sequences(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards();
+    bool file_first[4] = {false}, sequence_first[8] = {false};
+    for (uint64_t epoch = 0; epoch < 100; epoch++) {
+        int firsts[FOUR_SEQUENCES], i = 0;
+        read_firsts(firsts, &files, 3, epoch * FOUR_SEQUENCES, FOUR_SEQUENCES);
+        file_first[firsts[0] / 1000] = true;
+        while (firsts[i] < 3000) { i++; }
+        sequence_first[(firsts[i] - 3000) / FOUR_T] = true;
+    }
+    assert_true(file_first[0] && file_first[2] && file_first[3]);
+    for (int j = 0; j < 8; j++) { assert_true(sequence_first[j]); }
+    token_files_close(&files);
+}
+
+// R ranks of B sequences see together what one rank of RB does, over more than an epoch and for more than one
+static void test_ranks(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards();
+    static const int splits[][2] = {{2, 2}, {4, 1}, {1, 4}, {20, 3}};
+    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
+        int R = splits[i][0], B = splits[i][1], n = B * FOUR_T;
+        DataLoader all = dataloader_open(&files, R * B, FOUR_T, true, 9, 0, 1, 65536), one[20];
+        for (int r = 0; r < R; r++) { one[r] = dataloader_open(&files, B, FOUR_T, true, 9, r, R, 65536); }
+        for (int batch = 0; batch < 10; batch++) {
+            dataloader_next(&all);
+            for (int r = 0; r < R; r++) {
+                dataloader_next(&one[r]);
+                assert_ids(one[r].inputs, all.inputs + r * n, n);
+                assert_ids(one[r].targets, all.targets + r * n, n);
+                assert_int_equal(dataloader_position(&one[r]), dataloader_position(&all));
+            }
+        }
+        for (int r = 0; r < R; r++) { dataloader_close(&one[r]); }
+        dataloader_close(&all);
+    }
+    token_files_close(&files);
+}
+
+// a loader sent to another's position goes on as that one does; rank 1 of 2, and 6 sequences a batch do not divide 15
+static void test_seek(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards();
+    enum { BATCHES = 8, B = 3, N = B * FOUR_T };
+    for (int stop = 0; stop < BATCHES; stop++) {
+        DataLoader whole = dataloader_open(&files, B, FOUR_T, true, 5, 1, 2, 65536);
+        DataLoader resumed = dataloader_open(&files, B, FOUR_T, true, 5, 1, 2, 65536);
+        for (int i = 0; i < stop; i++) { dataloader_next(&whole); }
+        assert_int_equal(dataloader_position(&whole), 2 * B * stop);  // what is read ahead does not count
+        if (stop % 2) { dataloader_next(&resumed); }                  // fresh, or used
+        dataloader_seek(&resumed, dataloader_position(&whole));
+        assert_int_equal(dataloader_position(&resumed), 2 * B * stop);
+        for (int i = stop; i < BATCHES; i++) {
+            dataloader_next(&whole);
+            dataloader_next(&resumed);
+            assert_ids(resumed.inputs, whole.inputs, N);
+            assert_ids(resumed.targets, whole.targets, N);
+        }
+        dataloader_close(&whole);
+        dataloader_close(&resumed);
+    }
+    token_files_close(&files);
+}
+
+// the batch that is shown stays as it is while the next one is read, and seek does not touch it
+static void test_batch_stays(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards();
+    DataLoader loader = open_plain(&files, 1, FOUR_T);
+    dataloader_next(&loader);
+    dataloader_seek(&loader, 4);
+    dataloader_seek(&loader, 2);  // waits until 4 is read
+    assert_ids(loader.inputs, (int[]){0, 1, 2, 3}, 4);
+    assert_ids(loader.targets, (int[]){1, 2, 3, 4}, 4);
+    dataloader_next(&loader);
+    assert_ids(loader.inputs, (int[]){8, 9, 10, 11}, 4);
+    dataloader_close(&loader);
+    token_files_close(&files);
+}
+
+static int lowest_free_descriptor(void) {
+    int fd = open("/dev/null", O_RDONLY);
+    close(fd);
+    return fd;
+}
+
+static void test_descriptors_are_closed(void **state) {
+    (void)state;
+    int before = lowest_free_descriptor();
+    TokenFiles files = open_four_shards();
+    token_files_check_ids(&files, 50257);
+    DataLoader loader = open_plain(&files, 10, FOUR_T);
+    for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
+    dataloader_close(&loader);
+    token_files_close(&files);
+    assert_int_equal(lowest_free_descriptor(), before);
+}
+
+// ---- short texts and splits
+
+static void stop_at_short(void *files) { open_plain((const TokenFiles *)files, 1, 8); }
+
+static void test_short_text(void **state) {
+    (void)state;
+    write_file("short_1.txt", "1234567", 7);
+    write_file("short_2.txt", "12345678", 8);
+    TokenFiles files = open_files("short_*.txt"), train, val;
+    assert_stops(EXIT_BAD_INPUT, "takes 9 tokens, but the longest file,", stop_at_short, &files);
+    assert_stops(EXIT_BAD_INPUT, "short_2.txt, has 8;", stop_at_short, &files);
+    token_files_split(&files, 0.5, &train, &val);
+    assert_stops(EXIT_BAD_INPUT, "has 4 to train on", stop_at_short, &train);
+    assert_stops(EXIT_BAD_INPUT, "has 4 held out for validation", stop_at_short, &val);
+    token_files_close(&train);
+    token_files_close(&val);
+    token_files_close(&files);
+    write_file("just.txt", "123456789", 9);
+    files = open_files("just.txt");
+    DataLoader loader = open_plain(&files, 1, 8);
+    dataloader_next(&loader);
+    assert_int_equal(loader.targets[7], '9');
+    dataloader_close(&loader);
+    token_files_close(&files);
+}
+
+static void test_split(void **state) {
+    (void)state;
+    static const double parts[] = {0, 0.1, 0.5, 1};
+    TokenFiles files = open_four_shards();
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        TokenFiles train, val;
+        token_files_split(&files, parts[i], &train, &val);
+        for (int f = 0; f < files.num_files; f++) {
+            const TokenFile *a = &train.files[f], *b = &val.files[f];
+            assert_int_equal(a->first_token, 0);
+            assert_int_equal(b->first_token, a->num_tokens);
+            assert_int_equal(a->num_tokens + b->num_tokens, files.files[f].num_tokens);
+            assert_int_equal(b->num_tokens, (int)((double)files.files[f].num_tokens * parts[i]));
+        }
+        token_files_close(&train);
+        token_files_close(&val);
+    }
+    token_files_close(&files);
+}
+
+// loaders of the two parts never show a token of the other, targets included
+static void test_split_loaders(void **state) {
+    (void)state;
+    write_counting_shard("part_a.bin", 0, 100);
+    write_counting_shard("part_b.bin", 100, 50);
+    write_counting_shard("part_c.bin", 150, 5);  // of which a tenth is nothing
+    TokenFiles files = open_files("part_*.bin"), parts[2];
+    token_files_split(&files, 0.1, &parts[0], &parts[1]);
+    static const uint64_t sequences[2] = {89 + 44 + 4, 9 + 4 + 0};
+    bool seen[2][155] = {{false}};
+    for (int p = 0; p < 2; p++) {
+        DataLoader loader = dataloader_open(&parts[p], 1, 1, true, 0, 0, 1, 65536);
+        token_files_close(&parts[p]);
+        assert_int_equal(dataloader_sequences_per_epoch(&loader), sequences[p]);
+        while (dataloader_position(&loader) < sequences[p]) {
+            dataloader_next(&loader);
+            seen[p][loader.inputs[0]] = seen[p][loader.targets[0]] = true;
+        }
+        dataloader_close(&loader);
+    }
+    for (int id = 0; id < 155; id++) {
+        bool held_out = (id >= 90 && id < 100) || (id >= 145 && id < 150);
+        assert_int_equal(seen[0][id], !held_out);
+        assert_int_equal(seen[1][id], held_out);
+    }
+    token_files_close(&files);
+}
+
+// ---- a file of 5 GiB
+
+// more tokens than an int32 and more bytes than a uint32 can count; the last sequence ends with the file
+#define LARGE_TOKENS (((uint64_t)2560 << 20) + 1)
+enum { LARGE_T = 8 };
+
+// writes one id at TOKEN of the shard at PATH
+static void put_id(const char *path, uint64_t token, uint16_t id) {
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, &id, sizeof id, (off_t)(1024 + 2 * token)), sizeof id);
+    assert_int_equal(close(fd), 0);
+}
+
+static void test_large_file(void **state) {
+    (void)state;
+    const uint64_t last = LARGE_TOKENS - 1 - LARGE_T;  // the first token of the last sequence
+    uint16_t none = 0;
+    const char *path = write_shard("large.bin", &none, 0);
+    FILE *file = fopen(path, "r+b");
+    uint32_t header[3] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)LARGE_TOKENS};
+    assert_int_equal(fwrite(header, sizeof header, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+    if (truncate(path, 1024 + 2 * (off_t)LARGE_TOKENS) != 0) {
+        unlink(path);
+        skip();  // no sparse files here
+    }
+    for (uint64_t i = 0; i <= LARGE_T; i++) { put_id(path, last + i, (uint16_t)(100 + i)); }
+
+    TokenFiles files = open_files("large.bin");
+    DataLoader loader = open_plain(&files, 1, LARGE_T);
+    assert_int_equal(dataloader_sequences_per_epoch(&loader), (LARGE_TOKENS - 1) / LARGE_T);
+    dataloader_seek(&loader, dataloader_sequences_per_epoch(&loader) - 1);
+    dataloader_next(&loader);
+    assert_ids(loader.inputs, (int[]){100, 101, 102, 103, 104, 105, 106, 107}, LARGE_T);
+    assert_ids(loader.targets, (int[]){101, 102, 103, 104, 105, 106, 107, 108}, LARGE_T);
+    dataloader_close(&loader);
+
+    token_files_check_ids(&files, 500);
+    put_id(path, LARGE_TOKENS / 2, 500);  // the middle of so long a file is left to the loader
+    token_files_check_ids(&files, 500);
+    put_id(path, LARGE_TOKENS - CHECK_END_TOKENS, 501);  // the first of those at the end
+    assert_stops(EXIT_BAD_INPUT, "token 2667577345 of", stop_at_check, &files);
+    put_id(path, CHECK_END_TOKENS - 1, 502);  // the last of those at the start
+    assert_stops(EXIT_BAD_INPUT, "token 16777215 of", stop_at_check, &files);
+    token_files_close(&files);
+    unlink(path);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_header_defects),
+        cmocka_unit_test(test_what_is_not_a_file),
+        cmocka_unit_test(test_mixed_kinds),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_ids_past_the_vocabulary),
+        cmocka_unit_test(test_bytes_past_the_vocabulary),
+        cmocka_unit_test(test_bad_id_in_a_batch),
+        cmocka_unit_test(test_files_that_change),
+        cmocka_unit_test(test_plain_order),
+        cmocka_unit_test(test_length_one),
+        cmocka_unit_test(test_shuffled_epochs),
+        cmocka_unit_test(test_shuffle_moves_files_and_sequences),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_seek),
+        cmocka_unit_test(test_batch_stays),
+        cmocka_unit_test(test_descriptors_are_closed),
+        cmocka_unit_test(test_short_text),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_split_loaders),
+        cmocka_unit_test(test_large_file),
+    };
+    return cmocka_run_group_tests_name("dataloader", tests, NULL, NULL);
+}

@@ -1,0 +1,507 @@
+// safetensors.h: what it writes, byte by byte; what it reads back; and every way in which a file can be bad.
+#include "testing.h"
+#include "../../llmc/safetensors.h"
+#include "../../llmc/rng.h"
+#include <signal.h>
+#include <sys/resource.h>
+
+// NAME in temp_dir(): header length, header, then data_bytes bytes 0, 1, 2, ...
+static const char *write_tensors(const char *name, const char *json, size_t data_bytes) {
+    uint64_t length = strlen(json);
+    size_t bytes = sizeof length + (size_t)length + data_bytes;
+    unsigned char *file = (unsigned char *)xmalloc(bytes);
+    memcpy(file, &length, sizeof length);
+    memcpy(file + sizeof length, json, (size_t)length);
+    for (size_t i = 0; i < data_bytes; i++) { file[sizeof length + length + i] = (unsigned char)i; }
+    const char *path = write_file(name, file, bytes);
+    free(file);
+    return path;
+}
+
+static SafeTensors open_good(const char *path) {
+    SafeTensors st;
+    char error[1024];
+    if (!safetensors_try_open(path, &st, error, sizeof error)) { fail_msg("%s", error); }
+    return st;
+}
+
+// the file is refused in one line that names it and contains WORDS
+static void assert_refused(const char *path, const char *words) {
+    SafeTensors st;
+    char error[1024];
+    if (safetensors_try_open(path, &st, error, sizeof error)) { fail_msg("opened, expected '%s'", words); }
+    if (!strstr(error, words)) { fail_msg("expected '%s', it said: %s", words, error); }
+    assert_non_null(strstr(error, path));
+    assert_null(strchr(error, '\n'));
+    assert_int_equal(st.fd, -1);
+    assert_null(st.tensors);
+}
+
+static void open_or_stop(void *path) { safetensors_open((const char *)path); }
+
+// ---- writing
+
+static void test_bytes_written(void **state) {
+    (void)state;
+    static const char header[] =  // 200 bytes with its padding; sorted by element size, then name
+        "{\"__metadata__\":{\"format\":\"pt\"},"
+        "\"b\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
+        "\"z\\\"\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[8,12]},"
+        "\"a\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[12,18]}}";
+    static const unsigned char data[18] = {0, 0, 0x80, 0x3F, 0,    0, 0,    0xC0, 0,
+                                           0, 0, 0x3F, 0x80, 0x3F, 0, 0x40, 0x40, 0x40};
+    const char *path = temp_path("bytes");
+    SafeTensorsWriter w = safetensors_create(path);
+    int a = safetensors_declare(&w, "a", DT_BF16, 1, (const size_t[]){3});
+    int z = safetensors_declare(&w, "z\"", DT_F32, 0, NULL);
+    int b = safetensors_declare(&w, "b", DT_F32, 2, (const size_t[]){2, 1});
+    safetensors_begin(&w);
+    safetensors_write(&w, z, 0, &(float){0.5f}, 4);
+    safetensors_write(&w, a, 4, &(uint16_t){0x4040}, 2);
+    safetensors_write(&w, a, 0, (const uint16_t[]){0x3F80, 0x4000}, 4);
+    safetensors_write(&w, b, 0, (const float[]){1.0f, -2.0f}, 8);
+    assert_int_equal(safetensors_finish(&w), 0);
+
+    unsigned char got[512], expected[512];
+    size_t text = sizeof header - 1, padded = (text + 7) / 8 * 8, total = 8 + padded + sizeof data;
+    assert_int_equal(padded, 200);
+    assert_true(text < padded);
+    memset(expected, ' ', sizeof expected);
+    memcpy(expected, (const unsigned char[]){200, 0, 0, 0, 0, 0, 0, 0}, 8);
+    memcpy(expected + 8, header, text);
+    memcpy(expected + 8 + padded, data, sizeof data);
+    FILE *file = fopen(path, "rb");
+    assert_int_equal(fread(got, 1, sizeof got, file), total);
+    fclose(file);
+    assert_memory_equal(got, expected, total);
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        DType dtype;
+        int num_dims;
+        size_t shape[ST_MAX_DIMS], bytes;
+    } cases[] = {
+        {"h.0.attn.c_attn.weight", DT_F32, 2, {3, 5}, 60},
+        {"scalar", DT_F64, 0, {0}, 8},
+        {"empty", DT_F32, 3, {4, 0, 2}, 0},
+        {"eight", DT_BF16, 8, {1, 2, 1, 2, 1, 2, 1, 2}, 32},
+        {"half", DT_F16, 1, {7}, 14},
+        {"odd", DT_U8, 1, {3}, 3},
+        {"wide", DT_I64, 1, {2}, 16},
+        {"int", DT_I32, 1, {1}, 4},
+        {"short", DT_I16, 2, {1, 1}, 2},
+        {"\xC3\xA9 \\ \n", DT_U8, 1, {40000}, 40000},
+        {"", DT_U8, 1, {1}, 1},
+    };
+    enum { N = sizeof cases / sizeof cases[0] };
+    static unsigned char data[N][40000], got[40000];
+    const char *path = temp_path("round_trip");
+    SafeTensorsWriter w = safetensors_create(path);
+    for (int i = 0; i < N; i++) {
+        for (size_t j = 0; j < cases[i].bytes; j++) { data[i][j] = (unsigned char)rng_bits(1, (uint64_t)i, j); }
+        assert_int_equal(safetensors_declare(&w, cases[i].name, cases[i].dtype, cases[i].num_dims, cases[i].shape), i);
+    }
+    safetensors_begin(&w);
+    for (int i = N - 1; i >= 0; i--) {  // the second half first
+        size_t half = cases[i].bytes / 2;
+        safetensors_write(&w, i, half, data[i] + half, cases[i].bytes - half);
+        safetensors_write(&w, i, 0, data[i], half);
+    }
+    assert_int_equal(safetensors_finish(&w), 0);
+
+    SafeTensors st = safetensors_open(path);
+    assert_int_equal(st.num_tensors, N);
+    assert_int_equal(st.data_start % 8, 0);
+    for (int i = 0; i < N; i++) {
+        const SafeTensor *t = safetensors_find(&st, cases[i].name);
+        assert_non_null(t);
+        assert_int_equal(t->dtype, cases[i].dtype);
+        assert_int_equal(t->num_dims, cases[i].num_dims);
+        assert_memory_equal(t->shape, cases[i].shape, sizeof t->shape);
+        assert_int_equal(t->end - t->begin, cases[i].bytes);
+        assert_int_equal((st.data_start + t->begin) % dtype_size(t->dtype), 0);
+        safetensors_read(&st, t, 0, got, cases[i].bytes);
+        assert_memory_equal(got, data[i], cases[i].bytes);
+    }
+    const SafeTensor *weight = safetensors_find(&st, cases[0].name);
+    safetensors_read(&st, weight, 13, got, 6);  // a part
+    assert_memory_equal(got, data[0] + 13, 6);
+    safetensors_read(&st, weight, 60, got, 0);
+    assert_null(safetensors_find(&st, "absent"));
+    assert_null(safetensors_find(&st, "h.0.attn.c_attn.weigh"));
+    safetensors_close(&st);
+}
+
+static void test_no_tensors(void **state) {
+    (void)state;
+    const char *path = temp_path("none");
+    SafeTensorsWriter w = safetensors_create(path);
+    safetensors_begin(&w);
+    assert_int_equal(safetensors_finish(&w), 0);
+    SafeTensors st = open_good(path);
+    assert_int_equal(st.num_tensors, 0);
+    assert_null(safetensors_find(&st, ""));
+    safetensors_close(&st);
+    st = open_good(write_tensors("bare", "{}", 0));
+    safetensors_close(&st);
+}
+
+// offsets beyond 32 bits, in a sparse file
+static void test_more_than_4_gib(void **state) {
+    (void)state;
+    const uint64_t large = 5ull << 30;
+    const char *path = temp_path("large");
+    SafeTensorsWriter w = safetensors_create(path);
+    int before = safetensors_declare(&w, "a", DT_U8, 1, (const size_t[]){5ull << 30});
+    int after = safetensors_declare(&w, "b", DT_U8, 1, (const size_t[]){4});
+    safetensors_begin(&w);
+    safetensors_write(&w, before, large - 3, "end", 3);
+    safetensors_write(&w, after, 0, "next", 4);
+    assert_int_equal(safetensors_finish(&w), ENODATA);  // most of "a" is missing, though the file has its full length
+
+    SafeTensors st = open_good(path);
+    char got[8] = "";
+    safetensors_read(&st, safetensors_find(&st, "a"), large - 3, got, 3);
+    assert_string_equal(got, "end");
+    safetensors_read(&st, safetensors_find(&st, "b"), 0, got, 4);
+    assert_string_equal(got, "next");
+    safetensors_close(&st);
+    unlink(path);
+}
+
+// ---- failing while writing: the errno comes out of finish, nothing stops the program
+
+static int write_kilobytes(const char *path, size_t count, size_t written) {
+    static const unsigned char block[1024];
+    SafeTensorsWriter w = safetensors_create(path);
+    int index = safetensors_declare(&w, "x", DT_U8, 1, (const size_t[]){count * sizeof block});
+    safetensors_begin(&w);
+    for (size_t i = 0; i < written; i++) { safetensors_write(&w, index, i * sizeof block, block, sizeof block); }
+    return safetensors_finish(&w);
+}
+
+// the header of a tensor of that shape and one of four bytes, and no data
+static int write_shape(const char *path, int num_dims, const size_t *shape) {
+    SafeTensorsWriter w = safetensors_create(path);
+    safetensors_declare(&w, "x", DT_U8, num_dims, shape);
+    safetensors_declare(&w, "y", DT_U8, 1, (const size_t[]){4});
+    safetensors_begin(&w);
+    return safetensors_finish(&w);
+}
+
+static void test_write_failures(void **state) {
+    (void)state;
+    const char *path = temp_path("failing");
+    assert_int_equal(write_kilobytes(path, 9, 9), 0);
+    assert_int_equal(write_kilobytes(path, 9, 8), ENODATA);
+    assert_int_equal(write_kilobytes("/dev/full", 9, 9), ENOSPC);
+    assert_int_equal(write_kilobytes(temp_path("absent/file"), 9, 9), ENOENT);
+    assert_int_equal(write_kilobytes(temp_dir(), 9, 9), EISDIR);
+    assert_int_equal(write_kilobytes(path, SIZE_MAX / 1024, 0), ENODATA);
+
+    SafeTensorsWriter w = safetensors_create(path);  // never begun
+    assert_int_equal(safetensors_finish(&w), ENODATA);
+    assert_int_equal(write_shape(path, 2, (const size_t[]){SIZE_MAX / 2, SIZE_MAX / 2}), EOVERFLOW);
+    assert_int_equal(write_shape(path, 1, (const size_t[]){SIZE_MAX - 2}), EOVERFLOW);  // the sum of both
+    assert_int_equal(write_shape(temp_path("absent/file"), 1, (const size_t[]){SIZE_MAX - 2}), ENOENT);  // the first
+
+    struct rlimit old, small;  // a disk that fills up within a block: the first part is written, the rest fails
+    void (*old_handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 4000;
+    setrlimit(RLIMIT_FSIZE, &small);
+    int error = write_kilobytes(path, 9, 9);
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, old_handler);
+    assert_int_equal(error, EFBIG);
+    assert_refused(path, "bytes of data, expected 9216");
+}
+
+// ---- reading
+
+static void test_conversions(void **state) {
+    (void)state;
+    static const struct {
+        uint16_t half;
+        float value;
+    } halves[] = {{0x0000, 0.0f},     {0x8000, -0.0f},    {0x0001, 0x1p-24f},   {0x83FF, -0x1.ff8p-15f},
+                  {0x0400, 0x1p-14f}, {0x3C00, 1.0f},     {0x3C01, 0x1.004p0f}, {0xC000, -2.0f},
+                  {0x7BFF, 65504.0f}, {0x7C00, INFINITY}, {0xFC00, -INFINITY},  {0x3555, 0x1.554p-2f}};
+    for (size_t i = 0; i < sizeof halves / sizeof halves[0]; i++) {
+        float value = f16_to_float(halves[i].half);
+        assert_memory_equal(&value, &halves[i].value, sizeof value);  // the sign of zero counts
+    }
+    assert_true(isnan(f16_to_float(0x7E00)));
+    assert_true(isnan(f16_to_float(0xFC01)));
+
+    enum { COUNT = 40000 };  // longer than one read of any type
+    static double f64[COUNT];
+    static float f32[COUNT];
+    static uint16_t f16[COUNT], b16[COUNT];
+    static real got[COUNT];
+    const struct {
+        const char *name;
+        DType dtype;
+        const void *data;
+    } tensors[] = {{"f64", DT_F64, f64}, {"f32", DT_F32, f32}, {"f16", DT_F16, f16}, {"bf16", DT_BF16, b16}};
+    for (int i = 0; i < COUNT; i++) {  // numbers that every one of the types holds: k/32 for k in -127..127
+        f64[i] = (double)((i * 37) % 255 - 127) / 32;
+        f32[i] = (float)f64[i];
+        b16[i] = float_to_bf16(f32[i]).bits;
+        uint32_t bits;
+        memcpy(&bits, &f32[i], sizeof bits);
+        f16[i] = (uint16_t)(f32[i] == 0 ? 0 : (bits >> 16 & 0x8000) | ((bits >> 13 & 0x3FFFF) - (112 << 10)));
+    }
+    const char *path = temp_path("numbers");
+    SafeTensorsWriter w = safetensors_create(path);
+    for (int i = 0; i < 4; i++) {
+        safetensors_declare(&w, tensors[i].name, tensors[i].dtype, 1, (const size_t[]){COUNT});
+    }
+    safetensors_begin(&w);
+    for (int i = 0; i < 4; i++) { safetensors_write(&w, i, 0, tensors[i].data, COUNT * dtype_size(tensors[i].dtype)); }
+    assert_int_equal(safetensors_finish(&w), 0);
+    SafeTensors st = open_good(path);
+    for (int i = 0; i < 4; i++) {
+        const SafeTensor *t = safetensors_find(&st, tensors[i].name);
+        safetensors_read_real(&st, t, 0, got, COUNT);
+        for (int j = 0; j < COUNT; j++) { assert_true((double)got[j] == f64[j]); }
+        safetensors_read_real(&st, t, 39990, got, 7);
+        for (int j = 0; j < 7; j++) { assert_true((double)got[j] == f64[39990 + j]); }
+    }
+    safetensors_close(&st);
+}
+
+static void read_real(void *path) {
+    SafeTensors st = safetensors_open((const char *)path);
+    real out[2];
+    safetensors_read_real(&st, safetensors_find(&st, "a"), 0, out, 2);
+}
+
+static void test_other_dtypes(void **state) {
+    (void)state;
+    const char *path = write_tensors("bool", "{\"a\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3);
+    SafeTensors st = open_good(path);
+    const SafeTensor *t = safetensors_find(&st, "a");
+    unsigned char got[2];
+    assert_int_equal(t->dtype, NUM_DTYPES);
+    safetensors_read(&st, t, 1, got, 2);
+    assert_memory_equal(got, "\1\2", 2);
+    safetensors_close(&st);
+    assert_stops(EXIT_BAD_INPUT, "tensor 'a'", read_real, (void *)path);
+    path = write_tensors("i32", "{\"a\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8);
+    assert_stops(EXIT_BAD_INPUT, "holds I32, expected F32", read_real, (void *)path);
+}
+
+static void read_shortened(void *path) {
+    SafeTensors st = safetensors_open((const char *)path);
+    unsigned char got[4];
+    if (truncate((const char *)path, (off_t)st.data_start + 3) == 0) {
+        safetensors_read(&st, &st.tensors[0], 0, got, 4);
+    }
+}
+
+static void test_shortened_while_open(void **state) {
+    (void)state;
+    const char *path = write_tensors("short", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
+    assert_stops(EXIT_RUN_FAILED, "become shorter", read_shortened, (void *)path);
+}
+
+// what other programs write and this one does not: any order, odd spaces, metadata anywhere, empty tensors in between
+static void test_unusual_but_good(void **state) {
+    (void)state;
+    SafeTensors st =
+        open_good(write_tensors("unusual",
+                                "{ \"b\" : {\"shape\":[2], \"data_offsets\":[ 2,4],\"dtype\":\"U8\"},\n"
+                                "\"e\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[2,2]},"
+                                "\"__metadata__\":{},"
+                                "\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}     ",
+                                4));
+    unsigned char got[2];
+    assert_int_equal(st.num_tensors, 3);
+    safetensors_read(&st, safetensors_find(&st, "b"), 0, got, 2);
+    assert_memory_equal(got, "\2\3", 2);
+    assert_non_null(safetensors_find(&st, "a"));
+    safetensors_close(&st);
+}
+
+// ---- bad files
+
+#define ENTRY(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define TENSOR(dtype, shape, offsets) "{\"a\":" ENTRY(dtype, shape, offsets) "}"
+
+static void test_bad_headers(void **state) {
+    (void)state;
+    static const struct {
+        const char *json;
+        size_t data_bytes;
+        const char *words;
+    } cases[] = {
+        // the text
+        {"", 0, "not a JSON object"},
+        {"[]", 0, "not a JSON object"},
+        {" {}", 0, "not a JSON object"},
+        {"\xEF\xBB\xBF{}", 0, "not a JSON object"},
+        {"{", 0, "not valid JSON"},
+        {"{\"a\":1,", 0, "not valid JSON"},
+        {"{'a':1}", 0, "not valid JSON"},
+        {"{}}", 0, "text after"},
+        {"{} \n", 0, "text after"},
+        {"{}  x", 0, "text after"},
+        {"{\"a\\u0000\":1}", 0, "NUL"},
+        // entries
+        {"{\"a\":1}", 0, "by something else than"},
+        {"{\"a\":{}}", 0, "by something else than"},
+        {"{\"a\":[1,2,3]}", 0, "by something else than"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "by something else than"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, "by something else than"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"dtype\":\"U8\"}}", 1, "bad data_offsets"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"offsets\":[0,1]}}", 1, "bad data_offsets"},
+        {"{\"a\\n\\u001b\":1}", 0, "tensor 'a\?\?'"},
+        {"{\"a\":" ENTRY("\"U8\"", "[1]", "[0,1]") ",\"b\":" ENTRY("\"U8\"", "[1]", "[1,2]") ",\"a\":" ENTRY(
+             "\"U8\"", "[1]", "[2,3]") "}",
+         3, "'a' twice"},
+        // dtypes
+        {TENSOR("\"F31\"", "[1]", "[0,4]"), 4, "dtype 'F31'"},
+        {TENSOR("\"f32\"", "[1]", "[0,4]"), 4, "dtype 'f32'"},
+        {TENSOR("1", "[1]", "[0,4]"), 4, "dtype '(none)'"},
+        // shapes
+        {TENSOR("\"U8\"", "1", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[-1]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[1.5]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[\"1\"]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[[1]]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[9007199254740992]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[1e999]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[1,1,1,1,1,1,1,1,1]", "[0,1]"), 1, "bad shape"},
+        {TENSOR("\"U8\"", "[4294967296,4294967296]", "[0,0]"), 0, "more than 2^64"},
+        {TENSOR("\"F64\"", "[4294967296,536870912]", "[0,0]"), 0, "more than 2^64"},
+        {TENSOR("\"U8\"", "[4294967296,4294967296,0]", "[0,0]"), 0, "more than 2^64"},
+        // offsets
+        {TENSOR("\"U8\"", "[1]", "1"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[0]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[0,1,2]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[0,null]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[-1,0]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[0.5,1.5]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[1,0]"), 1, "bad data_offsets"},
+        {TENSOR("\"U8\"", "[1]", "[9007199254740992,9007199254740993]"), 1, "bad data_offsets"},
+        {TENSOR("\"F32\"", "[2]", "[0,7]"), 7, "7 bytes, expected 8 for its shape in F32"},
+        {TENSOR("\"F32\"", "[]", "[0,8]"), 8, "8 bytes, expected 4"},
+        {TENSOR("\"BOOL\"", "[2]", "[0,4]"), 4, "4 bytes, expected 2"},
+        {TENSOR("\"F32\"", "[0]", "[0,4]"), 4, "4 bytes, expected 0"},
+        // layout
+        {TENSOR("\"U8\"", "[2]", "[1,3]"), 3, "at byte 1 of the data, expected 0 (a hole)"},
+        {"{\"b\":" ENTRY("\"U8\"", "[2]", "[3,5]") ",\"a\":" ENTRY("\"U8\"", "[2]", "[0,2]") "}", 5,
+         "'b' at byte 3 of the data, expected 2 (a hole)"},
+        {"{\"b\":" ENTRY("\"U8\"", "[2]", "[1,3]") ",\"a\":" ENTRY("\"U8\"", "[2]", "[0,2]") "}", 3,
+         "'b' at byte 1 of the data, expected 2 (an overlap)"},
+        {"{\"b\":" ENTRY("\"U8\"", "[2]", "[0,2]") ",\"a\":" ENTRY("\"U8\"", "[2]", "[0,2]") "}", 2, "(an overlap)"},
+        {TENSOR("\"U8\"", "[2]", "[0,2]"), 1, "has 1 bytes of data, expected 2"},
+        {TENSOR("\"U8\"", "[2]", "[0,2]"), 3, "has 3 bytes of data, expected 2"},
+        {"{}", 1, "has 1 bytes of data, expected 0"},
+        // metadata
+        {"{\"__metadata__\":1}", 0, "not a map"},
+        {"{\"__metadata__\":[\"a\"]}", 0, "not a map"},
+        {"{\"__metadata__\":{\"a\":1}}", 0, "not a map"},
+        {"{\"__metadata__\":{\"a\":\"b\",\"c\":{}}}", 0, "not a map"},
+        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "twice"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_refused(write_tensors("bad", cases[i].json, cases[i].data_bytes), cases[i].words);
+    }
+}
+
+static void test_deep_nesting(void **state) {
+    (void)state;
+    enum { DEPTH = 1000000 };
+    char *json = (char *)xcalloc(DEPTH + 6, 1);
+    memcpy(json, "{\"a\":", 5);
+    memset(json + 5, '[', DEPTH);
+    assert_refused(write_tensors("deep", json, 0), "not valid JSON");
+    free(json);
+}
+
+static void test_bad_files(void **state) {
+    (void)state;
+    assert_refused(temp_path("no such file"), "could not be opened: No such file");
+    assert_refused(temp_dir(), "is a folder");
+    assert_refused("/dev/null", "is a device or pipe");
+    const char *pipe_path = temp_path("pipe");
+    assert_int_equal(mkfifo(pipe_path, 0600), 0);
+    assert_refused(pipe_path, "is a device or pipe");
+    assert_refused(write_file("empty", "", 0), "is 0 bytes long, expected at least 8");
+    assert_refused(write_file("seven", "\2\0\0\0\0\0\0", 7), "is 7 bytes long, expected at least 8");
+    assert_refused(write_file("long", "\3\0\0\0\0\0\0\0{}", 10), "is 10 bytes long, expected at least 11");
+    assert_refused(write_file("limit", "\0\xE1\xF5\5\0\0\0\0{}", 10), "is 10 bytes long, expected at least 100000008");
+    assert_refused(write_file("over", "\1\xE1\xF5\5\0\0\0\0{}", 10),
+                   "100000001 bytes long, expected at most 100000000");
+    assert_refused(write_file("huge", "\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10), "expected at most 100000000");
+    assert_refused(write_file("nul", "\4\0\0\0\0\0\0\0{}\0 ", 12), "NUL");
+    assert_stops(EXIT_BAD_INPUT, "has 1 bytes of data, expected 0", open_or_stop,
+                 (void *)write_tensors("stop", "{}", 1));
+    assert_stops(EXIT_BAD_INPUT, "No such file", open_or_stop, (void *)temp_path("no such file"));
+}
+
+// ---- damaged files: refused, or opened with every tensor readable
+
+static const char damaged_header[] =
+    "{\"__metadata__\":{\"format\":\"pt\"},"
+    "\"w\":" ENTRY("\"F32\"", "[2,3]", "[0,24]") ","
+                                                 "\"\\u00e9\":" ENTRY("\"BF16\"", "[10]",
+                                                                      "[24,44]") ","
+                                                                                 "\"s\":" ENTRY("\"U8\"", "[]",
+                                                                                                "[44,45]") "}  ";
+
+static bool survives(const unsigned char *bytes, size_t count) {
+    const char *path = write_file("damaged", bytes, count);
+    SafeTensors st;
+    char error[1024], got[64];
+    bool opened = safetensors_try_open(path, &st, error, sizeof error);
+    if (!opened) { assert_non_null(strstr(error, path)); }
+    for (int i = 0; i < st.num_tensors; i++) {
+        const SafeTensor *t = &st.tensors[i];
+        assert_in_range(t->end - t->begin, 0, sizeof got);
+        safetensors_read(&st, t, 0, got, (size_t)(t->end - t->begin));
+        assert_ptr_equal(safetensors_find(&st, t->name), t);
+    }
+    safetensors_close(&st);
+    return opened;
+}
+
+static void test_damage(void **state) {
+    (void)state;
+    enum { HEADER = sizeof damaged_header - 1, TOTAL = 8 + HEADER + 45 };
+    unsigned char good[TOTAL] = {0}, bad[TOTAL];
+    good[0] = HEADER;
+    assert_true(HEADER < 256);
+    memcpy(good + 8, damaged_header, HEADER);
+    assert_true(survives(good, TOTAL));
+    for (size_t count = 0; count < TOTAL; count++) { assert_false(survives(good, count)); }
+    int opened = 0;
+    for (uint64_t trial = 0; trial < 3000; trial++) {
+        memcpy(bad, good, TOTAL);
+        for (uint64_t flip = 0; flip <= trial % 3; flip++) {
+            uint64_t bits = rng_bits(7, trial, flip);
+            bad[bits % (8 + HEADER)] = (unsigned char)(bits >> 32);
+        }
+        opened += survives(bad, TOTAL);
+    }
+    assert_in_range(opened, 30, 2970);  // both outcomes occur
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes_written),    cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_no_tensors),       cmocka_unit_test(test_more_than_4_gib),
+        cmocka_unit_test(test_write_failures),   cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_other_dtypes),     cmocka_unit_test(test_shortened_while_open),
+        cmocka_unit_test(test_unusual_but_good), cmocka_unit_test(test_bad_headers),
+        cmocka_unit_test(test_deep_nesting),     cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_damage),
+    };
+    return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
+}

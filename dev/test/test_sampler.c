@@ -1,0 +1,158 @@
+/*
+The sampler against a plain one that sorts the whole vocabulary, on random rows with many ties; its frequencies on an even
+grid of coins and on random ones; and rows no model should make: NaN, infinities, all equal.
+*/
+#include "testing.h"
+#include "../../llmc/rng.h"
+#include "../../llmc/sampler.h"
+
+// cmocka's assert_float_equal compares in single precision
+#define assert_near(a, b, tolerance) assert_true(fabs((double)(a) - (double)(b)) <= (tolerance))
+
+enum { V = 301 };
+
+typedef struct {
+    float logit;
+    int id;
+} Candidate;
+
+// highest first, a lower id first among equals; NaN last
+static int by_logit(const void *a, const void *b) {
+    const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
+    if (isnan(x->logit) != isnan(y->logit)) { return isnan(x->logit) ? 1 : -1; }
+    if (x->logit != y->logit && !isnan(x->logit)) { return x->logit < y->logit ? 1 : -1; }
+    return x->id - y->id;
+}
+
+// the probability of every token, by sorting
+static void plain_probabilities(double *p, const float *logits, int n, double temperature, int top_k) {
+    Candidate *sorted = (Candidate *)malloc((size_t)n * sizeof *sorted);
+    for (int i = 0; i < n; i++) {
+        sorted[i].logit = logits[i];
+        sorted[i].id = i;
+        p[i] = 0;
+    }
+    qsort(sorted, (size_t)n, sizeof *sorted, by_logit);
+    long double sum = 0;
+    int kept = top_k > 0 && top_k < n ? top_k : n;
+    for (int i = 0; i < kept && !isnan(sorted[i].logit); i++) {
+        sum += expl(((long double)sorted[i].logit - sorted[0].logit) / temperature);
+    }
+    for (int i = 0; i < kept && !isnan(sorted[i].logit); i++) {
+        p[sorted[i].id] = (double)(expl(((long double)sorted[i].logit - sorted[0].logit) / temperature) / sum);
+    }
+    free(sorted);
+}
+
+// logits in steps of 1/4, so that ties are everywhere; now and then a NaN, a zero of either sign or -inf
+static void random_row(float *logits, int n, uint64_t seed) {
+    for (int i = 0; i < n; i++) {
+        logits[i] = (float)(round(4 * 2 * rng_normal(seed, 1, (uint64_t)i)) / 4);
+        switch (rng_bits(seed, 2, (uint64_t)i) % 40) {
+        case 0: logits[i] = NAN; break;
+        case 1: logits[i] = -INFINITY; break;
+        case 2: logits[i] = -0.f; break;
+        }
+    }
+}
+
+// The token of a coin in the middle of each token's interval is that token; a token without probability never comes.
+static void test_intervals(void **state) {
+    (void)state;
+    const int top_ks[] = {0, 1, 2, 17, 40, V - 1, V, V + 1, 1 << 30};
+    const double temperatures[] = {0.3, 1, 2.5};
+    float logits[V];
+    double p[V];
+    for (uint64_t c = 0; c < 54; c++) {
+        random_row(logits, V, c);
+        plain_probabilities(p, logits, V, temperatures[c % 3], top_ks[c / 3 % 9]);
+        double before = 0;
+        for (int i = 0; i < V; i++) {
+            if (p[i] > 1e-12) {
+                double coin = before + p[i] / 2;
+                assert_int_equal(sample_token(logits, V, temperatures[c % 3], top_ks[c / 3 % 9], coin), i);
+            }
+            before += p[i];
+        }
+        assert_near(before, 1, 1e-12);
+    }
+}
+
+// chi-squared of the drawn counts: 20 tokens on 20000 coins from rng.h; and an even grid of coins hits every share
+static void test_frequencies(void **state) {
+    (void)state;
+    enum { N = 20, DRAWS = 20000 };
+    float logits[N];
+    double p[N], chi_squared = 0;
+    for (int i = 0; i < N; i++) { logits[i] = (float)rng_normal(11, 0, (uint64_t)i); }
+    plain_probabilities(p, logits, N, 0.8, 0);
+    int drawn[N] = {0}, even[N] = {0};
+    for (int i = 0; i < DRAWS; i++) {
+        drawn[sample_token(logits, N, 0.8, 0, rng_uniform(12, 0, (uint64_t)i))]++;
+        even[sample_token(logits, N, 0.8, 0, (i + 0.5) / DRAWS)]++;
+    }
+    for (int i = 0; i < N; i++) {
+        chi_squared += pow(drawn[i] - DRAWS * p[i], 2) / (DRAWS * p[i]);
+        assert_true(fabs(even[i] - DRAWS * p[i]) <= 1);
+    }
+    assert_true(chi_squared < 43.8);  // 19 degrees of freedom: exceeded once in 1000
+}
+
+static void test_argmax(void **state) {
+    (void)state;
+    const float ties[] = {-1, 3, NAN, 3, 2, 3}, zeros[] = {-1, -0.f, 0.f, -0.f}, low[] = {-INFINITY, -5, -INFINITY};
+    const double coins[] = {0, 0.5, 1 - 0x1p-53};
+    for (int c = 0; c < 3; c++) {
+        assert_int_equal(sample_token(ties, 6, 0, 0, coins[c]), 1);
+        assert_int_equal(sample_token(ties, 6, 1, 1, coins[c]), 1);  // top 1 is the same at any temperature
+        assert_int_equal(sample_token(ties, 6, 1e-300, 2, coins[c]), c == 0 ? 1 : 3);
+        assert_int_equal(sample_token(zeros, 4, 0, 0, coins[c]), 1);
+        assert_int_equal(sample_token(zeros, 4, 1, 1, coins[c]), 1);
+        assert_int_equal(sample_token(low, 3, 0, 0, coins[c]), 1);
+        assert_int_equal(sample_token(low, 3, 1, 0, coins[c]), 1);
+    }
+}
+
+static void test_hostile_rows(void **state) {
+    (void)state;
+    const float nans[] = {NAN, NAN, NAN}, minus[] = {-INFINITY, -INFINITY, NAN, -INFINITY};
+    const float plus[] = {1, INFINITY, NAN, -INFINITY, INFINITY}, huge[] = {-3e38f, 3e38f, 3e38f}, one[] = {NAN};
+    for (int top_k = 0; top_k < 6; top_k++) {
+        int plus_hits[5] = {0}, minus_hits[4] = {0}, huge_hits[3] = {0};
+        for (int i = 0; i < 60; i++) {
+            double coin = (i + 0.5) / 60;
+            assert_int_equal(sample_token(nans, 3, 1, top_k, coin), 0);
+            assert_int_equal(sample_token(one, 1, 1, top_k, coin), 0);
+            plus_hits[sample_token(plus, 5, 1, top_k, coin)]++;
+            minus_hits[sample_token(minus, 4, 1, top_k, coin)]++;
+            huge_hits[sample_token(huge, 3, 1, top_k, coin)]++;
+        }
+        assert_int_equal(plus_hits[1], top_k == 1 ? 60 : 30);  // the two infinities share, nothing else is drawn
+        assert_int_equal(plus_hits[4], top_k == 1 ? 0 : 30);
+        assert_int_equal(huge_hits[1], top_k == 1 ? 60 : 30);
+        assert_int_equal(huge_hits[0], 0);
+        assert_int_equal(minus_hits[2], 0);
+        assert_int_equal(minus_hits[0], top_k == 1 ? 60 : top_k == 2 ? 30 : 20);
+    }
+}
+
+// a coin at either end, and of a whole GPT-2 vocabulary
+static void test_ends(void **state) {
+    (void)state;
+    enum { GPT2_VOCAB = 50257 };
+    float *logits = (float *)malloc(GPT2_VOCAB * sizeof *logits);
+    for (int i = 0; i < GPT2_VOCAB; i++) { logits[i] = i == 0 || i == GPT2_VOCAB - 1 ? -INFINITY : 0.5f; }
+    assert_int_equal(sample_token(logits, GPT2_VOCAB, 1, 0, 0), 1);
+    assert_int_equal(sample_token(logits, GPT2_VOCAB, 1, 0, 1 - 0x1p-53), GPT2_VOCAB - 2);
+    assert_int_equal(sample_token(logits, GPT2_VOCAB, 1, 0, 0.5), 1 + (GPT2_VOCAB - 2) / 2);
+    assert_int_equal(sample_token(logits, GPT2_VOCAB, 1, 40, 1 - 0x1p-53), 40);  // ties: the 40 lowest ids
+    free(logits);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_intervals),    cmocka_unit_test(test_frequencies), cmocka_unit_test(test_argmax),
+        cmocka_unit_test(test_hostile_rows), cmocka_unit_test(test_ends),
+    };
+    return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
+}

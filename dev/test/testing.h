@@ -1,0 +1,84 @@
+/*
+What every unit test needs beside cmocka: a folder of its own, files in it, and a way to watch a function stop the program.
+defines: temp_dir, temp_path, write_file, assert_stops, relative_error
+*/
+#pragma once
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+// a folder for this test program, made on first use; the Makefile's test target removes build/tmp
+static inline const char *temp_dir(void) {
+    static char dir[64];
+    if (!dir[0]) {
+        snprintf(dir, sizeof dir, "/tmp/train_gpt2_test_XXXXXX");
+        if (!mkdtemp(dir)) { fail_msg("could not make a temporary folder"); }
+    }
+    return dir;
+}
+
+// the path of NAME in temp_dir(); valid until the eighth call after it
+static inline const char *temp_path(const char *name) {
+    static char paths[8][256];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", temp_dir(), name);
+    return path;
+}
+
+// writes BYTES bytes to NAME in temp_dir() and returns the path
+static inline const char *write_file(const char *name, const void *data, size_t bytes) {
+    const char *path = temp_path(name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    return path;
+}
+
+// Runs FUNCTION(ARGUMENT) in a child and asserts that it exits with STATUS after one sentence that contains WORDS.
+static inline void assert_stops(int status, const char *words, void (*function)(void *), void *argument) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        function(argument);
+        _exit(0);
+    }
+    close(ends[1]);
+    char said[4096];
+    size_t length = 0;
+    ssize_t got;
+    while ((got = read(ends[0], said + length, sizeof said - 1 - length)) > 0) { length += (size_t)got; }
+    said[length] = 0;
+    close(ends[0]);
+    int wait_status = 0;
+    waitpid(child, &wait_status, 0);
+    if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != status) {
+        fail_msg("expected exit %d, got wait status %d; it said: %s", status, wait_status, said);
+    }
+    if (!strstr(said, words)) { fail_msg("expected a sentence with '%s'; it said: %s", words, said); }
+    if (length == 0 || strchr(said, '\n') != said + length - 1) { fail_msg("expected one line; it said: %s", said); }
+}
+
+// ||a - b|| / ||b||, in double; ||a - b|| where b is zero
+static inline double relative_error(const double *a, const double *b, size_t n) {
+    double difference = 0, reference = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        reference += b[i] * b[i];
+    }
+    return reference > 0 ? sqrt(difference / reference) : sqrt(difference);
+}

@@ -1,0 +1,259 @@
+/*
+Causal multi-head self-attention on packed queries, keys and values.
+  s[q,k] = Q[q] . K[k] / sqrt(HS) for k <= q;  lse[q] = log sum_k exp(s[q,k]);  p = exp(s - lse);  out[q] = sum_k p[q,k] V[k]
+  backward  delta[q] = dout[q] . out[q];  ds[q,k] = p[q,k] (dout[q] . V[k] - delta[q])
+            dV[k] = sum_q p[q,k] dout[q];  dK[k] = sum_q ds[q,k] Q[q] / sqrt(HS);  dQ[q] = sum_k ds[q,k] K[k] / sqrt(HS)
+            (Dao et al. 2022: the probabilities are rebuilt from lse, never stored)
+Shapes      qkv, dqkv (B,T,3,NH,HS);  out, dout (B,T,NH,HS);  lse (B,NH,T)
+Bytes       forward 4NC floatX, backward 8NC floatX.
+A thread takes one head of one sequence and TILE_N queries at a time. It holds the scores transposed, (keys, queries), for
+those queries only: T x TILE_N, never T x T. Keys after the last query of a tile are never visited, so half the work is not
+done. Heads are copied into rows padded to whole tiles of real, which makes every head size and storage type one case.
+defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
+*/
+#pragma once
+#include "check.h"
+#include "ops.h"
+#include "tile.h"
+#include "vector_math.h"
+
+// real copies of one head's rows, zero-padded to (rows_padded, width)
+static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS, int width) {
+    for (int r = 0; r < rows_padded; r++) {
+        real *row = out + (size_t)r * width;
+        int valid = r < rows ? HS : 0;
+        const floatX *from = in + (size_t)r * in_row;
+#pragma omp simd
+        for (int d = 0; d < valid; d++) { row[d] = to_real(from[d]); }
+        for (int d = valid; d < width; d++) { row[d] = 0; }
+    }
+}
+
+// out (HS, TILE_N) = scale * transpose of in (TILE_N, width)
+static inline void attention_transpose(real *out, const real *in, int HS, int width, real scale) {
+    for (int d = 0; d < HS; d++) {
+        for (int q = 0; q < TILE_N; q++) { out[d * TILE_N + q] = scale * in[(size_t)q * width + d]; }
+    }
+}
+
+static inline void attention_store(floatX *out, size_t out_row, const real *in, int rows, int HS, int width) {
+    for (int r = 0; r < rows; r++) {
+#pragma omp simd
+        for (int d = 0; d < HS; d++) { out[(size_t)r * out_row + d] = to_floatX(in[(size_t)r * width + d]); }
+    }
+}
+
+// out (keys, TILE_N) = rows (keys, width) times columns (HS, TILE_N): scores, or dout . V
+static inline void attention_scores(real *out, const real *rows, const real *columns, int keys, int HS, int width) {
+    for (int k = 0; k < keys; k += TILE_M) {
+        tile_multiply(out + (size_t)k * TILE_N, TILE_N, rows + (size_t)k * width, (size_t)width, 1, columns, TILE_N, HS,
+                      false);
+    }
+}
+
+// scores (keys, TILE_N) -> exp(score - top) with keys after their query set to 0; top and sum of each query are returned
+static inline void attention_softmax(real *scores, real *top, real *sum, int first_query, int keys) {
+    for (int q = 0; q < TILE_N; q++) { top[q] = scores[q], sum[q] = 0; }  // key 0 is visible to every query
+    for (int k = 1; k < keys; k++) {
+        real *s = scores + (size_t)k * TILE_N;
+#pragma omp simd
+        for (int q = 0; q < TILE_N; q++) { top[q] = k <= first_query + q && s[q] > top[q] ? s[q] : top[q]; }
+    }
+    for (int k = 0; k < keys; k++) {
+        real *s = scores + (size_t)k * TILE_N;
+#pragma omp simd
+        for (int q = 0; q < TILE_N; q++) {
+            real e = fast_exp(s[q] - top[q]);
+            s[q] = k <= first_query + q ? e : 0;
+            sum[q] += s[q];
+        }
+    }
+}
+
+// out (TILE_N, width) = scores (keys, TILE_N)^T rows (keys, width); a tile of queries stops at its last visible key
+static inline void attention_gather(real *out, const real *scores, const real *rows, int first_query, int keys, int width) {
+    for (int q = 0; q < TILE_N; q += TILE_M) {
+        int visible = first_query + q + TILE_M < keys ? first_query + q + TILE_M : keys;
+        for (int d = 0; d < width; d += TILE_N) {
+            tile_multiply(out + (size_t)q * width + d, (size_t)width, scores + q, 1, TILE_N, rows + d, (size_t)width,
+                          visible, false);
+        }
+    }
+}
+
+// out (keys, width) += scores (keys, TILE_N) rows (TILE_N, width)
+static inline void attention_scatter(real *out, const real *scores, const real *rows, int first_query, int keys,
+                                     int width) {
+    for (int k = 0; k < keys; k += TILE_M) {
+        int skip = k > first_query ? k - first_query : 0;  // queries before key k do not see it
+        for (int d = 0; d < width; d += TILE_N) {
+            tile_multiply(out + (size_t)k * width + d, (size_t)width, scores + (size_t)k * TILE_N + skip, TILE_N, 1,
+                          rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, true);
+        }
+    }
+}
+
+// out (queries, HS) = attention of queries first_query.. over keys and values (rows, width); lse may be NULL
+static inline void attention_tile(floatX *out, size_t out_row, real *lse, const floatX *in, size_t in_row, const real *keys,
+                                  const real *values, real *buffer, int first_query, int queries, int HS, int width) {
+    int num_keys = round_up(first_query + queries, TILE_M);
+    real top[TILE_N], sum[TILE_N];
+    real *query = buffer, *turned = query + (size_t)TILE_N * width, *scores = turned + (size_t)TILE_N * width;
+    attention_load(query, in, in_row, queries, TILE_N, HS, width);
+    attention_transpose(turned, query, HS, width, 1 / REAL_MATH(sqrt)((real)HS));
+    attention_scores(scores, keys, turned, num_keys, HS, width);
+    attention_softmax(scores, top, sum, first_query, num_keys);
+    attention_gather(query, scores, values, first_query, num_keys, width);
+    for (int q = 0; q < queries; q++) {
+        for (int d = 0; d < HS; d++) { query[(size_t)q * width + d] /= sum[q]; }
+        if (lse) { lse[q] = top[q] + REAL_MATH(log)(sum[q]); }
+    }
+    attention_store(out, out_row, query, queries, HS, width);
+}
+
+static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS, Exec *ex) {
+    (void)ex;
+    int width = round_up(HS, TILE_N), rows = round_up(T, TILE_M);
+    size_t C = (size_t)NH * HS, head = (size_t)rows * width;
+#pragma omp parallel
+    {
+        real *keys = (real *)xmalloc((2 * head + (size_t)TILE_N * (2 * width + rows)) * sizeof(real));
+        real *values = keys + head, *buffer = values + head;
+#pragma omp for schedule(static)
+        for (int bh = 0; bh < B * NH; bh++) {
+            int b = bh / NH, h = bh % NH;
+            const floatX *q = qkv + (size_t)b * T * 3 * C + (size_t)h * HS;
+            attention_load(keys, q + C, 3 * C, T, rows, HS, width);
+            attention_load(values, q + 2 * C, 3 * C, T, rows, HS, width);
+            for (int t = 0; t < T; t += TILE_N) {
+                int queries = T - t < TILE_N ? T - t : TILE_N;
+                attention_tile(out + ((size_t)b * T + t) * C + (size_t)h * HS, C, lse + (size_t)bh * T + t,
+                               q + (size_t)t * 3 * C, 3 * C, keys, values, buffer, t, queries, HS, width);
+            }
+        }
+        free(keys);
+    }
+}
+
+// one query against the cache, in one pass over its keys and values (online softmax; Milakov, Gimelshein 2018)
+static inline void attention_decode_row(floatX *out, const floatX *query, const floatX *keys, const floatX *values,
+                                        real *sums, size_t C, int num_keys, int HS) {
+    real top = 0, sum = 0, scale = 1 / REAL_MATH(sqrt)((real)HS);
+    for (int k = 0; k < num_keys; k++) {
+        const floatX *key = keys + (size_t)k * C, *value = values + (size_t)k * C;
+        real score = 0;
+#pragma omp simd reduction(+ : score)
+        for (int d = 0; d < HS; d++) { score += to_real(query[d]) * to_real(key[d]); }
+        score *= scale;
+        real shrink = 1;
+        if (k == 0 || score > top) {
+            shrink = k == 0 ? 0 : fast_exp(top - score);
+            top = score;
+        }
+        real p = fast_exp(score - top);
+        sum = sum * shrink + p;
+#pragma omp simd
+        for (int d = 0; d < HS; d++) { sums[d] = (k == 0 ? 0 : sums[d] * shrink) + p * to_real(value[d]); }
+    }
+    for (int d = 0; d < HS; d++) { out[d] = to_floatX(sums[d] / sum); }
+}
+
+static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH,
+                                        int HS, Exec *ex) {
+    (void)ex;
+    size_t C = (size_t)NH * HS;
+    for (int i = 0; i < n; i++) {
+        memcpy(keys + (size_t)(pos + i) * C, qkv + ((size_t)i * 3 + 1) * C, C * sizeof(floatX));
+        memcpy(values + (size_t)(pos + i) * C, qkv + ((size_t)i * 3 + 2) * C, C * sizeof(floatX));
+    }
+#pragma omp parallel
+    {
+        real *sums = (real *)xmalloc((size_t)HS * sizeof(real));
+#pragma omp for schedule(static)
+        for (int ih = 0; ih < n * NH; ih++) {
+            size_t i = (size_t)(ih / NH), h = (size_t)(ih % NH) * HS;
+            attention_decode_row(out + i * C + h, qkv + i * 3 * C + h, keys + h, values + h, sums, C, pos + (int)i + 1, HS);
+        }
+        free(sums);
+    }
+}
+
+// one thread's copies of one head, and the gradients it sums there
+typedef struct {
+    real *keys, *values, *dkeys, *dvalues;  // (rows, width)
+    real *query, *dout, *turned;            // (TILE_N, width); turned is (width, TILE_N)
+    real *scores, *dscores;                 // (rows, TILE_N)
+} AttentionHead;
+
+static inline AttentionHead attention_head_alloc(int rows, int width) {
+    size_t head = (size_t)rows * width, tile = (size_t)TILE_N * width, scores = (size_t)rows * TILE_N;
+    real *p = (real *)xmalloc((4 * head + 3 * tile + 2 * scores) * sizeof(real));
+    AttentionHead a;
+    a.keys = p, a.values = p + head, a.dkeys = p + 2 * head, a.dvalues = p + 3 * head;
+    p += 4 * head;
+    a.query = p, a.dout = p + tile, a.turned = p + 2 * tile;
+    p += 3 * tile;
+    a.scores = p, a.dscores = p + scores;
+    return a;
+}
+
+// the gradients of queries first_query..: dq is written, dkeys and dvalues are added to. q, out, dout are the tile's rows
+static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
+                                           const floatX *dout, const real *lse, size_t C, int first_query, int queries,
+                                           int HS, int width) {
+    real scale = 1 / REAL_MATH(sqrt)((real)HS);
+    int num_keys = round_up(first_query + queries, TILE_M);
+    real log_sum[TILE_N] = {0}, delta[TILE_N] = {0};
+    attention_load(a->query, q, 3 * C, queries, TILE_N, HS, width);
+    attention_load(a->dout, dout, C, queries, TILE_N, HS, width);
+    for (int i = 0; i < queries; i++) {
+        log_sum[i] = lse[i];
+        for (int d = 0; d < HS; d++) { delta[i] += to_real(dout[(size_t)i * C + d]) * to_real(out[(size_t)i * C + d]); }
+    }
+    attention_transpose(a->turned, a->query, HS, width, scale);
+    attention_scores(a->scores, a->keys, a->turned, num_keys, HS, width);
+    attention_transpose(a->turned, a->dout, HS, width, 1);
+    attention_scores(a->dscores, a->values, a->turned, num_keys, HS, width);
+    for (int k = 0; k < num_keys; k++) {
+        real *s = a->scores + (size_t)k * TILE_N, *ds = a->dscores + (size_t)k * TILE_N;
+#pragma omp simd
+        for (int i = 0; i < TILE_N; i++) {
+            real p = fast_exp(s[i] - log_sum[i]);
+            s[i] = k <= first_query + i && i < queries ? p : 0;
+            ds[i] = s[i] * (ds[i] - delta[i]) * scale;
+        }
+    }
+    attention_scatter(a->dvalues, a->scores, a->dout, first_query, num_keys, width);
+    attention_scatter(a->dkeys, a->dscores, a->query, first_query, num_keys, width);
+    attention_gather(a->query, a->dscores, a->keys, first_query, num_keys, width);
+    attention_store(dq, 3 * C, a->query, queries, HS, width);
+}
+
+static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                                          const real *lse, int B, int T, int NH, int HS, Exec *ex) {
+    (void)ex;
+    int width = round_up(HS, TILE_N), rows = round_up(T, TILE_M);
+    size_t C = (size_t)NH * HS, head = (size_t)rows * width;
+#pragma omp parallel
+    {
+        AttentionHead a = attention_head_alloc(rows, width);
+#pragma omp for schedule(static)
+        for (int bh = 0; bh < B * NH; bh++) {
+            size_t row = (size_t)(bh / NH) * T, h = (size_t)(bh % NH) * HS;
+            const floatX *q = qkv + row * 3 * C + h;
+            floatX *dq = dqkv + row * 3 * C + h;
+            attention_load(a.keys, q + C, 3 * C, T, rows, HS, width);
+            attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width);
+            memset(a.dkeys, 0, 2 * head * sizeof(real));  // dvalues lie behind dkeys
+            for (int t = 0; t < T; t += TILE_N) {
+                int queries = T - t < TILE_N ? T - t : TILE_N;
+                size_t at = (row + t) * C + h;
+                attention_backward_tile(&a, dq + (size_t)t * 3 * C, q + (size_t)t * 3 * C, out + at, dout + at,
+                                        lse + (size_t)bh * T + t, C, t, queries, HS, width);
+            }
+            attention_store(dq + C, 3 * C, a.dkeys, T, HS, width);
+            attention_store(dq + 2 * C, 3 * C, a.dvalues, T, HS, width);
+        }
+        free(a.keys);
+    }
+}

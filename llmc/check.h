@@ -1,0 +1,75 @@
+/*
+How the program stops: one sentence on stderr, and an exit status other programs can rely on.
+defines: input_error, run_error, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path
+  input_error  wrong usage or input: exit 2. Said before any work, with nothing overwritten.
+  run_error    failed while running: exit 1. What was already written stays whole.
+A sentence names the file, flag or rank, what was found, what was expected, and what to do.
+*/
+#pragma once
+#include <errno.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
+
+__attribute__((noreturn)) static inline void stop_with(int status, const char *format, va_list args) {
+    fflush(stdout);
+    fputs("train_gpt2: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    exit(status);
+}
+
+// printf-style sentence without a newline; does not return
+__attribute__((noreturn, format(printf, 1, 2))) static inline void input_error(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    stop_with(EXIT_BAD_INPUT, format, args);
+}
+
+// printf-style sentence without a newline; does not return
+__attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    stop_with(EXIT_RUN_FAILED, format, args);
+}
+
+// malloc that never returns NULL
+static inline void *xmalloc(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    if (!p) { run_error("out of host memory: could not allocate %zu bytes", bytes); }
+    return p;
+}
+
+// zeroed memory; never returns NULL
+static inline void *xcalloc(size_t count, size_t size) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) { run_error("out of host memory: could not allocate %zu x %zu bytes", count, size); }
+    return p;
+}
+
+// realloc that never returns NULL
+static inline void *xrealloc(void *old, size_t bytes) {
+    void *p = realloc(old, bytes ? bytes : 1);
+    if (!p) { run_error("out of host memory: could not grow a block to %zu bytes", bytes); }
+    return p;
+}
+
+static inline char *xstrdup(const char *s) {
+    size_t bytes = strlen(s) + 1;
+    return (char *)memcpy(xmalloc(bytes), s, bytes);
+}
+
+enum { PATH_LENGTH = 4096 };
+
+// printf-style path into a buffer of PATH_LENGTH; a longer one is an input error
+__attribute__((format(printf, 2, 3))) static inline void format_path(char *path, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(path, PATH_LENGTH, format, args);
+    va_end(args);
+    if (length >= PATH_LENGTH) { input_error("the path '%.60s...' is longer than %d characters", path, PATH_LENGTH - 1); }
+}

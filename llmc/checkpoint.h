@@ -1,0 +1,441 @@
+/*
+Checkpoints: a folder RUN/step_00000100 with
+  model.safetensors + config.json   what Hugging Face's GPT-2 reads (Conv1D weights are (in, out) there, (out, in) here)
+  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are stored rounded
+  state.json                        the step, the data position, the guards: what else a bit-exact resume needs
+It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
+defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open, model_load,
+         model_close, checkpoint_load_optimizer, checkpoint_load_state, json_number, write_json
+*/
+#pragma once
+#include "check.h"
+#include "device.h"
+#include "params.h"
+#include "safetensors.h"
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NAME_LENGTH = 128 };
+
+// the blocks of a model on its device, each laid out by param_layout
+typedef struct {
+    const GPT2Config *config;
+    const Device *device;
+    floatX *params;
+    real *master;  // NULL where params are fp32 themselves
+    real *m, *v;
+} ModelState;
+
+// one family of tensors in a file: "m." and its block
+typedef struct {
+    const char *prefix;
+    DType dtype;
+    void *block;  // NULL: this model does not have it
+} TensorFamily;
+
+enum { NUM_OPTIMIZER_FAMILIES = 3 };
+
+static inline void optimizer_families(TensorFamily *families, const ModelState *s) {
+    const TensorFamily list[NUM_OPTIMIZER_FAMILIES] = {
+        {"m.", DT_REAL, s->m}, {"v.", DT_REAL, s->v}, {"master.", DT_REAL, s->master}};
+    memcpy(families, list, sizeof list);
+}
+
+// out (cols,rows) = transpose of in (rows,cols), elements of `size` bytes
+static inline void transpose_bytes(unsigned char *out, const unsigned char *in, size_t rows, size_t cols, size_t size) {
+#pragma omp parallel for schedule(static)
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) { memcpy(out + (c * rows + r) * size, in + (r * cols + c) * size, size); }
+    }
+}
+
+// ---- writing
+
+static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const GPT2Config *config) {
+    char name[NAME_LENGTH], full[2 * NAME_LENGTH];
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t rows = param_used_rows(p, config), cols = param_cols(p, config);
+        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE;
+        size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
+        for (int layer = 0; layer < param_layers(p, config); layer++) {
+            param_name(name, sizeof name, p, layer);
+            snprintf(full, sizeof full, "%s%s", family->prefix, name);
+            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, vector ? &cols : shape);
+        }
+    }
+}
+
+// writes the family's tensors, whose first index is `index`, in the order they were declared
+static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
+    ParamLayout layout = param_layout(s->config);
+    size_t size = dtype_size(family->dtype);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t rows = param_used_rows(p, s->config), cols = param_cols(p, s->config), bytes = rows * cols * size;
+        unsigned char *host = (unsigned char *)xmalloc(2 * bytes), *flipped = host + bytes;
+        for (int layer = 0; layer < param_layers(p, s->config); layer++) {
+            s->device->download(host, (unsigned char *)family->block + param_offset(&layout, p, layer) * size, bytes);
+            if (param_specs[id].transposed) { transpose_bytes(flipped, host, rows, cols, size); }
+            safetensors_write(w, index++, 0, param_specs[id].transposed ? flipped : host, bytes);
+        }
+        free(host);
+    }
+}
+
+// writes the families that the model has into one file; 0 or an errno
+static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s) {
+    SafeTensorsWriter w = safetensors_create(path);
+    for (int i = 0; i < count; i++) {
+        if (families[i].block) { family_declare(&w, &families[i], s->config); }
+    }
+    safetensors_begin(&w);
+    for (int i = 0, index = 0; i < count; i++) {
+        if (!families[i].block) { continue; }
+        family_write(&w, &families[i], s, index);
+        index += NUM_PARAM_TENSORS + (s->config->num_layers - 1) * (LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1);
+    }
+    return safetensors_finish(&w);
+}
+
+// writes and syncs a small JSON file; 0 or an errno
+static inline int write_json(const char *path, const cJSON *json) {
+    char *text = cJSON_Print(json);
+    FILE *file = fopen(path, "w");
+    if (!text || !file) {
+        int error = file ? ENOMEM : errno;
+        free(text);
+        if (file) { fclose(file); }
+        return error;
+    }
+    bool written = fputs(text, file) >= 0 && fputc('\n', file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int error = written ? 0 : errno;
+    if (fclose(file) != 0 && !error) { error = errno; }
+    free(text);
+    return error;
+}
+
+// the config.json that Hugging Face's GPT2LMHeadModel reads
+static inline cJSON *model_config_json(const GPT2Config *c) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model_type", "gpt2");
+    cJSON_AddItemToObject(json, "architectures", cJSON_CreateArray());
+    cJSON_AddItemToArray(cJSON_GetObjectItem(json, "architectures"), cJSON_CreateString("GPT2LMHeadModel"));
+    const struct {
+        const char *key;
+        int value;
+    } numbers[] = {{"vocab_size", c->vocab_size}, {"n_positions", c->max_seq_len}, {"n_ctx", c->max_seq_len},
+                   {"n_embd", c->channels},       {"n_layer", c->num_layers},      {"n_head", c->num_heads},
+                   {"bos_token_id", c->vocab_size - 1}, {"eos_token_id", c->vocab_size - 1}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        cJSON_AddNumberToObject(json, numbers[i].key, numbers[i].value);
+    }
+    cJSON_AddStringToObject(json, "activation_function", "gelu_new");
+    cJSON_AddNumberToObject(json, "layer_norm_epsilon", 1e-5);
+    const char *const no_dropout[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
+    for (int i = 0; i < 3; i++) { cJSON_AddNumberToObject(json, no_dropout[i], 0); }
+    cJSON_AddStringToObject(json, "torch_dtype", DT_FLOATX == DT_BF16 ? "bfloat16" : "float32");
+    return json;
+}
+
+// deletes a flat folder and the files in it
+static inline void remove_folder(const char *path) {
+    DIR *dir = opendir(path);
+    if (!dir) { return; }
+    char file[PATH_LENGTH];
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
+        format_path(file, "%s/%s", path, entry->d_name);
+        unlink(file);
+    }
+    closedir(dir);
+    rmdir(path);
+}
+
+static inline int sync_folder(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { return errno; }
+    int error = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    return error;
+}
+
+// the four files of a checkpoint into `folder`; 0 or an errno
+static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
+    char path[PATH_LENGTH];
+    TensorFamily model = {"", DT_FLOATX, s->params}, optimizer[NUM_OPTIMIZER_FAMILIES];
+    optimizer_families(optimizer, s);
+    format_path(path, "%s/model.safetensors", folder);
+    int error = families_save(path, &model, 1, s);
+    if (error) { return error; }
+    format_path(path, "%s/optimizer.safetensors", folder);
+    error = families_save(path, optimizer, NUM_OPTIMIZER_FAMILIES, s);
+    if (error) { return error; }
+    cJSON *config = model_config_json(s->config);
+    format_path(path, "%s/config.json", folder);
+    error = write_json(path, config);
+    cJSON_Delete(config);
+    if (error) { return error; }
+    format_path(path, "%s/state.json", folder);
+    error = write_json(path, state);
+    return error ? error : sync_folder(folder);
+}
+
+static inline void checkpoint_path(char *path, const char *run_dir, long long step) {
+    format_path(path, "%s/step_%08lld", run_dir, step);
+}
+
+// Saves RUN/step_NNNNNNNN. A failure (a full disk, say) removes the half-written folder and stops with exit 1; the
+// checkpoints before it are untouched.
+static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
+    char folder[PATH_LENGTH], aside[PATH_LENGTH], replaced[PATH_LENGTH];
+    checkpoint_path(folder, run_dir, step);
+    format_path(aside, "%s.tmp", folder);
+    format_path(replaced, "%s.old", folder);
+    remove_folder(aside);
+    int error = mkdir(aside, 0777) == 0 ? checkpoint_write_files(aside, s, state) : errno;
+    if (!error && rename(folder, replaced) != 0 && errno != ENOENT) { error = errno; }
+    if (!error && rename(aside, folder) != 0) { error = errno; }
+    if (error) {
+        remove_folder(aside);
+        run_error("could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
+                  folder, strerror(error));
+    }
+    remove_folder(replaced);
+    sync_folder(run_dir);
+}
+
+// what one checkpoint takes on disk, within a few KiB
+static inline size_t checkpoint_bytes(const GPT2Config *config) {
+    size_t moments = 2 * sizeof(real), master = DT_FLOATX == DT_REAL ? 0 : sizeof(real);
+    return num_parameters(config) * (sizeof(floatX) + moments + master);
+}
+
+// ---- the checkpoints of a run
+
+// the step of "step_00000100", -1 for any other name
+static inline long long checkpoint_step(const char *name) {
+    long long step;
+    int end = 0;
+    return sscanf(name, "step_%8lld%n", &step, &end) == 1 && end == 13 && !name[end] ? step : -1;
+}
+
+static inline int compare_steps(const void *a, const void *b) {
+    long long x = *(const long long *)a, y = *(const long long *)b;
+    return (x > y) - (x < y);
+}
+
+// the steps of all checkpoints of a run, ascending; mallocs *steps, returns their number
+static inline int checkpoint_list(const char *run_dir, long long **steps) {
+    int count = 0;
+    *steps = NULL;
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        long long step = checkpoint_step(entry->d_name);
+        if (step < 0) { continue; }
+        *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
+        (*steps)[count++] = step;
+    }
+    if (dir) { closedir(dir); }
+    if (count > 1) { qsort(*steps, (size_t)count, sizeof **steps, compare_steps); }
+    return count;
+}
+
+// the highest step saved, -1 if there is none
+static inline long long checkpoint_latest(const char *run_dir) {
+    long long *steps, latest = -1;
+    int count = checkpoint_list(run_dir, &steps);
+    if (count > 0) { latest = steps[count - 1]; }
+    free(steps);
+    return latest;
+}
+
+// deletes all but the last `keep` checkpoints (0: keep all); multiples of major_every (0: none) are never deleted
+static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
+    long long *steps;
+    int count = checkpoint_list(run_dir, &steps), minor = 0;
+    for (int i = count - 1; i >= 0 && keep > 0; i--) {
+        if (major_every > 0 && steps[i] % major_every == 0) { continue; }
+        if (minor++ < keep) { continue; }
+        char path[PATH_LENGTH];
+        checkpoint_path(path, run_dir, steps[i]);
+        remove_folder(path);
+    }
+    free(steps);
+}
+
+// ---- reading
+
+// the JSON of a whole file, NULL if there is no such file; input_error if it is not JSON
+static inline cJSON *read_json(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (!file) { return NULL; }
+    char *text = NULL;
+    size_t length = 0, room = 0, got = 0;
+    do {
+        length += got;
+        if (room - length < 4096) { text = (char *)xrealloc(text, (room += 65536) + 1); }
+        got = fread(text + length, 1, room - length, file);
+    } while (got > 0);
+    fclose(file);
+    text[length] = 0;
+    cJSON *json = cJSON_Parse(text);
+    free(text);
+    if (!cJSON_IsObject(json)) { input_error("'%s' is not a JSON object; it may have been cut short", path); }
+    return json;
+}
+
+// a number that must be there
+static inline double json_number(const cJSON *json, const char *key, const char *path) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!cJSON_IsNumber(item)) { input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key); }
+    return item->valuedouble;
+}
+
+// an opened model: its shape, and the file its weights are in
+typedef struct {
+    GPT2Config config;
+    SafeTensors file;
+    const char *prefix;  // "" or "transformer."
+} ModelFile;
+
+static inline const SafeTensor *model_find(const ModelFile *model, const char *prefix, const char *name) {
+    char full[2 * NAME_LENGTH];
+    snprintf(full, sizeof full, "%s%s%s", prefix, model->prefix, name);
+    return safetensors_find(&model->file, full);
+}
+
+static inline void model_config_from_json(GPT2Config *c, const cJSON *json, const char *path) {
+    c->num_layers = (int)json_number(json, "n_layer", path);
+    c->num_heads = (int)json_number(json, "n_head", path);
+    c->channels = (int)json_number(json, "n_embd", path);
+    c->max_seq_len = (int)json_number(json, "n_positions", path);
+    config_set_vocab(c, (int)json_number(json, "vocab_size", path));
+    const cJSON *activation = cJSON_GetObjectItemCaseSensitive(json, "activation_function");
+    if (cJSON_IsString(activation) && strcmp(activation->valuestring, "gelu_new") != 0) {
+        input_error("'%s' asks for the activation \"%s\"; this trainer has GPT-2's own, \"gelu_new\"", path,
+                    activation->valuestring);
+    }
+}
+
+// without a config.json the shape is read off the tensors; heads are taken as GPT-2's, 64 channels each
+static inline void model_config_from_tensors(ModelFile *model) {
+    const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
+    if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
+        input_error("'%s' holds no GPT-2: it has no 2-D wte.weight and wpe.weight", model->file.path);
+    }
+    GPT2Config *c = &model->config;
+    config_set_vocab(c, (int)wte->shape[0]);
+    c->max_seq_len = (int)wpe->shape[0];
+    c->channels = (int)wte->shape[1];
+    c->num_heads = c->channels % 64 == 0 ? c->channels / 64 : 0;
+    char name[NAME_LENGTH];
+    for (c->num_layers = 0;; c->num_layers++) {
+        param_name(name, sizeof name, LN1W, c->num_layers);
+        if (!model_find(model, "", name)) { break; }
+    }
+    if (c->num_heads == 0) {
+        input_error("'%s': its %d channels are not heads of 64; put a config.json with n_head beside it", model->file.path,
+                    c->channels);
+    }
+}
+
+// Opens a folder with model.safetensors, or such a file; reads config.json beside it. Stops if it is no whole GPT-2.
+static inline ModelFile model_open(const char *path) {
+    ModelFile model;
+    struct stat info;
+    char weights[PATH_LENGTH], config[PATH_LENGTH];
+    memset(&model, 0, sizeof model);
+    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    const char *slash = strrchr(path, '/');
+    int parent = slash ? (int)(slash - path) + 1 : 0;
+    format_path(weights, folder ? "%s/model.safetensors" : "%s", path);
+    format_path(config, "%.*s%sconfig.json", folder ? (int)strlen(path) : parent, path, folder ? "/" : "");
+    model.file = safetensors_open(weights);
+    model.prefix = "";
+    if (!model_find(&model, "", "wte.weight")) { model.prefix = "transformer."; }
+    cJSON *json = read_json(config);
+    if (json) {
+        model_config_from_json(&model.config, json, config);
+        cJSON_Delete(json);
+    } else {
+        model_config_from_tensors(&model);
+    }
+    config_check(&model.config, weights);
+    return model;
+}
+
+static inline void model_close(ModelFile *model) { safetensors_close(&model->file); }
+
+// one tensor, checked against the shape it must have, into host (rows,cols) real in our orientation
+static inline void model_read_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer, real *host) {
+    const GPT2Config *c = &model->config;
+    size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
+    char name[NAME_LENGTH];
+    param_name(name, sizeof name, id, layer);
+    const SafeTensor *t = model_find(model, prefix, name);
+    if (!t) { input_error("'%s' has no tensor %s%s, which this model needs", model->file.path, prefix, name); }
+    bool flip = param_specs[id].transposed;
+    size_t first = flip ? cols : rows, second = flip ? rows : cols;
+    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
+    bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
+    if (!vector && !table) {
+        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name, first,
+                    second);
+    }
+    if (!flip) {
+        safetensors_read_real(&model->file, t, 0, host, rows * cols);
+        return;
+    }
+    real *stored = (real *)xmalloc(rows * cols * sizeof(real));
+    safetensors_read_real(&model->file, t, 0, stored, rows * cols);
+    transpose_bytes((unsigned char *)host, (const unsigned char *)stored, cols, rows, sizeof(real));
+    free(stored);
+}
+
+// Fills one block of real, and one of floatX rounded from it, from the tensors named prefix + name; either may be NULL.
+static inline void model_load(const ModelFile *model, const char *prefix, real *block, floatX *rounded,
+                              const Device *device) {
+    const GPT2Config *c = &model->config;
+    ParamLayout layout = param_layout(c);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, c) * param_cols(p, c);
+        real *host = (real *)xmalloc(count * sizeof(real));
+        floatX *stored = (floatX *)xmalloc(count * sizeof(floatX));
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            size_t at = param_offset(&layout, p, layer);
+            model_read_tensor(model, prefix, p, layer, host);
+            for (size_t i = 0; i < count; i++) { stored[i] = to_floatX(host[i]); }
+            if (block) { device->upload(block + at, host, count * sizeof(real)); }
+            if (rounded) { device->upload(rounded + at, stored, count * sizeof(floatX)); }
+        }
+        free(host);
+        free(stored);
+    }
+}
+
+// m, v and master of a checkpoint folder
+static inline void checkpoint_load_optimizer(const char *folder, const ModelState *s) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/optimizer.safetensors", folder);
+    ModelFile file = {*s->config, safetensors_open(path), ""};
+    TensorFamily families[NUM_OPTIMIZER_FAMILIES];
+    optimizer_families(families, s);
+    for (int i = 0; i < NUM_OPTIMIZER_FAMILIES; i++) {
+        if (families[i].block) { model_load(&file, families[i].prefix, (real *)families[i].block, NULL, s->device); }
+    }
+    model_close(&file);
+}
+
+// state.json of a checkpoint folder; the caller deletes it
+static inline cJSON *checkpoint_load_state(const char *folder) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/state.json", folder);
+    cJSON *state = read_json(path);
+    if (!state) { input_error("'%s' is missing: the folder is no checkpoint of a run, so -y 1 cannot go on from it", path); }
+    return state;
+}

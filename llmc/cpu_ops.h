@@ -1,0 +1,34 @@
+/*
+The CPU backend: every operation's plain C twin, in one table. A signature that drifts from ops.h does not compile.
+defines: cpu_ops
+*/
+#pragma once
+#include "adamw.h"
+#include "attention.h"
+#include "classifier.h"
+#include "embedding.h"
+#include "gelu.h"
+#include "global_norm.h"
+#include "layernorm.h"
+#include "matmul.h"
+
+static const Ops cpu_ops = {
+    .embedding_forward = cpu_embedding_forward,
+    .layernorm_forward = cpu_layernorm_forward,
+    .layernorm_normalise = cpu_layernorm_normalise,
+    .matmul_forward = cpu_matmul_forward,
+    .matmul_gelu_forward = cpu_matmul_gelu_forward,
+    .gelu_forward = cpu_gelu_forward,
+    .attention_forward = cpu_attention_forward,
+    .attention_decode = cpu_attention_decode,
+    .classifier = cpu_classifier,
+    .loss_sum = cpu_loss_sum,
+    .matmul_backward = cpu_matmul_backward,
+    .gelu_backward = cpu_gelu_backward,
+    .layernorm_backward = cpu_layernorm_backward,
+    .attention_backward = cpu_attention_backward,
+    .embedding_backward = cpu_embedding_backward,
+    .global_norm_squared = cpu_global_norm_squared,
+    .adamw_update = cpu_adamw_update,
+    .params_changed = cpu_params_changed,
+};

@@ -1,0 +1,20 @@
+/*
+Exec: where an operation runs and what it may use there. One per model, made by exec_create, handed to every operation.
+defines: Exec, RoundedCopies, exec_create, exec_free
+*/
+#pragma once
+#include "ops.h"
+
+struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and one primitive a shape
+
+// -f 2: matmul inputs rounded to bf16. The buffers belong to the plan; params mirrors the whole parameter block.
+typedef struct {
+    bf16 *in, *dout, *params;
+    const floatX *source;  // the parameter block that params mirrors
+    size_t count;          // its elements
+} RoundedCopies;
+
+struct Exec {
+    struct PreparedMatmuls *matmuls;
+    RoundedCopies rounded;  // all NULL: matmuls take their inputs as they are stored
+};

@@ -1,0 +1,77 @@
+/*
+The number types, chosen once per build.
+defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, bf16_to_float, float_to_bf16, REAL_MATH
+  floatX  how weights and activations are stored
+  real    what arithmetic, statistics, parameter gradients and optimizer state use
+
+  PRECISION   floatX   real
+  fp32        float    float
+  bf16        bf16     float
+  fp64        double   double     only to check gradients by finite differences
+*/
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+// bfloat16: the upper half of an fp32
+typedef struct {
+    uint16_t bits;
+} bf16;
+
+typedef enum { DT_F64, DT_F32, DT_BF16, DT_F16, DT_I64, DT_I32, DT_I16, DT_U8, NUM_DTYPES } DType;
+
+static inline size_t dtype_size(DType dtype) {
+    static const size_t size[NUM_DTYPES] = {8, 4, 2, 2, 8, 4, 2, 1};
+    return size[dtype];
+}
+
+// the names safetensors files use
+static inline const char *dtype_name(DType dtype) {
+    static const char *const name[NUM_DTYPES] = {"F64", "F32", "BF16", "F16", "I64", "I32", "I16", "U8"};
+    return name[dtype];
+}
+
+static inline float bf16_to_float(bf16 x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+// round to nearest, ties to even; a NaN stays a NaN
+static inline bf16 float_to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet_nan = (bits >> 16) | 0x40u;
+    bf16 x = {(uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded)};
+    return x;
+}
+
+#if defined(PRECISION_FP64)
+typedef double floatX;
+typedef double real;
+#define DT_FLOATX DT_F64
+#define DT_REAL DT_F64
+#define REAL_MATH(function) function
+static inline real to_real(floatX x) { return x; }
+static inline floatX to_floatX(real r) { return r; }
+#elif defined(PRECISION_BF16)
+typedef bf16 floatX;
+typedef float real;
+#define DT_FLOATX DT_BF16
+#define DT_REAL DT_F32
+#define REAL_MATH(function) function##f
+static inline real to_real(floatX x) { return bf16_to_float(x); }
+static inline floatX to_floatX(real r) { return float_to_bf16(r); }
+#else
+typedef float floatX;
+typedef float real;
+#define DT_FLOATX DT_F32
+#define DT_REAL DT_F32
+#define REAL_MATH(function) function##f
+static inline real to_real(floatX x) { return x; }
+static inline floatX to_floatX(real r) { return r; }
+#endif

@@ -1,0 +1,35 @@
+/*
+GELU, the tanh form (Hendrycks, Gimpel 2016), written with a sigmoid: 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
+  u(x)     = sqrt(2/pi) (x + 0.044715 x^3)
+  gelu(x)  = x s,  s = 1 / (1 + exp(-2u))
+  gelu'(x) = s + 2 x s (1 - s) u'(x),  u'(x) = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+Bytes       forward 2n floatX, backward 3n floatX, each element once.
+defines: gelu_value, gelu_slope, cpu_gelu_forward, cpu_gelu_backward
+*/
+#pragma once
+#include "ops.h"
+#include "vector_math.h"
+
+#define GELU_SCALE ((real)0.7978845608028654)  // sqrt(2/pi)
+#define GELU_CUBIC ((real)0.044715)
+
+static inline real gelu_sigmoid(real x) { return 1 / (1 + fast_exp(-2 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))); }
+
+static inline real gelu_value(real x) { return x * gelu_sigmoid(x); }
+
+static inline real gelu_slope(real x) {
+    real s = gelu_sigmoid(x);
+    return s + 2 * x * s * (1 - s) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
+}
+
+static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) { out[i] = to_floatX(gelu_value(to_real(in[i]))); }
+}
+
+static inline void cpu_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) { dinp[i] = to_floatX(to_real(dout[i]) * gelu_slope(to_real(in[i]))); }
+}

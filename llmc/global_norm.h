@@ -1,0 +1,33 @@
+/*
+Sum of squares of a flat array, in two fixed stages: blocks of 16384 elements, then the blocks in order. The result does
+not depend on the number of threads.
+Bytes       n real, read once.
+defines: cpu_global_norm_squared
+*/
+#pragma once
+#include "ops.h"
+
+enum { NORM_BLOCK = 16384, NORM_GROUP = 1024 };  // elements a block; blocks whose sums are held at a time
+
+static inline double sum_of_squares(const real *x, size_t n) {
+    real sum = 0;  // at most 16384 terms, spread over the vector's lanes
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) { sum += x[i] * x[i]; }
+    return (double)sum;
+}
+
+static inline void cpu_global_norm_squared(real *out, const real *x, size_t n, Exec *ex) {
+    (void)ex;
+    double total = 0;
+    for (size_t group = 0; group < n; group += (size_t)NORM_BLOCK * NORM_GROUP) {
+        double sums[NORM_GROUP] = {0};
+#pragma omp parallel for schedule(static)
+        for (int block = 0; block < NORM_GROUP; block++) {
+            size_t begin = group + (size_t)block * NORM_BLOCK;
+            size_t end = begin + NORM_BLOCK < n ? begin + NORM_BLOCK : n;
+            if (begin < end) { sums[block] = sum_of_squares(x + begin, end - begin); }
+        }
+        for (int block = 0; block < NORM_GROUP; block++) { total += sums[block]; }
+    }
+    *out = (real)total;
+}

@@ -1,0 +1,107 @@
+/*
+LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
+  forward   mean = mean_c x,  rstd = 1 / sqrt(mean_c (x - mean)^2 + 1e-5),  y = (x - mean) rstd w + b
+  backward  with n = (x - mean) rstd and g = dy w:
+            dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
+layernorm_normalise computes y from stored mean and rstd with the same expression, so its bits are the forward's.
+Bytes       forward 2NC floatX, backward 4NC floatX for dx and 2NC more for dw and db.
+defines: cpu_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
+*/
+#pragma once
+#include "ops.h"
+
+#define LAYERNORM_EPSILON ((real)1e-5)
+
+static inline void layernorm_row(floatX *out, const floatX *in, real mean, real rstd, const floatX *weight,
+                                 const floatX *bias, int C) {
+#pragma omp simd
+    for (int c = 0; c < C; c++) {
+        real normed = (to_real(in[c]) - mean) * rstd;
+        out[c] = to_floatX(normed * to_real(weight[c]) + to_real(bias[c]));
+    }
+}
+
+static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
+                                         const floatX *bias, int N, int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const floatX *x = in + (size_t)n * C;
+        real sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int c = 0; c < C; c++) { sum += to_real(x[c]); }
+        real m = sum / (real)C;
+#pragma omp simd reduction(+ : squares)
+        for (int c = 0; c < C; c++) { squares += (to_real(x[c]) - m) * (to_real(x[c]) - m); }
+        mean[n] = m;
+        rstd[n] = 1 / REAL_MATH(sqrt)(squares / (real)C + LAYERNORM_EPSILON);
+        layernorm_row(out + (size_t)n * C, x, mean[n], rstd[n], weight, bias, C);
+    }
+}
+
+static inline void cpu_layernorm_normalise(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                           const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        layernorm_row(out + (size_t)n * C, in + (size_t)n * C, mean[n], rstd[n], weight, bias, C);
+    }
+}
+
+static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, const floatX *in, const floatX *weight,
+                                          real mean, real rstd, int C) {
+    real sum_g = 0, sum_gn = 0;
+#pragma omp simd reduction(+ : sum_g, sum_gn)
+    for (int c = 0; c < C; c++) {
+        real g = to_real(dout[c]) * to_real(weight[c]);
+        sum_g += g;
+        sum_gn += g * (to_real(in[c]) - mean) * rstd;
+    }
+    real mean_g = sum_g / (real)C, mean_gn = sum_gn / (real)C;
+#pragma omp simd
+    for (int c = 0; c < C; c++) {
+        real g = to_real(dout[c]) * to_real(weight[c]);
+        real normed = (to_real(in[c]) - mean) * rstd;
+        dinp[c] = to_floatX(to_real(dinp[c]) + rstd * (g - mean_g - normed * mean_gn));
+    }
+}
+
+enum { LAYERNORM_SLICE = 32 };  // channels whose column sums a thread holds in registers
+
+// columns [begin, end) of dweight and dbias: rows in order, so that the sums do not depend on the number of threads
+static inline void layernorm_backward_columns(real *dweight, real *dbias, const floatX *dout, const floatX *in,
+                                              const real *mean, const real *rstd, GradMode mode, int begin, int end, int N,
+                                              int C) {
+    real dw[LAYERNORM_SLICE] = {0}, db[LAYERNORM_SLICE] = {0};
+    for (int n = 0; n < N; n++) {
+        const floatX *dy = dout + (size_t)n * C, *x = in + (size_t)n * C;
+#pragma omp simd
+        for (int c = begin; c < end; c++) {
+            dw[c - begin] += to_real(dy[c]) * (to_real(x[c]) - mean[n]) * rstd[n];
+            db[c - begin] += to_real(dy[c]);
+        }
+    }
+    for (int c = begin; c < end; c++) {
+        dweight[c] = dw[c - begin] + (mode == GRAD_ADD ? dweight[c] : 0);
+        dbias[c] = db[c - begin] + (mode == GRAD_ADD ? dbias[c] : 0);
+    }
+}
+
+static inline void cpu_layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
+                                          const floatX *weight, const real *mean, const real *rstd, GradMode mode, int N,
+                                          int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static) nowait
+        for (int n = 0; n < N; n++) {
+            size_t row = (size_t)n * C;
+            layernorm_backward_row(dinp + row, dout + row, in + row, weight, mean[n], rstd[n], C);
+        }
+#pragma omp for schedule(static)
+        for (int begin = 0; begin < C; begin += LAYERNORM_SLICE) {
+            int end = begin + LAYERNORM_SLICE < C ? begin + LAYERNORM_SLICE : C;
+            layernorm_backward_columns(dweight, dbias, dout, in, mean, rstd, mode, begin, end, N, C);
+        }
+    }
+}

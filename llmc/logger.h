@@ -1,0 +1,137 @@
+/*
+What a run says: metrics.jsonl for programs, lines on stdout for people.
+defines: Logger, StepReport, logger_open, logger_step, logger_val, logger_clear_line, logger_close, now_seconds
+
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x} an
+               evaluation; n counts finished updates. A resumed run drops the lines of steps after its checkpoint.
+stdout         on a terminal one live line; in a pipe a plain line a second at most, and always the first and the last.
+*/
+#pragma once
+#include "check.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct {
+    FILE *metrics;         // NULL: the run keeps no log
+    bool terminal;         // stdout is one
+    double last_line;      // when the last step was shown, seconds
+    double smoothed_rate;  // tokens a second, exponentially averaged
+    int steps_seen;
+} Logger;
+
+typedef struct {
+    long long step, max_steps;  // finished updates, and how many there will be
+    double loss, grad_norm, lr, ms, tokens, seconds_left;
+    const char *note;  // "" or why the update was skipped
+} StepReport;
+
+static inline double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// rewrites the log at `path` without the lines of steps after `step`
+static inline void logger_truncate(const char *path, long long step) {
+    FILE *old = fopen(path, "r");
+    if (!old) { return; }
+    size_t length = strlen(path) + 8;
+    char *aside = (char *)xmalloc(length);
+    snprintf(aside, length, "%s.new", path);
+    FILE *kept = fopen(aside, "w");
+    if (!kept) { run_error("could not write '%s': %s", aside, strerror(errno)); }
+    char *line = NULL;
+    size_t room = 0;
+    long long line_step;
+    while (getline(&line, &room, old) > 0) {
+        if (sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, kept); }
+    }
+    free(line);
+    fclose(old);
+    if (fclose(kept) != 0 || rename(aside, path) != 0) { run_error("could not rewrite '%s': %s", path, strerror(errno)); }
+    free(aside);
+}
+
+// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one
+static inline Logger logger_open(const char *run_dir, long long resumed_step) {
+    Logger log;
+    memset(&log, 0, sizeof log);
+    log.terminal = isatty(STDOUT_FILENO);
+    if (!run_dir) { return log; }
+    char path[PATH_LENGTH];
+    format_path(path, "%s/metrics.jsonl", run_dir);
+    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
+    log.metrics = fopen(path, resumed_step > 0 ? "a" : "w");
+    if (!log.metrics) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    return log;
+}
+
+// a number as JSON has it: nan and inf become null
+static inline void logger_number(FILE *out, const char *name, double x) {
+    if (isfinite(x)) {
+        fprintf(out, ",\"%s\":%.9g", name, x);
+    } else {
+        fprintf(out, ",\"%s\":null", name);
+    }
+}
+
+// ends a line of metrics.jsonl, so that it is on disk's way before the next step
+static inline void logger_end_line(Logger *log) {
+    fputs("}\n", log->metrics);
+    if (fflush(log->metrics) != 0) { run_error("could not write metrics.jsonl: %s", strerror(errno)); }
+}
+
+// takes the live line off a terminal before something else is printed
+static inline void logger_clear_line(const Logger *log) {
+    if (log->terminal) { fputs("\r\033[K", stdout); }
+}
+
+static inline void logger_show(Logger *log, const StepReport *r) {
+    long left = (long)r->seconds_left;
+    logger_clear_line(log);
+    printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %ld:%02ld left%s%s", r->step,
+           r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, log->smoothed_rate, left / 60, left % 60, *r->note ? " | " : "",
+           r->note);
+    if (!log->terminal) { putchar('\n'); }
+    fflush(stdout);
+}
+
+static inline void logger_step(Logger *log, StepReport r) {
+    double rate = r.tokens / (r.ms / 1000), now = now_seconds();
+    log->steps_seen++;
+    // the first step also prepares things; it does not count
+    log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
+    if (log->metrics) {
+        fprintf(log->metrics, "{\"step\":%lld", r.step);
+        logger_number(log->metrics, "loss", r.loss);
+        logger_number(log->metrics, "grad_norm", r.grad_norm);
+        logger_number(log->metrics, "lr", r.lr);
+        logger_number(log->metrics, "ms", r.ms);
+        logger_number(log->metrics, "tokens_per_s", rate);
+        logger_end_line(log);
+    }
+    double wait = log->terminal ? 0.1 : 1.0;
+    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
+    if (!due) { return; }
+    log->last_line = now;
+    if (r.seconds_left < 0) { r.seconds_left = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate; }
+    logger_show(log, &r);
+}
+
+static inline void logger_val(Logger *log, long long step, double val_loss) {
+    logger_clear_line(log);
+    printf("step %lld | validation loss %.4f\n", step, val_loss);
+    fflush(stdout);
+    if (!log->metrics) { return; }
+    fprintf(log->metrics, "{\"step\":%lld", step);
+    logger_number(log->metrics, "val_loss", val_loss);
+    logger_end_line(log);
+}
+
+static inline void logger_close(Logger *log) {
+    if (log->terminal) { putchar('\n'); }
+    if (log->metrics) { fclose(log->metrics); }
+}

@@ -1,0 +1,189 @@
+/*
+Matrix products through oneDNN (versions 2 and 3), where it is there at build time (HAVE_ONEDNN) and knows the case.
+A primitive is prepared once per shape and kind, which takes up to a millisecond, and kept in Exec.
+defines: onednn_multiply, onednn_free, onednn_version
+*/
+#pragma once
+#include "check.h"
+#include "exec.h"
+#include "gemm.h"
+
+#if defined(HAVE_ONEDNN) && !defined(PRECISION_FP64)
+#include <omp.h>
+#include <oneapi/dnnl/dnnl.h>
+
+static inline const char *onednn_version(void) { return "oneDNN"; }
+
+// everything that tells one prepared product from another
+typedef struct {
+    size_t M, N, K, a_row, a_col, b_row, b_col, c_row;
+    DType a, b, c;
+    bool bias, residual, accumulate;
+    int threads;
+} MatmulKey;
+
+enum { MATMUL_OPERANDS = 5 };  // A, B, bias, residual, C
+
+typedef struct PreparedMatmul {
+    MatmulKey key;
+    dnnl_primitive_t primitive;  // NULL: oneDNN refused this case
+    dnnl_memory_t memory[MATMUL_OPERANDS];
+    struct PreparedMatmul *next;
+} PreparedMatmul;
+
+struct PreparedMatmuls {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    PreparedMatmul *first;
+};
+
+static inline void onednn_check(dnnl_status_t status, const char *call) {
+    if (status != dnnl_success) { run_error("oneDNN's %s failed with status %d", call, (int)status); }
+}
+
+static inline dnnl_data_type_t onednn_type(DType dtype) { return dtype == DT_BF16 ? dnnl_bf16 : dnnl_f32; }
+
+// the two API generations differ in who owns a memory descriptor; here it is always a value or a handle named Desc
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t OnednnDesc;
+static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
+    dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols}, strides = {(dnnl_dim_t)row, (dnnl_dim_t)col};
+    OnednnDesc desc;
+    onednn_check(dnnl_memory_desc_create_with_strides(&desc, 2, dims, onednn_type(dtype), strides), "memory descriptor");
+    return desc;
+}
+static inline void onednn_desc_free(OnednnDesc *desc) { dnnl_memory_desc_destroy(*desc); }
+static inline dnnl_memory_t onednn_memory(OnednnDesc *desc, dnnl_engine_t engine) {
+    dnnl_memory_t memory;
+    onednn_check(dnnl_memory_create(&memory, *desc, engine, DNNL_MEMORY_NONE), "memory");
+    return memory;
+}
+static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *key, OnednnDesc *residual) {
+    if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef); }
+    return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, *residual) : dnnl_success;
+}
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc, bool bias,
+                                            dnnl_primitive_attr_t attr) {
+    return dnnl_matmul_primitive_desc_create(pd, engine, desc[0], desc[1], bias ? desc[2] : NULL, desc[4], attr);
+}
+#else
+typedef dnnl_memory_desc_t OnednnDesc;
+static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
+    dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols}, strides = {(dnnl_dim_t)row, (dnnl_dim_t)col};
+    OnednnDesc desc;
+    onednn_check(dnnl_memory_desc_init_by_strides(&desc, 2, dims, onednn_type(dtype), strides), "memory descriptor");
+    return desc;
+}
+static inline void onednn_desc_free(OnednnDesc *desc) { (void)desc; }
+static inline dnnl_memory_t onednn_memory(OnednnDesc *desc, dnnl_engine_t engine) {
+    dnnl_memory_t memory;
+    onednn_check(dnnl_memory_create(&memory, desc, engine, DNNL_MEMORY_NONE), "memory");
+    return memory;
+}
+static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *key, OnednnDesc *residual) {
+    if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f); }
+    return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, residual) : dnnl_success;
+}
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc, bool bias,
+                                            dnnl_primitive_attr_t attr) {
+    dnnl_matmul_desc_t matmul;
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &desc[0], &desc[1], bias ? &desc[2] : NULL, &desc[4]);
+    return status == dnnl_success ? dnnl_primitive_desc_create(pd, &matmul, attr, engine, NULL) : status;
+}
+#endif
+
+static inline PreparedMatmul *onednn_prepare(struct PreparedMatmuls *prepared, const MatmulKey *key) {
+    PreparedMatmul *p = (PreparedMatmul *)xcalloc(1, sizeof *p);
+    p->key = *key;
+    OnednnDesc desc[MATMUL_OPERANDS] = {
+        onednn_desc(key->M, key->K, key->a, key->a_row, key->a_col),
+        onednn_desc(key->K, key->N, key->b, key->b_row, key->b_col),
+        onednn_desc(1, key->N, DT_FLOATX, key->N, 1),
+        onednn_desc(key->M, key->N, DT_FLOATX, key->N, 1),
+        onednn_desc(key->M, key->N, key->c, key->c_row, 1),
+    };
+    dnnl_primitive_attr_t attr;
+    dnnl_post_ops_t ops;
+    dnnl_primitive_desc_t pd;
+    onednn_check(dnnl_primitive_attr_create(&attr), "attributes");
+    onednn_check(dnnl_post_ops_create(&ops), "post-ops");
+    onednn_check(onednn_append(ops, key, &desc[3]), "post-op");
+    onednn_check(dnnl_primitive_attr_set_post_ops(attr, ops), "attributes");
+    if (onednn_describe(&pd, prepared->engine, desc, key->bias, attr) == dnnl_success) {
+        onednn_check(dnnl_primitive_create(&p->primitive, pd), "primitive");
+        dnnl_primitive_desc_destroy(pd);
+    }
+    dnnl_post_ops_destroy(ops);
+    dnnl_primitive_attr_destroy(attr);
+    for (int i = 0; i < MATMUL_OPERANDS; i++) {
+        p->memory[i] = onednn_memory(&desc[i], prepared->engine);
+        onednn_desc_free(&desc[i]);
+    }
+    p->next = prepared->first;
+    prepared->first = p;
+    return p;
+}
+
+static inline PreparedMatmul *onednn_find(Exec *ex, const MatmulKey *key) {
+    if (!ex->matmuls) {
+        ex->matmuls = (struct PreparedMatmuls *)xcalloc(1, sizeof *ex->matmuls);
+        onednn_check(dnnl_engine_create(&ex->matmuls->engine, dnnl_cpu, 0), "engine");
+        onednn_check(dnnl_stream_create(&ex->matmuls->stream, ex->matmuls->engine, dnnl_stream_default_flags), "stream");
+    }
+    for (PreparedMatmul *p = ex->matmuls->first; p; p = p->next) {
+        if (memcmp(&p->key, key, sizeof *key) == 0) { return p; }
+    }
+    return onednn_prepare(ex->matmuls, key);
+}
+
+// As gemm(); returns false, having done nothing, where oneDNN does not know the case.
+static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
+                                   size_t K) {
+    MatmulKey key;
+    memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
+    key.M = M, key.N = N, key.K = K;
+    key.a_row = a.row, key.a_col = a.col, key.b_row = b.row, key.b_col = b.col, key.c_row = c.row;
+    key.a = a.dtype, key.b = b.dtype, key.c = c.dtype;
+    key.bias = add->bias != NULL, key.residual = add->residual != NULL, key.accumulate = add->accumulate;
+    key.threads = omp_get_max_threads();
+    PreparedMatmul *p = onednn_find(ex, &key);
+    if (!p->primitive) { return false; }
+    const void *data[MATMUL_OPERANDS] = {a.data, b.data, add->bias, add->residual, c.data};
+    static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
+                                               DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, DNNL_ARG_DST};
+    dnnl_exec_arg_t args[MATMUL_OPERANDS];
+    int count = 0;
+    for (int i = 0; i < MATMUL_OPERANDS; i++) {
+        if (!data[i]) { continue; }
+        onednn_check(dnnl_memory_set_data_handle(p->memory[i], (void *)data[i]), "data handle");
+        args[count].arg = roles[i];
+        args[count++].memory = p->memory[i];
+    }
+    onednn_check(dnnl_primitive_execute(p->primitive, ex->matmuls->stream, count, args), "matmul");
+    onednn_check(dnnl_stream_wait(ex->matmuls->stream), "wait");
+    return true;
+}
+
+static inline void onednn_free(Exec *ex) {
+    if (!ex->matmuls) { return; }
+    for (PreparedMatmul *p = ex->matmuls->first, *next; p; p = next) {
+        next = p->next;
+        for (int i = 0; i < MATMUL_OPERANDS; i++) { dnnl_memory_destroy(p->memory[i]); }
+        if (p->primitive) { dnnl_primitive_destroy(p->primitive); }
+        free(p);
+    }
+    dnnl_stream_destroy(ex->matmuls->stream);
+    dnnl_engine_destroy(ex->matmuls->engine);
+    free(ex->matmuls);
+    ex->matmuls = NULL;
+}
+
+#else
+static inline const char *onednn_version(void) { return "portable C"; }
+static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
+                                   size_t K) {
+    (void)ex, (void)c, (void)a, (void)b, (void)add, (void)M, (void)N, (void)K;
+    return false;
+}
+static inline void onednn_free(Exec *ex) { (void)ex; }
+#endif

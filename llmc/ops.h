@@ -1,0 +1,95 @@
+/*
+Every operation of GPT-2 once, in forward order: the table of contents of the maths.
+defines: GradMode, TensorSpan, AdamW, Ops, Exec
+
+Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
+            V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
+Types       floatX is storage, real is arithmetic (floatx.h). Statistics, losses and parameter gradients are real.
+Semantics   outputs are written with = unless the line says += ; GRAD_ADD turns a parameter gradient's = into += .
+            An output may not overlap an input unless the line says "in place".
+An operation <op> has its formula and its plain C twin in llmc/<op>.h. The twins are collected in cpu_ops (cpu_ops.h).
+Operations cannot fail: the trainer checks shapes before the first step.
+*/
+#pragma once
+#include "floatx.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+// where an operation runs and what it may use there; see exec.h
+typedef struct Exec Exec;
+
+// the first micro-step of an accumulation sets a gradient, the others add to it: no memset is needed
+typedef enum { GRAD_SET, GRAD_ADD } GradMode;
+
+// a run of parameters that share one weight decay: elements [begin, begin + count) of the flat parameter block
+typedef struct {
+    size_t begin, count;
+    bool decay;
+} TensorSpan;
+
+// one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1
+typedef struct {
+    real learning_rate, beta1, beta2, epsilon, weight_decay;
+    real clip;  // gradients are scaled to this global norm if theirs is larger; 0 turns clipping off
+    int step;
+} AdamW;
+
+typedef struct {
+    // ---- forward
+    // out (N,C) = wte (Vp,C)[tokens] + wpe (maxT,C)[t];  tokens (B,T) int32
+    void (*embedding_forward)(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C,
+                              Exec *ex);
+    // out (N,C) = (in - mean) * rstd * weight + bias;  mean, rstd (N) are written too
+    void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
+                              const floatX *bias, int N, int C, Exec *ex);
+    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote
+    void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
+                                const floatX *bias, int N, int C, Exec *ex);
+    // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
+    void (*matmul_forward)(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                           const floatX *residual, int N, int C, int OC, Exec *ex);
+    // pre (N,OC) = in weight^T + bias;  out (N,OC) = gelu(pre)
+    void (*matmul_gelu_forward)(floatX *out, floatX *pre, const floatX *in, const floatX *weight, const floatX *bias,
+                                int N, int C, int OC, Exec *ex);
+    // out (n) = gelu(in (n)), the tanh form
+    void (*gelu_forward)(floatX *out, const floatX *in, size_t n, Exec *ex);
+    // out (N,C) = causal attention of qkv (B,T,3,NH,HS);  lse (B,NH,T) is the log-sum-exp of each row's scaled scores
+    void (*attention_forward)(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS, Exec *ex);
+    // out (n,C) for n new positions pos.. of one sequence, qkv (n,3,NH,HS), over a cache of keys and values (maxT,C)
+    // each, to which the new ones are appended first
+    void (*attention_decode)(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH,
+                             int HS, Exec *ex);
+    // losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place, logits become their own gradient times dloss,
+    // columns V.. become 0;  logits are left alone where dloss is 0
+    void (*classifier)(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp, Exec *ex);
+    // *total += scale * sum of losses (N)
+    void (*loss_sum)(real *total, const real *losses, real scale, int N, Exec *ex);
+
+    // ---- backward, in the order it runs
+    // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless that is NULL
+    // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout.  dinp, dweight, dbias may be NULL
+    void (*matmul_backward)(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
+                            const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex);
+    // dinp (n) = dout (n) * gelu'(in (n));  in place is allowed: dinp may be dout
+    void (*gelu_backward)(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex);
+    // dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)=
+    void (*layernorm_backward)(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
+                               const floatX *weight, const real *mean, const real *rstd, GradMode mode, int N, int C,
+                               Exec *ex);
+    // dqkv (B,T,3,NH,HS) from dout (N,C), recomputing the probabilities from qkv and lse;  out is the forward's
+    void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const real *lse,
+                               int B, int T, int NH, int HS, Exec *ex);
+    // dwte (Vp,C)[tokens] += dout (N,C);  dwpe (maxT,C) (+)= sums over sequences, rows T.. set to 0 by GRAD_SET
+    void (*embedding_backward)(real *dwte, real *dwpe, const floatX *dout, const int *tokens, GradMode mode, int B,
+                               int T, int maxT, int C, Exec *ex);
+
+    // ---- update
+    // *out = sum of squares of x (n)
+    void (*global_norm_squared)(real *out, const real *x, size_t n, Exec *ex);
+    // one AdamW step on params, m, v;  grads are scaled by min(1, clip / sqrt(*norm_squared)).  master is the fp32 copy
+    // that params are rounded from, or NULL where params are fp32 themselves.  spans cover what is to be updated
+    void (*adamw_update)(floatX *params, real *master, real *m, real *v, const real *grads, const real *norm_squared,
+                         const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex);
+    // params (n) have changed: whatever ex keeps of them (the rounded copy of -f 2) is brought up to date
+    void (*params_changed)(const floatX *params, size_t n, Exec *ex);
+} Ops;

@@ -1,0 +1,238 @@
+/*
+The model's shape and its parameters: one table row a tensor, one flat block laid out layer by layer.
+defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs, ParamLayout,
+         param_layout, param_offset, param_rows, param_cols, param_name, param_init, param_spans, num_parameters
+
+Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every tensor
+            starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero.
+Names       Hugging Face's (h.3.attn.c_attn.weight). Its four matmul weights are stored there as (in, out), here as (out, in).
+Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layernorm weights 1 (Radford et al. 2019). A value
+            depends on the seed, the tensor and the element alone, so neither threads nor a sharding change it.
+*/
+#pragma once
+#include "check.h"
+#include "floatx.h"
+#include "ops.h"
+#include "rng.h"
+
+typedef struct {
+    int max_seq_len;       // maxT: positions that wpe has
+    int vocab_size;        // V
+    int padded_vocab_size; // Vp: V rounded up to VOCAB_PADDING
+    int num_layers;        // L
+    int num_heads;         // NH
+    int channels;          // C
+} GPT2Config;
+
+enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = 64, MAX_HEAD_SIZE = 256 };
+
+static inline int config_head_size(const GPT2Config *c) { return c->channels / c->num_heads; }
+
+static inline void config_set_vocab(GPT2Config *c, int vocab_size) {
+    c->vocab_size = vocab_size;
+    c->padded_vocab_size = (vocab_size + VOCAB_PADDING - 1) / VOCAB_PADDING * VOCAB_PADDING;
+}
+
+// stops unless the shape can be built; `where` names the flag or file it came from
+static inline void config_check(const GPT2Config *c, const char *where) {
+    if (c->num_layers < 1 || c->num_heads < 1 || c->channels < 1 || c->max_seq_len < 1 || c->vocab_size < 1) {
+        input_error("%s: a model needs at least one layer, head, channel, position and token; found %d, %d, %d, %d and %d", where,
+                    c->num_layers, c->num_heads, c->channels, c->max_seq_len, c->vocab_size);
+    }
+    if (c->channels % c->num_heads != 0) {
+        input_error("%s: %d heads do not divide %d channels; choose channels that are a multiple of the heads", where,
+                    c->num_heads, c->channels);
+    }
+    if (config_head_size(c) > MAX_HEAD_SIZE) {
+        input_error("%s: a head of %d channels is more than the %d supported; use more heads", where, config_head_size(c),
+                    MAX_HEAD_SIZE);
+    }
+}
+
+// one known model: descriptor, layers, heads, channels, positions
+typedef struct {
+    const char *name;
+    int num_layers, num_heads, channels, max_seq_len;
+} KnownModel;
+
+// d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al. 2020
+static const KnownModel known_models[] = {
+    {"d6", 6, 6, 384, 1024},          {"d12", 12, 12, 768, 1024},        {"d24", 24, 16, 1024, 1024},
+    {"d36", 36, 20, 1280, 1024},      {"d48", 48, 25, 1600, 1024},       {"d60", 60, 30, 1920, 1024},
+    {"d72", 72, 30, 2880, 1024},      {"d84", 84, 36, 3456, 1024},       {"gpt3:c384", 6, 6, 384, 2048},
+    {"gpt3:c768", 12, 12, 768, 2048}, {"gpt3:c1024", 24, 16, 1024, 2048}, {"gpt3:c1536", 24, 16, 1536, 2048},
+    {"gpt3:c2048", 24, 16, 2048, 2048}, {"gpt3:c2560", 32, 32, 2560, 2048}, {"gpt3:c4096", 32, 32, 4096, 2048},
+    {"gpt3:c5120", 40, 40, 5120, 2048}, {"gpt3:c12288", 96, 96, 12288, 2048},
+};
+enum { NUM_KNOWN_MODELS = sizeof known_models / sizeof known_models[0] };
+
+// Fills *c from "d12", "gpt2:d12", "gpt3:c768" (GPT-2's vocabulary) or "l4h4c128" (data_vocab tokens, max_seq_len
+// positions). Returns false where the word is no descriptor, so that it may be a path.
+static inline bool config_from_descriptor(GPT2Config *c, const char *word, int data_vocab, int max_seq_len) {
+    const char *name = strncmp(word, "gpt2:", 5) == 0 ? word + 5 : word;
+    for (int i = 0; i < NUM_KNOWN_MODELS; i++) {
+        const KnownModel *m = &known_models[i];
+        if (strcmp(name, m->name) != 0) { continue; }
+        c->num_layers = m->num_layers, c->num_heads = m->num_heads, c->channels = m->channels;
+        c->max_seq_len = m->max_seq_len;
+        config_set_vocab(c, GPT2_VOCAB);
+        return true;
+    }
+    int layers, heads, channels, end = 0;
+    if (sscanf(word, "l%6dh%6dc%6d%n", &layers, &heads, &channels, &end) != 3 || word[end]) { return false; }
+    c->num_layers = layers, c->num_heads = heads, c->channels = channels, c->max_seq_len = max_seq_len;
+    config_set_vocab(c, data_vocab);
+    return true;
+}
+
+typedef enum {
+    WTE, WPE,
+    LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB,
+    LNFW, LNFB,
+    NUM_PARAM_TENSORS,
+    FIRST_LAYER_PARAM = LN1W, LAST_LAYER_PARAM = FCPROJB
+} ParamId;
+
+// what a dimension of a tensor is counted in
+typedef enum { DIM_ONE, DIM_VP, DIM_MAXT, DIM_C, DIM_3C, DIM_4C } Dim;
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } Init;
+
+typedef struct {
+    const char *name;  // Hugging Face's, without the layer's prefix
+    Dim rows, cols;
+    Init init;
+    bool decay;       // weight decay: 2-D tensors
+    bool transposed;  // stored the other way round in Hugging Face's files
+} ParamSpec;
+
+static const ParamSpec param_specs[NUM_PARAM_TENSORS] = {
+    {"wte.weight", DIM_VP, DIM_C, INIT_NORMAL, true, false},
+    {"wpe.weight", DIM_MAXT, DIM_C, INIT_NORMAL, true, false},
+    {"ln_1.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
+    {"ln_1.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+    {"attn.c_attn.weight", DIM_3C, DIM_C, INIT_NORMAL, true, true},
+    {"attn.c_attn.bias", DIM_ONE, DIM_3C, INIT_ZERO, false, false},
+    {"attn.c_proj.weight", DIM_C, DIM_C, INIT_NORMAL_RESIDUAL, true, true},
+    {"attn.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+    {"ln_2.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
+    {"ln_2.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+    {"mlp.c_fc.weight", DIM_4C, DIM_C, INIT_NORMAL, true, true},
+    {"mlp.c_fc.bias", DIM_ONE, DIM_4C, INIT_ZERO, false, false},
+    {"mlp.c_proj.weight", DIM_C, DIM_4C, INIT_NORMAL_RESIDUAL, true, true},
+    {"mlp.c_proj.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+    {"ln_f.weight", DIM_ONE, DIM_C, INIT_ONE, false, false},
+    {"ln_f.bias", DIM_ONE, DIM_C, INIT_ZERO, false, false},
+};
+
+static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
+
+// how many tensors `id` stands for
+static inline int param_layers(ParamId id, const GPT2Config *c) { return param_is_layered(id) ? c->num_layers : 1; }
+
+static inline size_t dim_size(Dim dim, const GPT2Config *c) {
+    switch (dim) {
+    case DIM_VP: return (size_t)c->padded_vocab_size;
+    case DIM_MAXT: return (size_t)c->max_seq_len;
+    case DIM_C: return (size_t)c->channels;
+    case DIM_3C: return 3 * (size_t)c->channels;
+    case DIM_4C: return 4 * (size_t)c->channels;
+    default: return 1;
+    }
+}
+
+// shape in memory, padding included
+static inline size_t param_rows(ParamId id, const GPT2Config *c) { return dim_size(param_specs[id].rows, c); }
+static inline size_t param_cols(ParamId id, const GPT2Config *c) { return dim_size(param_specs[id].cols, c); }
+
+// rows that mean something: all but the vocabulary's padding
+static inline size_t param_used_rows(ParamId id, const GPT2Config *c) {
+    return id == WTE ? (size_t)c->vocab_size : param_rows(id, c);
+}
+
+// "h.3.ln_1.weight" or "wte.weight" into name
+static inline void param_name(char *name, size_t size, ParamId id, int layer) {
+    if (param_is_layered(id)) {
+        snprintf(name, size, "h.%d.%s", layer, param_specs[id].name);
+    } else {
+        snprintf(name, size, "%s", param_specs[id].name);
+    }
+}
+
+typedef struct {
+    size_t offset[NUM_PARAM_TENSORS];  // in elements, of layer 0 where layered
+    size_t layer_stride;               // elements from a layer to the next
+    size_t total;                      // elements of the block, gaps included
+} ParamLayout;
+
+static inline ParamLayout param_layout(const GPT2Config *c) {
+    ParamLayout layout;
+    size_t at = 0;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        if (id == LAST_LAYER_PARAM + 1) {
+            layout.layer_stride = at - layout.offset[FIRST_LAYER_PARAM];
+            at += layout.layer_stride * (size_t)(c->num_layers - 1);
+        }
+        layout.offset[id] = at;
+        size_t count = param_rows((ParamId)id, c) * param_cols((ParamId)id, c);
+        at += (count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    }
+    layout.total = at;
+    return layout;
+}
+
+static inline size_t param_offset(const ParamLayout *layout, ParamId id, int layer) {
+    return layout->offset[id] + (param_is_layered(id) ? layout->layer_stride * (size_t)layer : 0);
+}
+
+// parameters that are trained: without the vocabulary's padding and the gaps
+static inline size_t num_parameters(const GPT2Config *c) {
+    size_t count = 0;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        count += param_used_rows(p, c) * param_cols(p, c) * (size_t)param_layers(p, c);
+    }
+    return count;
+}
+
+// GPT-2's initial value of element i of a tensor
+static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2Config *c, uint64_t seed) {
+    switch (param_specs[id].init) {
+    case INIT_ONE: return 1;
+    case INIT_NORMAL: return (real)(0.02 * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
+    case INIT_NORMAL_RESIDUAL:
+        return (real)(0.02 / sqrt(2.0 * c->num_layers) * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
+    default: return 0;
+    }
+}
+
+// fills the whole block (total elements), gaps and padding with zeros
+static inline void param_init(real *params, const GPT2Config *c, uint64_t seed) {
+    ParamLayout layout = param_layout(c);
+    memset(params, 0, layout.total * sizeof(real));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, c) * param_cols(p, c);
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            real *tensor = params + param_offset(&layout, p, layer);
+#pragma omp parallel for schedule(static)
+            for (size_t i = 0; i < count; i++) { tensor[i] = param_init_value(p, layer, i, c, seed); }
+        }
+    }
+}
+
+// The optimizer's view: one span a tensor. Mallocs the array and returns its length.
+static inline int param_spans(TensorSpan **spans, const GPT2Config *c) {
+    ParamLayout layout = param_layout(c);
+    int count = 0;
+    *spans = (TensorSpan *)xmalloc((size_t)NUM_PARAM_TENSORS * (size_t)c->num_layers * sizeof(TensorSpan));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            TensorSpan *span = &(*spans)[count++];
+            span->begin = param_offset(&layout, p, layer);
+            span->count = param_rows(p, c) * param_cols(p, c);
+            span->decay = param_specs[id].decay;
+        }
+    }
+    return count;
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# clang-tidy and cppcheck over the C sources, shellcheck over the scripts; fails if any of them finds something.
+# .clang-tidy says which checks are on. Headers are read through the programs that include them.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu dev/test/test_*.c 2>/dev/null)
+mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
+options=(-D_GNU_SOURCE -DPRECISION_FP32 -I.)
+printf '#include <oneapi/dnnl/dnnl.h>\n' | cc -E -x c - >/dev/null 2>&1 && options+=(-DHAVE_ONEDNN)
+# clang has no omp.h of its own without libomp; gcc's is found last, so that nothing else of gcc's is
+omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
+status=0
+
+echo "clang-tidy   ${#programs[@]} programs"
+tidy() { clang-tidy --quiet "$1" -- -x c -std=gnu11 -fopenmp "${@:2}" 2>/dev/null; }
+for program in "${programs[@]}"; do
+    tidy "$program" "${options[@]}" -idirafter "$omp" || status=1
+done
+
+echo "cppcheck     ${#programs[@]} programs"
+cppcheck --quiet --language=c --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
+    --suppress=missingIncludeSystem -j "$(nproc)" "${options[@]}" "${programs[@]}" || status=1
+
+echo "shellcheck   ${#scripts[@]} scripts"
+shellcheck "${scripts[@]}" || status=1
+exit $status

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs, through apt, what a purpose needs and this machine lacks:   scripts/setup.sh build|train|test|lint|bench
+# Each missing package is named with its reason before anything is installed. Where nothing is missing it says nothing
+# and needs neither root nor a network. Where there is no apt-get it names what is missing and stops.
+set -euo pipefail
+
+purpose=${1:-}
+case $purpose in
+build | train | test | lint | bench) ;;
+*)
+    echo "setup: expected build, train, test, lint or bench, found '$purpose'" >&2
+    exit 2
+    ;;
+esac
+
+has_command() { command -v "$1" >/dev/null; }
+has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
+has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
+
+# need|want PURPOSES PACKAGE REASON TEST...: notes the package if the purpose is one of them and the test fails.
+# What we only want, we can do without.
+required=() optional=()
+check() {
+    local -n list=$1
+    local purposes=$2 package=$3 reason=$4
+    shift 4
+    [[ " $purposes " == *" $purpose "* || $purposes == all ]] || return 0
+    "$@" && return 0
+    list+=("$package")
+    printf 'setup: %-17s %s\n' "$package" "$reason"
+}
+need() { check required "$@"; }
+want() { check optional "$@"; }
+
+need all          make             "runs the builds"                                           has_command make
+need all          gcc              "the C compiler, with OpenMP"                               has_command cc
+need all          libc6-dev        "the C library's headers"                                   has_headers stdio.h
+need all          libcjson-dev     "cJSON, for the headers of checkpoints"                     has_headers cjson/cJSON.h
+want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"                  has_headers oneapi/dnnl/dnnl.h
+want train        bible-kjv        "the King James Bible, 4.1 MB of public-domain text"        has_command bible
+need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
+need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
+    has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
+need lint         clang-format     "lays out the sources"                                      has_command clang-format
+need lint         clang-tidy       "finds faults in C"                                         has_command clang-tidy
+need lint         cppcheck         "finds other faults in C"                                   has_command cppcheck
+need lint         shellcheck       "finds faults in shell scripts"                             has_command shellcheck
+need bench        python3-torch    "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
+need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through"                has_module numpy
+
+[ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || exit 0
+
+# stops unless we can do without everything that is missing
+cannot_install() {
+    if [ ${#required[@]} -eq 0 ]; then
+        echo "setup: $1; going on without ${optional[*]}"
+        exit 0
+    fi
+    echo "setup: $1; install ${required[*]} ${optional[*]} (Debian's names) and run this again" >&2
+    exit 1
+}
+
+has_command apt-get || cannot_install "there is no apt-get here"
+root=()
+if [ "$(id -u)" -ne 0 ]; then
+    has_command sudo || cannot_install "installing takes root, and there is no sudo"
+    root=(sudo)
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+apt() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 "$@" </dev/null >>"$log" 2>&1; }
+install() { apt install -y --no-install-recommends "$@"; }
+
+echo "setup: installing with apt-get ..."
+apt update || echo "setup: apt-get update failed; trying with the package lists that are here" >&2
+if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
+    cat "$log" >&2
+    echo "setup: apt-get could not install ${required[*]}; its words are above" >&2
+    exit 1
+fi
+for package in "${optional[@]}"; do
+    install "$package" || echo "setup: apt-get could not install $package; going on without it"
+done

@@ -1,0 +1,1058 @@
+/*
+train_gpt2: trains GPT-2, top to bottom.
+
+To follow one step: main -> train -> train_step -> gpt2_forward -> block_forward -> one operation in llmc/; the backward is
+its mirror image. The sections, in order:
+  1. flags           TrainArgs and the one table of flags
+  2. the model       activations, the memory plan, build and free
+  3. forward         block_forward, gpt2_forward, the chunked classifier
+  4. backward        block_backward, gpt2_backward: section 3 reversed
+  5. update          global norm, AdamW
+  6. decoding        the same blocks with a key-value cache; text from a prompt
+  7. the run         data, checkpoints, evaluation, one training step
+  8. main            --plan, --generate, or train
+*/
+#include "llmc/check.h"       // input_error, run_error, xmalloc
+#include "llmc/floatx.h"      // floatX, real, DType
+#include "llmc/ops.h"         // Ops, GradMode, AdamW, TensorSpan
+#include "llmc/cpu_ops.h"     // cpu_ops
+#include "llmc/exec.h"        // Exec
+#include "llmc/device.h"      // Device, cpu_device
+#include "llmc/memory.h"      // Plan, Arena, Scratch
+#include "llmc/params.h"      // GPT2Config, ParamId, param_layout, param_init
+#include "llmc/checkpoint.h"  // ModelState, checkpoint_save, model_open, model_load
+#include "llmc/dataloader.h"  // TokenFiles, DataLoader
+#include "llmc/tokenizer.h"   // Tokenizer
+#include "llmc/sampler.h"     // sample_token
+#include "llmc/schedule.h"    // schedule_lr
+#include "llmc/guard.h"       // Guard, guard_zscore
+#include "llmc/logger.h"      // Logger, now_seconds
+#include "llmc/flags.h"       // Flag, flags_parse
+#include <omp.h>
+#include <sys/statvfs.h>
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 1. flags
+
+typedef struct {
+    const char *train_data, *val_data, *model, *tokenizer;
+    const char *run_dir;
+    int checkpoint_every, keep_checkpoints, major_every, resume;
+    int B, T;
+    int64_t batch_tokens, max_steps;
+    double time_limit;
+    int schedule, warmup;
+    double lr, final_fraction, weight_decay, beta1, beta2, epsilon, clip;
+    double loss_guard, norm_guard;
+    int val_every, val_batches, sample_every, sample_tokens, generate, top_k;
+    double temperature;
+    const char *prompt;
+    int overfit, matmul_precision, threads, device;
+    int64_t seed;
+    const char *plan, *help, *version;
+} TrainArgs;
+
+static const TrainArgs default_args = {
+    .checkpoint_every = 0,
+    .B = 4,
+    .T = 1024,
+    .batch_tokens = -1,
+    .max_steps = -1,
+    .lr = 3e-4,
+    .final_fraction = 1.0,
+    .beta1 = 0.9,
+    .beta2 = 0.95,
+    .epsilon = 1e-8,
+    .clip = 1.0,
+    .val_every = 20,
+    .val_batches = 20,
+    .sample_every = 20,
+    .sample_tokens = 64,
+    .temperature = 1.0,
+    .prompt = "",
+    .matmul_precision = 1,
+    .seed = 42,
+};
+
+#define ARG(field) offsetof(TrainArgs, field)
+#define ANY_COUNT 0, 2147483647
+static const Flag flag_table[] = {
+    FLAG_HEADING("data and model"),
+    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", "what to train on: llm.c .bin token shards, or any other file as bytes"},
+    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", "what to validate on; without it the last tenth of each -i file"},
+    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", "d12 d24 d36 d48, gpt3:c768, l4h4c128, or a folder or .safetensors file; without it d12"},
+    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", "GPT-2's merges (vocab.bpe, merges.txt) or llm.c's gpt2_tokenizer.bin, to read and write text"},
+    {NULL, "seed", FLAG_INT64, ARG(seed), 0, 9007199254740992.0, NULL, "N", "of the initial weights, the data's order and the samples"},
+    FLAG_HEADING("run directory"),
+    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", "where metrics.jsonl, config.json and checkpoints go; without it nothing is written"},
+    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "steps", "save a checkpoint every so many steps and at the end; 0: never"},
+    {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "keep only the last N checkpoints; 0: all"},
+    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "steps", "never delete the checkpoints of these steps; 0: none"},
+    {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", "go on from the last checkpoint in -o"},
+    FLAG_HEADING("batch"),
+    {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "sequences", "sequences that are computed at once"},
+    {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "tokens", "tokens in a sequence"},
+    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens", "tokens of one update, by accumulation; a multiple of b x t; -1: b x t"},
+    FLAG_HEADING("optimisation"),
+    {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
+    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds", "stop training after so long, then validate, save and sample as at the end; 0: none"},
+    {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME", "the learning rate's way down"},
+    {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", "its peak"},
+    {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "steps", "its linear way up"},
+    {"q", "final-fraction", FLAG_REAL, ARG(final_fraction), 0, 1, NULL, "X", "its end, as a fraction of the peak"},
+    {"c", "weight-decay", FLAG_REAL, ARG(weight_decay), 0, 1e3, NULL, "X", "on tensors with two dimensions"},
+    {NULL, "beta1", FLAG_REAL, ARG(beta1), 0, 0.999999, NULL, "X", "AdamW's first moment"},
+    {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", "AdamW's second moment"},
+    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 0, 1, NULL, "X", "AdamW's"},
+    {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X", "largest global norm of the gradient; 0: no clipping"},
+    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "z", "skip an update whose loss is so many standard deviations off the last 128; 0: never"},
+    {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "z", "the same for the gradient's norm"},
+    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", "train on the first batch alone, to see that the loss goes to 0"},
+    FLAG_HEADING("evaluation and text"),
+    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "steps", "validate every so many steps and at the end; 0: never"},
+    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N", "micro-batches of a validation; -1: all"},
+    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps", "write a sample every so many steps and at the end; 0: never"},
+    {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "tokens", "length of a sample"},
+    {NULL, "generate", FLAG_INT, ARG(generate), ANY_COUNT, NULL, "tokens", "do not train: load -e and continue --prompt by so many tokens"},
+    {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", "what samples begin with"},
+    {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", "of sampling; 0: always the likeliest token"},
+    {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "sample among the N likeliest tokens; 0: all"},
+    FLAG_HEADING("machine"),
+    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, "auto cpu", "NAME", "where to compute"},
+    {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "CPU threads; 0: one a core, or OMP_NUM_THREADS"},
+    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2", "2 rounds matmul inputs to bf16 where the CPU multiplies it faster; sums stay fp32"},
+    FLAG_HEADING("information"),
+    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT", "print the memory this command line takes, and exit; needs no data"},
+    {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
+    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
+};
+enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
+
+// what no single flag can check
+static void args_check(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T;
+    if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
+        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the nearest below is %lld", (long long)a->batch_tokens,
+                    a->B, a->T, (long long)micro, (long long)(a->batch_tokens < micro ? micro : a->batch_tokens / micro * micro));
+    }
+    if (a->checkpoint_every > 0 && !a->run_dir) { input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every); }
+    if (a->resume && !a->run_dir) { input_error("-y 1 goes on from the last checkpoint in -o, but no -o is given"); }
+    if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
+    if (a->generate && !a->model) { input_error("--generate needs a trained model: give its folder or .safetensors file with -e"); }
+}
+
+static int accumulation_steps(const TrainArgs *a) {
+    return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T));
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 2. the model
+
+typedef enum {
+    ENCODED,                                             // the embeddings' sum: the first block's input
+    LN1, LN1_MEAN, LN1_RSTD, QKV, ATTY, LSE, RESIDUAL2,  // attention's half of a block
+    LN2, LN2_MEAN, LN2_RSTD, FCH, FCH_GELU, RESIDUAL3,   // the MLP's half; RESIDUAL3 is the block's output
+    LNF, LNF_MEAN, LNF_RSTD, LOSSES,
+    NUM_ACTIVATIONS
+} ActivationId;
+
+// elements a token: WIDTH_1 one, WIDTH_NH one a head, WIDTH_C one a channel, ...
+typedef enum { WIDTH_1, WIDTH_NH, WIDTH_C, WIDTH_3C, WIDTH_4C } Width;
+
+typedef struct {
+    const char *name;
+    Width width;
+    bool statistic;  // real, not floatX
+    bool layered;
+} ActivationSpec;
+
+static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
+    {"encoded", WIDTH_C, false, false},
+    {"ln1", WIDTH_C, false, true},
+    {"ln1_mean", WIDTH_1, true, true},
+    {"ln1_rstd", WIDTH_1, true, true},
+    {"qkv", WIDTH_3C, false, true},
+    {"atty", WIDTH_C, false, true},
+    {"lse", WIDTH_NH, true, true},
+    {"residual2", WIDTH_C, false, true},
+    {"ln2", WIDTH_C, false, true},
+    {"ln2_mean", WIDTH_1, true, true},
+    {"ln2_rstd", WIDTH_1, true, true},
+    {"fch", WIDTH_4C, false, true},
+    {"fch_gelu", WIDTH_4C, false, true},
+    {"residual3", WIDTH_C, false, true},
+    {"lnf", WIDTH_C, false, false},
+    {"lnf_mean", WIDTH_1, true, false},
+    {"lnf_rstd", WIDTH_1, true, false},
+    {"losses", WIDTH_1, true, false},
+};
+
+// what a model is built for
+typedef struct {
+    int B, T;                // micro-batch; when decoding only, T rows are the most that one call may advance by
+    bool training;           // with gradients and optimizer state
+    int decode_positions;    // room of the key-value cache; 0: no decoding
+    bool round_matmul_inputs;
+} Purpose;
+
+// where each planned tensor is in the plan; -1 where this purpose has none
+typedef struct {
+    int params, master, grads, m, v;
+    int activations[NUM_ACTIVATIONS], tokens, targets, loss, norm_squared;
+    int dresidual, narrow, wide, keys, values, rounded_in, rounded_dout, rounded_params;
+} PlanIndex;
+
+typedef struct {
+    GPT2Config config;
+    Purpose purpose;
+    const Ops *ops;
+    const Device *device;
+    Exec exec;
+    ParamLayout layout;
+    TensorSpan *spans;
+    int num_spans;
+    Plan plan;
+    PlanIndex index;
+    Arena arena;
+    // ---- views into the arena
+    floatX *params;                       // (layout.total), as are the next four
+    real *master, *grads, *m, *v;         // master is NULL where params are fp32
+    void *activations[NUM_ACTIVATIONS];   // (L,B,T,width) or (B,T,width)
+    int *tokens, *targets;                // (B,T)
+    real *loss, *norm_squared;            // one number each
+    floatX *dresidual;                    // (B,T,C) gradient of the residual stream, from the last block to the first
+    Scratch narrow, wide;                 // (B,T,C): dlnf dln2 datty dln1;  (B,T,4C) or a chunk of logits: dfch dqkv logits
+    floatX *keys, *values;                // (L,decode_positions,C)
+    int classifier_rows;                  // rows of logits that exist at once
+} GPT2;
+
+static size_t width_size(Width width, const GPT2Config *c) {
+    const size_t C = (size_t)c->channels;
+    const size_t sizes[] = {1, (size_t)c->num_heads, C, 3 * C, 4 * C};
+    return sizes[width];
+}
+
+// Rows of logits to hold at once: as many as fit where the MLP's gradient lives anyway, but at least 256, so that the
+// weights are not streamed from memory for a handful of rows.
+static int classifier_chunk(const GPT2Config *c, int rows) {
+    int free_rows = (int)((size_t)rows * 4 * (size_t)c->channels / (size_t)c->padded_vocab_size);
+    int chunk = free_rows > 256 ? free_rows : 256;
+    return chunk < rows ? chunk : rows;
+}
+
+static void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t total = param_layout(c).total;
+    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(total));
+    if (p->training) {
+        if (DT_FLOATX != DT_REAL) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
+        at->grads = plan_add(plan, "grads", STATE, DT_REAL, dims1(total));
+        at->m = plan_add(plan, "m", STATE, DT_REAL, dims1(total));
+        at->v = plan_add(plan, "v", STATE, DT_REAL, dims1(total));
+    }
+    if (p->decode_positions > 0) {
+        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)c->channels);
+        at->keys = plan_add(plan, "decode_keys", STATE, DT_FLOATX, cache);
+        at->values = plan_add(plan, "decode_values", STATE, DT_FLOATX, cache);
+    }
+    if (p->round_matmul_inputs) { at->rounded_params = plan_add(plan, "rounded_params", STATE, DT_BF16, dims1(total)); }
+}
+
+static void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t B = (size_t)p->B, T = (size_t)p->T;
+    at->tokens = plan_add(plan, "tokens", SAVED, DT_I32, dims2(B, T));
+    at->targets = plan_add(plan, "targets", SAVED, DT_I32, dims2(B, T));
+    for (int id = 0; id < NUM_ACTIVATIONS; id++) {
+        const ActivationSpec *spec = &activation_specs[id];
+        size_t width = width_size(spec->width, c);
+        Dims dims = spec->layered ? dims4((size_t)c->num_layers, B, T, width) : dims3(B, T, width);
+        at->activations[id] = plan_add(plan, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
+    }
+}
+
+static void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels;
+    size_t logits = (size_t)classifier_chunk(c, (int)N) * (size_t)c->padded_vocab_size;
+    size_t wide = N * 4 * C > logits ? N * 4 * C : logits;
+    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(wide));
+    if (p->training) {
+        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(N, C));
+        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(N, C));
+    }
+    if (p->round_matmul_inputs) {
+        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, 4 * C));
+        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(wide));
+    }
+    at->loss = plan_add(plan, "loss", SCRATCH, DT_REAL, dims1(1));
+    at->norm_squared = plan_add(plan, "norm_squared", SCRATCH, DT_REAL, dims1(1));
+}
+
+// Everything a model for this purpose will hold on its device: --plan prints it, gpt2_build allocates it.
+static Plan gpt2_plan(const GPT2Config *c, const Purpose *p, PlanIndex *at) {
+    Plan plan = {NULL, 0};
+    memset(at, -1, sizeof *at);
+    plan_state(&plan, at, c, p);
+    plan_saved(&plan, at, c, p);
+    plan_scratch(&plan, at, c, p);
+    return plan;
+}
+
+static void *planned(const GPT2 *m, int index) { return index < 0 ? NULL : arena_tensor(&m->arena, &m->plan, index); }
+
+static Scratch planned_scratch(const GPT2 *m, int index) {
+    Scratch s = {planned(m, index), index < 0 ? 0 : m->plan.tensors[index].bytes, NULL};
+    return s;
+}
+
+static void gpt2_lay_out(GPT2 *m) {
+    const PlanIndex *at = &m->index;
+    m->params = (floatX *)planned(m, at->params);
+    m->master = (real *)planned(m, at->master);
+    m->grads = (real *)planned(m, at->grads);
+    m->m = (real *)planned(m, at->m);
+    m->v = (real *)planned(m, at->v);
+    for (int id = 0; id < NUM_ACTIVATIONS; id++) { m->activations[id] = planned(m, at->activations[id]); }
+    m->tokens = (int *)planned(m, at->tokens);
+    m->targets = (int *)planned(m, at->targets);
+    m->loss = (real *)planned(m, at->loss);
+    m->norm_squared = (real *)planned(m, at->norm_squared);
+    m->dresidual = (floatX *)planned(m, at->dresidual);
+    m->narrow = planned_scratch(m, at->narrow);
+    m->wide = planned_scratch(m, at->wide);
+    m->keys = (floatX *)planned(m, at->keys);
+    m->values = (floatX *)planned(m, at->values);
+    m->exec.rounded.in = (bf16 *)planned(m, at->rounded_in);
+    m->exec.rounded.dout = (bf16 *)planned(m, at->rounded_dout);
+    m->exec.rounded.params = (bf16 *)planned(m, at->rounded_params);
+}
+
+// allocates the plan; the parameters are still zero. Free with gpt2_free.
+static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
+    memset(m, 0, sizeof *m);
+    m->config = config;
+    m->purpose = purpose;
+    m->ops = &cpu_ops;
+    m->device = &cpu_device;
+    m->layout = param_layout(&config);
+    m->num_spans = param_spans(&m->spans, &config);
+    m->plan = gpt2_plan(&config, &purpose, &m->index);
+    m->arena = arena_create(&m->plan, m->device);
+    m->classifier_rows = classifier_chunk(&config, purpose.B * purpose.T);
+    gpt2_lay_out(m);
+}
+
+static void gpt2_free(GPT2 *m) {
+    onednn_free(&m->exec);
+    arena_free(&m->arena);
+    plan_free(&m->plan);
+    free(m->spans);
+}
+
+static ModelState gpt2_state(GPT2 *m) {
+    ModelState state = {&m->config, m->device, m->params, m->master, m->m, m->v};
+    return state;
+}
+
+static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->params, m->layout.total, &m->exec); }
+
+// GPT-2's initial weights
+static void gpt2_init(GPT2 *m, uint64_t seed) {
+    size_t total = m->layout.total;
+    real *init = (real *)xmalloc(total * sizeof(real));
+    floatX *stored = (floatX *)xmalloc(total * sizeof(floatX));
+    param_init(init, &m->config, seed);
+    for (size_t i = 0; i < total; i++) { stored[i] = to_floatX(init[i]); }
+    m->device->upload(m->params, stored, total * sizeof(floatX));
+    if (m->master) { m->device->upload(m->master, init, total * sizeof(real)); }
+    free(init);
+    free(stored);
+    gpt2_params_changed(m);
+}
+
+// the weights of an opened model of the same shape
+static void gpt2_load(GPT2 *m, const ModelFile *file) {
+    model_load(file, "", m->master, m->params, m->device);
+    gpt2_params_changed(m);
+}
+
+// ---- one tensor of one layer
+
+static const floatX *param(const GPT2 *m, ParamId id, int layer) { return m->params + param_offset(&m->layout, id, layer); }
+static real *grad(const GPT2 *m, ParamId id, int layer) { return m->grads + param_offset(&m->layout, id, layer); }
+
+static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
+    const ActivationSpec *spec = &activation_specs[id];
+    size_t count = (size_t)m->purpose.B * (size_t)m->purpose.T * width_size(spec->width, &m->config);
+    return spec->layered ? count * (size_t)layer : 0;
+}
+static floatX *act(const GPT2 *m, ActivationId id, int layer) {
+    return (floatX *)m->activations[id] + activation_offset(m, id, layer);
+}
+static real *statistic(const GPT2 *m, ActivationId id, int layer) {
+    return (real *)m->activations[id] + activation_offset(m, id, layer);
+}
+
+// what block `layer` reads: the output of the one before it
+static floatX *block_input(const GPT2 *m, int layer) {
+    return layer == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, layer - 1);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 3. forward
+
+// attention over whole sequences, or over a cache when decoding
+static void block_attention(GPT2 *m, int l, int N, int decode_from) {
+    const GPT2Config *c = &m->config;
+    int NH = c->num_heads, HS = config_head_size(c);
+    if (decode_from < 0) {
+        m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->purpose.B, m->purpose.T, NH, HS, &m->exec);
+        return;
+    }
+    size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)c->channels;
+    m->ops->attention_decode(act(m, ATTY, l), m->keys + layer, m->values + layer, act(m, QKV, l), decode_from, N, NH, HS, &m->exec);
+}
+
+// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on
+static void block_forward(GPT2 *m, int l, int N, int decode_from) {
+    const Ops *ops = m->ops;
+    Exec *ex = &m->exec;
+    int C = m->config.channels;
+    const floatX *input = block_input(m, l);
+    ops->layernorm_forward(act(m, LN1, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l), param(m, LN1B, l), N, C, ex);
+    ops->matmul_forward(act(m, QKV, l), act(m, LN1, l), param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+    block_attention(m, l, N, decode_from);
+    ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N, C, C, ex);
+    ops->layernorm_forward(act(m, LN2, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l), param(m, LN2W, l), param(m, LN2B, l), N, C, ex);
+    ops->matmul_gelu_forward(act(m, FCH_GELU, l), act(m, FCH, l), act(m, LN2, l), param(m, FCW, l), param(m, FCB, l), N, C, 4 * C, ex);
+    ops->matmul_forward(act(m, RESIDUAL3, l), act(m, FCH_GELU, l), param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N, 4 * C, C, ex);
+}
+
+static void final_norm_forward(GPT2 *m, int N) {
+    m->ops->layernorm_forward(act(m, LNF, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N, m->config.channels, &m->exec);
+}
+
+// tokens (B,T) on the host -> activations up to the final layernorm
+static void gpt2_forward(GPT2 *m, const int *tokens) {
+    int B = m->purpose.B, T = m->purpose.T, N = B * T;
+    m->device->upload(m->tokens, tokens, (size_t)N * sizeof(int));
+    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T, m->config.channels, &m->exec);
+    for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, N, -1); }
+    final_norm_forward(m, N);
+}
+
+// Logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also the gradient of scale * loss:
+// dlnf is written and wte's gradient set or added to.
+static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale, GradMode mode) {
+    const Ops *ops = m->ops;
+    Exec *ex = &m->exec;
+    int N = m->purpose.B * m->purpose.T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    m->device->upload(m->targets, targets, (size_t)N * sizeof(int));
+    for (int first = 0; first < N; first += m->classifier_rows) {
+        int rows = N - first < m->classifier_rows ? N - first : m->classifier_rows;
+        size_t at = (size_t)first * (size_t)C;
+        floatX *logits = (floatX *)scratch_take(&m->wide, "logits", (size_t)rows * (size_t)Vp * sizeof(floatX));
+        ops->matmul_forward(logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
+        ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
+        if (dlnf) {
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+        }
+        scratch_release(&m->wide);
+    }
+    ops->loss_sum(m->loss, statistic(m, LOSSES, 0), scale, N, ex);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 4. backward
+
+// dresidual comes in as the gradient of block l's output and leaves as that of its input
+static void block_backward(GPT2 *m, int l, GradMode mode) {
+    const Ops *ops = m->ops;
+    Exec *ex = &m->exec;
+    int B = m->purpose.B, T = m->purpose.T, N = B * T, C = m->config.channels;
+    int NH = m->config.num_heads, HS = config_head_size(&m->config);
+    size_t row = (size_t)N * (size_t)C * sizeof(floatX);
+
+    floatX *dfch = (floatX *)scratch_take(&m->wide, "dfch", 4 * row);
+    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), m->dresidual, act(m, FCH_GELU, l), param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
+    floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
+    ops->matmul_backward(dln2, grad(m, FCW, l), grad(m, FCB, l), dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N, C, 4 * C, ex);
+    scratch_release(&m->wide);
+    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l), param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
+    scratch_release(&m->narrow);
+
+    floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
+    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), m->dresidual, act(m, ATTY, l), param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
+    floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
+    ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
+    scratch_release(&m->narrow);
+    floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
+    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), dqkv, act(m, LN1, l), param(m, QKVW, l), NULL, mode, N, C, 3 * C, ex);
+    scratch_release(&m->wide);
+    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l), param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
+    scratch_release(&m->narrow);
+}
+
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to. scale is 1 / (rows of the whole update).
+static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode) {
+    int B = m->purpose.B, T = m->purpose.T, N = B * T, C = m->config.channels;
+    size_t row = (size_t)N * (size_t)C * sizeof(floatX);
+    floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
+    gpt2_classify(m, targets, dlnf, scale, mode);
+    m->device->zero(m->dresidual, row);
+    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf, block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
+    scratch_release(&m->narrow);
+    for (int l = m->config.num_layers - 1; l >= 0; l--) { block_backward(m, l, mode); }
+    m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T, m->config.max_seq_len, C, &m->exec);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 5. update
+
+static real device_number(const GPT2 *m, const real *x) {
+    real value;
+    m->device->download(&value, x, sizeof value);
+    return value;
+}
+
+// mean loss of one micro-batch, without gradients
+static real gpt2_loss(GPT2 *m, const int *tokens, const int *targets) {
+    m->device->zero(m->loss, sizeof(real));
+    gpt2_forward(m, tokens);
+    gpt2_classify(m, targets, NULL, 1 / (real)(m->purpose.B * m->purpose.T), GRAD_SET);
+    return device_number(m, m->loss);
+}
+
+// the global norm of the gradients; it stays on the device for gpt2_update
+static real gpt2_grad_norm(GPT2 *m) {
+    m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec);
+    return REAL_MATH(sqrt)(device_number(m, m->norm_squared));
+}
+
+static void gpt2_update(GPT2 *m, const AdamW *hyper) {
+    m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
+    gpt2_params_changed(m);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 6. decoding
+
+// Appends n tokens at positions from.. of one sequence to the cache; logits (V) of the last one, on the host as float.
+static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+    int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
+    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
+    for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
+    final_norm_forward(m, n);
+    floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)Vp * sizeof(floatX));
+    m->ops->matmul_forward(row, act(m, LNF, 0) + (size_t)(n - 1) * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, Vp, &m->exec);
+    floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
+    m->device->download(host, row, (size_t)V * sizeof(floatX));
+    for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
+    free(host);
+    scratch_release(&m->wide);
+}
+
+// the same for any number of tokens, as many at a time as the activations have rows
+static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+    int most = m->purpose.B * m->purpose.T;
+    for (int done = 0; done < n; done += most) {
+        gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
+    }
+}
+
+// writes one token as text, or as a number where there is no tokenizer
+static void print_token(const Tokenizer *tokenizer, int token) {
+    if (!tokenizer) {
+        printf("%d ", token);
+        return;
+    }
+    size_t bytes;
+    const char *text = tokenizer_decode(tokenizer, token, &bytes);
+    fwrite(text, 1, bytes, stdout);
+}
+
+// how text is drawn
+typedef struct {
+    double temperature;
+    int top_k;
+    uint64_t seed, stream;  // the key of the coins
+} Sampling;
+
+// Prints the prompt's text and `count` more tokens as they come. When the context is full the latter half is read again
+// as a new beginning: the positions are learned and cannot slide.
+static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length, int count, Sampling how) {
+    size_t room = prompt_length + (size_t)count;
+    int positions = m->purpose.decode_positions, at = 0;
+    int *tokens = (int *)xmalloc(room * sizeof(int));
+    float *logits = (float *)xmalloc((size_t)m->config.vocab_size * sizeof(float));
+    memcpy(tokens, prompt, prompt_length * sizeof(int));
+    size_t length = prompt_length, unread = prompt_length;
+    for (size_t i = 0; i < prompt_length; i++) { print_token(tokenizer, prompt[i]); }
+    for (int i = 0; i < count; i++) {
+        if ((size_t)at + unread > (size_t)positions) {
+            unread = (size_t)(positions + 1) / 2;
+            at = 0;
+        }
+        gpt2_prefill(m, tokens + length - unread, at, (int)unread, logits);
+        at += (int)unread;
+        unread = 1;
+        double coin = rng_uniform(how.seed, how.stream, (uint64_t)i);
+        tokens[length] = sample_token(logits, m->config.vocab_size, how.temperature, how.top_k, coin);
+        print_token(tokenizer, tokens[length++]);
+        fflush(stdout);
+    }
+    putchar('\n');
+    free(tokens);
+    free(logits);
+}
+
+// A tokenizer that speaks this vocabulary: the given file; bytes; merges.txt or vocab.bpe beside the model. False: none.
+static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
+    if (a->tokenizer) {
+        *tokenizer = tokenizer_load(a->tokenizer);
+        if (tokenizer_vocab_size(tokenizer) > vocab_size) {
+            input_error("--tokenizer %s has %d tokens, the model only %d; give the tokenizer it was trained with", a->tokenizer, tokenizer_vocab_size(tokenizer), vocab_size);
+        }
+        return true;
+    }
+    if (vocab_size == BYTE_VOCABULARY) {
+        *tokenizer = tokenizer_bytes();
+        return true;
+    }
+    const char *const names[] = {"merges.txt", "vocab.bpe"};
+    for (int i = 0; a->model && i < 2; i++) {
+        char path[PATH_LENGTH];
+        format_path(path, "%s/%s", a->model, names[i]);
+        if (access(path, R_OK) != 0) { continue; }
+        *tokenizer = tokenizer_load(path);
+        return true;
+    }
+    return false;
+}
+
+// The prompt as tokens (malloced). An empty one becomes the token that documents begin with: a newline in bytes, end-of-text.
+static size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
+    if (*text && !tokenizer) {
+        input_error("--prompt is text, but the model's %d tokens need a tokenizer: give GPT-2's merges file with --tokenizer", vocab_size);
+    }
+    if (*text) { return tokenizer_encode(tokenizer, text, strlen(text), tokens); }
+    *tokens = (int *)xmalloc(sizeof(int));
+    (*tokens)[0] = vocab_size == BYTE_VOCABULARY ? '\n' : vocab_size - 1;
+    return 1;
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 7. the run
+
+typedef struct {
+    const TrainArgs *args;
+    GPT2 model;
+    TokenFiles files, train_files, val_files;
+    DataLoader train_loader, val_loader;
+    Tokenizer tokenizer;
+    bool has_tokenizer;
+    int *prompt;
+    size_t prompt_length;
+    Guard loss_guard, norm_guard;
+    Logger log;
+    long long step, max_steps;  // finished updates, and how many there will be
+    int accumulation;
+    double started;  // seconds
+} Run;
+
+static bool wants_bf16_products(const TrainArgs *a) { return a->matmul_precision == 2 && matmul_rounds_inputs(); }
+
+static Purpose training_purpose(const TrainArgs *a, const GPT2Config *c) {
+    Purpose p = {a->B, a->T, true, a->sample_every > 0 ? c->max_seq_len : 0, wants_bf16_products(a)};
+    return p;
+}
+
+// The shape that -e asks for; *file is opened where -e names weights. Returns whether it does.
+static bool resolve_model(const TrainArgs *a, int data_vocab, GPT2Config *config, ModelFile *file) {
+    const char *word = a->model ? a->model : "d12";
+    if (config_from_descriptor(config, word, data_vocab, a->T)) {
+        char where[256];
+        snprintf(where, sizeof where, "-e %s", word);
+        config_check(config, where);
+        return false;
+    }
+    if (access(word, F_OK) != 0) {
+        input_error("-e %s is neither a model this program knows (d12, gpt3:c768, l4h4c128) nor a file or folder that exists", word);
+    }
+    *file = model_open(word);
+    *config = file->config;
+    return true;
+}
+
+static void check_fits(const TrainArgs *a, const GPT2Config *c, int data_vocab) {
+    if (a->T > c->max_seq_len) {
+        input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len, c->max_seq_len);
+    }
+    if (data_vocab > c->vocab_size) {
+        input_error("-i %s holds tokens of a vocabulary of %d, the model knows %d; give data made with the model's tokenizer", a->train_data, data_vocab, c->vocab_size);
+    }
+}
+
+// the same shape, or the checkpoint belongs to another model than -e asks for
+static void check_same_shape(const GPT2Config *asked, const GPT2Config *saved, const char *model, const char *folder) {
+    if (memcmp(asked, saved, sizeof *asked) == 0) { return; }
+    input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s asks for %d, %d, %d, %d and %d; leave -e out to go on with it",
+                folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size, model,
+                asked->num_layers, asked->num_heads, asked->channels, asked->max_seq_len, asked->vocab_size);
+}
+
+// a new run needs a folder of its own; a resumed one need not have begun
+static void check_run_dir(const TrainArgs *a) {
+    if (!a->run_dir || a->resume) { return; }
+    const char *const traces[] = {"metrics.jsonl", "config.json"};
+    bool used = checkpoint_latest(a->run_dir) >= 0;
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_LENGTH];
+        format_path(path, "%s/%s", a->run_dir, traces[i]);
+        used |= access(path, F_OK) == 0;
+    }
+    if (used) { input_error("-o %s holds another run; give a folder of its own, or -y 1 to go on with that run", a->run_dir); }
+}
+
+static void make_run_dir(const char *path) {
+    char part[PATH_LENGTH];
+    for (const char *slash = path; slash; slash++) {
+        slash = strchr(slash + 1, '/');
+        format_path(part, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) { input_error("-o %s: could not make the folder '%s': %s", path, part, strerror(errno)); }
+        if (!slash) { return; }
+    }
+}
+
+// there must be room for at least one checkpoint before hours are spent on it
+static void check_disk(const TrainArgs *a, const GPT2Config *c) {
+    struct statvfs disk;
+    if (a->checkpoint_every == 0 || statvfs(a->run_dir, &disk) != 0) { return; }
+    double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
+    if (room < needed) {
+        input_error("-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another folder", a->run_dir, room / (1 << 20), needed / (1 << 20));
+    }
+}
+
+static void open_data(Run *run) {
+    const TrainArgs *a = run->args;
+    if (!a->train_data) { input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all flags)"); }
+    run->files = token_files_open("-i", a->train_data);
+    if (a->val_data) {
+        run->train_files = run->files;
+        run->val_files = token_files_open("-j", a->val_data);
+    } else {
+        token_files_split(&run->files, 0.1, &run->train_files, &run->val_files);
+    }
+}
+
+static void open_loaders(Run *run) {
+    const TrainArgs *a = run->args;
+    int V = run->model.config.vocab_size;
+    run->train_loader = dataloader_open(&run->train_files, a->B, a->T, true, (uint64_t)a->seed, 0, 1, V);
+    if (a->val_every > 0) { run->val_loader = dataloader_open(&run->val_files, a->B, a->T, false, 0, 0, 1, V); }
+}
+
+static int64_t steps_of_an_epoch(const Run *run) {
+    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&run->train_loader) / ((int64_t)run->args->B * run->accumulation);
+    return steps > 0 ? steps : 1;
+}
+
+// ---- checkpoints
+
+static cJSON *run_state(const Run *run) {
+    cJSON *state = cJSON_CreateObject();
+    cJSON_AddNumberToObject(state, "step", (double)run->step);
+    cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&run->train_loader));
+    cJSON_AddNumberToObject(state, "sequence_length", run->args->T);
+    cJSON_AddNumberToObject(state, "seed", (double)run->args->seed);
+    cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
+    cJSON_AddItemToObject(state, "loss_guard", guard_to_json(&run->loss_guard));
+    cJSON_AddItemToObject(state, "norm_guard", guard_to_json(&run->norm_guard));
+    return state;
+}
+
+static void save_checkpoint(Run *run) {
+    const TrainArgs *a = run->args;
+    ModelState model = gpt2_state(&run->model);
+    cJSON *state = run_state(run);
+    checkpoint_save(a->run_dir, run->step, &model, state);
+    checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
+    cJSON_Delete(state);
+}
+
+// what of a checkpoint must not change for the run to go on bit for bit
+static void restore_run(Run *run, const char *folder) {
+    cJSON *state = checkpoint_load_state(folder);
+    int T = (int)json_number(state, "sequence_length", folder);
+    double seed = json_number(state, "seed", folder);
+    if (T != run->args->T || seed != (double)run->args->seed) {
+        input_error("'%s' was trained with -t %d --seed %.0f, which its place in the data depends on; found -t %d --seed %lld: give the same", folder, T, seed, run->args->T, (long long)run->args->seed);
+    }
+    if (!guard_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
+        !guard_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
+        input_error("'%s/state.json' has no loss_guard and norm_guard of 128 numbers: it was cut short or edited", folder);
+    }
+    run->step = (long long)json_number(state, "step", folder);
+    dataloader_seek(&run->train_loader, (uint64_t)json_number(state, "position", folder));
+    cJSON_Delete(state);
+}
+
+// ---- evaluation
+
+static double validate(Run *run) {
+    int64_t sequences = (int64_t)dataloader_sequences_per_epoch(&run->val_loader);
+    int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
+    int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
+    double sum = 0;
+    dataloader_seek(&run->val_loader, 0);
+    for (int64_t i = 0; i < batches; i++) {
+        dataloader_next(&run->val_loader);
+        sum += (double)gpt2_loss(&run->model, run->val_loader.inputs, run->val_loader.targets);
+    }
+    return batches > 0 ? sum / (double)batches : NAN;
+}
+
+static void show_sample(Run *run) {
+    const TrainArgs *a = run->args;
+    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, (uint64_t)run->step};
+    logger_clear_line(&run->log);
+    printf("sample at step %lld:\n---\n", run->step);
+    generate(&run->model, run->has_tokenizer ? &run->tokenizer : NULL, run->prompt, run->prompt_length, a->sample_tokens, how);
+    puts("---");
+}
+
+// ---- one step
+
+static AdamW step_hyper(const Run *run) {
+    const TrainArgs *a = run->args;
+    AdamW hyper = {0, (real)a->beta1, (real)a->beta2, (real)a->epsilon, (real)a->weight_decay, (real)a->clip, 0};
+    hyper.learning_rate = (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->step);
+    hyper.step = (int)run->step + 1;
+    return hyper;
+}
+
+// "" or why this update must not be made: its loss or norm is off the recent ones by more than -sl, -sg allow
+static const char *guard_verdict(Run *run, double loss, double norm) {
+    const TrainArgs *a = run->args;
+    double z_loss = guard_zscore(&run->loss_guard, loss), z_norm = guard_zscore(&run->norm_guard, norm);
+    if (a->loss_guard > 0 && z_loss > a->loss_guard) { return "skipped: loss is an outlier"; }
+    if (a->norm_guard > 0 && z_norm > a->norm_guard) { return "skipped: gradient norm is an outlier"; }
+    return "";
+}
+
+// one update: micro-batches forward and backward, then the norm, then AdamW
+static StepReport train_step(Run *run) {
+    GPT2 *m = &run->model;
+    double start = now_seconds();
+    int64_t rows = (int64_t)m->purpose.B * m->purpose.T * run->accumulation;
+    m->device->zero(m->loss, sizeof(real));
+    for (int micro = 0; micro < run->accumulation; micro++) {
+        if (!run->args->overfit || !run->train_loader.inputs) { dataloader_next(&run->train_loader); }
+        gpt2_forward(m, run->train_loader.inputs);
+        gpt2_backward(m, run->train_loader.targets, 1 / (real)rows, micro == 0 ? GRAD_SET : GRAD_ADD);
+    }
+    double loss = (double)device_number(m, m->loss), norm = (double)gpt2_grad_norm(m);
+    AdamW hyper = step_hyper(run);
+    const char *note = guard_verdict(run, loss, norm);
+    if (!*note) {
+        if (!isfinite(loss) || !isfinite(norm)) {
+            run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 -sg 6 may help", run->step + 1, loss, norm);
+        }
+        gpt2_update(m, &hyper);
+    }
+    run->step++;
+    double now = now_seconds(), limit = run->args->time_limit;
+    double left = limit > 0 ? limit - (now - run->started) : -1;
+    StepReport report = {run->step, run->max_steps, loss, norm, (double)hyper.learning_rate, (now - start) * 1000, (double)rows, left, note};
+    return report;
+}
+
+// ---- from flags to a run that can take steps
+
+static void save_run_config(const Run *run) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", run->args->run_dir);
+    cJSON *json = flags_to_json(flag_table, NUM_FLAGS, run->args);
+    int error = write_json(path, json);
+    if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
+    cJSON_Delete(json);
+}
+
+static void print_banner(const Run *run) {
+    const GPT2Config *c = &run->model.config;
+    flags_print_banner(stdout, flag_table, NUM_FLAGS, run->args, &default_args);
+    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers, c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
+    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n", mebibytes(run->model.arena.bytes), mebibytes(plan_bytes(&run->model.plan, STATE)), mebibytes(plan_bytes(&run->model.plan, SAVED)), mebibytes(plan_bytes(&run->model.plan, SCRATCH)));
+    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n", token_files_total(&run->train_files), token_files_total(&run->val_files), run->max_steps, (long long)run->accumulation * run->args->B * run->args->T);
+    const char *note = run->args->matmul_precision == 2 && !wants_bf16_products(run->args) ? " (-f 2: this build or CPU has no fast bf16 products)" : "";
+    printf("machine   cpu, %d threads, matmuls by %s%s%s\n", omp_get_max_threads(), onednn_version(), wants_bf16_products(run->args) ? " with bf16 inputs" : "", note);
+    if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
+    fflush(stdout);
+}
+
+static void load_or_init(Run *run, bool has_file, ModelFile *file, long long resumed) {
+    if (has_file) {
+        gpt2_load(&run->model, file);
+        model_close(file);
+    } else if (resumed < 0) {
+        gpt2_init(&run->model, (uint64_t)run->args->seed);
+    }
+}
+
+// every check comes before the first byte is written
+static void run_open(Run *run, const TrainArgs *a) {
+    memset(run, 0, sizeof *run);
+    run->args = a;
+    run->accumulation = accumulation_steps(a);
+    open_data(run);
+    check_run_dir(a);
+    GPT2Config config = {0, 0, 0, 0, 0, 0};
+    ModelFile file;
+    char folder[PATH_LENGTH] = "";
+    long long resumed = a->resume ? checkpoint_latest(a->run_dir) : -1;
+    bool has_file = resumed < 0 || a->model ? resolve_model(a, run->files.vocab_size, &config, &file) : false;
+    if (resumed >= 0) {
+        checkpoint_path(folder, a->run_dir, resumed);
+        ModelFile saved = model_open(folder);
+        if (a->model) { check_same_shape(&config, &saved.config, a->model, folder); }
+        if (has_file) { model_close(&file); }
+        file = saved, config = saved.config, has_file = true;
+    }
+    check_fits(a, &config, run->files.vocab_size);
+    token_files_check_ids(&run->train_files, config.vocab_size);
+    token_files_check_ids(&run->val_files, config.vocab_size);
+    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, config.vocab_size);
+    run->prompt_length = prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, config.vocab_size, &run->prompt);
+    gpt2_build(&run->model, config, training_purpose(a, &config));
+    open_loaders(run);
+    load_or_init(run, has_file, &file, resumed);
+    if (resumed >= 0) {
+        ModelState state = gpt2_state(&run->model);
+        checkpoint_load_optimizer(folder, &state);
+        restore_run(run, folder);
+    }
+    run->max_steps = a->max_steps > 0 ? a->max_steps : steps_of_an_epoch(run);
+    if (a->run_dir) {
+        make_run_dir(a->run_dir);
+        check_disk(a, &config);
+        save_run_config(run);
+    }
+    run->log = logger_open(a->run_dir, run->step);
+}
+
+static void run_close(Run *run) {
+    logger_close(&run->log);
+    dataloader_close(&run->train_loader);
+    if (run->args->val_every > 0) { dataloader_close(&run->val_loader); }
+    if (run->args->val_data) {
+        token_files_close(&run->val_files);
+    } else {
+        token_files_close(&run->train_files);
+        token_files_close(&run->val_files);
+    }
+    token_files_close(&run->files);
+    if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
+    free(run->prompt);
+    gpt2_free(&run->model);
+}
+
+// ----------------------------------------------------------------------------------------------------------------------
+// 8. main
+
+static bool due(long long step, int every, bool last) { return every > 0 && (last || (step > 0 && step % every == 0)); }
+
+static void train(const TrainArgs *a) {
+    Run run;
+    run_open(&run, a);
+    print_banner(&run);
+    run.started = now_seconds();
+    long long first = run.step;
+    for (bool last = false;;) {
+        bool out_of_time = a->time_limit > 0 && now_seconds() - run.started > a->time_limit;
+        last = run.step >= run.max_steps || out_of_time;
+        if (a->val_every > 0 && (last || run.step % a->val_every == 0) && (run.step > first || first == 0)) {
+            logger_val(&run.log, run.step, validate(&run));
+        }
+        if (due(run.step, a->sample_every, last)) { show_sample(&run); }
+        if (run.step > first && due(run.step, a->checkpoint_every, last)) { save_checkpoint(&run); }
+        if (last) { break; }
+        logger_step(&run.log, train_step(&run));
+    }
+    run_close(&run);
+}
+
+static void generate_text(const TrainArgs *a) {
+    GPT2Config config;
+    ModelFile file;
+    if (!resolve_model(a, BYTE_VOCABULARY, &config, &file)) {
+        input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or .safetensors file", a->model);
+    }
+    Tokenizer tokenizer;
+    int *prompt;
+    bool has_tokenizer = find_tokenizer(&tokenizer, a, config.vocab_size);
+    size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, config.vocab_size, &prompt);
+    Purpose purpose = {1, 64, false, config.max_seq_len, false};
+    GPT2 model;
+    gpt2_build(&model, config, purpose);
+    gpt2_load(&model, &file);
+    model_close(&file);
+    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, 0};
+    generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
+    gpt2_free(&model);
+    if (has_tokenizer) { tokenizer_free(&tokenizer); }
+    free(prompt);
+}
+
+static void print_plan(const TrainArgs *a) {
+    GPT2Config config;
+    ModelFile file;
+    int data_vocab = BYTE_VOCABULARY;
+    if (a->train_data) {
+        TokenFiles files = token_files_open("-i", a->train_data);
+        data_vocab = files.vocab_size;
+        token_files_close(&files);
+    }
+    if (resolve_model(a, data_vocab, &config, &file)) { model_close(&file); }
+    check_fits(a, &config, 0);
+    PlanIndex index;
+    Purpose purpose = training_purpose(a, &config);
+    Plan plan = gpt2_plan(&config, &purpose, &index);
+    if (strcmp(a->plan, "json") == 0) {
+        cJSON *json = cJSON_CreateObject();
+        cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), plan_json(&plan, 0));
+        char *text = cJSON_Print(json);
+        puts(text);
+        free(text);
+        cJSON_Delete(json);
+    } else {
+        plan_print(stdout, &plan);
+    }
+    plan_free(&plan);
+}
+
+static void print_version(void) {
+    printf("train_gpt2: weights %s, arithmetic %s, devices cpu, matmuls by %s%s, processes one\n", dtype_name(DT_FLOATX), dtype_name(DT_REAL), onednn_version(), matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
+}
+
+#ifndef TESTING
+int main(int argc, char **argv) {
+    TrainArgs args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
+    if (args.threads > 0) { omp_set_num_threads(args.threads); }
+    if (args.help) {
+        flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS, &default_args);
+    } else if (args.version) {
+        print_version();
+    } else {
+        args_check(&args);
+        if (args.plan) {
+            print_plan(&args);
+        } else if (args.generate) {
+            generate_text(&args);
+        } else {
+            train(&args);
+        }
+    }
+    return 0;
+}
+#endif
