@@ -1,6 +1,6 @@
 # train_gpt2. `make help` lists the targets. All code is in headers, so a program is one compiler command.
 #   DEVICE=auto|cpu|cuda   PRECISION=fp32|bf16   ONEDNN=1|0   CC=gcc   CFLAGS='-O3 -march=native -g'
-# build/ holds what can be made again: test programs, header dependencies, the flags last used. data/ and runs/ are yours.
+# build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/: yours.
 
 DEVICE ?= auto
 PRECISION ?= fp32
@@ -58,7 +58,7 @@ all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build ./train_gpt2 and ./test_
 train_gpt2: train_gpt2.cu build/flags
 	$(compile)
 
-test_gpt2: options = -DTESTING
+test_gpt2: options = -DTESTING -Wno-unused-function
 test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile)
@@ -68,7 +68,8 @@ build/test/% build/sanitize/%: libraries = -lcmocka
 build/test/test_gradients build/sanitize/test_gradients: precision = fp64
 build/test/%_portable: onednn =
 build/test/%_bf16: precision = bf16
-build/sanitize/%: options = -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
+build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 build/test/%: dev/test/%.c build/flags
 	$(compile)
 build/test/%_portable: dev/test/%.c build/flags
@@ -80,6 +81,13 @@ build/sanitize/%: dev/test/%.c build/flags
 build/sanitize/train_gpt2: train_gpt2.cu build/flags
 	$(compile)
 
+# what the benchmark runs; dump_run is the trainer with another main
+build/bench/dump_run: options = -Wno-unused-function
+build/bench/%: dev/bench/%.c build/flags
+	$(compile)
+build/bench/%: dev/oracle/%.c build/flags
+	$(compile)
+
 # the trainer is also C in the other precision, C++ and CUDA
 build/check/bf16: precision = bf16
 build/check/bf16: train_gpt2.cu build/flags
@@ -87,7 +95,7 @@ build/check/bf16: train_gpt2.cu build/flags
 build/check/c++: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu as C++20'
-	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) -Wno-missing-field-initializers $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
 build/check/nvcc: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu with nvcc'
@@ -100,6 +108,7 @@ build/check/nvcc: train_gpt2.cu build/flags
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS := $(addprefix build/test/,$(UNITS) $(addprefix test_twins_,$(if $(filter test_twins,$(UNITS)),portable bf16)))
 SANITIZED := $(addprefix build/sanitize/,$(UNITS))
+BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))
 CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v nvcc),nvcc))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
@@ -118,8 +127,8 @@ test-programs: all $(TESTS) $(SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
 
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
-	@$(MAKE) --no-print-directory train_gpt2
-	@dev/bench/bench_cpu.sh
+	@$(MAKE) --no-print-directory $(PARALLEL) train_gpt2 $(BENCHES)
+	@dev/bench/bench_cpu.py
 
 format: ## lay out every C source with clang-format
 	@scripts/setup.sh lint
@@ -137,6 +146,7 @@ clean: ## remove what make built; data/ and runs/ stay
 	rm -rf build train_gpt2 test_gpt2
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 } /^#   DEVICE/ { print "options:" substr($$0, 2) }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
 .PHONY: all train test test-programs bench-cpu format format-check lint clean help

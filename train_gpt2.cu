@@ -131,10 +131,12 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 // what no single flag can check
 static void args_check(const TrainArgs *a) {
     int64_t micro = (int64_t)a->B * a->T;
+    if (micro > INT_MAX) { input_error("-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d", a->B, a->T, (long long)micro, INT_MAX); }
     if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
         input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the nearest below is %lld", (long long)a->batch_tokens,
                     a->B, a->T, (long long)micro, (long long)(a->batch_tokens < micro ? micro : a->batch_tokens / micro * micro));
     }
+    if (a->batch_tokens / micro > INT_MAX) { input_error("-d %lld is %lld micro-batches of -b x -t = %lld, more than the %d possible; give a larger -b", (long long)a->batch_tokens, (long long)(a->batch_tokens / micro), (long long)micro, INT_MAX); }
     if (a->checkpoint_every > 0 && !a->run_dir) { input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every); }
     if (a->resume && !a->run_dir) { input_error("-y 1 goes on from the last checkpoint in -o, but no -o is given"); }
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
@@ -783,17 +785,18 @@ static void save_checkpoint(Run *run) {
 // what of a checkpoint must not change for the run to go on bit for bit
 static void restore_run(Run *run, const char *folder) {
     cJSON *state = checkpoint_load_state(folder);
-    int T = (int)json_number(state, "sequence_length", folder);
-    double seed = json_number(state, "seed", folder);
-    if (T != run->args->T || seed != (double)run->args->seed) {
-        input_error("'%s' was trained with -t %d --seed %.0f, which its place in the data depends on; found -t %d --seed %lld: give the same", folder, T, seed, run->args->T, (long long)run->args->seed);
+    int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, folder);
+    int64_t seed = json_whole(state, "seed", 0, 0x1p53, folder);
+    if (T != run->args->T || seed != run->args->seed) {
+        input_error("'%s' was trained with -t %d --seed %lld, which its place in the data depends on; found -t %d --seed %lld: give the same", folder, T, (long long)seed, run->args->T, (long long)run->args->seed);
     }
     if (!guard_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
         !guard_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
         input_error("'%s/state.json' has no loss_guard and norm_guard of 128 numbers: it was cut short or edited", folder);
     }
-    run->step = (long long)json_number(state, "step", folder);
-    dataloader_seek(&run->train_loader, (uint64_t)json_number(state, "position", folder));
+    run->step = json_whole(state, "step", 0, INT_MAX - 1, folder);
+    uint64_t position = (uint64_t)json_whole(state, "position", 0, 0x1p53, folder);
+    dataloader_seek(&run->train_loader, run->args->overfit ? 0 : position);
     cJSON_Delete(state);
 }
 

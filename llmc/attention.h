@@ -17,29 +17,34 @@ defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 #include "tile.h"
 #include "vector_math.h"
 
-// real copies of one head's rows, zero-padded to (rows_padded, width)
-static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS, int width) {
+// scale times one head's rows as real, zero-padded to (rows_padded, width)
+static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS,
+                                  int width, real scale) {
     for (int r = 0; r < rows_padded; r++) {
         real *row = out + (size_t)r * width;
         int valid = r < rows ? HS : 0;
         const floatX *from = in + (size_t)r * in_row;
+        // the next head's row, which this thread wants next; rows are too far apart for the hardware to foresee it
+        for (int d = 0; d < valid; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
 #pragma omp simd
-        for (int d = 0; d < valid; d++) { row[d] = to_real(from[d]); }
-        for (int d = valid; d < width; d++) { row[d] = 0; }
+        for (int d = 0; d < valid; d++) { row[d] = scale * to_real(from[d]); }
+        if (valid < width) { memset(row + valid, 0, (size_t)(width - valid) * sizeof(real)); }
     }
 }
 
-// out (HS, TILE_N) = scale * transpose of in (TILE_N, width)
-static inline void attention_transpose(real *out, const real *in, int HS, int width, real scale) {
+// out (HS, TILE_N) = transpose of in (TILE_N, width)
+static inline void attention_transpose(real *out, const real *in, int HS, int width) {
     for (int d = 0; d < HS; d++) {
-        for (int q = 0; q < TILE_N; q++) { out[d * TILE_N + q] = scale * in[(size_t)q * width + d]; }
+        for (int q = 0; q < TILE_N; q++) { out[d * TILE_N + q] = in[(size_t)q * width + d]; }
     }
 }
 
-static inline void attention_store(floatX *out, size_t out_row, const real *in, int rows, int HS, int width) {
+// one head's rows = scale times in
+static inline void attention_store(floatX *out, size_t out_row, const real *in, int rows, int HS, int width,
+                                   real scale) {
     for (int r = 0; r < rows; r++) {
 #pragma omp simd
-        for (int d = 0; d < HS; d++) { out[(size_t)r * out_row + d] = to_floatX(in[(size_t)r * width + d]); }
+        for (int d = 0; d < HS; d++) { out[(size_t)r * out_row + d] = to_floatX(scale * in[(size_t)r * width + d]); }
     }
 }
 
@@ -71,7 +76,8 @@ static inline void attention_softmax(real *scores, real *top, real *sum, int fir
 }
 
 // out (TILE_N, width) = scores (keys, TILE_N)^T rows (keys, width); a tile of queries stops at its last visible key
-static inline void attention_gather(real *out, const real *scores, const real *rows, int first_query, int keys, int width) {
+static inline void attention_gather(real *out, const real *scores, const real *rows, int first_query, int keys,
+                                    int width) {
     for (int q = 0; q < TILE_N; q += TILE_M) {
         int visible = first_query + q + TILE_M < keys ? first_query + q + TILE_M : keys;
         for (int d = 0; d < width; d += TILE_N) {
@@ -81,37 +87,38 @@ static inline void attention_gather(real *out, const real *scores, const real *r
     }
 }
 
-// out (keys, width) += scores (keys, TILE_N) rows (TILE_N, width)
+// out (keys, width) (+)= scores (keys, TILE_N) rows (TILE_N, width)
 static inline void attention_scatter(real *out, const real *scores, const real *rows, int first_query, int keys,
-                                     int width) {
+                                     int width, bool add) {
     for (int k = 0; k < keys; k += TILE_M) {
         int skip = k > first_query ? k - first_query : 0;  // queries before key k do not see it
         for (int d = 0; d < width; d += TILE_N) {
             tile_multiply(out + (size_t)k * width + d, (size_t)width, scores + (size_t)k * TILE_N + skip, TILE_N, 1,
-                          rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, true);
+                          rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, add);
         }
     }
 }
 
-// out (queries, HS) = attention of queries first_query.. over keys and values (rows, width); lse may be NULL
-static inline void attention_tile(floatX *out, size_t out_row, real *lse, const floatX *in, size_t in_row, const real *keys,
-                                  const real *values, real *buffer, int first_query, int queries, int HS, int width) {
+// out (queries, HS) = attention of queries first_query.. over keys and values (rows, width)
+static inline void attention_tile(floatX *out, size_t out_row, real *lse, const floatX *in, size_t in_row,
+                                  const real *keys, const real *values, real *buffer, int first_query, int queries,
+                                  int HS, int width) {
     int num_keys = round_up(first_query + queries, TILE_M);
     real top[TILE_N], sum[TILE_N];
     real *query = buffer, *turned = query + (size_t)TILE_N * width, *scores = turned + (size_t)TILE_N * width;
-    attention_load(query, in, in_row, queries, TILE_N, HS, width);
-    attention_transpose(turned, query, HS, width, 1 / REAL_MATH(sqrt)((real)HS));
+    attention_load(query, in, in_row, queries, TILE_N, HS, width, 1 / REAL_MATH(sqrt)((real)HS));
+    attention_transpose(turned, query, HS, width);
     attention_scores(scores, keys, turned, num_keys, HS, width);
     attention_softmax(scores, top, sum, first_query, num_keys);
     attention_gather(query, scores, values, first_query, num_keys, width);
     for (int q = 0; q < queries; q++) {
-        for (int d = 0; d < HS; d++) { query[(size_t)q * width + d] /= sum[q]; }
-        if (lse) { lse[q] = top[q] + REAL_MATH(log)(sum[q]); }
+        attention_store(out + (size_t)q * out_row, out_row, query + (size_t)q * width, 1, HS, width, 1 / sum[q]);
+        lse[q] = top[q] + REAL_MATH(log)(sum[q]);
     }
-    attention_store(out, out_row, query, queries, HS, width);
 }
 
-static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS, Exec *ex) {
+static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
+                                         Exec *ex) {
     (void)ex;
     int width = round_up(HS, TILE_N), rows = round_up(T, TILE_M);
     size_t C = (size_t)NH * HS, head = (size_t)rows * width;
@@ -123,8 +130,8 @@ static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *q
         for (int bh = 0; bh < B * NH; bh++) {
             int b = bh / NH, h = bh % NH;
             const floatX *q = qkv + (size_t)b * T * 3 * C + (size_t)h * HS;
-            attention_load(keys, q + C, 3 * C, T, rows, HS, width);
-            attention_load(values, q + 2 * C, 3 * C, T, rows, HS, width);
+            attention_load(keys, q + C, 3 * C, T, rows, HS, width, 1);
+            attention_load(values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
             for (int t = 0; t < T; t += TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 attention_tile(out + ((size_t)b * T + t) * C + (size_t)h * HS, C, lse + (size_t)bh * T + t,
@@ -158,8 +165,8 @@ static inline void attention_decode_row(floatX *out, const floatX *query, const 
     for (int d = 0; d < HS; d++) { out[d] = to_floatX(sums[d] / sum); }
 }
 
-static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH,
-                                        int HS, Exec *ex) {
+static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n,
+                                        int NH, int HS, Exec *ex) {
     (void)ex;
     size_t C = (size_t)NH * HS;
     for (int i = 0; i < n; i++) {
@@ -172,7 +179,8 @@ static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *value
 #pragma omp for schedule(static)
         for (int ih = 0; ih < n * NH; ih++) {
             size_t i = (size_t)(ih / NH), h = (size_t)(ih % NH) * HS;
-            attention_decode_row(out + i * C + h, qkv + i * 3 * C + h, keys + h, values + h, sums, C, pos + (int)i + 1, HS);
+            attention_decode_row(out + i * C + h, qkv + i * 3 * C + h, keys + h, values + h, sums, C, pos + (int)i + 1,
+                                 HS);
         }
         free(sums);
     }
@@ -197,22 +205,26 @@ static inline AttentionHead attention_head_alloc(int rows, int width) {
     return a;
 }
 
-// the gradients of queries first_query..: dq is written, dkeys and dvalues are added to. q, out, dout are the tile's rows
+// the gradients of queries first_query..: dq is written, dkeys and dvalues set or added to. q, out, dout are the tile's rows
 static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
                                            const floatX *dout, const real *lse, size_t C, int first_query, int queries,
-                                           int HS, int width) {
+                                           int HS, int width, bool add) {
     real scale = 1 / REAL_MATH(sqrt)((real)HS);
     int num_keys = round_up(first_query + queries, TILE_M);
     real log_sum[TILE_N] = {0}, delta[TILE_N] = {0};
-    attention_load(a->query, q, 3 * C, queries, TILE_N, HS, width);
-    attention_load(a->dout, dout, C, queries, TILE_N, HS, width);
+    attention_load(a->query, q, 3 * C, queries, TILE_N, HS, width, scale);
+    attention_load(a->dout, dout, C, queries, TILE_N, HS, width, 1);
     for (int i = 0; i < queries; i++) {
+        const floatX *dout_i = dout + (size_t)i * C, *out_i = out + (size_t)i * C;
+        real dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int d = 0; d < HS; d++) { dot += to_real(dout_i[d]) * to_real(out_i[d]); }
+        delta[i] = dot;
         log_sum[i] = lse[i];
-        for (int d = 0; d < HS; d++) { delta[i] += to_real(dout[(size_t)i * C + d]) * to_real(out[(size_t)i * C + d]); }
     }
-    attention_transpose(a->turned, a->query, HS, width, scale);
+    attention_transpose(a->turned, a->query, HS, width);
     attention_scores(a->scores, a->keys, a->turned, num_keys, HS, width);
-    attention_transpose(a->turned, a->dout, HS, width, 1);
+    attention_transpose(a->turned, a->dout, HS, width);
     attention_scores(a->dscores, a->values, a->turned, num_keys, HS, width);
     for (int k = 0; k < num_keys; k++) {
         real *s = a->scores + (size_t)k * TILE_N, *ds = a->dscores + (size_t)k * TILE_N;
@@ -220,20 +232,20 @@ static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const f
         for (int i = 0; i < TILE_N; i++) {
             real p = fast_exp(s[i] - log_sum[i]);
             s[i] = k <= first_query + i && i < queries ? p : 0;
-            ds[i] = s[i] * (ds[i] - delta[i]) * scale;
+            ds[i] = s[i] * (ds[i] - delta[i]);
         }
     }
-    attention_scatter(a->dvalues, a->scores, a->dout, first_query, num_keys, width);
-    attention_scatter(a->dkeys, a->dscores, a->query, first_query, num_keys, width);
+    attention_scatter(a->dvalues, a->scores, a->dout, first_query, num_keys, width, add);
+    attention_scatter(a->dkeys, a->dscores, a->query, first_query, num_keys, width, add);
     attention_gather(a->query, a->dscores, a->keys, first_query, num_keys, width);
-    attention_store(dq, 3 * C, a->query, queries, HS, width);
+    attention_store(dq, 3 * C, a->query, queries, HS, width, scale);
 }
 
 static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                           const real *lse, int B, int T, int NH, int HS, Exec *ex) {
     (void)ex;
     int width = round_up(HS, TILE_N), rows = round_up(T, TILE_M);
-    size_t C = (size_t)NH * HS, head = (size_t)rows * width;
+    size_t C = (size_t)NH * HS;
 #pragma omp parallel
     {
         AttentionHead a = attention_head_alloc(rows, width);
@@ -242,17 +254,17 @@ static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, cons
             size_t row = (size_t)(bh / NH) * T, h = (size_t)(bh % NH) * HS;
             const floatX *q = qkv + row * 3 * C + h;
             floatX *dq = dqkv + row * 3 * C + h;
-            attention_load(a.keys, q + C, 3 * C, T, rows, HS, width);
-            attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width);
-            memset(a.dkeys, 0, 2 * head * sizeof(real));  // dvalues lie behind dkeys
-            for (int t = 0; t < T; t += TILE_N) {
+            attention_load(a.keys, q + C, 3 * C, T, rows, HS, width, 1);
+            attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
+            int last = (T - 1) / TILE_N * TILE_N;  // the tile that sees all keys goes first and sets their gradients
+            for (int t = last; t >= 0; t -= TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 size_t at = (row + t) * C + h;
                 attention_backward_tile(&a, dq + (size_t)t * 3 * C, q + (size_t)t * 3 * C, out + at, dout + at,
-                                        lse + (size_t)bh * T + t, C, t, queries, HS, width);
+                                        lse + (size_t)bh * T + t, C, t, queries, HS, width, t < last);
             }
-            attention_store(dq + C, 3 * C, a.dkeys, T, HS, width);
-            attention_store(dq + 2 * C, 3 * C, a.dvalues, T, HS, width);
+            attention_store(dq + C, 3 * C, a.dkeys, T, HS, width, 1);
+            attention_store(dq + 2 * C, 3 * C, a.dvalues, T, HS, width, 1);
         }
         free(a.keys);
     }

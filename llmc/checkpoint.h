@@ -5,7 +5,7 @@ Checkpoints: a folder RUN/step_00000100 with
   state.json                        the step, the data position, the guards: what else a bit-exact resume needs
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open, model_load,
-         model_close, checkpoint_load_optimizer, checkpoint_load_state, json_number, write_json
+         model_close, checkpoint_load_optimizer, checkpoint_load_state, json_whole, write_json
 */
 #pragma once
 #include "check.h"
@@ -18,7 +18,7 @@ defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, check
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { NAME_LENGTH = 128 };
+enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
 
 // the blocks of a model on its device, each laid out by param_layout
 typedef struct {
@@ -197,8 +197,12 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     format_path(replaced, "%s.old", folder);
     remove_folder(aside);
     int error = mkdir(aside, 0777) == 0 ? checkpoint_write_files(aside, s, state) : errno;
+    if (!error && access(folder, F_OK) == 0) { remove_folder(replaced); }
     if (!error && rename(folder, replaced) != 0 && errno != ENOENT) { error = errno; }
-    if (!error && rename(aside, folder) != 0) { error = errno; }
+    if (!error && rename(aside, folder) != 0) {
+        error = errno;
+        rename(replaced, folder);
+    }
     if (error) {
         remove_folder(aside);
         run_error("could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
@@ -219,8 +223,10 @@ static inline size_t checkpoint_bytes(const GPT2Config *config) {
 // the step of "step_00000100", -1 for any other name
 static inline long long checkpoint_step(const char *name) {
     long long step;
-    int end = 0;
-    return sscanf(name, "step_%8lld%n", &step, &end) == 1 && end == 13 && !name[end] ? step : -1;
+    char same[32];
+    if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
+    snprintf(same, sizeof same, "step_%08lld", step);
+    return strcmp(name, same) == 0 ? step : -1;
 }
 
 static inline int compare_steps(const void *a, const void *b) {
@@ -260,9 +266,11 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
         if (minor++ < keep) { continue; }
-        char path[PATH_LENGTH];
+        char path[PATH_LENGTH], aside[PATH_LENGTH];
         checkpoint_path(path, run_dir, steps[i]);
-        remove_folder(path);
+        format_path(aside, "%s.tmp", path);
+        remove_folder(aside);
+        if (rename(path, aside) == 0) { remove_folder(aside); }  // no half of it is ever seen under its name
     }
     free(steps);
 }
@@ -288,11 +296,15 @@ static inline cJSON *read_json(const char *path) {
     return json;
 }
 
-// a number that must be there
-static inline double json_number(const cJSON *json, const char *key, const char *path) {
+// a whole number of min..max (within 2^53, which a double holds exactly) that must be there
+static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (!cJSON_IsNumber(item)) { input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key); }
-    return item->valuedouble;
+    double x = item->valuedouble;
+    if (!(x >= min && x <= max) || x != floor(x)) {
+        input_error("'%s' has %g as \"%s\", expected a whole number from %.0f to %.0f", path, x, key, min, max);
+    }
+    return (int64_t)x;
 }
 
 // an opened model: its shape, and the file its weights are in
@@ -309,11 +321,18 @@ static inline const SafeTensor *model_find(const ModelFile *model, const char *p
 }
 
 static inline void model_config_from_json(GPT2Config *c, const cJSON *json, const char *path) {
-    c->num_layers = (int)json_number(json, "n_layer", path);
-    c->num_heads = (int)json_number(json, "n_head", path);
-    c->channels = (int)json_number(json, "n_embd", path);
-    c->max_seq_len = (int)json_number(json, "n_positions", path);
-    config_set_vocab(c, (int)json_number(json, "vocab_size", path));
+    const struct {
+        const char *key;
+        int *value;
+    } numbers[] = {{"n_layer", &c->num_layers},
+                   {"n_head", &c->num_heads},
+                   {"n_embd", &c->channels},
+                   {"n_positions", &c->max_seq_len},
+                   {"vocab_size", &c->vocab_size}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, path);
+    }
+    config_set_vocab(c, c->vocab_size);
     const cJSON *activation = cJSON_GetObjectItemCaseSensitive(json, "activation_function");
     if (cJSON_IsString(activation) && strcmp(activation->valuestring, "gelu_new") != 0) {
         input_error("'%s' asks for the activation \"%s\"; this trainer has GPT-2's own, \"gelu_new\"", path,
@@ -343,6 +362,38 @@ static inline void model_config_from_tensors(ModelFile *model) {
     }
 }
 
+// the tensor of the file, which must be there in the shape the model's config gives it
+static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
+    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
+    char name[NAME_LENGTH];
+    param_name(name, sizeof name, id, layer);
+    const SafeTensor *t = model_find(model, prefix, name);
+    if (!t) { input_error("'%s' has no tensor %s%s, which this model needs", model->file.path, prefix, name); }
+    bool flip = param_specs[id].transposed;
+    size_t first = flip ? cols : rows, second = flip ? rows : cols;
+    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
+    bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
+    if (!vector && !table) {
+        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name, first,
+                    second);
+    }
+    return t;
+}
+
+// every tensor of the model's layers is there, and no further layer
+static inline void model_check_tensors(const ModelFile *model) {
+    const GPT2Config *c = &model->config;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) { model_tensor(model, "", (ParamId)id, layer); }
+    }
+    char name[NAME_LENGTH];
+    param_name(name, sizeof name, FIRST_LAYER_PARAM, c->num_layers);
+    if (model_find(model, "", name)) {
+        input_error("'%s' has more layers than the %d of its config.json; give the config.json that belongs to it",
+                    model->file.path, c->num_layers);
+    }
+}
+
 // Opens a folder with model.safetensors, or such a file; reads config.json beside it. Stops if it is no whole GPT-2.
 static inline ModelFile model_open(const char *path) {
     ModelFile model;
@@ -365,28 +416,17 @@ static inline ModelFile model_open(const char *path) {
         model_config_from_tensors(&model);
     }
     config_check(&model.config, weights);
+    model_check_tensors(&model);
     return model;
 }
 
 static inline void model_close(ModelFile *model) { safetensors_close(&model->file); }
 
-// one tensor, checked against the shape it must have, into host (rows,cols) real in our orientation
+// one tensor into host (rows,cols) real in our orientation
 static inline void model_read_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer, real *host) {
-    const GPT2Config *c = &model->config;
-    size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
-    char name[NAME_LENGTH];
-    param_name(name, sizeof name, id, layer);
-    const SafeTensor *t = model_find(model, prefix, name);
-    if (!t) { input_error("'%s' has no tensor %s%s, which this model needs", model->file.path, prefix, name); }
-    bool flip = param_specs[id].transposed;
-    size_t first = flip ? cols : rows, second = flip ? rows : cols;
-    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
-    bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
-    if (!vector && !table) {
-        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name, first,
-                    second);
-    }
-    if (!flip) {
+    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
+    const SafeTensor *t = model_tensor(model, prefix, id, layer);
+    if (!param_specs[id].transposed) {
         safetensors_read_real(&model->file, t, 0, host, rows * cols);
         return;
     }

@@ -16,6 +16,7 @@ Any fault is one sentence that names the flag and says what it takes: exit 2.
 defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_print_banner, flags_to_json
 */
 #pragma once
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
@@ -39,7 +40,7 @@ typedef struct {
 #define FLAG_HEADING(text)                                                                                             \
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
 
-enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63 };
+enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63, FLAG_ROWS = 256 };
 
 // ---- one row: its text
 
@@ -228,8 +229,8 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
 // Levenshtein distance; of names cut to 63 characters
 static inline int flag_edit_distance(const char *a, const char *b) {
     int row[FLAG_NAME_MAX + 1];
-    int length = (int)strnlen(b, FLAG_NAME_MAX);
-    for (int j = 0; j <= length; j++) { row[j] = j; }
+    int length = 0;
+    for (row[0] = 0; b[length] && length < FLAG_NAME_MAX; row[length] = length) { length++; }
     for (int i = 0; a[i] && i < FLAG_NAME_MAX; i++) {
         int diagonal = row[0];
         row[0] = i + 1;
@@ -290,7 +291,8 @@ static inline const char *flag_next_value(const char *argument, const char *take
 
 // Sets the fields of VALUES, which hold the defaults, from the arguments after argv[0].
 static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
-    bool *given = (bool *)xcalloc((size_t)count, sizeof *given);
+    bool given[FLAG_ROWS] = {false};
+    assert(count <= FLAG_ROWS);
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (argument[0] != '-') {
@@ -320,7 +322,6 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
             input_error("%.*s takes %s; found '%s'", length, argument, takes, value);
         }
     }
-    free(given);
 }
 
 // ---- showing

@@ -46,8 +46,9 @@ static inline void logger_truncate(const char *path, long long step) {
     char *line = NULL;
     size_t room = 0;
     long long line_step;
-    while (getline(&line, &room, old) > 0) {
-        if (sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, kept); }
+    for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
+        bool whole = line[length - 1] == '\n';  // a run that was killed may have left half a line
+        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, kept); }
     }
     free(line);
     fclose(old);

@@ -1,6 +1,9 @@
 /*
 Matrix products through oneDNN (versions 2 and 3), where it is there at build time (HAVE_ONEDNN) and knows the case.
 A primitive is prepared once per shape and kind, which takes up to a millisecond, and kept in Exec.
+The threads divide a product between them here, not inside oneDNN: each computes its own rows of C, so that what it wrote in
+one operation is still in its cache in the next (rows of activations always go to the same thread), or its own columns where
+B is the larger operand and is better read once. A thread has its own primitives, as their arguments are set per call.
 defines: onednn_multiply, onednn_free, onednn_version
 */
 #pragma once
@@ -19,10 +22,9 @@ typedef struct {
     size_t M, N, K, a_row, a_col, b_row, b_col, c_row;
     DType a, b, c;
     bool bias, residual, accumulate;
-    int threads;
 } MatmulKey;
 
-enum { MATMUL_OPERANDS = 5 };  // A, B, bias, residual, C
+enum { MATMUL_OPERANDS = 5, MATMUL_GRAIN = 16 };  // A, B, bias, residual, C; a thread's share is a multiple of 16
 
 typedef struct PreparedMatmul {
     MatmulKey key;
@@ -31,10 +33,16 @@ typedef struct PreparedMatmul {
     struct PreparedMatmul *next;
 } PreparedMatmul;
 
-struct PreparedMatmuls {
-    dnnl_engine_t engine;
+// one thread's primitives
+typedef struct {
     dnnl_stream_t stream;
     PreparedMatmul *first;
+} MatmulThread;
+
+struct PreparedMatmuls {
+    dnnl_engine_t engine;
+    int num_threads;
+    MatmulThread *threads;
 };
 
 static inline void onednn_check(dnnl_status_t status, const char *call) {
@@ -49,7 +57,8 @@ typedef dnnl_memory_desc_t OnednnDesc;
 static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
     dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols}, strides = {(dnnl_dim_t)row, (dnnl_dim_t)col};
     OnednnDesc desc;
-    onednn_check(dnnl_memory_desc_create_with_strides(&desc, 2, dims, onednn_type(dtype), strides), "memory descriptor");
+    onednn_check(dnnl_memory_desc_create_with_strides(&desc, 2, dims, onednn_type(dtype), strides),
+                 "memory descriptor");
     return desc;
 }
 static inline void onednn_desc_free(OnednnDesc *desc) { dnnl_memory_desc_destroy(*desc); }
@@ -62,8 +71,8 @@ static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *
     if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef); }
     return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, *residual) : dnnl_success;
 }
-static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc, bool bias,
-                                            dnnl_primitive_attr_t attr) {
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc,
+                                            bool bias, dnnl_primitive_attr_t attr) {
     return dnnl_matmul_primitive_desc_create(pd, engine, desc[0], desc[1], bias ? desc[2] : NULL, desc[4], attr);
 }
 #else
@@ -84,22 +93,22 @@ static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *
     if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f); }
     return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, residual) : dnnl_success;
 }
-static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc, bool bias,
-                                            dnnl_primitive_attr_t attr) {
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc,
+                                            bool bias, dnnl_primitive_attr_t attr) {
     dnnl_matmul_desc_t matmul;
     dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &desc[0], &desc[1], bias ? &desc[2] : NULL, &desc[4]);
     return status == dnnl_success ? dnnl_primitive_desc_create(pd, &matmul, attr, engine, NULL) : status;
 }
 #endif
 
-static inline PreparedMatmul *onednn_prepare(struct PreparedMatmuls *prepared, const MatmulKey *key) {
+static inline PreparedMatmul *onednn_prepare(MatmulThread *thread, dnnl_engine_t engine, const MatmulKey *key) {
     PreparedMatmul *p = (PreparedMatmul *)xcalloc(1, sizeof *p);
     p->key = *key;
     OnednnDesc desc[MATMUL_OPERANDS] = {
         onednn_desc(key->M, key->K, key->a, key->a_row, key->a_col),
         onednn_desc(key->K, key->N, key->b, key->b_row, key->b_col),
         onednn_desc(1, key->N, DT_FLOATX, key->N, 1),
-        onednn_desc(key->M, key->N, DT_FLOATX, key->N, 1),
+        onednn_desc(key->M, key->N, DT_FLOATX, key->c_row, 1),
         onednn_desc(key->M, key->N, key->c, key->c_row, 1),
     };
     dnnl_primitive_attr_t attr;
@@ -109,44 +118,71 @@ static inline PreparedMatmul *onednn_prepare(struct PreparedMatmuls *prepared, c
     onednn_check(dnnl_post_ops_create(&ops), "post-ops");
     onednn_check(onednn_append(ops, key, &desc[3]), "post-op");
     onednn_check(dnnl_primitive_attr_set_post_ops(attr, ops), "attributes");
-    if (onednn_describe(&pd, prepared->engine, desc, key->bias, attr) == dnnl_success) {
+    if (onednn_describe(&pd, engine, desc, key->bias, attr) == dnnl_success) {
         onednn_check(dnnl_primitive_create(&p->primitive, pd), "primitive");
         dnnl_primitive_desc_destroy(pd);
     }
     dnnl_post_ops_destroy(ops);
     dnnl_primitive_attr_destroy(attr);
     for (int i = 0; i < MATMUL_OPERANDS; i++) {
-        p->memory[i] = onednn_memory(&desc[i], prepared->engine);
+        p->memory[i] = onednn_memory(&desc[i], engine);
         onednn_desc_free(&desc[i]);
     }
-    p->next = prepared->first;
-    prepared->first = p;
+    p->next = thread->first;
+    thread->first = p;
     return p;
 }
 
-static inline PreparedMatmul *onednn_find(Exec *ex, const MatmulKey *key) {
-    if (!ex->matmuls) {
-        ex->matmuls = (struct PreparedMatmuls *)xcalloc(1, sizeof *ex->matmuls);
-        onednn_check(dnnl_engine_create(&ex->matmuls->engine, dnnl_cpu, 0), "engine");
-        onednn_check(dnnl_stream_create(&ex->matmuls->stream, ex->matmuls->engine, dnnl_stream_default_flags), "stream");
-    }
-    for (PreparedMatmul *p = ex->matmuls->first; p; p = p->next) {
+static inline PreparedMatmul *onednn_find(MatmulThread *thread, dnnl_engine_t engine, const MatmulKey *key) {
+    for (PreparedMatmul *p = thread->first; p; p = p->next) {
         if (memcmp(&p->key, key, sizeof *key) == 0) { return p; }
     }
-    return onednn_prepare(ex->matmuls, key);
+    return onednn_prepare(thread, engine, key);
 }
 
-// As gemm(); returns false, having done nothing, where oneDNN does not know the case.
-static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
-                                   size_t K) {
+static inline void onednn_free(Exec *ex) {
+    if (!ex->matmuls) { return; }
+    for (int t = 0; t < ex->matmuls->num_threads; t++) {
+        for (PreparedMatmul *p = ex->matmuls->threads[t].first, *next; p; p = next) {
+            next = p->next;
+            for (int i = 0; i < MATMUL_OPERANDS; i++) { dnnl_memory_destroy(p->memory[i]); }
+            if (p->primitive) { dnnl_primitive_destroy(p->primitive); }
+            free(p);
+        }
+        dnnl_stream_destroy(ex->matmuls->threads[t].stream);
+    }
+    dnnl_engine_destroy(ex->matmuls->engine);
+    free(ex->matmuls->threads);
+    free(ex->matmuls);
+    ex->matmuls = NULL;
+}
+
+// the prepared products of as many threads as run now
+static inline struct PreparedMatmuls *onednn_threads(Exec *ex) {
+    int threads = omp_get_max_threads();
+    if (ex->matmuls && ex->matmuls->num_threads == threads) { return ex->matmuls; }
+    onednn_free(ex);
+    struct PreparedMatmuls *prepared = (struct PreparedMatmuls *)xcalloc(1, sizeof *prepared);
+    onednn_check(dnnl_engine_create(&prepared->engine, dnnl_cpu, 0), "engine");
+    prepared->num_threads = threads;
+    prepared->threads = (MatmulThread *)xcalloc((size_t)threads, sizeof(MatmulThread));
+    for (int t = 0; t < threads; t++) {
+        onednn_check(dnnl_stream_create(&prepared->threads[t].stream, prepared->engine, dnnl_stream_default_flags),
+                     "stream");
+    }
+    return ex->matmuls = prepared;
+}
+
+// a whole product by the calling thread alone; false where oneDNN does not know the case
+static inline bool onednn_multiply_alone(MatmulThread *thread, dnnl_engine_t engine, Matrix c, Matrix a, Matrix b,
+                                         const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
     MatmulKey key;
     memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
     key.M = M, key.N = N, key.K = K;
     key.a_row = a.row, key.a_col = a.col, key.b_row = b.row, key.b_col = b.col, key.c_row = c.row;
     key.a = a.dtype, key.b = b.dtype, key.c = c.dtype;
     key.bias = add->bias != NULL, key.residual = add->residual != NULL, key.accumulate = add->accumulate;
-    key.threads = omp_get_max_threads();
-    PreparedMatmul *p = onednn_find(ex, &key);
+    PreparedMatmul *p = onednn_find(thread, engine, &key);
     if (!p->primitive) { return false; }
     const void *data[MATMUL_OPERANDS] = {a.data, b.data, add->bias, add->residual, c.data};
     static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
@@ -159,29 +195,43 @@ static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const
         args[count].arg = roles[i];
         args[count++].memory = p->memory[i];
     }
-    onednn_check(dnnl_primitive_execute(p->primitive, ex->matmuls->stream, count, args), "matmul");
-    onednn_check(dnnl_stream_wait(ex->matmuls->stream), "wait");
+    onednn_check(dnnl_primitive_execute(p->primitive, thread->stream, count, args), "matmul");
     return true;
 }
 
-static inline void onednn_free(Exec *ex) {
-    if (!ex->matmuls) { return; }
-    for (PreparedMatmul *p = ex->matmuls->first, *next; p; p = next) {
-        next = p->next;
-        for (int i = 0; i < MATMUL_OPERANDS; i++) { dnnl_memory_destroy(p->memory[i]); }
-        if (p->primitive) { dnnl_primitive_destroy(p->primitive); }
-        free(p);
+// the part of a matrix that begins at (i,j)
+static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
+    return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
+}
+
+// As gemm(); returns false, having done nothing, where oneDNN does not know the case.
+static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
+                                   size_t N, size_t K) {
+    struct PreparedMatmuls *prepared = onednn_threads(ex);
+    size_t threads = (size_t)prepared->num_threads;
+    bool by_rows = M >= N, known = true;
+    size_t share = ((by_rows ? M : N) + threads - 1) / threads;
+    share = (share + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
+#pragma omp parallel for schedule(static, 1) reduction(&& : known)
+    for (size_t t = 0; t < threads; t++) {
+        size_t begin = t * share, end = begin + share, all = by_rows ? M : N;
+        end = end < all ? end : all;
+        if (begin >= end) { continue; }
+        size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin, rows = by_rows ? end - begin : M,
+               cols = by_rows ? N : end - begin;
+        MatmulEpilogue part = {add->bias ? add->bias + j : NULL, add->residual ? add->residual + i * c.row + j : NULL,
+                               add->accumulate};
+        known = onednn_multiply_alone(&prepared->threads[t], prepared->engine, matrix_from(c, i, j),
+                                      matrix_from(a, i, 0), matrix_from(b, 0, j), &part, rows, cols, K) &&
+                known;
     }
-    dnnl_stream_destroy(ex->matmuls->stream);
-    dnnl_engine_destroy(ex->matmuls->engine);
-    free(ex->matmuls);
-    ex->matmuls = NULL;
+    return known;
 }
 
 #else
 static inline const char *onednn_version(void) { return "portable C"; }
-static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
-                                   size_t K) {
+static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
+                                   size_t N, size_t K) {
     (void)ex, (void)c, (void)a, (void)b, (void)add, (void)M, (void)N, (void)K;
     return false;
 }

@@ -60,20 +60,22 @@ static inline Dims dims4(size_t a, size_t b, size_t c, size_t e) {
     return d;
 }
 
-// Appends a tensor and returns its index. `name` must outlive the plan.
+// Appends a tensor and returns its index; stops if the sum is past what can be addressed. `name` must outlive the plan.
 static inline int plan_add(Plan *plan, const char *name, Lifetime lifetime, DType dtype, Dims dims) {
     plan->tensors = (PlanTensor *)xrealloc(plan->tensors, (size_t)(plan->count + 1) * sizeof(PlanTensor));
     PlanTensor *t = &plan->tensors[plan->count];
     memset(t, 0, sizeof *t);
     t->name = name, t->lifetime = lifetime, t->dtype = dtype, t->num_dims = dims.count;
-    size_t bytes = dtype_size(dtype);
+    size_t bytes = dtype_size(dtype), end;
+    bool fits = true;
     for (int i = 0; i < dims.count; i++) {
         t->shape[i] = dims.size[i];
-        bytes *= dims.size[i];
+        fits &= !__builtin_mul_overflow(bytes, dims.size[i], &bytes);
     }
+    t->offset = plan->count > 0 ? t[-1].offset + t[-1].bytes : 0;
+    fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
+    if (!fits) { input_error("%s would take more memory than can be addressed; give a smaller model, -b or -t", name); }
     t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
-    const PlanTensor *last = t - 1;
-    t->offset = plan->count > 0 ? last->offset + last->bytes : 0;
     return plan->count++;
 }
 

@@ -25,6 +25,7 @@ typedef struct {
 } GPT2Config;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = 64, MAX_HEAD_SIZE = 256 };
+#define MAX_PARAMETERS 0x1p40  // a size whose bytes still fit every product below
 
 static inline int config_head_size(const GPT2Config *c) { return c->channels / c->num_heads; }
 
@@ -46,6 +47,11 @@ static inline void config_check(const GPT2Config *c, const char *where) {
     if (config_head_size(c) > MAX_HEAD_SIZE) {
         input_error("%s: a head of %d channels is more than the %d supported; use more heads", where, config_head_size(c),
                     MAX_HEAD_SIZE);
+    }
+    double C = c->channels, parameters = 12 * C * C * c->num_layers + C * ((double)c->vocab_size + c->max_seq_len);
+    if (parameters > MAX_PARAMETERS) {
+        input_error("%s: a model of %.2g parameters is more than the %.2g supported; use fewer layers or channels", where,
+                    parameters, MAX_PARAMETERS);
     }
 }
 

@@ -1,8 +1,9 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
-defines: Tokenizer, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_encode, tokenizer_decode, tokenizer_free
+defines: Tokenizer, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_encode, tokenizer_decode,
+         tokenizer_free
 
-Encoding    1. The text is cut into pieces by GPT-2's pattern, longest alternative of the first kind that matches:
+Encoding    1. GPT-2's pattern cuts the text into pieces; the first alternative that matches is taken, at its longest:
                's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
             2. A piece starts as its bytes; the adjacent pair that merges into the lowest id does so, leftmost first,
                until no pair merges. A heap of candidate pairs makes that O(n log n) in the piece's length.
@@ -12,9 +13,9 @@ Ids         0..255 the bytes, then a token a merge, in the order of the merges, 
 Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line a merge: two
             symbols and a space between them. A symbol's characters stand for bytes: 33..126, 161..172 and 174..255 for
             themselves, and 256, 257, .. for the other bytes in rising order; byte ids follow the same order.
-            llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary, from version 2 on the id of
-            end-of-text), then for each id a length byte and the token's bytes. It has no merges; as ids are in
-            the order of the merges, the ids below a token's own say which two tokens it was merged from.
+            llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary; in version 2 the id of
+            end-of-text), then for each id a length byte and the token's bytes. It has no merges; as ids are in the
+            order of the merges, the tokens before one say which two it was merged from.
 */
 #pragma once
 #include "check.h"
@@ -67,7 +68,7 @@ typedef struct {
     size_t heap_size, capacity;
 } TokenizerPiece;
 
-static const size_t TOKENIZER_NOWHERE = SIZE_MAX;
+static const size_t TOKENIZER_NOWHERE = SIZE_MAX;  // no symbol: past the end of any piece
 
 static inline void tokenizer_heap_push(TokenizerPiece *piece, uint64_t entry) {
     size_t child = piece->heap_size++;
@@ -119,7 +120,7 @@ static inline void tokenizer_start_piece(const Tokenizer *t, TokenizerPiece *pie
     for (size_t i = 0; i + 1 < bytes; i++) { tokenizer_consider(t, piece, i); }
 }
 
-// Encodes one piece (bytes > 0) into at most `bytes` tokens and returns how many.
+// Encodes one piece into at most `bytes` tokens and returns how many.
 static inline size_t tokenizer_encode_piece(const Tokenizer *t, TokenizerPiece *piece, const char *text, size_t bytes,
                                             int *tokens) {
     tokenizer_start_piece(t, piece, text, bytes);
@@ -137,9 +138,7 @@ static inline size_t tokenizer_encode_piece(const Tokenizer *t, TokenizerPiece *
         tokenizer_consider(t, piece, place);
     }
     size_t count = 0;
-    for (size_t i = 0; i != TOKENIZER_NOWHERE; i = piece->symbols[i].next) {
-        tokens[count++] = piece->symbols[i].token;
-    }
+    for (size_t i = 0; i < bytes; i = piece->symbols[i].next) { tokens[count++] = piece->symbols[i].token; }
     return count;
 }
 
@@ -153,8 +152,8 @@ static inline void tokenizer_free_piece(TokenizerPiece *piece) {
 
 static const uint32_t TOKENIZER_NOT_UTF8 = UINT32_MAX;
 
-// The code point at the start of the text (bytes > 0) and its length. Overlong forms, surrogates, values above 0x10FFFF
-// and sequences cut short are not UTF-8: NOT_UTF8, length 1.
+// The code point at the start of the text (bytes > 0) and its length; NOT_UTF8 and length 1 for a stray byte, an
+// overlong form or a sequence cut short. Surrogates and values above 0x10FFFF pass: like NOT_UTF8, they have no class.
 static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size_t *length) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};  // by length
     uint8_t lead = (uint8_t)text[0];
@@ -167,7 +166,7 @@ static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size
         if (((uint8_t)text[i] & 0xC0) != 0x80) { return TOKENIZER_NOT_UTF8; }
         code = code << 6 | ((uint8_t)text[i] & 0x3Fu);
     }
-    if (code < smallest[n] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) { return TOKENIZER_NOT_UTF8; }
+    if (code < smallest[n]) { return TOKENIZER_NOT_UTF8; }
     *length = n;
     return code;
 }
@@ -205,7 +204,9 @@ static inline size_t tokenizer_piece_length(const char *text, size_t bytes) {
 // Loading
 
 static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int merges) {
-    Tokenizer t = {.vocab_size = 0, .end_of_text = -1};
+    Tokenizer t;
+    memset(&t, 0, sizeof t);
+    t.end_of_text = -1;
     t.bytes = (char *)xmalloc(token_bytes);
     t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
     if (merges) { t.merges = (TokenizerMerge *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges); }
@@ -236,7 +237,7 @@ static inline void tokenizer_append_byte(Tokenizer *t, int byte) {
 // does a single byte. So merging by lowest id is exactly merging by the list, and every token encodes to itself.
 static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerPiece *piece, const char *bytes, size_t length) {
     int halves[TOKENIZER_MAX_TOKEN_BYTES];
-    if (length == 0 || tokenizer_encode_piece(t, piece, bytes, length, halves) != 2) { return 0; }
+    if (tokenizer_encode_piece(t, piece, bytes, length, halves) != 2) { return 0; }
     TokenizerMerge *slot = tokenizer_merge_slot(t, halves[0], halves[1]);
     slot->pair = (uint32_t)halves[0] << 16 | (uint32_t)halves[1];
     slot->id = t->vocab_size;
@@ -319,7 +320,7 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     }
     // the file spends two bytes a line more than the tokens have
     Tokenizer t = tokenizer_alloc(256 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, 1);
-    TokenizerPiece piece = {.symbols = NULL};
+    TokenizerPiece piece = {NULL, NULL, 0, 0};
     tokenizer_append_gpt2_bytes(&t);
     size_t number = 1;
     for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
@@ -371,7 +372,7 @@ static inline void tokenizer_load_bin_token(Tokenizer *t, TokenizerPiece *piece,
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
     int vocab = tokenizer_bin_vocab(path, data, bytes);
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
-    TokenizerPiece piece = {.symbols = NULL};
+    TokenizerPiece piece = {NULL, NULL, 0, 0};
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t);
     for (int id = 0; id < vocab; id++) {
         size_t length = at < bytes ? (uint8_t)data[at] : 0;
@@ -441,7 +442,7 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     if (!t->merges) {
         for (; count < bytes; count++) { ids[count] = t->byte_token[(uint8_t)text[count]]; }
     } else {
-        TokenizerPiece piece = {.symbols = NULL};
+        TokenizerPiece piece = {NULL, NULL, 0, 0};
         for (size_t at = 0, length; at < bytes; at += length) {
             length = tokenizer_piece_length(text + at, bytes - at);
             count += tokenizer_encode_piece(t, &piece, text + at, length, ids + count);

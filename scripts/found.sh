@@ -19,7 +19,7 @@ fi
 say compiler "$(first_line "$CC" --version)"
 
 if ! has_header cjson/cJSON.h; then
-    echo "cJSON, which reads and writes checkpoints' headers, is missing: run scripts/setup.sh build, or install libcjson-dev" >&2
+    echo "cJSON, for checkpoints' headers, is missing: run scripts/setup.sh build, or install libcjson-dev" >&2
     exit 1
 fi
 say cJSON "found"

@@ -8,10 +8,12 @@ seconds_each=180
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # spinning threads lose badly to a busy neighbour
 export LC_NUMERIC=C
-out=$(mktemp) err=$(mktemp) suppressions=$(mktemp)
-trap 'rm -f "$out" "$err" "$suppressions"' EXIT
-echo "leak:assert_stops" >"$suppressions"  # a program that stops on bad input frees nothing
-export LSAN_OPTIONS=print_suppressions=0:suppressions=$suppressions
+TMPDIR=$(mktemp -d)  # what tests write is removed at the end
+export TMPDIR
+trap 'rm -rf "$TMPDIR"' EXIT
+out=$TMPDIR/out err=$TMPDIR/err
+echo "leak:assert_stops" >"$TMPDIR/leaks"  # a program that stops on bad input frees nothing
+export LSAN_OPTIONS=print_suppressions=0:suppressions=$TMPDIR/leaks
 
 # the sum of the numbers in the lines `[  WORD  ] N test(s)`
 count() { sed -n "s/^\[ *$1 *\] \([0-9]*\) test(s).*/\1/p" "$out" "$err" | awk '{ n += $1 } END { print n + 0 }'; }
@@ -36,7 +38,7 @@ for test in "$@"; do
         trouble="no test ran" failed=1
     fi
     printf '%6.1f s %4d passed%s  %s\n' "$took" "$passed" "${trouble:+, $trouble}" "$test"
-    [ -z "$trouble" ] || grep -hvE '^\[ (RUN  |     OK)' "$out" "$err"
+    [ -z "$trouble" ] || grep -hvE '^\[ *(RUN|OK) *\]' "$out" "$err"
     passed_all=$((passed_all + passed)) failed_all=$((failed_all + failed))
 done
 

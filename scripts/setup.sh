@@ -36,8 +36,8 @@ need all          make             "runs the builds"                            
 need all          gcc              "the C compiler, with OpenMP"                               has_command cc
 need all          libc6-dev        "the C library's headers"                                   has_headers stdio.h
 need all          libcjson-dev     "cJSON, for the headers of checkpoints"                     has_headers cjson/cJSON.h
-want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"                  has_headers oneapi/dnnl/dnnl.h
-want train        bible-kjv        "the King James Bible, 4.1 MB of public-domain text"        has_command bible
+want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"                 has_headers oneapi/dnnl/dnnl.h
+want "train bench" bible-kjv       "the King James Bible, 4.1 MB of public-domain text"        has_command bible
 need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
 need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
@@ -52,11 +52,12 @@ need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through" 
 
 # stops unless we can do without everything that is missing
 cannot_install() {
+    local all=("${required[@]}" "${optional[@]}")
     if [ ${#required[@]} -eq 0 ]; then
         echo "setup: $1; going on without ${optional[*]}"
         exit 0
     fi
-    echo "setup: $1; install ${required[*]} ${optional[*]} (Debian's names) and run this again" >&2
+    echo "setup: $1; install ${all[*]} (Debian's names) and run this again" >&2
     exit 1
 }
 

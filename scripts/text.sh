@@ -25,8 +25,10 @@ keep() {
 download() {
     if command -v curl >/dev/null; then
         curl -fsSL --max-time 60 "$1"
-    else
+    elif command -v wget >/dev/null; then
         wget -q --timeout=60 -O - "$1"
+    else
+        echo "text: downloading takes curl or wget, and neither is here" >&2
     fi
 }
 

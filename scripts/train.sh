@@ -9,7 +9,7 @@
 #            5.15 million, so 4.0 GFLOP a step
 # time       10 ms a step on two Zen 5 cores (0.4 TFLOP/s): 95 s are 9,500 steps, 7.3 million tokens, 2 epochs of the
 #            Bible's 3.7 MB that are not kept for validation, 9 tokens a parameter
-# memory     16 bytes a parameter of weights, gradients and AdamW moments, 13 MB, and as much again of activations
+# memory     16 bytes a parameter of weights, gradients and AdamW moments, 13 MB, and 25 MB of saved activations
 # disk       a checkpoint holds weights and moments: 12 bytes a parameter, 10 MB
 #
 # How long a step takes here is measured first, by 60 steps at each number of threads, and sets the number of steps.
@@ -21,10 +21,13 @@ seconds=95 most_steps=10000 time_limit=110
 text=${1:-$(scripts/text.sh data)}
 model=(-i "$text" -e l4h4c128 -b 12 -t 64 -l 1e-3 -q 0.1 -c 0.1 -s 0)
 
+# quoted WORD...: as one would type them
+quoted() { printf ' %q' "$@"; }
+
 # median_ms FOLDER: of the steps in its metrics, the first ten left out, which fill caches
 median_ms() {
     sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n +11 | sort -g |
-        awk '{ ms[NR] = $1 } END { print ms[int((NR + 1) / 2)] }'
+        awk '{ ms[NR] = $1 } END { printf "%.1f", ms[int((NR + 1) / 2)] }'
 }
 
 scratch=$(mktemp -d)
@@ -55,11 +58,11 @@ train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}
 generate=(./train_gpt2 --generate 400 -e "$checkpoint" --temperature 0.8 --top-k 40)
-prompt="And the LORD said"
+[ -n "${1:-}" ] || generate+=(--prompt "And the LORD said")
 echo
 echo "The model in its own words:"
-"${generate[@]}" --prompt "$prompt"
+"${generate[@]}"
 echo
 echo "checkpoint  $checkpoint"
-echo "go on       ${train[*]} -y 1 -x $((2 * steps))"
-echo "generate    ${generate[*]} --prompt \"$prompt\""
+echo "go on      $(quoted "${train[@]}" -y 1 -x $((2 * steps)))"
+echo "generate   $(quoted "${generate[@]}")"

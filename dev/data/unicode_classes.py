@@ -1,9 +1,10 @@
 #!/usr/bin/python3
-"""Writes llmc/unicode_classes.h: which code points are letters, numbers and white space, as GPT-2's pre-tokenizer sees them.
+"""Writes llmc/unicode_classes.h: which code points are letters, numbers and white space to GPT-2's pre-tokenizer.
 
     /usr/bin/python3 dev/data/unicode_classes.py > llmc/unicode_classes.h
 
-Asks the `regex` module (Debian: python3-regex), the one GPT-2 itself used, about every code point. About 800 ranges, 1 s.
+Asks the `regex` module (Debian: python3-regex), the one GPT-2 itself used, about every code point:
+806 ranges, 1 s.
 """
 import regex
 

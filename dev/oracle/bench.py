@@ -7,6 +7,8 @@ One line of JSON per thread count. With --serve, for a driver that takes turns w
 stdin is answered by a JSON list of the next n steps' milliseconds; one thread count.
 
 A torch is as fast as its matmul: `gemm_gflops` is what this one reaches on 1024^3 and belongs beside every comparison.
+It runs with a malloc that keeps what is freed, or d12 spends its step in page faults (0.7 s became 1.3 to 10 s).
+
 Debian's torch calls whatever libblas.so.3 is. The reference BLAS that is installed by default runs on one thread at a
 thirtieth of what OpenBLAS reaches (libopenblas0-openmp), and OpenBLAS 0.3.21 does not know new CPUs:
 OPENBLAS_CORETYPE=SkylakeX makes it use AVX-512 where it would take its AVX2 kernels, and doubles the rate.
@@ -18,7 +20,13 @@ import subprocess
 import sys
 import time
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+KEEP_FREED_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
+
+
+def environment(threads):
+    """What has to be set before the process starts: malloc and BLAS libraries read it once, when loaded."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {"GLIBC_TUNABLES": KEEP_FREED_MEMORY, **{name: str(threads) for name in names}}
 
 
 def parse_arguments():
@@ -31,7 +39,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock counts")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--bf16", action="store_true", help="autocast the forward to bfloat16")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
     parser.add_argument("--serve", action="store_true", help="answer each line n on stdin with n steps' milliseconds")
     args = parser.parse_args()
@@ -93,11 +101,13 @@ def report(args, times):
 
 def main():
     args = parse_arguments()
-    if len(args.threads) > 1:  # a BLAS reads its thread count once, when it is loaded: a process for each
+    if len(args.threads) > 1:
         for threads in args.threads:
             subprocess.run([sys.executable] + sys.argv + ["--threads", str(threads)], check=True)
         return
-    os.environ.update({name: str(args.threads[0]) for name in THREAD_VARIABLES})  # before anything imports torch
+    wanted = environment(args.threads[0])
+    if not wanted.items() <= os.environ.items():  # start again, in the same process: a driver's pipe and pid stay
+        os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, **wanted})
     step = make_timed_step(args)
     for _ in range(args.warmup):
         step()

@@ -68,7 +68,7 @@ def main():
     init = safetensors.read(args.init)
     batches, val = read_batches(args.batches, args.B, args.T), read_batches(args.val, args.B, args.T)
     if len(batches) < args.steps:
-        raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected {args.steps}: give --steps {len(batches)}")
+        raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected --steps {args.steps}")
     model = GPT2(parse_shape(args.shape), V=len(init["wte.weight"]), max_T=len(init["wpe.weight"]))
     load_hf(model, init)
     model.to(args.device)

@@ -1,6 +1,6 @@
-"""Reads and writes safetensors files: a u64 length, that many bytes of JSON, then the tensors' bytes, all little-endian.
+"""Reads and writes safetensors files: a u64 length, that many bytes of JSON, then the tensors' bytes, little-endian.
 
-The header's JSON is {name: {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}}, offsets counted from its end.
+The JSON is {name: {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}}; offsets count from its end.
 """
 import json
 import struct

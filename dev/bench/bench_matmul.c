@@ -1,0 +1,90 @@
+/*
+The trainer's matmul beside oneDNN's own best: the same product with the weights in the layout oneDNN would choose for itself,
+as its benchmark program does. Both take turns in one run.
+    bench_matmul M K N [threads]      prints one line of JSON: medians in GFLOP/s and their ratio
+*/
+#include "llmc/cpu_ops.h"
+#include "llmc/logger.h"
+
+#if !defined(HAVE_ONEDNN)
+int main(void) { input_error("bench_matmul compares with oneDNN, and this build has none; install libdnnl-dev"); }
+#elif DNNL_VERSION_MAJOR >= 3
+int main(void) { input_error("bench_matmul is written for oneDNN 2; this machine has version 3"); }
+#else
+
+enum { ROUNDS = 31, CALLS = 10 };
+
+typedef struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    dnnl_primitive_t primitive;
+    dnnl_exec_arg_t args[3];
+} BareMatmul;
+
+static dnnl_memory_t bare_memory(dnnl_engine_t engine, const dnnl_memory_desc_t *desc) {
+    dnnl_memory_t memory;
+    onednn_check(dnnl_memory_create(&memory, desc, engine, DNNL_MEMORY_ALLOCATE), "memory");
+    void *data;
+    dnnl_memory_get_data_handle(memory, &data);
+    memset(data, 0, dnnl_memory_desc_get_size(desc));
+    return memory;
+}
+
+// out (M,N) = in (M,K) weights (K,N), weights in any layout
+static BareMatmul bare_matmul(int M, int K, int N) {
+    BareMatmul bare;
+    dnnl_memory_desc_t in, weights, out;
+    dnnl_dims_t in_dims = {M, K}, weight_dims = {K, N}, out_dims = {M, N};
+    onednn_check(dnnl_engine_create(&bare.engine, dnnl_cpu, 0), "engine");
+    onednn_check(dnnl_stream_create(&bare.stream, bare.engine, dnnl_stream_default_flags), "stream");
+    dnnl_memory_desc_init_by_tag(&in, 2, in_dims, dnnl_f32, dnnl_ab);
+    dnnl_memory_desc_init_by_tag(&weights, 2, weight_dims, dnnl_f32, dnnl_format_tag_any);
+    dnnl_memory_desc_init_by_tag(&out, 2, out_dims, dnnl_f32, dnnl_ab);
+    dnnl_matmul_desc_t desc;
+    dnnl_primitive_desc_t pd;
+    onednn_check(dnnl_matmul_desc_init(&desc, &in, &weights, NULL, &out), "matmul descriptor");
+    onednn_check(dnnl_primitive_desc_create(&pd, &desc, NULL, bare.engine, NULL), "primitive descriptor");
+    onednn_check(dnnl_primitive_create(&bare.primitive, pd), "primitive");
+    const dnnl_memory_desc_t *chosen = dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
+    const dnnl_exec_arg_t args[3] = {{DNNL_ARG_SRC, bare_memory(bare.engine, &in)},
+                                     {DNNL_ARG_WEIGHTS, bare_memory(bare.engine, chosen)},
+                                     {DNNL_ARG_DST, bare_memory(bare.engine, &out)}};
+    memcpy(bare.args, args, sizeof args);
+    dnnl_primitive_desc_destroy(pd);
+    return bare;
+}
+
+static int compare_seconds(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 4) { input_error("bench_matmul takes M K N and perhaps a number of threads"); }
+    int M = atoi(argv[1]), K = atoi(argv[2]), N = atoi(argv[3]);
+    if (argc > 4) { omp_set_num_threads(atoi(argv[4])); }
+    floatX *in = (floatX *)xcalloc((size_t)M * K, sizeof(floatX)),
+           *weight = (floatX *)xcalloc((size_t)N * K, sizeof(floatX));
+    floatX *out = (floatX *)xcalloc((size_t)M * N, sizeof(floatX)),
+           *bias = (floatX *)xcalloc((size_t)N, sizeof(floatX));
+    BareMatmul bare = bare_matmul(M, K, N);
+    Exec ex;
+    memset(&ex, 0, sizeof ex);
+    double ours[ROUNDS], theirs[ROUNDS];
+    for (int round = -3; round < ROUNDS; round++) {  // the first three warm up
+        double start = now_seconds();
+        for (int i = 0; i < CALLS; i++) { cpu_matmul_forward(out, in, weight, bias, NULL, M, K, N, &ex); }
+        double middle = now_seconds();
+        for (int i = 0; i < CALLS; i++) { dnnl_primitive_execute(bare.primitive, bare.stream, 3, bare.args); }
+        double end = now_seconds();
+        if (round >= 0) { ours[round] = middle - start, theirs[round] = end - middle; }
+    }
+    qsort(ours, ROUNDS, sizeof *ours, compare_seconds);
+    qsort(theirs, ROUNDS, sizeof *theirs, compare_seconds);
+    double flops = 2.0 * M * K * N * CALLS / 1e9;
+    printf("{\"M\":%d,\"K\":%d,\"N\":%d,\"threads\":%d,\"ours_gflops\":%.1f,\"onednn_gflops\":%.1f,\"share\":%.3f}\n",
+           M, K, N, omp_get_max_threads(), flops / ours[ROUNDS / 2], flops / theirs[ROUNDS / 2],
+           theirs[ROUNDS / 2] / ours[ROUNDS / 2]);
+    return 0;
+}
+#endif

@@ -1,0 +1,50 @@
+/*
+Writes what another trainer needs to repeat a run of this one: the initial weights, every training batch in order, and the
+validation batches.
+    dump_run FOLDER [flags of train_gpt2]
+FOLDER/step_00000000/model.safetensors with Hugging Face's names; FOLDER/train.i32 int32 [steps][B][T+1]; FOLDER/val.i32
+[batches][B][T+1]. A row is a sequence's T inputs and its last target.
+*/
+#define TESTING
+#include "train_gpt2.cu"
+
+// appends one micro-batch: each row's inputs and the token after them
+static void dump_batch(FILE *out, const DataLoader *loader, int B, int T) {
+    for (int b = 0; b < B; b++) {
+        const int *inputs = loader->inputs + (size_t)b * T, *last = loader->targets + (size_t)(b + 1) * T - 1;
+        fwrite(inputs, sizeof(int), (size_t)T, out);
+        fwrite(last, sizeof(int), 1, out);
+    }
+}
+
+static void dump_batches(const char *folder, const char *name, DataLoader *loader, long long batches,
+                         const TrainArgs *a) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s", folder, name);
+    FILE *out = fopen(path, "wb");
+    if (!out) { run_error("could not write '%s': %s", path, strerror(errno)); }
+    dataloader_seek(loader, 0);
+    for (long long i = 0; i < batches; i++) {
+        dataloader_next(loader);
+        dump_batch(out, loader, a->B, a->T);
+    }
+    if (fclose(out) != 0) { run_error("could not write '%s': %s", path, strerror(errno)); }
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) { input_error("dump_run takes a folder and then the flags of train_gpt2"); }
+    TrainArgs args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &args, argc - 1, argv + 1);
+    args_check(&args);
+    make_run_dir(argv[1]);
+    Run run;
+    run_open(&run, &args);
+    ModelState model = gpt2_state(&run.model);
+    cJSON *state = run_state(&run);
+    checkpoint_save(argv[1], 0, &model, state);
+    cJSON_Delete(state);
+    dump_batches(argv[1], "train.i32", &run.train_loader, run.max_steps * run.accumulation, &args);
+    dump_batches(argv[1], "val.i32", &run.val_loader, args.val_batches, &args);
+    run_close(&run);
+    return 0;
+}

@@ -1,0 +1,682 @@
+// checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be bad.
+#include "testing.h"
+#include "../../llmc/checkpoint.h"
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65 };
+
+static const char *const checkpoint_files[] = {"model.safetensors", "optimizer.safetensors", "config.json",
+                                               "state.json"};
+enum { NUM_FILES = 4 };
+
+// ---- models
+
+static GPT2Config small_config(void) {
+    GPT2Config c = {MAX_T, 0, 0, L, NH, C};
+    config_set_vocab(&c, V);
+    return c;
+}
+
+// what a trainer keeps: all of it zero, as in a new arena
+static ModelState empty_model(const GPT2Config *c) {
+    size_t n = param_layout(c).total;
+    ModelState s = {c, &cpu_device, (floatX *)xcalloc(n, sizeof(floatX)), NULL, NULL, NULL};
+    s.m = (real *)xcalloc(n, sizeof(real));
+    s.v = (real *)xcalloc(n, sizeof(real));
+    if (DT_FLOATX != DT_REAL) { s.master = (real *)xcalloc(n, sizeof(real)); }
+    return s;
+}
+
+static void free_model(ModelState *s) {
+    free(s->params);
+    free(s->master);
+    free(s->m);
+    free(s->v);
+}
+
+// random numbers of every size in every tensor, and in its first places the numbers that conversions get wrong
+static void fill_block(real *block, const GPT2Config *c, uint64_t seed) {
+    static const float odd[] = {-0.0f, 1e-45f, -3.4e38f, 1.0000001f, INFINITY};
+    ParamLayout layout = param_layout(c);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, c) * param_cols(p, c);
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            size_t at = param_offset(&layout, p, layer);
+            for (size_t i = 0; i < count; i++) { block[at + i] = i < 5 ? (real)odd[i] : (real)rng_normal(seed, at, i); }
+        }
+    }
+}
+
+static ModelState random_model(const GPT2Config *c, uint64_t seed) {
+    ModelState s = empty_model(c);
+    size_t n = param_layout(c).total;
+    real *weights = (real *)xcalloc(n, sizeof(real));
+    fill_block(weights, c, seed);
+    fill_block(s.m, c, seed + 1);
+    fill_block(s.v, c, seed + 2);
+    for (size_t i = 0; i < n; i++) { s.params[i] = to_floatX(weights[i]); }
+    if (s.master) { memcpy(s.master, weights, n * sizeof(real)); }
+    free(weights);
+    return s;
+}
+
+// a new folder in temp_dir()
+static const char *new_run(const char *name) {
+    const char *path = temp_path(name);
+    assert_int_equal(mkdir(path, 0777), 0);
+    return path;
+}
+
+static const char *joined(const char *folder, const char *name) {
+    static char paths[4][PATH_LENGTH];
+    static int next;
+    char *path = paths[next++ % 4];
+    format_path(path, "%s/%s", folder, name);
+    return path;
+}
+
+static bool exists(const char *folder, const char *name) { return access(joined(folder, name), F_OK) == 0; }
+
+static void write_text(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+// RUN/step_0000000N of a random model; returns that folder
+static const char *save_step(const char *run, long long step, const char *note) {
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, (uint64_t)step);
+    cJSON *state = cJSON_CreateObject();
+    cJSON_AddNumberToObject(state, "step", (double)step);
+    cJSON_AddStringToObject(state, "note", note);
+    checkpoint_save(run, step, &s, state);
+    cJSON_Delete(state);
+    free_model(&s);
+    char name[32];
+    snprintf(name, sizeof name, "step_%08lld", step);
+    return joined(run, name);
+}
+
+static void assert_holds(const char *folder, long long step) {
+    GPT2Config c = small_config();
+    ModelState expected = random_model(&c, (uint64_t)step), loaded = empty_model(&c);
+    size_t n = param_layout(&c).total;
+    ModelFile file = model_open(folder);
+    assert_memory_equal(&file.config, &c, sizeof c);
+    model_load(&file, "", loaded.master, loaded.params, loaded.device);
+    model_close(&file);
+    checkpoint_load_optimizer(folder, &loaded);
+    assert_memory_equal(loaded.params, expected.params, n * sizeof(floatX));
+    assert_memory_equal(loaded.m, expected.m, n * sizeof(real));
+    assert_memory_equal(loaded.v, expected.v, n * sizeof(real));
+    if (expected.master) { assert_memory_equal(loaded.master, expected.master, n * sizeof(real)); }
+    cJSON *state = checkpoint_load_state(folder);
+    assert_int_equal(json_whole(state, "step", 0, 1e9, folder), step);
+    cJSON_Delete(state);
+    free_model(&expected);
+    free_model(&loaded);
+}
+
+// ---- saving
+
+static void test_round_trip(void **state) {
+    (void)state;
+    const char *folder = save_step(new_run("round"), 3, "");
+    for (int i = 0; i < NUM_FILES; i++) { assert_true(exists(folder, checkpoint_files[i])); }
+    assert_holds(folder, 3);
+}
+
+// weights alone, from the file's own path; its config.json lies beside it
+static void test_weights_only(void **state) {
+    (void)state;
+    const char *folder = save_step(new_run("weights"), 1, "");
+    unlink(joined(folder, "state.json"));
+    unlink(joined(folder, "optimizer.safetensors"));
+    ModelFile file = model_open(joined(folder, "model.safetensors"));
+    GPT2Config c = small_config();
+    assert_memory_equal(&file.config, &c, sizeof c);
+    model_close(&file);
+}
+
+// Conv1D weights are (in, out) in the file, the vocabulary has no padding, vectors have one dimension
+static void test_hugging_face_layout(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    ParamLayout layout = param_layout(&c);
+    const char *folder = save_step(new_run("layout"), 1, "");
+    SafeTensors file = safetensors_open(joined(folder, "model.safetensors"));
+    const SafeTensor *fc = safetensors_find(&file, "h.1.mlp.c_fc.weight"), *wte = safetensors_find(&file, "wte.weight");
+    const SafeTensor *bias = safetensors_find(&file, "h.1.mlp.c_fc.bias");
+    assert_int_equal(file.num_tensors, 4 + 12 * L);
+    assert_true(fc && fc->num_dims == 2 && fc->shape[0] == C && fc->shape[1] == 4 * C && fc->dtype == DT_FLOATX);
+    assert_true(wte && wte->num_dims == 2 && wte->shape[0] == V && wte->shape[1] == C);
+    assert_true(bias && bias->num_dims == 1 && bias->shape[0] == 4 * C);
+    floatX stored[4 * C * C];
+    safetensors_read(&file, fc, 0, stored, sizeof stored);
+    const floatX *ours = s.params + param_offset(&layout, FCW, 1);
+    for (size_t out = 0; out < 4 * C; out++) {
+        for (size_t in = 0; in < C; in++) {
+            assert_memory_equal(&stored[in * 4 * C + out], &ours[out * C + in], sizeof(floatX));
+        }
+    }
+    safetensors_close(&file);
+    free_model(&s);
+}
+
+static void test_config_written(void **state) {
+    (void)state;
+    const char *folder = save_step(new_run("config"), 1, "");
+    const char *path = joined(folder, "config.json");
+    cJSON *json = read_json(path);
+    assert_int_equal(json_whole(json, "n_layer", 1, 99, path), L);
+    assert_int_equal(json_whole(json, "n_head", 1, 99, path), NH);
+    assert_int_equal(json_whole(json, "n_embd", 1, 99, path), C);
+    assert_int_equal(json_whole(json, "n_positions", 1, 99, path), MAX_T);
+    assert_int_equal(json_whole(json, "vocab_size", 1, 99, path), V);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "model_type")), "gpt2");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "activation_function")), "gelu_new");
+    cJSON_Delete(json);
+}
+
+static void test_bytes_promised(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    const char *folder = save_step(new_run("bytes"), 1, "");
+    size_t total = 0;
+    for (int i = 0; i < NUM_FILES; i++) {
+        struct stat info;
+        assert_int_equal(stat(joined(folder, checkpoint_files[i]), &info), 0);
+        total += (size_t)info.st_size;
+    }
+    assert_in_range(total, checkpoint_bytes(&c), checkpoint_bytes(&c) + 16384);
+}
+
+// what an interrupted save left behind is replaced, and an older save of the same step too
+static void test_leftovers_are_replaced(void **state) {
+    (void)state;
+    const char *run = new_run("leftovers");
+    static const char *const leftovers[] = {"step_00000005.tmp", "step_00000005.old", "step_00000005"};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(mkdir(joined(run, leftovers[i]), 0777), 0);
+        write_text(joined(joined(run, leftovers[i]), "model.safetensors"), "half");
+        write_text(joined(joined(run, leftovers[i]), "junk"), "junk");
+    }
+    const char *folder = save_step(run, 5, "");
+    assert_holds(folder, 5);
+    assert_false(exists(folder, "junk"));
+    assert_false(exists(run, leftovers[0]));
+    assert_false(exists(run, leftovers[1]));
+}
+
+// ---- a disk that is full
+
+typedef struct {
+    const char *run;
+    rlim_t largest_file;
+} FullDisk;
+
+// the note makes state.json the largest file, so that each file but config.json can be the one that does not fit
+static char long_note[65536];
+
+static void save_on_full_disk(void *argument) {
+    const FullDisk *disk = (const FullDisk *)argument;
+    struct rlimit limit = {disk->largest_file, disk->largest_file};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    save_step(disk->run, 2, long_note);
+}
+
+static void test_full_disk(void **state) {
+    (void)state;
+    memset(long_note, 'x', sizeof long_note - 1);
+    GPT2Config c = small_config();
+    rlim_t weights = num_parameters(&c) * sizeof(floatX);
+    const rlim_t largest[] = {0, 100, weights, 2 * weights + 8192, sizeof long_note - 1};
+    FullDisk disk = {new_run("full"), 0};
+    const char *earlier = save_step(disk.run, 1, "");
+    for (size_t i = 0; i < sizeof largest / sizeof largest[0]; i++) {
+        disk.largest_file = largest[i];
+        assert_stops(1, "step_00000002': File too large; the checkpoints before it are whole", save_on_full_disk,
+                     &disk);
+        assert_false(exists(disk.run, "step_00000002"));
+        assert_false(exists(disk.run, "step_00000002.tmp"));
+        assert_holds(earlier, 1);
+    }
+    disk.largest_file = 4 * sizeof long_note;  // the same save where there is room
+    save_on_full_disk(&disk);
+    assert_int_equal(checkpoint_latest(disk.run), 2);
+}
+
+static bool mount_tiny_disk(const char *run) {
+    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
+           mount("tiny", run, "tmpfs", 0, "size=96k") == 0;
+}
+
+static const char *tiny_disk;
+
+// runs as the child stops, inside its mount: a second line on stderr fails assert_stops
+static void look_at_tiny_disk(void) {
+    if (exists(tiny_disk, "step_00000002") || exists(tiny_disk, "step_00000002.tmp")) {
+        fputs("it left something\n", stderr);
+    }
+    for (int i = 0; i < NUM_FILES; i++) {
+        if (!exists(joined(tiny_disk, "step_00000001"), checkpoint_files[i])) {
+            fputs("the earlier one is gone\n", stderr);
+        }
+    }
+}
+
+static void fill_tiny_disk(void *run) {
+    tiny_disk = (const char *)run;
+    if (!mount_tiny_disk(tiny_disk)) { _exit(77); }
+    save_step(tiny_disk, 1, "");
+    atexit(look_at_tiny_disk);
+    memset(long_note, 'x', sizeof long_note - 1);
+    save_step(tiny_disk, 2, long_note);
+}
+
+static void test_tiny_disk(void **state) {
+    (void)state;
+    const char *run = new_run("tiny");
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) { _exit(mount_tiny_disk(run) ? 0 : 77); }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) { skip(); }  // mounting takes root, and not every root may
+    assert_stops(1, "No space left on device", fill_tiny_disk, (void *)run);
+}
+
+static void save_into_nothing(void *run) { save_step((const char *)run, 1, ""); }
+
+static void test_no_run_directory(void **state) {
+    (void)state;
+    assert_stops(1, "No such file or directory", save_into_nothing, (void *)temp_path("nowhere"));
+    const char *run = new_run("occupied");
+    write_text(joined(run, "step_00000001.tmp"), "a file where the folder goes");
+    assert_stops(1, "File exists", save_into_nothing, (void *)run);
+}
+
+// ---- the checkpoints of a run
+
+static void test_latest(void **state) {
+    (void)state;
+    const char *run = new_run("latest");
+    static const char *const others[] = {"step_00000099.tmp", "step_00000099.old", "step_100",       "step_",
+                                         "step_000000999",    "step_-0000999",     "step_+0000999",  "step_ 0000999",
+                                         "step_00000999x",    "xstep_00000999",    "step_0000009.9", "Step_00000999"};
+    assert_int_equal(checkpoint_latest(temp_path("no_such_run")), -1);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        assert_int_equal(mkdir(joined(run, others[i]), 0777), 0);
+    }
+    assert_int_equal(checkpoint_latest(run), -1);
+    static const long long steps[] = {0, 7, 3, 99999999, 100000000, 123456789012};
+    static const long long latest[] = {0, 7, 7, 99999999, 100000000, 123456789012};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        char path[PATH_LENGTH];
+        checkpoint_path(path, run, steps[i]);
+        assert_int_equal(mkdir(path, 0777), 0);
+        assert_int_equal(checkpoint_latest(run), latest[i]);
+    }
+}
+
+static void test_prune(void **state) {
+    (void)state;
+    static const struct {
+        int keep, major_every;
+        const char *left;  // of steps 10, 20, .. 60
+    } cases[] = {
+        {0, 0, "10 20 30 40 50 60 "},
+        {0, 30, "10 20 30 40 50 60 "},
+        {1, 0, "60 "},
+        {2, 0, "50 60 "},
+        {6, 0, "10 20 30 40 50 60 "},
+        {100, 0, "10 20 30 40 50 60 "},
+        {1, 30, "30 50 60 "},
+        {2, 20, "20 30 40 50 60 "},
+        {1, 20, "20 40 50 60 "},
+        {1, 10, "10 20 30 40 50 60 "},
+        {3, 40, "30 40 50 60 "},
+        {1, 7, "60 "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[32], left[64] = "";
+        snprintf(name, sizeof name, "prune%zu", i);
+        const char *run = new_run(name);
+        for (long long step = 10; step <= 60; step += 10) {
+            char path[PATH_LENGTH];
+            checkpoint_path(path, run, step);
+            assert_int_equal(mkdir(path, 0777), 0);
+            write_text(joined(path, "model.safetensors"), "weights");
+        }
+        write_text(joined(run, "step_00000010.txt"), "a user's notes");
+        checkpoint_prune(run, cases[i].keep, cases[i].major_every);
+        assert_true(exists(run, "step_00000010.txt"));
+        assert_false(exists(run, "step_00000010.tmp"));
+        long long *steps;
+        int count = checkpoint_list(run, &steps);
+        for (int k = 0; k < count; k++) {
+            snprintf(left + strlen(left), sizeof left - strlen(left), "%lld ", steps[k]);
+        }
+        free(steps);
+        assert_string_equal(left, cases[i].left);
+    }
+}
+
+// ---- bad folders
+
+static void open_model(void *path) { model_open((const char *)path); }
+
+static void load_state(void *folder) { checkpoint_load_state((const char *)folder); }
+
+static void load_optimizer(void *folder) {
+    GPT2Config c = small_config();
+    ModelState s = empty_model(&c);
+    checkpoint_load_optimizer((const char *)folder, &s);
+}
+
+// a config.json whose every value is the model's own but for the one of `key`
+static const char *config_with(const char *key, const char *value) {
+    static char text[1024];
+    static const char *const good[][2] = {{"n_layer", "2"},     {"n_head", "2"},
+                                          {"n_embd", "8"},      {"n_positions", "16"},
+                                          {"vocab_size", "65"}, {"activation_function", "\"gelu_new\""}};
+    int at = snprintf(text, sizeof text, "{\"model_type\":\"gpt2\"");
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const char *chosen = strcmp(key, good[i][0]) == 0 ? value : good[i][1];
+        at += snprintf(text + at, sizeof text - (size_t)at, ",\"%s\":%s", good[i][0], chosen);
+    }
+    snprintf(text + at, sizeof text - (size_t)at, "}");
+    return text;
+}
+
+static void test_lying_configs(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *value, *says;
+    } cases[] = {
+        {"n_layer", "1", "has more layers than the 1"},
+        {"n_layer", "3", "has no tensor h.2.ln_1.weight"},
+        {"n_layer", "16777216", "has no tensor h.2.ln_1.weight"},
+        {"n_layer", "0", "expected a whole number"},
+        {"n_layer", "-2", "expected a whole number"},
+        {"n_layer", "2.5", "expected a whole number"},
+        {"n_layer", "1e300", "expected a whole number"},
+        {"n_layer", "1e999", "expected a whole number"},
+        {"n_layer", "4294967298", "expected a whole number"},  // 2 once cut to 32 bits
+        {"n_layer", "\"2\"", "no number named \"n_layer\""},
+        {"n_layer", "null", "no number named \"n_layer\""},
+        {"n_layer", "NaN", "not a JSON object"},
+        {"n_head", "3", "3 heads do not divide 8 channels"},
+        {"n_head", "0", "expected a whole number"},
+        {"n_embd", "16", "tensor wte.weight has another shape than the model's 65 x 16"},
+        {"n_embd", "16777216", "a head of 8388608 channels"},
+        {"n_positions", "17", "tensor wpe.weight has another shape than the model's 17 x 8"},
+        {"n_positions", "[16]", "no number named \"n_positions\""},
+        {"vocab_size", "64", "tensor wte.weight has another shape than the model's 64 x 8"},
+        {"vocab_size", "128", "tensor wte.weight has another shape than the model's 128 x 8"},
+        {"vocab_size", "16777217", "expected a whole number"},
+        {"activation_function", "\"relu\"", "asks for the activation \"relu\""},
+    };
+    const char *folder = save_step(new_run("lying"), 1, ""), *path = joined(folder, "config.json");
+    write_text(path, config_with("", ""));
+    assert_holds(folder, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_text(path, config_with(cases[i].key, cases[i].value));
+        assert_stops(2, cases[i].says, open_model, (void *)folder);
+    }
+}
+
+static void test_broken_configs(void **state) {
+    (void)state;
+    static const char *const texts[] = {"", "[]", "2", "{\"n_layer\":2,", "{\"n_layer\" 2}"};
+    const char *folder = save_step(new_run("broken"), 1, ""), *path = joined(folder, "config.json");
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_text(path, texts[i]);
+        assert_stops(2, "not a JSON object", open_model, (void *)folder);
+    }
+    write_text(path, "{}");
+    assert_stops(2, "no number named \"n_layer\"", open_model, (void *)folder);
+    unlink(path);  // the shape is then read off the tensors, but 8 channels are no heads of 64
+    assert_stops(2, "put a config.json with n_head beside it", open_model, (void *)folder);
+}
+
+static void test_broken_weights(void **state) {
+    (void)state;
+    static const off_t lengths[] = {0, 7, 100, 2000};
+    const char *folder = save_step(new_run("cut"), 1, ""), *path = joined(folder, "model.safetensors");
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(truncate(path, info.st_size - 1), 0);
+    assert_stops(2, "bytes of data, expected", open_model, (void *)folder);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        assert_int_equal(truncate(path, lengths[i]), 0);
+        assert_stops(2, path, open_model, (void *)folder);
+    }
+    unlink(path);
+    assert_stops(2, "No such file", open_model, (void *)folder);
+    assert_stops(2, "No such file", open_model, (void *)temp_path("no_such_folder"));
+}
+
+static void test_broken_state(void **state) {
+    (void)state;
+    const char *folder = save_step(new_run("state"), 1, ""), *path = joined(folder, "state.json");
+    static const char *const texts[] = {"", "[1]", "{\"step\":1", "null"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_text(path, texts[i]);
+        assert_stops(2, "state.json' is not a JSON object", load_state, (void *)folder);
+    }
+    unlink(path);
+    assert_stops(2, "state.json' is missing", load_state, (void *)folder);
+}
+
+typedef struct {
+    const char *text;
+    double min, max;
+} WholeCase;
+
+static void read_whole(void *argument) {
+    const WholeCase *c = (const WholeCase *)argument;
+    json_whole(cJSON_Parse(c->text), "step", c->min, c->max, "state.json");
+}
+
+static void test_json_whole(void **state) {
+    (void)state;
+    static const WholeCase bad[] = {
+        {"{}", 0, 9},
+        {"{\"Step\":1}", 0, 9},
+        {"{\"step\":\"1\"}", 0, 9},
+        {"{\"step\":true}", 0, 9},
+        {"{\"step\":1.5}", 0, 9},
+        {"{\"step\":10}", 0, 9},
+        {"{\"step\":-1}", 0, 9},
+        {"{\"step\":1e999}", 0, 0x1p53},
+        {"{\"step\":0}", 1, 9},
+        {"{\"step\":[1]}", 0, 9},
+        {"{\"step\":-1e999}", 0, 0x1p53},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_stops(2, "'state.json' has", read_whole, (void *)&bad[i]);
+    }
+    cJSON *json = cJSON_Parse("{\"step\":9007199254740992,\"zero\":0}");
+    assert_true(json_whole(json, "step", 0, 0x1p53, "") == 9007199254740992);
+    assert_true(json_whole(json, "zero", 0, 0, "") == 0);
+    cJSON_Delete(json);
+}
+
+static void test_broken_optimizer(void **state) {
+    (void)state;
+    const char *run = new_run("optimizer"), *folder = save_step(run, 1, "");
+    const char *path = joined(folder, "optimizer.safetensors");
+    GPT2Config other = small_config();
+    config_set_vocab(&other, V + 1);
+    ModelState s = random_model(&other, 1);
+    cJSON *nothing = cJSON_CreateObject();
+    checkpoint_save(run, 2, &s, nothing);
+    assert_int_equal(rename(joined(joined(run, "step_00000002"), "optimizer.safetensors"), path), 0);
+    assert_stops(2, "tensor m.wte.weight has another shape", load_optimizer, (void *)folder);
+    assert_int_equal(rename(joined(folder, "model.safetensors"), path), 0);
+    assert_stops(2, "has no tensor m.wte.weight", load_optimizer, (void *)folder);
+    assert_int_equal(truncate(path, 500), 0);
+    assert_stops(2, path, load_optimizer, (void *)folder);
+    unlink(path);
+    assert_stops(2, "No such file", load_optimizer, (void *)folder);
+    cJSON_Delete(nothing);
+    free_model(&s);
+}
+
+// ---- files that others wrote
+
+// what is different about a foreign file
+typedef struct {
+    const char *prefix;
+    DType dtype;
+    int without;        // the first parameter tensor of the last layer that is left out, NUM_PARAM_TENSORS: none
+    int reshaped;       // the one that is a row longer, NUM_PARAM_TENSORS: none
+    const char *extra;  // a tensor that no GPT-2 needs, NULL: none
+} Foreign;
+
+// finite F16 numbers of every size and sign
+static uint16_t foreign_bits(size_t i) { return (uint16_t)((rng_bits(5, 5, i) & 0xBFFFu) | (i % 2) << 10); }
+
+// FOLDER/model.safetensors; element i of a tensor is foreign_bits(i) where it is F16, else zero
+static void write_foreign(const char *folder, const GPT2Config *c, const Foreign *f) {
+    uint16_t bits[65536] = {0};
+    for (size_t i = 0; f->dtype == DT_F16 && i < sizeof bits / sizeof bits[0]; i++) { bits[i] = foreign_bits(i); }
+    SafeTensorsWriter w = safetensors_create(joined(folder, "model.safetensors"));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t rows = param_used_rows((ParamId)id, c) + (id == f->reshaped), cols = param_cols((ParamId)id, c);
+        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE && id != f->reshaped;
+        size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            char name[NAME_LENGTH], full[2 * NAME_LENGTH];
+            param_name(name, sizeof name, (ParamId)id, layer);
+            snprintf(full, sizeof full, "%s%s", f->prefix, name);
+            if (id == f->without && layer == param_layers((ParamId)id, c) - 1) { continue; }
+            safetensors_declare(&w, full, f->dtype, vector ? 1 : 2, vector ? &cols : shape);
+        }
+    }
+    size_t mask[4] = {1, 1, (size_t)c->max_seq_len, (size_t)c->max_seq_len};
+    if (f->extra) { safetensors_declare(&w, f->extra, DT_U8, 4, mask); }
+    safetensors_begin(&w);
+    for (int i = 0; i < w.num_tensors; i++) {
+        size_t bytes = (size_t)(w.tensors[i].end - w.tensors[i].begin);
+        assert_in_range(bytes, 1, sizeof bits);
+        safetensors_write(&w, i, 0, bits, bytes);
+    }
+    assert_int_equal(safetensors_finish(&w), 0);
+}
+
+static const Foreign usual = {"", DT_F32, NUM_PARAM_TENSORS, NUM_PARAM_TENSORS, NULL};
+
+// half precision, every name with a prefix, the causal mask stored: as files of GPT2LMHeadModel have been
+static void test_hugging_face_file(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    Foreign f = usual;
+    f.prefix = "transformer.", f.dtype = DT_F16, f.extra = "transformer.h.0.attn.bias";
+    const char *folder = new_run("foreign");
+    write_foreign(folder, &c, &f);
+    write_text(joined(folder, "config.json"), config_with("", ""));
+    ModelFile file = model_open(folder);
+    assert_memory_equal(&file.config, &c, sizeof c);
+    ParamLayout layout = param_layout(&c);
+    real *block = (real *)xcalloc(layout.total, sizeof(real));
+    model_load(&file, "", block, NULL, &cpu_device);
+    model_close(&file);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t rows = param_used_rows((ParamId)id, &c), cols = param_cols((ParamId)id, &c);
+        for (size_t i = 0; i < rows * cols; i++) {
+            size_t place = param_specs[id].transposed ? i % cols * rows + i / cols : i;
+            real expected = (real)f16_to_float(foreign_bits(place));
+            assert_true(block[param_offset(&layout, (ParamId)id, 0) + i] == expected);
+        }
+    }
+    free(block);
+}
+
+// a file alone: heads of 64 channels are assumed, as every GPT-2 has
+static void test_shape_from_tensors(void **state) {
+    (void)state;
+    GPT2Config c = {4, 0, 0, 3, 1, 64};
+    config_set_vocab(&c, 30);
+    const char *folder = new_run("alone");
+    write_foreign(folder, &c, &usual);
+    ModelFile file = model_open(joined(folder, "model.safetensors"));
+    assert_memory_equal(&file.config, &c, sizeof c);
+    model_close(&file);
+    Foreign no_positions = usual;
+    no_positions.without = WPE;
+    write_foreign(folder, &c, &no_positions);
+    assert_stops(2, "holds no GPT-2", open_model, (void *)folder);
+}
+
+static void test_missing_and_reshaped_tensors(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    const char *folder = new_run("tensors");
+    write_text(joined(folder, "config.json"), config_with("", ""));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        char name[NAME_LENGTH];
+        param_name(name, sizeof name, (ParamId)id, L - 1);
+        Foreign without = usual, reshaped = usual;
+        without.without = reshaped.reshaped = id;
+        write_foreign(folder, &c, &without);
+        assert_stops(2, name, open_model, (void *)folder);
+        write_foreign(folder, &c, &reshaped);
+        assert_stops(2, "has another shape", open_model, (void *)folder);
+    }
+}
+
+static void load_weights(void *folder) {
+    GPT2Config c = small_config();
+    ModelState s = empty_model(&c);
+    ModelFile file = model_open((const char *)folder);
+    model_load(&file, "", s.master, s.params, s.device);
+}
+
+static void test_integer_weights(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    Foreign f = usual;
+    f.dtype = DT_I32;
+    const char *folder = new_run("integers");
+    write_text(joined(folder, "config.json"), config_with("", ""));
+    write_foreign(folder, &c, &f);
+    assert_stops(2, "expected F32, F64, BF16 or F16", load_weights, (void *)folder);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_weights_only),
+        cmocka_unit_test(test_hugging_face_layout),
+        cmocka_unit_test(test_config_written),
+        cmocka_unit_test(test_bytes_promised),
+        cmocka_unit_test(test_leftovers_are_replaced),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_tiny_disk),
+        cmocka_unit_test(test_no_run_directory),
+        cmocka_unit_test(test_latest),
+        cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_lying_configs),
+        cmocka_unit_test(test_broken_configs),
+        cmocka_unit_test(test_broken_weights),
+        cmocka_unit_test(test_broken_state),
+        cmocka_unit_test(test_json_whole),
+        cmocka_unit_test(test_broken_optimizer),
+        cmocka_unit_test(test_hugging_face_file),
+        cmocka_unit_test(test_shape_from_tensors),
+        cmocka_unit_test(test_missing_and_reshaped_tensors),
+        cmocka_unit_test(test_integer_weights),
+    };
+    return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
+}

@@ -1,0 +1,365 @@
+/*
+The flag engine on a small table with every type: each way to write a value, every refusal with its sentence, and the
+table seen as help, banner and JSON.
+*/
+#include "testing.h"
+#include "../../llmc/flags.h"
+
+typedef struct {
+    int micro_batch, max_steps, keep, schedule, master;
+    int64_t total_tokens;
+    uint64_t seed;
+    double lr, final_fraction;
+    const char *output, *server, *plan, *help;
+} Values;
+
+// clang-format off
+static const Flag TABLE[] = {
+    FLAG_HEADING("Data"),
+    {"b", "micro-batch", FLAG_INT, offsetof(Values, micro_batch), 1, 65536, NULL, "N", "sequences a micro-step"},
+    {"d", "total-tokens", FLAG_INT64, offsetof(Values, total_tokens), 0, INFINITY, NULL, "tokens", "tokens a step"},
+    {"o", "output", FLAG_STRING, offsetof(Values, output), 0, 0, NULL, "DIR", "the run's directory"},
+    {"ps", NULL, FLAG_STRING, offsetof(Values, server), 0, 0, NULL, "HOST", "only a letter"},
+    FLAG_HEADING("Optimizer"),
+    {"x", "max-steps", FLAG_INT, offsetof(Values, max_steps), -1, INFINITY, NULL, "N", "steps, -1 for one epoch"},
+    {"nk", "keep", FLAG_INT, offsetof(Values, keep), 0, INFINITY, NULL, "N", "checkpoints to keep"},
+    {"k", "schedule", FLAG_CHOICE, offsetof(Values, schedule), 0, 0, "cosine linear constant wsd", "NAME", "of the rate"},
+    {"l", "lr", FLAG_REAL, offsetof(Values, lr), 0, INFINITY, NULL, "X", "learning rate"},
+    {"q", "final-fraction", FLAG_REAL, offsetof(Values, final_fraction), -0.5, 1, NULL, "X", "of the rate"},
+    {"w", "master", FLAG_CHOICE, offsetof(Values, master), 0, 0, "none|0 fp32|1 split|2", "KIND", "master weights"},
+    {NULL, "seed", FLAG_INT64, offsetof(Values, seed), 0, INFINITY, NULL, "N", "of all randomness"},
+    FLAG_HEADING("Other"),
+    {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", "print the plan"},
+    {"?", "help", FLAG_OPTION, offsetof(Values, help), 0, 0, NULL, NULL, "print this"},
+};
+// clang-format on
+enum { ROWS = sizeof TABLE / sizeof *TABLE, MAX_ARGUMENTS = 20 };
+
+static Values default_values(void) {
+    Values v = {4, -1, 0, 0, 1, 524288, 42, 3e-4, 0.1, NULL, "", NULL, NULL};
+    return v;
+}
+
+// arguments split at each space; '' is an empty argument. Kept, as strings point into them.
+static int split(const char *line, char **argv) {
+    static char kept[64][512];
+    static int next;
+    char *copy = kept[next++ % 64];
+    snprintf(copy, sizeof kept[0], "train_gpt2 %s", line);
+    int argc = 0;
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
+        assert_true(argc < MAX_ARGUMENTS);
+        argv[argc++] = strcmp(word, "''") == 0 ? word + 2 : word;
+    }
+    return argc;
+}
+
+static Values parse(const char *line) {
+    char *argv[MAX_ARGUMENTS];
+    Values v = default_values();
+    int argc = split(line, argv);
+    flags_parse(TABLE, ROWS, &v, argc, argv);
+    return v;
+}
+
+static void parse_and_exit(void *line) { parse((const char *)line); }
+
+static char *json_text(Values values) {
+    cJSON *json = flags_to_json(TABLE, ROWS, &values);
+    char *text = cJSON_PrintUnformatted(json);
+    cJSON_Delete(json);
+    return text;
+}
+
+static void assert_same_values(Values a, Values b) {
+    char *a_text = json_text(a), *b_text = json_text(b);
+    assert_string_equal(a_text, b_text);
+    free(a_text);
+    free(b_text);
+}
+
+static void test_defaults_stay(void **state) {
+    (void)state;
+    assert_same_values(parse(""), default_values());
+}
+
+static void test_three_ways_are_the_same(void **state) {
+    (void)state;
+    const char *lines[] = {"-b 8", "--micro-batch 8", "--micro-batch=8"};
+    for (int i = 0; i < 3; i++) {
+        Values expected = default_values();
+        expected.micro_batch = 8;
+        assert_same_values(parse(lines[i]), expected);
+    }
+}
+
+static void test_every_type(void **state) {
+    (void)state;
+    Values v = parse("-b 1 -d 1099511627776 -o out/run -k wsd -l 6e-4 -q -.5 --seed 9223372036854775807 -nk 5");
+    assert_int_equal(v.micro_batch, 1);
+    assert_true(v.total_tokens == 1099511627776);
+    assert_string_equal(v.output, "out/run");
+    assert_int_equal(v.schedule, 3);
+    assert_true(v.lr == 6e-4 && v.final_fraction == -0.5);
+    assert_true(v.seed == INT64_MAX);
+    assert_int_equal(v.keep, 5);
+    v = parse("-x -1 -nk 2147483647 --lr=1. -q 1e-0 -b 65536 -ps '' --output=-odd=name");
+    assert_int_equal(v.max_steps, -1);
+    assert_int_equal(v.keep, INT_MAX);
+    assert_true(v.lr == 1 && v.final_fraction == 1);
+    assert_int_equal(v.micro_batch, 65536);
+    assert_string_equal(v.server, "");
+    assert_string_equal(v.output, "-odd=name");
+    v = parse("-d 0 -q +0.25 -b 007 -o -");
+    assert_true(v.total_tokens == 0 && v.final_fraction == 0.25 && v.micro_batch == 7);
+    assert_string_equal(v.output, "-");
+}
+
+static void test_choices(void **state) {
+    (void)state;
+    const char *lines[] = {"-w none", "-w 0", "-w fp32", "--master=1", "-w split", "--master 2"};
+    for (int i = 0; i < 6; i++) { assert_int_equal(parse(lines[i]).master, i / 2); }
+    assert_int_equal(parse("-k cosine").schedule, 0);
+    assert_int_equal(parse("--schedule=constant").schedule, 2);
+}
+
+static void test_options(void **state) {
+    (void)state;
+    assert_null(parse("").plan);
+    assert_string_equal(parse("--plan").plan, "");
+    assert_string_equal(parse("--plan=json").plan, "json");
+    Values v = parse("--plan -b 2 -?");  // the value is never a separate argument
+    assert_string_equal(v.plan, "");
+    assert_int_equal(v.micro_batch, 2);
+    assert_string_equal(v.help, "");
+}
+
+typedef struct {
+    const char *line, *words;
+} Refusal;
+
+#define TAKES_B "takes a whole number from 1 to 65536; "
+#define TAKES_Q "takes a number from -0.5 to 1; "
+
+static void test_refusals(void **state) {
+    (void)state;
+    const Refusal refusals[] = {
+        // no such flag
+        {"-bx 3", "unknown flag -bx; did you mean -b?"},
+        {"-n 3", "unknown flag -n; --help lists"},
+        {"-zz 3", "unknown flag -zz; --help lists"},
+        {"--micro-bach 4", "unknown flag --micro-bach; did you mean --micro-batch?"},
+        {"--mcro-batc=4", "unknown flag --mcro-batc=4; did you mean --micro-batch?"},
+        {"--mcro-bat=4", "unknown flag --mcro-bat=4; --help lists"},
+        {"--micro-batches 4", "did you mean --micro-batch?"},
+        {"-micro-batch 4", "unknown flag -micro-batch; did you mean --micro-batch?"},
+        {"--b 4", "unknown flag --b; did you mean -b?"},
+        {"-b=4", "unknown flag -b=4; did you mean -b?"},
+        {"--ps host", "unknown flag --ps; did you mean -ps?"},
+        {"--", "unknown flag --; --help lists"},
+        {"-", "unknown flag -; --help lists"},
+        {"--=4", "unknown flag --=4; --help lists"},
+        {"--%s%n 4", "unknown flag --%s%n; --help lists"},
+        // no value
+        {"-b", "-b " TAKES_B "nothing follows it"},
+        {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it"},
+        {"-b -d 5", "-b " TAKES_B "it is followed by '-d'"},
+        {"-o --plan", "-o takes DIR; it is followed by '--plan'"},
+        {"-o -dir", "-o takes DIR; it is followed by '-dir'"},
+        {"-q -inf", "-q " TAKES_Q "it is followed by '-inf'"},
+        // not a whole number
+        {"-b many", "-b " TAKES_B "found 'many'"},
+        {"--micro-batch=many", "--micro-batch " TAKES_B "found 'many'"},
+        {"--micro-batch=", "--micro-batch " TAKES_B "found ''"},
+        {"-b ''", "found ''"},
+        {"-b 4x", "found '4x'"},
+        {"-b 4.0", "found '4.0'"},
+        {"-b 5e2", "found '5e2'"},
+        {"-b 0x10", "found '0x10'"},
+        {"-b +4", "found '+4'"},
+        {"-b nan", "found 'nan'"},
+        {"-x -", "found '-'"},
+        {"-x=-1", "unknown flag -x=-1"},
+        {"--max-steps=--1", "--max-steps takes a whole number from -1 to 2147483647; found '--1'"},
+        // out of bounds
+        {"-b 0", "-b " TAKES_B "found '0'"},
+        {"-b -1", "-b " TAKES_B "found '-1'"},
+        {"-b 65537", "found '65537'"},
+        {"-b 4294967297", "found '4294967297'"},
+        {"-x -2", "-x takes a whole number from -1 to 2147483647; found '-2'"},
+        {"-nk 2147483648", "found '2147483648'"},
+        {"-d -1", "-d takes a whole number from 0 to 9223372036854775807; found '-1'"},
+        {"-d 9223372036854775808", "found '9223372036854775808'"},
+        {"--seed=99999999999999999999999", "--seed takes a whole number from 0"},
+        {"-l -1e-9", "-l takes a number of at least 0; found '-1e-9'"},
+        {"-q 1.0000001", "-q " TAKES_Q "found '1.0000001'"},
+        {"-q -0.6", "-q " TAKES_Q "found '-0.6'"},
+        // not a number
+        {"-l nan", "-l takes a number of at least 0; found 'nan'"},
+        {"-l inf", "found 'inf'"},
+        {"--lr=-inf", "found '-inf'"},
+        {"-l 1e999", "found '1e999'"},
+        {"-l 1e-4x", "found '1e-4x'"},
+        {"-l 1e", "found '1e'"},
+        {"-l .", "found '.'"},
+        {"-l 0x1p3", "found '0x1p3'"},
+        {"-l 1,5", "found '1,5'"},
+        {"-l ''", "found ''"},
+        // not one of the choices
+        {"-k cos", "-k takes cosine, linear, constant or wsd; found 'cos'"},
+        {"-k cosines", "found 'cosines'"},
+        {"-k Cosine", "found 'Cosine'"},
+        {"-k ''", "found ''"},
+        {"-k 0", "found '0'"},
+        {"-w 3", "-w takes none|0, fp32|1 or split|2; found '3'"},
+        {"-w none|0", "found 'none|0'"},
+        {"--plan=yaml", "--plan takes nothing or =json or csv; found 'yaml'"},
+        {"--plan=", "--plan takes nothing or =json or csv; found ''"},
+        {"--help=me", "--help takes no value; found 'me'"},
+        // twice, stray
+        {"-b 4 -b 4", "-b is given a second time"},
+        {"-b 4 --micro-batch=8", "--micro-batch is given a second time"},
+        {"--plan --plan=json", "--plan is given a second time"},
+        {"-o -1 -o -1", "-o is given a second time"},
+        {"out", "stray argument 'out'"},
+        {"-b 4 8", "stray argument '8'"},
+        {"--plan json", "stray argument 'json': values are given as"},
+        {"''", "stray argument ''"},
+    };
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        char line[512];
+        snprintf(line, sizeof line, "%s", refusals[i].line);
+        assert_stops(2, refusals[i].words, parse_and_exit, line);
+    }
+}
+
+// an argument longer than any buffer inside
+static void test_long_arguments(void **state) {
+    (void)state;
+    char line[480] = "--";
+    memset(line + 2, 'm', 400);
+    assert_stops(2, "unknown flag --mmm", parse_and_exit, line);
+    memcpy(line, "-b ", 3);
+    assert_stops(2, TAKES_B "found 'mmm", parse_and_exit, line);
+    memset(line + 3, '9', 400);
+    assert_stops(2, TAKES_B "found '999", parse_and_exit, line);
+    memcpy(line, "-o ", 3);
+    assert_int_equal(strlen(parse(line).output), 400);
+}
+
+static void test_edit_distance(void **state) {
+    (void)state;
+    assert_int_equal(flag_edit_distance("", ""), 0);
+    assert_int_equal(flag_edit_distance("abc", ""), 3);
+    assert_int_equal(flag_edit_distance("", "abc"), 3);
+    assert_int_equal(flag_edit_distance("kitten", "sitting"), 3);
+    assert_int_equal(flag_edit_distance("saturday", "sunday"), 3);
+    assert_int_equal(flag_edit_distance("sunday", "saturday"), 3);
+    assert_int_equal(flag_edit_distance("ab", "ba"), 2);
+}
+
+// what a printing function wrote; the caller frees it
+static char *printed_help(void) {
+    char *text = NULL;
+    size_t size = 0;
+    Values usual = default_values();
+    FILE *file = open_memstream(&text, &size);
+    flags_print_help(file, "usage: train_gpt2 [flags]", TABLE, ROWS, &usual);
+    fclose(file);
+    return text;
+}
+
+static char *printed_banner(Values values) {
+    char *text = NULL;
+    size_t size = 0;
+    Values usual = default_values();
+    FILE *file = open_memstream(&text, &size);
+    flags_print_banner(file, TABLE, ROWS, &values, &usual);
+    fclose(file);
+    return text;
+}
+
+static void test_help(void **state) {
+    (void)state;
+    const char *expected =
+        "usage: train_gpt2 [flags]\n"
+        "\nData\n"
+        "  -b   --micro-batch N        sequences a micro-step [from 1 to 65536; default 4]\n"
+        "  -d   --total-tokens tokens  tokens a step [from 0 to 9223372036854775807; default 524288]\n"
+        "  -o   --output DIR           the run's directory [default none]\n"
+        "  -ps  HOST                   only a letter [default none]\n"
+        "\nOptimizer\n"
+        "  -x   --max-steps N          steps, -1 for one epoch [from -1 to 2147483647; default -1]\n"
+        "  -nk  --keep N               checkpoints to keep [from 0 to 2147483647; default 0]\n"
+        "  -k   --schedule NAME        of the rate [cosine, linear, constant or wsd; default cosine]\n"
+        "  -l   --lr X                 learning rate [of at least 0; default 0.0003]\n"
+        "  -q   --final-fraction X     of the rate [from -0.5 to 1; default 0.1]\n"
+        "  -w   --master KIND          master weights [none|0, fp32|1 or split|2; default fp32]\n"
+        "       --seed N               of all randomness [from 0 to 9223372036854775807; default 42]\n"
+        "\nOther\n"
+        "       --plan[=FORMAT]        print the plan [json or csv]\n"
+        "  -?   --help                 print this\n";
+    char *text = printed_help();
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+static void test_banner(void **state) {
+    (void)state;
+    char *text = printed_banner(parse("-b 8 -l 0.1 -k cosine -o run --plan -w 2"));
+    assert_string_equal(text, "given     micro-batch 8  output run  lr 0.1  master split  plan yes\n"
+                              "default   total-tokens 524288  ps none  max-steps -1  keep 0  schedule cosine"
+                              "  final-fraction 0.1  seed 42\n");
+    free(text);
+    text = printed_banner(default_values());
+    assert_null(strstr(text, "given"));
+    assert_non_null(strstr(text, "output none"));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) { assert_true(strlen(line) <= FLAG_LINE); }
+    free(text);
+}
+
+static void test_json(void **state) {
+    (void)state;
+    // numbers whose digits cJSON's own printing would lose
+    Values v =
+        parse("-d 9007199254740993 --seed 9223372036854775807 -l 0.30000000000000004 -k wsd -o a\"b --plan=json");
+    char *text = json_text(v);
+    assert_string_equal(text, "{\"micro-batch\":4,\"total-tokens\":9007199254740993,\"output\":\"a\\\"b\",\"ps\":\"\","
+                              "\"max-steps\":-1,\"keep\":0,\"schedule\":\"wsd\",\"lr\":0.30000000000000004,"
+                              "\"final-fraction\":0.1,\"master\":\"fp32\",\"seed\":9223372036854775807,"
+                              "\"plan\":\"json\"}");
+    free(text);
+    text = json_text(default_values());
+    cJSON *json = cJSON_Parse(text);
+    assert_true(cJSON_IsNull(cJSON_GetObjectItem(json, "output")));
+    assert_null(cJSON_GetObjectItem(json, "plan"));
+    cJSON_Delete(json);
+    free(text);
+}
+
+// the text of a number reads back as the number, and is not longer than it must be
+static void test_real_text(void **state) {
+    (void)state;
+    const double numbers[] = {0, 1, 0.1, 3e-4, 1. / 3, 0.1 + 0.2, 5e-324, 1.7976931348623157e308, -2.5};
+    const char *texts[] = {
+        "0",   "1", "0.1", "0.0003", "0.3333333333333333", "0.30000000000000004", "5e-324", "1.7976931348623157e+308",
+        "-2.5"};
+    for (int i = 0; i < 9; i++) {
+        char text[FLAG_TEXT];
+        flag_real_text(numbers[i], text);
+        assert_string_equal(text, texts[i]);
+        assert_true(strtod(text, NULL) == numbers[i]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults_stay),  cmocka_unit_test(test_three_ways_are_the_same),
+        cmocka_unit_test(test_every_type),     cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_options),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_long_arguments), cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_help),           cmocka_unit_test(test_banner),
+        cmocka_unit_test(test_json),           cmocka_unit_test(test_real_text),
+    };
+    return cmocka_run_group_tests_name("flags", tests, NULL, NULL);
+}

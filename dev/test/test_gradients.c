@@ -1,0 +1,190 @@
+/*
+Every backward twin against central differences of its forward twin, in double.
+The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element by
+element, large ones at a few elements and along a few random directions that move every element.
+*/
+#include "cases.h"
+
+enum { EVERY_ELEMENT = 256, SAMPLES = 12, DIRECTIONS = 3 };
+static const double step = 3e-4;       // error: step^4 / 30 times a fifth derivative, and 1e-16 |f| / step of rounding
+static const double tolerance = 1e-7;  // relative to the element or the array's root mean square, whichever is larger
+static const double rounding = 1e-9;   // what is allowed where the gradient is zero
+
+// forward's `out` times dout; where `before` is not NULL its `out` is forward's `in`
+typedef struct {
+    Problem *before, *forward;
+    const char *out;
+    const double *dout;
+    Exec *ex;
+} Objective;
+
+static double objective(const Objective *f) {
+    if (f->before) {
+        problem_run(f->before, &cpu_ops, f->ex);
+        const Array *in = find_array(f->forward, "in");
+        memcpy(in->data, x_of(f->before, "out"), in->n * sizeof(double));
+    }
+    problem_run(f->forward, &cpu_ops, f->ex);
+    const Array *out = find_array(f->forward, f->out);
+    double sum = 0;
+    for (size_t i = 0; i < out->n; i++) { sum += ((const double *)out->data)[i] * f->dout[i]; }
+    return sum;
+}
+
+// the objective with x moved by `distance` along `direction`, or where that is NULL, by `distance` in element i
+static double objective_at(const Objective *f, double *x, size_t n, const double *direction, size_t i,
+                           double distance) {
+    size_t begin = direction ? 0 : i, end = direction ? n : i + 1;
+    double *kept = (double *)xmalloc((end - begin) * sizeof(double));
+    memcpy(kept, x + begin, (end - begin) * sizeof(double));
+    for (size_t j = begin; j < end; j++) { x[j] += distance * (direction ? direction[j] : 1); }
+    double value = objective(f);
+    memcpy(x + begin, kept, (end - begin) * sizeof(double));
+    free(kept);
+    return value;
+}
+
+static void check_slope(const char *title, const Objective *f, double *x, size_t n, const double *direction, size_t i,
+                        double expected, double size) {
+    double near = objective_at(f, x, n, direction, i, step) - objective_at(f, x, n, direction, i, -step);
+    double far = objective_at(f, x, n, direction, i, 2 * step) - objective_at(f, x, n, direction, i, -2 * step);
+    double slope = (8 * near - far) / (12 * step);
+    if (!(fabs(slope - expected) <= tolerance * fmax(fabs(expected), size) + rounding)) {
+        fail_msg("%s, %s %zu: the gradient is %.12g, differences give %.12g", title,
+                 direction ? "direction" : "element", i, expected, slope);
+    }
+}
+
+// checks `gradient` (n) of the objective with respect to x (n), which is an input of it
+static void check_gradient(const char *title, const Objective *f, double *x, const double *gradient, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) { squares += gradient[i] * gradient[i]; }
+    double rms = sqrt(squares / (double)n);
+    size_t samples = n <= EVERY_ELEMENT ? n : SAMPLES;
+    for (size_t s = 0; s < samples; s++) {
+        size_t i = n <= EVERY_ELEMENT ? s : rng_bits(3, n, s) % n;
+        check_slope(title, f, x, n, NULL, i, gradient[i], rms);
+    }
+    double *direction = (double *)xmalloc(n * sizeof(double));
+    for (size_t d = 0; n > EVERY_ELEMENT && d < DIRECTIONS; d++) {
+        double expected = 0;
+        for (size_t i = 0; i < n; i++) {
+            direction[i] = rng_normal(4, d, i);
+            expected += direction[i] * gradient[i];
+        }
+        check_slope(title, f, x, n, direction, d, expected, sqrt(squares));
+    }
+    free(direction);
+}
+
+// checks what `backward` has left in array `gradient`, less what was there before it if it adds
+static void check_array(const Problem *backward, const char *gradient, const Objective *f, const Array *x) {
+    const Array *a = find_array(backward, gradient);
+    assert_int_equal(a->n, x->n);
+    double *own = (double *)xmalloc(a->n * sizeof(double));
+    for (size_t i = 0; i < a->n; i++) {
+        own[i] = ((const double *)a->data)[i] - (a->role == INOUT ? ((const double *)a->start)[i] : 0);
+    }
+    char title[256];
+    snprintf(title, sizeof title, "%s mode %d, %s", problem_title(backward), (int)backward->mode, gradient);
+    check_gradient(title, f, (double *)x->data, own, a->n);
+    free(own);
+}
+
+enum { MAX_PAIRS = 3 };
+
+// an operation and its backward: which array of the one holds the gradient of which array of the other
+typedef struct {
+    const char *forward, *backward;
+    int forward_variant, backward_variants;
+    struct {
+        const char *x, *gradient;
+    } pairs[MAX_PAIRS];
+} GradientCase;
+
+static const GradientCase gradient_cases[] = {
+    {"embedding_forward", "embedding_backward", 0, 2, {{"wte", "dwte"}, {"wpe", "dwpe"}}},
+    {"layernorm_forward", "layernorm_backward", 0, 2, {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
+    {"matmul_forward",
+     "matmul_backward",
+     MATMUL_WITH_BOTH,
+     2,
+     {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
+    {"gelu_forward", "gelu_backward", 0, 1, {{"in", "dinp"}}},
+    {"attention_forward", "attention_backward", 0, 1, {{"qkv", "dqkv"}}},
+};
+enum { NUM_GRADIENT_CASES = sizeof gradient_cases / sizeof gradient_cases[0] };
+
+static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
+    Problem forward = problem_make(op_case(c->forward), shape, c->forward_variant);
+    for (int variant = 0; variant < c->backward_variants; variant++) {
+        Problem backward = problem_make(op_case(c->backward), shape, variant);
+        problem_run(&backward, &cpu_ops, ex);
+        Objective f = {NULL, &forward, "out", x_of(&backward, "dout"), ex};
+        for (int i = 0; i < MAX_PAIRS && c->pairs[i].x; i++) {
+            check_array(&backward, c->pairs[i].gradient, &f, find_array(&forward, c->pairs[i].x));
+        }
+        problem_free(&backward);
+    }
+    problem_free(&forward);
+}
+
+static void test_backward(void **state) {
+    const GradientCase *c = (const GradientCase *)*state;
+    const char *room = op_case(c->forward)->room;
+    Exec ex = {0};
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        if (strcmp(op_shapes[i].room, room) == 0) { check_shape(c, &op_shapes[i], &ex); }
+    }
+}
+
+// matmul_backward with gelu_pre: dinp is the gradient of what went into the GELU before the product
+static void test_matmul_of_gelu(void **state) {
+    (void)state;
+    Exec ex = {0};
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        if (strcmp(op_shapes[i].room, "matmul") != 0) { continue; }
+        Problem gelu = problem_make(op_case("gelu_forward"), &op_shapes[i], 0);
+        Problem forward = problem_make(op_case("matmul_forward"), &op_shapes[i], MATMUL_WITH_BOTH);
+        Problem backward = problem_make(op_case("matmul_backward"), &op_shapes[i], MATMUL_GELU);
+        const Array *pre = find_array(&gelu, "in");
+        memcpy(pre->data, x_of(&backward, "gelu_pre"), pre->n * sizeof(double));
+        problem_run(&backward, &cpu_ops, &ex);
+        Objective f = {&gelu, &forward, "out", x_of(&backward, "dout"), &ex};
+        check_array(&backward, "dinp", &f, pre);
+        problem_free(&gelu);
+        problem_free(&forward);
+        problem_free(&backward);
+    }
+}
+
+// the classifier turns logits into their gradient in place; its padded columns have none
+static void test_classifier(void **state) {
+    (void)state;
+    Exec ex = {0};
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        if (strcmp(op_shapes[i].room, "classifier") != 0) { continue; }
+        Problem loss = problem_make(op_case("classifier"), &op_shapes[i], CLASSIFIER_LOSS);
+        Problem gradient = problem_make(op_case("classifier"), &op_shapes[i], CLASSIFIER_GRADIENT);
+        problem_run(&gradient, &cpu_ops, &ex);
+        size_t N = shape_rows(&op_shapes[i]);
+        double *dlosses = (double *)xmalloc(N * sizeof(double));
+        for (size_t n = 0; n < N; n++) { dlosses[n] = gradient.scale; }
+        Objective f = {NULL, &loss, "losses", dlosses, &ex};
+        const Array *logits = find_array(&loss, "logits");
+        check_gradient(problem_title(&gradient), &f, (double *)logits->data, x_of(&gradient, "logits"), logits->n);
+        free(dlosses);
+        problem_free(&loss);
+        problem_free(&gradient);
+    }
+}
+
+int main(void) {
+    struct CMUnitTest tests[NUM_GRADIENT_CASES + 2] = {cmocka_unit_test(test_matmul_of_gelu),
+                                                       cmocka_unit_test(test_classifier)};
+    for (int i = 0; i < NUM_GRADIENT_CASES; i++) {
+        struct CMUnitTest test = {gradient_cases[i].backward, test_backward, NULL, NULL, (void *)&gradient_cases[i]};
+        tests[2 + i] = test;
+    }
+    return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
+}

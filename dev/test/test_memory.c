@@ -1,0 +1,209 @@
+// memory.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one holder at a time.
+#include "testing.h"
+#define POISON_SCRATCH
+#include "../../llmc/memory.h"
+
+enum { NUM_TENSORS = 6 };
+
+// sizes that are no, one, and many multiples of the alignment, in every lifetime
+static Plan example_plan(void) {
+    Plan plan = {NULL, 0};
+    assert_int_equal(plan_add(&plan, "a", STATE, DT_F32, dims1(1)), 0);
+    assert_int_equal(plan_add(&plan, "b", SAVED, DT_BF16, dims2(128, 1)), 1);
+    assert_int_equal(plan_add(&plan, "c", SCRATCH, DT_F32, dims3(5, 13, 1)), 2);
+    assert_int_equal(plan_add(&plan, "d", STATE, DT_U8, dims1(0)), 3);
+    assert_int_equal(plan_add(&plan, "e", SAVED, DT_F64, dims4(2, 3, 5, 7)), 4);
+    assert_int_equal(plan_add(&plan, "f", SCRATCH, DT_I32, dims1(64)), 5);
+    return plan;
+}
+
+static const size_t example_bytes[NUM_TENSORS] = {256, 256, 512, 0, 1792, 256};
+
+// ---- the plan
+
+static void test_offsets(void **state) {
+    (void)state;
+    Plan plan = example_plan();
+    size_t at = 0;
+    assert_int_equal(plan.count, NUM_TENSORS);
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        assert_int_equal(plan.tensors[i].bytes, example_bytes[i]);
+        assert_int_equal(plan.tensors[i].offset, at);
+        assert_int_equal(plan.tensors[i].offset % PLAN_ALIGN, 0);
+        at += example_bytes[i];
+    }
+    plan_free(&plan);
+}
+
+static void test_sums(void **state) {
+    (void)state;
+    Plan plan = example_plan(), empty = {NULL, 0};
+    assert_int_equal(plan_bytes(&plan, STATE), 256);
+    assert_int_equal(plan_bytes(&plan, SAVED), 256 + 1792);
+    assert_int_equal(plan_bytes(&plan, SCRATCH), 512 + 256);
+    assert_int_equal(plan_bytes(&plan, NUM_LIFETIMES), 3072);
+    assert_int_equal(plan_bytes(&empty, NUM_LIFETIMES), 0);
+    plan_free(&plan);
+}
+
+// sizes past 4 GiB are sums of size_t, not int
+static void test_large_sizes(void **state) {
+    (void)state;
+    Plan plan = {NULL, 0};
+    plan_add(&plan, "logits", SCRATCH, DT_BF16, dims3(64, 1024, 50304));
+    plan_add(&plan, "logits_again", SCRATCH, DT_F32, dims3(64, 1024, 50304));
+    assert_int_equal(plan.tensors[1].offset, 6593445888u);
+    assert_int_equal(plan_bytes(&plan, SCRATCH), 3 * (size_t)6593445888u);
+    plan_free(&plan);
+}
+
+static void add_product_overflow(void *unused) {
+    (void)unused;
+    Plan plan = {NULL, 0};
+    plan_add(&plan, "huge", STATE, DT_F32, dims3((size_t)1 << 31, (size_t)1 << 31, 1));
+}
+
+static void add_sum_overflow(void *unused) {
+    (void)unused;
+    Plan plan = {NULL, 0};
+    for (int i = 0; i < 8; i++) { plan_add(&plan, "large", STATE, DT_F32, dims2((size_t)1 << 30, (size_t)1 << 29)); }
+}
+
+static void test_unaddressable(void **state) {
+    (void)state;
+    assert_stops(2, "huge would take more memory", add_product_overflow, NULL);
+    assert_stops(2, "large would take more memory", add_sum_overflow, NULL);
+}
+
+static double number(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+static const char *string(const cJSON *object, const char *key) {
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+    assert_non_null(text);
+    return text;
+}
+
+static void test_json(void **state) {
+    (void)state;
+    static const char *const lifetimes[NUM_TENSORS] = {"state", "saved", "scratch", "state", "saved", "scratch"};
+    static const char *const dtypes[NUM_TENSORS] = {"F32", "BF16", "F32", "U8", "F64", "I32"};
+    Plan plan = example_plan();
+    cJSON *json = plan_json(&plan, 3);
+    assert_int_equal(cJSON_GetArraySize(json), 6);
+    assert_true(number(json, "rank") == 3);
+    assert_true(number(json, "state") == 256);
+    assert_true(number(json, "saved") == 2048);
+    assert_true(number(json, "scratch") == 768);
+    assert_true(number(json, "total") == 3072);
+    const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(json, "tensors");
+    assert_int_equal(cJSON_GetArraySize(tensors), NUM_TENSORS);
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        const cJSON *tensor = cJSON_GetArrayItem(tensors, i), *shape = cJSON_GetObjectItem(tensor, "shape");
+        assert_int_equal(cJSON_GetArraySize(tensor), 5);
+        assert_string_equal(string(tensor, "name"), plan.tensors[i].name);
+        assert_string_equal(string(tensor, "lifetime"), lifetimes[i]);
+        assert_string_equal(string(tensor, "dtype"), dtypes[i]);
+        assert_true(number(tensor, "bytes") == (double)example_bytes[i]);
+        assert_int_equal(cJSON_GetArraySize(shape), plan.tensors[i].num_dims);
+        assert_true(cJSON_GetArrayItem(shape, 0)->valuedouble == (double)plan.tensors[i].shape[0]);
+    }
+    cJSON_Delete(json);
+    plan_free(&plan);
+}
+
+// a line a tensor, a line a lifetime, the total
+static void test_print(void **state) {
+    (void)state;
+    Plan plan = {NULL, 0};
+    plan_add(&plan, "widest", SAVED, DT_F32, dims4((size_t)1 << 20, 1, 1, 3));
+    char *text = NULL;
+    size_t length;
+    FILE *out = open_memstream(&text, &length);
+    assert_non_null(out);
+    plan_print(out, &plan);
+    fclose(out);
+    int lines = 0;
+    for (char *c = text; *c; c++) { lines += *c == '\n'; }
+    assert_int_equal(lines, 1 + 1 + NUM_LIFETIMES + 1);
+    assert_non_null(strstr(text, "1048576 x 1 x 1 x 3"));
+    assert_string_equal(text + length - 6, "12.00\n");
+    free(text);
+    plan_free(&plan);
+}
+
+// ---- the arena
+
+static size_t allocated, released;  // of dirty_device
+
+static void *dirty_allocate(size_t bytes) {
+    allocated += bytes;
+    return memset(host_allocate(bytes), 0xAB, bytes);
+}
+
+static void dirty_release(void *p) {
+    released++;
+    free(p);
+}
+
+static void test_arena(void **state) {
+    (void)state;
+    Device dirty_device = cpu_device;
+    dirty_device.allocate = dirty_allocate;
+    dirty_device.release = dirty_release;
+    Plan plan = example_plan();
+    Arena arena = arena_create(&plan, &dirty_device);
+    assert_int_equal(allocated, 3072);
+    assert_int_equal(arena.bytes, 3072);
+    for (size_t i = 0; i < arena.bytes; i++) { assert_int_equal(arena.memory[i], 0); }
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        unsigned char *tensor = (unsigned char *)arena_tensor(&arena, &plan, i);
+        assert_int_equal((uintptr_t)tensor % 256, 0);
+        for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // not another's
+        if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }
+    }
+    arena_free(&arena);
+    assert_int_equal(released, 1);
+    plan_free(&plan);
+}
+
+// ---- scratch
+
+static void take_twice(void *argument) {
+    Scratch *scratch = (Scratch *)argument;
+    scratch_take(scratch, "dfch", 8);
+    scratch_take(scratch, "dqkv", 8);
+}
+
+static void take_too_much(void *scratch) { scratch_take((Scratch *)scratch, "logits", 65); }
+
+static void test_scratch(void **state) {
+    (void)state;
+    unsigned char memory[64] = {0};
+    Scratch scratch = {memory, sizeof memory, NULL};
+    assert_ptr_equal(scratch_take(&scratch, "dln2", 64), memory);
+    assert_string_equal(scratch.holder, "dln2");
+    scratch_release(&scratch);
+    assert_null(scratch.holder);
+    for (size_t i = 0; i < sizeof memory / sizeof(float); i++) {
+        float stale;
+        memcpy(&stale, memory + i * sizeof stale, sizeof stale);
+        assert_true(isnan(stale));  // a POISON_SCRATCH build
+    }
+    assert_ptr_equal(scratch_take(&scratch, "datty", 1), memory);
+    scratch_release(&scratch);
+    assert_stops(1, "dqkv (8 bytes) was asked for while dfch holds", take_twice, &scratch);
+    assert_stops(1, "logits (65 bytes)", take_too_much, &scratch);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_offsets),       cmocka_unit_test(test_sums),    cmocka_unit_test(test_large_sizes),
+        cmocka_unit_test(test_unaddressable), cmocka_unit_test(test_json),    cmocka_unit_test(test_print),
+        cmocka_unit_test(test_arena),         cmocka_unit_test(test_scratch),
+    };
+    return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
+}

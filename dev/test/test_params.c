@@ -1,0 +1,315 @@
+// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first values.
+#include "testing.h"
+#include "../../llmc/params.h"
+#include <omp.h>
+
+enum { DATA_VOCAB = 300, DATA_T = 77 };
+
+static GPT2Config described(const char *word) {
+    GPT2Config c;
+    if (!config_from_descriptor(&c, word, DATA_VOCAB, DATA_T)) { fail_msg("'%s' was not understood", word); }
+    return c;
+}
+
+static void check_word(void *word) {
+    GPT2Config c = described((const char *)word);
+    config_check(&c, (const char *)word);
+}
+
+// ---- shapes
+
+static void test_known_models(void **state) {
+    (void)state;
+    static const struct {
+        const char *word;
+        int L, NH, C, maxT;
+    } cases[] = {
+        {"d6", 6, 6, 384, 1024},
+        {"d12", 12, 12, 768, 1024},
+        {"gpt2:d12", 12, 12, 768, 1024},
+        {"d24", 24, 16, 1024, 1024},
+        {"d36", 36, 20, 1280, 1024},
+        {"d48", 48, 25, 1600, 1024},
+        {"gpt2:d48", 48, 25, 1600, 1024},
+        {"d60", 60, 30, 1920, 1024},
+        {"d72", 72, 30, 2880, 1024},
+        {"d84", 84, 36, 3456, 1024},
+        {"gpt3:c384", 6, 6, 384, 2048},
+        {"gpt3:c768", 12, 12, 768, 2048},
+        {"gpt3:c1024", 24, 16, 1024, 2048},
+        {"gpt3:c1536", 24, 16, 1536, 2048},
+        {"gpt3:c2048", 24, 16, 2048, 2048},
+        {"gpt3:c2560", 32, 32, 2560, 2048},
+        {"gpt3:c4096", 32, 32, 4096, 2048},
+        {"gpt3:c5120", 40, 40, 5120, 2048},
+        {"gpt3:c12288", 96, 96, 12288, 2048},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        GPT2Config c = described(cases[i].word);
+        config_check(&c, cases[i].word);
+        assert_int_equal(c.num_layers, cases[i].L);
+        assert_int_equal(c.num_heads, cases[i].NH);
+        assert_int_equal(c.channels, cases[i].C);
+        assert_int_equal(c.max_seq_len, cases[i].maxT);
+        assert_int_equal(c.vocab_size, 50257);
+        assert_int_equal(c.padded_vocab_size, 50304);
+    }
+}
+
+static void test_shape_descriptor(void **state) {
+    (void)state;
+    GPT2Config c = described("l4h2c128");
+    assert_int_equal(c.num_layers, 4);
+    assert_int_equal(c.num_heads, 2);
+    assert_int_equal(c.channels, 128);
+    assert_int_equal(config_head_size(&c), 64);
+    assert_int_equal(c.max_seq_len, DATA_T);
+    assert_int_equal(c.vocab_size, DATA_VOCAB);
+    assert_int_equal(c.padded_vocab_size, 384);
+    config_set_vocab(&c, 256);
+    assert_int_equal(c.padded_vocab_size, 256);
+    config_set_vocab(&c, 1);
+    assert_int_equal(c.padded_vocab_size, 128);
+}
+
+// what is no descriptor may be a path
+static void test_other_words(void **state) {
+    (void)state;
+    static const char *const words[] = {
+        "",      "d13",       "d12x",      "D12",      "d",       "gpt2:",      "gpt2:d13",  "gpt3:c769",   "l4h4",
+        "l4h4c", "l4h4c128x", "l4h4c128/", "l4c128h4", "4h4c128", "l4h4c128.5", "l4,h4c128", "l9999999h1c1"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        GPT2Config c;
+        if (config_from_descriptor(&c, words[i], DATA_VOCAB, DATA_T)) { fail_msg("'%s' was understood", words[i]); }
+    }
+}
+
+static void test_impossible_shapes(void **state) {
+    (void)state;
+    static const struct {
+        const char *word, *says;
+    } cases[] = {
+        {"l0h1c8", "at least one layer"},
+        {"l1h0c8", "at least one layer"},
+        {"l1h1c0", "at least one layer"},
+        {"l-1h1c8", "at least one layer"},
+        {"l2h3c8", "3 heads do not divide 8 channels"},
+        {"l2h16c8", "16 heads do not divide 8 channels"},
+        {"l1h1c257", "a head of 257 channels"},
+        {"l999999h999999c999999", "parameters is more than"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_stops(2, cases[i].says, check_word, (void *)cases[i].word);
+        assert_stops(2, cases[i].word, check_word, (void *)cases[i].word);
+    }
+    check_word((void *)"l1h1c1");
+    check_word((void *)"l1h1c256");
+}
+
+static void test_parameter_counts(void **state) {
+    (void)state;
+    static const struct {
+        const char *word;
+        size_t count;
+    } cases[] = {{"d12", 124439808}, {"d24", 354823168}, {"d36", 774030080}, {"d48", 1557611200}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        GPT2Config c = described(cases[i].word);
+        assert_int_equal(num_parameters(&c), cases[i].count);
+    }
+}
+
+// ---- names and layout
+
+// in the order of the block, as Hugging Face's GPT-2 calls them
+static const char *const names_of_layer_3[NUM_PARAM_TENSORS] = {
+    "wte.weight",
+    "wpe.weight",
+    "h.3.ln_1.weight",
+    "h.3.ln_1.bias",
+    "h.3.attn.c_attn.weight",
+    "h.3.attn.c_attn.bias",
+    "h.3.attn.c_proj.weight",
+    "h.3.attn.c_proj.bias",
+    "h.3.ln_2.weight",
+    "h.3.ln_2.bias",
+    "h.3.mlp.c_fc.weight",
+    "h.3.mlp.c_fc.bias",
+    "h.3.mlp.c_proj.weight",
+    "h.3.mlp.c_proj.bias",
+    "ln_f.weight",
+    "ln_f.bias",
+};
+
+static void test_names(void **state) {
+    (void)state;
+    char name[64];
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        param_name(name, sizeof name, (ParamId)id, 3);
+        assert_string_equal(name, names_of_layer_3[id]);
+        assert_int_equal(param_is_layered((ParamId)id), name[0] == 'h');
+    }
+}
+
+static void test_shapes(void **state) {
+    (void)state;
+    GPT2Config c = described("l4h2c6");
+    const size_t rows[] = {384, DATA_T, 1, 1, 18, 1, 6, 1, 1, 1, 24, 1, 6, 1, 1, 1};
+    const size_t cols[] = {6, 6, 6, 6, 6, 18, 6, 6, 6, 6, 6, 24, 24, 6, 6, 6};
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        assert_int_equal(param_rows((ParamId)id, &c), rows[id]);
+        assert_int_equal(param_cols((ParamId)id, &c), cols[id]);
+        assert_int_equal(param_used_rows((ParamId)id, &c), id == WTE ? DATA_VOCAB : rows[id]);
+    }
+}
+
+// Every tensor in the order of the block starts at the first aligned element after the one before it: so they are
+// disjoint, a layer is one run, and total is the end of the last.
+static void test_layout(void **state) {
+    (void)state;
+    static const char *const words[] = {"l1h1c1", "l3h2c6", "l2h4c64", "d12", "gpt3:c12288"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        GPT2Config c = described(words[i]);
+        ParamLayout layout = param_layout(&c);
+        size_t at = 0;
+        for (int group = -1; group <= c.num_layers; group++) {
+            int first = group < 0 ? WTE : group < c.num_layers ? LN1W : LNFW;
+            int last = group < 0 ? WPE : group < c.num_layers ? FCPROJB : LNFB;
+            for (int id = first; id <= last; id++) {
+                at = (at + 63) / 64 * 64;
+                assert_int_equal(param_offset(&layout, (ParamId)id, group < 0 ? 0 : group), at);
+                at += param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
+            }
+        }
+        assert_int_equal(layout.total, (at + 63) / 64 * 64);
+    }
+}
+
+static void test_spans(void **state) {
+    (void)state;
+    GPT2Config c = described("l4h2c6");
+    ParamLayout layout = param_layout(&c);
+    TensorSpan *spans;
+    int count = param_spans(&spans, &c);
+    assert_int_equal(count, 4 + 12 * c.num_layers);
+    signed char *covered = (signed char *)malloc(layout.total);
+    assert_non_null(covered);
+    memset(covered, -1, layout.total);
+    for (int s = 0; s < count; s++) {
+        assert_true(spans[s].begin + spans[s].count <= layout.total);
+        for (size_t i = 0; i < spans[s].count; i++) {
+            assert_int_equal(covered[spans[s].begin + i], -1);
+            covered[spans[s].begin + i] = spans[s].decay;
+        }
+    }
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        const char *name = names_of_layer_3[id];
+        bool decay = strstr(name, "weight") && !strstr(name, "ln_");
+        size_t elements = param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
+        for (int layer = 0; layer < (name[0] == 'h' ? 4 : 1); layer++) {
+            signed char *tensor = covered + param_offset(&layout, (ParamId)id, layer);
+            for (size_t i = 0; i < elements; i++) {
+                assert_int_equal(tensor[i], decay);
+                tensor[i] = -1;
+            }
+        }
+    }
+    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // the gaps are in no span
+    free(covered);
+    free(spans);
+}
+
+// ---- first values
+
+static real *initialised(const GPT2Config *c, uint64_t seed) {
+    size_t bytes = param_layout(c).total * sizeof(real);
+    real *params = (real *)malloc(bytes);
+    assert_non_null(params);
+    memset(params, 0xFF, bytes);
+    param_init(params, c, seed);
+    return params;
+}
+
+static void assert_mean_and_std(const real *x, size_t n, double std) {
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += (double)x[i];
+        squares += (double)x[i] * (double)x[i];
+    }
+    double tolerance = 6 * std / sqrt((double)n);
+    assert_true(fabs(sum / (double)n) < tolerance);
+    assert_true(fabs(sqrt(squares / (double)n) - std) < tolerance);
+}
+
+static void test_init(void **state) {
+    (void)state;
+    GPT2Config c = described("l8h2c64");
+    ParamLayout layout = param_layout(&c);
+    real *params = initialised(&c, 1);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        const char *name = names_of_layer_3[id];
+        size_t n = param_used_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
+        real *tensor = params + param_offset(&layout, (ParamId)id, name[0] == 'h' ? 3 : 0);
+        if (strstr(name, "bias") || strstr(name, "ln_")) {
+            real expected = strstr(name, "weight") ? 1 : 0;
+            for (size_t i = 0; i < n; i++) { assert_true(tensor[i] == expected); }
+        } else {
+            assert_mean_and_std(tensor, n, strstr(name, "c_proj") ? 0.02 / 4 : 0.02);  // sqrt(2L) = 4
+        }
+    }
+    free(params);
+}
+
+// padding of the vocabulary and gaps between tensors stay zero through training only if they begin as zero
+static void test_init_zero_outside(void **state) {
+    (void)state;
+    GPT2Config c = described("l3h2c6");
+    ParamLayout layout = param_layout(&c);
+    real *params = initialised(&c, 1);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t n = param_used_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
+        for (int layer = 0; layer < (names_of_layer_3[id][0] == 'h' ? 3 : 1); layer++) {
+            memset(params + param_offset(&layout, (ParamId)id, layer), 0, n * sizeof(real));
+        }
+    }
+    for (size_t i = 0; i < layout.total; i++) { assert_true(params[i] == 0); }
+    free(params);
+}
+
+static void test_init_is_reproducible(void **state) {
+    (void)state;
+    GPT2Config c = described("l3h2c16"), deeper = described("l5h2c16");
+    ParamLayout layout = param_layout(&c), deeper_layout = param_layout(&deeper);
+    omp_set_num_threads(1);
+    real *params = initialised(&c, 7);
+    omp_set_num_threads(3);
+    real *again = initialised(&c, 7), *other_seed = initialised(&c, 8), *other_depth = initialised(&deeper, 7);
+    assert_memory_equal(params, again, layout.total * sizeof(real));
+    size_t qkvw = 3 * 16 * 16;
+    const real *layer_0 = params + param_offset(&layout, QKVW, 0), *layer_1 = params + param_offset(&layout, QKVW, 1);
+    assert_memory_not_equal(layer_0, layer_1, qkvw * sizeof(real));
+    assert_memory_not_equal(layer_0, other_seed + param_offset(&layout, QKVW, 0), qkvw * sizeof(real));
+    assert_memory_not_equal(layer_0, params + param_offset(&layout, FCW, 0), qkvw * sizeof(real));
+    assert_memory_equal(layer_1, other_depth + param_offset(&deeper_layout, QKVW, 1), qkvw * sizeof(real));
+    free(params);
+    free(again);
+    free(other_seed);
+    free(other_depth);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_known_models),
+        cmocka_unit_test(test_shape_descriptor),
+        cmocka_unit_test(test_other_words),
+        cmocka_unit_test(test_impossible_shapes),
+        cmocka_unit_test(test_parameter_counts),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_init),
+        cmocka_unit_test(test_init_zero_outside),
+        cmocka_unit_test(test_init_is_reproducible),
+    };
+    return cmocka_run_group_tests_name("params", tests, NULL, NULL);
+}

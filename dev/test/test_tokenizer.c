@@ -1,0 +1,513 @@
+/*
+The tokenizer: pieces, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids.
+GPT-2's merges file is looked for at VOCAB; without it, what needs it is skipped. Run from the repository's root.
+*/
+#include "testing.h"
+#include "../../llmc/rng.h"
+#include "../../llmc/tokenizer.h"
+
+static const char *const VOCAB = "../shared/data/vocab.bpe";
+static const char *const GOLDEN = "dev/test/golden/bpe.txt";
+
+// ids 256.. : ab, abc, de, abcde, aa, " a" (the character U+0120 stands for a space), aaaa, U+00E9
+static const char SMALL_MERGES[] = "#version: 0.2\na b\nab c\nd e\nabc de\na a\n\xC4\xA0 a\naa aa\n\xC3\x83 \xC2\xA9\n";
+enum { NUM_SMALL_MERGES = 8, SMALL_VOCAB = 256 + NUM_SMALL_MERGES + 1 };
+static const char *const SMALL_TOKENS[] = {"ab", "abc", "de", "abcde", "aa", " a", "aaaa", "\xC3\xA9", "<|endoftext|>"};
+
+static Tokenizer small_tokenizer(void) {
+    return tokenizer_load(write_file("small.bpe", SMALL_MERGES, strlen(SMALL_MERGES)));
+}
+
+static void assert_decodes(const Tokenizer *t, int token, const char *expected, size_t expected_bytes) {
+    size_t bytes;
+    const char *text = tokenizer_decode(t, token, &bytes);
+    assert_int_equal(bytes, expected_bytes);
+    assert_memory_equal(text, expected, bytes);
+}
+
+static void assert_encodes(const Tokenizer *t, const char *text, size_t bytes, const int *expected, size_t count) {
+    int *tokens;
+    assert_int_equal(tokenizer_encode(t, text, bytes, &tokens), count);
+    assert_memory_equal(tokens, expected, count * sizeof *tokens);
+    free(tokens);
+}
+
+// every token decoded, one after another, is the text
+static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes) {
+    int *tokens;
+    size_t count = tokenizer_encode(t, text, bytes, &tokens), at = 0, length;
+    for (size_t i = 0; i < count; i++, at += length) {
+        const char *part = tokenizer_decode(t, tokens[i], &length);
+        assert_true(length > 0 && at + length <= bytes);
+        assert_memory_equal(part, text + at, length);
+    }
+    assert_int_equal(at, bytes);
+    free(tokens);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void test_bytes(void **state) {
+    (void)state;
+    Tokenizer t = tokenizer_bytes();
+    assert_int_equal(tokenizer_vocab_size(&t), 256);
+    assert_int_equal(t.end_of_text, -1);
+    const int expected[] = {0, 'a', 255, '\n', 0x80};
+    assert_encodes(&t, "\0a\xFF\n\x80", 5, expected, 5);
+    assert_decodes(&t, 0, "\0", 1);
+    assert_decodes(&t, 255, "\xFF", 1);
+    assert_decodes(&t, 256, "", 0);
+    assert_decodes(&t, -1, "", 0);
+    assert_encodes(&t, "", 0, expected, 0);
+    tokenizer_free(&t);
+}
+
+// a text and its pieces' lengths, 0 after the last
+static const struct {
+    const char *text;
+    size_t lengths[8];
+} PIECES[] = {
+    {"Hello world", {5, 6}},
+    {"a  b", {1, 1, 2}},
+    {"a   ", {1, 3}},
+    {"  a", {1, 2}},
+    {" \n a", {2, 2}},
+    {"\n\n\na", {2, 1, 1}},
+    {"\na", {1, 1}},
+    {"a\r\n\tb", {1, 2, 1, 1}},
+    {"  1a!", {1, 2, 1, 1}},
+    {"x12 34", {1, 2, 3}},
+    {"we'll've", {2, 3, 3}},
+    {"'s't're've'm'll'd", {2, 2, 3, 3, 2, 3, 2}},
+    {"'S", {1, 1}},
+    {"'l", {1, 1}},
+    {"'", {1}},
+    {"'r", {1, 1}},
+    {" 's", {2, 1}},
+    {"''s", {2, 1}},
+    {"!'s", {2, 1}},
+    {"?! <|a|>", {2, 3, 1, 2}},
+    {"\xC3\xA9\xE4\xBD\xA0 \xE4\xBD\xA0", {5, 4}},  // U+00E9 U+4F60: letters
+    {"e\xCC\x81"
+     "e",
+     {1, 2, 1}},  // U+0301 combines: neither letter nor space
+    {"\xC2\xBD\xE2\x85\xA7"
+     "a",
+     {5, 1}},  // U+00BD U+2167: numbers
+    {"a\xC2\x85"
+     "b",
+     {1, 2, 1}},  // U+0085: white space
+    {"a\xC2\xA0\xE3\x80\x80"
+     "b",
+     {1, 2, 3, 1}},      // U+00A0 U+3000: white space, the last apart
+    {" \xC2\xA0", {3}},  // at the end: together
+    {"a\xE1\xA0\x8E"
+     "b\xEF\xBB\xBF"
+     "c",
+     {1, 3, 1, 3, 1}},            // U+180E U+FEFF: not white space
+    {" \xF0\x9F\x98\x80!", {6}},  // U+1F600
+    {"a\x1C"
+     "b",
+     {1, 1, 1}},                 // a control character: not white space
+    {"a\xFF\xC3!b", {1, 3, 1}},  // bytes that are not UTF-8: as punctuation
+    {"a\xC3", {1, 1}},           // cut short at the end
+    {" \xE4\xBD"
+     "a",
+     {3, 1}},  // cut short before a letter
+    {"\xC1\x81"
+     "a",
+     {2, 1}},  // overlong A
+    {"\xE0\x81\x81"
+     "a",
+     {3, 1}},  // overlong A
+    {"\xED\xA0\x80"
+     "a",
+     {3, 1}},  // a surrogate
+    {"\xF4\x90\x80\x80\xF8"
+     "a",
+     {5, 1}},  // above U+10FFFF, and a lead byte of five
+    {"\xF0\xA0\x80\x80"
+     "a",
+     {5}},  // U+20000, a letter
+};
+
+static void test_pieces(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof PIECES / sizeof PIECES[0]; i++) {
+        size_t at = 0, bytes = strlen(PIECES[i].text);
+        for (const size_t *length = PIECES[i].lengths; at < bytes; length++) {
+            size_t found = tokenizer_piece_length(PIECES[i].text + at, bytes - at);
+            if (found != *length) {
+                fail_msg("'%s' at %zu: piece of %zu, expected %zu", PIECES[i].text, at, found, *length);
+            }
+            at += found;
+        }
+    }
+    assert_int_equal(tokenizer_piece_length("\xE4\xBD\xA0", 3), 3);
+    assert_int_equal(tokenizer_piece_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
+    assert_int_equal(tokenizer_piece_length("'ll", 2), 1);
+    assert_int_equal(tokenizer_piece_length(" a", 1), 1);
+}
+
+static void test_unicode_classes(void **state) {
+    (void)state;
+    size_t counts[4] = {0, 0, 0, 0};
+    for (uint32_t code = 0; code < 0x110000; code++) { counts[unicode_class(code)]++; }
+    assert_int_equal(counts[UNICODE_SPACE], 25);  // White_Space has 25 code points
+    assert_true(counts[UNICODE_LETTER] > 130000 && counts[UNICODE_NUMBER] > 1800);
+    for (uint32_t code = 0; code < 128; code++) {
+        int letter = (code | 32) >= 'a' && (code | 32) <= 'z', number = code >= '0' && code <= '9';
+        int space = code == ' ' || (code >= 9 && code <= 13);
+        int expected = letter ? UNICODE_LETTER : number ? UNICODE_NUMBER : space ? UNICODE_SPACE : UNICODE_OTHER;
+        assert_int_equal(unicode_class(code), expected);
+    }
+    assert_int_equal(unicode_class(0x110000), UNICODE_OTHER);
+    assert_int_equal(unicode_class(UINT32_MAX), UNICODE_OTHER);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void assert_is_small(const Tokenizer *t) {
+    assert_int_equal(tokenizer_vocab_size(t), SMALL_VOCAB);
+    assert_int_equal(t->end_of_text, SMALL_VOCAB - 1);
+    for (int i = 0; i <= NUM_SMALL_MERGES; i++) {
+        assert_decodes(t, 256 + i, SMALL_TOKENS[i], strlen(SMALL_TOKENS[i]));
+    }
+    assert_decodes(t, 0, "!", 1);  // byte ids: the printable ones first, then the rest
+    assert_decodes(t, 187, "\xFF", 1);
+    assert_decodes(t, 188, "\0", 1);
+    assert_decodes(t, 220, " ", 1);
+    assert_decodes(t, 255, "\xAD", 1);
+    assert_decodes(t, SMALL_VOCAB, "", 0);
+    assert_decodes(t, INT32_MIN, "", 0);
+    assert_decodes(t, INT32_MAX, "", 0);
+    const int abcde[] = {259, 261, 256}, run[] = {262, 260, 'a' - 33}, split[] = {'b' - 33, 'c' - 33, 258};
+    assert_encodes(t, "abcde ab", 8, (const int[]){259, 220, 256}, 3);  // "a b" comes before "U+0120 a"
+    assert_encodes(t, "abcde a", 7, abcde, 2);
+    assert_encodes(t, "aaaaaaa", 7, run, 3);
+    assert_encodes(t, "bcde", 4, split, 3);
+    assert_encodes(t, "ab\0ab\xC3\xA9", 7, (const int[]){256, 188, 256, 263}, 4);
+    assert_encodes(t, "", 0, abcde, 0);
+}
+
+static void test_merges_file(void **state) {
+    (void)state;
+    Tokenizer t = small_tokenizer();
+    assert_is_small(&t);
+    tokenizer_free(&t);
+    const char *headless = strchr(SMALL_MERGES, '\n') + 1;  // the version line may be absent
+    t = tokenizer_load(write_file("headless.bpe", headless, strlen(headless)));
+    assert_is_small(&t);
+    tokenizer_free(&t);
+}
+
+// gpt2_tokenizer.bin of a tokenizer; returns its length. data: 1 KiB + 256 bytes a token at least.
+static size_t make_bin(const Tokenizer *t, int version, char *data) {
+    int32_t header[TOKENIZER_BIN_HEADER] = {20240328, version, tokenizer_vocab_size(t),
+                                            version > 1 ? t->end_of_text : 0};
+    memcpy(data, header, sizeof header);
+    size_t at = sizeof header;
+    for (int id = 0; id < tokenizer_vocab_size(t); id++) {
+        size_t bytes;
+        const char *token = tokenizer_decode(t, id, &bytes);
+        data[at++] = (char)bytes;
+        memcpy(data + at, token, bytes);
+        at += bytes;
+    }
+    return at;
+}
+
+static void test_bin_file(void **state) {
+    (void)state;
+    Tokenizer t = small_tokenizer();
+    static char data[1024 + 256 * SMALL_VOCAB];
+    for (int version = 1; version <= 2; version++) {
+        Tokenizer loaded = tokenizer_load(write_file("small.bin", data, make_bin(&t, version, data)));
+        assert_is_small(&loaded);
+        tokenizer_free(&loaded);
+    }
+    tokenizer_free(&t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// The merge loop as the paper words it: find the pair whose join is the lowest id, merge its first occurrence, repeat.
+static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, int *tokens) {
+    size_t count = bytes, first;
+    for (size_t i = 0; i < bytes; i++) { tokens[i] = t->byte_token[(uint8_t)text[i]]; }
+    do {
+        int best = t->end_of_text;
+        for (size_t i = first = 0, at = 0; i + 1 < count; i++) {
+            size_t left = t->start[tokens[i] + 1] - t->start[tokens[i]];
+            size_t both = left + t->start[tokens[i + 1] + 1] - t->start[tokens[i + 1]];
+            for (int id = 256; id < best; id++) {
+                int same =
+                    t->start[id + 1] - t->start[id] == both && memcmp(t->bytes + t->start[id], text + at, both) == 0;
+                if (same) { best = id, first = i + 1; }
+            }
+            at += left;
+        }
+        if (first) {
+            tokens[first - 1] = best;
+            memmove(tokens + first, tokens + first + 1, (count - first - 1) * sizeof *tokens);
+            count--;
+        }
+    } while (first);
+    return count;
+}
+
+static void test_merging_against_plain_reference(void **state) {
+    (void)state;
+    Tokenizer t = small_tokenizer();
+    for (uint64_t trial = 0; trial < 2000; trial++) {
+        char text[48];
+        int expected[48];
+        size_t bytes = 1 + rng_bits(1, trial, 0) % sizeof text;
+        for (size_t i = 0; i < bytes; i++) { text[i] = "aaaabbcde"[rng_bits(2, trial, i) % 9]; }  // letters: one piece
+        size_t count = plain_encode(&t, text, bytes, expected);
+        assert_encodes(&t, text, bytes, expected, count);
+    }
+    tokenizer_free(&t);
+}
+
+static void round_trips(const Tokenizer *t) {
+    enum { BYTES = 3000 };
+    static const char mixed[] = "aab 'sll\n\xC3\xA9\xE4\xBD\xA0\xFF";
+    char text[BYTES];
+    for (uint64_t trial = 0; trial < 30; trial++) {
+        for (size_t i = 0; i < BYTES; i++) {
+            uint64_t bits = rng_bits(3, trial, i);
+            text[i] = trial % 2 ? (char)bits : mixed[bits % (sizeof mixed - 1)];
+        }
+        assert_round_trip(t, text, BYTES - trial);
+    }
+    assert_round_trip(t, "<|endoftext|>", 13);
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    Tokenizer bytes = tokenizer_bytes(), small = small_tokenizer();
+    round_trips(&bytes);
+    round_trips(&small);
+    int *tokens;
+    size_t count = tokenizer_encode(&small, "<|endoftext|>", 13, &tokens);
+    for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not the mark
+    free(tokens);
+    tokenizer_free(&bytes);
+    tokenizer_free(&small);
+}
+
+// a run of letters takes n log n: seconds, were it n^2
+static void test_long_run(void **state) {
+    (void)state;
+    enum { BYTES = 1 << 20 };
+    char *text = (char *)malloc(BYTES);
+    memset(text, 'a', BYTES);
+    Tokenizer t = small_tokenizer();
+    int *tokens;
+    assert_int_equal(tokenizer_encode(&t, text, BYTES, &tokens), BYTES / 4);
+    free(tokens);
+    tokenizer_free(&t);
+    free(text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+static void load(void *path) {
+    Tokenizer t = tokenizer_load((const char *)path);
+    tokenizer_free(&t);
+}
+
+static void assert_refused(const char *words, const char *data, size_t bytes) {
+    assert_stops(EXIT_BAD_INPUT, words, load, (void *)write_file("broken", data, bytes));
+}
+
+static const struct {
+    const char *text, *words;
+} BROKEN_MERGES[] = {
+    {"", "no merges"},
+    {"#version: 0.2\n", "no merges"},
+    {"#version: 0.2\na b\nab", "the last line does not end"},
+    {"#version: 0.2\na b\nabc\n", "line 3: 'abc' is not two symbols"},
+    {"a b\n\nc d\n", "line 2: '' is not two symbols"},
+    {"a b c\n", "line 1: 'a b c' is not two symbols"},
+    {"a  b\n", "line 1: 'a  b' is not two symbols"},
+    {" a\n", "line 1: ' a' is not two symbols"},
+    {" a b\n", "line 1: ' a b' is not two symbols"},
+    {"a \n", "line 1: 'a ' is not two symbols"},
+    {"a b\r\n", "line 1: 'a b\r' is not two symbols"},
+    {"a \xC2\xAD\n", "is not two symbols"},  // U+00AD is written as U+0143
+    {"a \xC5\x84\n", "is not two symbols"},  // U+0144: one past the last
+    {"a \xFF\n", "is not two symbols"},      // not UTF-8
+    {"a b\n#version: 0.2\n", "line 2: '#version: 0.2' does not join two tokens"},
+    {"a b\na b\n", "line 2: 'a b' does not join"},               // twice
+    {"a b\nb c\na bc\nab c\n", "line 3: 'a bc' does not join"},  // "a b" always comes first
+    {"ab c\na b\n", "line 1: 'ab c' does not join"},             // before its half
+};
+
+static void test_broken_merges(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof BROKEN_MERGES / sizeof BROKEN_MERGES[0]; i++) {
+        assert_refused(BROKEN_MERGES[i].words, BROKEN_MERGES[i].text, strlen(BROKEN_MERGES[i].text));
+    }
+    assert_refused("neither text nor", "a b\n\0 c\n", 7);
+    assert_stops(EXIT_BAD_INPUT, "could not open", load, (void *)temp_path("absent"));
+    assert_stops(EXIT_BAD_INPUT, "could not read", load, (void *)temp_dir());
+    assert_stops(EXIT_BAD_INPUT, "larger than", load, (void *)"/dev/zero");
+}
+
+// tokens of 2, 4, .., 256 bytes: the last is one too long
+static void test_too_long_token(void **state) {
+    (void)state;
+    char text[2048];
+    size_t at = 0;
+    for (size_t half = 1; half <= 128; half *= 2) {
+        memset(text + at, 'a', 2 * half + 1);
+        text[at + half] = ' ';
+        at += 2 * half + 1;
+        text[at++] = '\n';
+    }
+    assert_refused("line 8: ", text, at);
+    Tokenizer t = tokenizer_load(write_file("long.bpe", text, at - 258));  // without the last line
+    assert_int_equal(tokenizer_vocab_size(&t), 256 + 7 + 1);
+    tokenizer_free(&t);
+}
+
+// every pair of two characters out of 188 and more: as many merges as there are ids, and one more
+static void test_too_many_merges(void **state) {
+    (void)state;
+    enum { LIMIT = 65536 - 256 - 1 };
+    char *text = (char *)malloc(8 * (LIMIT + 1)), *end = text;
+    size_t last_line = 0;
+    for (int i = 0; i <= LIMIT; i++) {
+        int pair[2] = {256 + i / 256, 256 + i % 256};  // characters: the 68 from 256 on, else the plain bytes
+        last_line = (size_t)(end - text);
+        for (int k = 0; k < 2; k++) {
+            int byte = pair[k] - 256, plain = tokenizer_byte_is_plain(byte), code = plain ? byte : 256;
+            for (int other = 0; !plain && other < byte; other++) { code += !tokenizer_byte_is_plain(other); }
+            if (code >= 128) { *end++ = (char)(0xC0 | code >> 6); }
+            *end++ = (char)(code >= 128 ? 0x80 | (code & 63) : code);
+            *end++ = k ? '\n' : ' ';
+        }
+    }
+    assert_refused("line 65280: more than the 65279 merges", text, (size_t)(end - text));
+    Tokenizer t = tokenizer_load(write_file("full.bpe", text, last_line));
+    assert_int_equal(tokenizer_vocab_size(&t), 65536);
+    assert_decodes(&t, 65535, "<|endoftext|>", 13);
+    assert_decodes(&t, 256 + 256 * 'a' + 'b', "ab", 2);
+    round_trips(&t);
+    tokenizer_free(&t);
+    free(text);
+}
+
+static void test_broken_bin(void **state) {
+    (void)state;
+    Tokenizer t = small_tokenizer();
+    static char good[1024 + 256 * SMALL_VOCAB], bad[sizeof good];
+    size_t bytes = make_bin(&t, 2, good);
+    const struct {
+        int word, value;
+        const char *words;
+    } headers[] = {
+        {0, 20240327, "neither text nor llm.c's tokenizer file"},
+        {0, 20240520, "neither text nor llm.c's tokenizer file"},  // a data shard
+        {1, 0, "found version 0"},
+        {1, 3, "found version 3"},
+        {2, -1, "found a vocabulary of -1"},
+        {2, 256, "found a vocabulary of 256"},
+        {2, 65537, "found a vocabulary of 65537"},
+        {3, 0, "found 0 as the id of end-of-text"},
+        {3, -1, "found -1 as the id of end-of-text"},
+    };
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
+        memcpy(bad, good, bytes);
+        memcpy(bad + 4 * headers[i].word, &headers[i].value, 4);
+        assert_refused(headers[i].words, bad, bytes);
+    }
+    const size_t cuts[] = {4, 1023, 1024, 1025, 1024 + 2 * 100, 1024 + 2 * 256 + 1, bytes - 14, bytes - 1};
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) { assert_refused("cut short", good, cuts[i]); }
+    good[bytes] = 0;
+    assert_refused("found 1 bytes after the last token", good, bytes + 1);
+    const struct {
+        size_t at;
+        char value;
+        const char *words;
+    } tokens[] = {
+        {1024 + 1, '"', "token 1 is not a byte of its own"},        // byte 0 written as byte 1 is
+        {1024 + 2 * 255, 0, "token 255 is not a byte of its own"},  // an empty token
+        {1024 + 2 * 256, 0, "token 256 does not join two tokens"},  // an empty token
+        {1024 + 2 * 256 + 3 + 1, 'x', "token 257 does not join"},   // "xbc": three tokens
+        {1024 + 2 * 256 + 3, 2, "token 257 does not join"},         // "ab": there already
+    };
+    for (size_t i = 0; i < sizeof tokens / sizeof tokens[0]; i++) {
+        memcpy(bad, good, bytes);
+        bad[tokens[i].at] = tokens[i].value;
+        assert_refused(tokens[i].words, bad, bytes);
+    }
+    tokenizer_free(&t);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// With GPT-2's own file
+
+// one line of the golden file: a text in hexadecimal, "-" if empty, and its ids
+static void assert_golden_line(const Tokenizer *t, const char *line) {
+    char text[1024];
+    int expected[1024], consumed;
+    unsigned byte;
+    size_t bytes = 0, count = 0;
+    for (; sscanf(line, "%2x", &byte) == 1 && *line != ' '; line += 2) { text[bytes++] = (char)byte; }
+    line += *line == '-';
+    for (; sscanf(line, "%d%n", &expected[count], &consumed) == 1; line += consumed) { count++; }
+    assert_encodes(t, text, bytes, expected, count);
+    assert_round_trip(t, text, bytes);
+}
+
+static void test_gpt2(void **state) {
+    (void)state;
+    if (access(VOCAB, R_OK) != 0) { skip(); }
+    Tokenizer t = tokenizer_load(VOCAB);
+    assert_int_equal(tokenizer_vocab_size(&t), 50257);
+    assert_int_equal(t.end_of_text, 50256);
+    assert_decodes(&t, 50256, "<|endoftext|>", 13);
+    assert_decodes(&t, 50257, "", 0);
+    assert_encodes(&t, "Hello world the", 15, (const int[]){15496, 995, 262}, 3);
+    round_trips(&t);
+
+    FILE *golden = fopen(GOLDEN, "r");
+    assert_non_null(golden);
+    char line[8192];
+    int lines = 0;
+    for (; fgets(line, sizeof line, golden); lines++) { assert_golden_line(&t, line); }
+    fclose(golden);
+    assert_true(lines >= 50);
+
+    char *data = (char *)malloc(1024 + 256 * (size_t)t.vocab_size);
+    Tokenizer bin = tokenizer_load(write_file("gpt2.bin", data, make_bin(&t, 2, data)));
+    assert_int_equal(bin.vocab_size, t.vocab_size);
+    assert_memory_equal(bin.start, t.start, ((size_t)t.vocab_size + 1) * sizeof *t.start);
+    assert_memory_equal(bin.bytes, t.bytes, t.start[t.vocab_size]);
+    assert_memory_equal(bin.merges, t.merges, TOKENIZER_MERGE_SLOTS * sizeof *t.merges);
+    free(data);
+    tokenizer_free(&bin);
+    tokenizer_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_unicode_classes),
+        cmocka_unit_test(test_merges_file),
+        cmocka_unit_test(test_bin_file),
+        cmocka_unit_test(test_merging_against_plain_reference),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_long_run),
+        cmocka_unit_test(test_broken_merges),
+        cmocka_unit_test(test_too_long_token),
+        cmocka_unit_test(test_too_many_merges),
+        cmocka_unit_test(test_broken_bin),
+        cmocka_unit_test(test_gpt2),
+    };
+    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
+}

@@ -1,0 +1,648 @@
+/*
+Every plain C twin against the textbook's formula, written here a second time: naive loops in double, no blocks, no online
+sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
+Each case of cases.h starts from poisoned outputs, is run with one thread and with two, which must give the same bits, and
+is then compared with what its reference expects. Tests of single properties follow.
+*/
+#include "cases.h"
+#include <omp.h>
+
+// ---- a reference's view of a problem, in double: what its arrays held before the run, what they should hold after it
+
+typedef struct {
+    const Problem *p;
+    double *before[MAX_ARRAYS], *after[MAX_ARRAYS];  // NULL until asked for
+} Reference;
+
+static double *doubles_of_start(const Array *a) {
+    Array start = *a;
+    start.data = a->start;
+    double *values = (double *)xmalloc(a->n * sizeof(double));
+    for (size_t i = 0; i < a->n; i++) { values[i] = array_value(&start, i); }
+    return values;
+}
+
+// what the array held before the run; NULL if the problem has no such array
+static const double *before(Reference *r, const char *name) {
+    const Array *a = find_array(r->p, name);
+    if (!a) { return NULL; }
+    double **values = &r->before[a - r->p->array];
+    if (!*values) { *values = doubles_of_start(a); }
+    return *values;
+}
+
+// what the array should hold after it, to be filled in: an OUTPUT starts with zeros, an INOUT with what it held before, so
+// that a gradient that is set and one that is added to are both a += here. NULL if the problem has no such array
+static double *after(Reference *r, const char *name) {
+    const Array *a = find_array(r->p, name);
+    if (!a) { return NULL; }
+    double **values = &r->after[a - r->p->array];
+    if (!*values) { *values = a->role == INOUT ? doubles_of_start(a) : (double *)xcalloc(a->n, sizeof(double)); }
+    return *values;
+}
+
+static void reference_free(Reference *r) {
+    for (int i = 0; i < MAX_ARRAYS; i++) {
+        free(r->before[i]);
+        free(r->after[i]);
+    }
+}
+
+// ---- the formulas
+
+static void expect_embedding_forward(Reference *r) {
+    const OpShape *s = r->p->shape;
+    const double *wte = before(r, "wte"), *wpe = before(r, "wpe"), *tokens = before(r, "tokens");
+    double *out = after(r, "out");
+    for (int n = 0; n < s->B * s->T; n++) {
+        for (int c = 0; c < s->C; c++) {
+            out[n * s->C + c] = wte[(int)tokens[n] * s->C + c] + wpe[n % s->T * s->C + c];
+        }
+    }
+}
+
+static void expect_embedding_backward(Reference *r) {
+    const OpShape *s = r->p->shape;
+    const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
+    double *dwte = after(r, "dwte"), *dwpe = after(r, "dwpe");
+    for (int n = 0; n < s->B * s->T; n++) {
+        for (int c = 0; c < s->C; c++) {
+            dwte[(int)tokens[n] * s->C + c] += dout[n * s->C + c];
+            dwpe[n % s->T * s->C + c] += dout[n * s->C + c];
+        }
+    }
+}
+
+static double mean_of(const double *x, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) { sum += x[i]; }
+    return sum / n;
+}
+
+static double reciprocal_deviation(const double *x, int n) {
+    double mean = mean_of(x, n), squares = 0;
+    for (int i = 0; i < n; i++) { squares += (x[i] - mean) * (x[i] - mean); }
+    return 1 / sqrt(squares / n + 1e-5);
+}
+
+static void expect_layernorm_forward(Reference *r) {
+    int N = (int)shape_rows(r->p->shape), C = r->p->shape->C;
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
+    double *out = after(r, "out"), *mean = after(r, "mean"), *rstd = after(r, "rstd");
+    for (int n = 0; n < N; n++) {
+        mean[n] = mean_of(in + n * C, C);
+        rstd[n] = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) { out[n * C + c] = (in[n * C + c] - mean[n]) * rstd[n] * weight[c] + bias[c]; }
+    }
+}
+
+static void expect_layernorm_normalise(Reference *r) {
+    int N = (int)shape_rows(r->p->shape), C = r->p->shape->C;
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
+    double *out = after(r, "out");
+    for (int n = 0; n < N; n++) {
+        double mean = mean_of(in + n * C, C), rstd = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) { out[n * C + c] = (in[n * C + c] - mean) * rstd * weight[c] + bias[c]; }
+    }
+}
+
+// dx = J^T g with the Jacobian dn_k / dx_c = rstd ((k == c) - 1/C - n_k n_c / C), product by product
+static void expect_layernorm_backward(Reference *r) {
+    int N = (int)shape_rows(r->p->shape), C = r->p->shape->C;
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *dout = before(r, "dout");
+    double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    double *normed = (double *)xmalloc((size_t)C * sizeof(double));
+    for (int n = 0; n < N; n++) {
+        const double *dy = dout + n * C;
+        double mean = mean_of(in + n * C, C), rstd = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) {
+            normed[c] = (in[n * C + c] - mean) * rstd;
+            dweight[c] += dy[c] * normed[c];
+            dbias[c] += dy[c];
+        }
+        for (int c = 0; c < C; c++) {
+            for (int k = 0; k < C; k++) {
+                dinp[n * C + c] += dy[k] * weight[k] * rstd * ((k == c) - (1 + normed[k] * normed[c]) / C);
+            }
+        }
+    }
+    free(normed);
+}
+
+static double textbook_gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+static double textbook_gelu_slope(double x) {
+    double tanh_u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + tanh_u) + 0.5 * x * (1 - tanh_u * tanh_u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+static void expect_gelu_forward(Reference *r) {
+    const double *in = before(r, "in");
+    double *out = after(r, "out");
+    for (size_t i = 0; i < shape_elements(r->p->shape); i++) { out[i] = textbook_gelu(in[i]); }
+}
+
+static void expect_gelu_backward(Reference *r) {
+    const double *in = before(r, "in"), *dout = before(r, "dout");
+    double *separate = after(r, "dinp"), *dinp = separate ? separate : after(r, "dout");
+    for (size_t i = 0; i < shape_elements(r->p->shape); i++) { dinp[i] = dout[i] * textbook_gelu_slope(in[i]); }
+}
+
+// out (N,OC) = in (N,C) weight (OC,C)^T + bias + residual
+static void textbook_linear(double *out, Reference *r) {
+    int N = (int)shape_rows(r->p->shape), C = r->p->shape->C, OC = r->p->shape->OC;
+    const double *in = before(r, "in"), *weight = before(r, "weight");
+    const double *bias = before(r, "bias"), *residual = before(r, "residual");
+    for (int n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            double sum = (bias ? bias[o] : 0) + (residual ? residual[n * OC + o] : 0);
+            for (int c = 0; c < C; c++) { sum += in[n * C + c] * weight[o * C + c]; }
+            out[n * OC + o] = sum;
+        }
+    }
+}
+
+static void expect_matmul_forward(Reference *r) { textbook_linear(after(r, "out"), r); }
+
+static void expect_matmul_gelu_forward(Reference *r) {
+    double *pre = after(r, "pre"), *out = after(r, "out");
+    textbook_linear(pre, r);
+    for (size_t i = 0; i < find_array(r->p, "out")->n; i++) { out[i] = textbook_gelu(pre[i]); }
+}
+
+static void expect_matmul_backward(Reference *r) {
+    int N = (int)shape_rows(r->p->shape), C = r->p->shape->C, OC = r->p->shape->OC;
+    const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
+    const double *pre = before(r, "gelu_pre");
+    double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    for (int n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            double dy = dout[n * OC + o];
+            for (int c = 0; dinp && c < C; c++) { dinp[n * C + c] += dy * weight[o * C + c]; }
+            for (int c = 0; dweight && c < C; c++) { dweight[o * C + c] += dy * in[n * C + c]; }
+            if (dbias) { dbias[o] += dy; }
+        }
+        for (int c = 0; pre && c < C; c++) { dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]); }
+    }
+}
+
+enum { QUERY, KEY, VALUE };
+
+// where the vector of `which` at position t of head h begins in (B,T,3,NH,HS)
+static size_t qkv_at(const OpShape *s, int b, int t, int which, int h) {
+    return ((((size_t)b * s->T + t) * 3 + which) * s->NH + h) * s->HS;
+}
+
+static double dot(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) { sum += a[i] * b[i]; }
+    return sum;
+}
+
+// probabilities (T,T) of one head, zeros above the diagonal; lse (T)
+static void textbook_softmax(double *probabilities, double *lse, const double *qkv, const OpShape *s, int b, int h) {
+    for (int q = 0; q < s->T; q++) {
+        double *row = probabilities + q * s->T, sum = 0, top = -INFINITY;
+        for (int k = 0; k <= q; k++) {
+            row[k] = dot(qkv + qkv_at(s, b, q, QUERY, h), qkv + qkv_at(s, b, k, KEY, h), s->HS) / sqrt(s->HS);
+            top = fmax(top, row[k]);
+        }
+        for (int k = 0; k <= q; k++) { sum += exp(row[k] - top); }
+        lse[q] = top + log(sum);
+        for (int k = 0; k < s->T; k++) { row[k] = k <= q ? exp(row[k] - lse[q]) : 0; }
+    }
+}
+
+static void textbook_attention(double *out, double *lse, const double *qkv, const OpShape *s, int B) {
+    double *p = (double *)xmalloc((size_t)s->T * s->T * sizeof(double));
+    for (int bh = 0; bh < B * s->NH; bh++) {
+        int b = bh / s->NH, h = bh % s->NH;
+        textbook_softmax(p, lse + (size_t)bh * s->T, qkv, s, b, h);
+        for (int q = 0; q < s->T; q++) {
+            double *row = out + (((size_t)b * s->T + q) * s->NH + h) * s->HS;
+            for (int k = 0; k < s->T; k++) {
+                const double *value = qkv + qkv_at(s, b, k, VALUE, h);
+                for (int d = 0; d < s->HS; d++) { row[d] += p[q * s->T + k] * value[d]; }
+            }
+        }
+    }
+    free(p);
+}
+
+static void expect_attention_forward(Reference *r) {
+    textbook_attention(after(r, "out"), after(r, "lse"), before(r, "qkv"), r->p->shape, r->p->shape->B);
+}
+
+static void expect_attention_decode(Reference *r) {
+    const OpShape *s = r->p->shape;
+    const double *qkv = before(r, "qkv");
+    double *keys = after(r, "keys"), *values = after(r, "values");
+    double *lse = (double *)xmalloc((size_t)s->T * s->NH * sizeof(double));
+    textbook_attention(after(r, "out"), lse, qkv, s, 1);
+    for (int i = 0; i < s->T * s->NH * s->HS; i++) {
+        int t = i / (s->NH * s->HS), h = i / s->HS % s->NH, d = i % s->HS;
+        keys[i] = qkv[qkv_at(s, 0, t, KEY, h) + d];
+        values[i] = qkv[qkv_at(s, 0, t, VALUE, h) + d];
+    }
+    free(lse);
+}
+
+// dS = P (dP - sum_k P dP) by rows, the softmax's Jacobian; then the three products
+static void expect_attention_backward(Reference *r) {
+    const OpShape *s = r->p->shape;
+    const double *qkv = before(r, "qkv"), *dout = before(r, "dout");
+    double *dqkv = after(r, "dqkv"), *lse = (double *)xmalloc((size_t)s->T * sizeof(double));
+    double *p = (double *)xmalloc((size_t)s->T * s->T * sizeof(double));
+    double *dp = (double *)xmalloc((size_t)s->T * sizeof(double));
+    for (int bh = 0; bh < s->B * s->NH; bh++) {
+        int b = bh / s->NH, h = bh % s->NH;
+        textbook_softmax(p, lse, qkv, s, b, h);
+        for (int q = 0; q < s->T; q++) {
+            const double *dy = dout + (((size_t)b * s->T + q) * s->NH + h) * s->HS, *row = p + q * s->T;
+            for (int k = 0; k < s->T; k++) { dp[k] = dot(dy, qkv + qkv_at(s, b, k, VALUE, h), s->HS); }
+            double mean = dot(row, dp, s->T);
+            for (int k = 0; k < s->T; k++) {
+                double ds = row[k] * (dp[k] - mean) / sqrt(s->HS);
+                size_t query = qkv_at(s, b, q, QUERY, h), key = qkv_at(s, b, k, KEY, h),
+                       value = qkv_at(s, b, k, VALUE, h);
+                for (int d = 0; d < s->HS; d++) {
+                    dqkv[query + d] += ds * qkv[key + d];
+                    dqkv[key + d] += ds * qkv[query + d];
+                    dqkv[value + d] += row[k] * dy[d];
+                }
+            }
+        }
+    }
+    free(lse);
+    free(p);
+    free(dp);
+}
+
+static void expect_classifier(Reference *r) {
+    const OpShape *s = r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets");
+    double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
+    for (int n = 0; n < s->B * s->T; n++) {
+        const double *row = logits + (size_t)n * s->Vp;
+        double top = -INFINITY, sum = 0;
+        for (int v = 0; v < s->V; v++) { top = fmax(top, row[v]); }
+        for (int v = 0; v < s->V; v++) { sum += exp(row[v] - top); }
+        losses[n] = top + log(sum) - row[(int)targets[n]];
+        for (int v = 0; dloss != 0 && v < s->Vp; v++) {
+            double softmax = v < s->V ? exp(row[v] - top) / sum : 0;
+            dlogits[(size_t)n * s->Vp + v] = (softmax - (v == (int)targets[n])) * dloss;
+        }
+    }
+}
+
+static void expect_loss_sum(Reference *r) {
+    const double *losses = before(r, "losses");
+    for (size_t i = 0; i < shape_elements(r->p->shape); i++) { *after(r, "total") += r->p->scale * losses[i]; }
+}
+
+static void expect_global_norm_squared(Reference *r) {
+    const double *grads = before(r, "grads");
+    *after(r, "norm_squared") = 0;
+    for (size_t i = 0; i < shape_elements(r->p->shape); i++) { *after(r, "norm_squared") += grads[i] * grads[i]; }
+}
+
+static void expect_adamw_update(Reference *r) {
+    const AdamW *h = &r->p->adamw;
+    double *w = after(r, "params"), *master = after(r, "master"), *m = after(r, "m"), *v = after(r, "v");
+    const double *grads = before(r, "grads");
+    double norm = sqrt(before(r, "norm_squared")[0]);
+    for (int s = 0; s < MAX_SPANS; s++) {
+        const TensorSpan *span = &r->p->spans[s];
+        for (size_t i = span->begin; i < span->begin + span->count; i++) {
+            double g = grads[i] * (h->clip > 0 ? fmin(1, h->clip / norm) : 1), old = master ? master[i] : w[i];
+            m[i] = h->beta1 * m[i] + (1.0 - h->beta1) * g;
+            v[i] = h->beta2 * v[i] + (1.0 - h->beta2) * g * g;
+            double first = m[i] / (1 - pow(h->beta1, h->step)), second = v[i] / (1 - pow(h->beta2, h->step));
+            double decay = span->decay ? h->weight_decay : 0;
+            w[i] = old - h->learning_rate * (first / (sqrt(second) + h->epsilon) + decay * old);
+            if (master) { master[i] = w[i]; }
+        }
+    }
+}
+
+typedef struct {
+    const char *name;
+    void (*expect)(Reference *r);
+} Expectation;
+
+#define EXPECTATION(name)                                                                                              \
+    { #name, expect_##name }
+static const Expectation expectations[] = {
+    EXPECTATION(embedding_forward),   EXPECTATION(embedding_backward), EXPECTATION(layernorm_forward),
+    EXPECTATION(layernorm_normalise), EXPECTATION(layernorm_backward), EXPECTATION(matmul_forward),
+    EXPECTATION(matmul_gelu_forward), EXPECTATION(matmul_backward),    EXPECTATION(gelu_forward),
+    EXPECTATION(gelu_backward),       EXPECTATION(attention_forward),  EXPECTATION(attention_decode),
+    EXPECTATION(attention_backward),  EXPECTATION(classifier),         EXPECTATION(loss_sum),
+    EXPECTATION(global_norm_squared), EXPECTATION(adamw_update),
+};
+#undef EXPECTATION
+enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };
+
+static void (*expectation_of(const OpCase *op))(Reference *r) {
+    for (int i = 0; i < NUM_EXPECTATIONS; i++) {
+        if (strcmp(expectations[i].name, op->name) == 0) { return expectations[i].expect; }
+    }
+    fail_msg("%s has no reference", op->name);
+    return NULL;
+}
+
+// asserts that every output is what the reference makes of the starts, within `slack` times its type's tolerance
+static void assert_expected(const Problem *p, double slack) {
+    Reference r = {.p = p};
+    expectation_of(p->op)(&r);
+    for (int i = 0; i < p->num_arrays; i++) {
+        const Array *a = &p->array[i];
+        if (a->role != INPUT) { assert_array(p, a, after(&r, a->name), slack * dtype_tolerance(a->dtype)); }
+    }
+    reference_free(&r);
+}
+
+// ---- every case
+
+static void run_on(Problem *p, int threads, Exec *ex) {
+    problem_reset(p);
+    omp_set_num_threads(threads);
+    problem_run(p, &cpu_ops, ex);
+}
+
+// oneDNN divides a product among threads as it likes
+static bool bits_may_differ(const OpCase *op) {
+#ifdef HAVE_ONEDNN
+    return strcmp(op->room, "matmul") == 0;
+#else
+    (void)op;
+    return false;
+#endif
+}
+
+static void check_case(const OpCase *op, const OpShape *shape, int variant, Exec *ex) {
+    Problem one = problem_make(op, shape, variant), two = problem_make(op, shape, variant);
+    run_on(&one, 1, ex);
+    run_on(&two, 2, ex);
+    for (int i = 0; i < one.num_arrays; i++) {
+        const Array *a = &one.array[i], *b = &two.array[i];
+        size_t bytes = a->n * dtype_size(a->dtype);
+        if (a->role == INPUT && memcmp(a->data, a->start, bytes) != 0) {
+            fail_msg("%s wrote its input %s", problem_title(&one), a->name);
+        }
+        if (memcmp(a->data, b->data, bytes) != 0 && !bits_may_differ(op)) {
+            fail_msg("%s: %s has other bits with two threads than with one", problem_title(&one), a->name);
+        }
+    }
+    assert_expected(&one, 1);
+    assert_expected(&two, 1);
+    problem_free(&one);
+    problem_free(&two);
+}
+
+static void test_twin(void **state) {
+    const OpCase *op = (const OpCase *)*state;
+    Exec ex = {0};
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        if (strcmp(op_shapes[i].room, op->room) != 0) { continue; }
+        for (int variant = 0; variant < op->variants; variant++) { check_case(op, &op_shapes[i], variant, &ex); }
+    }
+    onednn_free(&ex);
+}
+
+// ---- single properties
+
+// calls `check` with every shape of `room`
+static void for_each_shape(const char *room, void (*check)(const OpShape *s)) {
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        if (strcmp(op_shapes[i].room, room) == 0) { check(&op_shapes[i]); }
+    }
+}
+
+static void assert_same_bits(const Array *a, const Array *b) {
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->data, b->data, a->n * dtype_size(a->dtype));
+}
+
+static void check_normalise_bits(const OpShape *s) {
+    Problem forward = problem_make(op_case("layernorm_forward"), s, 0);
+    Problem again = problem_make(op_case("layernorm_normalise"), s, 0);
+    problem_run(&forward, &cpu_ops, NULL);
+    problem_run(&again, &cpu_ops, NULL);
+    assert_same_bits(find_array(&again, "out"), find_array(&forward, "out"));
+    problem_free(&forward);
+    problem_free(&again);
+}
+
+static void test_normalise_has_the_forwards_bits(void **state) {
+    (void)state;
+    for_each_shape("layernorm", check_normalise_bits);
+}
+
+static void check_loss_alone(const OpShape *s) {
+    Problem both = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+    Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
+    problem_run(&both, &cpu_ops, NULL);
+    problem_run(&loss, &cpu_ops, NULL);
+    const Array *logits = find_array(&loss, "logits"), *dlogits = find_array(&both, "logits");
+    assert_memory_equal(logits->data, logits->start, logits->n * dtype_size(logits->dtype));
+    assert_same_bits(find_array(&loss, "losses"), find_array(&both, "losses"));
+    for (size_t i = 0; i < dlogits->n; i++) {
+        if ((int)(i % (size_t)s->Vp) >= s->V) { assert_true(array_value(dlogits, i) == 0); }
+    }
+    problem_free(&both);
+    problem_free(&loss);
+}
+
+static void test_loss_alone_leaves_logits(void **state) {
+    (void)state;
+    for_each_shape("classifier", check_loss_alone);
+}
+
+// multiplies what array `name` holds, also after a reset
+static void scale_start(Problem *p, const char *name, double factor) {
+    const Array *a = find_array(p, name);
+    for (size_t i = 0; i < a->n; i++) { array_set(a, i, factor * array_value(a, i)); }
+    memcpy(a->start, a->data, a->n * dtype_size(a->dtype));
+}
+
+// Inputs whose exponentials overflow unless the largest is taken out first. Scores of hundreds carry their rounding, an
+// absolute error, into the exponential: hence the slack.
+static void check_large(const char *op, const OpShape *s, const char *input, double factor) {
+    Problem p = problem_make(op_case(op), s, 0);
+    scale_start(&p, input, factor);
+    problem_run(&p, &cpu_ops, NULL);
+    assert_expected(&p, 10);
+    problem_free(&p);
+}
+
+static void check_large_attention(const OpShape *s) {
+    check_large("attention_forward", s, "qkv", 10);
+    check_large("attention_decode", s, "qkv", 10);
+}
+
+static void check_large_logits(const OpShape *s) { check_large("classifier", s, "logits", 100); }
+
+static void test_softmax_of_large_inputs(void **state) {
+    (void)state;
+    for_each_shape("attention", check_large_attention);
+    for_each_shape("classifier", check_large_logits);
+}
+
+// ---- -f 2: products of inputs rounded to bf16
+
+static bf16 *bf16_array(const Array *a, size_t extra) { return (bf16 *)xcalloc((a ? a->n : 0) + extra, sizeof(bf16)); }
+
+// rounds what the reference will take the array to have held; the operation has had it as it is
+static void round_start(const Problem *p, const char *name) {
+    const Array *a = find_array(p, name);
+    if (!a) { return; }
+    Array start = *a;
+    start.data = a->start;
+    for (size_t i = 0; i < a->n; i++) {
+        array_set(&start, i, bf16_to_float(float_to_bf16((float)array_value(&start, i))));
+    }
+}
+
+// one variant of a matmul whose weight lies some way into the parameter block that Exec mirrors
+static void check_rounded(const char *op, const OpShape *s, int variant) {
+    enum { OFFSET = 7 };
+    Problem p = problem_make(op_case(op), s, variant);
+    Array *weight = (Array *)find_array(&p, "weight");
+    size_t params = OFFSET + weight->n;
+    floatX *block = (floatX *)xcalloc(params, sizeof *block), *own = (floatX *)weight->data;
+    memcpy(block + OFFSET, own, weight->n * sizeof *block);
+    weight->data = block + OFFSET;
+    Exec ex = {0};
+    ex.rounded.in = bf16_array(find_array(&p, "in"), 0);
+    ex.rounded.dout = bf16_array(find_array(&p, "dout"), 0);
+    ex.rounded.params = bf16_array(weight, OFFSET);
+    cpu_ops.params_changed(block, params, &ex);
+    problem_run(&p, &cpu_ops, &ex);
+    bool one_row = shape_rows(s) == 1 && find_array(&p, "out");  // decoding's product takes its inputs as they are
+    if (!one_row) {
+        round_start(&p, "in");
+        round_start(&p, "weight");
+        round_start(&p, "dout");
+    }
+    assert_expected(&p, 1);
+    onednn_free(&ex);
+    free(ex.rounded.in);
+    free(ex.rounded.dout);
+    free(ex.rounded.params);
+    weight->data = own;
+    free(block);
+    problem_free(&p);
+}
+
+static void check_rounded_shape(const OpShape *s) {
+    check_rounded("matmul_forward", s, 0);
+    check_rounded("matmul_forward", s, MATMUL_WITH_BOTH);
+    check_rounded("matmul_backward", s, MATMUL_DINP);
+    check_rounded("matmul_backward", s, MATMUL_DWEIGHT);
+}
+
+static void test_products_of_rounded_inputs(void **state) {
+    (void)state;
+    for_each_shape("matmul", check_rounded_shape);
+}
+
+// ties, odd lengths, more than one block of round_to_bf16; and nothing happens where no mirror was asked for
+static void test_params_changed(void **state) {
+    (void)state;
+    enum { COUNT = 3 * 4096 + 21 };
+    floatX *params = (floatX *)xmalloc(COUNT * sizeof *params);
+    bf16 *mirror = (bf16 *)xmalloc(COUNT * sizeof *mirror);
+    for (int i = 0; i < COUNT; i++) { params[i] = to_floatX((real)(1 + i / 512.0)); }
+    Exec ex = {0};
+    cpu_ops.params_changed(params, COUNT, &ex);
+    assert_null(ex.rounded.source);
+    ex.rounded.params = mirror;
+    cpu_ops.params_changed(params, COUNT, &ex);
+    assert_ptr_equal(ex.rounded.source, params);
+    for (int i = 0; i < COUNT; i++) { assert_int_equal(mirror[i].bits, float_to_bf16((float)to_real(params[i])).bits); }
+    free(params);
+    free(mirror);
+}
+
+// ---- the portable product, the norm, and the functions beneath
+
+// the portable path is tested only if some shape needs several blocks, in the forward's product and in the backward's two
+static void test_a_shape_spans_gemm_blocks(void **state) {
+    (void)state;
+    int block = GEMM_M > GEMM_N ? GEMM_M : GEMM_N, spanning = 0;
+    block = block > GEMM_K ? block : GEMM_K;
+    for (int i = 0; i < NUM_OP_SHAPES; i++) {
+        const OpShape *s = &op_shapes[i];
+        spanning += strcmp(s->room, "matmul") == 0 && s->B * s->T > block && s->C > block && s->OC > block;
+    }
+    assert_true(spanning > 0);
+}
+
+// more blocks than are summed at a time
+static void test_global_norm_of_many_blocks(void **state) {
+    (void)state;
+    size_t n = (size_t)NORM_BLOCK * NORM_GROUP + 5 * NORM_BLOCK + 3;
+    real *x = (real *)xmalloc(n * sizeof *x), norm_squared;
+    double expected = 0;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (real)(1 + i % 3);
+        expected += x[i] * x[i];
+    }
+    cpu_ops.global_norm_squared(&norm_squared, x, n, NULL);
+    assert_true(fabs(norm_squared - expected) <= 1e-6 * expected);
+    free(x);
+}
+
+static void test_gelu_far_from_zero(void **state) {
+    (void)state;
+    static const double points[] = {0, 1e-6, 3, 5.5, 8, 13, 100, 1e4};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        for (int sign = -1; sign <= 1; sign += 2) {
+            double x = sign * (double)(real)points[i];
+            assert_true(fabs(gelu_value((real)x) - textbook_gelu(x)) <= 3e-7 * fmax(1, fabs(x)));
+            assert_true(fabs(gelu_slope((real)x) - textbook_gelu_slope(x)) <= 1e-6);
+        }
+    }
+}
+
+static void assert_exp_close(float x) {
+    double exact = exp((double)x), error = fabs((double)fast_exp(x) - exact) / exact;
+    if (!(error < 3e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
+}
+
+static void test_fast_exp(void **state) {
+    (void)state;
+    const int points = 2000003;
+    for (int i = 0; i <= points; i++) { assert_exp_close((float)(-87.3 + (88.3 + 87.3) * i / points)); }
+    for (float x = 1.0f; x > 0; x *= 0.5f) { assert_exp_close(x), assert_exp_close(-x); }
+    static const float too_low[] = {-87.31f, -88, -104, -1000, -1e30f, -INFINITY};
+    for (size_t i = 0; i < sizeof too_low / sizeof too_low[0]; i++) { assert_true(fast_exp(too_low[i]) == 0); }
+    static const float too_high[] = {88.31f, 89, 1000, 1e30f, INFINITY};
+    for (size_t i = 0; i < sizeof too_high / sizeof too_high[0]; i++) {
+        assert_true(fast_exp(too_high[i]) == fast_exp(88.3f));
+    }
+    assert_true(isnan(fast_exp(NAN)));
+    assert_true(fast_exp(0) == 1);
+}
+
+int main(void) {
+    struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_normalise_has_the_forwards_bits),
+        cmocka_unit_test(test_loss_alone_leaves_logits),
+        cmocka_unit_test(test_softmax_of_large_inputs),
+        cmocka_unit_test(test_products_of_rounded_inputs),
+        cmocka_unit_test(test_params_changed),
+        cmocka_unit_test(test_a_shape_spans_gemm_blocks),
+        cmocka_unit_test(test_global_norm_of_many_blocks),
+        cmocka_unit_test(test_gelu_far_from_zero),
+        cmocka_unit_test(test_fast_exp),
+    };
+    struct CMUnitTest twins[NUM_OP_CASES];
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        struct CMUnitTest test = {op_cases[i].name, test_twin, NULL, NULL, (void *)&op_cases[i]};
+        twins[i] = test;
+    }
+    int failed = cmocka_run_group_tests_name("twins", twins, NULL, NULL);
+    return cmocka_run_group_tests_name("twins' properties", tests, NULL, NULL) + failed;
+}

@@ -1,0 +1,1059 @@
+/*
+The whole model, by the trainer's own functions.
+  1. against PyTorch   loss, logits, every gradient, ten AdamW steps: dev/test/golden, computed in float64 by dev/oracle
+  2. in another order  classifier chunks, micro-batches, threads: the same numbers; the same command: the same bits
+  3. learning          initial weights; what no parameter owns stays zero; one batch is learned by heart
+  4. decoding          the key-value cache against the training forward; text past the end of the context
+  5. memory            planned is allocated, every planned tensor is used once and nobody writes past its end
+  6. runs              a run that is stopped and resumed at any step goes on bit for bit; the guards
+  7. files             Hugging Face's names and layout, written and read
+Run it from the repository's root. Tolerances are in one table, by precision.
+*/
+#ifndef TESTING
+#define TESTING
+#endif
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"  // main's own helpers
+#include "train_gpt2.cu"
+#pragma GCC diagnostic pop
+#include "dev/test/testing.h"
+#include <sys/resource.h>
+
+// ---------------------------------------------------------------------------------------------------------------------
+// tolerances and helpers
+
+// relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
+typedef struct {
+    double loss, logits, gradient, grad_norm;  // of the first step, against PyTorch
+    double step_loss, final;                   // of ten steps: each loss and norm; the parameters after them
+    double order;                              // the same sums in another order
+    double cache;                              // logits of decoding
+    double memorised;                          // the loss of a batch learned by heart
+} Tolerance;
+
+#ifdef PRECISION_BF16
+static const Tolerance exact = {1e-2, 2e-2, 0.05, 1e-2, 1e-2, 1e-2, 1e-5, 2e-2, 0.02};
+static const Tolerance rounded = {1e-2, 2e-2, 0.05, 1e-2, 1e-2, 1e-2, 1e-5, 2e-2, 0.02};
+#else
+static const Tolerance exact = {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 0.02};
+static const Tolerance rounded = {1e-2, 2e-2, 0.05, 1e-2, 1e-2, 1e-2, 1e-2, 2e-2, 0.02};  // -f 2
+#endif
+
+// fails with a sentence unless error <= limit; a NaN fails
+static void assert_close(const char *what, double error, double limit) {
+    if (!(error <= limit)) { fail_msg("%s is off by %.2e, expected at most %.0e", what, error, limit); }
+}
+
+static double relative_difference(double a, double b) { return fabs(a - b) / fabs(b); }
+
+static double vector_error(const real *a, const real *b, size_t n) {
+    double *x = (double *)xmalloc(2 * n * sizeof(double)), *y = x + n;
+    for (size_t i = 0; i < n; i++) { x[i] = (double)a[i], y[i] = (double)b[i]; }
+    double error = relative_error(x, y, n);
+    free(x);
+    return error;
+}
+
+// two blocks laid out as parameters, tensor by tensor and layer by layer; prints the worst
+static void assert_blocks_close(const char *what, const real *got, const real *expected, const GPT2Config *c,
+                                double limit) {
+    ParamLayout layout = param_layout(c);
+    char name[NAME_LENGTH], label[2 * NAME_LENGTH], worst_name[NAME_LENGTH] = "";
+    double worst = -1;
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        for (int layer = 0; layer < param_layers(id, c); layer++) {
+            size_t at = param_offset(&layout, id, layer);
+            double error = vector_error(got + at, expected + at, param_rows(id, c) * param_cols(id, c));
+            param_name(name, sizeof name, id, layer);
+            snprintf(label, sizeof label, "%s: %s", what, name);
+            assert_close(label, error, limit);
+            if (error > worst) { worst = error, strcpy(worst_name, name); }
+        }
+    }
+    print_message("    %-44s worst %-24s %.1e of %.0e\n", what, worst_name, worst, limit);
+}
+
+// the parameters in full precision
+static const real *weights(const GPT2 *m) { return m->master ? m->master : (const real *)(const void *)m->params; }
+
+static real *copy_block(const GPT2 *m, const real *block) {
+    size_t bytes = m->layout.total * sizeof(real);
+    return (real *)memcpy(xmalloc(bytes), block, bytes);
+}
+
+// a fresh, zeroed block laid out as the parameters
+static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
+
+// Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
+static void spoil_gradients(GPT2 *m) {
+    for (int s = 0; s < m->num_spans; s++) {
+        for (size_t i = 0; i < m->spans[s].count; i++) { m->grads[m->spans[s].begin + i] = (real)NAN; }
+    }
+}
+
+// loss and gradients of `sequences` x T tokens, in micro-batches of the model's B
+static double gradients(GPT2 *m, const int *tokens, const int *targets, int sequences) {
+    int rows = m->purpose.B * m->purpose.T, total = sequences * m->purpose.T;
+    spoil_gradients(m);
+    m->device->zero(m->loss, sizeof(real));
+    for (int first = 0; first < total; first += rows) {
+        gpt2_forward(m, tokens + first);
+        gpt2_backward(m, targets + first, 1 / (real)total, first == 0 ? GRAD_SET : GRAD_ADD);
+    }
+    return (double)device_number(m, m->loss);
+}
+
+// logits (B*T,V) of the forward that was just made
+static void read_logits(GPT2 *m, real *logits) {
+    int N = m->purpose.B * m->purpose.T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    floatX *padded = (floatX *)scratch_take(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
+    m->ops->matmul_forward(padded, act(m, LNF, 0), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
+    for (int i = 0; i < N * V; i++) { logits[i] = to_real(padded[i / V * Vp + i % V]); }
+    scratch_release(&m->wide);
+}
+
+// stdout goes to the file until release_stdout gets what this returned; no assertion may fail in between
+static int capture_stdout(const char *path) {
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    dup2(file, STDOUT_FILENO);
+    close(file);
+    return saved;
+}
+
+static void release_stdout(int saved) {
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 1. against PyTorch
+
+enum {
+    GOLDEN_B = 3,
+    GOLDEN_T = 16,
+    GOLDEN_V = 67,
+    POSITIONS = 20,  // of the golden model's context
+    GOLDEN_STEPS = 10,
+    GOLDEN_ROWS = GOLDEN_B * GOLDEN_T,
+    GOLDEN_LOGITS = GOLDEN_ROWS * GOLDEN_V,
+    PROMPT = 27,  // the longest prompt, and what is generated after it
+    GENERATED = 60
+};
+
+typedef struct {
+    ModelFile file;
+    int tokens[GOLDEN_ROWS], targets[GOLDEN_ROWS];
+    real loss, losses[GOLDEN_STEPS], grad_norms[GOLDEN_STEPS], logits[GOLDEN_LOGITS];
+    real *grads, *final;
+} Golden;
+
+// the whole tensor of that name, of n elements: real, or int where it is stored as I32
+static void golden_read(const Golden *g, const char *name, void *out, size_t n) {
+    const SafeTensor *t = safetensors_find(&g->file.file, name);
+    assert_non_null(t);
+    assert_int_equal(t->end - t->begin, n * dtype_size(t->dtype));
+    if (t->dtype == DT_I32) {
+        safetensors_read(&g->file.file, t, 0, out, n * sizeof(int));
+    } else {
+        safetensors_read_real(&g->file.file, t, 0, (real *)out, n);
+    }
+}
+
+static int golden_open(void **state) {
+    static Golden golden;
+    Golden *g = &golden;
+    GPT2Config config = {POSITIONS, GOLDEN_V, 128, 2, 3, 48};
+    g->file.config = config;
+    g->file.file = safetensors_open("dev/test/golden/gpt2_tiny.safetensors");
+    golden_read(g, "tokens", g->tokens, GOLDEN_ROWS);
+    golden_read(g, "targets", g->targets, GOLDEN_ROWS);
+    golden_read(g, "loss", &g->loss, 1);
+    golden_read(g, "losses", g->losses, GOLDEN_STEPS);
+    golden_read(g, "grad_norms", g->grad_norms, GOLDEN_STEPS);
+    golden_read(g, "logits", g->logits, GOLDEN_LOGITS);
+    g->grads = empty_block(&config);
+    g->final = empty_block(&config);
+    g->file.prefix = "";
+    model_load(&g->file, "grads.", g->grads, NULL, &cpu_device);
+    model_load(&g->file, "final.", g->final, NULL, &cpu_device);
+    *state = g;
+    return 0;
+}
+
+static int golden_close(void **state) {
+    Golden *g = (Golden *)*state;
+    free(g->grads);
+    free(g->final);
+    model_close(&g->file);
+    return 0;
+}
+
+// a model with the golden parameters
+static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
+    gpt2_build(m, g->file.config, purpose);
+    model_load(&g->file, "params.", m->master, m->params, m->device);
+    gpt2_params_changed(m);
+}
+
+static Purpose training(int B, int T) {
+    Purpose p = {B, T, true, 0, false};
+    return p;
+}
+
+static AdamW golden_hyper(int step) {
+    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step};
+    return hyper;
+}
+
+static void check_first_step(const Golden *g, bool round_matmul_inputs) {
+    const Tolerance *limit = round_matmul_inputs ? &rounded : &exact;
+    static real logits[GOLDEN_LOGITS];
+    Purpose purpose = training(GOLDEN_B, GOLDEN_T);
+    purpose.round_matmul_inputs = round_matmul_inputs;
+    GPT2 m;
+    golden_model(&m, g, purpose);
+    double loss = gradients(&m, g->tokens, g->targets, GOLDEN_B);
+    assert_close("loss", relative_difference(loss, (double)g->loss), limit->loss);
+    assert_blocks_close(round_matmul_inputs ? "gradients, products' inputs rounded" : "gradients", m.grads, g->grads,
+                        &m.config, limit->gradient);
+    assert_close("gradient norm", relative_difference((double)gpt2_grad_norm(&m), (double)g->grad_norms[0]),
+                 limit->grad_norm);
+    read_logits(&m, logits);
+    assert_close("logits", vector_error(logits, g->logits, GOLDEN_LOGITS), limit->logits);
+    gpt2_free(&m);
+}
+
+static void test_loss_logits_and_gradients(void **state) { check_first_step((const Golden *)*state, false); }
+static void test_rounded_products(void **state) { check_first_step((const Golden *)*state, true); }
+
+// The key third of c_attn.bias has no gradient but noise, which AdamW scales up to steps of its own size: leave it out.
+static void clear_key_bias(real *block, const GPT2Config *c) {
+    ParamLayout layout = param_layout(c);
+    size_t C = (size_t)c->channels;
+    for (int layer = 0; layer < c->num_layers; layer++) {
+        memset(block + param_offset(&layout, QKVB, layer) + C, 0, C * sizeof(real));
+    }
+}
+
+// what no parameter owns: the vocabulary's padding and the gaps between tensors
+static void assert_unowned_zero(const real *block, const GPT2Config *c) {
+    ParamLayout layout = param_layout(c);
+    unsigned char *owned = (unsigned char *)xcalloc(layout.total, 1);
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        for (int layer = 0; layer < param_layers(id, c); layer++) {
+            memset(owned + param_offset(&layout, id, layer), 1, param_used_rows(id, c) * param_cols(id, c));
+        }
+    }
+    for (size_t i = 0; i < layout.total; i++) { assert_true(owned[i] || block[i] == 0); }
+    free(owned);
+}
+
+static void check_ten_steps(const Golden *g, int B) {
+    GPT2 m;
+    golden_model(&m, g, training(B, GOLDEN_T));
+    for (int i = 0; i < GOLDEN_STEPS; i++) {
+        double loss = gradients(&m, g->tokens, g->targets, GOLDEN_B), norm = (double)gpt2_grad_norm(&m);
+        assert_close("loss of a step", relative_difference(loss, (double)g->losses[i]), exact.step_loss);
+        assert_close("gradient norm of a step", relative_difference(norm, (double)g->grad_norms[i]), exact.step_loss);
+        AdamW hyper = golden_hyper(i + 1);
+        gpt2_update(&m, &hyper);
+    }
+    const real *blocks[] = {weights(&m), m.grads, m.m, m.v};
+    for (int i = 0; i < 4; i++) { assert_unowned_zero(blocks[i], &m.config); }
+    real *got = copy_block(&m, weights(&m)), *expected = copy_block(&m, g->final);
+    clear_key_bias(got, &m.config);
+    clear_key_bias(expected, &m.config);
+    assert_blocks_close(B == 1 ? "after ten steps of three micro-batches" : "after ten steps", got, expected, &m.config,
+                        exact.final);
+    free(got);
+    free(expected);
+    gpt2_free(&m);
+}
+
+static void test_ten_steps(void **state) { check_ten_steps((const Golden *)*state, GOLDEN_B); }
+static void test_ten_steps_of_micro_batches(void **state) { check_ten_steps((const Golden *)*state, 1); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 2. in another order
+
+// loss and gradients of the golden batch, made otherwise, beside those made in one piece
+static void check_same(const Golden *g, const char *what, int B, int classifier_rows, int threads, double limit) {
+    GPT2 whole, other;
+    golden_model(&whole, g, training(GOLDEN_B, GOLDEN_T));
+    golden_model(&other, g, training(B, GOLDEN_T));
+    assert_int_equal(whole.classifier_rows, GOLDEN_ROWS);
+    double expected = gradients(&whole, g->tokens, g->targets, GOLDEN_B);
+    int before = omp_get_max_threads();
+    omp_set_num_threads(threads);
+    other.classifier_rows = classifier_rows;
+    double loss = gradients(&other, g->tokens, g->targets, GOLDEN_B);
+    omp_set_num_threads(before);
+    assert_close(what, relative_difference(loss, expected), limit);
+    assert_blocks_close(what, other.grads, whole.grads, &whole.config, limit);
+    gpt2_free(&whole);
+    gpt2_free(&other);
+}
+
+static void test_classifier_chunks(void **state) {
+    const Golden *g = (const Golden *)*state;
+    int threads = omp_get_max_threads();
+    double limit = exact.order / 10;  // only the order of wte's sums changes
+    check_same(g, "classifier in chunks of 1 row", GOLDEN_B, 1, threads, limit);
+    check_same(g, "classifier in chunks of 7 rows", GOLDEN_B, 7, threads, limit);
+    check_same(g, "classifier in a chunk of all rows", GOLDEN_B, GOLDEN_ROWS, threads, limit);
+}
+
+static void test_micro_batches(void **state) {
+    const Golden *g = (const Golden *)*state;
+    check_same(g, "three micro-batches", 1, GOLDEN_T, omp_get_max_threads(), exact.order);
+    check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), exact.order);
+}
+
+static void test_threads(void **state) {
+    check_same((const Golden *)*state, "one thread", GOLDEN_B, GOLDEN_ROWS, 1, exact.order);
+    check_same((const Golden *)*state, "two threads", GOLDEN_B, GOLDEN_ROWS, 2, exact.order);
+}
+
+// the same bits twice, from one model and from another; and the loss alone neither differs nor touches the gradients
+static void test_same_bits(void **state) {
+    const Golden *g = (const Golden *)*state;
+    GPT2 a, b;
+    golden_model(&a, g, training(GOLDEN_B, GOLDEN_T));
+    golden_model(&b, g, training(GOLDEN_B, GOLDEN_T));
+    double loss = gradients(&a, g->tokens, g->targets, GOLDEN_B);
+    real *first = copy_block(&a, a.grads);
+    assert_true(gradients(&a, g->tokens, g->targets, GOLDEN_B) == loss);
+    assert_true(gradients(&b, g->tokens, g->targets, GOLDEN_B) == loss);
+    assert_true((double)gpt2_loss(&b, g->tokens, g->targets) == loss);
+    assert_memory_equal(a.grads, first, a.layout.total * sizeof(real));
+    assert_memory_equal(b.grads, first, b.layout.total * sizeof(real));
+    free(first);
+    gpt2_free(&a);
+    gpt2_free(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 3. learning
+
+// what GPT-2 starts from, by the tensors' names: standard deviation around `center`
+static double initial_deviation(const char *name, int num_layers, double *center) {
+    const char *dot = strrchr(name, '.');
+    bool weight = strcmp(dot, ".weight") == 0;
+    *center = weight && strstr(name, "ln_") ? 1 : 0;
+    if (!weight || strstr(name, "ln_")) { return 0; }
+    return strstr(name, "c_proj") ? 0.02 / sqrt(2.0 * num_layers) : 0.02;
+}
+
+static void check_initial_tensor(const real *tensor, size_t n, const char *name, int num_layers) {
+    double center, sum = 0, squares = 0, deviation = initial_deviation(name, num_layers, &center);
+    for (size_t i = 0; i < n; i++) { sum += (double)tensor[i] - center; }
+    for (size_t i = 0; i < n; i++) { squares += pow((double)tensor[i] - center - sum / (double)n, 2); }
+    double mean = sum / (double)n, found = sqrt(squares / (double)n);
+    // five standard errors of each; both are exactly 0 where the tensor is constant
+    bool good = fabs(mean) <= 5 * deviation / sqrt((double)n) &&
+                fabs(found - deviation) <= 5 * deviation / sqrt(2.0 * (double)n);
+    if (!good) {
+        fail_msg("%s: mean %g, deviation %g; expected %g, %g", name, mean + center, found, center, deviation);
+    }
+}
+
+static void test_initial_weights(void **state) {
+    (void)state;
+    GPT2Config config = {32, 300, 384, 3, 2, 64};
+    GPT2 m[3];  // one thread; two threads; another seed
+    int before = omp_get_max_threads();
+    for (int i = 0; i < 3; i++) {
+        omp_set_num_threads(i == 0 ? 1 : 2);
+        gpt2_build(&m[i], config, training(1, 32));
+        gpt2_init(&m[i], i == 2 ? 43 : 42);
+    }
+    omp_set_num_threads(before);
+    assert_memory_equal(m[0].params, m[1].params, m[0].layout.total * sizeof(floatX));
+    assert_memory_equal(weights(&m[0]), weights(&m[1]), m[0].layout.total * sizeof(real));
+    assert_unowned_zero(weights(&m[0]), &config);
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        size_t n = param_used_rows(id, &config) * param_cols(id, &config);
+        for (int layer = 0; layer < param_layers(id, &config); layer++) {
+            const real *tensor = weights(&m[0]) + param_offset(&m[0].layout, id, layer);
+            const real *reseeded = weights(&m[2]) + param_offset(&m[2].layout, id, layer);
+            double center;
+            char name[NAME_LENGTH];
+            param_name(name, sizeof name, id, layer);
+            check_initial_tensor(tensor, n, name, config.num_layers);
+            bool random = initial_deviation(name, config.num_layers, &center) > 0;
+            assert_int_equal(memcmp(tensor, reseeded, n * sizeof(real)) != 0, random);
+            const real *other_layer = weights(&m[0]) + param_offset(&m[0].layout, id, 0);
+            if (random && layer > 0) { assert_memory_not_equal(tensor, other_layer, n * sizeof(real)); }
+        }
+    }
+    for (int i = 0; i < 3; i++) { gpt2_free(&m[i]); }
+}
+
+// a file of random bytes: nothing in it can be guessed, only remembered
+static const char *random_file(const char *name, size_t bytes) {
+    char *text = (char *)xmalloc(bytes);
+    for (size_t i = 0; i < bytes; i++) { text[i] = (char)rng_bits(7, 7, i); }
+    const char *path = write_file(name, text, bytes);
+    free(text);
+    return path;
+}
+
+static TrainArgs small_run(const char *train_data) {
+    TrainArgs a = default_args;
+    a.train_data = train_data;
+    a.model = "l1h2c16";
+    a.B = 2, a.T = 8, a.batch_tokens = 32;
+    a.max_steps = 12;
+    a.lr = 1e-2, a.warmup = 3, a.final_fraction = 0.1, a.weight_decay = 0.1;
+    a.val_every = a.sample_every = 1;
+    a.sample_tokens = 12;
+    return a;
+}
+
+static void test_memorises_a_batch(void **state) {
+    (void)state;
+    TrainArgs a = small_run(random_file("batch.txt", 2000));
+    a.model = "l2h2c64";
+    a.B = 4, a.T = 32, a.batch_tokens = -1;
+    a.overfit = 1, a.max_steps = 200, a.lr = 3e-3, a.weight_decay = 0;
+    Run run;
+    StepReport report;
+    run_open(&run, &a);
+    for (int i = 0; i < a.max_steps; i++) { report = train_step(&run); }
+    print_message("    a batch of 128 tokens, 200 steps: loss %.4f\n", report.loss);
+    assert_true(report.loss < exact.memorised);
+    assert_unowned_zero(weights(&run.model), &run.model.config);
+    run_close(&run);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 4. decoding
+
+// logits of every position of a golden sequence, `chunk` tokens a call, beside those of the training forward
+static void check_cache(const Golden *g, GPT2 *decoder, const real *expected, int chunk) {
+    float logits[GOLDEN_V];
+    real converted[GOLDEN_V];
+    for (int b = 0; b < GOLDEN_B; b++) {
+        for (int t = 0, n; t < GOLDEN_T; t += n) {
+            n = GOLDEN_T - t < chunk ? GOLDEN_T - t : chunk;
+            gpt2_prefill(decoder, g->tokens + b * GOLDEN_T + t, t, n, logits);
+            for (int v = 0; v < GOLDEN_V; v++) { converted[v] = (real)logits[v]; }
+            const real *row = expected + (size_t)(b * GOLDEN_T + t + n - 1) * GOLDEN_V;
+            assert_close("logits of a decoded position", vector_error(converted, row, GOLDEN_V), exact.cache);
+        }
+    }
+}
+
+static void test_cache(void **state) {
+    const Golden *g = (const Golden *)*state;
+    static real expected[GOLDEN_LOGITS];
+    GPT2 trainer, decoder, narrow;
+    Purpose decoding = {1, GOLDEN_T, false, POSITIONS, false}, five_rows = {1, 5, false, POSITIONS, false};
+    golden_model(&trainer, g, training(GOLDEN_B, GOLDEN_T));
+    golden_model(&decoder, g, decoding);
+    golden_model(&narrow, g, five_rows);
+    gpt2_forward(&trainer, g->tokens);
+    read_logits(&trainer, expected);
+    const int chunks[] = {1, 2, 5, 7, GOLDEN_T};
+    for (int i = 0; i < 5; i++) {
+        check_cache(g, &decoder, expected, chunks[i]);
+        check_cache(g, &narrow, expected, chunks[i]);  // those above 5 are prefilled in pieces
+    }
+    gpt2_free(&trainer);
+    gpt2_free(&decoder);
+    gpt2_free(&narrow);
+}
+
+// `generate`'s tokens, the prompt's included
+static void generated_tokens(GPT2 *m, const int *prompt, int length, Sampling how, int *tokens) {
+    const char *path = temp_path("generated.txt");
+    int saved = capture_stdout(path);
+    generate(m, NULL, prompt, (size_t)length, GENERATED, how);
+    release_stdout(saved);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    for (int i = 0; i < length + GENERATED; i++) { assert_int_equal(fscanf(file, "%d", &tokens[i]), 1); }
+    assert_int_equal(fscanf(file, "%*s"), EOF);
+    fclose(file);
+    assert_memory_equal(tokens, prompt, (size_t)length * sizeof(int));
+}
+
+// how far the logit of `chosen` is below the best, after the n tokens of `window`, by the training forward
+static double shortfall(GPT2 *m, const int *window, int n, int chosen) {
+    static real logits[POSITIONS * GOLDEN_V];
+    int tokens[POSITIONS] = {0};  // what follows the window cannot be seen from inside it
+    memcpy(tokens, window, (size_t)n * sizeof(int));
+    gpt2_forward(m, tokens);
+    read_logits(m, logits);
+    const real *row = logits + (size_t)(n - 1) * GOLDEN_V;
+    double best = (double)row[0];
+    for (int v = 1; v < GOLDEN_V; v++) { best = (double)row[v] > best ? (double)row[v] : best; }
+    return best - (double)row[chosen];
+}
+
+// Temperature 0 takes the likeliest token at every step, also past the context's end, where its latter half is read anew.
+static void check_greedy(GPT2 *m, const int *prompt, int length) {
+    int tokens[PROMPT + GENERATED], again[PROMPT + GENERATED];
+    Sampling greedy = {0, 0, 1, 0};
+    generated_tokens(m, prompt, length, greedy, tokens);
+    generated_tokens(m, prompt, length, greedy, again);
+    assert_memory_equal(tokens, again, (size_t)(length + GENERATED) * sizeof(int));
+    for (int end = length, begin = 0; end < length + GENERATED; end++) {
+        if (end - begin > POSITIONS) { begin = end - POSITIONS / 2; }
+        assert_close("the likeliest token", shortfall(m, tokens + begin, end - begin, tokens[end]), exact.cache);
+    }
+}
+
+static void test_generation(void **state) {
+    const Golden *g = (const Golden *)*state;
+    GPT2 m;
+    Purpose purpose = {1, POSITIONS, false, POSITIONS, false};
+    golden_model(&m, g, purpose);
+    const int lengths[] = {1, 3, POSITIONS - 1, POSITIONS, POSITIONS + 1, PROMPT};
+    for (int i = 0; i < 6; i++) { check_greedy(&m, g->tokens, lengths[i]); }
+
+    int first[PROMPT + GENERATED], second[PROMPT + GENERATED];
+    const Sampling ways[] = {
+        {1, 0, 5, 9}, {1, 0, 5, 9}, {1, 0, 6, 9}, {1, 0, 5, 10}};  // the same; another seed; stream
+    generated_tokens(&m, g->tokens, 3, ways[0], first);
+    for (int i = 1; i < 4; i++) {
+        generated_tokens(&m, g->tokens, 3, ways[i], second);
+        assert_int_equal(memcmp(first, second, sizeof(int) * (3 + GENERATED)) == 0, i == 1);
+    }
+    gpt2_free(&m);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 5. memory
+
+// without the rounding up
+static size_t tensor_bytes(const PlanTensor *t) {
+    size_t bytes = dtype_size(t->dtype);
+    for (int d = 0; d < t->num_dims; d++) { bytes *= t->shape[d]; }
+    return bytes;
+}
+
+// Arena, plan and the trainer's views agree: each tensor of the plan is known by one index, they lie one after another.
+static void check_plan(const GPT2Config *c, Purpose p) {
+    GPT2 m;
+    gpt2_build(&m, *c, p);
+    int known[sizeof(PlanIndex) / sizeof(int)];
+    size_t end = 0, num_known = sizeof known / sizeof known[0];
+    memcpy(known, &m.index, sizeof known);
+    for (int i = 0; i < m.plan.count; i++) {
+        const PlanTensor *t = &m.plan.tensors[i];
+        assert_int_equal(t->offset, end);
+        assert_in_range(t->bytes, tensor_bytes(t), tensor_bytes(t) + PLAN_ALIGN - 1);
+        end += t->bytes;
+        int uses = 0;
+        for (size_t k = 0; k < num_known; k++) { uses += known[k] == i; }
+        assert_int_equal(uses, 1);
+    }
+    size_t sum = plan_bytes(&m.plan, STATE) + plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH);
+    assert_int_equal(m.arena.bytes, end);
+    assert_int_equal(m.arena.bytes, sum);
+    assert_int_equal(m.arena.bytes, plan_bytes(&m.plan, NUM_LIFETIMES));
+    assert_int_equal(m.grads != NULL && m.m != NULL && m.v != NULL && m.dresidual != NULL, p.training);
+    assert_int_equal(m.keys != NULL && m.values != NULL, p.decode_positions > 0);
+    assert_int_equal(m.exec.rounded.params != NULL && m.exec.rounded.dout != NULL, p.round_matmul_inputs);
+    gpt2_free(&m);
+}
+
+static void test_planned_is_allocated(void **state) {
+    (void)state;
+    const GPT2Config configs[] = {{20, 67, 128, 2, 3, 48}, {64, 256, 256, 3, 2, 64}, {16, 300, 384, 1, 1, 5}};
+    const int batches[][2] = {{1, 1}, {3, 7}, {2, 16}};
+    for (int i = 0; i < 3 * 3 * 8; i++) {
+        const int *batch = batches[i / 3 % 3];
+        Purpose p = {batch[0], batch[1], i / 9 % 2 == 0, i / 18 % 2 ? 11 : 0, i / 36 % 2 == 0};
+        check_plan(&configs[i % 3], p);
+    }
+}
+
+// Shapes that leave a gap behind every tensor of the arena: whatever a model does, the gaps keep their bytes
+// (0xFF, as a POISON_SCRATCH build writes there too).
+static void test_nothing_writes_past_its_end(void **state) {
+    (void)state;
+    GPT2Config config = {11, 67, 71, 2, 3, 33};
+    Purpose purpose = {3, 7, true, 11, true};
+    GPT2 m;
+    gpt2_build(&m, config, purpose);
+    gpt2_init(&m, 1);
+    int gaps = 0, tokens[21], targets[21];
+    float logits[67];
+    for (int i = 0; i < 21; i++) { tokens[i] = i % 67, targets[i] = i * 5 % 67; }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < m.plan.count; i++) {
+            const PlanTensor *t = &m.plan.tensors[i];
+            for (size_t b = tensor_bytes(t); b < t->bytes; b++) {
+                unsigned char *byte = m.arena.memory + t->offset + b;
+                if (pass == 0) { *byte = 0xFF; }
+                if (*byte != 0xFF) { fail_msg("something writes past the end of %s", t->name); }
+                gaps++;
+            }
+        }
+        if (pass > 0) { break; }
+        AdamW hyper = golden_hyper(1);
+        gradients(&m, tokens, targets, 3);
+        gpt2_grad_norm(&m);
+        gpt2_update(&m, &hyper);
+        gpt2_loss(&m, tokens, targets);
+        gpt2_prefill(&m, tokens, 0, 11, logits);
+    }
+    assert_true(gaps > 0);
+    gpt2_free(&m);
+}
+
+static void take_twice(void *model) {
+    scratch_take(&((GPT2 *)model)->narrow, "dln1", 8);
+    scratch_take(&((GPT2 *)model)->narrow, "dln2", 8);
+}
+
+static void take_too_much(void *model) {
+    scratch_take(&((GPT2 *)model)->wide, "dfch", ((GPT2 *)model)->wide.bytes + 1);
+}
+
+static void test_scratch_misuse_stops(void **state) {
+    GPT2 m;
+    golden_model(&m, (const Golden *)*state, training(1, GOLDEN_T));
+    assert_stops(1, "dln2 (8 bytes) was asked for while dln1 holds", take_twice, &m);
+    assert_stops(1, "dfch", take_too_much, &m);
+    gpt2_free(&m);
+}
+
+// what --plan=json prints, in a child that could not allocate the model: 256 MiB more than it has are all it gets
+static cJSON *planned_in_little_memory(const TrainArgs *args) {
+    const char *path = temp_path("plan.json");
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        long pages = 0;
+        FILE *statm = fopen("/proc/self/statm", "r");
+        if (!statm || fscanf(statm, "%ld", &pages) != 1) { _exit(3); }
+        rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)256 << 20);
+        struct rlimit limit = {most, most};
+        capture_stdout(path);
+        if (setrlimit(RLIMIT_AS, &limit) != 0) { _exit(3); }
+        print_plan(args);
+        fflush(stdout);
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
+    return read_json(path);
+}
+
+static double number_of(const cJSON *object, const char *key) {
+    const cJSON *item = cJSON_GetObjectItem(object, key);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+static void test_plan_allocates_nothing(void **state) {
+    (void)state;
+    const char *const models[] = {"d12", "d48"};
+    for (int i = 0; i < 2; i++) {
+        char program[] = "train_gpt2", plan_flag[] = "--plan=json", model_flag[] = "-e", *model = xstrdup(models[i]);
+        char *argv[] = {program, plan_flag, model_flag, model};
+        TrainArgs args = default_args;
+        flags_parse(flag_table, NUM_FLAGS, &args, 4, argv);
+        cJSON *json = planned_in_little_memory(&args);
+        const cJSON *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0), *tensor;
+        double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
+        cJSON_ArrayForEach(tensor, cJSON_GetObjectItem(rank, "tensors")) { bytes += number_of(tensor, "bytes"); }
+        for (int l = 0; l < NUM_LIFETIMES; l++) { lifetimes += number_of(rank, lifetime_names[l]); }
+        GPT2Config config;
+        PlanIndex index;
+        assert_true(config_from_descriptor(&config, model, 0, 0));
+        Purpose purpose = training_purpose(&args, &config);
+        Plan plan = gpt2_plan(&config, &purpose, &index);
+        assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
+        assert_true(total > 2e9);
+        plan_free(&plan);
+        cJSON_Delete(json);
+        free(model);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 6. runs
+
+enum { RUN_STEPS = 12 };
+
+// Full windows of the guards, so that their verdicts depend on them, and near enough for some steps to be skipped.
+static void fill_guards(Run *run) {
+    for (uint64_t i = 0; i < GUARD_WINDOW; i++) {
+        guard_zscore(&run->loss_guard, 5.45 + 0.05 * rng_normal(1, 1, i));
+        guard_zscore(&run->norm_guard, 1.05 + 0.05 * rng_normal(1, 2, i));
+    }
+}
+
+static void assert_guards_equal(const Guard *a, const Guard *b) {
+    cJSON *x = guard_to_json(a), *y = guard_to_json(b);
+    assert_true(cJSON_Compare(x, y, true));
+    cJSON_Delete(x);
+    cJSON_Delete(y);
+}
+
+static void assert_runs_equal(const Run *a, const Run *b) {
+    size_t total = a->model.layout.total;
+    assert_int_equal(a->step, b->step);
+    assert_int_equal(dataloader_position(&a->train_loader), dataloader_position(&b->train_loader));
+    assert_memory_equal(a->model.params, b->model.params, total * sizeof(floatX));
+    assert_memory_equal(weights(&a->model), weights(&b->model), total * sizeof(real));
+    assert_memory_equal(a->model.m, b->model.m, total * sizeof(real));
+    assert_memory_equal(a->model.v, b->model.v, total * sizeof(real));
+    assert_guards_equal(&a->loss_guard, &b->loss_guard);
+    assert_guards_equal(&a->norm_guard, &b->norm_guard);
+}
+
+static void assert_reports_equal(const StepReport *a, const StepReport *b) {
+    assert_int_equal(a->step, b->step);
+    assert_true(a->loss == b->loss && a->grad_norm == b->grad_norm && a->lr == b->lr);
+    assert_string_equal(a->note, b->note);
+}
+
+// `stop` steps, a validation and a sample (which must leave no trace), a checkpoint; then a new run that goes on
+static void check_resume(const TrainArgs *args, const Run *straight, const StepReport *reports, int stop) {
+    char dir[PATH_LENGTH];
+    static int number;
+    format_path(dir, "%s/run_%d", temp_dir(), number++);
+    TrainArgs begin = *args;
+    begin.run_dir = dir;
+    begin.checkpoint_every = 1;
+    TrainArgs go_on = begin;
+    go_on.resume = 1;
+
+    Run run;
+    StepReport report;
+    run_open(&run, &begin);
+    fill_guards(&run);
+    for (int i = 0; i < stop; i++) {
+        report = train_step(&run);
+        assert_reports_equal(&report, &reports[i]);
+    }
+    int saved = capture_stdout("/dev/null");
+    validate(&run);
+    show_sample(&run);
+    save_checkpoint(&run);
+    release_stdout(saved);
+    run_close(&run);
+
+    run_open(&run, &go_on);
+    assert_int_equal(run.step, stop);
+    for (int i = stop; i < RUN_STEPS; i++) {
+        report = train_step(&run);
+        assert_reports_equal(&report, &reports[i]);
+    }
+    assert_runs_equal(&run, straight);
+    run_close(&run);
+}
+
+// stopped after the steps first..last, each beside a run that was not stopped
+static void check_resumes(const TrainArgs *args, int first, int last) {
+    Run straight;
+    StepReport reports[RUN_STEPS];
+    int skipped = 0;
+    run_open(&straight, args);
+    fill_guards(&straight);
+    for (int i = 0; i < RUN_STEPS; i++) {
+        reports[i] = train_step(&straight);
+        skipped += *reports[i].note != 0;
+    }
+    if (args->loss_guard > 0) { assert_in_range(skipped, 1, RUN_STEPS - 1); }
+    for (int stop = first; stop <= last; stop++) { check_resume(args, &straight, reports, stop); }
+    run_close(&straight);
+}
+
+// 22 sequences of 8 tokens to train on, 4 a step: the second epoch begins in step 6
+static void test_resume(void **state) {
+    (void)state;
+    TrainArgs args = small_run(random_file("resume.txt", 200));
+    args.loss_guard = args.norm_guard = 1.9;
+    check_resumes(&args, 1, RUN_STEPS - 1);
+}
+
+static void test_resume_overfit(void **state) {
+    (void)state;
+    TrainArgs args = small_run(random_file("overfit.txt", 200));
+    args.overfit = 1;
+    check_resumes(&args, 5, 5);
+}
+
+static void test_resume_rounded_products(void **state) {
+    (void)state;
+    TrainArgs args = small_run(random_file("rounded.txt", 200));
+    args.matmul_precision = 2;
+    check_resumes(&args, 5, 5);
+}
+
+// a run's steps with the batch in one piece and in four
+static void test_accumulation(void **state) {
+    (void)state;
+    TrainArgs whole_args = small_run(random_file("accumulation.txt", 2000)), split_args = whole_args;
+    whole_args.B = 4, whole_args.batch_tokens = -1;
+    split_args.B = 1;
+    Run whole, split;
+    run_open(&whole, &whole_args);
+    run_open(&split, &split_args);
+    for (int i = 0; i < 5; i++) {
+        StepReport a = train_step(&whole), b = train_step(&split);
+        assert_close("loss of accumulated steps", relative_difference(b.loss, a.loss), exact.order);
+        assert_close("norm of accumulated steps", relative_difference(b.grad_norm, a.grad_norm), exact.order);
+        assert_true(a.lr == b.lr && a.tokens == b.tokens);
+    }
+    assert_int_equal(dataloader_position(&whole.train_loader), dataloader_position(&split.train_loader));
+    run_close(&whole);
+    run_close(&split);
+}
+
+static void spoil_weights(Run *run) {
+    for (int i = 0; i < 16; i++) { run->model.params[i] = to_floatX((real)NAN); }
+    for (size_t token = 0; token < 256; token++) { run->model.params[token * 16] = to_floatX((real)NAN); }
+}
+
+static void diverge(void *args) {
+    omp_set_num_threads(1);  // a child of a threaded program has no other threads
+    Run run;
+    run_open(&run, (const TrainArgs *)args);
+    spoil_weights(&run);
+    train_step(&run);
+}
+
+// An outlier's update is not made, but its step is taken; without guards a loss that is no number stops the run.
+static void test_guards(void **state) {
+    (void)state;
+    TrainArgs args = small_run(random_file("guards.txt", 2000));
+    assert_stops(1, "training diverged: step 1", diverge, &args);
+    args.loss_guard = 5;
+    Run run;
+    run_open(&run, &args);
+    train_step(&run);
+    for (uint64_t i = 0; i < GUARD_WINDOW; i++) { guard_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
+    for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
+        real *before = copy_block(&run.model, weights(&run.model)), *m = copy_block(&run.model, run.model.m);
+        uint64_t position = dataloader_position(&run.train_loader);
+        StepReport report = train_step(&run);
+        assert_non_null(strstr(report.note, "loss"));
+        assert_int_equal(report.step, 2 + i);
+        assert_int_equal(dataloader_position(&run.train_loader), position + 4);
+        assert_memory_equal(weights(&run.model), before, run.model.layout.total * sizeof(real));
+        assert_memory_equal(run.model.m, m, run.model.layout.total * sizeof(real));
+        free(before);
+        free(m);
+        spoil_weights(&run);
+        if (!run.model.master) { break; }
+    }
+    run_close(&run);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// 7. files
+
+// saves the model's checkpoint of step 7 in a new folder of temp_dir(); `folder` receives the checkpoint's path
+static void save_model(GPT2 *m, const char *run_name, char *folder) {
+    char dir[PATH_LENGTH];
+    format_path(dir, "%s/%s", temp_dir(), run_name);
+    make_run_dir(dir);
+    ModelState model = gpt2_state(m);
+    cJSON *state = cJSON_CreateObject();
+    checkpoint_save(dir, 7, &model, state);
+    checkpoint_path(folder, dir, 7);
+    cJSON_Delete(state);
+}
+
+static void test_checkpoint_keeps_every_bit(void **state) {
+    const Golden *g = (const Golden *)*state;
+    char folder[PATH_LENGTH];
+    GPT2 saved, loaded;
+    golden_model(&saved, g, training(GOLDEN_B, GOLDEN_T));
+    for (int step = 1; step <= 2; step++) {
+        AdamW hyper = golden_hyper(step);
+        gradients(&saved, g->tokens, g->targets, GOLDEN_B);
+        gpt2_grad_norm(&saved);
+        gpt2_update(&saved, &hyper);
+    }
+    save_model(&saved, "bits", folder);
+    ModelFile file = model_open(folder);
+    assert_memory_equal(&file.config, &saved.config, sizeof file.config);
+    gpt2_build(&loaded, file.config, training(GOLDEN_B, GOLDEN_T));
+    gpt2_load(&loaded, &file);
+    ModelState blocks = gpt2_state(&loaded);
+    checkpoint_load_optimizer(folder, &blocks);
+    size_t total = saved.layout.total;
+    assert_memory_equal(saved.params, loaded.params, total * sizeof(floatX));
+    assert_memory_equal(weights(&saved), weights(&loaded), total * sizeof(real));
+    assert_memory_equal(saved.m, loaded.m, total * sizeof(real));
+    assert_memory_equal(saved.v, loaded.v, total * sizeof(real));
+    model_close(&file);
+    gpt2_free(&saved);
+    gpt2_free(&loaded);
+}
+
+// one tensor of a file beside the parameter: (in,out) there where it is (out,in) here, rows of the vocabulary only
+static void check_stored(const SafeTensors *file, const GPT2 *m, const char *name, ParamId id, int layer) {
+    const SafeTensor *t = safetensors_find(file, name);
+    assert_non_null(t);
+    size_t rows = t->shape[0], cols = t->num_dims == 2 ? t->shape[1] : 1;
+    real *stored = (real *)xmalloc(rows * cols * sizeof(real));
+    safetensors_read_real(file, t, 0, stored, rows * cols);
+    bool flipped = strstr(name, ".c_") && t->num_dims == 2;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) {
+            real here = to_real(param(m, id, layer)[flipped ? c * rows + r : r * cols + c]);
+            assert_true(stored[r * cols + c] == here);
+        }
+    }
+    free(stored);
+}
+
+// a model of two heads of 64 channels with random parameters everywhere
+static void random_model(GPT2 *m) {
+    GPT2Config config = {20, GOLDEN_V, 128, 2, 2, 128};
+    gpt2_build(m, config, training(1, 4));
+    for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
+        ParamId id = (ParamId)i;
+        for (int layer = 0; layer < param_layers(id, &config); layer++) {
+            floatX *tensor = m->params + param_offset(&m->layout, id, layer);
+            size_t n = param_used_rows(id, &config) * param_cols(id, &config);
+            for (size_t e = 0; e < n; e++) { tensor[e] = to_floatX((real)rng_normal(3, (uint64_t)(i * 2 + layer), e)); }
+        }
+    }
+}
+
+static void test_hugging_face_layout(void **state) {
+    (void)state;
+    const struct {
+        const char *name;
+        size_t rows, cols;  // cols 0: a vector
+        ParamId id;
+        int layer;
+    } expected[] = {
+        {"wte.weight", GOLDEN_V, 128, WTE, 0},
+        {"wpe.weight", 20, 128, WPE, 0},
+        {"h.0.attn.c_attn.weight", 128, 384, QKVW, 0},
+        {"h.1.attn.c_attn.bias", 384, 0, QKVB, 1},
+        {"h.1.attn.c_proj.weight", 128, 128, ATTPROJW, 1},
+        {"h.0.mlp.c_fc.weight", 128, 512, FCW, 0},
+        {"h.1.mlp.c_proj.weight", 512, 128, FCPROJW, 1},
+        {"h.1.ln_2.weight", 128, 0, LN2W, 1},
+        {"ln_f.bias", 128, 0, LNFB, 0},
+    };
+    char folder[PATH_LENGTH], path[PATH_LENGTH];
+    GPT2 m;
+    random_model(&m);
+    save_model(&m, "layout", folder);
+    format_path(path, "%s/model.safetensors", folder);
+    SafeTensors file = safetensors_open(path);
+    assert_int_equal(file.num_tensors, 2 + 2 * 12 + 2);
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        const SafeTensor *t = safetensors_find(&file, expected[i].name);
+        assert_non_null(t);
+        assert_int_equal(t->dtype, DT_FLOATX);
+        assert_int_equal(t->num_dims, expected[i].cols ? 2 : 1);
+        assert_int_equal(t->shape[0], expected[i].rows);
+        if (expected[i].cols) { assert_int_equal(t->shape[1], expected[i].cols); }
+        check_stored(&file, &m, expected[i].name, expected[i].id, expected[i].layer);
+    }
+    safetensors_close(&file);
+    gpt2_free(&m);
+}
+
+// Copies a checkpoint's weights to `to`, with `prefix` before every name and the mask that old exports keep beside them.
+static void export_weights(const char *to, const char *folder, const char *prefix) {
+    char path[PATH_LENGTH], name[2 * NAME_LENGTH];
+    format_path(path, "%s/model.safetensors", folder);
+    SafeTensors in = safetensors_open(path);
+    SafeTensorsWriter out = safetensors_create(to);
+    const size_t mask_shape[] = {1, 1, 4, 4};
+    const unsigned char mask[16] = {1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1};
+    for (int i = 0; i < in.num_tensors; i++) {
+        snprintf(name, sizeof name, "%s%s", prefix, in.tensors[i].name);
+        safetensors_declare(&out, name, in.tensors[i].dtype, in.tensors[i].num_dims, in.tensors[i].shape);
+    }
+    snprintf(name, sizeof name, "%sh.0.attn.bias", prefix);
+    int mask_index = safetensors_declare(&out, name, DT_U8, 4, mask_shape);
+    safetensors_begin(&out);
+    for (int i = 0; i < in.num_tensors; i++) {
+        size_t bytes = (size_t)(in.tensors[i].end - in.tensors[i].begin);
+        void *data = xmalloc(bytes);
+        safetensors_read(&in, &in.tensors[i], 0, data, bytes);
+        safetensors_write(&out, i, 0, data, bytes);
+        free(data);
+    }
+    safetensors_write(&out, mask_index, 0, mask, sizeof mask);
+    assert_int_equal(safetensors_finish(&out), 0);
+    safetensors_close(&in);
+}
+
+// without a config.json: the shape comes from the tensors
+static void test_other_exports_load(void **state) {
+    (void)state;
+    const char *const prefixes[] = {"", "transformer."};
+    char folder[PATH_LENGTH];
+    GPT2 m, loaded;
+    random_model(&m);
+    save_model(&m, "exported", folder);
+    for (int i = 0; i < 2; i++) {
+        const char *path = temp_path("export.safetensors");
+        export_weights(path, folder, prefixes[i]);
+        ModelFile file = model_open(path);
+        assert_memory_equal(&file.config, &m.config, sizeof file.config);
+        gpt2_build(&loaded, file.config, training(1, 4));
+        gpt2_load(&loaded, &file);
+        assert_memory_equal(loaded.params, m.params, m.layout.total * sizeof(floatX));
+        model_close(&file);
+        gpt2_free(&loaded);
+    }
+    gpt2_free(&m);
+}
+
+static void open_model(void *path) { model_open((const char *)path); }
+
+static void test_heads_cannot_be_guessed(void **state) {
+    char folder[PATH_LENGTH], path[PATH_LENGTH];
+    GPT2 m;
+    golden_model(&m, (const Golden *)*state, training(1, 1));
+    save_model(&m, "guess", folder);
+    format_path(path, "%s/guess.safetensors", temp_dir());
+    export_weights(path, folder, "");
+    assert_stops(2, "n_head", open_model, path);
+    gpt2_free(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loss_logits_and_gradients),
+        cmocka_unit_test(test_rounded_products),
+        cmocka_unit_test(test_ten_steps),
+        cmocka_unit_test(test_ten_steps_of_micro_batches),
+        cmocka_unit_test(test_classifier_chunks),
+        cmocka_unit_test(test_micro_batches),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_initial_weights),
+        cmocka_unit_test(test_memorises_a_batch),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_generation),
+        cmocka_unit_test(test_planned_is_allocated),
+        cmocka_unit_test(test_nothing_writes_past_its_end),
+        cmocka_unit_test(test_scratch_misuse_stops),
+        cmocka_unit_test(test_plan_allocates_nothing),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_resume_overfit),
+        cmocka_unit_test(test_resume_rounded_products),
+        cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_guards),
+        cmocka_unit_test(test_checkpoint_keeps_every_bit),
+        cmocka_unit_test(test_hugging_face_layout),
+        cmocka_unit_test(test_other_exports_load),
+        cmocka_unit_test(test_heads_cannot_be_guessed),
+    };
+    return cmocka_run_group_tests_name("gpt2", tests, golden_open, golden_close);
+}
