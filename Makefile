@@ -65,8 +65,8 @@ test_gpt2: test_gpt2.cu build/flags
 
 # unit tests, as they are and under the sanitizers; test_twins also without oneDNN and in bf16
 build/test/% build/sanitize/%: libraries = -lcmocka
-build/test/test_gradients build/sanitize/test_gradients: precision = fp64
-build/test/%_portable: onednn =
+build/test/test_gradients: precision = fp64
+build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
 build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -77,6 +77,8 @@ build/test/%_portable: dev/test/%.c build/flags
 build/test/%_bf16: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%_portable: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/train_gpt2: train_gpt2.cu build/flags
 	$(compile)
@@ -106,8 +108,10 @@ build/check/nvcc: train_gpt2.cu build/flags
 # ---- tasks
 
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
-TESTS := $(addprefix build/test/,$(UNITS) $(addprefix test_twins_,$(if $(filter test_twins,$(UNITS)),portable bf16)))
-SANITIZED := $(addprefix build/sanitize/,$(UNITS))
+TWINS := $(filter test_twins,$(UNITS))
+TESTS := $(addprefix build/test/,$(UNITS) $(TWINS:%=%_portable) $(TWINS:%=%_bf16))
+# without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
+SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) $(TWINS:%=%_portable))
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))
 CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v nvcc),nvcc))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))

@@ -281,13 +281,12 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
 static inline cJSON *read_json(const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) { return NULL; }
-    char *text = NULL;
-    size_t length = 0, room = 0, got = 0;
-    do {
+    size_t length = 0, room = 65536, got;
+    char *text = (char *)xmalloc(room + 1);
+    while ((got = fread(text + length, 1, room - length, file)) > 0) {
         length += got;
-        if (room - length < 4096) { text = (char *)xrealloc(text, (room += 65536) + 1); }
-        got = fread(text + length, 1, room - length, file);
-    } while (got > 0);
+        if (length == room) { text = (char *)xrealloc(text, (room *= 2) + 1); }
+    }
     fclose(file);
     text[length] = 0;
     cJSON *json = cJSON_Parse(text);

@@ -9,7 +9,7 @@ Command-line flags from one table: a row a flag drives parsing, --help, the bann
   FLAG_INT64    int64_t          the same; a uint64_t field reads it too where min is 0
   FLAG_REAL     double           a decimal number, with an exponent or not, within min..max; no nan, no inf
   FLAG_STRING   const char *     any text; points into argv
-  FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives one choice two spellings
+  FLAG_CHOICE   int              a word of `choices`, stored as its index; in "none|0 fp32|1" each has two spellings
   FLAG_OPTION   const char *     nothing (stored as ""), or =word of `choices` if it has any; absent: NULL
 
 Any fault is one sentence that names the flag and says what it takes: exit 2.
@@ -405,7 +405,7 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
 // The values in effect, several a line: first those that differ from the defaults, then the rest.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
                                       const void *defaults) {
-    flags_print_settings(file, "given", table, count, values, defaults, true);
+    flags_print_settings(file, "changed", table, count, values, defaults, true);
     flags_print_settings(file, "default", table, count, values, defaults, false);
 }
 

@@ -55,7 +55,7 @@ static inline SamplerCut sampler_cut(const float *logits, int vocab_size, int k)
     return cut;
 }
 
-// Adds the kept tokens' weights in the order of ids until *sum exceeds `target`. Returns the last with any weight.
+// Adds the kept tokens' weights in the order of ids until *sum exceeds `target`. Returns the last one added.
 static inline int sampler_walk(const float *logits, int vocab_size, double temperature, float highest, SamplerCut cut,
                                double target, double *sum) {
     int last = 0;
@@ -65,8 +65,8 @@ static inline int sampler_walk(const float *logits, int vocab_size, double tempe
         if (isnan(logits[i]) || key < cut.key || (key == cut.key && cut.ties-- <= 0)) { continue; }
         // equality first: the difference of two infinities is a NaN
         double weight = logits[i] == highest ? 1 : exp(((double)logits[i] - (double)highest) / temperature);
-        if (weight > 0) { last = i; }
         *sum += weight;
+        last = i;
     }
     return last;
 }

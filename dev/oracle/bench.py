@@ -7,11 +7,11 @@ One line of JSON per thread count. With --serve, for a driver that takes turns w
 stdin is answered by a JSON list of the next n steps' milliseconds; one thread count.
 
 A torch is as fast as its matmul: `gemm_gflops` is what this one reaches on 1024^3 and belongs beside every comparison.
-It runs with a malloc that keeps what is freed, or d12 spends its step in page faults (0.7 s became 1.3 to 10 s).
+It runs with a malloc that keeps what is freed: with the default one d12 (B 4, T 64) took 1.3 s and more, not 0.7 s.
 
-Debian's torch calls whatever libblas.so.3 is. The reference BLAS that is installed by default runs on one thread at a
-thirtieth of what OpenBLAS reaches (libopenblas0-openmp), and OpenBLAS 0.3.21 does not know new CPUs:
-OPENBLAS_CORETYPE=SkylakeX makes it use AVX-512 where it would take its AVX2 kernels, and doubles the rate.
+Debian's torch calls whatever libblas.so.3 is. The reference BLAS that comes with it uses one thread, at a thirtieth of
+OpenBLAS's rate: install libopenblas0-openmp before comparing. An OPENBLAS_CORETYPE in the environment overrides what
+OpenBLAS finds out about the CPU: Haswell halves the rate of one with AVX-512, so unset it.
 """
 import argparse
 import json
@@ -54,7 +54,7 @@ def make_timed_step(args):
     from gpt2 import GPT2, make_adamw, parse_shape, train_step
 
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = True  # CUDA's fast fp32, as a user in a hurry would set it
     model = GPT2(parse_shape(args.shape), args.V, args.T).to(args.device)
     optimizer = make_adamw(model, lr=1e-3)
     if args.compile:

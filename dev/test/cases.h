@@ -2,7 +2,7 @@
 Every operation as a case that can be run on any table of operations: which arrays it takes, what they hold, how it is called.
 Tests of the twins and of kernels, and benchmarks, loop over op_cases and op_shapes.
 defines: OpShape, op_shapes, Array, Problem, OpCase, op_cases, op_case, problem_make, problem_reset, problem_run, problem_free,
-         find_array, x_of, real_of, int_of, array_value, dtype_tolerance, assert_array
+         problem_title, find_array, x_of, real_of, int_of, array_value, problem_tolerance, assert_array
 
   for each row c of op_cases, shape s of its room, variant v < c->variants:
       Problem p = problem_make(c, s, v);      inputs are normal values, the same for the same name; outputs are NaN
@@ -35,8 +35,8 @@ static const OpShape op_shapes[] = {
     {"gelu",        2,  16,    0, 3072,  0,  0,    0,     0,     0},
     {"gelu",        3,   7,    0,   67,  0,  0,    0,     0,     0},
     {"gelu",        1,   1,    0,    1,  0,  0,    0,     0,     0},
-    {"matmul",      2,  12,    0,  768,  0,  0, 2304,     0,     0},
-    {"matmul",      3,  87,    0,  275,  0,  0,  290,     0,     0},  // more than one block of gemm.h in M, N and K
+    {"matmul",      2,  12,    0,  192,  0,  0,  768,     0,     0},
+    {"matmul",      3,  33,    0,  259,  0,  0,  266,     0,     0},  // more than a block of gemm.h each way
     {"matmul",      3,   7,    0,   67,  0,  0,   37,     0,     0},
     {"matmul",      1,   1,    0,   19,  0,  0,   23,     0,     0},
     {"matmul",      2,   1,    0,    1,  0,  0,    3,     0,     0},
@@ -550,6 +550,12 @@ static inline const char *problem_title(const Problem *p) {
 
 // how far ||a - b|| / ||b|| may be: accumulation order in fp32, and one unit in the last place of bf16
 static inline double dtype_tolerance(DType dtype) { return dtype == DT_F64 ? 1e-12 : dtype == DT_BF16 ? 0x1p-8 : 1e-5; }
+
+// a layernorm of one channel has rstd = 316, and multiplies by that what should be exactly zero
+static inline double problem_tolerance(const Problem *p, DType dtype) {
+    bool one_channel = strcmp(p->op->room, "layernorm") == 0 && p->shape->C == 1;
+    return (one_channel ? 10 : 1) * dtype_tolerance(dtype);
+}
 
 // asserts that the array holds what is wanted, within `tolerance`; any NaN fails
 static inline void assert_array(const Problem *p, const Array *a, const double *wanted, double tolerance) {

@@ -1,7 +1,7 @@
 // checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be bad.
 #include "testing.h"
 #include "../../llmc/checkpoint.h"
-#include <limits.h>
+#include <omp.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
@@ -72,10 +72,11 @@ static const char *new_run(const char *name) {
     return path;
 }
 
+// valid until the eighth call after it
 static const char *joined(const char *folder, const char *name) {
-    static char paths[4][PATH_LENGTH];
+    static char paths[8][PATH_LENGTH];
     static int next;
-    char *path = paths[next++ % 4];
+    char *path = paths[next++ % 8];
     format_path(path, "%s/%s", folder, name);
     return path;
 }
@@ -89,8 +90,13 @@ static void write_text(const char *path, const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-// RUN/step_0000000N of a random model; returns that folder
+// RUN/step_0000000N of a random model; returns that folder, whose name outlives those of `joined`
 static const char *save_step(const char *run, long long step, const char *note) {
+    static char folders[32][256];
+    static int next;
+    assert_in_range(next, 0, 31);
+    char *folder = folders[next++];
+    snprintf(folder, sizeof folders[0], "%s/step_%08lld", run, step);
     GPT2Config c = small_config();
     ModelState s = random_model(&c, (uint64_t)step);
     cJSON *state = cJSON_CreateObject();
@@ -99,9 +105,7 @@ static const char *save_step(const char *run, long long step, const char *note) 
     checkpoint_save(run, step, &s, state);
     cJSON_Delete(state);
     free_model(&s);
-    char name[32];
-    snprintf(name, sizeof name, "step_%08lld", step);
-    return joined(run, name);
+    return folder;
 }
 
 static void assert_holds(const char *folder, long long step) {
@@ -250,8 +254,7 @@ static void test_full_disk(void **state) {
         assert_false(exists(disk.run, "step_00000002.tmp"));
         assert_holds(earlier, 1);
     }
-    disk.largest_file = 4 * sizeof long_note;  // the same save where there is room
-    save_on_full_disk(&disk);
+    save_step(disk.run, 2, long_note);  // the same where there is room
     assert_int_equal(checkpoint_latest(disk.run), 2);
 }
 
@@ -481,30 +484,34 @@ static void test_broken_state(void **state) {
 typedef struct {
     const char *text;
     double min, max;
+    cJSON *json;
 } WholeCase;
 
 static void read_whole(void *argument) {
     const WholeCase *c = (const WholeCase *)argument;
-    json_whole(cJSON_Parse(c->text), "step", c->min, c->max, "state.json");
+    json_whole(c->json, "step", c->min, c->max, "state.json");
 }
 
 static void test_json_whole(void **state) {
     (void)state;
-    static const WholeCase bad[] = {
-        {"{}", 0, 9},
-        {"{\"Step\":1}", 0, 9},
-        {"{\"step\":\"1\"}", 0, 9},
-        {"{\"step\":true}", 0, 9},
-        {"{\"step\":1.5}", 0, 9},
-        {"{\"step\":10}", 0, 9},
-        {"{\"step\":-1}", 0, 9},
-        {"{\"step\":1e999}", 0, 0x1p53},
-        {"{\"step\":0}", 1, 9},
-        {"{\"step\":[1]}", 0, 9},
-        {"{\"step\":-1e999}", 0, 0x1p53},
+    WholeCase bad[] = {
+        {"{}", 0, 9, NULL},
+        {"{\"Step\":1}", 0, 9, NULL},
+        {"{\"step\":\"1\"}", 0, 9, NULL},
+        {"{\"step\":true}", 0, 9, NULL},
+        {"{\"step\":1.5}", 0, 9, NULL},
+        {"{\"step\":10}", 0, 9, NULL},
+        {"{\"step\":-1}", 0, 9, NULL},
+        {"{\"step\":1e999}", 0, 0x1p53, NULL},
+        {"{\"step\":0}", 1, 9, NULL},
+        {"{\"step\":[1]}", 0, 9, NULL},
+        {"{\"step\":-1e999}", 0, 0x1p53, NULL},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_stops(2, "'state.json' has", read_whole, (void *)&bad[i]);
+        bad[i].json = cJSON_Parse(bad[i].text);
+        assert_non_null(bad[i].json);
+        assert_stops(2, "'state.json' has", read_whole, &bad[i]);
+        cJSON_Delete(bad[i].json);
     }
     cJSON *json = cJSON_Parse("{\"step\":9007199254740992,\"zero\":0}");
     assert_true(json_whole(json, "step", 0, 0x1p53, "") == 9007199254740992);
@@ -655,6 +662,7 @@ static void test_integer_weights(void **state) {
 }
 
 int main(void) {
+    omp_set_num_threads(1);  // a forked child has none of its parent's threads
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_weights_only),

@@ -1,6 +1,6 @@
 /*
-The sampler against a plain one that sorts the whole vocabulary, on random rows with many ties; its frequencies on an even
-grid of coins and on random ones; and rows no model should make: NaN, infinities, all equal.
+The sampler against a plain one that sorts the whole vocabulary, on random rows with many ties; its frequencies on an
+even grid of coins and on random ones; and rows no model should make: NaN, infinities, all equal.
 */
 #include "testing.h"
 #include "../../llmc/rng.h"

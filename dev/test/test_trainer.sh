@@ -1,0 +1,422 @@
+#!/usr/bin/env bash
+# The trainer as a user meets it at the command line: what it prints, what it leaves on the disk, how it ends.
+#   TRAINER=./train_gpt2 dev/test/test_trainer.sh
+# One line a case; what a failed case saw follows it, indented. Ends as cmocka does: `[  PASSED  ] N test(s).`
+set -uo pipefail
+
+trainer=$(realpath "${TRAINER:-./train_gpt2}")
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} LC_ALL=C
+scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/work"
+cd "$scratch/work" || exit 1
+
+# ---- the harness
+
+passed=0 failed=0
+
+# passes the name of a case on, with what its checks had to say: nothing where it went well
+report() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok $1"
+    else
+        failed=$((failed + 1))
+        echo "not ok $1"
+        echo "    ${2//$'\n'/$'\n    '}"
+    fi
+}
+
+# checks speak where something is wrong and are silent otherwise
+run() { # STATUS ARGUMENTS...: the trainer, which is to end with this status
+    local expected=$1 status=0
+    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$expected" ] || { echo "exit status $status, expected $expected: ${*:2}" && tail -n 3 "$err"; }
+}
+says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
+matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
+one_line() { [ "$(wc -l <"$1") $(tail -c 1 "$1" | wc -l)" = "1 1" ] || { echo "expected one line:" && cat "$1"; }; }
+silent() { [ ! -s "$1" ] || { echo "expected nothing:" && head -n 8 "$1"; }; }
+same() { cmp "$1" "$2" 2>&1; }
+differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
+equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
+holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
+
+# every file and folder here, with sizes and checksums
+snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }
+
+# NAME WORDS ARGUMENTS...: bad input: exit 2, one sentence with WORDS on stderr, nothing on stdout, the disk as it was
+refused() {
+    local before
+    before=$(snapshot)
+    report "refused: $1" "$(
+        run 2 "${@:3}"
+        one_line "$err"
+        says "$err" "$2"
+        silent "$out"
+        equal "$(diff <(cat <<<"$before") <(snapshot))" ""
+    )"
+}
+
+# a metrics file without what depends on the clock
+metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
+steps() { sed -nE 's/.*"step":([0-9]+),"loss".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
+checkpoints() { find "$1" -mindepth 1 -type d -printf '%f\n' | sort | paste -sd ' '; }
+
+# FILE MAGIC VERSION COUNT IDS...: a token shard of llm.c whose header says COUNT tokens
+write_shard() {
+    local bytes='' word id
+    for word in "$2" "$3" "$4"; do
+        printf -v word '%08x' "$word"
+        bytes+="\\x${word:6:2}\\x${word:4:2}\\x${word:2:2}\\x${word:0:2}"
+    done
+    printf '%b' "$bytes" >"$1"
+    head -c 1012 /dev/zero >>"$1"
+    bytes=
+    for id in "${@:5}"; do
+        printf -v id '%04x' "$id"
+        bytes+="\\x${id:2:2}\\x${id:0:2}"
+    done
+    printf '%b' "$bytes" >>"$1"
+}
+
+# ---- the files to work with
+
+seq 1 1500 >text
+printf 'too short' >short
+: >empty
+: >empty.bin
+mapfile -t ids < <(awk 'BEGIN { for (i = 0; i < 240; i++) print (i * 7919 + 50256) % 50257 }')
+write_shard good_0.bin 20240520 1 120 "${ids[@]:0:120}"
+write_shard good_1.bin 20240520 1 120 "${ids[@]:120}"
+write_shard magic.bin 20240521 1 120 "${ids[@]:0:120}"
+write_shard version.bin 20240520 2 120 "${ids[@]:0:120}"
+write_shard promises.bin 20240520 1 121 "${ids[@]:0:120}"
+write_shard longer.bin 20240520 1 119 "${ids[@]:0:120}"
+write_shard ids.bin 20240520 1 120 "${ids[@]:0:99}" 50257 "${ids[@]:0:20}"
+head -c 700 good_0.bin >header.bin
+
+model=(-e l1h2c16)
+batch=(-b 2 -t 16 -d 64)
+quiet=(-v 0 -s 0)
+tiny=(-i text "${model[@]}" "${batch[@]}" "${quiet[@]}")
+# what a resumed run has to carry on: the schedule, accumulation, moments, guards, the data's order
+full_but_s=(-i text "${model[@]}" "${batch[@]}" -v 2 -m 3 -k cosine -l 1e-2 -q 0.1 -u 2 -c 0.1 -sl 3 -sg 3 -n 3)
+full=("${full_but_s[@]}" -s 0)
+
+# ---- a run, and the same run in two pieces
+
+report "a run of 6 steps" "$(
+    run 0 "${full[@]}" -x 6 -o whole
+    silent "$err"
+    equal "$(checkpoints whole)" "step_00000003 step_00000006"
+    equal "$(cd whole/step_00000003 && echo *)" "config.json model.safetensors optimizer.safetensors state.json"
+    equal "$(steps whole)" "1 2 3 4 5 6"
+    holds "$(losses whole | tail -n 1) < $(losses whole | head -n 1)"
+)"
+report "the banner says what was asked for" "$(
+    says "$out" "l1h2c16"
+    matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 0.0M parameters"
+    matches "$out" "^memory +[0-9.]+ MiB"
+    matches "$out" "^data +[0-9]+ training tokens, [0-9]+ validation tokens, 6 steps of 64 tokens"
+    says "$out" "step 6/6 | loss"
+    says "$out" "step 6 | validation loss"
+)"
+report "metrics.jsonl has the documented keys and no others" "$(
+    number='-?[0-9]+(\.[0-9]+)?(e[-+]?[0-9]+)?'
+    step="\\{\"step\":[1-6]"
+    for key in loss grad_norm lr ms tokens_per_s; do step+=",\"$key\":$number"; done
+    step+="\\}"
+    equal "$(grep -vE "^$step\$|^\\{\"step\":[0246],\"val_loss\":$number\\}\$" whole/metrics.jsonl)" ""
+    equal "$(grep -c val_loss whole/metrics.jsonl)" 4
+)"
+report "the same command gives the same bits" "$(
+    run 0 "${full[@]}" -x 6 -o again
+    same whole/step_00000006/model.safetensors again/step_00000006/model.safetensors
+    equal "$(metrics again)" "$(metrics whole)"
+    run 0 "${full[@]}" -x 6 -o other --seed 43
+    differ whole/step_00000006/model.safetensors other/step_00000006/model.safetensors
+)"
+report "a resumed run equals an uninterrupted one" "$(
+    cp -r again resumed && rm -r resumed/step_00000006
+    run 0 "${full[@]}" -x 6 -o resumed -y 1
+    matches "$out" "^resumed +at step 3"
+    for file in model.safetensors optimizer.safetensors state.json config.json; do
+        same whole/step_00000006/$file resumed/step_00000006/$file
+    done
+    equal "$(metrics resumed)" "$(metrics whole)"
+)"
+report "a resumed run needs no -e" "$(
+    rm -r resumed/step_00000006
+    run 0 "${full[@]:0:2}" "${full[@]:4}" -x 6 -o resumed -y 1
+    same whole/step_00000006/model.safetensors resumed/step_00000006/model.safetensors
+)"
+report "-y 1 on a finished run changes no checkpoint, on an empty folder it begins" "$(
+    before=$(cksum resumed/*/*)
+    run 0 "${full[@]}" -x 6 -o resumed -y 1
+    equal "$(cksum resumed/*/*)" "$before"
+    run 0 "${full[@]}" -x 6 -o nested/new -y 1
+    same whole/step_00000006/model.safetensors nested/new/step_00000006/model.safetensors
+)"
+report "a run over several epochs resumes in its place" "$(
+    epochs=(-i short_text "${model[@]}" -b 2 -t 16 "${quiet[@]}" -n 20 -x 40)
+    head -c 700 text >short_text
+    run 0 "${epochs[@]}" -o epochs
+    cp -r epochs epochs_resumed && rm -r epochs_resumed/step_00000040
+    run 0 "${epochs[@]}" -o epochs_resumed -y 1
+    same epochs/step_00000040/model.safetensors epochs_resumed/step_00000040/model.safetensors
+)"
+report "overfitting one batch, resumed on that batch" "$(
+    overfit=(-i text "${model[@]}" -b 2 -t 16 "${quiet[@]}" -a 1 -l 1e-2 -n 20 -x 40)
+    run 0 "${overfit[@]}" -o overfit
+    holds "$(losses overfit | tail -n 1) < 0.6 * $(losses overfit | head -n 1)"
+    cp -r overfit overfit_resumed && rm -r overfit_resumed/step_00000040
+    run 0 "${overfit[@]}" -o overfit_resumed -y 1
+    equal "$(metrics overfit_resumed)" "$(metrics overfit)"
+)"
+report "the largest seed resumes" "$(
+    largest=$("$trainer" --seed -1 2>&1 | sed -nE 's/.*from 0 to ([0-9]+).*/\1/p')
+    run 0 "${tiny[@]}" --seed "$largest" -n 1 -x 1 -o seed
+    run 0 "${tiny[@]}" --seed "$largest" -n 1 -x 2 -o seed -y 1
+    equal "$(steps seed)" "1 2"
+)"
+
+# ---- interrupted and failing
+
+report "killed in the middle, then resumed" "$(
+    "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 2 -o killed >"$out" 2>"$err" &
+    child=$!
+    for ((i = 0; i < 500; i++)); do
+        [ ! -d killed/step_00000020 ] || break
+        sleep 0.02
+    done
+    { kill -9 "$child" && wait "$child"; } 2>/dev/null
+    last=$(checkpoints killed | grep -oE 'step_[0-9]{8}( |$)' | tail -n 1)
+    last=$((10#${last//[!0-9]/}))
+    holds "$last >= 20"
+    printf '{"step":%d,"loss":5.1' $((last + 1)) >>killed/metrics.jsonl
+    mkdir -p killed/step_99999999.tmp && echo half >killed/step_99999999.tmp/model.safetensors
+    run 0 "${tiny[@]}" -x $((last + 15)) -n 10 -nk 2 -o killed -y 1
+    matches "$out" "^resumed +at step $last\$"
+    equal "$(steps killed)" "$(seq -s ' ' 1 $((last + 15)))"
+    equal "$(grep -vc '}$' killed/metrics.jsonl)" 0
+)"
+report "a full disk while saving leaves the earlier checkpoint whole" "$(
+    cp -r again full && rm -r full/step_00000006
+    before=$(cksum full/step_00000003/*)
+    for limit in 1 8 40; do # KiB a file: with the last only the optimizer does not fit
+        status=0
+        (
+            trap '' XFSZ # the write fails, as on a full disk
+            ulimit -f $limit
+            exec "$trainer" "${full[@]}" -x 6 -o full -y 1
+        ) >"$out" 2>"$err" || status=$?
+        equal $status 1
+        one_line "$err"
+        equal "$(checkpoints full)" "step_00000003"
+        equal "$(cksum full/step_00000003/*)" "$before"
+    done
+    says "$err" "could not save checkpoint 'full/step_00000006': File too large"
+    run 0 "${full[@]}" -x 6 -o full -y 1
+    same whole/step_00000006/model.safetensors full/step_00000006/model.safetensors
+    equal "$(metrics full)" "$(metrics whole)"
+)"
+report "--time-limit ends a run as its last step does" "$(
+    run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
+    equal "$(checkpoints limited | wc -w)" 1
+)"
+
+# ---- single flags
+
+report "-nk and -nm keep the right checkpoints" "$(
+    run 0 "${tiny[@]}" -x 10 -n 1 -nk 2 -nm 4 -o kept
+    equal "$(checkpoints kept)" "step_00000004 step_00000008 step_00000009 step_00000010"
+)"
+report "-d accumulates: micro-batches of 1, 2 and 4 are one update" "$(
+    for b in 1 2 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -x 3 -o micro$b; done
+    for b in 1 2; do
+        paste <(losses micro$b) <(losses micro4) | awk '{ d = $1 - $2 } d * d > 1e-10 { print "loss " $1 ", expected " $2 }'
+    done
+)"
+report "-x -1 is one epoch" "$(
+    run 0 -i text "${model[@]}" "${quiet[@]}" -b 4 -t 16 -d 128 -o epoch
+    tokens=$(($(wc -c <text) - $(wc -c <text) / 10))
+    equal "$(steps epoch | wc -w)" $(((tokens - 1) / 16 / 8))
+)"
+report "-s samples and changes nothing else" "$(
+    run 0 "${full_but_s[@]}" -s 2 -g 5 -x 6 -o sampled
+    equal "$(grep -c '^sample at step' "$out")" 3
+    same whole/step_00000006/model.safetensors sampled/step_00000006/model.safetensors
+)"
+report "-j validates on another file, -v 0 on none" "$(
+    run 0 "${tiny[@]}" -x 1
+    equal "$(grep -c 'validation loss' "$out")" 0
+    head -c 300 text >held_out
+    run 0 -i text -j held_out "${model[@]}" -b 2 -t 16 -s 0 -x 2 -v 1 -m -1
+    equal "$(grep -c 'validation loss' "$out")" 3
+    says "$out" "300 validation tokens"
+)"
+report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
+    run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o shards
+    says "$out" "50257 tokens"
+    matches shards/step_00000002/config.json '"vocab_size":[[:space:]]*50257'
+    says shards/step_00000002/model.safetensors '"wte.weight":{"dtype":"F32","shape":[50257,16]'
+    holds "$(losses shards | head -n 1) > 10.7 && $(losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
+    run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 --plan=json
+    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 64))" # wte with padding, wpe, matmuls, vectors padded to 64
+    run 0 --generate 3 -e shards/step_00000002
+    matches "$out" '^([0-9]+ ){4}$'
+)"
+
+# ---- text
+
+report "--generate continues from a checkpoint" "$(
+    for word in first second; do
+        run 0 --generate 40 -e whole/step_00000006 --temperature 0
+        cp "$out" $word
+    done
+    silent "$err"
+    same first second
+    equal "$(wc -c <first)" 42 # a newline to begin with, 40 bytes, the last newline
+    run 0 --generate 40 -e whole/step_00000006 --top-k 1
+    same "$out" first
+    run 0 --generate 40 -e whole/step_00000006 --seed 1
+    cp "$out" seed_1
+    run 0 --generate 40 -e whole/step_00000006/model.safetensors --seed 2
+    differ "$out" seed_1
+)"
+report "--generate --prompt begins with the prompt" "$(
+    prompt='12 34, longer than the sixteen positions that the model has'
+    run 0 --generate 5 -e whole/step_00000006 --prompt "$prompt" --top-k 3
+    equal "$(head -c ${#prompt} "$out")" "$prompt"
+    equal "$(wc -c <"$out")" $((${#prompt} + 6))
+)"
+
+# ---- information
+
+report "--help lists every flag, --version what is built in" "$(
+    run 0 --help
+    silent "$err"
+    for flag in -{i,j,e,o,n,nk,nm,y,b,t,d,x,k,l,u,q,c,sl,sg,v,m,s,g,a,f} \
+        --{train-data,micro-batch,generate,prompt,temperature,top-k,seed,threads,device,plan,help,version}; do
+        matches "$out" "(^|[ ,])$flag([ ,=[]|\$)"
+    done
+    run 0 --version
+    one_line "$out"
+    matches "$out" '^train_gpt2: weights '
+)"
+report "--plan needs no data and adds up" "$(
+    run 0 --plan -e d12 -b 4 -t 1024
+    matches "$out" '^total +[0-9.]+$'
+    run 0 --plan=json -e d12 -b 4 -t 1024
+    if command -v python3 >/dev/null; then
+        python3 - "$out" <<'EOF' 2>&1
+import json, sys
+plan = json.load(open(sys.argv[1]))
+assert list(plan) == ["ranks"] and len(plan["ranks"]) == 1
+rank = plan["ranks"][0]
+assert set(rank) == {"rank", "state", "saved", "scratch", "total", "tensors"}, set(rank)
+for tensor in rank["tensors"]:
+    assert set(tensor) == {"name", "lifetime", "shape", "dtype", "bytes"}, tensor
+for lifetime in "state", "saved", "scratch":
+    assert rank[lifetime] == sum(t["bytes"] for t in rank["tensors"] if t["lifetime"] == lifetime) > 0, lifetime
+assert rank["total"] == sum(t["bytes"] for t in rank["tensors"])
+assert rank["state"] >= 16 * 124439808, rank["state"]
+EOF
+    fi
+)"
+report "config.json of a run holds its flags" "$(
+    matches whole/config.json '"batch-tokens":[[:space:]]*64'
+    matches whole/config.json '"model":[[:space:]]*"l1h2c16"'
+)"
+
+# ---- bad input
+
+refused "no data" "-i is missing" "${model[@]}"
+refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
+refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
+refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
+refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
+refused "a folder for data" "is a directory" -i whole "${model[@]}"
+refused "a shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
+refused "a shard that is too long" "its header says 119 tokens" -i longer.bin "${model[@]}" -t 16
+refused "a shard cut short within its header" "too few for the 1024-byte header" -i header.bin "${model[@]}"
+refused "a shard of the wrong magic" "magic number 20240521" -i magic.bin "${model[@]}"
+refused "a shard of the wrong version" "version 2" -i version.bin "${model[@]}"
+refused "a bad shard among good ones" "magic number 20240521" -i '[gm]*.bin' "${model[@]}"
+refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
+refused "text and shards in one glob" "token shards and text alike" -i '[gt]*' "${model[@]}"
+refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
+refused "a validation text shorter than a sequence" "-j: a sequence of length 16" -i text -j short "${model[@]}" -t 16 -o new
+refused "validation data of another vocabulary" "-j: token" -i text -j good_0.bin "${model[@]}" -t 16 -o new
+refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
+refused "-d less than -b x -t" "-d 16 is not a multiple" -i text "${model[@]}" -b 2 -t 16 -d 16
+refused "a micro-batch past any memory" "tokens at once" -i text "${model[@]}" -b 1048576 -t 1048576
+refused "more micro-batches than can be counted" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
+refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
+refused "a model past any memory" "parameters is more than" -i text -e l999999h999999c999999
+refused "a model that is none" "neither a model this program knows" -i text -e d13 -o new
+refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 positions" -i text -e d12 -t 2048 -o new
+refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" -i text -e whole/step_00000006 -t 32 -o new
+refused "tokens that a saved model does not know" "the model knows 256" -i good_0.bin -e whole/step_00000006 -t 16 -o new
+refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
+refused "an unknown letter" "unknown flag -zz" -zz
+refused "a stray word" "stray argument 'text'" text
+refused "a word for a number" "-b takes a whole number from 1 to 1048576; found 'four'" "${tiny[@]:0:4}" -b four
+refused "a fraction for a whole number" "-x takes a whole number" "${tiny[@]}" -x 1.5
+refused "a word for a real number" "-l takes a number" "${tiny[@]}" -l fast
+refused "nan for a number" "-l takes a number" "${tiny[@]}" -l nan
+refused "a number out of range" "-b takes" -i text -b 0
+refused "a word that is no choice" "-k takes" "${tiny[@]}" -k sideways
+refused "a flag without its value" "-l takes" "${tiny[@]}" -l
+refused "a flag given twice" "a second time" "${tiny[@]}" -t 16
+refused "no steps" "-x takes -1" "${tiny[@]}" -x 0
+refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
+refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
+refused "-o with another run" "holds another run" "${tiny[@]}" -x 1 -o whole
+refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
+refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
+refused "--generate without -e" "--generate needs a trained model" --generate 5
+refused "--generate with a shape alone" "only describes a shape" --generate 5 -e l1h2c16
+refused "--prompt without a tokenizer" "need a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
+
+cp -r again bad
+resume=("${full[@]}" -x 9 -o bad -y 1)
+refused "-y 1 with another -e" "holds a model of 1 layers" -i text -e l2h2c16 "${batch[@]}" -o bad -y 1
+refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
+refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
+refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
+last=bad/step_00000006
+sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
+refused "a config that lies about its layers" "has no tensor h.1.ln_1.weight" "${resume[@]}"
+cp whole/step_00000006/config.json $last
+head -c 40 whole/step_00000006/state.json >$last/state.json
+refused "state.json cut short" "is not a JSON object" "${resume[@]}"
+sed 's/"step":\([[:space:]]*\)6/"step":\1"six"/' whole/step_00000006/state.json >$last/state.json
+refused "state.json with a word for its step" "no number named \"step\"" "${resume[@]}"
+sed 's/"position":\([[:space:]]*\)/"position":\1-/' whole/step_00000006/state.json >$last/state.json
+refused "state.json with a position below zero" "expected a whole number" "${resume[@]}"
+rm $last/state.json
+refused "state.json missing" "state.json' is missing" "${resume[@]}"
+cp whole/step_00000006/state.json $last
+cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
+refused "an optimizer that is none" "has no tensor m.wte.weight" "${resume[@]}"
+rm $last/optimizer.safetensors
+refused "an optimizer that is missing" "optimizer.safetensors' could not be opened" "${resume[@]}"
+cp whole/step_00000006/optimizer.safetensors $last
+head -c -1 whole/step_00000006/model.safetensors >$last/model.safetensors
+refused "weights cut short" "bytes of data, expected" "${resume[@]}"
+refused "weights cut short, to generate from" "bytes of data, expected" --generate 5 -e $last
+sed 's/"shape":\[256,16\]/"shape":[256,17]/' whole/step_00000006/model.safetensors >$last/model.safetensors
+refused "a safetensors header that lies about a shape" "gives tensor 'wte.weight' 16384 bytes, expected 17408" "${resume[@]}"
+printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
+refused "a safetensors header longer than its file" "says its header is 2147483647 bytes long" "${resume[@]}"
+refused "a text for weights" "safetensors file 'text'" -i text -e text
+
+# ----
+
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ] && echo "[  PASSED  ] $passed test(s)." && exit 0
+echo "[  PASSED  ] $passed test(s)."
+echo "[  FAILED  ] $failed test(s), listed above as 'not ok'"
+exit 1
