@@ -3,7 +3,8 @@ Matrix products through oneDNN (versions 2 and 3), where it is there at build ti
 A primitive is prepared once per shape and kind, which takes up to a millisecond, and kept in Exec.
 The threads divide a product between them here, not inside oneDNN: each computes its own rows of C, so that what it wrote in
 one operation is still in its cache in the next (rows of activations always go to the same thread), or its own columns where
-B is the larger operand and is better read once. A thread has its own primitives, as their arguments are set per call.
+B is so large that rearranging all of it in each thread costs more. A thread has its own primitives, as their arguments are
+set per call.
 defines: onednn_multiply, onednn_free, onednn_version
 */
 #pragma once
@@ -24,7 +25,7 @@ typedef struct {
     bool bias, residual, accumulate;
 } MatmulKey;
 
-enum { MATMUL_OPERANDS = 5, MATMUL_GRAIN = 16 };  // A, B, bias, residual, C; a thread's share is a multiple of 16
+enum { MATMUL_OPERANDS = 5, MATMUL_GRAIN = 16, MATMUL_SHARED_BYTES = 1 << 19 };  // A, B, bias, residual, C; a thread's share is a multiple of 16
 
 typedef struct PreparedMatmul {
     MatmulKey key;
@@ -209,7 +210,7 @@ static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const
                                    size_t N, size_t K) {
     struct PreparedMatmuls *prepared = onednn_threads(ex);
     size_t threads = (size_t)prepared->num_threads;
-    bool by_rows = M >= N, known = true;
+    bool by_rows = K * N * dtype_size(b.dtype) <= MATMUL_SHARED_BYTES || M >= 4 * N, known = true;
     size_t share = ((by_rows ? M : N) + threads - 1) / threads;
     share = (share + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
 #pragma omp parallel for schedule(static, 1) reduction(&& : known)

@@ -15,6 +15,7 @@ esac
 
 has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
+has_library() { /sbin/ldconfig -p | grep -q "$1"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
 
 # need|want PURPOSES PACKAGE REASON TEST...: notes the package if the purpose is one of them and the test fails.
@@ -46,6 +47,7 @@ need lint         clang-tidy       "finds faults in C"                          
 need lint         cppcheck         "finds other faults in C"                                   has_command cppcheck
 need lint         shellcheck       "finds faults in shell scripts"                             has_command shellcheck
 need bench        python3-torch    "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
+need bench        libopenblas0-openmp "a BLAS for PyTorch; the usual one is thirty times slower" has_library libopenblas.so.0
 need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through"                has_module numpy
 
 [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || exit 0

@@ -42,7 +42,9 @@ class Torch:
         command = [sys.executable, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads)]
         for name in ("shape", "B", "T", "V"):
             command += ["--" + name, str(case[name])]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # a kernel choice forced on OpenBLAS from outside would slow PyTorch down
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def times(self, steps):
         self.process.stdin.write(f"{steps}\n")

@@ -1,10 +1,11 @@
 /*
-Every operation as a case that can be run on any table of operations: which arrays it takes, what they hold, how it is called.
-Tests of the twins and of kernels, and benchmarks, loop over op_cases and op_shapes.
-defines: OpShape, op_shapes, Array, Problem, OpCase, op_cases, op_case, problem_make, problem_reset, problem_run, problem_free,
-         problem_title, find_array, x_of, real_of, int_of, array_value, problem_tolerance, assert_array
+Every operation as a case that can be run on any table of operations: which arrays it takes, what they hold, how it is
+called. Tests of the twins and of kernels, and benchmarks, loop over op_cases and their shapes.
+defines: OpShape, op_shapes, next_shape, Array, Problem, OpCase, op_cases, op_case, problem_make, problem_reset,
+         problem_run, problem_free, problem_title, find_array, x_of, real_of, int_of, array_value, array_set,
+         problem_tolerance, assert_array
 
-  for each row c of op_cases, shape s of its room, variant v < c->variants:
+  for each row c of op_cases, shape s = next_shape(c->room, ..), variant v < c->variants:
       Problem p = problem_make(c, s, v);      inputs are normal values, the same for the same name; outputs are NaN
       problem_run(&p, &cpu_ops, &ex);
       ... look at p.array[..]; problem_reset(&p) makes everything as it was; problem_free(&p)
@@ -58,6 +59,15 @@ static const OpShape op_shapes[] = {
 };
 // clang-format on
 enum { NUM_OP_SHAPES = sizeof op_shapes / sizeof op_shapes[0] };
+
+// the room's shape after `previous`, its first where that is NULL; NULL after the last
+static inline const OpShape *next_shape(const char *room, const OpShape *previous) {
+    const OpShape *end = op_shapes + NUM_OP_SHAPES;
+    for (const OpShape *s = previous ? previous + 1 : op_shapes; s < end; s++) {
+        if (strcmp(s->room, room) == 0) { return s; }
+    }
+    return NULL;
+}
 
 // ---- what an operation is given
 

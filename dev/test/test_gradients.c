@@ -1,7 +1,7 @@
 /*
 Every backward twin against central differences of its forward twin, in double.
-The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element by
-element, large ones at a few elements and along a few random directions that move every element.
+The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element
+by element, large ones at a few elements and along a few random directions that move every element.
 */
 #include "cases.h"
 
@@ -133,20 +133,17 @@ static void test_backward(void **state) {
     const GradientCase *c = (const GradientCase *)*state;
     const char *room = op_case(c->forward)->room;
     Exec ex = {0};
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        if (strcmp(op_shapes[i].room, room) == 0) { check_shape(c, &op_shapes[i], &ex); }
-    }
+    for (const OpShape *s = next_shape(room, NULL); s; s = next_shape(room, s)) { check_shape(c, s, &ex); }
 }
 
 // matmul_backward with gelu_pre: dinp is the gradient of what went into the GELU before the product
 static void test_matmul_of_gelu(void **state) {
     (void)state;
     Exec ex = {0};
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        if (strcmp(op_shapes[i].room, "matmul") != 0) { continue; }
-        Problem gelu = problem_make(op_case("gelu_forward"), &op_shapes[i], 0);
-        Problem forward = problem_make(op_case("matmul_forward"), &op_shapes[i], MATMUL_WITH_BOTH);
-        Problem backward = problem_make(op_case("matmul_backward"), &op_shapes[i], MATMUL_GELU);
+    for (const OpShape *s = next_shape("matmul", NULL); s; s = next_shape("matmul", s)) {
+        Problem gelu = problem_make(op_case("gelu_forward"), s, 0);
+        Problem forward = problem_make(op_case("matmul_forward"), s, MATMUL_WITH_BOTH);
+        Problem backward = problem_make(op_case("matmul_backward"), s, MATMUL_GELU);
         const Array *pre = find_array(&gelu, "in");
         memcpy(pre->data, x_of(&backward, "gelu_pre"), pre->n * sizeof(double));
         problem_run(&backward, &cpu_ops, &ex);
@@ -162,12 +159,11 @@ static void test_matmul_of_gelu(void **state) {
 static void test_classifier(void **state) {
     (void)state;
     Exec ex = {0};
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        if (strcmp(op_shapes[i].room, "classifier") != 0) { continue; }
-        Problem loss = problem_make(op_case("classifier"), &op_shapes[i], CLASSIFIER_LOSS);
-        Problem gradient = problem_make(op_case("classifier"), &op_shapes[i], CLASSIFIER_GRADIENT);
+    for (const OpShape *s = next_shape("classifier", NULL); s; s = next_shape("classifier", s)) {
+        Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
+        Problem gradient = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
         problem_run(&gradient, &cpu_ops, &ex);
-        size_t N = shape_rows(&op_shapes[i]);
+        size_t N = shape_rows(s);
         double *dlosses = (double *)xmalloc(N * sizeof(double));
         for (size_t n = 0; n < N; n++) { dlosses[n] = gradient.scale; }
         Objective f = {NULL, &loss, "losses", dlosses, &ex};

@@ -1,8 +1,8 @@
 /*
-Every plain C twin against the textbook's formula, written here a second time: naive loops in double, no blocks, no online
-sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
-Each case of cases.h starts from poisoned outputs, is run with one thread and with two, which must give the same bits, and
-is then compared with what its reference expects. Tests of single properties follow.
+Every plain C twin against the textbook's formula, written here a second time: naive loops in double, no blocks, no
+online sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
+Each case of cases.h starts from poisoned outputs, is run with one thread and with two, which must give the same bits,
+and is then compared with what its reference expects. Tests of single properties follow.
 */
 #include "cases.h"
 #include <omp.h>
@@ -31,8 +31,8 @@ static const double *before(Reference *r, const char *name) {
     return *values;
 }
 
-// what the array should hold after it, to be filled in: an OUTPUT starts with zeros, an INOUT with what it held before, so
-// that a gradient that is set and one that is added to are both a += here. NULL if the problem has no such array
+// what the array should hold after it, to be filled in: an OUTPUT starts with zeros, an INOUT with what it held before,
+// so that a gradient that is set and one that is added to are both a += here. NULL if the problem has no such array
 static double *after(Reference *r, const char *name) {
     const Array *a = find_array(r->p, name);
     if (!a) { return NULL; }
@@ -403,9 +403,8 @@ static void check_case(const OpCase *op, const OpShape *shape, int variant, Exec
 static void test_twin(void **state) {
     const OpCase *op = (const OpCase *)*state;
     Exec ex = {0};
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        if (strcmp(op_shapes[i].room, op->room) != 0) { continue; }
-        for (int variant = 0; variant < op->variants; variant++) { check_case(op, &op_shapes[i], variant, &ex); }
+    for (const OpShape *s = next_shape(op->room, NULL); s; s = next_shape(op->room, s)) {
+        for (int variant = 0; variant < op->variants; variant++) { check_case(op, s, variant, &ex); }
     }
     onednn_free(&ex);
 }
@@ -414,9 +413,7 @@ static void test_twin(void **state) {
 
 // calls `check` with every shape of `room`
 static void for_each_shape(const char *room, void (*check)(const OpShape *s)) {
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        if (strcmp(op_shapes[i].room, room) == 0) { check(&op_shapes[i]); }
-    }
+    for (const OpShape *s = next_shape(room, NULL); s; s = next_shape(room, s)) { check(s); }
 }
 
 static void assert_same_bits(const Array *a, const Array *b) {
@@ -508,7 +505,7 @@ static void round_start(const Problem *p, const char *name) {
 static void check_rounded(const char *op, const OpShape *s, int variant) {
     enum { OFFSET = 7 };
     Problem p = problem_make(op_case(op), s, variant);
-    Array *weight = (Array *)find_array(&p, "weight");
+    Array *weight = &p.array[find_array(&p, "weight") - p.array];
     size_t params = OFFSET + weight->n;
     floatX *block = (floatX *)xcalloc(params, sizeof *block), *own = (floatX *)weight->data;
     memcpy(block + OFFSET, own, weight->n * sizeof *block);
@@ -572,9 +569,8 @@ static void test_params_changed(void **state) {
 static void test_a_shape_spans_gemm_blocks(void **state) {
     (void)state;
     int spanning = 0, deep = GEMM_N > GEMM_K ? GEMM_N : GEMM_K;
-    for (int i = 0; i < NUM_OP_SHAPES; i++) {
-        const OpShape *s = &op_shapes[i];
-        spanning += strcmp(s->room, "matmul") == 0 && s->B * s->T > GEMM_M && s->C > deep && s->OC > deep;
+    for (const OpShape *s = next_shape("matmul", NULL); s; s = next_shape("matmul", s)) {
+        spanning += s->B * s->T > GEMM_M && s->C > deep && s->OC > deep;
     }
     assert_true(spanning > 0);
 }
