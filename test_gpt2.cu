@@ -245,6 +245,13 @@ static AdamW golden_hyper(int step) {
     return hyper;
 }
 
+// one AdamW step on the golden batch
+static void golden_step(GPT2 *m, const Golden *g, AdamW hyper) {
+    gradients(m, g->tokens, g->targets, GOLDEN_B);
+    gpt2_grad_norm(m);
+    gpt2_update(m, &hyper);
+}
+
 static void check_first_step(const Golden *g, const char *what, Purpose purpose) {
     const Tolerance *limit = tolerance_of(purpose);
     static real logits[GOLDEN_LOGITS];
@@ -313,6 +320,28 @@ static void test_ten_steps(void **state) {
     check_ten_steps(g, "after ten steps", training(GOLDEN_B, GOLDEN_T));
     check_ten_steps(g, "after ten steps of three micro-batches", training(1, GOLDEN_T));
     check_ten_steps(g, "after ten steps, products' inputs rounded", rounding(training(GOLDEN_B, GOLDEN_T)));
+}
+
+static void parse_epsilon(void *value) {
+    char program[] = "train_gpt2", flag[] = "--epsilon";
+    char *argv[] = {program, flag, (char *)value};
+    TrainArgs a = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &a, 3, argv);
+}
+
+// a gradient of exactly 0 over an epsilon of 0 would be a NaN: the smallest that --epsilon takes is large enough
+static void test_smallest_epsilon(void **state) {
+    char zero[] = "0", too_small[] = "9e-31", smallest[] = "1e-30";
+    assert_stops(2, "--epsilon", parse_epsilon, zero);
+    assert_stops(2, "--epsilon", parse_epsilon, too_small);
+    parse_epsilon(smallest);
+    AdamW hyper = golden_hyper(1);
+    hyper.epsilon = (real)1e-30;
+    GPT2 m;
+    golden_model(&m, (const Golden *)*state, training(GOLDEN_B, GOLDEN_T));
+    golden_step(&m, (const Golden *)*state, hyper);
+    assert_unowned_zero(weights(&m), &m.config);
+    gpt2_free(&m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -588,31 +617,39 @@ static size_t tensor_bytes(const PlanTensor *t) {
     return bytes;
 }
 
-// how many of the trainer's pointers into the arena are to this place
-static int count_views(const GPT2 *m, const void *place) {
+enum { MAX_VIEWS = 64 };
+
+// the trainer's pointers into the arena, without those that are NULL; returns their number
+static int list_views(const void **list, const GPT2 *m) {
     const RoundedCopies *r = &m->exec.rounded;
-    const void *views[] = {m->params, m->master,        m->grads,      m->m,    m->v,      m->tokens, m->targets,
-                           m->loss,   m->norm_squared,  m->dresidual,  m->keys, m->values, r->in,     r->dout,
-                           r->params, m->narrow.memory, m->wide.memory};
-    int count = 0;
-    for (size_t i = 0; i < sizeof views / sizeof views[0]; i++) { count += views[i] == place; }
-    for (int id = 0; id < NUM_ACTIVATIONS; id++) { count += m->activations[id] == place; }
+    const void *fields[] = {m->params,        m->master,      m->grads,        m->m,         m->v,     m->tokens,
+                            m->targets,       m->loss,        m->norm_squared, m->dresidual, m->keys,  m->values,
+                            m->narrow.memory, m->wide.memory, r->in,           r->dout,      r->params};
+    int count = 0, num_fields = sizeof fields / sizeof fields[0];
+    for (int i = 0; i < num_fields + NUM_ACTIVATIONS; i++) {
+        const void *view = i < num_fields ? fields[i] : m->activations[i - num_fields];
+        if (view) { list[count++] = view; }
+    }
     return count;
 }
 
 // The plan's tensors lie one after another, fill the arena, and each is what exactly one pointer of the trainer is to.
 static void check_plan(const GPT2Config *c, Purpose p) {
+    const void *views[MAX_VIEWS];
     GPT2 m;
     gpt2_build(&m, *c, p);
+    int num_views = list_views(views, &m);
+    assert_int_equal(num_views, m.plan.count);
     size_t end = 0;
     for (int i = 0; i < m.plan.count; i++) {
         const PlanTensor *t = &m.plan.tensors[i];
+        int uses = 0;
+        for (int k = 0; k < num_views; k++) { uses += views[k] == m.arena.memory + t->offset; }
+        assert_int_equal(uses, 1);
         assert_int_equal(t->offset, end);
         assert_in_range(t->bytes, tensor_bytes(t), tensor_bytes(t) + PLAN_ALIGN - 1);
-        assert_int_equal(count_views(&m, m.arena.memory + t->offset), 1);
         end += t->bytes;
     }
-    assert_int_equal(count_views(&m, NULL), 17 + NUM_ACTIVATIONS - m.plan.count);
     size_t sum = plan_bytes(&m.plan, STATE) + plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH);
     assert_int_equal(m.arena.bytes, end);
     assert_int_equal(m.arena.bytes, sum);
@@ -965,13 +1002,6 @@ static void save_model(GPT2 *m, const char *run_name, char *folder) {
     cJSON_Delete(state);
 }
 
-static void golden_step(GPT2 *m, const Golden *g, int step) {
-    AdamW hyper = golden_hyper(step);
-    gradients(m, g->tokens, g->targets, GOLDEN_B);
-    gpt2_grad_norm(m);
-    gpt2_update(m, &hyper);
-}
-
 // the tensor of that name in optimizer.safetensors is this one
 static void check_optimizer_file(const char *folder, const char *name, const real *tensor, size_t n) {
     char path[PATH_LENGTH];
@@ -993,7 +1023,7 @@ static void test_checkpoint_keeps_every_bit(void **state) {
     char folder[PATH_LENGTH];
     GPT2 saved, loaded;
     golden_model(&saved, g, purpose);
-    for (int step = 1; step <= 2; step++) { golden_step(&saved, g, step); }
+    for (int step = 1; step <= 2; step++) { golden_step(&saved, g, golden_hyper(step)); }
     save_model(&saved, "bits", folder);
     size_t bias = param_offset(&saved.layout, FCB, 1), count = param_cols(FCB, &saved.config);
     check_optimizer_file(folder, "m.h.1.mlp.c_fc.bias", saved.m + bias, count);
@@ -1006,8 +1036,8 @@ static void test_checkpoint_keeps_every_bit(void **state) {
     ModelState blocks = gpt2_state(&loaded);
     checkpoint_load_optimizer(folder, &blocks);
     assert_models_equal(&saved, &loaded);
-    golden_step(&saved, g, 3);
-    golden_step(&loaded, g, 3);
+    golden_step(&saved, g, golden_hyper(3));
+    golden_step(&loaded, g, golden_hyper(3));
     assert_models_equal(&saved, &loaded);
     model_close(&file);
     gpt2_free(&saved);
@@ -1147,6 +1177,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_ten_steps),
+        cmocka_unit_test(test_smallest_epsilon),
         cmocka_unit_test(test_classifier_chunks),
         cmocka_unit_test(test_chosen_chunks),
         cmocka_unit_test(test_micro_batches),

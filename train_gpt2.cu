@@ -104,7 +104,7 @@ static const Flag flag_table[] = {
     {"c", "weight-decay", FLAG_REAL, ARG(weight_decay), 0, 1e3, NULL, "X", "on tensors with two dimensions"},
     {NULL, "beta1", FLAG_REAL, ARG(beta1), 0, 0.999999, NULL, "X", "AdamW's first moment"},
     {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", "AdamW's second moment"},
-    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 0, 1, NULL, "X", "AdamW's"},
+    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 1e-30, 1, NULL, "X", "AdamW's"},  // 0 would make 0/0 of the padding
     {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X", "largest global norm of the gradient; 0: no clipping"},
     {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "z", "skip an update whose loss is so many standard deviations off the last 128; 0: never"},
     {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "z", "the same for the gradient's norm"},

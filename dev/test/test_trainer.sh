@@ -5,7 +5,8 @@
 set -uo pipefail
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} LC_ALL=C
+# models this small only wait for a second thread, and on a busy machine long
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/work"
@@ -135,6 +136,8 @@ report "the same command gives the same bits" "$(
     run 0 "${full[@]}" -x 6 -o again
     same whole/step_00000006/model.safetensors again/step_00000006/model.safetensors
     equal "$(metrics again)" "$(metrics whole)"
+    for copy in threads_1 threads_2; do run 0 "${full[@]}" -x 6 -o $copy --threads 2; done
+    same threads_1/step_00000006/model.safetensors threads_2/step_00000006/model.safetensors
     run 0 "${full[@]}" -x 6 -o other --seed 43
     differ whole/step_00000006/model.safetensors other/step_00000006/model.safetensors
 )"
@@ -195,12 +198,12 @@ report "killed in the middle, then resumed" "$(
     last=$(checkpoints killed | grep -oE 'step_[0-9]{8}( |$)' | tail -n 1)
     last=$((10#${last//[!0-9]/}))
     holds "$last >= 20"
-    printf '{"step":%d,"loss":5.1' $((last + 1)) >>killed/metrics.jsonl
+    printf '{"step":1' >>killed/metrics.jsonl # half a line, of step 1x
     mkdir -p killed/step_99999999.tmp && echo half >killed/step_99999999.tmp/model.safetensors
     run 0 "${tiny[@]}" -x $((last + 15)) -n 10 -nk 2 -o killed -y 1
     matches "$out" "^resumed +at step $last\$"
     equal "$(steps killed)" "$(seq -s ' ' 1 $((last + 15)))"
-    equal "$(grep -vc '}$' killed/metrics.jsonl)" 0
+    equal "$(grep -vE '^\{"step":[0-9]+,.*\}$' killed/metrics.jsonl)" ""
 )"
 report "a full disk while saving leaves the earlier checkpoint whole" "$(
     cp -r again full && rm -r full/step_00000006
