@@ -70,6 +70,11 @@ build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
 build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# the whole model in bf16, and with scratch that is NaN once released
+build/test/test_gpt2_%: options = -DTESTING -Wno-unused-function
+build/test/test_gpt2_poisoned: options += -DPOISON_SCRATCH
+build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned: test_gpt2.cu build/flags
+	$(compile)
 build/test/%: dev/test/%.c build/flags
 	$(compile)
 build/test/%_portable: dev/test/%.c build/flags
@@ -108,10 +113,10 @@ build/check/nvcc: train_gpt2.cu build/flags
 # ---- tasks
 
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
-TWINS := $(filter test_twins,$(UNITS))
-TESTS := $(addprefix build/test/,$(UNITS) $(TWINS:%=%_portable) $(TWINS:%=%_bf16))
+TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_gpt2_bf16 \
+	test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
-SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) $(TWINS:%=%_portable))
+SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))
 CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v nvcc),nvcc))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))

@@ -29,6 +29,7 @@ its mirror image. The sections, in order:
 #include "llmc/logger.h"      // Logger, now_seconds
 #include "llmc/flags.h"       // Flag, flags_parse
 #include <omp.h>
+#include <signal.h>
 #include <sys/statvfs.h>
 
 // ----------------------------------------------------------------------------------------------------------------------
@@ -729,13 +730,25 @@ static void make_run_dir(const char *path) {
     }
 }
 
-// there must be room for at least one checkpoint before hours are spent on it
+// there must be room for at least one checkpoint before hours are spent on it; asked of the nearest folder that exists
 static void check_disk(const TrainArgs *a, const GPT2Config *c) {
+    if (a->checkpoint_every == 0) { return; }
     struct statvfs disk;
-    if (a->checkpoint_every == 0 || statvfs(a->run_dir, &disk) != 0) { return; }
+    char folder[PATH_LENGTH];
+    format_path(folder, "%s", a->run_dir);
+    while (statvfs(folder, &disk) != 0) {
+        char *slash = strrchr(folder, '/');
+        if (slash == folder || !slash) {
+            format_path(folder, slash ? "/" : ".");
+        } else {
+            *slash = 0;
+        }
+    }
     double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
     if (room < needed) {
-        input_error("-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another folder", a->run_dir, room / (1 << 20), needed / (1 << 20));
+        input_error("-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "
+                    "folder",
+                    a->run_dir, room / (1 << 20), needed / (1 << 20));
     }
 }
 
@@ -930,6 +943,7 @@ static void run_open(Run *run, const TrainArgs *a) {
     token_files_check_ids(&run->val_files, config.vocab_size);
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, config.vocab_size);
     run->prompt_length = prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, config.vocab_size, &run->prompt);
+    check_disk(a, &config);
     gpt2_build(&run->model, config, training_purpose(a, &config));
     open_loaders(run);
     load_or_init(run, has_file, &file, resumed);
@@ -941,7 +955,6 @@ static void run_open(Run *run, const TrainArgs *a) {
     run->max_steps = a->max_steps > 0 ? a->max_steps : steps_of_an_epoch(run);
     if (a->run_dir) {
         make_run_dir(a->run_dir);
-        check_disk(a, &config);
         save_run_config(run);
     }
     run->log = logger_open(a->run_dir, run->step);
@@ -1053,6 +1066,7 @@ static void limit_spinning(char **argv) {
 
 int main(int argc, char **argv) {
     limit_spinning(argv);
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then a failed write, which is reported as a full disk is
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     if (args.threads > 0) { omp_set_num_threads(args.threads); }

@@ -16,10 +16,13 @@ A sentence names the file, flag or rank, what was found, what was expected, and 
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 __attribute__((noreturn)) static inline void stop_with(int status, const char *format, va_list args) {
+    char sentence[8192];
+    vsnprintf(sentence, sizeof sentence, format, args);
+    for (char *c = sentence; *c; c++) {
+        if ((unsigned char)*c < ' ') { *c = '?'; }  // a file's name may hold a newline; a message is one line
+    }
     fflush(stdout);
-    fputs("train_gpt2: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    fprintf(stderr, "train_gpt2: %s\n", sentence);
     exit(status);
 }
 
