@@ -123,7 +123,7 @@ PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text
 	@scripts/setup.sh $(if $(DATA),build,train)
-	@$(MAKE) --no-print-directory train_gpt2
+	@$(MAKE) --no-print-directory --silent train_gpt2
 	@scripts/train.sh '$(DATA)'
 
 test: ## build and run every test; the last line is `N passed, N failed`

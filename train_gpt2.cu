@@ -80,24 +80,34 @@ static const TrainArgs default_args = {
 #define MAX_SEED 999999999999999.0  // the digits that cJSON writes
 static const Flag flag_table[] = {
     FLAG_HEADING("data and model"),
-    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", "what to train on: llm.c .bin token shards, or any other file as bytes"},
-    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", "what to validate on; without it the last tenth of each -i file"},
-    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", "d12 d24 d36 d48, gpt3:c768, l4h4c128, or a folder or .safetensors file; without it d12"},
-    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", "GPT-2's merges (vocab.bpe, merges.txt) or llm.c's gpt2_tokenizer.bin, to read and write text"},
-    {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", "of the initial weights, the data's order and the samples"},
+    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB",
+     "what to train on: llm.c .bin token shards, or any other file as bytes"},
+    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB",
+     "what to validate on; without it the last tenth of each -i file"},
+    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL",
+     "d12 d24 d36 d48, gpt3:c768, l4h4c128, or a folder or .safetensors file, or a run's folder; without it d12"},
+    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE",
+     "GPT-2's merges (vocab.bpe, merges.txt) or llm.c's gpt2_tokenizer.bin, to read and write text"},
+    {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N",
+     "of the initial weights, the data's order and the samples"},
     FLAG_HEADING("run directory"),
-    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", "where metrics.jsonl, config.json and checkpoints go; without it nothing is written"},
-    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "steps", "save a checkpoint every so many steps and at the end; 0: never"},
+    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR",
+     "where metrics.jsonl, config.json and checkpoints go; without it nothing is written"},
+    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "steps",
+     "save a checkpoint every so many steps and at the end; 0: never"},
     {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "keep only the last N checkpoints; 0: all"},
-    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "steps", "never delete the checkpoints of these steps; 0: none"},
+    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "steps",
+     "never delete the checkpoints of these steps; 0: none"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", "go on from the last checkpoint in -o"},
     FLAG_HEADING("batch"),
     {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "sequences", "sequences that are computed at once"},
     {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "tokens", "tokens in a sequence"},
-    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens", "tokens of one update, by accumulation; a multiple of b x t; -1: b x t"},
+    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens",
+     "tokens of one update, by accumulation; a multiple of b x t; -1: b x t"},
     FLAG_HEADING("optimisation"),
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
-    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds", "stop training after so long, then validate, save and sample as at the end; 0: none"},
+    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds",
+     "stop training after so long, then validate, save and sample as at the end; 0: none"},
     {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME", "the learning rate's way down"},
     {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", "its peak"},
     {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "steps", "its linear way up"},
@@ -107,24 +117,32 @@ static const Flag flag_table[] = {
     {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", "AdamW's second moment"},
     {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 1e-30, 1, NULL, "X", "AdamW's"},  // 0 would make 0/0 of the padding
     {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X", "largest global norm of the gradient; 0: no clipping"},
-    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "z", "skip an update whose loss is so many standard deviations off the last 128; 0: never"},
+    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "z",
+     "skip an update whose loss is so many standard deviations off the last 128; 0: never"},
     {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "z", "the same for the gradient's norm"},
-    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", "train on the first batch alone, to see that the loss goes to 0"},
+    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1",
+     "train on the first batch alone, to see that the loss goes to 0"},
     FLAG_HEADING("evaluation and text"),
-    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "steps", "validate every so many steps and at the end; 0: never"},
-    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N", "micro-batches of a validation; -1: all"},
-    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps", "write a sample every so many steps and at the end; 0: never"},
+    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "steps",
+     "validate every so many steps and at the end; 0: never"},
+    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N",
+     "micro-batches of a validation; -1: all"},
+    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps",
+     "write a sample every so many steps and at the end; 0: never"},
     {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "tokens", "length of a sample"},
-    {NULL, "generate", FLAG_INT, ARG(generate), ANY_COUNT, NULL, "tokens", "do not train: load -e and continue --prompt by so many tokens"},
+    {NULL, "generate", FLAG_INT, ARG(generate), ANY_COUNT, NULL, "tokens",
+     "do not train: load -e and continue --prompt by so many tokens"},
     {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", "what samples begin with"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", "of sampling; 0: always the likeliest token"},
     {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "sample among the N likeliest tokens; 0: all"},
     FLAG_HEADING("machine"),
     {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, "auto cpu", "NAME", "where to compute"},
     {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "CPU threads; 0: one a core, or OMP_NUM_THREADS"},
-    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2", "2 rounds matmul inputs to bf16 where the CPU multiplies it faster; sums stay fp32"},
+    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2",
+     "2 rounds matmul inputs to bf16 where the CPU multiplies it faster; sums stay fp32"},
     FLAG_HEADING("information"),
-    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT", "print the memory this command line takes, and exit; needs no data"},
+    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT",
+     "print the memory this command line takes, and exit; needs no data"},
     {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
 };
@@ -133,16 +151,28 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 // what no single flag can check
 static void args_check(const TrainArgs *a) {
     int64_t micro = (int64_t)a->B * a->T;
-    if (micro > INT_MAX) { input_error("-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d", a->B, a->T, (long long)micro, INT_MAX); }
-    if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
-        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the nearest below is %lld", (long long)a->batch_tokens,
-                    a->B, a->T, (long long)micro, (long long)(a->batch_tokens < micro ? micro : a->batch_tokens / micro * micro));
+    if (micro > INT_MAX) {
+        input_error(
+            "-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d",
+            a->B, a->T, (long long)micro, INT_MAX);
     }
-    if (a->batch_tokens / micro > INT_MAX) { input_error("-d %lld is %lld micro-batches of -b x -t = %lld, more than the %d possible; give a larger -b", (long long)a->batch_tokens, (long long)(a->batch_tokens / micro), (long long)micro, INT_MAX); }
-    if (a->checkpoint_every > 0 && !a->run_dir) { input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every); }
+    if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
+        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the nearest below is %lld",
+                    (long long)a->batch_tokens, a->B, a->T, (long long)micro,
+                    (long long)(a->batch_tokens < micro ? micro : a->batch_tokens / micro * micro));
+    }
+    if (a->batch_tokens / micro > INT_MAX) {
+        input_error("-d %lld is %lld micro-batches of -b x -t = %lld, more than the %d possible; give a larger -b",
+                    (long long)a->batch_tokens, (long long)(a->batch_tokens / micro), (long long)micro, INT_MAX);
+    }
+    if (a->checkpoint_every > 0 && !a->run_dir) {
+        input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every);
+    }
     if (a->resume && !a->run_dir) { input_error("-y 1 goes on from the last checkpoint in -o, but no -o is given"); }
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
-    if (a->generate && !a->model) { input_error("--generate needs a trained model: give its folder or .safetensors file with -e"); }
+    if (a->generate && !a->model) {
+        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
+    }
 }
 
 static int accumulation_steps(const TrainArgs *a) {
@@ -153,10 +183,24 @@ static int accumulation_steps(const TrainArgs *a) {
 // 2. the model
 
 typedef enum {
-    ENCODED,                                             // the embeddings' sum: the first block's input
-    LN1, LN1_MEAN, LN1_RSTD, QKV, ATTY, LSE, RESIDUAL2,  // attention's half of a block
-    LN2, LN2_MEAN, LN2_RSTD, FCH, FCH_GELU, RESIDUAL3,   // the MLP's half; RESIDUAL3 is the block's output
-    LNF, LNF_MEAN, LNF_RSTD, LOSSES,
+    ENCODED,  // the embeddings' sum: the first block's input
+    LN1,
+    LN1_MEAN,
+    LN1_RSTD,
+    QKV,
+    ATTY,
+    LSE,
+    RESIDUAL2,  // attention's half of a block
+    LN2,
+    LN2_MEAN,
+    LN2_RSTD,
+    FCH,
+    FCH_GELU,
+    RESIDUAL3,  // the MLP's half; RESIDUAL3 is the block's output
+    LNF,
+    LNF_MEAN,
+    LNF_RSTD,
+    LOSSES,
     NUM_ACTIVATIONS
 } ActivationId;
 
@@ -171,31 +215,19 @@ typedef struct {
 } ActivationSpec;
 
 static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
-    {"encoded", WIDTH_C, false, false},
-    {"ln1", WIDTH_C, false, true},
-    {"ln1_mean", WIDTH_1, true, true},
-    {"ln1_rstd", WIDTH_1, true, true},
-    {"qkv", WIDTH_3C, false, true},
-    {"atty", WIDTH_C, false, true},
-    {"lse", WIDTH_NH, true, true},
-    {"residual2", WIDTH_C, false, true},
-    {"ln2", WIDTH_C, false, true},
-    {"ln2_mean", WIDTH_1, true, true},
-    {"ln2_rstd", WIDTH_1, true, true},
-    {"fch", WIDTH_4C, false, true},
-    {"fch_gelu", WIDTH_4C, false, true},
-    {"residual3", WIDTH_C, false, true},
-    {"lnf", WIDTH_C, false, false},
-    {"lnf_mean", WIDTH_1, true, false},
-    {"lnf_rstd", WIDTH_1, true, false},
-    {"losses", WIDTH_1, true, false},
+    {"encoded", WIDTH_C, false, false},  {"ln1", WIDTH_C, false, true},       {"ln1_mean", WIDTH_1, true, true},
+    {"ln1_rstd", WIDTH_1, true, true},   {"qkv", WIDTH_3C, false, true},      {"atty", WIDTH_C, false, true},
+    {"lse", WIDTH_NH, true, true},       {"residual2", WIDTH_C, false, true}, {"ln2", WIDTH_C, false, true},
+    {"ln2_mean", WIDTH_1, true, true},   {"ln2_rstd", WIDTH_1, true, true},   {"fch", WIDTH_4C, false, true},
+    {"fch_gelu", WIDTH_4C, false, true}, {"residual3", WIDTH_C, false, true}, {"lnf", WIDTH_C, false, false},
+    {"lnf_mean", WIDTH_1, true, false},  {"lnf_rstd", WIDTH_1, true, false},  {"losses", WIDTH_1, true, false},
 };
 
 // what a model is built for
 typedef struct {
-    int B, T;                // micro-batch; when decoding only, T rows are the most that one call may advance by
-    bool training;           // with gradients and optimizer state
-    int decode_positions;    // room of the key-value cache; 0: no decoding
+    int B, T;              // micro-batch; when decoding only, T rows are the most that one call may advance by
+    bool training;         // with gradients and optimizer state
+    int decode_positions;  // room of the key-value cache; 0: no decoding
     bool round_matmul_inputs;
 } Purpose;
 
@@ -219,15 +251,15 @@ typedef struct {
     PlanIndex index;
     Arena arena;
     // ---- views into the arena
-    floatX *params;                       // (layout.total), as are the next four
-    real *master, *grads, *m, *v;         // master is NULL where params are fp32
-    void *activations[NUM_ACTIVATIONS];   // (L,B,T,width) or (B,T,width)
-    int *tokens, *targets;                // (B,T)
-    real *loss, *norm_squared;            // one number each
-    floatX *dresidual;                    // (B,T,C) gradient of the residual stream, from the last block to the first
-    Scratch narrow, wide;                 // (B,T,C): dlnf dln2 datty dln1;  (B,T,4C) or a chunk of logits: dfch dqkv logits
-    floatX *keys, *values;                // (L,decode_positions,C)
-    int classifier_rows;                  // rows of logits that exist at once
+    floatX *params;                      // (layout.total), as are the next four
+    real *master, *grads, *m, *v;        // master is NULL where params are fp32
+    void *activations[NUM_ACTIVATIONS];  // (L,B,T,width) or (B,T,width)
+    int *tokens, *targets;               // (B,T)
+    real *loss, *norm_squared;           // one number each
+    floatX *dresidual;                   // (B,T,C) gradient of the residual stream, from the last block to the first
+    Scratch narrow, wide;   // (B,T,C): dlnf dln2 datty dln1;  (B,T,4C) or a chunk of logits: dfch dqkv logits
+    floatX *keys, *values;  // (L,decode_positions,C)
+    int classifier_rows;    // rows of logits that exist at once
 } GPT2;
 
 static size_t width_size(Width width, const GPT2Config *c) {
@@ -380,7 +412,9 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 
 // ---- one tensor of one layer
 
-static const floatX *param(const GPT2 *m, ParamId id, int layer) { return m->params + param_offset(&m->layout, id, layer); }
+static const floatX *param(const GPT2 *m, ParamId id, int layer) {
+    return m->params + param_offset(&m->layout, id, layer);
+}
 static real *grad(const GPT2 *m, ParamId id, int layer) { return m->grads + param_offset(&m->layout, id, layer); }
 
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
@@ -408,11 +442,13 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
     const GPT2Config *c = &m->config;
     int NH = c->num_heads, HS = config_head_size(c);
     if (decode_from < 0) {
-        m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->purpose.B, m->purpose.T, NH, HS, &m->exec);
+        m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->purpose.B, m->purpose.T, NH,
+                                  HS, &m->exec);
         return;
     }
     size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)c->channels;
-    m->ops->attention_decode(act(m, ATTY, l), m->keys + layer, m->values + layer, act(m, QKV, l), decode_from, N, NH, HS, &m->exec);
+    m->ops->attention_decode(act(m, ATTY, l), m->keys + layer, m->values + layer, act(m, QKV, l), decode_from, N, NH,
+                             HS, &m->exec);
 }
 
 // N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on
@@ -421,24 +457,32 @@ static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     Exec *ex = &m->exec;
     int C = m->config.channels;
     const floatX *input = block_input(m, l);
-    ops->layernorm_forward(act(m, LN1, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l), param(m, LN1B, l), N, C, ex);
+    ops->layernorm_forward(act(m, LN1, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input,
+                           param(m, LN1W, l), param(m, LN1B, l), N, C, ex);
     ops->matmul_forward(act(m, QKV, l), act(m, LN1, l), param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
     block_attention(m, l, N, decode_from);
-    ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N, C, C, ex);
-    ops->layernorm_forward(act(m, LN2, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l), param(m, LN2W, l), param(m, LN2B, l), N, C, ex);
-    ops->matmul_gelu_forward(act(m, FCH_GELU, l), act(m, FCH, l), act(m, LN2, l), param(m, FCW, l), param(m, FCB, l), N, C, 4 * C, ex);
-    ops->matmul_forward(act(m, RESIDUAL3, l), act(m, FCH_GELU, l), param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N, 4 * C, C, ex);
+    ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N,
+                        C, C, ex);
+    ops->layernorm_forward(act(m, LN2, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
+                           param(m, LN2W, l), param(m, LN2B, l), N, C, ex);
+    ops->matmul_gelu_forward(act(m, FCH_GELU, l), act(m, FCH, l), act(m, LN2, l), param(m, FCW, l), param(m, FCB, l), N,
+                             C, 4 * C, ex);
+    ops->matmul_forward(act(m, RESIDUAL3, l), act(m, FCH_GELU, l), param(m, FCPROJW, l), param(m, FCPROJB, l),
+                        act(m, RESIDUAL2, l), N, 4 * C, C, ex);
 }
 
 static void final_norm_forward(GPT2 *m, int N) {
-    m->ops->layernorm_forward(act(m, LNF, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N, m->config.channels, &m->exec);
+    m->ops->layernorm_forward(act(m, LNF, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
+                              block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N,
+                              m->config.channels, &m->exec);
 }
 
 // tokens (B,T) on the host -> activations up to the final layernorm
 static void gpt2_forward(GPT2 *m, const int *tokens) {
     int B = m->purpose.B, T = m->purpose.T, N = B * T;
     m->device->upload(m->tokens, tokens, (size_t)N * sizeof(int));
-    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T, m->config.channels, &m->exec);
+    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
+                              m->config.channels, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, N, -1); }
     final_norm_forward(m, N);
 }
@@ -448,7 +492,8 @@ static void gpt2_forward(GPT2 *m, const int *tokens) {
 static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int N = m->purpose.B * m->purpose.T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    int N = m->purpose.B * m->purpose.T, C = m->config.channels, V = m->config.vocab_size,
+        Vp = m->config.padded_vocab_size;
     m->device->upload(m->targets, targets, (size_t)N * sizeof(int));
     for (int first = 0; first < N; first += m->classifier_rows) {
         int rows = N - first < m->classifier_rows ? N - first : m->classifier_rows;
@@ -457,7 +502,8 @@ static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale,
         ops->matmul_forward(logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
         ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
         if (dlnf) {
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL,
+                                 first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
         }
         scratch_release(&m->wide);
     }
@@ -467,7 +513,9 @@ static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale,
 // ----------------------------------------------------------------------------------------------------------------------
 // 4. backward
 
-// dresidual comes in as the gradient of block l's output and leaves as that of its input
+// dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it on
+// unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of the
+// product that makes dfch.
 static void block_backward(GPT2 *m, int l, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -476,22 +524,28 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
 
     floatX *dfch = (floatX *)scratch_take(&m->wide, "dfch", 4 * row);
-    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), m->dresidual, act(m, FCH_GELU, l), param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
+    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), m->dresidual, act(m, FCH_GELU, l),
+                         param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
     floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
-    ops->matmul_backward(dln2, grad(m, FCW, l), grad(m, FCB, l), dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N, C, 4 * C, ex);
+    ops->matmul_backward(dln2, grad(m, FCW, l), grad(m, FCB, l), dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N,
+                         C, 4 * C, ex);
     scratch_release(&m->wide);
-    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l), param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
+    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l),
+                            param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
     scratch_release(&m->narrow);
 
     floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
-    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), m->dresidual, act(m, ATTY, l), param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
+    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), m->dresidual, act(m, ATTY, l),
+                         param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
     floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
     ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
     scratch_release(&m->narrow);
     floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
-    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), dqkv, act(m, LN1, l), param(m, QKVW, l), NULL, mode, N, C, 3 * C, ex);
+    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), dqkv, act(m, LN1, l), param(m, QKVW, l), NULL, mode,
+                         N, C, 3 * C, ex);
     scratch_release(&m->wide);
-    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l), param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
+    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l),
+                            param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
     scratch_release(&m->narrow);
 }
 
@@ -502,10 +556,13 @@ static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode
     floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
     gpt2_classify(m, targets, dlnf, scale, mode);
     m->device->zero(m->dresidual, row);
-    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf, block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
+    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf,
+                               block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
+                               statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
     scratch_release(&m->narrow);
     for (int l = m->config.num_layers - 1; l >= 0; l--) { block_backward(m, l, mode); }
-    m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T, m->config.max_seq_len, C, &m->exec);
+    m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
+                               m->config.max_seq_len, C, &m->exec);
 }
 
 // ----------------------------------------------------------------------------------------------------------------------
@@ -532,7 +589,8 @@ static real gpt2_grad_norm(GPT2 *m) {
 }
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
+    m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper,
+                         &m->exec);
     gpt2_params_changed(m);
 }
 
@@ -543,11 +601,13 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
-    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
+    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
+                              param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
     final_norm_forward(m, n);
     floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)Vp * sizeof(floatX));
-    m->ops->matmul_forward(row, act(m, LNF, 0) + (size_t)(n - 1) * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, Vp, &m->exec);
+    m->ops->matmul_forward(row, act(m, LNF, 0) + (size_t)(n - 1) * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, Vp,
+                           &m->exec);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     m->device->download(host, row, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
@@ -583,7 +643,8 @@ typedef struct {
 
 // Prints the prompt's text and `count` more tokens as they come. When the context is full the latter half is read again
 // as a new beginning: the positions are learned and cannot slide.
-static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length, int count, Sampling how) {
+static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length, int count,
+                     Sampling how) {
     size_t room = prompt_length + (size_t)count;
     int positions = m->purpose.decode_positions, at = 0;
     int *tokens = (int *)xmalloc(room * sizeof(int));
@@ -614,7 +675,8 @@ static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_s
     if (a->tokenizer) {
         *tokenizer = tokenizer_load(a->tokenizer);
         if (tokenizer_vocab_size(tokenizer) > vocab_size) {
-            input_error("--tokenizer %s has %d tokens, the model only %d; give the tokenizer it was trained with", a->tokenizer, tokenizer_vocab_size(tokenizer), vocab_size);
+            input_error("--tokenizer %s has %d tokens, the model only %d; give the tokenizer it was trained with",
+                        a->tokenizer, tokenizer_vocab_size(tokenizer), vocab_size);
         }
         return true;
     }
@@ -636,7 +698,9 @@ static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_s
 // The prompt as tokens (malloced). An empty one becomes the token that documents begin with: a newline in bytes, end-of-text.
 static size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
     if (*text && !tokenizer) {
-        input_error("--prompt is text, but the model's %d tokens need a tokenizer: give GPT-2's merges file with --tokenizer", vocab_size);
+        input_error(
+            "--prompt is text, but the model's %d tokens need a tokenizer: give GPT-2's merges file with --tokenizer",
+            vocab_size);
     }
     if (*text) { return tokenizer_encode(tokenizer, text, strlen(text), tokens); }
     *tokens = (int *)xmalloc(sizeof(int));
@@ -680,35 +744,47 @@ static bool resolve_model(const TrainArgs *a, int data_vocab, GPT2Config *config
         return false;
     }
     if (access(word, F_OK) != 0) {
-        input_error("-e %s is neither a model this program knows (d12, gpt3:c768, l4h4c128) nor a file or folder that exists", word);
+        input_error("-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor a "
+                    "file or folder that exists",
+                    word);
     }
-    *file = model_open(word);
+    char folder[PATH_LENGTH];
+    format_path(folder, "%s", word);
+    long long latest = checkpoint_latest(word);
+    if (latest >= 0) { checkpoint_path(folder, word, latest); }  // a run's folder stands for its last checkpoint
+    *file = model_open(folder);
     *config = file->config;
     return true;
 }
 
 static void check_fits(const TrainArgs *a, const GPT2Config *c, int data_vocab) {
     if (a->T > c->max_seq_len) {
-        input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len, c->max_seq_len);
+        input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len,
+                    c->max_seq_len);
     }
     if (data_vocab > c->vocab_size) {
-        input_error("-i %s holds tokens of a vocabulary of %d, the model knows %d; give data made with the model's tokenizer", a->train_data, data_vocab, c->vocab_size);
+        input_error(
+            "-i %s holds tokens of a vocabulary of %d, the model knows %d; give data made with the model's tokenizer",
+            a->train_data, data_vocab, c->vocab_size);
     }
 }
 
 // the same shape, or the checkpoint belongs to another model than -e asks for
 static void check_same_shape(const GPT2Config *asked, const GPT2Config *saved, const char *model, const char *folder) {
     if (memcmp(asked, saved, sizeof *asked) == 0) { return; }
-    input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s asks for %d, %d, %d, %d and %d; leave -e out to go on with it",
-                folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size, model,
-                asked->num_layers, asked->num_heads, asked->channels, asked->max_seq_len, asked->vocab_size);
+    input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s asks "
+                "for %d, %d, %d, %d and %d; leave -e out to go on with it",
+                folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size,
+                model, asked->num_layers, asked->num_heads, asked->channels, asked->max_seq_len, asked->vocab_size);
 }
 
 // a new run needs a folder of its own; a resumed one need not have begun
 static void check_run_dir(const TrainArgs *a) {
     struct stat info;
     if (!a->run_dir) { return; }
-    if (stat(a->run_dir, &info) == 0 && !S_ISDIR(info.st_mode)) { input_error("-o %s is a file; give a folder, which need not exist yet", a->run_dir); }
+    if (stat(a->run_dir, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        input_error("-o %s is a file; give a folder, which need not exist yet", a->run_dir);
+    }
     if (a->resume) { return; }
     const char *const traces[] = {"metrics.jsonl", "config.json"};
     bool used = checkpoint_latest(a->run_dir) >= 0;
@@ -717,7 +793,9 @@ static void check_run_dir(const TrainArgs *a) {
         format_path(path, "%s/%s", a->run_dir, traces[i]);
         used |= access(path, F_OK) == 0;
     }
-    if (used) { input_error("-o %s holds another run; give a folder of its own, or -y 1 to go on with that run", a->run_dir); }
+    if (used) {
+        input_error("-o %s holds another run; give a folder of its own, or -y 1 to go on with that run", a->run_dir);
+    }
 }
 
 static void make_run_dir(const char *path) {
@@ -725,7 +803,9 @@ static void make_run_dir(const char *path) {
     for (const char *slash = path; slash; slash++) {
         slash = strchr(slash + 1, '/');
         format_path(part, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
-        if (mkdir(part, 0777) != 0 && errno != EEXIST) { input_error("-o %s: could not make the folder '%s': %s", path, part, strerror(errno)); }
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
+            input_error("-o %s: could not make the folder '%s': %s", path, part, strerror(errno));
+        }
         if (!slash) { return; }
     }
 }
@@ -746,15 +826,19 @@ static void check_disk(const TrainArgs *a, const GPT2Config *c) {
     }
     double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
     if (room < needed) {
-        input_error("-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "
-                    "folder",
-                    a->run_dir, room / (1 << 20), needed / (1 << 20));
+        input_error(
+            "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "
+            "folder",
+            a->run_dir, room / (1 << 20), needed / (1 << 20));
     }
 }
 
 static void open_data(Run *run) {
     const TrainArgs *a = run->args;
-    if (!a->train_data) { input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all flags)"); }
+    if (!a->train_data) {
+        input_error(
+            "-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all flags)");
+    }
     run->files = token_files_open("-i", a->train_data);
     if (a->val_data) {
         run->train_files = run->files;
@@ -772,7 +856,8 @@ static void open_loaders(Run *run) {
 }
 
 static int64_t steps_of_an_epoch(const Run *run) {
-    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&run->train_loader) / ((int64_t)run->args->B * run->accumulation);
+    int64_t steps =
+        (int64_t)dataloader_sequences_per_epoch(&run->train_loader) / ((int64_t)run->args->B * run->accumulation);
     return steps > 0 ? steps : 1;
 }
 
@@ -783,6 +868,7 @@ static cJSON *run_state(const Run *run) {
     cJSON_AddNumberToObject(state, "step", (double)run->step);
     cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&run->train_loader));
     cJSON_AddNumberToObject(state, "sequence_length", run->args->T);
+    cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&run->train_files));
     cJSON_AddNumberToObject(state, "seed", (double)run->args->seed);
     cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
     cJSON_AddItemToObject(state, "loss_guard", guard_to_json(&run->loss_guard));
@@ -805,13 +891,27 @@ static void restore_run(Run *run, const char *folder) {
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, folder);
     int64_t seed = json_whole(state, "seed", 0, MAX_SEED, folder);
     if (T != run->args->T || seed != run->args->seed) {
-        input_error("'%s' was trained with -t %d --seed %lld, which its place in the data depends on; found -t %d --seed %lld: give the same", folder, T, (long long)seed, run->args->T, (long long)run->args->seed);
+        input_error("'%s' was trained with -t %d --seed %lld, which its place in the data depends on; found -t %d "
+                    "--seed %lld: give the same",
+                    folder, T, (long long)seed, run->args->T, (long long)run->args->seed);
+    }
+    uint64_t tokens = (uint64_t)json_whole(state, "training_tokens", 0, 0x1p53, folder),
+             found = token_files_total(&run->train_files);
+    if (tokens != found) {
+        input_error("'%s' was trained on %" PRIu64 " tokens, but -i has %" PRIu64
+                    " now; give the data it was trained on",
+                    folder, tokens, found);
     }
     if (!guard_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
         !guard_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
-        input_error("'%s/state.json' has no loss_guard and norm_guard of 128 numbers: it was cut short or edited", folder);
+        input_error("'%s/state.json' has no loss_guard and norm_guard of 128 numbers: it was cut short or edited",
+                    folder);
     }
     run->step = json_whole(state, "step", 0, INT_MAX - 1, folder);
+    if (run->args->max_steps > 0 && run->step > run->args->max_steps) {
+        input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to go on with it",
+                    (long long)run->args->max_steps, folder, run->step);
+    }
     uint64_t position = (uint64_t)json_whole(state, "position", 0, 0x1p53, folder);
     dataloader_seek(&run->train_loader, run->args->overfit ? 0 : position);
     cJSON_Delete(state);
@@ -837,7 +937,8 @@ static void show_sample(Run *run) {
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, (uint64_t)run->step};
     logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
-    generate(&run->model, run->has_tokenizer ? &run->tokenizer : NULL, run->prompt, run->prompt_length, a->sample_tokens, how);
+    generate(&run->model, run->has_tokenizer ? &run->tokenizer : NULL, run->prompt, run->prompt_length,
+             a->sample_tokens, how);
     puts("---");
 }
 
@@ -846,7 +947,8 @@ static void show_sample(Run *run) {
 static AdamW step_hyper(const Run *run) {
     const TrainArgs *a = run->args;
     AdamW hyper = {0, (real)a->beta1, (real)a->beta2, (real)a->epsilon, (real)a->weight_decay, (real)a->clip, 0};
-    hyper.learning_rate = (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->step);
+    hyper.learning_rate =
+        (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->step);
     hyper.step = (int)run->step + 1;
     return hyper;
 }
@@ -876,14 +978,17 @@ static StepReport train_step(Run *run) {
     const char *note = guard_verdict(run, loss, norm);
     if (!*note) {
         if (!isfinite(loss) || !isfinite(norm)) {
-            run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 -sg 6 may help", run->step + 1, loss, norm);
+            run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
+                      "-sg 6 may help",
+                      run->step + 1, loss, norm);
         }
         gpt2_update(m, &hyper);
     }
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
     double left = limit > 0 ? limit - (now - run->started) : -1;
-    StepReport report = {run->step, run->max_steps, loss, norm, (double)hyper.learning_rate, (now - start) * 1000, (double)rows, left, note};
+    StepReport report = {run->step,    run->max_steps, loss, norm, (double)hyper.learning_rate, (now - start) * 1000,
+                         (double)rows, left,           note};
     return report;
 }
 
@@ -898,15 +1003,43 @@ static void save_run_config(const Run *run) {
     cJSON_Delete(json);
 }
 
+// names the flags that a resumed run was not given before: what is left out goes back to its default
+static void print_changed_flags(const TrainArgs *a) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", a->run_dir);
+    cJSON *before = read_json(path), *now = flags_to_json(flag_table, NUM_FLAGS, a), *item;
+    cJSON_ArrayForEach(item, now) {
+        const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
+        if (!old || strcmp(item->string, "resume") == 0) { continue; }
+        char *was = cJSON_PrintUnformatted(old), *is = cJSON_PrintUnformatted(item);
+        if (strcmp(was, is) != 0) { printf("note      this run had --%s %s, now it has %s\n", item->string, was, is); }
+        free(was);
+        free(is);
+    }
+    cJSON_Delete(before);
+    cJSON_Delete(now);
+}
+
 static void print_banner(const Run *run) {
     const GPT2Config *c = &run->model.config;
     flags_print_banner(stdout, flag_table, NUM_FLAGS, run->args, &default_args);
-    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers, c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
-    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n", mebibytes(run->model.arena.bytes), mebibytes(plan_bytes(&run->model.plan, STATE)), mebibytes(plan_bytes(&run->model.plan, SAVED)), mebibytes(plan_bytes(&run->model.plan, SCRATCH)));
-    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n", token_files_total(&run->train_files), token_files_total(&run->val_files), run->max_steps, (long long)run->accumulation * run->args->B * run->args->T);
-    const char *note = run->args->matmul_precision == 2 && !wants_bf16_products(run->args) ? " (-f 2: this build or CPU has no fast bf16 products)" : "";
-    printf("machine   cpu, %d threads, matmuls by %s%s%s\n", omp_get_max_threads(), onednn_version(), wants_bf16_products(run->args) ? " with bf16 inputs" : "", note);
+    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
+           c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
+    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n", mebibytes(run->model.arena.bytes),
+           mebibytes(plan_bytes(&run->model.plan, STATE)), mebibytes(plan_bytes(&run->model.plan, SAVED)),
+           mebibytes(plan_bytes(&run->model.plan, SCRATCH)));
+    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n",
+           token_files_total(&run->train_files), token_files_total(&run->val_files), run->max_steps,
+           (long long)run->accumulation * run->args->B * run->args->T);
+    const char *note = run->args->matmul_precision == 2 && !wants_bf16_products(run->args)
+                           ? " (-f 2: this build or CPU has no fast bf16 products)"
+                           : "";
+    printf("machine   cpu, %d threads, matmuls by %s%s%s\n", omp_get_max_threads(), onednn_version(),
+           wants_bf16_products(run->args) ? " with bf16 inputs" : "", note);
     if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
+    if (run->args->resume && run->step == 0) {
+        printf("resumed   nothing: %s holds no checkpoint yet\n", run->args->run_dir);
+    }
     fflush(stdout);
 }
 
@@ -942,7 +1075,8 @@ static void run_open(Run *run, const TrainArgs *a) {
     token_files_check_ids(&run->train_files, config.vocab_size);
     token_files_check_ids(&run->val_files, config.vocab_size);
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, config.vocab_size);
-    run->prompt_length = prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, config.vocab_size, &run->prompt);
+    run->prompt_length =
+        prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, config.vocab_size, &run->prompt);
     check_disk(a, &config);
     gpt2_build(&run->model, config, training_purpose(a, &config));
     open_loaders(run);
@@ -955,6 +1089,7 @@ static void run_open(Run *run, const TrainArgs *a) {
     run->max_steps = a->max_steps > 0 ? a->max_steps : steps_of_an_epoch(run);
     if (a->run_dir) {
         make_run_dir(a->run_dir);
+        if (resumed >= 0) { print_changed_flags(a); }
         save_run_config(run);
     }
     run->log = logger_open(a->run_dir, run->step);
@@ -990,6 +1125,10 @@ static void train(const TrainArgs *a) {
     for (bool last = false;;) {
         bool out_of_time = a->time_limit > 0 && now_seconds() - run.started > a->time_limit;
         last = run.step >= run.max_steps || out_of_time;
+        if (out_of_time && run.step < run.max_steps) {
+            logger_clear_line(&run.log);
+            printf("stopped at step %lld of %lld: --time-limit %g s is up\n", run.step, run.max_steps, a->time_limit);
+        }
         if (a->val_every > 0 && (last || run.step % a->val_every == 0) && (run.step > first || first == 0)) {
             logger_val(&run.log, run.step, validate(&run));
         }
@@ -1005,7 +1144,9 @@ static void generate_text(const TrainArgs *a) {
     GPT2Config config;
     ModelFile file;
     if (!resolve_model(a, BYTE_VOCABULARY, &config, &file)) {
-        input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or .safetensors file", a->model);
+        input_error(
+            "--generate needs trained weights, but -e %s only describes a shape; give a folder or .safetensors file",
+            a->model);
     }
     Tokenizer tokenizer;
     int *prompt;
@@ -1051,7 +1192,9 @@ static void print_plan(const TrainArgs *a) {
 }
 
 static void print_version(void) {
-    printf("train_gpt2: weights %s, arithmetic %s, devices cpu, matmuls by %s%s, processes one\n", dtype_name(DT_FLOATX), dtype_name(DT_REAL), onednn_version(), matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
+    printf("train_gpt2: weights %s, arithmetic %s, devices cpu, matmuls by %s%s, processes one\n",
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), onednn_version(),
+           matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
 }
 
 #ifndef TESTING
@@ -1071,7 +1214,8 @@ int main(int argc, char **argv) {
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     if (args.threads > 0) { omp_set_num_threads(args.threads); }
     if (args.help) {
-        flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS, &default_args);
+        flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS,
+                         &default_args);
     } else if (args.version) {
         print_version();
     } else {

@@ -44,8 +44,8 @@ static inline void adamw_block(floatX *params, real *master, real *m, real *v, c
 }
 
 static inline void cpu_adamw_update(floatX *params, real *master, real *m, real *v, const real *grads,
-                                    const real *norm_squared, const TensorSpan *spans, int num_spans, const AdamW *hyper,
-                                    Exec *ex) {
+                                    const real *norm_squared, const TensorSpan *spans, int num_spans,
+                                    const AdamW *hyper, Exec *ex) {
     (void)ex;
     AdamWScales scales = adamw_scales(hyper, *norm_squared);
 #pragma omp parallel

@@ -74,5 +74,7 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
     va_start(args, format);
     int length = vsnprintf(path, PATH_LENGTH, format, args);
     va_end(args);
-    if (length >= PATH_LENGTH) { input_error("the path '%.60s...' is longer than %d characters", path, PATH_LENGTH - 1); }
+    if (length >= PATH_LENGTH) {
+        input_error("the path '%.60s...' is longer than %d characters", path, PATH_LENGTH - 1);
+    }
 }

@@ -127,8 +127,9 @@ static inline cJSON *model_config_json(const GPT2Config *c) {
     const struct {
         const char *key;
         int value;
-    } numbers[] = {{"vocab_size", c->vocab_size}, {"n_positions", c->max_seq_len}, {"n_ctx", c->max_seq_len},
-                   {"n_embd", c->channels},       {"n_layer", c->num_layers},      {"n_head", c->num_heads},
+    } numbers[] = {{"vocab_size", c->vocab_size},       {"n_positions", c->max_seq_len},
+                   {"n_ctx", c->max_seq_len},           {"n_embd", c->channels},
+                   {"n_layer", c->num_layers},          {"n_head", c->num_heads},
                    {"bos_token_id", c->vocab_size - 1}, {"eos_token_id", c->vocab_size - 1}};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         cJSON_AddNumberToObject(json, numbers[i].key, numbers[i].value);
@@ -205,8 +206,9 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     }
     if (error) {
         remove_folder(aside);
-        run_error("could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
-                  folder, strerror(error));
+        run_error(
+            "could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
+            folder, strerror(error));
     }
     remove_folder(replaced);
     sync_folder(run_dir);
@@ -298,7 +300,9 @@ static inline cJSON *read_json(const char *path) {
 // a whole number of min..max (within 2^53, which a double holds exactly) that must be there
 static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
-    if (!cJSON_IsNumber(item)) { input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key); }
+    if (!cJSON_IsNumber(item)) {
+        input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key);
+    }
     double x = item->valuedouble;
     if (!(x >= min && x <= max) || x != floor(x)) {
         input_error("'%s' has %g as \"%s\", expected a whole number from %.0f to %.0f", path, x, key, min, max);
@@ -356,8 +360,8 @@ static inline void model_config_from_tensors(ModelFile *model) {
         if (!model_find(model, "", name)) { break; }
     }
     if (c->num_heads == 0) {
-        input_error("'%s': its %d channels are not heads of 64; put a config.json with n_head beside it", model->file.path,
-                    c->channels);
+        input_error("'%s': its %d channels are not heads of 64; put a config.json with n_head beside it",
+                    model->file.path, c->channels);
     }
 }
 
@@ -373,8 +377,8 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
     bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
     if (!vector && !table) {
-        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name, first,
-                    second);
+        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name,
+                    first, second);
     }
     return t;
 }
@@ -383,7 +387,9 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
 static inline void model_check_tensors(const ModelFile *model) {
     const GPT2Config *c = &model->config;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) { model_tensor(model, "", (ParamId)id, layer); }
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            model_tensor(model, "", (ParamId)id, layer);
+        }
     }
     char name[NAME_LENGTH];
     param_name(name, sizeof name, FIRST_LAYER_PARAM, c->num_layers);
@@ -475,6 +481,8 @@ static inline cJSON *checkpoint_load_state(const char *folder) {
     char path[PATH_LENGTH];
     format_path(path, "%s/state.json", folder);
     cJSON *state = read_json(path);
-    if (!state) { input_error("'%s' is missing: the folder is no checkpoint of a run, so -y 1 cannot go on from it", path); }
+    if (!state) {
+        input_error("'%s' is missing: the folder is no checkpoint of a run, so -y 1 cannot go on from it", path);
+    }
     return state;
 }

@@ -30,9 +30,7 @@ static inline void cpu_classifier(real *losses, floatX *logits, const int *targe
                                   Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        classifier_row(losses + n, logits + (size_t)n * Vp, targets[n], dloss, V, Vp);
-    }
+    for (int n = 0; n < N; n++) { classifier_row(losses + n, logits + (size_t)n * Vp, targets[n], dloss, V, Vp); }
 }
 
 static inline void cpu_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {

@@ -10,8 +10,8 @@ defines: cpu_embedding_forward, cpu_embedding_backward
 #pragma once
 #include "ops.h"
 
-static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T,
-                                         int C, Exec *ex) {
+static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
+                                         int T, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {

@@ -1,6 +1,7 @@
 /*
-Exec: where an operation runs and what it may use there. One per model, made by exec_create, handed to every operation.
-defines: Exec, RoundedCopies, exec_create, exec_free
+Exec: where an operation runs and what it may use there. A field of the model, zero at first, handed to every operation; what
+the operations keep in it is freed by onednn_free.
+defines: Exec, RoundedCopies
 */
 #pragma once
 #include "ops.h"

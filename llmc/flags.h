@@ -62,8 +62,16 @@ static inline long long flag_whole_bound(const Flag *flag, double bound) {
 static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(text, FLAG_TEXT, "%.*g", digits, x);
-        if (strtod(text, NULL) == x) { return; }
+        if (strtod(text, NULL) == x) { break; }
     }
+    // plain notation where it is no longer than people write
+    char plain[FLAG_TEXT];
+    snprintf(plain, sizeof plain, "%.6f", x);
+    if (fabs(x) < 1e-4 || fabs(x) >= 1e6 || strtod(plain, NULL) != x) { return; }
+    char *end = plain + strlen(plain);
+    while (end[-1] == '0') { *--end = 0; }
+    if (end[-1] == '.') { end[-1] = 0; }
+    snprintf(text, FLAG_TEXT, "%s", plain);
 }
 
 // "from 1 to 8", "of at least 0.1", "of at most 1" or ""
@@ -230,8 +238,8 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
 static inline int flag_edit_distance(const char *a, const char *b) {
     int row[FLAG_NAME_MAX + 1];
     int length = 0;
-    for (row[0] = 0; b[length] && length < FLAG_NAME_MAX; row[length] = length) { length++; }
-    for (int i = 0; a[i] && i < FLAG_NAME_MAX; i++) {
+    for (row[0] = 0; length < FLAG_NAME_MAX && b[length]; row[length] = length) { length++; }
+    for (int i = 0; i < FLAG_NAME_MAX && a[i]; i++) {
         int diagonal = row[0];
         row[0] = i + 1;
         for (int j = 0; j < length; j++) {
@@ -296,9 +304,10 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (argument[0] != '-') {
-            input_error(
-                "stray argument '%s': values are given as -x value or --name value, optional ones as --name=value",
-                argument);
+            input_error("stray argument '%s': values are given as -x value or --name value, optional ones as "
+                        "--name=value; a pattern of "
+                        "several files needs quotes",
+                        argument);
         }
         // only a long name can be followed by =
         int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));

@@ -79,8 +79,8 @@ typedef struct {
     real a[GEMM_M * GEMM_K], b[GEMM_N * GEMM_K], c[GEMM_M * GEMM_N];
 } GemmBlock;
 
-static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t i0, size_t j0,
-                              int rows, int cols, size_t N, size_t K) {
+static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t i0,
+                              size_t j0, int rows, int cols, size_t N, size_t K) {
     for (size_t k0 = 0; k0 < K; k0 += GEMM_K) {
         int depth = K - k0 < (size_t)GEMM_K ? (int)(K - k0) : (int)GEMM_K;
         gemm_pack(g->a, a, true, i0, rows, k0, depth, TILE_M);

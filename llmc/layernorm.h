@@ -70,8 +70,8 @@ enum { LAYERNORM_SLICE = 32 };  // channels whose column sums a thread holds in 
 
 // columns [begin, end) of dweight and dbias: rows in order, so that the sums do not depend on the number of threads
 static inline void layernorm_backward_columns(real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                                              const real *mean, const real *rstd, GradMode mode, int begin, int end, int N,
-                                              int C) {
+                                              const real *mean, const real *rstd, GradMode mode, int begin, int end,
+                                              int N, int C) {
     real dw[LAYERNORM_SLICE] = {0}, db[LAYERNORM_SLICE] = {0};
     for (int n = 0; n < N; n++) {
         const floatX *dy = dout + (size_t)n * C, *x = in + (size_t)n * C;
@@ -87,9 +87,9 @@ static inline void layernorm_backward_columns(real *dweight, real *dbias, const 
     }
 }
 
-static inline void cpu_layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                                          const floatX *weight, const real *mean, const real *rstd, GradMode mode, int N,
-                                          int C, Exec *ex) {
+static inline void cpu_layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+                                          const floatX *in, const floatX *weight, const real *mean, const real *rstd,
+                                          GradMode mode, int N, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel
     {

@@ -24,8 +24,9 @@ typedef struct {
 
 typedef struct {
     long long step, max_steps;  // finished updates, and how many there will be
-    double loss, grad_norm, lr, ms, tokens, seconds_left;
-    const char *note;  // "" or why the update was skipped
+    double loss, grad_norm, lr, ms, tokens;
+    double seconds_left;  // until a time limit; below 0: there is none
+    const char *note;     // "" or why the update was skipped
 } StepReport;
 
 static inline double now_seconds(void) {
@@ -52,7 +53,9 @@ static inline void logger_truncate(const char *path, long long step) {
     }
     free(line);
     fclose(old);
-    if (fclose(kept) != 0 || rename(aside, path) != 0) { run_error("could not rewrite '%s': %s", path, strerror(errno)); }
+    if (fclose(kept) != 0 || rename(aside, path) != 0) {
+        run_error("could not rewrite '%s': %s", path, strerror(errno));
+    }
     free(aside);
 }
 
@@ -94,8 +97,8 @@ static inline void logger_show(Logger *log, const StepReport *r) {
     long left = (long)r->seconds_left;
     logger_clear_line(log);
     printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %ld:%02ld left%s%s", r->step,
-           r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, log->smoothed_rate, left / 60, left % 60, *r->note ? " | " : "",
-           r->note);
+           r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, log->smoothed_rate, left / 60, left % 60,
+           *r->note ? " | " : "", r->note);
     if (!log->terminal) { putchar('\n'); }
     fflush(stdout);
 }
@@ -118,7 +121,8 @@ static inline void logger_step(Logger *log, StepReport r) {
     bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
     if (!due) { return; }
     log->last_line = now;
-    if (r.seconds_left < 0) { r.seconds_left = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate; }
+    double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
+    if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
     logger_show(log, &r);
 }
 

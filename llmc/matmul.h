@@ -25,7 +25,8 @@ static inline bool matmul_rounds_inputs(void) {
 #endif
 }
 
-static inline void multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
+static inline void multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
+                            size_t K) {
     if (!onednn_multiply(ex, c, a, b, add, M, N, K)) { gemm(c, a, b, add, M, N, K); }
 }
 
@@ -116,8 +117,8 @@ static inline void matmul_backward_bias(real *dbias, const floatX *dout, GradMod
 }
 
 static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                                       const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC,
-                                       Exec *ex) {
+                                       const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
+                                       int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
     Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
     if (dinp) {

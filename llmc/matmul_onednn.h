@@ -16,7 +16,10 @@ defines: onednn_multiply, onednn_free, onednn_version
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 
-static inline const char *onednn_version(void) { return "oneDNN"; }
+#define ONEDNN_TEXT(major, minor) ONEDNN_STRING(major, minor)
+#define ONEDNN_STRING(major, minor) "oneDNN " #major "." #minor
+// the version it was built with
+static inline const char *onednn_version(void) { return ONEDNN_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR); }
 
 // everything that tells one prepared product from another
 typedef struct {
@@ -25,7 +28,11 @@ typedef struct {
     bool bias, residual, accumulate;
 } MatmulKey;
 
-enum { MATMUL_OPERANDS = 5, MATMUL_GRAIN = 16, MATMUL_SHARED_BYTES = 1 << 19 };  // A, B, bias, residual, C; a thread's share is a multiple of 16
+enum {
+    MATMUL_OPERANDS = 5,
+    MATMUL_GRAIN = 16,
+    MATMUL_SHARED_BYTES = 1 << 19
+};  // A, B, bias, residual, C; a thread's share is a multiple of 16
 
 typedef struct PreparedMatmul {
     MatmulKey key;
@@ -136,6 +143,7 @@ static inline PreparedMatmul *onednn_prepare(MatmulThread *thread, dnnl_engine_t
 
 static inline PreparedMatmul *onednn_find(MatmulThread *thread, dnnl_engine_t engine, const MatmulKey *key) {
     for (PreparedMatmul *p = thread->first; p; p = p->next) {
+        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-*): both were zeroed first, padding included
         if (memcmp(&p->key, key, sizeof *key) == 0) { return p; }
     }
     return onednn_prepare(thread, engine, key);

@@ -165,8 +165,8 @@ typedef struct {
 // The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it stops.
 static inline void *scratch_take(Scratch *scratch, const char *holder, size_t bytes) {
     if (scratch->holder || bytes > scratch->bytes) {
-        run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan", holder,
-                  bytes, scratch->holder ? scratch->holder : "nothing", scratch->bytes);
+        run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
+                  holder, bytes, scratch->holder ? scratch->holder : "nothing", scratch->bytes);
     }
     scratch->holder = holder;
     return scratch->memory;

@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, TensorSpan, AdamW, Ops, Exec
+defines: GradMode, TensorSpan, AdamW, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -42,7 +42,8 @@ typedef struct {
     // out (N,C) = (in - mean) * rstd * weight + bias;  mean, rstd (N) are written too
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
-    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote
+    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For recomputation:
+    // the trainer does not call it yet
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
                                 const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
@@ -69,7 +70,8 @@ typedef struct {
     // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless that is NULL
     // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout.  dinp, dweight, dbias may be NULL
     void (*matmul_backward)(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                            const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex);
+                            const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC,
+                            Exec *ex);
     // dinp (n) = dout (n) * gelu'(in (n));  in place is allowed: dinp may be dout
     void (*gelu_backward)(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex);
     // dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)=

@@ -16,12 +16,12 @@ Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layerno
 #include "rng.h"
 
 typedef struct {
-    int max_seq_len;       // maxT: positions that wpe has
-    int vocab_size;        // V
-    int padded_vocab_size; // Vp: V rounded up to VOCAB_PADDING
-    int num_layers;        // L
-    int num_heads;         // NH
-    int channels;          // C
+    int max_seq_len;        // maxT: positions that wpe has
+    int vocab_size;         // V
+    int padded_vocab_size;  // Vp: V rounded up to VOCAB_PADDING
+    int num_layers;         // L
+    int num_heads;          // NH
+    int channels;           // C
 } GPT2Config;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = 64, MAX_HEAD_SIZE = 256 };
@@ -37,21 +37,22 @@ static inline void config_set_vocab(GPT2Config *c, int vocab_size) {
 // stops unless the shape can be built; `where` names the flag or file it came from
 static inline void config_check(const GPT2Config *c, const char *where) {
     if (c->num_layers < 1 || c->num_heads < 1 || c->channels < 1 || c->max_seq_len < 1 || c->vocab_size < 1) {
-        input_error("%s: a model needs at least one layer, head, channel, position and token; found %d, %d, %d, %d and %d", where,
-                    c->num_layers, c->num_heads, c->channels, c->max_seq_len, c->vocab_size);
+        input_error(
+            "%s: a model needs at least one layer, head, channel, position and token; found %d, %d, %d, %d and %d",
+            where, c->num_layers, c->num_heads, c->channels, c->max_seq_len, c->vocab_size);
     }
     if (c->channels % c->num_heads != 0) {
         input_error("%s: %d heads do not divide %d channels; choose channels that are a multiple of the heads", where,
                     c->num_heads, c->channels);
     }
     if (config_head_size(c) > MAX_HEAD_SIZE) {
-        input_error("%s: a head of %d channels is more than the %d supported; use more heads", where, config_head_size(c),
-                    MAX_HEAD_SIZE);
+        input_error("%s: a head of %d channels is more than the %d supported; use more heads", where,
+                    config_head_size(c), MAX_HEAD_SIZE);
     }
     double C = c->channels, parameters = 12 * C * C * c->num_layers + C * ((double)c->vocab_size + c->max_seq_len);
     if (parameters > MAX_PARAMETERS) {
-        input_error("%s: a model of %.2g parameters is more than the %.2g supported; use fewer layers or channels", where,
-                    parameters, MAX_PARAMETERS);
+        input_error("%s: a model of %.2g parameters is more than the %.2g supported; use fewer layers or channels",
+                    where, parameters, MAX_PARAMETERS);
     }
 }
 
@@ -63,12 +64,23 @@ typedef struct {
 
 // d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al. 2020
 static const KnownModel known_models[] = {
-    {"d6", 6, 6, 384, 1024},          {"d12", 12, 12, 768, 1024},        {"d24", 24, 16, 1024, 1024},
-    {"d36", 36, 20, 1280, 1024},      {"d48", 48, 25, 1600, 1024},       {"d60", 60, 30, 1920, 1024},
-    {"d72", 72, 30, 2880, 1024},      {"d84", 84, 36, 3456, 1024},       {"gpt3:c384", 6, 6, 384, 2048},
-    {"gpt3:c768", 12, 12, 768, 2048}, {"gpt3:c1024", 24, 16, 1024, 2048}, {"gpt3:c1536", 24, 16, 1536, 2048},
-    {"gpt3:c2048", 24, 16, 2048, 2048}, {"gpt3:c2560", 32, 32, 2560, 2048}, {"gpt3:c4096", 32, 32, 4096, 2048},
-    {"gpt3:c5120", 40, 40, 5120, 2048}, {"gpt3:c12288", 96, 96, 12288, 2048},
+    {"d6", 6, 6, 384, 1024},
+    {"d12", 12, 12, 768, 1024},
+    {"d24", 24, 16, 1024, 1024},
+    {"d36", 36, 20, 1280, 1024},
+    {"d48", 48, 25, 1600, 1024},
+    {"d60", 60, 30, 1920, 1024},
+    {"d72", 72, 30, 2880, 1024},
+    {"d84", 84, 36, 3456, 1024},
+    {"gpt3:c384", 6, 6, 384, 2048},
+    {"gpt3:c768", 12, 12, 768, 2048},
+    {"gpt3:c1024", 24, 16, 1024, 2048},
+    {"gpt3:c1536", 24, 16, 1536, 2048},
+    {"gpt3:c2048", 24, 16, 2048, 2048},
+    {"gpt3:c2560", 32, 32, 2560, 2048},
+    {"gpt3:c4096", 32, 32, 4096, 2048},
+    {"gpt3:c5120", 40, 40, 5120, 2048},
+    {"gpt3:c12288", 96, 96, 12288, 2048},
 };
 enum { NUM_KNOWN_MODELS = sizeof known_models / sizeof known_models[0] };
 
@@ -92,11 +104,25 @@ static inline bool config_from_descriptor(GPT2Config *c, const char *word, int d
 }
 
 typedef enum {
-    WTE, WPE,
-    LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB,
-    LNFW, LNFB,
+    WTE,
+    WPE,
+    LN1W,
+    LN1B,
+    QKVW,
+    QKVB,
+    ATTPROJW,
+    ATTPROJB,
+    LN2W,
+    LN2B,
+    FCW,
+    FCB,
+    FCPROJW,
+    FCPROJB,
+    LNFW,
+    LNFB,
     NUM_PARAM_TENSORS,
-    FIRST_LAYER_PARAM = LN1W, LAST_LAYER_PARAM = FCPROJB
+    FIRST_LAYER_PARAM = LN1W,
+    LAST_LAYER_PARAM = FCPROJB
 } ParamId;
 
 // what a dimension of a tensor is counted in
@@ -206,7 +232,8 @@ static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2C
     case INIT_ONE: return 1;
     case INIT_NORMAL: return (real)(0.02 * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
     case INIT_NORMAL_RESIDUAL:
-        return (real)(0.02 / sqrt(2.0 * c->num_layers) * rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
+        return (real)(0.02 / sqrt(2.0 * c->num_layers) *
+                      rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
     default: return 0;
     }
 }

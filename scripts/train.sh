@@ -19,6 +19,10 @@ cd "$(dirname "$0")/.."
 
 seconds=95 most_steps=10000 time_limit=110
 text=${1:-$(scripts/text.sh data)}
+if [ ! -f "$text" ]; then
+    echo "DATA=$text: there is no such file; give a text to train on" >&2
+    exit 2
+fi
 model=(-i "$text" -e l4h4c128 -b 12 -t 64 -l 1e-3 -q 0.1 -c 0.1 -s 0)
 
 # quoted WORD...: as one would type them
@@ -32,6 +36,7 @@ median_ms() {
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+echo "measuring how long a step takes here"
 best_ms='' best_threads=''
 cores=$(nproc)
 for threads in ${OMP_NUM_THREADS:-1 2 4 8 16}; do

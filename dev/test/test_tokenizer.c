@@ -335,7 +335,7 @@ static const struct {
     {" a\n", "line 1: ' a' is not two symbols"},
     {" a b\n", "line 1: ' a b' is not two symbols"},
     {"a \n", "line 1: 'a ' is not two symbols"},
-    {"a b\r\n", "line 1: 'a b\r' is not two symbols"},
+    {"a b\r\n", "line 1: 'a b?' is not two symbols"},
     {"a \xC2\xAD\n", "is not two symbols"},  // U+00AD is written as U+0143
     {"a \xC5\x84\n", "is not two symbols"},  // U+0144: one past the last
     {"a \xFF\n", "is not two symbols"},      // not UTF-8

@@ -162,6 +162,16 @@ report "-y 1 on a finished run changes no checkpoint, on an empty folder it begi
     run 0 "${full[@]}" -x 6 -o nested/new -y 1
     same whole/step_00000006/model.safetensors nested/new/step_00000006/model.safetensors
 )"
+report "-y 1 says which flags are not the run's" "$(
+    cp -r resumed told
+    run 0 "${full[@]}" -x 6 -o told -y 1 --top-k 7
+    says "$out" "this run had --top-k 0, now it has 7"
+)"
+report "--generate takes a run's last checkpoint" "$(
+    run 0 --generate 5 -e whole --temperature 0 && cp "$out" from_run
+    run 0 --generate 5 -e whole/step_00000006 --temperature 0
+    same "$out" from_run
+)"
 report "a run over several epochs resumes in its place" "$(
     epochs=(-i short_text "${model[@]}" -b 2 -t 16 "${quiet[@]}" -n 20 -x 40)
     head -c 700 text >short_text
@@ -227,6 +237,7 @@ report "a full disk while saving leaves the earlier checkpoint whole" "$(
 )"
 report "--time-limit ends a run as its last step does" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
+    matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit 0.3 s is up"
     equal "$(checkpoints limited | wc -w)" 1
 )"
 
@@ -359,7 +370,7 @@ refused "a micro-batch past any memory" "tokens at once" -i text "${model[@]}" -
 refused "more micro-batches than can be counted" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
 refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
 refused "a model past any memory" "parameters is more than" -i text -e l999999h999999c999999
-refused "a model that is none" "neither a model this program knows" -i text -e d13 -o new
+refused "a model that is none" "neither a shape (d6 d12" -i text -e d13 -o new
 refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 positions" -i text -e d12 -t 2048 -o new
 refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" -i text -e whole/step_00000006 -t 32 -o new
 refused "tokens that a saved model does not know" "the model knows 256" -i good_0.bin -e whole/step_00000006 -t 16 -o new
@@ -390,6 +401,8 @@ refused "-y 1 with another -e" "holds a model of 1 layers" -i text -e l2h2c16 "$
 refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
 refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
 refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
+refused "-y 1 with other data" "was trained on" -i short_text "${batch[@]}" -o bad -y 1
+refused "-y 1 with fewer steps than were made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
 last=bad/step_00000006
 sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
 refused "a config that lies about its layers" "has no tensor h.1.ln_1.weight" "${resume[@]}"

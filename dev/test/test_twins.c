@@ -182,7 +182,7 @@ static void expect_matmul_backward(Reference *r) {
             for (int c = 0; dweight && c < C; c++) { dweight[o * C + c] += dy * in[n * C + c]; }
             if (dbias) { dbias[o] += dy; }
         }
-        for (int c = 0; pre && c < C; c++) { dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]); }
+        for (int c = 0; dinp && pre && c < C; c++) { dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]); }
     }
 }
 
@@ -611,7 +611,7 @@ static void test_fast_exp(void **state) {
     (void)state;
     const int points = 2000003;
     for (int i = 0; i <= points; i++) { assert_exp_close((float)(-87.3 + (88.3 + 87.3) * i / points)); }
-    for (float x = 1.0f; x > 0; x *= 0.5f) { assert_exp_close(x), assert_exp_close(-x); }
+    for (int e = 0; e > -150; e--) { assert_exp_close(ldexpf(1, e)), assert_exp_close(-ldexpf(1, e)); }
     static const float too_low[] = {-87.31f, -88, -104, -1000, -1e30f, -INFINITY};
     for (size_t i = 0; i < sizeof too_low / sizeof too_low[0]; i++) { assert_true(fast_exp(too_low[i]) == 0); }
     static const float too_high[] = {88.31f, 89, 1000, 1e30f, INFINITY};

@@ -16,11 +16,12 @@ defines: temp_dir, temp_path, write_file, assert_stops, relative_error
 
 #include <cmocka.h>
 
-// a folder for this test program, made on first use; the Makefile's test target removes build/tmp
+// a folder for this test program in $TMPDIR or /tmp, made on first use; scripts/run_tests.sh removes its $TMPDIR
 static inline const char *temp_dir(void) {
-    static char dir[64];
+    static char dir[128];
     if (!dir[0]) {
-        snprintf(dir, sizeof dir, "/tmp/train_gpt2_test_XXXXXX");
+        const char *parent = getenv("TMPDIR");
+        snprintf(dir, sizeof dir, "%s/train_gpt2_test_XXXXXX", parent ? parent : "/tmp");
         if (!mkdtemp(dir)) { fail_msg("could not make a temporary folder"); }
     }
     return dir;
