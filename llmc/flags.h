@@ -238,7 +238,9 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
 static inline int flag_edit_distance(const char *a, const char *b) {
     int row[FLAG_NAME_MAX + 1];
     int length = 0;
+    // cppcheck-suppress arrayIndexOutOfBoundsCond; it takes the longest name for every name
     for (row[0] = 0; length < FLAG_NAME_MAX && b[length]; row[length] = length) { length++; }
+    // cppcheck-suppress arrayIndexOutOfBoundsCond
     for (int i = 0; i < FLAG_NAME_MAX && a[i]; i++) {
         int diagonal = row[0];
         row[0] = i + 1;
