@@ -604,7 +604,7 @@ static void test_gelu_far_from_zero(void **state) {
 
 static void assert_exp_close(float x) {
     double exact = exp((double)x), error = fabs((double)fast_exp(x) - exact) / exact;
-    if (!(error < 3e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
+    if (!(error < 1.5e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
 }
 
 static void test_fast_exp(void **state) {
