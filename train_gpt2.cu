@@ -150,6 +150,9 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
 // what no single flag can check
 static void args_check(const TrainArgs *a) {
+    if (a->val_batches == 0) {
+        input_error("-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)");
+    }
     int64_t micro = (int64_t)a->B * a->T;
     if (micro > INT_MAX) {
         input_error(
@@ -670,14 +673,20 @@ static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, siz
     free(logits);
 }
 
+// ids past the model's vocabulary would be read past its embeddings
+static void check_tokenizer(const Tokenizer *tokenizer, const char *path, int vocab_size) {
+    if (tokenizer_vocab_size(tokenizer) > vocab_size) {
+        input_error(
+            "the tokenizer '%s' has %d tokens, the model only %d; give the one it was trained with by --tokenizer",
+            path, tokenizer_vocab_size(tokenizer), vocab_size);
+    }
+}
+
 // A tokenizer that speaks this vocabulary: the given file; bytes; merges.txt or vocab.bpe beside the model. False: none.
 static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     if (a->tokenizer) {
         *tokenizer = tokenizer_load(a->tokenizer);
-        if (tokenizer_vocab_size(tokenizer) > vocab_size) {
-            input_error("--tokenizer %s has %d tokens, the model only %d; give the tokenizer it was trained with",
-                        a->tokenizer, tokenizer_vocab_size(tokenizer), vocab_size);
-        }
+        check_tokenizer(tokenizer, a->tokenizer, vocab_size);
         return true;
     }
     if (vocab_size == BYTE_VOCABULARY) {
@@ -690,6 +699,7 @@ static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_s
         format_path(path, "%s/%s", a->model, names[i]);
         if (access(path, R_OK) != 0) { continue; }
         *tokenizer = tokenizer_load(path);
+        check_tokenizer(tokenizer, path, vocab_size);
         return true;
     }
     return false;
@@ -1209,6 +1219,7 @@ static void limit_spinning(char **argv) {
 
 int main(int argc, char **argv) {
     limit_spinning(argv);
+    omp_set_dynamic(0);        // oneDNN's primitives stay with the thread that made them
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then a failed write, which is reported as a full disk is
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);

@@ -50,7 +50,8 @@ echo "a step takes $best_ms ms with $best_threads thread(s): $steps steps take a
     "$(awk "BEGIN { printf \"%.0f\", $steps * $best_ms / 1000 }") s"
 
 # each run has a folder of its own: runs/kjv-1, runs/kjv-2, ...
-name=$(basename "${text%.*}")
+name=$(basename "$text")
+name=${name%.*}
 name=${name//[^A-Za-z0-9._-]/_}
 number=1
 while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
