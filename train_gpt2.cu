@@ -1053,11 +1053,11 @@ static void print_banner(const Run *run) {
     fflush(stdout);
 }
 
-static void load_or_init(Run *run, bool has_file, ModelFile *file, long long resumed) {
+static void load_or_init(Run *run, bool has_file, ModelFile *file) {
     if (has_file) {
         gpt2_load(&run->model, file);
         model_close(file);
-    } else if (resumed < 0) {
+    } else {
         gpt2_init(&run->model, (uint64_t)run->args->seed);
     }
 }
@@ -1090,7 +1090,7 @@ static void run_open(Run *run, const TrainArgs *a) {
     check_disk(a, &config);
     gpt2_build(&run->model, config, training_purpose(a, &config));
     open_loaders(run);
-    load_or_init(run, has_file, &file, resumed);
+    load_or_init(run, has_file, &file);
     if (resumed >= 0) {
         ModelState state = gpt2_state(&run->model);
         checkpoint_load_optimizer(folder, &state);

@@ -213,7 +213,7 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
 
-// As gemm(); returns false, having done nothing, where oneDNN does not know the case.
+// As gemm(); returns false where oneDNN does not know the case, which it decides by types and layout: alike for all shares.
 static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
                                    size_t N, size_t K) {
     struct PreparedMatmuls *prepared = onednn_threads(ex);

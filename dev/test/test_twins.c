@@ -370,7 +370,7 @@ static void run_on(Problem *p, int threads, Exec *ex) {
     problem_run(p, &cpu_ops, ex);
 }
 
-// oneDNN divides a product among threads as it likes
+// a thread's share of a product has another shape with another number of threads, and oneDNN may sum it in another order
 static bool bits_may_differ(const OpCase *op) {
 #ifdef HAVE_ONEDNN
     return strcmp(op->room, "matmul") == 0;
