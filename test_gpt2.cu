@@ -124,7 +124,7 @@ static void spoil_gradients(GPT2 *m) {
 
 // loss and gradients of `sequences` x T tokens, in micro-batches of the model's B
 static double gradients(GPT2 *m, const int *tokens, const int *targets, int sequences) {
-    int rows = m->purpose.B * m->purpose.T, total = sequences * m->purpose.T;
+    int rows = m->B * m->T, total = sequences * m->T;
     spoil_gradients(m);
     m->device->zero(m->loss, sizeof(real));
     for (int first = 0; first < total; first += rows) {
@@ -136,7 +136,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets, int sequ
 
 // logits (B*T,V) of the forward that was just made
 static void read_logits(GPT2 *m, real *logits) {
-    int N = m->purpose.B * m->purpose.T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     floatX *padded = (floatX *)scratch_take(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
     m->ops->matmul_forward(padded, act(m, LNF, 0), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
     for (int i = 0; i < N * V; i++) { logits[i] = to_real(padded[i / V * Vp + i % V]); }
@@ -764,10 +764,10 @@ static void test_plan_allocates_nothing(void **state) {
         double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
         cJSON_ArrayForEach(tensor, cJSON_GetObjectItem(rank, "tensors")) { bytes += number_of(tensor, "bytes"); }
         for (int l = 0; l < NUM_LIFETIMES; l++) { lifetimes += number_of(rank, lifetime_names[l]); }
-        GPT2Config config;
+        GPT2Config config = {0, 0, 0, 0, 0, 0};
         PlanIndex index;
         assert_true(config_from_descriptor(&config, model, 0, 0));
-        Purpose purpose = training_purpose(&args, &config);
+        Purpose purpose = purpose_of(&args, &config);
         Plan plan = gpt2_plan(&config, &purpose, &index);
         assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
         assert_true(total > 2e9);
@@ -1032,9 +1032,7 @@ static void test_checkpoint_keeps_every_bit(void **state) {
     ModelFile file = model_open(folder);
     assert_memory_equal(&file.config, &saved.config, sizeof file.config);
     gpt2_build(&loaded, file.config, purpose);
-    gpt2_load(&loaded, &file);
-    ModelState blocks = gpt2_state(&loaded);
-    checkpoint_load_optimizer(folder, &blocks);
+    gpt2_resume(&loaded, folder, &file);
     assert_models_equal(&saved, &loaded);
     golden_step(&saved, g, golden_hyper(3));
     golden_step(&loaded, g, golden_hyper(3));

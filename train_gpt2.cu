@@ -1,8 +1,8 @@
 /*
 train_gpt2: trains GPT-2, top to bottom.
 
-To follow one step: main -> train -> train_step -> gpt2_forward -> block_forward -> one operation in llmc/; the backward is
-its mirror image. The sections, in order:
+To follow one step: main -> train -> train_step -> gpt2_forward -> block_forward -> one operation in llmc/; the backward
+is its mirror image. The sections, in order:
   1. flags           TrainArgs and the one table of flags
   2. the model       activations, the memory plan, build and free
   3. forward         block_forward, gpt2_forward, the chunked classifier
@@ -20,8 +20,9 @@ its mirror image. The sections, in order:
 #include "llmc/device.h"      // Device, cpu_device
 #include "llmc/memory.h"      // Plan, Arena, Scratch
 #include "llmc/params.h"      // GPT2Config, ParamId, param_layout, param_init
-#include "llmc/checkpoint.h"  // ModelState, checkpoint_save, model_open, model_load
+#include "llmc/checkpoint.h"  // ModelState, checkpoint_save, checkpoint_load, model_open
 #include "llmc/dataloader.h"  // TokenFiles, DataLoader
+#include "llmc/hellaswag.h"   // HellaSwag
 #include "llmc/tokenizer.h"   // Tokenizer
 #include "llmc/sampler.h"     // sample_token
 #include "llmc/schedule.h"    // schedule_lr
@@ -32,7 +33,7 @@ its mirror image. The sections, in order:
 #include <signal.h>
 #include <sys/statvfs.h>
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 1. flags
 
 typedef struct {
@@ -45,7 +46,7 @@ typedef struct {
     int schedule, warmup;
     double lr, final_fraction, weight_decay, beta1, beta2, epsilon, clip;
     double loss_guard, norm_guard;
-    int val_every, val_batches, sample_every, sample_tokens, generate, top_k;
+    int val_every, val_batches, hellaswag, sample_every, sample_tokens, generate, top_k;
     double temperature;
     const char *prompt;
     int overfit, matmul_precision, threads, device;
@@ -127,10 +128,12 @@ static const Flag flag_table[] = {
      "validate every so many steps and at the end; 0: never"},
     {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N",
      "micro-batches of a validation; -1: all"},
+    {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1",
+     "score HellaSwag at every validation, from " HELLASWAG_PATH},
     {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps",
      "write a sample every so many steps and at the end; 0: never"},
     {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "tokens", "length of a sample"},
-    {NULL, "generate", FLAG_INT, ARG(generate), ANY_COUNT, NULL, "tokens",
+    {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "tokens",
      "do not train: load -e and continue --prompt by so many tokens"},
     {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", "what samples begin with"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", "of sampling; 0: always the likeliest token"},
@@ -160,9 +163,10 @@ static void args_check(const TrainArgs *a) {
             a->B, a->T, (long long)micro, INT_MAX);
     }
     if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
-        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the nearest below is %lld",
-                    (long long)a->batch_tokens, a->B, a->T, (long long)micro,
-                    (long long)(a->batch_tokens < micro ? micro : a->batch_tokens / micro * micro));
+        bool below = a->batch_tokens < micro;
+        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the %s is %lld", (long long)a->batch_tokens,
+                    a->B, a->T, (long long)micro, below ? "least" : "nearest below",
+                    (long long)(below ? micro : a->batch_tokens / micro * micro));
     }
     if (a->batch_tokens / micro > INT_MAX) {
         input_error("-d %lld is %lld micro-batches of -b x -t = %lld, more than the %d possible; give a larger -b",
@@ -172,8 +176,11 @@ static void args_check(const TrainArgs *a) {
         input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every);
     }
     if (a->resume && !a->run_dir) { input_error("-y 1 goes on from the last checkpoint in -o, but no -o is given"); }
+    if (a->hellaswag && a->val_every == 0) {
+        input_error("-h 1 scores HellaSwag at every validation, but -v 0 turns validation off; give -v");
+    }
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
-    if (a->generate && !a->model) {
+    if (a->generate && !a->model && !a->plan) {
         input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
     }
 }
@@ -182,7 +189,7 @@ static int accumulation_steps(const TrainArgs *a) {
     return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T));
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 2. the model
 
 typedef enum {
@@ -253,6 +260,7 @@ typedef struct {
     Plan plan;
     PlanIndex index;
     Arena arena;
+    int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
     // ---- views into the arena
     floatX *params;                      // (layout.total), as are the next four
     real *master, *grads, *m, *v;        // master is NULL where params are fp32
@@ -274,9 +282,9 @@ static size_t width_size(Width width, const GPT2Config *c) {
 // Rows of logits to hold at once: as many as fit where the MLP's gradient lives anyway, but at least 256, so that the
 // weights are not streamed from memory for a handful of rows.
 static int classifier_chunk(const GPT2Config *c, int rows) {
-    int free_rows = (int)((size_t)rows * 4 * (size_t)c->channels / (size_t)c->padded_vocab_size);
-    int chunk = free_rows > 256 ? free_rows : 256;
-    return chunk < rows ? chunk : rows;
+    int64_t chunk = (int64_t)rows * 4 * c->channels / c->padded_vocab_size;
+    if (chunk < 256) { chunk = 256; }
+    return chunk < rows ? (int)chunk : rows;
 }
 
 static void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
@@ -375,6 +383,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
     m->num_spans = param_spans(&m->spans, &config);
     m->plan = gpt2_plan(&config, &purpose, &m->index);
     m->arena = arena_create(&m->plan, m->device);
+    m->B = purpose.B, m->T = purpose.T;
     m->classifier_rows = classifier_chunk(&config, purpose.B * purpose.T);
     gpt2_lay_out(m);
 }
@@ -407,6 +416,13 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
     gpt2_params_changed(m);
 }
 
+// weights and moments of a checkpoint of the same shape, whose model is opened
+static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
+    ModelState state = gpt2_state(m);
+    checkpoint_load(folder, file, &state);
+    gpt2_params_changed(m);
+}
+
 // the weights of an opened model of the same shape
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
     model_load(file, "", m->master, m->params, m->device);
@@ -422,7 +438,7 @@ static real *grad(const GPT2 *m, ParamId id, int layer) { return m->grads + para
 
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
     const ActivationSpec *spec = &activation_specs[id];
-    size_t count = (size_t)m->purpose.B * (size_t)m->purpose.T * width_size(spec->width, &m->config);
+    size_t count = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config);
     return spec->layered ? count * (size_t)layer : 0;
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) {
@@ -437,7 +453,7 @@ static floatX *block_input(const GPT2 *m, int layer) {
     return layer == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, layer - 1);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 3. forward
 
 // attention over whole sequences, or over a cache when decoding
@@ -445,8 +461,7 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
     const GPT2Config *c = &m->config;
     int NH = c->num_heads, HS = config_head_size(c);
     if (decode_from < 0) {
-        m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->purpose.B, m->purpose.T, NH,
-                                  HS, &m->exec);
+        m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->B, m->T, NH, HS, &m->exec);
         return;
     }
     size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)c->channels;
@@ -482,7 +497,7 @@ static void final_norm_forward(GPT2 *m, int N) {
 
 // tokens (B,T) on the host -> activations up to the final layernorm
 static void gpt2_forward(GPT2 *m, const int *tokens) {
-    int B = m->purpose.B, T = m->purpose.T, N = B * T;
+    int B = m->B, T = m->T, N = B * T;
     m->device->upload(m->tokens, tokens, (size_t)N * sizeof(int));
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
@@ -490,13 +505,12 @@ static void gpt2_forward(GPT2 *m, const int *tokens) {
     final_norm_forward(m, N);
 }
 
-// Logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also the gradient of scale * loss:
-// dlnf is written and wte's gradient set or added to.
+// Logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also the gradient of scale *
+// loss: dlnf is written and wte's gradient set or added to.
 static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int N = m->purpose.B * m->purpose.T, C = m->config.channels, V = m->config.vocab_size,
-        Vp = m->config.padded_vocab_size;
+    int N = m->B * m->T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     m->device->upload(m->targets, targets, (size_t)N * sizeof(int));
     for (int first = 0; first < N; first += m->classifier_rows) {
         int rows = N - first < m->classifier_rows ? N - first : m->classifier_rows;
@@ -513,16 +527,16 @@ static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale,
     ops->loss_sum(m->loss, statistic(m, LOSSES, 0), scale, N, ex);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 4. backward
 
-// dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it on
-// unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of the
-// product that makes dfch.
+// dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it
+// on unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of
+// the product that makes dfch.
 static void block_backward(GPT2 *m, int l, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int B = m->purpose.B, T = m->purpose.T, N = B * T, C = m->config.channels;
+    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     int NH = m->config.num_heads, HS = config_head_size(&m->config);
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
 
@@ -552,9 +566,10 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to. scale is 1 / (rows of the whole update).
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to. scale is 1 / (rows of the whole
+// update).
 static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode) {
-    int B = m->purpose.B, T = m->purpose.T, N = B * T, C = m->config.channels;
+    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
     floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
     gpt2_classify(m, targets, dlnf, scale, mode);
@@ -568,7 +583,7 @@ static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode
                                m->config.max_seq_len, C, &m->exec);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 5. update
 
 static real device_number(const GPT2 *m, const real *x) {
@@ -581,7 +596,7 @@ static real device_number(const GPT2 *m, const real *x) {
 static real gpt2_loss(GPT2 *m, const int *tokens, const int *targets) {
     m->device->zero(m->loss, sizeof(real));
     gpt2_forward(m, tokens);
-    gpt2_classify(m, targets, NULL, 1 / (real)(m->purpose.B * m->purpose.T), GRAD_SET);
+    gpt2_classify(m, targets, NULL, 1 / (real)(m->B * m->T), GRAD_SET);
     return device_number(m, m->loss);
 }
 
@@ -594,10 +609,9 @@ static real gpt2_grad_norm(GPT2 *m) {
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper,
                          &m->exec);
-    gpt2_params_changed(m);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 6. decoding
 
 // Appends n tokens at positions from.. of one sequence to the cache; logits (V) of the last one, on the host as float.
@@ -620,7 +634,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
 
 // the same for any number of tokens, as many at a time as the activations have rows
 static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    int most = m->purpose.B * m->purpose.T;
+    int most = m->B * m->T;
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }
@@ -643,6 +657,9 @@ typedef struct {
     int top_k;
     uint64_t seed, stream;  // the key of the coins
 } Sampling;
+
+// keeps the coins apart from the seed's other uses; those of step n are SAMPLE_STREAM + n
+#define SAMPLE_STREAM 0x73616D706C65u
 
 // Prints the prompt's text and `count` more tokens as they come. When the context is full the latter half is read again
 // as a new beginning: the positions are learned and cannot slide.
@@ -682,30 +699,40 @@ static void check_tokenizer(const Tokenizer *tokenizer, const char *path, int vo
     }
 }
 
-// A tokenizer that speaks this vocabulary: the given file; bytes; merges.txt or vocab.bpe beside the model. False: none.
-static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
-    if (a->tokenizer) {
-        *tokenizer = tokenizer_load(a->tokenizer);
-        check_tokenizer(tokenizer, a->tokenizer, vocab_size);
-        return true;
+// the file to read and write text with: --tokenizer, or one that lies in or beside the model or in the run's folder; or
+// ""
+static void find_tokenizer_file(char *path, const TrainArgs *a) {
+    char beside[PATH_LENGTH] = "";
+    if (a->model) {
+        const char *slash = strrchr(a->model, '/');
+        format_path(beside, "%.*s", slash ? (int)(slash - a->model) : 1, slash ? a->model : ".");
     }
-    if (vocab_size == BYTE_VOCABULARY) {
+    const char *const folders[] = {a->model, beside, a->run_dir}, *const names[] = {"merges.txt", "vocab.bpe"};
+    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
+    for (int i = 0; i < 6 && !*path; i++) {
+        const char *folder = folders[i / 2];
+        if (!folder || !*folder) { continue; }
+        format_path(path, "%s/%s", folder, names[i % 2]);
+        if (access(path, R_OK) != 0) { *path = 0; }
+    }
+}
+
+// A tokenizer that speaks this vocabulary: a file's, or bytes. False: there is none, and text is numbers.
+static bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
+    char path[PATH_LENGTH];
+    find_tokenizer_file(path, a);
+    if (!a->tokenizer && vocab_size == BYTE_VOCABULARY) {
         *tokenizer = tokenizer_bytes();
         return true;
     }
-    const char *const names[] = {"merges.txt", "vocab.bpe"};
-    for (int i = 0; a->model && i < 2; i++) {
-        char path[PATH_LENGTH];
-        format_path(path, "%s/%s", a->model, names[i]);
-        if (access(path, R_OK) != 0) { continue; }
-        *tokenizer = tokenizer_load(path);
-        check_tokenizer(tokenizer, path, vocab_size);
-        return true;
-    }
-    return false;
+    if (!*path) { return false; }
+    *tokenizer = tokenizer_load(path);
+    check_tokenizer(tokenizer, path, vocab_size);
+    return true;
 }
 
-// The prompt as tokens (malloced). An empty one becomes the token that documents begin with: a newline in bytes, end-of-text.
+// The prompt as tokens (malloced). An empty one becomes the token that documents begin with: a newline in bytes,
+// end-of-text.
 static size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
     if (*text && !tokenizer) {
         input_error(
@@ -714,18 +741,20 @@ static size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vo
     }
     if (*text) { return tokenizer_encode(tokenizer, text, strlen(text), tokens); }
     *tokens = (int *)xmalloc(sizeof(int));
-    (*tokens)[0] = vocab_size == BYTE_VOCABULARY ? '\n' : vocab_size - 1;
+    (*tokens)[0] = tokenizer ? tokenizer->end_of_text : vocab_size - 1;
     return 1;
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 7. the run
 
 typedef struct {
     const TrainArgs *args;
     GPT2 model;
     TokenFiles files, train_files, val_files;
+    char fingerprint[17];  // of the tokens that are trained on: their contents, not their paths
     DataLoader train_loader, val_loader;
+    HellaSwag hellaswag;
     Tokenizer tokenizer;
     bool has_tokenizer;
     int *prompt;
@@ -733,15 +762,25 @@ typedef struct {
     Guard loss_guard, norm_guard;
     Logger log;
     long long step, max_steps;  // finished updates, and how many there will be
+    long long planned_steps;    // how many there would have been when the run that is resumed began; 0 for a new run
     int accumulation;
     double started;  // seconds
 } Run;
 
+// what a run starts from
+typedef struct {
+    GPT2Config config;
+    bool has_weights;              // else they are drawn from --seed
+    ModelFile weights;             // opened
+    char checkpoint[PATH_LENGTH];  // the checkpoint that is resumed, "" for a new run
+} Origin;
+
 static bool wants_bf16_products(const TrainArgs *a) { return a->matmul_precision == 2 && matmul_rounds_inputs(); }
 
-static Purpose training_purpose(const TrainArgs *a, const GPT2Config *c) {
-    Purpose p = {a->B, a->T, true, a->sample_every > 0 ? c->max_seq_len : 0, wants_bf16_products(a)};
-    return p;
+static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c) {
+    Purpose train = {a->B, a->T, true, a->sample_every > 0 ? c->max_seq_len : 0, wants_bf16_products(a)};
+    Purpose generate = {1, 64, false, c->max_seq_len, false};
+    return a->generate ? generate : train;
 }
 
 // The shape that -e asks for; *file is opened where -e names weights. Returns whether it does.
@@ -767,25 +806,41 @@ static bool resolve_model(const TrainArgs *a, int data_vocab, GPT2Config *config
     return true;
 }
 
-static void check_fits(const TrainArgs *a, const GPT2Config *c, int data_vocab) {
+static void check_length(const TrainArgs *a, const GPT2Config *c) {
     if (a->T > c->max_seq_len) {
         input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len,
                     c->max_seq_len);
     }
-    if (data_vocab > c->vocab_size) {
-        input_error(
-            "-i %s holds tokens of a vocabulary of %d, the model knows %d; give data made with the model's tokenizer",
-            a->train_data, data_vocab, c->vocab_size);
-    }
 }
 
 // the same shape, or the checkpoint belongs to another model than -e asks for
-static void check_same_shape(const GPT2Config *asked, const GPT2Config *saved, const char *model, const char *folder) {
-    if (memcmp(asked, saved, sizeof *asked) == 0) { return; }
+static void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
+    GPT2Config asked;
+    ModelFile file;
+    memset(&asked, 0, sizeof asked);
+    if (resolve_model(a, data_vocab, &asked, &file)) { model_close(&file); }
+    if (memcmp(&asked, saved, sizeof asked) == 0) { return; }
     input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s asks "
                 "for %d, %d, %d, %d and %d; leave -e out to go on with it",
                 folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size,
-                model, asked->num_layers, asked->num_heads, asked->channels, asked->max_seq_len, asked->vocab_size);
+                a->model, asked.num_layers, asked.num_heads, asked.channels, asked.max_seq_len, asked.vocab_size);
+}
+
+// the last checkpoint in -o where -y asks for it and there is one, else what -e says. Close origin.weights.
+static Origin choose_model(const TrainArgs *a, int data_vocab) {
+    Origin origin;
+    memset(&origin, 0, sizeof origin);
+    long long resumed = a->resume ? checkpoint_latest(a->run_dir) : -1;
+    if (resumed < 0) {
+        origin.has_weights = resolve_model(a, data_vocab, &origin.config, &origin.weights);
+        return origin;
+    }
+    checkpoint_path(origin.checkpoint, a->run_dir, resumed);
+    origin.weights = model_open(origin.checkpoint);
+    origin.has_weights = true;
+    origin.config = origin.weights.config;
+    if (a->model) { check_same_shape(a, data_vocab, &origin.config, origin.checkpoint); }
+    return origin;
 }
 
 // a new run needs a folder of its own; a resumed one need not have begun
@@ -820,20 +875,23 @@ static void make_run_dir(const char *path) {
     }
 }
 
-// there must be room for at least one checkpoint before hours are spent on it; asked of the nearest folder that exists
+// the nearest folder that exists to `path`, which need not
+static void nearest_folder(char *folder, const char *path) {
+    format_path(folder, "%s", path);
+    for (char *slash; access(folder, F_OK) != 0 && (slash = strrchr(folder, '/'));) {
+        slash[slash == folder] = 0;
+        if (strcmp(folder, "/") == 0) { return; }
+    }
+    if (access(folder, F_OK) != 0) { format_path(folder, "."); }
+}
+
+// there must be room for at least one checkpoint before hours are spent on it
 static void check_disk(const TrainArgs *a, const GPT2Config *c) {
-    if (a->checkpoint_every == 0) { return; }
     struct statvfs disk;
     char folder[PATH_LENGTH];
-    format_path(folder, "%s", a->run_dir);
-    while (statvfs(folder, &disk) != 0) {
-        char *slash = strrchr(folder, '/');
-        if (slash == folder || !slash) {
-            format_path(folder, slash ? "/" : ".");
-        } else {
-            *slash = 0;
-        }
-    }
+    if (a->checkpoint_every == 0) { return; }
+    nearest_folder(folder, a->run_dir);
+    if (statvfs(folder, &disk) != 0) { return; }
     double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
     if (room < needed) {
         input_error(
@@ -851,18 +909,33 @@ static void open_data(Run *run) {
     }
     run->files = token_files_open("-i", a->train_data);
     if (a->val_data) {
-        run->train_files = run->files;
+        run->train_files = token_files_copy(&run->files, "");
         run->val_files = token_files_open("-j", a->val_data);
+        if (token_files_are_text(&run->train_files) != token_files_are_text(&run->val_files)) {
+            input_error("-i %s is %s, but -j %s is %s; give both of one kind", a->train_data,
+                        token_files_kind(&run->train_files), a->val_data, token_files_kind(&run->val_files));
+        }
     } else {
         token_files_split(&run->files, 0.1, &run->train_files, &run->val_files);
     }
+    snprintf(run->fingerprint, sizeof run->fingerprint, "%016" PRIx64, token_files_fingerprint(&run->train_files));
 }
 
-static void open_loaders(Run *run) {
+// The examples are short: as many rows of their longest length as a micro-batch has room for are several times as fast.
+static HellaSwag open_hellaswag(const TrainArgs *a, int V) {
+    HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
+    int T = set.longest;
+    hellaswag_close(&set);
+    return hellaswag_open(HELLASWAG_PATH, a->B * a->T / T, T, V);
+}
+
+static void open_loaders(Run *run, int V) {
     const TrainArgs *a = run->args;
-    int V = run->model.config.vocab_size;
+    token_files_check_ids(&run->train_files, V);
+    token_files_check_ids(&run->val_files, V);
     run->train_loader = dataloader_open(&run->train_files, a->B, a->T, true, (uint64_t)a->seed, 0, 1, V);
     if (a->val_every > 0) { run->val_loader = dataloader_open(&run->val_files, a->B, a->T, false, 0, 0, 1, V); }
+    if (a->hellaswag) { run->hellaswag = open_hellaswag(a, V); }
 }
 
 static int64_t steps_of_an_epoch(const Run *run) {
@@ -876,11 +949,13 @@ static int64_t steps_of_an_epoch(const Run *run) {
 static cJSON *run_state(const Run *run) {
     cJSON *state = cJSON_CreateObject();
     cJSON_AddNumberToObject(state, "step", (double)run->step);
+    cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
     cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&run->train_loader));
     cJSON_AddNumberToObject(state, "sequence_length", run->args->T);
-    cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&run->train_files));
     cJSON_AddNumberToObject(state, "seed", (double)run->args->seed);
-    cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
+    cJSON_AddStringToObject(state, "training_data", run->fingerprint);
+    cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&run->train_files));
+    cJSON_AddBoolToObject(state, "validation_held_out", !run->args->val_data);
     cJSON_AddItemToObject(state, "loss_guard", guard_to_json(&run->loss_guard));
     cJSON_AddItemToObject(state, "norm_guard", guard_to_json(&run->norm_guard));
     return state;
@@ -895,35 +970,48 @@ static void save_checkpoint(Run *run) {
     cJSON_Delete(state);
 }
 
-// what of a checkpoint must not change for the run to go on bit for bit
-static void restore_run(Run *run, const char *folder) {
-    cJSON *state = checkpoint_load_state(folder);
-    int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, folder);
-    int64_t seed = json_whole(state, "seed", 0, MAX_SEED, folder);
-    if (T != run->args->T || seed != run->args->seed) {
+// a resumed run's place in the data means something only in the same data, cut and shuffled the same way
+static void check_same_data(const Run *run, const cJSON *state, const char *file) {
+    const TrainArgs *a = run->args;
+    int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
+    int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);
+    if (T != a->T || seed != a->seed) {
         input_error("'%s' was trained with -t %d --seed %lld, which its place in the data depends on; found -t %d "
                     "--seed %lld: give the same",
-                    folder, T, (long long)seed, run->args->T, (long long)run->args->seed);
+                    file, T, (long long)seed, a->T, (long long)a->seed);
     }
-    uint64_t tokens = (uint64_t)json_whole(state, "training_tokens", 0, 0x1p53, folder),
-             found = token_files_total(&run->train_files);
-    if (tokens != found) {
-        input_error("'%s' was trained on %" PRIu64 " tokens, but -i has %" PRIu64
-                    " now; give the data it was trained on",
-                    folder, tokens, found);
+    bool held_out = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"));
+    if (held_out != !a->val_data) {
+        input_error("'%s' was trained %s, and now there is %s: the training data is another; give the same", file,
+                    held_out ? "without -j, on all but the last tenth of -i" : "with a -j", held_out ? "one" : "none");
     }
+    const char *then = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
+    if (!then || strcmp(then, run->fingerprint) != 0) {
+        input_error("'%s' was trained on %" PRId64 " tokens of other files than -i %s, which gives %" PRIu64
+                    "; give the files it was trained on",
+                    file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
+                    token_files_total(&run->train_files));
+    }
+}
+
+// puts a run where its checkpoint left it: step, place in the data, guards
+static void restore_run(Run *run, const char *folder) {
+    char file[PATH_LENGTH];
+    format_path(file, "%s/state.json", folder);
+    cJSON *state = checkpoint_load_state(folder);
+    check_same_data(run, state, file);
     if (!guard_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
         !guard_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
-        input_error("'%s/state.json' has no loss_guard and norm_guard of 128 numbers: it was cut short or edited",
-                    folder);
+        input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited", file,
+                    GUARD_WINDOW);
     }
-    run->step = json_whole(state, "step", 0, INT_MAX - 1, folder);
+    run->step = json_whole(state, "step", 0, INT_MAX - 1, file);
+    run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
     if (run->args->max_steps > 0 && run->step > run->args->max_steps) {
         input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to go on with it",
                     (long long)run->args->max_steps, folder, run->step);
     }
-    uint64_t position = (uint64_t)json_whole(state, "position", 0, 0x1p53, folder);
-    dataloader_seek(&run->train_loader, run->args->overfit ? 0 : position);
+    dataloader_seek(&run->train_loader, (uint64_t)json_whole(state, "position", 0, 0x1p53, file));
     cJSON_Delete(state);
 }
 
@@ -942,9 +1030,33 @@ static double validate(Run *run) {
     return batches > 0 ? sum / (double)batches : NAN;
 }
 
+// accuracy on HellaSwag
+static double score_hellaswag(Run *run) {
+    GPT2 *m = &run->model;
+    HellaSwag *set = &run->hellaswag;
+    size_t bytes = (size_t)set->B * (size_t)set->T * sizeof(real);
+    real *losses = (real *)xmalloc(bytes);
+    hellaswag_rewind(set);
+    m->B = set->B, m->T = set->T;
+    for (int i = hellaswag_batches(set); i > 0; i--) {
+        hellaswag_next_batch(set);
+        gpt2_loss(m, set->inputs, set->targets);
+        m->device->download(losses, statistic(m, LOSSES, 0), bytes);
+        hellaswag_score(set, losses);
+    }
+    m->B = m->purpose.B, m->T = m->purpose.T;
+    free(losses);
+    return hellaswag_accuracy(set);
+}
+
+static void evaluate(Run *run) {
+    logger_val(&run->log, run->step, validate(run));
+    if (run->args->hellaswag) { logger_hellaswag(&run->log, run->step, score_hellaswag(run)); }
+}
+
 static void show_sample(Run *run) {
     const TrainArgs *a = run->args;
-    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, (uint64_t)run->step};
+    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM + (uint64_t)run->step};
     logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
     generate(&run->model, run->has_tokenizer ? &run->tokenizer : NULL, run->prompt, run->prompt_length,
@@ -976,10 +1088,11 @@ static const char *guard_verdict(Run *run, double loss, double norm) {
 static StepReport train_step(Run *run) {
     GPT2 *m = &run->model;
     double start = now_seconds();
-    int64_t rows = (int64_t)m->purpose.B * m->purpose.T * run->accumulation;
+    int64_t rows = (int64_t)m->B * m->T * run->accumulation;
     m->device->zero(m->loss, sizeof(real));
+    if (run->args->overfit) { dataloader_seek(&run->train_loader, 0); }
     for (int micro = 0; micro < run->accumulation; micro++) {
-        if (!run->args->overfit || !run->train_loader.inputs) { dataloader_next(&run->train_loader); }
+        dataloader_next(&run->train_loader);
         gpt2_forward(m, run->train_loader.inputs);
         gpt2_backward(m, run->train_loader.targets, 1 / (real)rows, micro == 0 ? GRAD_SET : GRAD_ADD);
     }
@@ -1013,11 +1126,12 @@ static void save_run_config(const Run *run) {
     cJSON_Delete(json);
 }
 
-// names the flags that a resumed run was not given before: what is left out goes back to its default
-static void print_changed_flags(const TrainArgs *a) {
+// Names the flags that a resumed run was not given before: what is left out goes back to its default. A config.json
+// that cannot be read costs no more than these notes.
+static void print_changed_flags(const Run *run) {
     char path[PATH_LENGTH];
-    format_path(path, "%s/config.json", a->run_dir);
-    cJSON *before = read_json(path), *now = flags_to_json(flag_table, NUM_FLAGS, a), *item;
+    format_path(path, "%s/config.json", run->args->run_dir);
+    cJSON *before = try_read_json(path), *now = flags_to_json(flag_table, NUM_FLAGS, run->args), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
         if (!old || strcmp(item->string, "resume") == 0) { continue; }
@@ -1025,6 +1139,10 @@ static void print_changed_flags(const TrainArgs *a) {
         if (strcmp(was, is) != 0) { printf("note      this run had --%s %s, now it has %s\n", item->string, was, is); }
         free(was);
         free(is);
+    }
+    if (run->planned_steps != run->max_steps) {
+        printf("note      this run had %lld steps to make, now it has %lld, and the learning rate follows\n",
+               run->planned_steps, run->max_steps);
     }
     cJSON_Delete(before);
     cJSON_Delete(now);
@@ -1046,60 +1164,53 @@ static void print_banner(const Run *run) {
                            : "";
     printf("machine   cpu, %d threads, matmuls by %s%s%s\n", omp_get_max_threads(), onednn_version(),
            wants_bf16_products(run->args) ? " with bf16 inputs" : "", note);
+    if (token_files_are_text(&run->files) && c->vocab_size != BYTE_VOCABULARY) {
+        printf("note      -i is read as bytes: of the model's %d tokens only the first 256 occur\n", c->vocab_size);
+    }
     if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
     if (run->args->resume && run->step == 0) {
-        printf("resumed   nothing: %s holds no checkpoint yet\n", run->args->run_dir);
+        printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl begin anew\n",
+               run->args->run_dir);
     }
     fflush(stdout);
 }
 
-static void load_or_init(Run *run, bool has_file, ModelFile *file) {
-    if (has_file) {
-        gpt2_load(&run->model, file);
-        model_close(file);
+// weights, and a resumed run's moments
+static void load_weights(GPT2 *m, Origin *origin, uint64_t seed) {
+    if (*origin->checkpoint) {
+        gpt2_resume(m, origin->checkpoint, &origin->weights);
+    } else if (origin->has_weights) {
+        gpt2_load(m, &origin->weights);
     } else {
-        gpt2_init(&run->model, (uint64_t)run->args->seed);
+        gpt2_init(m, seed);
     }
+    if (origin->has_weights) { model_close(&origin->weights); }
 }
 
-// every check comes before the first byte is written
+// every check comes before the model is built, and that before the first byte is written
 static void run_open(Run *run, const TrainArgs *a) {
     memset(run, 0, sizeof *run);
     run->args = a;
     run->accumulation = accumulation_steps(a);
-    open_data(run);
     check_run_dir(a);
-    GPT2Config config = {0, 0, 0, 0, 0, 0};
-    ModelFile file;
-    char folder[PATH_LENGTH] = "";
-    long long resumed = a->resume ? checkpoint_latest(a->run_dir) : -1;
-    bool has_file = resumed < 0 || a->model ? resolve_model(a, run->files.vocab_size, &config, &file) : false;
-    if (resumed >= 0) {
-        checkpoint_path(folder, a->run_dir, resumed);
-        ModelFile saved = model_open(folder);
-        if (a->model) { check_same_shape(&config, &saved.config, a->model, folder); }
-        if (has_file) { model_close(&file); }
-        file = saved, config = saved.config, has_file = true;
-    }
-    check_fits(a, &config, run->files.vocab_size);
-    token_files_check_ids(&run->train_files, config.vocab_size);
-    token_files_check_ids(&run->val_files, config.vocab_size);
-    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, config.vocab_size);
-    run->prompt_length =
-        prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, config.vocab_size, &run->prompt);
-    check_disk(a, &config);
-    gpt2_build(&run->model, config, training_purpose(a, &config));
-    open_loaders(run);
-    load_or_init(run, has_file, &file);
-    if (resumed >= 0) {
-        ModelState state = gpt2_state(&run->model);
-        checkpoint_load_optimizer(folder, &state);
-        restore_run(run, folder);
-    }
+    open_data(run);
+    Origin origin = choose_model(a, run->files.vocab_size);
+    const GPT2Config *c = &origin.config;
+    check_length(a, c);
+    open_loaders(run, c->vocab_size);
+    if (*origin.checkpoint) { restore_run(run, origin.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : steps_of_an_epoch(run);
+    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
+    run->prompt_length =
+        prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, c->vocab_size, &run->prompt);
+    check_disk(a, c);
+
+    gpt2_build(&run->model, *c, purpose_of(a, c));
+    load_weights(&run->model, &origin, (uint64_t)a->seed);
+
     if (a->run_dir) {
         make_run_dir(a->run_dir);
-        if (resumed >= 0) { print_changed_flags(a); }
+        if (run->step > 0) { print_changed_flags(run); }
         save_run_config(run);
     }
     run->log = logger_open(a->run_dir, run->step);
@@ -1109,65 +1220,87 @@ static void run_close(Run *run) {
     logger_close(&run->log);
     dataloader_close(&run->train_loader);
     if (run->args->val_every > 0) { dataloader_close(&run->val_loader); }
-    if (run->args->val_data) {
-        token_files_close(&run->val_files);
-    } else {
-        token_files_close(&run->train_files);
-        token_files_close(&run->val_files);
-    }
+    if (run->args->hellaswag) { hellaswag_close(&run->hellaswag); }
+    token_files_close(&run->val_files);
+    token_files_close(&run->train_files);
     token_files_close(&run->files);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
     gpt2_free(&run->model);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------------------------------------
 // 8. main
 
 static bool due(long long step, int every, bool last) { return every > 0 && (last || (step > 0 && step % every == 0)); }
 
+static volatile sig_atomic_t stop_signal;  // a signal handler has nowhere else to leave its word
+
+static void ask_to_stop(int signal_number) { stop_signal = signal_number; }
+
+// The first SIGINT or SIGTERM ends a run as its time limit would; a second one ends the program at once. A signal that
+// the program was started to ignore, as nohup and scripts do, stays ignored.
+static void catch_signals(void) {
+    const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction action, before;
+        memset(&action, 0, sizeof action);
+        action.sa_handler = ask_to_stop;
+        action.sa_flags = SA_RESETHAND | SA_RESTART;
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
+        sigaction(signals[i], &action, NULL);
+    }
+}
+
+// why training ends before its last step, "" where it does not
+static const char *cut_short(const Run *run) {
+    if (run->step >= run->max_steps) { return ""; }
+    if (stop_signal) { return stop_signal == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
+    double limit = run->args->time_limit;
+    return limit > 0 && now_seconds() - run->started > limit ? "--time-limit is up" : "";
+}
+
+// the checkpoint comes first: what follows may take long, and somebody may be waiting for the end
 static void train(const TrainArgs *a) {
     Run run;
     run_open(&run, a);
     print_banner(&run);
+    catch_signals();
     run.started = now_seconds();
     long long first = run.step;
-    for (bool last = false;;) {
-        bool out_of_time = a->time_limit > 0 && now_seconds() - run.started > a->time_limit;
-        last = run.step >= run.max_steps || out_of_time;
-        if (out_of_time && run.step < run.max_steps) {
+    for (bool last = false; !last;) {
+        const char *why = cut_short(&run);
+        last = *why || run.step >= run.max_steps;
+        if (*why) {
             logger_clear_line(&run.log);
-            printf("stopped at step %lld of %lld: --time-limit %g s is up\n", run.step, run.max_steps, a->time_limit);
+            printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
         }
+        if (run.step > first && due(run.step, a->checkpoint_every, last)) { save_checkpoint(&run); }
         if (a->val_every > 0 && (last || run.step % a->val_every == 0) && (run.step > first || first == 0)) {
-            logger_val(&run.log, run.step, validate(&run));
+            evaluate(&run);
         }
         if (due(run.step, a->sample_every, last)) { show_sample(&run); }
-        if (run.step > first && due(run.step, a->checkpoint_every, last)) { save_checkpoint(&run); }
-        if (last) { break; }
-        logger_step(&run.log, train_step(&run));
+        if (!last) { logger_step(&run.log, train_step(&run)); }
     }
     run_close(&run);
 }
 
 static void generate_text(const TrainArgs *a) {
-    GPT2Config config;
-    ModelFile file;
-    if (!resolve_model(a, BYTE_VOCABULARY, &config, &file)) {
+    Origin origin = choose_model(a, BYTE_VOCABULARY);
+    if (!origin.has_weights) {
         input_error(
             "--generate needs trained weights, but -e %s only describes a shape; give a folder or .safetensors file",
             a->model);
     }
+    const GPT2Config *c = &origin.config;
     Tokenizer tokenizer;
     int *prompt;
-    bool has_tokenizer = find_tokenizer(&tokenizer, a, config.vocab_size);
-    size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, config.vocab_size, &prompt);
-    Purpose purpose = {1, 64, false, config.max_seq_len, false};
+    bool has_tokenizer = find_tokenizer(&tokenizer, a, c->vocab_size);
+    size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
-    gpt2_build(&model, config, purpose);
-    gpt2_load(&model, &file);
-    model_close(&file);
-    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, 0};
+    gpt2_build(&model, *c, purpose_of(a, c));
+    load_weights(&model, &origin, 0);
+    Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
     gpt2_free(&model);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
@@ -1175,19 +1308,18 @@ static void generate_text(const TrainArgs *a) {
 }
 
 static void print_plan(const TrainArgs *a) {
-    GPT2Config config;
-    ModelFile file;
     int data_vocab = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
         data_vocab = files.vocab_size;
         token_files_close(&files);
     }
-    if (resolve_model(a, data_vocab, &config, &file)) { model_close(&file); }
-    check_fits(a, &config, 0);
+    Origin origin = choose_model(a, data_vocab);
+    if (origin.has_weights) { model_close(&origin.weights); }
+    if (!a->generate) { check_length(a, &origin.config); }
     PlanIndex index;
-    Purpose purpose = training_purpose(a, &config);
-    Plan plan = gpt2_plan(&config, &purpose, &index);
+    Purpose purpose = purpose_of(a, &origin.config);
+    Plan plan = gpt2_plan(&origin.config, &purpose, &index);
     if (strcmp(a->plan, "json") == 0) {
         cJSON *json = cJSON_CreateObject();
         cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), plan_json(&plan, 0));
@@ -1208,9 +1340,9 @@ static void print_version(void) {
 }
 
 #ifndef TESTING
-// A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away the
-// time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this way). libgomp
-// reads its setting when it is loaded, so it is set for a second start of the same program.
+// A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away
+// the time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this
+// way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.
 static void limit_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
     setenv("GOMP_SPINCOUNT", "1000", 1);

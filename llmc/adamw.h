@@ -1,15 +1,17 @@
 /*
-AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu, Mikolov, Bengio 2013).
+AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu et al. 2013).
   g = grad * min(1, clip / ||grads||)
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
+With -f 2 the rounded copy of the parameters (Exec.rounded) is written beside them, while they are in cache.
 Bytes       28 a parameter in fp32: w, m, v read and written, grads read.
 defines: cpu_adamw_update
 */
 #pragma once
-#include "ops.h"
+#include "exec.h"
+#include "vector_math.h"
 
-enum { ADAMW_BLOCK = 16384 };  // elements a thread updates at a time
+enum { ADAMW_BLOCK = 4096 };  // elements a thread updates at a time
 
 // the step's numbers once they are known for every element
 typedef struct {
@@ -46,7 +48,7 @@ static inline void adamw_block(floatX *params, real *master, real *m, real *v, c
 static inline void cpu_adamw_update(floatX *params, real *master, real *m, real *v, const real *grads,
                                     const real *norm_squared, const TensorSpan *spans, int num_spans,
                                     const AdamW *hyper, Exec *ex) {
-    (void)ex;
+    bf16 *rounded = ex->rounded.params ? ex->rounded.params + (params - ex->rounded.source) : NULL;
     AdamWScales scales = adamw_scales(hyper, *norm_squared);
 #pragma omp parallel
     for (int s = 0; s < num_spans; s++) {
@@ -56,6 +58,7 @@ static inline void cpu_adamw_update(floatX *params, real *master, real *m, real 
             size_t i = span->begin + start;
             size_t left = span->count - start, n = left < ADAMW_BLOCK ? left : (size_t)ADAMW_BLOCK;
             adamw_block(params + i, master ? master + i : NULL, m + i, v + i, grads + i, n, span->decay, hyper, scales);
+            if (rounded) { round_to_bf16(rounded + i, params + i, n); }
         }
     }
 }

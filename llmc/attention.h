@@ -1,14 +1,15 @@
 /*
 Causal multi-head self-attention on packed queries, keys and values.
-  s[q,k] = Q[q] . K[k] / sqrt(HS) for k <= q;  lse[q] = log sum_k exp(s[q,k]);  p = exp(s - lse);  out[q] = sum_k p[q,k] V[k]
+  forward   s[q,k] = Q[q] . K[k] / sqrt(HS) for k <= q;  lse[q] = log sum_k exp(s[q,k])
+            p[q,k] = exp(s[q,k] - lse[q]);  out[q] = sum_k p[q,k] V[k]
   backward  delta[q] = dout[q] . out[q];  ds[q,k] = p[q,k] (dout[q] . V[k] - delta[q])
             dV[k] = sum_q p[q,k] dout[q];  dK[k] = sum_q ds[q,k] Q[q] / sqrt(HS);  dQ[q] = sum_k ds[q,k] K[k] / sqrt(HS)
             (Dao et al. 2022: the probabilities are rebuilt from lse, never stored)
 Shapes      qkv, dqkv (B,T,3,NH,HS);  out, dout (B,T,NH,HS);  lse (B,NH,T)
 Bytes       forward 4NC floatX, backward 8NC floatX.
-A thread takes one head of one sequence and TILE_N queries at a time. It holds the scores transposed, (keys, queries), for
-those queries only: T x TILE_N, never T x T. Keys after the last query of a tile are never visited, so half the work is not
-done. Heads are copied into rows padded to whole tiles of real, which makes every head size and storage type one case.
+A thread takes one head of one sequence and TILE_N queries at a time. It holds the scores transposed, (keys, queries),
+for those queries only: T x TILE_N, never T x T. Keys after the last query of a tile are never visited, so half the work
+is not done. Heads are copied into rows padded to whole tiles of real: every head size and storage type is one case.
 defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 */
 #pragma once
@@ -56,7 +57,8 @@ static inline void attention_scores(real *out, const real *rows, const real *col
     }
 }
 
-// scores (keys, TILE_N) -> exp(score - top) with keys after their query set to 0; top and sum of each query are returned
+// scores (keys, TILE_N) -> exp(score - top) with keys after their query set to 0; top and sum of each query are
+// returned
 static inline void attention_softmax(real *scores, real *top, real *sum, int first_query, int keys) {
     for (int q = 0; q < TILE_N; q++) { top[q] = scores[q], sum[q] = 0; }  // key 0 is visible to every query
     for (int k = 1; k < keys; k++) {
@@ -127,15 +129,15 @@ static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *q
         real *keys = (real *)xmalloc((2 * head + (size_t)TILE_N * (2 * width + rows)) * sizeof(real));
         real *values = keys + head, *buffer = values + head;
 #pragma omp for schedule(static)
-        for (int bh = 0; bh < B * NH; bh++) {
-            int b = bh / NH, h = bh % NH;
-            const floatX *q = qkv + (size_t)b * T * 3 * C + (size_t)h * HS;
+        for (size_t bh = 0; bh < (size_t)B * NH; bh++) {
+            size_t row = bh / NH * T, h = bh % NH * HS;
+            const floatX *q = qkv + row * 3 * C + h;
             attention_load(keys, q + C, 3 * C, T, rows, HS, width, 1);
             attention_load(values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
             for (int t = 0; t < T; t += TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
-                attention_tile(out + ((size_t)b * T + t) * C + (size_t)h * HS, C, lse + (size_t)bh * T + t,
-                               q + (size_t)t * 3 * C, 3 * C, keys, values, buffer, t, queries, HS, width);
+                attention_tile(out + (row + t) * C + h, C, lse + bh * T + t, q + (size_t)t * 3 * C, 3 * C, keys, values,
+                               buffer, t, queries, HS, width);
             }
         }
         free(keys);
@@ -177,8 +179,8 @@ static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *value
     {
         real *sums = (real *)xmalloc((size_t)HS * sizeof(real));
 #pragma omp for schedule(static)
-        for (int ih = 0; ih < n * NH; ih++) {
-            size_t i = (size_t)(ih / NH), h = (size_t)(ih % NH) * HS;
+        for (size_t ih = 0; ih < (size_t)n * NH; ih++) {
+            size_t i = ih / NH, h = ih % NH * HS;
             attention_decode_row(out + i * C + h, qkv + i * 3 * C + h, keys + h, values + h, sums, C, pos + (int)i + 1,
                                  HS);
         }
@@ -205,7 +207,8 @@ static inline AttentionHead attention_head_alloc(int rows, int width) {
     return a;
 }
 
-// the gradients of queries first_query..: dq is written, dkeys and dvalues set or added to. q, out, dout are the tile's rows
+// the gradients of queries first_query..: dq is written, dkeys and dvalues set or added to. q, out, dout are the tile's
+// rows
 static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
                                            const floatX *dout, const real *lse, size_t C, int first_query, int queries,
                                            int HS, int width, bool add) {
@@ -250,8 +253,8 @@ static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, cons
     {
         AttentionHead a = attention_head_alloc(rows, width);
 #pragma omp for schedule(static)
-        for (int bh = 0; bh < B * NH; bh++) {
-            size_t row = (size_t)(bh / NH) * T, h = (size_t)(bh % NH) * HS;
+        for (size_t bh = 0; bh < (size_t)B * NH; bh++) {
+            size_t row = bh / NH * T, h = bh % NH * HS;
             const floatX *q = qkv + row * 3 * C + h;
             floatX *dq = dqkv + row * 3 * C + h;
             attention_load(a.keys, q + C, 3 * C, T, rows, HS, width, 1);
@@ -261,7 +264,7 @@ static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, cons
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 size_t at = (row + t) * C + h;
                 attention_backward_tile(&a, dq + (size_t)t * 3 * C, q + (size_t)t * 3 * C, out + at, dout + at,
-                                        lse + (size_t)bh * T + t, C, t, queries, HS, width, t < last);
+                                        lse + bh * T + t, C, t, queries, HS, width, t < last);
             }
             attention_store(dq + C, 3 * C, a.dkeys, T, HS, width, 1);
             attention_store(dq + 2 * C, 3 * C, a.dvalues, T, HS, width, 1);

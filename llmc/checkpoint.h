@@ -4,8 +4,9 @@ Checkpoints: a folder RUN/step_00000100 with
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are stored rounded
   state.json                        the step, the data position, the guards: what else a bit-exact resume needs
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
-defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open, model_load,
-         model_close, checkpoint_load_optimizer, checkpoint_load_state, json_whole, write_json
+defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
+         model_load, model_close, checkpoint_load, checkpoint_load_state, json_whole, read_json, try_read_json,
+         write_json
 */
 #pragma once
 #include "check.h"
@@ -35,14 +36,6 @@ typedef struct {
     DType dtype;
     void *block;  // NULL: this model does not have it
 } TensorFamily;
-
-enum { NUM_OPTIMIZER_FAMILIES = 3 };
-
-static inline void optimizer_families(TensorFamily *families, const ModelState *s) {
-    const TensorFamily list[NUM_OPTIMIZER_FAMILIES] = {
-        {"m.", DT_REAL, s->m}, {"v.", DT_REAL, s->v}, {"master.", DT_REAL, s->master}};
-    memcpy(families, list, sizeof list);
-}
 
 // out (cols,rows) = transpose of in (rows,cols), elements of `size` bytes
 static inline void transpose_bytes(unsigned char *out, const unsigned char *in, size_t rows, size_t cols, size_t size) {
@@ -101,19 +94,24 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     return safetensors_finish(&w);
 }
 
-// writes and syncs a small JSON file; 0 or an errno
-static inline int write_json(const char *path, const cJSON *json) {
-    char *text = cJSON_Print(json);
+// writes and syncs a small text file; 0 or an errno
+static inline int write_text_file(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
-    if (!text || !file) {
-        int error = file ? ENOMEM : errno;
-        free(text);
-        if (file) { fclose(file); }
-        return error;
-    }
+    if (!file) { return errno; }
     bool written = fputs(text, file) >= 0 && fputc('\n', file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
     int error = written ? 0 : errno;
     if (fclose(file) != 0 && !error) { error = errno; }
+    return error;
+}
+
+// Writes a small JSON file: aside, synced, renamed, so that PATH holds all of it or what it held before. 0 or an errno.
+static inline int write_json(const char *path, const cJSON *json) {
+    char aside[PATH_LENGTH], *text = cJSON_Print(json);
+    if (!text) { return ENOMEM; }
+    format_path(aside, "%s.tmp", path);
+    int error = write_text_file(aside, text);
+    if (!error && rename(aside, path) != 0) { error = errno; }
+    if (error) { unlink(aside); }
     free(text);
     return error;
 }
@@ -167,13 +165,13 @@ static inline int sync_folder(const char *path) {
 // the four files of a checkpoint into `folder`; 0 or an errno
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
-    TensorFamily model = {"", DT_FLOATX, s->params}, optimizer[NUM_OPTIMIZER_FAMILIES];
-    optimizer_families(optimizer, s);
+    const TensorFamily model = {"", DT_FLOATX, s->params};
+    const TensorFamily optimizer[] = {{"m.", DT_REAL, s->m}, {"v.", DT_REAL, s->v}, {"master.", DT_REAL, s->master}};
     format_path(path, "%s/model.safetensors", folder);
     int error = families_save(path, &model, 1, s);
     if (error) { return error; }
     format_path(path, "%s/optimizer.safetensors", folder);
-    error = families_save(path, optimizer, NUM_OPTIMIZER_FAMILIES, s);
+    error = families_save(path, optimizer, 3, s);
     if (error) { return error; }
     cJSON *config = model_config_json(s->config);
     format_path(path, "%s/config.json", folder);
@@ -189,28 +187,42 @@ static inline void checkpoint_path(char *path, const char *run_dir, long long st
     format_path(path, "%s/step_%08lld", run_dir, step);
 }
 
-// Saves RUN/step_NNNNNNNN. A failure (a full disk, say) removes the half-written folder and stops with exit 1; the
-// checkpoints before it are untouched.
+// the step of "step_00000100" with `suffix` after it, -1 for any other name
+static inline long long checkpoint_step(const char *name, const char *suffix) {
+    long long step;
+    char same[32];
+    if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
+    snprintf(same, sizeof same, "step_%08lld%s", step, suffix);
+    return strcmp(name, same) == 0 ? step : -1;
+}
+
+// deletes what saves and prunes that were killed have left: the folders step_NNNNNNNN.tmp
+static inline void remove_unfinished(const char *run_dir) {
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char path[PATH_LENGTH];
+        if (checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
+        format_path(path, "%s/%s", run_dir, entry->d_name);
+        remove_folder(path);
+    }
+    if (dir) { closedir(dir); }
+}
+
+// Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. A failure (a full disk, say) removes
+// the half-written folder and stops with exit 1; the checkpoints before it are untouched.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
-    char folder[PATH_LENGTH], aside[PATH_LENGTH], replaced[PATH_LENGTH];
+    char folder[PATH_LENGTH], aside[PATH_LENGTH];
     checkpoint_path(folder, run_dir, step);
     format_path(aside, "%s.tmp", folder);
-    format_path(replaced, "%s.old", folder);
-    remove_folder(aside);
+    remove_unfinished(run_dir);
     int error = mkdir(aside, 0777) == 0 ? checkpoint_write_files(aside, s, state) : errno;
-    if (!error && access(folder, F_OK) == 0) { remove_folder(replaced); }
-    if (!error && rename(folder, replaced) != 0 && errno != ENOENT) { error = errno; }
-    if (!error && rename(aside, folder) != 0) {
-        error = errno;
-        rename(replaced, folder);
-    }
+    if (!error && rename(aside, folder) != 0) { error = errno; }
     if (error) {
         remove_folder(aside);
         run_error(
             "could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
             folder, strerror(error));
     }
-    remove_folder(replaced);
     sync_folder(run_dir);
 }
 
@@ -221,15 +233,6 @@ static inline size_t checkpoint_bytes(const GPT2Config *config) {
 }
 
 // ---- the checkpoints of a run
-
-// the step of "step_00000100", -1 for any other name
-static inline long long checkpoint_step(const char *name) {
-    long long step;
-    char same[32];
-    if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
-    snprintf(same, sizeof same, "step_%08lld", step);
-    return strcmp(name, same) == 0 ? step : -1;
-}
 
 static inline int compare_steps(const void *a, const void *b) {
     long long x = *(const long long *)a, y = *(const long long *)b;
@@ -242,7 +245,7 @@ static inline int checkpoint_list(const char *run_dir, long long **steps) {
     *steps = NULL;
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        long long step = checkpoint_step(entry->d_name);
+        long long step = checkpoint_step(entry->d_name, "");
         if (step < 0) { continue; }
         *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
         (*steps)[count++] = step;
@@ -271,7 +274,6 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
         char path[PATH_LENGTH], aside[PATH_LENGTH];
         checkpoint_path(path, run_dir, steps[i]);
         format_path(aside, "%s.tmp", path);
-        remove_folder(aside);
         if (rename(path, aside) == 0) { remove_folder(aside); }  // no half of it is ever seen under its name
     }
     free(steps);
@@ -279,8 +281,8 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
 
 // ---- reading
 
-// the JSON of a whole file, NULL if there is no such file; input_error if it is not JSON
-static inline cJSON *read_json(const char *path) {
+// the text of a whole file with a NUL after it, malloced; NULL if it cannot be read
+static inline char *read_text_file(const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) { return NULL; }
     size_t length = 0, room = 65536, got;
@@ -291,9 +293,26 @@ static inline cJSON *read_json(const char *path) {
     }
     fclose(file);
     text[length] = 0;
-    cJSON *json = cJSON_Parse(text);
+    return text;
+}
+
+// the JSON object of a whole file; NULL if there is no such file, or it cannot be read, or it holds none
+static inline cJSON *try_read_json(const char *path) {
+    char *text = read_text_file(path);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
     free(text);
-    if (!cJSON_IsObject(json)) { input_error("'%s' is not a JSON object; it may have been cut short", path); }
+    if (!cJSON_IsObject(json)) {
+        cJSON_Delete(json);
+        return NULL;
+    }
+    return json;
+}
+
+// the JSON object of a whole file, NULL if there is no such file; input_error if it holds none
+static inline cJSON *read_json(const char *path) {
+    if (access(path, F_OK) != 0) { return NULL; }
+    cJSON *json = try_read_json(path);
+    if (!json) { input_error("'%s' is not a JSON object; it may have been cut short", path); }
     return json;
 }
 
@@ -323,6 +342,27 @@ static inline const SafeTensor *model_find(const ModelFile *model, const char *p
     return safetensors_find(&model->file, full);
 }
 
+// what Hugging Face's GPT-2 can vary and this trainer has one of; what the config.json leaves out is GPT-2's own
+static inline void model_check_variant(const GPT2Config *c, const cJSON *json, const char *path) {
+    char hidden[32];
+    snprintf(hidden, sizeof hidden, "%lld", 4LL * c->channels);
+    const char *const facts[][3] = {{"activation_function", "\"gelu_new\"", ""},
+                                    {"layer_norm_epsilon", "1e-05", ""},
+                                    {"n_inner", "null", hidden},
+                                    {"scale_attn_weights", "true", ""},
+                                    {"scale_attn_by_inverse_layer_idx", "false", ""},
+                                    {"tie_word_embeddings", "true", ""}};
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, facts[i][0]);
+        char *found = cJSON_PrintUnformatted(item);
+        if (found && strcmp(found, facts[i][1]) != 0 && strcmp(found, facts[i][2]) != 0) {
+            input_error("'%s' has %.60s as \"%s\", expected GPT-2's own, %s: this trainer has no other kind of GPT-2",
+                        path, found, facts[i][0], facts[i][1]);
+        }
+        free(found);
+    }
+}
+
 static inline void model_config_from_json(GPT2Config *c, const cJSON *json, const char *path) {
     const struct {
         const char *key;
@@ -336,11 +376,7 @@ static inline void model_config_from_json(GPT2Config *c, const cJSON *json, cons
         *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, path);
     }
     config_set_vocab(c, c->vocab_size);
-    const cJSON *activation = cJSON_GetObjectItemCaseSensitive(json, "activation_function");
-    if (cJSON_IsString(activation) && strcmp(activation->valuestring, "gelu_new") != 0) {
-        input_error("'%s' asks for the activation \"%s\"; this trainer has GPT-2's own, \"gelu_new\"", path,
-                    activation->valuestring);
-    }
+    model_check_variant(c, json, path);
 }
 
 // without a config.json the shape is read off the tensors; heads are taken as GPT-2's, 64 channels each
@@ -399,6 +435,29 @@ static inline void model_check_tensors(const ModelFile *model) {
     }
 }
 
+static inline bool same_bytes(const SafeTensors *file, const SafeTensor *a, const SafeTensor *b) {
+    unsigned char x[8192], y[sizeof x];
+    uint64_t bytes = a->end - a->begin;
+    bool same = a->dtype == b->dtype && bytes == b->end - b->begin;
+    for (uint64_t at = 0, n; same && at < bytes; at += n) {
+        n = bytes - at < sizeof x ? bytes - at : sizeof x;
+        safetensors_read(file, a, at, x, n);
+        safetensors_read(file, b, at, y, n);
+        same = memcmp(x, y, n) == 0;
+    }
+    return same;
+}
+
+// Some files store the output's weights too, which are the token embeddings' once more; others have trained them apart.
+static inline void model_check_tied(const ModelFile *model) {
+    const SafeTensor *head = safetensors_find(&model->file, "lm_head.weight");
+    if (head && !same_bytes(&model->file, head, model_find(model, "", "wte.weight"))) {
+        input_error("'%s' has an lm_head.weight that is not its wte.weight, expected GPT-2's tied embeddings; give a "
+                    "model that was trained with them",
+                    model->file.path);
+    }
+}
+
 // Opens a folder with model.safetensors, or such a file; reads config.json beside it. Stops if it is no whole GPT-2.
 static inline ModelFile model_open(const char *path) {
     ModelFile model;
@@ -422,6 +481,7 @@ static inline ModelFile model_open(const char *path) {
     }
     config_check(&model.config, weights);
     model_check_tensors(&model);
+    model_check_tied(&model);
     return model;
 }
 
@@ -463,17 +523,17 @@ static inline void model_load(const ModelFile *model, const char *prefix, real *
     }
 }
 
-// m, v and master of a checkpoint folder
-static inline void checkpoint_load_optimizer(const char *folder, const ModelState *s) {
+// Fills params, master, m and v from a checkpoint folder, whose model.safetensors is opened already. The weights are
+// exact whatever the two builds' precisions: where they were stored rounded, it is the masters that are read.
+static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
-    ModelFile file = {*s->config, safetensors_open(path), ""};
-    TensorFamily families[NUM_OPTIMIZER_FAMILIES];
-    optimizer_families(families, s);
-    for (int i = 0; i < NUM_OPTIMIZER_FAMILIES; i++) {
-        if (families[i].block) { model_load(&file, families[i].prefix, (real *)families[i].block, NULL, s->device); }
-    }
-    model_close(&file);
+    ModelFile optimizer = {model->config, safetensors_open(path), ""};
+    bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
+    model_load(&optimizer, "m.", s->m, NULL, s->device);
+    model_load(&optimizer, "v.", s->v, NULL, s->device);
+    model_load(rounded ? &optimizer : model, rounded ? "master." : "", s->master, s->params, s->device);
+    model_close(&optimizer);
 }
 
 // state.json of a checkpoint folder; the caller deletes it

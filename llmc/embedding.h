@@ -3,8 +3,8 @@ Token plus position embedding.
   forward   out[b,t] = wte[tokens[b,t]] + wpe[t]
   backward  dwte[tokens[b,t]] += dout[b,t];  dwpe[t] (+)= sum_b dout[b,t]
 Bytes       forward 3NC floatX; backward NC floatX + 2NC real or less, as tokens repeat.
-A token may occur many times: the backward gives each thread a range of channels and walks the rows in order, so that sums
-have one order whatever the number of threads.
+A token may occur many times: the backward gives each thread a range of channels and walks the rows in order, so that
+sums have one order whatever the number of threads.
 defines: cpu_embedding_forward, cpu_embedding_backward
 */
 #pragma once
@@ -14,10 +14,10 @@ static inline void cpu_embedding_forward(floatX *out, const int *tokens, const f
                                          int T, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < B * T; n++) {
+    for (size_t n = 0; n < (size_t)B * T; n++) {
         const floatX *token = wte + (size_t)tokens[n] * C;
-        const floatX *position = wpe + (size_t)(n % T) * C;
-        floatX *row = out + (size_t)n * C;
+        const floatX *position = wpe + n % T * C;
+        floatX *row = out + n * C;
 #pragma omp simd
         for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(token[c]) + to_real(position[c])); }
     }
@@ -34,10 +34,10 @@ static inline void cpu_embedding_backward(real *dwte, real *dwpe, const floatX *
         for (int t = 0; mode == GRAD_SET && t < maxT; t++) {
             for (int c = begin; c < end; c++) { dwpe[(size_t)t * C + c] = 0; }
         }
-        for (int n = 0; n < B * T; n++) {
-            const floatX *row = dout + (size_t)n * C;
+        for (size_t n = 0; n < (size_t)B * T; n++) {
+            const floatX *row = dout + n * C;
             real *token = dwte + (size_t)tokens[n] * C;
-            real *position = dwpe + (size_t)(n % T) * C;
+            real *position = dwpe + n % T * C;
 #pragma omp simd
             for (int c = begin; c < end; c++) {
                 token[c] += to_real(row[c]);

@@ -1,12 +1,13 @@
 /*
-Exec: where an operation runs and what it may use there. A field of the model, zero at first, handed to every operation; what
-the operations keep in it is freed by onednn_free.
+Exec: where an operation runs and what it may use there. A field of the model, zero at first, handed to every operation;
+what the operations keep in it is freed by onednn_free.
 defines: Exec, RoundedCopies
 */
 #pragma once
 #include "ops.h"
 
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and one primitive a shape
+struct CudaExec;         // device.cuh: the stream, and scratch for sums
 
 // -f 2: matmul inputs rounded to bf16. The buffers belong to the plan; params mirrors the whole parameter block.
 typedef struct {
@@ -18,4 +19,5 @@ typedef struct {
 struct Exec {
     struct PreparedMatmuls *matmuls;
     RoundedCopies rounded;  // all NULL: matmuls take their inputs as they are stored
+    struct CudaExec *cuda;  // NULL on a CPU
 };

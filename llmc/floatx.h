@@ -1,6 +1,7 @@
 /*
 The number types, chosen once per build.
-defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, bf16_to_float, float_to_bf16, REAL_MATH
+defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, bf16_to_float, float_to_bf16, REAL_MATH,
+         HOST_DEVICE
   floatX  how weights and activations are stored
   real    what arithmetic, statistics, parameter gradients and optimizer state use
 
@@ -15,8 +16,15 @@ defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, 
 #include <stdint.h>
 #include <string.h>
 
+// on a function that kernels call as well
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
 // bfloat16: the upper half of an fp32
-typedef struct {
+typedef struct bf16 {
     uint16_t bits;
 } bf16;
 
@@ -33,7 +41,7 @@ static inline const char *dtype_name(DType dtype) {
     return name[dtype];
 }
 
-static inline float bf16_to_float(bf16 x) {
+static inline HOST_DEVICE float bf16_to_float(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
     float f;
     memcpy(&f, &bits, sizeof f);
@@ -41,7 +49,7 @@ static inline float bf16_to_float(bf16 x) {
 }
 
 // round to nearest, ties to even; a NaN stays a NaN
-static inline bf16 float_to_bf16(float f) {
+static inline HOST_DEVICE bf16 float_to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
     uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
@@ -56,22 +64,22 @@ typedef double real;
 #define DT_FLOATX DT_F64
 #define DT_REAL DT_F64
 #define REAL_MATH(function) function
-static inline real to_real(floatX x) { return x; }
-static inline floatX to_floatX(real r) { return r; }
+static inline HOST_DEVICE real to_real(floatX x) { return x; }
+static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
 #elif defined(PRECISION_BF16)
 typedef bf16 floatX;
 typedef float real;
 #define DT_FLOATX DT_BF16
 #define DT_REAL DT_F32
 #define REAL_MATH(function) function##f
-static inline real to_real(floatX x) { return bf16_to_float(x); }
-static inline floatX to_floatX(real r) { return float_to_bf16(r); }
+static inline HOST_DEVICE real to_real(floatX x) { return bf16_to_float(x); }
+static inline HOST_DEVICE floatX to_floatX(real r) { return float_to_bf16(r); }
 #else
 typedef float floatX;
 typedef float real;
 #define DT_FLOATX DT_F32
 #define DT_REAL DT_F32
 #define REAL_MATH(function) function##f
-static inline real to_real(floatX x) { return x; }
-static inline floatX to_floatX(real r) { return r; }
+static inline HOST_DEVICE real to_real(floatX x) { return x; }
+static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
 #endif

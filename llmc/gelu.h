@@ -4,7 +4,7 @@ GELU, the tanh form (Hendrycks, Gimpel 2016), written with a sigmoid: 0.5 (1 + t
   gelu(x)  = x s,  s = 1 / (1 + exp(-2u))
   gelu'(x) = s + 2 x s (1 - s) u'(x),  u'(x) = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 Bytes       forward 2n floatX, backward 3n floatX, each element once.
-defines: gelu_value, gelu_slope, cpu_gelu_forward, cpu_gelu_backward
+defines: gelu_value, gelu_slope, gelu_slope_of, team_gelu_backward, cpu_gelu_forward, cpu_gelu_backward
 */
 #pragma once
 #include "ops.h"
@@ -17,10 +17,12 @@ static inline real gelu_sigmoid(real x) { return 1 / (1 + fast_exp(-2 * GELU_SCA
 
 static inline real gelu_value(real x) { return x * gelu_sigmoid(x); }
 
-static inline real gelu_slope(real x) {
-    real s = gelu_sigmoid(x);
+// gelu'(x) from x and s: the kernels have a sigmoid of their own
+static inline HOST_DEVICE real gelu_slope_of(real x, real s) {
     return s + 2 * x * s * (1 - s) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
 }
+
+static inline real gelu_slope(real x) { return gelu_slope_of(x, gelu_sigmoid(x)); }
 
 static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
     (void)ex;
@@ -28,8 +30,14 @@ static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exe
     for (size_t i = 0; i < n; i++) { out[i] = to_floatX(gelu_value(to_real(in[i]))); }
 }
 
+// dinp (n) = dout (n) gelu'(in (n)): all threads of a team call it and share the elements
+static inline void team_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n) {
+#pragma omp for simd schedule(static)
+    for (size_t i = 0; i < n; i++) { dinp[i] = to_floatX(to_real(dout[i]) * gelu_slope(to_real(in[i]))); }
+}
+
 static inline void cpu_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex) {
     (void)ex;
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) { dinp[i] = to_floatX(to_real(dout[i]) * gelu_slope(to_real(in[i]))); }
+#pragma omp parallel
+    team_gelu_backward(dinp, dout, in, n);
 }

@@ -1,8 +1,8 @@
 /*
 The portable matrix product: blocked, packed, threaded C for machines without oneDNN and for the fp64 build.
   C (M,N) (+)= A (M,K) B (K,N) + bias (N) + residual (M,N)
-Operands are strided views, so that a transpose costs nothing to say; packing turns any view of any type into real. A block
-of C is summed in real over the whole of K and rounded once.
+Operands are strided views, so that a transpose costs nothing to say; packing turns any view of any type into real. A
+block of C is summed in real over the whole of K and rounded once.
 defines: Matrix, MatmulEpilogue, matrix, gemm
 */
 #pragma once
@@ -40,7 +40,8 @@ static inline real matrix_element(Matrix m, size_t i, size_t j) {
     }
 }
 
-// packed[tile][k][within] = elements of m, `wide` lanes to a tile, zeros past the edge; `across` is the lane's direction
+// packed[tile][k][within] = elements of m, `wide` lanes to a tile, zeros past the edge; `across` is the lane's
+// direction
 static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t lane0, int lanes, size_t k0, int depth,
                              int wide) {
     for (int tile = 0; tile < lanes; tile += wide) {
@@ -95,19 +96,16 @@ static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const 
     gemm_store(c, g->c, i0, j0, rows, cols, N, add);
 }
 
-// C's columns must be contiguous. C is floatX or real.
+// C's columns must be contiguous. C is floatX or real. All threads of a team call it and share the blocks.
 static inline void gemm(Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
     size_t blocks_m = (M + GEMM_M - 1) / GEMM_M, blocks_n = (N + GEMM_N - 1) / GEMM_N;
-#pragma omp parallel
-    {
-        GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));
+    GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));
 #pragma omp for schedule(static)
-        for (size_t block = 0; block < blocks_m * blocks_n; block++) {
-            size_t i0 = block % blocks_m * GEMM_M, j0 = block / blocks_m * GEMM_N;
-            int rows = M - i0 < (size_t)GEMM_M ? (int)(M - i0) : (int)GEMM_M;
-            int cols = N - j0 < (size_t)GEMM_N ? (int)(N - j0) : (int)GEMM_N;
-            gemm_block(g, c, a, b, add, i0, j0, rows, cols, N, K);
-        }
-        free(g);
+    for (size_t block = 0; block < blocks_m * blocks_n; block++) {
+        size_t i0 = block % blocks_m * GEMM_M, j0 = block / blocks_m * GEMM_N;
+        int rows = M - i0 < (size_t)GEMM_M ? (int)(M - i0) : (int)GEMM_M;
+        int cols = N - j0 < (size_t)GEMM_N ? (int)(N - j0) : (int)GEMM_N;
+        gemm_block(g, c, a, b, add, i0, j0, rows, cols, N, K);
     }
+    free(g);
 }

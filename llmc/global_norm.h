@@ -20,14 +20,16 @@ static inline void cpu_global_norm_squared(real *out, const real *x, size_t n, E
     (void)ex;
     double total = 0;
     for (size_t group = 0; group < n; group += (size_t)NORM_BLOCK * NORM_GROUP) {
-        double sums[NORM_GROUP] = {0};
+        double sums[NORM_GROUP];
+        size_t left = (n - group + NORM_BLOCK - 1) / NORM_BLOCK;
+        int blocks = left < NORM_GROUP ? (int)left : (int)NORM_GROUP;
 #pragma omp parallel for schedule(static)
-        for (int block = 0; block < NORM_GROUP; block++) {
+        for (int block = 0; block < blocks; block++) {
             size_t begin = group + (size_t)block * NORM_BLOCK;
             size_t end = begin + NORM_BLOCK < n ? begin + NORM_BLOCK : n;
-            if (begin < end) { sums[block] = sum_of_squares(x + begin, end - begin); }
+            sums[block] = sum_of_squares(x + begin, end - begin);
         }
-        for (int block = 0; block < NORM_GROUP; block++) { total += sums[block]; }
+        for (int block = 0; block < blocks; block++) { total += sums[block]; }
     }
     *out = (real)total;
 }

@@ -4,8 +4,8 @@ LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
   backward  with n = (x - mean) rstd and g = dy w:
             dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
 layernorm_normalise computes y from stored mean and rstd with the same expression, so its bits are the forward's.
-Bytes       forward 2NC floatX, backward 4NC floatX for dx and 2NC more for dw and db.
-defines: cpu_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
+Bytes       forward 2NC floatX, with the residual 4NC, backward 4NC floatX for dx and 2NC more for dw and db.
+defines: cpu_layernorm_forward, cpu_residual_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
 */
 #pragma once
 #include "ops.h"
@@ -21,21 +21,41 @@ static inline void layernorm_row(floatX *out, const floatX *in, real mean, real 
     }
 }
 
+static inline void layernorm_statistics(real *mean, real *rstd, const floatX *in, int C) {
+    real sum = 0, squares = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) { sum += to_real(in[c]); }
+    real m = sum / (real)C;
+#pragma omp simd reduction(+ : squares)
+    for (int c = 0; c < C; c++) { squares += (to_real(in[c]) - m) * (to_real(in[c]) - m); }
+    *mean = m;
+    *rstd = 1 / REAL_MATH(sqrt)(squares / (real)C + LAYERNORM_EPSILON);
+}
+
 static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                          const floatX *bias, int N, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *x = in + (size_t)n * C;
-        real sum = 0, squares = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < C; c++) { sum += to_real(x[c]); }
-        real m = sum / (real)C;
-#pragma omp simd reduction(+ : squares)
-        for (int c = 0; c < C; c++) { squares += (to_real(x[c]) - m) * (to_real(x[c]) - m); }
-        mean[n] = m;
-        rstd[n] = 1 / REAL_MATH(sqrt)(squares / (real)C + LAYERNORM_EPSILON);
+        layernorm_statistics(&mean[n], &rstd[n], x, C);
         layernorm_row(out + (size_t)n * C, x, mean[n], rstd[n], weight, bias, C);
+    }
+}
+
+// sum (N,C) = in + residual, rounded to floatX;  out (N,C), mean, rstd (N) are the layernorm of that.  sum may be in or
+// residual. For where a reduction over devices stands between a product and its residual
+static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
+                                                  const floatX *residual, const floatX *weight, const floatX *bias,
+                                                  int N, int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * C;
+#pragma omp simd
+        for (int c = 0; c < C; c++) { sum[row + c] = to_floatX(to_real(in[row + c]) + to_real(residual[row + c])); }
+        layernorm_statistics(&mean[n], &rstd[n], sum + row, C);
+        layernorm_row(out + row, sum + row, mean[n], rstd[n], weight, bias, C);
     }
 }
 

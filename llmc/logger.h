@@ -1,16 +1,20 @@
 /*
 What a run says: metrics.jsonl for programs, lines on stdout for people.
-defines: Logger, StepReport, logger_open, logger_step, logger_val, logger_clear_line, logger_close, now_seconds
+defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
+         logger_clear_line, logger_close, now_seconds
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x} an
-               evaluation; n counts finished updates. A resumed run drops the lines of steps after its checkpoint.
-stdout         on a terminal one live line; in a pipe a plain line a second at most, and always the first and the last.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
+               or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
+               steps after its checkpoint.
+stdout         on a terminal one live line as wide as fits; in a pipe a plain line a second at most, and always the
+               first and the last.
 */
 #pragma once
 #include "check.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -93,12 +97,60 @@ static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
 
-static inline void logger_show(Logger *log, const StepReport *r) {
+// "812 tok/s", "43k tok/s", "2.15M tok/s"
+static inline void logger_rate(char *text, size_t size, double rate) {
+    if (rate < 9999.5) {
+        snprintf(text, size, "%.0f tok/s", rate);
+    } else if (rate < 999500) {
+        snprintf(text, size, "%.0fk tok/s", rate / 1e3);
+    } else {
+        snprintf(text, size, "%.2fM tok/s", rate / 1e6);
+    }
+}
+
+enum { LINE_LENGTH = 512 };
+
+// The line for a step that took `rate` tokens a second, seconds_left of it to go. WIDTH 0 is a pipe: every field is
+// there. On a terminal of WIDTH columns it has at most WIDTH - 1, since a full one may wrap: fields that do not fit are
+// left out, those first that say least about how the run goes, and a terminal narrower than the others has it cut.
+static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
+    enum { STEP, LOSS, NORM, LR, MS, RATE, LEFT, NOTE, FIELDS };
+    static const int least_first[] = {LR, NORM, MS, LEFT, RATE};
+    const int droppable = width > 0 ? (int)(sizeof least_first / sizeof least_first[0]) : 0;
+    const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
+    char field[FIELDS][64];
+    const size_t size = sizeof field[0];
     long left = (long)r->seconds_left;
+    snprintf(field[STEP], size, "step %lld/%lld", r->step, r->max_steps);
+    snprintf(field[LOSS], size, " | loss %.4f", r->loss);
+    snprintf(field[NORM], size, " | norm %.3f", r->grad_norm);
+    snprintf(field[LR], size, " | lr %.2e", r->lr);
+    snprintf(field[MS], size, " | %.1f ms", r->ms);
+    snprintf(field[RATE], size, " | %.0f tok/s", rate);
+    if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
+    snprintf(field[LEFT], size, " | %ld:%02ld left", left / 60, left % 60);
+    snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
+    size_t columns = 0;
+    for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
+    for (int i = 0; i < droppable && columns > room; i++) {
+        columns -= strlen(field[least_first[i]]);
+        field[least_first[i]][0] = 0;
+    }
+    line[0] = 0;
+    for (int f = 0; f < FIELDS; f++) { strncat(line, field[f], room - strlen(line)); }
+}
+
+// columns of the terminal that stdout is, now: its window may change. 80 where it does not say
+static inline int terminal_width(void) {
+    struct winsize window;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
+}
+
+static inline void logger_show(const Logger *log, const StepReport *r) {
+    char line[LINE_LENGTH];
+    logger_line(line, r, log->smoothed_rate, log->terminal ? terminal_width() : 0);
     logger_clear_line(log);
-    printf("step %lld/%lld | loss %.4f | norm %.3f | lr %.2e | %.1f ms | %.0f tok/s | %ld:%02ld left%s%s", r->step,
-           r->max_steps, r->loss, r->grad_norm, r->lr, r->ms, log->smoothed_rate, left / 60, left % 60,
-           *r->note ? " | " : "", r->note);
+    fputs(line, stdout);
     if (!log->terminal) { putchar('\n'); }
     fflush(stdout);
 }
@@ -126,14 +178,22 @@ static inline void logger_step(Logger *log, StepReport r) {
     logger_show(log, &r);
 }
 
-static inline void logger_val(Logger *log, long long step, double val_loss) {
+static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value) {
     logger_clear_line(log);
-    printf("step %lld | validation loss %.4f\n", step, val_loss);
+    printf("step %lld | %s %.4f\n", step, words, value);
     fflush(stdout);
     if (!log->metrics) { return; }
     fprintf(log->metrics, "{\"step\":%lld", step);
-    logger_number(log->metrics, "val_loss", val_loss);
+    logger_number(log->metrics, key, value);
     logger_end_line(log);
+}
+
+static inline void logger_val(Logger *log, long long step, double val_loss) {
+    logger_evaluation(log, step, "validation loss", "val_loss", val_loss);
+}
+
+static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
+    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
 }
 
 static inline void logger_close(Logger *log) {

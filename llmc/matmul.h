@@ -3,8 +3,10 @@ Linear layers: y = x W^T + b with W (OC,C) row-major.
   forward   out (N,OC) = in (N,C) weight^T + bias + residual
   backward  dinp = dout weight [gelu'(pre)];  dweight (+)= dout^T in;  dbias (+)= column sums of dout
 FLOPs       2 N C OC forward, twice that backward.
-The products go through oneDNN where it is there, else through gemm.h; a single row (decoding) through dot products at the
-speed of memory. With -f 2 the products' inputs are rounded to bf16 first (Exec.rounded); sums stay fp32.
+The products go through oneDNN where it is there, else through gemm.h; a single row (decoding) through dot products at
+the speed of memory. With -f 2 the products' inputs are rounded to bf16 first (Exec.rounded); sums stay fp32.
+An operation starts the threads once; the functions that say "team" are called by all of them, share the work between
+them and end when all of it is done.
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs
 */
 #pragma once
@@ -12,9 +14,7 @@ defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_p
 #include "gelu.h"
 #include "gemm.h"
 #include "matmul_onednn.h"
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "vector_math.h"
 
 // whether this build on this CPU multiplies bf16 faster than fp32, so that -f 2 pays
 static inline bool matmul_rounds_inputs(void) {
@@ -25,30 +25,26 @@ static inline bool matmul_rounds_inputs(void) {
 #endif
 }
 
+// a team's product, as gemm()
 static inline void multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
                             size_t K) {
     if (!onednn_multiply(ex, c, a, b, add, M, N, K)) { gemm(c, a, b, add, M, N, K); }
 }
 
-// out (n) = in (n) rounded to nearest even
-static inline void round_to_bf16(bf16 *out, const floatX *in, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t block = 0; block < n; block += 4096) {
-        size_t end = n - block < 4096 ? n : block + 4096, i = block;
-#if defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
-        for (; i + 32 <= end; i += 32) {
-            __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(in + i + 16), _mm512_loadu_ps(in + i));
-            memcpy(out + i, &pair, sizeof pair);
-        }
-#endif
-        for (; i < end; i++) { out[i] = float_to_bf16((float)to_real(in[i])); }
+enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time
+
+// out (n) = in (n) rounded to nearest even, by a team
+static inline void team_round_to_bf16(bf16 *out, const floatX *in, size_t n) {
+#pragma omp for schedule(static)
+    for (size_t i = 0; i < n; i += ROUNDING_BLOCK) {
+        round_to_bf16(out + i, in + i, n - i < ROUNDING_BLOCK ? n - i : (size_t)ROUNDING_BLOCK);
     }
 }
 
-// a product's input as it is stored, or its rounded copy in `copy`
+// a product's input as it is stored, or its rounded copy, which a team writes to `copy`
 static inline Matrix matmul_operand(bf16 *copy, const floatX *x, size_t rows, size_t cols) {
     if (!copy) { return matrix(x, DT_FLOATX, cols, 1); }
-    round_to_bf16(copy, x, rows * cols);
+    team_round_to_bf16(copy, x, rows * cols);
     return matrix(copy, DT_BF16, cols, 1);
 }
 
@@ -64,7 +60,8 @@ static inline Matrix transposed(Matrix m) { return matrix(m.data, m.dtype, m.col
 static inline void cpu_params_changed(const floatX *params, size_t n, Exec *ex) {
     if (!ex->rounded.params) { return; }
     ex->rounded.source = params;
-    round_to_bf16(ex->rounded.params, params, n);
+#pragma omp parallel
+    team_round_to_bf16(ex->rounded.params, params, n);
 }
 
 // one row: out (OC) = in (C) . weight (OC,C) rows + bias + residual. It reads the weights once, at the speed of memory
@@ -82,16 +79,24 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
     }
 }
 
+// by a team
+static inline void matmul_rows(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                               const floatX *residual, int N, int C, int OC, Exec *ex) {
+    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
+    MatmulEpilogue add = {bias, residual, false};
+    Matrix x = matmul_operand(ex->rounded.in, in, n, c);
+    multiply(ex, matrix(out, DT_FLOATX, oc, 1), x, transposed(matmul_weight(ex, weight, c)), &add, n, oc, c);
+}
+
 static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                       const floatX *residual, int N, int C, int OC, Exec *ex) {
     if (N == 1) {
         matmul_row(out, in, weight, bias, residual, C, OC);
         return;
     }
-    MatmulEpilogue add = {bias, residual, false};
-    Matrix x = matmul_operand(ex->rounded.in, in, (size_t)N, (size_t)C);
-    multiply(ex, matrix(out, DT_FLOATX, (size_t)OC, 1), x, transposed(matmul_weight(ex, weight, (size_t)C)), &add,
-             (size_t)N, (size_t)OC, (size_t)C);
+    onednn_open(ex);
+#pragma omp parallel
+    matmul_rows(out, in, weight, bias, residual, N, C, OC, ex);
 }
 
 static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
@@ -102,8 +107,9 @@ static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const float
 
 enum { BIAS_SLICE = 64 };  // columns whose sums a thread holds in registers
 
+// by a team
 static inline void matmul_backward_bias(real *dbias, const floatX *dout, GradMode mode, int N, int OC) {
-#pragma omp parallel for schedule(static)
+#pragma omp for schedule(static)
     for (int begin = 0; begin < OC; begin += BIAS_SLICE) {
         int width = OC - begin < BIAS_SLICE ? OC - begin : (int)BIAS_SLICE;
         real sum[BIAS_SLICE] = {0};
@@ -120,16 +126,20 @@ static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias,
                                        const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
                                        int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
-    if (dinp) {
-        MatmulEpilogue nothing = {NULL, NULL, false};
-        multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
-        if (gelu_pre) { cpu_gelu_backward(dinp, dinp, gelu_pre, n * c, ex); }
+    onednn_open(ex);
+#pragma omp parallel
+    {
+        Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
+        if (dinp) {
+            MatmulEpilogue nothing = {NULL, NULL, false};
+            multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
+            if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
+        }
+        if (dweight) {
+            MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
+            Matrix x = matmul_operand(ex->rounded.in, in, n, c);
+            multiply(ex, matrix(dweight, DT_REAL, c, 1), transposed(dy), x, &add, oc, c, n);
+        }
+        if (dbias) { matmul_backward_bias(dbias, dout, mode, N, OC); }
     }
-    if (dweight) {
-        MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
-        Matrix x = matmul_operand(ex->rounded.in, in, n, c);
-        multiply(ex, matrix(dweight, DT_REAL, c, 1), transposed(dy), x, &add, oc, c, n);
-    }
-    if (dbias) { matmul_backward_bias(dbias, dout, mode, N, OC); }
 }

@@ -1,11 +1,11 @@
 /*
 Matrix products through oneDNN (versions 2 and 3), where it is there at build time (HAVE_ONEDNN) and knows the case.
 A primitive is prepared once per shape and kind, which takes up to a millisecond, and kept in Exec.
-The threads divide a product between them here, not inside oneDNN: each computes its own rows of C, so that what it wrote in
-one operation is still in its cache in the next (rows of activations always go to the same thread), or its own columns where
-B is so large that rearranging all of it in each thread costs more. A thread has its own primitives, as their arguments are
-set per call.
-defines: onednn_multiply, onednn_free, onednn_version
+The threads divide a product between them here, not inside oneDNN: each computes its own rows of C, so that what it
+wrote in one operation is still in its cache in the next (rows of activations always go to the same thread), or its own
+columns where B is so large that rearranging all of it in each thread costs more. A thread has its own primitives, as
+their arguments are set per call.
+defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 */
 #pragma once
 #include "check.h"
@@ -44,7 +44,7 @@ typedef struct PreparedMatmul {
 // one thread's primitives
 typedef struct {
     dnnl_stream_t stream;
-    PreparedMatmul *first;
+    PreparedMatmul *first, *next;  // all of them; the one of the product at hand, NULL where its share is empty
 } MatmulThread;
 
 struct PreparedMatmuls {
@@ -166,10 +166,10 @@ static inline void onednn_free(Exec *ex) {
     ex->matmuls = NULL;
 }
 
-// the prepared products of as many threads as run now
-static inline struct PreparedMatmuls *onednn_threads(Exec *ex) {
+// Called before a team of threads multiplies: gives each of them its own stream and primitives.
+static inline void onednn_open(Exec *ex) {
     int threads = omp_get_max_threads();
-    if (ex->matmuls && ex->matmuls->num_threads == threads) { return ex->matmuls; }
+    if (ex->matmuls && ex->matmuls->num_threads == threads) { return; }
     onednn_free(ex);
     struct PreparedMatmuls *prepared = (struct PreparedMatmuls *)xcalloc(1, sizeof *prepared);
     onednn_check(dnnl_engine_create(&prepared->engine, dnnl_cpu, 0), "engine");
@@ -179,33 +179,7 @@ static inline struct PreparedMatmuls *onednn_threads(Exec *ex) {
         onednn_check(dnnl_stream_create(&prepared->threads[t].stream, prepared->engine, dnnl_stream_default_flags),
                      "stream");
     }
-    return ex->matmuls = prepared;
-}
-
-// a whole product by the calling thread alone; false where oneDNN does not know the case
-static inline bool onednn_multiply_alone(MatmulThread *thread, dnnl_engine_t engine, Matrix c, Matrix a, Matrix b,
-                                         const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
-    MatmulKey key;
-    memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
-    key.M = M, key.N = N, key.K = K;
-    key.a_row = a.row, key.a_col = a.col, key.b_row = b.row, key.b_col = b.col, key.c_row = c.row;
-    key.a = a.dtype, key.b = b.dtype, key.c = c.dtype;
-    key.bias = add->bias != NULL, key.residual = add->residual != NULL, key.accumulate = add->accumulate;
-    PreparedMatmul *p = onednn_find(thread, engine, &key);
-    if (!p->primitive) { return false; }
-    const void *data[MATMUL_OPERANDS] = {a.data, b.data, add->bias, add->residual, c.data};
-    static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
-                                               DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, DNNL_ARG_DST};
-    dnnl_exec_arg_t args[MATMUL_OPERANDS];
-    int count = 0;
-    for (int i = 0; i < MATMUL_OPERANDS; i++) {
-        if (!data[i]) { continue; }
-        onednn_check(dnnl_memory_set_data_handle(p->memory[i], (void *)data[i]), "data handle");
-        args[count].arg = roles[i];
-        args[count++].memory = p->memory[i];
-    }
-    onednn_check(dnnl_primitive_execute(p->primitive, thread->stream, count, args), "matmul");
-    return true;
+    ex->matmuls = prepared;
 }
 
 // the part of a matrix that begins at (i,j)
@@ -213,28 +187,83 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
 
-// As gemm(); returns false where oneDNN does not know the case, which it decides by types and layout: alike for all shares.
+// a product, or one thread's share of it; a share may be empty
+typedef struct {
+    Matrix c, a, b;
+    MatmulEpilogue add;
+    size_t M, N, K;
+} Product;
+
+static inline Product product_share(const Product *whole, size_t threads, size_t thread) {
+    bool by_rows = whole->K * whole->N * dtype_size(whole->b.dtype) <= MATMUL_SHARED_BYTES || whole->M >= 4 * whole->N;
+    size_t all = by_rows ? whole->M : whole->N, width = (all + threads - 1) / threads;
+    width = (width + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
+    size_t begin = thread * width < all ? thread * width : all, end = all - begin < width ? all : begin + width;
+    size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin;
+    Product p = *whole;
+    p.c = matrix_from(p.c, i, j), p.a = matrix_from(p.a, i, 0), p.b = matrix_from(p.b, 0, j);
+    if (p.add.bias) { p.add.bias += j; }
+    if (p.add.residual) { p.add.residual += i * p.c.row + j; }
+    p.M = by_rows ? end - begin : p.M;
+    p.N = by_rows ? p.N : end - begin;
+    return p;
+}
+
+static inline MatmulKey product_key(const Product *p) {
+    MatmulKey key;
+    memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
+    key.M = p->M, key.N = p->N, key.K = p->K;
+    key.a_row = p->a.row, key.a_col = p->a.col, key.b_row = p->b.row, key.b_col = p->b.col, key.c_row = p->c.row;
+    key.a = p->a.dtype, key.b = p->b.dtype, key.c = p->c.dtype;
+    key.bias = p->add.bias != NULL, key.residual = p->add.residual != NULL, key.accumulate = p->add.accumulate;
+    return key;
+}
+
+static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const Product *p) {
+    const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->add.bias, p->add.residual, p->c.data};
+    static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
+                                               DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, DNNL_ARG_DST};
+    dnnl_exec_arg_t args[MATMUL_OPERANDS];
+    int count = 0;
+    for (int i = 0; i < MATMUL_OPERANDS; i++) {
+        if (!data[i]) { continue; }
+        onednn_check(dnnl_memory_set_data_handle(prepared->memory[i], (void *)data[i]), "data handle");
+        args[count].arg = roles[i];
+        args[count++].memory = prepared->memory[i];
+    }
+    onednn_check(dnnl_primitive_execute(prepared->primitive, stream, count, args), "matmul");
+}
+
+// whether oneDNN knows the case of every share, so that all threads compute theirs or none does
+static inline bool onednn_knows(const struct PreparedMatmuls *prepared) {
+    for (int t = 0; t < prepared->num_threads; t++) {
+        const PreparedMatmul *next = prepared->threads[t].next;
+        if (next && !next->primitive) { return false; }
+    }
+    return true;
+}
+
+// As gemm(), by all threads of a team. Where oneDNN does not know the case, nothing is computed and false returned.
 static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
                                    size_t N, size_t K) {
-    struct PreparedMatmuls *prepared = onednn_threads(ex);
+    struct PreparedMatmuls *prepared = ex->matmuls;
     size_t threads = (size_t)prepared->num_threads;
-    bool by_rows = K * N * dtype_size(b.dtype) <= MATMUL_SHARED_BYTES || M >= 4 * N, known = true;
-    size_t share = ((by_rows ? M : N) + threads - 1) / threads;
-    share = (share + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
-#pragma omp parallel for schedule(static, 1) reduction(&& : known)
+    Product whole = {c, a, b, *add, M, N, K};
+#pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
-        size_t begin = t * share, end = begin + share, all = by_rows ? M : N;
-        end = end < all ? end : all;
-        if (begin >= end) { continue; }
-        size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin, rows = by_rows ? end - begin : M,
-               cols = by_rows ? N : end - begin;
-        MatmulEpilogue part = {add->bias ? add->bias + j : NULL, add->residual ? add->residual + i * c.row + j : NULL,
-                               add->accumulate};
-        known = onednn_multiply_alone(&prepared->threads[t], prepared->engine, matrix_from(c, i, j),
-                                      matrix_from(a, i, 0), matrix_from(b, 0, j), &part, rows, cols, K) &&
-                known;
+        Product share = product_share(&whole, threads, t);
+        MatmulKey key = product_key(&share);
+        MatmulThread *thread = &prepared->threads[t];
+        thread->next = share.M && share.N ? onednn_find(thread, prepared->engine, &key) : NULL;
     }
-    return known;
+    if (!onednn_knows(prepared)) { return false; }
+#pragma omp for schedule(static, 1)
+    for (size_t t = 0; t < threads; t++) {
+        Product share = product_share(&whole, threads, t);
+        MatmulThread *thread = &prepared->threads[t];
+        if (thread->next) { onednn_execute(thread->next, thread->stream, &share); }
+    }
+    return true;
 }
 
 #else
@@ -244,5 +273,6 @@ static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const
     (void)ex, (void)c, (void)a, (void)b, (void)add, (void)M, (void)N, (void)K;
     return false;
 }
+static inline void onednn_open(Exec *ex) { (void)ex; }
 static inline void onednn_free(Exec *ex) { (void)ex; }
 #endif

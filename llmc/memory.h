@@ -1,13 +1,14 @@
 /*
-The memory plan: everything that will live on the device, listed before anything is allocated, and the arena that is exactly it.
-defines: Lifetime, PlanTensor, Plan, plan_add, plan_bytes, plan_print, plan_json, plan_free, Arena, arena_create, arena_free,
-         Scratch, scratch_take, scratch_release
+The memory plan: everything that will live on the device, listed before anything is allocated, and the arena that is
+exactly it.
+defines: Lifetime, PlanTensor, Plan, plan_add, plan_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
+         arena_free, Scratch, scratch_take, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are taken and released within a micro-step and recycled
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its planned bytes are rounded up to that: the sum of the list is what
-the arena allocates, byte for byte.
+Every tensor starts at a multiple of PLAN_ALIGN bytes and its planned bytes are rounded up to that: the sum of the list
+is what the arena allocates, byte for byte.
 */
 #pragma once
 #include "check.h"
@@ -162,7 +163,8 @@ typedef struct {
     const char *holder;  // what it holds now, NULL when free
 } Scratch;
 
-// The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it stops.
+// The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it
+// stops.
 static inline void *scratch_take(Scratch *scratch, const char *holder, size_t bytes) {
     if (scratch->holder || bytes > scratch->bytes) {
         run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",

@@ -42,8 +42,8 @@ typedef struct {
     // out (N,C) = (in - mean) * rstd * weight + bias;  mean, rstd (N) are written too
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
-    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For recomputation:
-    // the trainer does not call it yet
+    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
+    // recomputation: the trainer does not call it yet
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
                                 const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
@@ -92,6 +92,7 @@ typedef struct {
     // that params are rounded from, or NULL where params are fp32 themselves.  spans cover what is to be updated
     void (*adamw_update)(floatX *params, real *master, real *m, real *v, const real *grads, const real *norm_squared,
                          const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex);
-    // params (n) have changed: whatever ex keeps of them (the rounded copy of -f 2) is brought up to date
+    // params (n) have changed otherwise than by adamw_update, which sees to it itself: whatever ex keeps of them (the
+    // rounded copy of -f 2) is brought up to date
     void (*params_changed)(const floatX *params, size_t n, Exec *ex);
 } Ops;

@@ -1,13 +1,15 @@
 /*
 The model's shape and its parameters: one table row a tensor, one flat block laid out layer by layer.
-defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs, ParamLayout,
-         param_layout, param_offset, param_rows, param_cols, param_name, param_init, param_spans, num_parameters
+defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
+         ParamLayout, param_layout, param_offset, param_rows, param_cols, param_name, param_init, param_spans,
+         num_parameters
 
-Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every tensor
-            starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero.
-Names       Hugging Face's (h.3.attn.c_attn.weight). Its four matmul weights are stored there as (in, out), here as (out, in).
-Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layernorm weights 1 (Radford et al. 2019). A value
-            depends on the seed, the tensor and the element alone, so neither threads nor a sharding change it.
+Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
+            tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero.
+Names       Hugging Face's (h.3.attn.c_attn.weight). Its four matmul weights are stored there as (in, out), here as
+            (out, in).
+Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layernorm weights 1 (Radford et al. 2019). A
+            value depends on the seed, the tensor and the element alone, so neither threads nor a sharding change it.
 */
 #pragma once
 #include "check.h"
@@ -62,7 +64,8 @@ typedef struct {
     int num_layers, num_heads, channels, max_seq_len;
 } KnownModel;
 
-// d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al. 2020
+// d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al.
+// 2020
 static const KnownModel known_models[] = {
     {"d6", 6, 6, 384, 1024},
     {"d12", 12, 12, 768, 1024},

@@ -5,10 +5,11 @@ The mixer is SplitMix64's finaliser (Steele, Lea, Flood 2014); the permutation i
 cycle walking (Black, Rogaway 2002).
 */
 #pragma once
+#include "floatx.h"
 #include <math.h>
 #include <stdint.h>
 
-static inline uint64_t rng_mix(uint64_t x) {
+static inline HOST_DEVICE uint64_t rng_mix(uint64_t x) {
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -16,12 +17,12 @@ static inline uint64_t rng_mix(uint64_t x) {
 }
 
 // 64 random bits for (seed, stream, index)
-static inline uint64_t rng_bits(uint64_t seed, uint64_t stream, uint64_t index) {
+static inline HOST_DEVICE uint64_t rng_bits(uint64_t seed, uint64_t stream, uint64_t index) {
     return rng_mix(rng_mix(rng_mix(seed) ^ stream) ^ index);
 }
 
 // uniform in [0, 1), 53 bits
-static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+static inline HOST_DEVICE double rng_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return (double)(rng_bits(seed, stream, index) >> 11) * 0x1.0p-53;
 }
 

@@ -8,11 +8,13 @@ Encoding    1. GPT-2's pattern cuts the text into pieces; the first alternative 
             2. A piece starts as its bytes; the adjacent pair that merges into the lowest id does so, leftmost first,
                until no pair merges. A heap of candidate pairs makes that O(n log n) in the piece's length.
 Bytes       Any bytes encode, and decode to themselves. A byte that is not part of valid UTF-8 is a character of its
-            own, neither letter, number nor space. "<|endoftext|>" in a text is text: no text encodes to end-of-text.
-Ids         0..255 the bytes, then a token a merge, in the order of the merges, then end-of-text.
+            own, neither letter, number nor space. "<|endoftext|>" in a text is text: no text merges to end-of-text.
+Ids         0..255 the bytes, then a token a merge, in the order of the merges, then end-of-text. Where bytes are all
+            the tokens, a newline stands for end-of-text.
 Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line a merge: two
-            symbols and a space between them. A symbol's characters stand for bytes: 33..126, 161..172 and 174..255 for
-            themselves, and 256, 257, .. for the other bytes in rising order; byte ids follow the same order.
+            symbols and a space between them. Lines end in \n or \r\n. A symbol's characters stand for bytes: 33..126,
+            161..172 and 174..255 for themselves, and 256, 257, .. for the other bytes in rising order; byte ids follow
+            the same order.
             llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary; in version 2 the id of
             end-of-text), then for each id a length byte and the token's bytes. It has no merges; as ids are in the
             order of the merges, the tokens before one say which two it was merged from.
@@ -38,7 +40,7 @@ typedef struct {
 
 typedef struct {
     int vocab_size;
-    int end_of_text;          // its id; -1: none
+    int end_of_text;          // the token that texts begin after; of bytes, a newline
     uint8_t byte_token[256];  // id of each byte
     char *bytes;              // token i is bytes[start[i]..start[i + 1] - 1]
     uint32_t *start;          // vocab_size + 1
@@ -206,7 +208,6 @@ static inline size_t tokenizer_piece_length(const char *text, size_t bytes) {
 static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int merges) {
     Tokenizer t;
     memset(&t, 0, sizeof t);
-    t.end_of_text = -1;
     t.bytes = (char *)xmalloc(token_bytes);
     t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
     if (merges) { t.merges = (TokenizerMerge *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges); }
@@ -325,8 +326,10 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
     size_t number = 1;
     for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
         end = (const char *)memchr(line, '\n', (size_t)(text + bytes - line));
+        size_t length = (size_t)(end - line);
+        if (length > 0 && line[length - 1] == '\r') { length--; }
         int is_version = number == 1 && strncmp(line, "#version", 8) == 0;
-        if (!is_version) { tokenizer_load_merge(&t, &piece, line, (size_t)(end - line), path, number); }
+        if (!is_version) { tokenizer_load_merge(&t, &piece, line, length, path, number); }
     }
     if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
     tokenizer_append_end_of_text(&t);
@@ -407,10 +410,11 @@ static inline char *tokenizer_read_file(const char *path, size_t *bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The interface
 
-// a byte is a token: vocabulary 256, no end-of-text
+// a byte is a token: vocabulary 256, a newline for end-of-text
 static inline Tokenizer tokenizer_bytes(void) {
     Tokenizer t = tokenizer_alloc(256, 256, 0);
     for (int byte = 0; byte < 256; byte++) { tokenizer_append_byte(&t, byte); }
+    t.end_of_text = '\n';
     return t;
 }
 

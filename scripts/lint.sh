@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy and cppcheck over the C sources, shellcheck over the scripts; fails if any of them finds something.
+# The width of every line, clang-tidy and cppcheck over the C sources, shellcheck over the scripts; fails if any of them
+# finds something.
 # .clang-tidy says which checks are on. Headers are read through the programs that include them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -11,6 +12,11 @@ printf '#include <oneapi/dnnl/dnnl.h>\n' | cc -E -x c - >/dev/null 2>&1 && optio
 # clang has no omp.h of its own without libomp; gcc's is found last, so that nothing else of gcc's is
 omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
 status=0
+
+mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' '*.py' '*.sh' Makefile)
+echo "width        ${#sources[@]} files"
+# the locale makes grep count characters, not bytes; it succeeds where it finds something
+LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1
 
 echo "clang-tidy   ${#programs[@]} programs"
 tidy() { clang-tidy --quiet "$1" -- -x c -std=gnu11 -fopenmp "${@:2}" 2>/dev/null; }

@@ -37,9 +37,10 @@ need all          make             "runs the builds"                            
 need all          gcc              "the C compiler, with OpenMP"                               has_command cc
 need all          libc6-dev        "the C library's headers"                                   has_headers stdio.h
 need all          libcjson-dev     "cJSON, for the headers of checkpoints"                     has_headers cjson/cJSON.h
-want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"                 has_headers oneapi/dnnl/dnnl.h
+want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"             has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv       "the King James Bible, 4.1 MB of public-domain text"        has_command bible
 need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
+want test         python3-regex    "GPT-2's way to cut words, for dev/data/hellaswag.py"     has_module regex
 need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint         clang-format     "lays out the sources"                                      has_command clang-format
@@ -47,7 +48,7 @@ need lint         clang-tidy       "finds faults in C"                          
 need lint         cppcheck         "finds other faults in C"                                   has_command cppcheck
 need lint         shellcheck       "finds faults in shell scripts"                             has_command shellcheck
 need bench        python3-torch    "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
-need bench        libopenblas0-openmp "a BLAS for PyTorch; the usual one is thirty times slower" has_library libopenblas.so.0
+need bench        libopenblas0-openmp "a BLAS for PyTorch, 30 times as fast as the usual" has_library libopenblas.so.0
 need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through"                has_module numpy
 
 [ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || exit 0

@@ -10,7 +10,7 @@
 # time       10 ms a step on two Zen 5 cores (0.4 TFLOP/s): 95 s are 9,500 steps, 7.3 million tokens, 2 epochs of the
 #            Bible's 3.7 MB that are not kept for validation, 9 tokens a parameter
 # memory     16 bytes a parameter of weights, gradients and AdamW moments, 13 MB, and 25 MB of saved activations
-# disk       a checkpoint holds weights and moments: 12 bytes a parameter, 10 MB
+# disk       a checkpoint holds weights and moments: 12 bytes a parameter, 10 MB; one every 1000 steps, the last is kept
 #
 # How long a step takes here is measured first, by 60 steps at each number of threads, and sets the number of steps.
 set -euo pipefail
@@ -58,7 +58,7 @@ while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
 run=runs/$name-$number
 mkdir -p runs
 
-train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n "$steps" -o "$run")
+train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
 "${train[@]}" -x "$steps" --time-limit "$time_limit"
 
 checkpoints=("$run"/step_*)

@@ -2,9 +2,13 @@
 """GPT-2's tokenizer in plain Python, from its paper and its pattern: the oracle of llmc/tokenizer.h.
 
     /usr/bin/python3 dev/oracle/bpe.py ../shared/data/vocab.bpe > dev/test/golden/bpe.txt
+    head -n 2501 ../shared/data/vocab.bpe > dev/test/golden/gpt2_2500.bpe
+    /usr/bin/python3 dev/oracle/bpe.py dev/test/golden/gpt2_2500.bpe > dev/test/golden/bpe_2500.txt
 
-Writes, for each text of TEXTS, a line: the text's UTF-8 in hexadecimal ("-" if empty), then its token ids. Needs
-python3-regex, the module GPT-2 used. Merges by the list of pairs, in one left-to-right pass a pair, without a heap.
+The first takes the whole of GPT-2's merges file, which is not in this repository; the cut that is here has the line of
+the version and the first 2500 merges. Writes, for each text of TEXTS, a line: the text's UTF-8 in hexadecimal ("-" if
+empty), then its token ids. Needs python3-regex, the module GPT-2 used. Merges by the list of pairs, in one
+left-to-right pass a pair, without a heap.
 """
 import sys
 

@@ -1,6 +1,6 @@
 /*
-Writes what another trainer needs to repeat a run of this one: the initial weights, every training batch in order, and the
-validation batches.
+Writes what another trainer needs to repeat a run of this one: the initial weights, every training batch in order, and
+the validation batches.
     dump_run FOLDER [flags of train_gpt2]
 FOLDER/step_00000000/model.safetensors with Hugging Face's names; FOLDER/train.i32 int32 [steps][B][T+1]; FOLDER/val.i32
 [batches][B][T+1]. A row is a sequence's T inputs and its last target.

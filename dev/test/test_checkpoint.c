@@ -1,4 +1,5 @@
-// checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be bad.
+// checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be
+// bad.
 #include "testing.h"
 #include "../../llmc/checkpoint.h"
 #include <omp.h>
@@ -114,9 +115,8 @@ static void assert_holds(const char *folder, long long step) {
     size_t n = param_layout(&c).total;
     ModelFile file = model_open(folder);
     assert_memory_equal(&file.config, &c, sizeof c);
-    model_load(&file, "", loaded.master, loaded.params, loaded.device);
+    checkpoint_load(folder, &file, &loaded);
     model_close(&file);
-    checkpoint_load_optimizer(folder, &loaded);
     assert_memory_equal(loaded.params, expected.params, n * sizeof(floatX));
     assert_memory_equal(loaded.m, expected.m, n * sizeof(real));
     assert_memory_equal(loaded.v, expected.v, n * sizeof(real));
@@ -128,6 +128,13 @@ static void assert_holds(const char *folder, long long step) {
     free_model(&loaded);
 }
 
+static void load_checkpoint(void *folder) {
+    GPT2Config c = small_config();
+    ModelState s = empty_model(&c);
+    ModelFile file = model_open((const char *)folder);
+    checkpoint_load((const char *)folder, &file, &s);
+}
+
 // ---- saving
 
 static void test_round_trip(void **state) {
@@ -135,6 +142,38 @@ static void test_round_trip(void **state) {
     const char *folder = save_step(new_run("round"), 3, "");
     for (int i = 0; i < NUM_FILES; i++) { assert_true(exists(folder, checkpoint_files[i])); }
     assert_holds(folder, 3);
+}
+
+// FOLDER/NAME: the families of a model, of another precision than this build's perhaps
+static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
+    GPT2Config c = small_config();
+    ModelState s = {&c, &cpu_device, NULL, NULL, NULL, NULL};
+    assert_int_equal(families_save(joined(folder, name), families, count, &s), 0);
+}
+
+// A checkpoint of a build that stores weights in the other of fp32 and bf16: its weights are exact in a file of fp32,
+// and in the masters of one of bf16, which are then asked for.
+static void test_other_precision(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *folder = save_step(new_run("other"), 3, "");
+    ModelState s = random_model(&c, 3);
+    bool other_rounds = DT_FLOATX != DT_BF16;
+    real *weights = s.master ? s.master : (real *)s.params;
+    bf16 *rounded = (bf16 *)xmalloc(n * sizeof(bf16));
+    for (size_t i = 0; i < n; i++) { rounded[i] = float_to_bf16((float)weights[i]); }
+    const TensorFamily model = {"", other_rounds ? DT_BF16 : DT_REAL, other_rounds ? (void *)rounded : (void *)weights};
+    const TensorFamily optimizer[] = {{"m.", DT_REAL, s.m}, {"v.", DT_REAL, s.v}, {"master.", DT_REAL, weights}};
+    write_families(folder, "model.safetensors", &model, 1);
+    write_families(folder, "optimizer.safetensors", optimizer, other_rounds ? 3 : 2);
+    assert_holds(folder, 3);
+    const TensorFamily bare = {"", DT_BF16, rounded};
+    write_families(folder, "model.safetensors", &bare, 1);
+    write_families(folder, "optimizer.safetensors", optimizer, 2);
+    assert_stops(2, "has no tensor master.wte.weight", load_checkpoint, (void *)folder);
+    free(rounded);
+    free_model(&s);
 }
 
 // weights alone, from the file's own path; its config.json lies beside it
@@ -203,21 +242,95 @@ static void test_bytes_promised(void **state) {
     assert_in_range(total, checkpoint_bytes(&c), checkpoint_bytes(&c) + 16384);
 }
 
-// what an interrupted save left behind is replaced, and an older save of the same step too
-static void test_leftovers_are_replaced(void **state) {
+// RUN/NAME with files in it
+static void make_folder(const char *run, const char *name) {
+    assert_int_equal(mkdir(joined(run, name), 0777), 0);
+    write_text(joined(joined(run, name), "model.safetensors"), "half");
+    write_text(joined(joined(run, name), "junk"), "junk");
+}
+
+// what saves that were killed left behind goes with the next save, and nothing else does
+static void test_leftovers_are_removed(void **state) {
     (void)state;
     const char *run = new_run("leftovers");
-    static const char *const leftovers[] = {"step_00000005.tmp", "step_00000005.old", "step_00000005"};
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(mkdir(joined(run, leftovers[i]), 0777), 0);
-        write_text(joined(joined(run, leftovers[i]), "model.safetensors"), "half");
-        write_text(joined(joined(run, leftovers[i]), "junk"), "junk");
-    }
+    static const char *const stale[] = {"step_00000004.tmp", "step_00000005.tmp", "step_99999999.tmp"};
+    static const char *const kept[] = {"step_00000004", "step_5.tmp", "mine.tmp", "step_00000005.txt"};
+    for (int i = 0; i < 3; i++) { make_folder(run, stale[i]); }
+    for (int i = 0; i < 4; i++) { make_folder(run, kept[i]); }
+    assert_int_equal(checkpoint_latest(run), 4);
+    for (int i = 0; i < 3; i++) { assert_true(exists(run, stale[i])); }  // reading changes nothing
     const char *folder = save_step(run, 5, "");
     assert_holds(folder, 5);
     assert_false(exists(folder, "junk"));
-    assert_false(exists(run, leftovers[0]));
-    assert_false(exists(run, leftovers[1]));
+    for (int i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
+    for (int i = 0; i < 4; i++) { assert_true(exists(joined(run, kept[i]), "junk")); }
+}
+
+static void save_step_1_again(void *run) { save_step((const char *)run, 1, "again"); }
+
+// a step is saved once: the checkpoint that is there stays
+static void test_saved_twice(void **state) {
+    (void)state;
+    const char *run = new_run("twice"), *folder = save_step(run, 1, "");
+    assert_stops(1, "could not save checkpoint", save_step_1_again, (void *)run);
+    assert_holds(folder, 1);
+    cJSON *json = checkpoint_load_state(folder);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "note")), "");
+    cJSON_Delete(json);
+    assert_false(exists(run, "step_00000001.tmp"));
+}
+
+// ---- JSON files
+
+static void assert_json_x(const char *path, double x) {
+    cJSON *json = try_read_json(path);
+    const cJSON *item = cJSON_GetObjectItem(json, "x");
+    assert_true(cJSON_IsNumber(item) && item->valuedouble == x);
+    cJSON_Delete(json);
+}
+
+// a file that cannot be written in full leaves the one before it as it was
+static void test_json_is_whole_or_as_before(void **state) {
+    (void)state;
+    struct rlimit usual_limit, limit;
+    const char *folder = new_run("json"), *path = joined(folder, "config.json");
+    cJSON *first = cJSON_Parse("{\"x\":1}"), *second = cJSON_Parse("{\"x\":2}");
+    assert_int_equal(write_json(path, first), 0);
+    assert_json_x(path, 1);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &usual_limit), 0);
+    limit = usual_limit;
+    limit.rlim_cur = 3;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    int error = write_json(path, second);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &usual_limit), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(error, EFBIG);
+    assert_json_x(path, 1);
+    assert_false(exists(folder, "config.json.tmp"));
+    assert_int_equal(write_json(path, second), 0);
+    assert_json_x(path, 2);
+    assert_false(exists(folder, "config.json.tmp"));
+    assert_int_equal(write_json(joined(folder, "nowhere/config.json"), first), ENOENT);
+    make_folder(folder, "occupied");
+    assert_int_equal(write_json(joined(folder, "occupied"), first), EISDIR);
+    assert_false(exists(folder, "occupied.tmp"));
+    cJSON_Delete(first);
+    cJSON_Delete(second);
+}
+
+static void test_try_read_json(void **state) {
+    (void)state;
+    static const char *const bad[] = {"", "[]", "2", "null", "{\"x\":1", "x"};
+    const char *folder = new_run("try"), *path = joined(folder, "a.json");
+    assert_null(try_read_json(path));
+    assert_null(try_read_json(folder));
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_text(path, bad[i]);
+        assert_null(try_read_json(path));
+    }
+    write_text(path, "{\"x\":1}\n");
+    assert_json_x(path, 1);
 }
 
 // ---- a disk that is full
@@ -380,18 +493,21 @@ static void open_model(void *path) { model_open((const char *)path); }
 
 static void load_state(void *folder) { checkpoint_load_state((const char *)folder); }
 
-static void load_optimizer(void *folder) {
-    GPT2Config c = small_config();
-    ModelState s = empty_model(&c);
-    checkpoint_load_optimizer((const char *)folder, &s);
-}
-
 // a config.json whose every value is the model's own but for the one of `key`
 static const char *config_with(const char *key, const char *value) {
     static char text[1024];
-    static const char *const good[][2] = {{"n_layer", "2"},     {"n_head", "2"},
-                                          {"n_embd", "8"},      {"n_positions", "16"},
-                                          {"vocab_size", "65"}, {"activation_function", "\"gelu_new\""}};
+    static const char *const good[][2] = {{"n_layer", "2"},
+                                          {"n_head", "2"},
+                                          {"n_embd", "8"},
+                                          {"n_positions", "16"},
+                                          {"vocab_size", "65"},
+                                          {"activation_function", "\"gelu_new\""},
+                                          {"layer_norm_epsilon", "1e-05"},
+                                          {"n_inner", "null"},
+                                          {"scale_attn_weights", "true"},
+                                          {"scale_attn_by_inverse_layer_idx", "false"},
+                                          {"reorder_and_upcast_attn", "false"},
+                                          {"tie_word_embeddings", "true"}};
     int at = snprintf(text, sizeof text, "{\"model_type\":\"gpt2\"");
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const char *chosen = strcmp(key, good[i][0]) == 0 ? value : good[i][1];
@@ -427,11 +543,27 @@ static void test_lying_configs(void **state) {
         {"vocab_size", "64", "tensor wte.weight has another shape than the model's 64 x 8"},
         {"vocab_size", "128", "tensor wte.weight has another shape than the model's 128 x 8"},
         {"vocab_size", "16777217", "expected a whole number"},
-        {"activation_function", "\"relu\"", "asks for the activation \"relu\""},
+        {"activation_function", "\"relu\"", "has \"relu\" as \"activation_function\", expected GPT-2's own"},
+        {"activation_function", "null", "has null as \"activation_function\""},
+        {"layer_norm_epsilon", "1e-6", "has 1e-06 as \"layer_norm_epsilon\", expected GPT-2's own, 1e-05"},
+        {"layer_norm_epsilon", "0", "has 0 as \"layer_norm_epsilon\""},
+        {"layer_norm_epsilon", "\"1e-05\"", "as \"layer_norm_epsilon\""},
+        {"n_inner", "8", "has 8 as \"n_inner\""},
+        {"n_inner", "33", "has 33 as \"n_inner\""},
+        {"scale_attn_weights", "false", "has false as \"scale_attn_weights\""},
+        {"scale_attn_by_inverse_layer_idx", "true", "has true as \"scale_attn_by_inverse_layer_idx\""},
+        {"tie_word_embeddings", "false", "has false as \"tie_word_embeddings\""},
     };
+    static const char *const same[][2] = {{"", ""},
+                                          {"n_inner", "32"},
+                                          {"n_inner", "32.0"},
+                                          {"layer_norm_epsilon", "0.00001"},
+                                          {"reorder_and_upcast_attn", "true"}};
     const char *folder = save_step(new_run("lying"), 1, ""), *path = joined(folder, "config.json");
-    write_text(path, config_with("", ""));
-    assert_holds(folder, 1);
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        write_text(path, config_with(same[i][0], same[i][1]));
+        assert_holds(folder, 1);
+    }
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         write_text(path, config_with(cases[i].key, cases[i].value));
         assert_stops(2, cases[i].says, open_model, (void *)folder);
@@ -529,13 +661,15 @@ static void test_broken_optimizer(void **state) {
     cJSON *nothing = cJSON_CreateObject();
     checkpoint_save(run, 2, &s, nothing);
     assert_int_equal(rename(joined(joined(run, "step_00000002"), "optimizer.safetensors"), path), 0);
-    assert_stops(2, "tensor m.wte.weight has another shape", load_optimizer, (void *)folder);
-    assert_int_equal(rename(joined(folder, "model.safetensors"), path), 0);
-    assert_stops(2, "has no tensor m.wte.weight", load_optimizer, (void *)folder);
-    assert_int_equal(truncate(path, 500), 0);
-    assert_stops(2, path, load_optimizer, (void *)folder);
+    assert_stops(2, "tensor m.wte.weight has another shape", load_checkpoint, (void *)folder);
     unlink(path);
-    assert_stops(2, "No such file", load_optimizer, (void *)folder);
+    assert_int_equal(link(joined(folder, "model.safetensors"), path), 0);
+    assert_stops(2, "has no tensor m.wte.weight", load_checkpoint, (void *)folder);
+    unlink(path);
+    write_text(path, "cut");
+    assert_stops(2, path, load_checkpoint, (void *)folder);
+    unlink(path);
+    assert_stops(2, "No such file", load_checkpoint, (void *)folder);
     cJSON_Delete(nothing);
     free_model(&s);
 }
@@ -549,6 +683,8 @@ typedef struct {
     int without;        // the first parameter tensor of the last layer that is left out, NUM_PARAM_TENSORS: none
     int reshaped;       // the one that is a row longer, NUM_PARAM_TENSORS: none
     const char *extra;  // a tensor that no GPT-2 needs, NULL: none
+    size_t head_rows;   // of lm_head.weight, 0: none
+    int head_differs;   // the pair of bytes in it that is not as in wte.weight, -1: none
 } Foreign;
 
 // finite F16 numbers of every size and sign
@@ -573,8 +709,11 @@ static void write_foreign(const char *folder, const GPT2Config *c, const Foreign
     }
     size_t mask[4] = {1, 1, (size_t)c->max_seq_len, (size_t)c->max_seq_len};
     if (f->extra) { safetensors_declare(&w, f->extra, DT_U8, 4, mask); }
+    const size_t head_shape[2] = {f->head_rows, (size_t)c->channels};
+    int head = f->head_rows ? safetensors_declare(&w, "lm_head.weight", f->dtype, 2, head_shape) : -1;
     safetensors_begin(&w);
     for (int i = 0; i < w.num_tensors; i++) {
+        if (i == head && f->head_differs >= 0) { bits[f->head_differs] ^= 1; }
         size_t bytes = (size_t)(w.tensors[i].end - w.tensors[i].begin);
         assert_in_range(bytes, 1, sizeof bits);
         safetensors_write(&w, i, 0, bits, bytes);
@@ -582,7 +721,7 @@ static void write_foreign(const char *folder, const GPT2Config *c, const Foreign
     assert_int_equal(safetensors_finish(&w), 0);
 }
 
-static const Foreign usual = {"", DT_F32, NUM_PARAM_TENSORS, NUM_PARAM_TENSORS, NULL};
+static const Foreign usual = {"", DT_F32, NUM_PARAM_TENSORS, NUM_PARAM_TENSORS, NULL, 0, -1};
 
 // half precision, every name with a prefix, the causal mask stored: as files of GPT2LMHeadModel have been
 static void test_hugging_face_file(void **state) {
@@ -643,6 +782,30 @@ static void test_missing_and_reshaped_tensors(void **state) {
     }
 }
 
+// lm_head.weight may be stored as long as it is wte.weight once more; here it takes several reads to compare
+static void test_stored_head(void **state) {
+    (void)state;
+    enum { MANY = 1500 };
+    GPT2Config c = small_config();
+    config_set_vocab(&c, MANY);
+    static const struct {
+        size_t rows;
+        int differs;
+    } untied[] = {{MANY, 0}, {MANY, 2 * MANY * C - 1}, {MANY + 1, -1}, {MANY - 1, -1}};
+    Foreign f = usual;
+    f.prefix = "transformer.", f.head_rows = MANY;
+    const char *folder = new_run("head");
+    write_text(joined(folder, "config.json"), config_with("vocab_size", "1500"));
+    write_foreign(folder, &c, &f);
+    ModelFile file = model_open(folder);
+    model_close(&file);
+    for (size_t i = 0; i < sizeof untied / sizeof untied[0]; i++) {
+        f.head_rows = untied[i].rows, f.head_differs = untied[i].differs;
+        write_foreign(folder, &c, &f);
+        assert_stops(2, "lm_head.weight that is not its wte.weight", open_model, (void *)folder);
+    }
+}
+
 static void load_weights(void *folder) {
     GPT2Config c = small_config();
     ModelState s = empty_model(&c);
@@ -665,11 +828,15 @@ int main(void) {
     omp_set_num_threads(1);  // a forked child has none of its parent's threads
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_other_precision),
         cmocka_unit_test(test_weights_only),
         cmocka_unit_test(test_hugging_face_layout),
         cmocka_unit_test(test_config_written),
         cmocka_unit_test(test_bytes_promised),
-        cmocka_unit_test(test_leftovers_are_replaced),
+        cmocka_unit_test(test_leftovers_are_removed),
+        cmocka_unit_test(test_saved_twice),
+        cmocka_unit_test(test_json_is_whole_or_as_before),
+        cmocka_unit_test(test_try_read_json),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_tiny_disk),
         cmocka_unit_test(test_no_run_directory),
@@ -684,6 +851,7 @@ int main(void) {
         cmocka_unit_test(test_hugging_face_file),
         cmocka_unit_test(test_shape_from_tensors),
         cmocka_unit_test(test_missing_and_reshaped_tensors),
+        cmocka_unit_test(test_stored_head),
         cmocka_unit_test(test_integer_weights),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);

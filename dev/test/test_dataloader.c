@@ -122,12 +122,16 @@ static void test_kinds(void **state) {
     assert_string_equal(shards.files[0].path, temp_path("kind_a.bin"));
     assert_int_equal(shards.files[1].num_tokens, 10);
     assert_int_equal(shards.vocab_size, 50257);
+    assert_false(token_files_are_text(&shards));
+    assert_string_equal(token_files_kind(&shards), "token shards");
     assert_int_equal(token_files_total(&shards), 30);
     token_files_close(&shards);
 
     write_file("text[1].bin.txt", "\xff\0z", 3);  // any byte is a token, and the name only ends in .txt
     TokenFiles text = open_files("text\\[1].bin.txt");
     assert_int_equal(text.vocab_size, 256);
+    assert_true(token_files_are_text(&text));
+    assert_string_equal(token_files_kind(&text), "text");
     DataLoader loader = open_plain(&text, 1, 2);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){255, 0}, 2);
@@ -494,6 +498,88 @@ static void test_split_loaders(void **state) {
     token_files_close(&files);
 }
 
+// ---- fingerprints
+
+static uint64_t fingerprint_of(const char *pattern) {
+    TokenFiles files = open_files(pattern);
+    uint64_t fingerprint = token_files_fingerprint(&files);
+    token_files_close(&files);
+    return fingerprint;
+}
+
+// NAME with LENGTH bytes of one pattern, in which the byte AT is CHANGED; its fingerprint
+static uint64_t fingerprint_with(const char *name, size_t length, size_t at, char changed) {
+    static char text[3 * 65536];
+    for (size_t i = 0; i < length; i++) { text[i] = (char)('a' + i * i % 23); }
+    text[at] = changed;
+    write_file(name, text, length);
+    return fingerprint_of(name);
+}
+
+// what is written in checkpoints must not change with the machine or the version
+static void test_fingerprint_is_this_number(void **state) {
+    (void)state;
+    write_file("print_1.txt", "to be", 5);
+    write_file("print_2.txt", "or not to be", 12);
+    assert_true(fingerprint_of("print_?.txt") == UINT64_C(0xD3F2CCBA6F448FD4));
+}
+
+static void test_fingerprint_is_of_content(void **state) {
+    (void)state;
+    enum { LENGTH = 50001, PIECE = 4096, MIDDLE = (LENGTH - PIECE) / 2 };
+    const uint64_t plain = fingerprint_with("print.txt", LENGTH, 0, 'a');
+    assert_true(plain == fingerprint_with("print.txt", LENGTH, 0, 'a'));
+    static const size_t seen[] = {0, PIECE - 1, MIDDLE, MIDDLE + PIECE - 1, LENGTH - PIECE, LENGTH - 1};
+    for (size_t i = 0; i < sizeof seen / sizeof seen[0]; i++) {
+        assert_true(plain != fingerprint_with("print.txt", LENGTH, seen[i], 'Z'));
+    }
+    assert_true(plain != fingerprint_with("print.txt", LENGTH + 1, 0, 'a'));
+    for (size_t at = 0; at < 5; at++) {  // shorter than a piece
+        assert_true(fingerprint_with("print.txt", 5, at, 'Z') != fingerprint_with("print.txt", 5, at, 'Y'));
+    }
+}
+
+static void test_fingerprint_is_of_names_without_folder(void **state) {
+    (void)state;
+    assert_int_equal(mkdir(temp_path("elsewhere"), 0700), 0);
+    const uint64_t here = fingerprint_with("moved.txt", 9000, 1, 'Z');
+    assert_true(here == fingerprint_with("elsewhere/moved.txt", 9000, 1, 'Z'));
+    assert_true(here != fingerprint_with("renamed.txt", 9000, 1, 'Z'));
+    write_file("elsewhere/none.txt", "more", 4);
+    assert_true(here != fingerprint_of("elsewhere/*.txt"));
+}
+
+static void test_fingerprint_is_of_the_part(void **state) {
+    (void)state;
+    TokenFiles files = open_four_shards(), train, val, less, rest;
+    token_files_split(&files, 0.2, &train, &val);
+    token_files_split(&files, 0.5, &less, &rest);
+    const TokenFiles *parts[] = {&files, &train, &val, &less, &rest};
+    for (int i = 0; i < 5; i++) {
+        for (int j = 0; j < 5; j++) {
+            uint64_t a = token_files_fingerprint(parts[i]), b = token_files_fingerprint(parts[j]);
+            assert_int_equal(a == b, i == j);
+        }
+    }
+    // the same number of tokens from another place
+    uint64_t before = token_files_fingerprint(&rest);
+    rest.files[0].first_token--;
+    assert_true(before != token_files_fingerprint(&rest));
+    for (int i = 4; i >= 0; i--) { token_files_close((TokenFiles *)parts[i]); }
+}
+
+static void stop_at_print_of_removed(void *unused) {
+    (void)unused;
+    TokenFiles files = open_four_shards();
+    unlink(temp_path("four_c.bin"));
+    token_files_fingerprint(&files);
+}
+
+static void test_fingerprint_of_what_is_gone(void **state) {
+    (void)state;
+    assert_stops(EXIT_BAD_INPUT, "four_c.bin: No such file", stop_at_print_of_removed, NULL);
+}
+
 // ---- a file of 5 GiB
 
 // more tokens than an int32 and more bytes than a uint32 can count; the last sequence ends with the file
@@ -531,6 +617,9 @@ static void test_large_file(void **state) {
     assert_ids(loader.targets, (int[]){101, 102, 103, 104, 105, 106, 107, 108}, LARGE_T);
     dataloader_close(&loader);
 
+    uint64_t print = token_files_fingerprint(&files);
+    put_id(path, LARGE_TOKENS / 2, 300);
+    assert_true(print != token_files_fingerprint(&files));
     token_files_check_ids(&files, 500);
     put_id(path, LARGE_TOKENS / 2, 500);  // the middle of so long a file is left to the loader
     token_files_check_ids(&files, 500);
@@ -563,6 +652,11 @@ int main(void) {
         cmocka_unit_test(test_short_text),
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_split_loaders),
+        cmocka_unit_test(test_fingerprint_is_this_number),
+        cmocka_unit_test(test_fingerprint_is_of_content),
+        cmocka_unit_test(test_fingerprint_is_of_names_without_folder),
+        cmocka_unit_test(test_fingerprint_is_of_the_part),
+        cmocka_unit_test(test_fingerprint_of_what_is_gone),
         cmocka_unit_test(test_large_file),
     };
     return cmocka_run_group_tests_name("dataloader", tests, NULL, NULL);

@@ -23,7 +23,7 @@ static const Flag TABLE[] = {
     FLAG_HEADING("Optimizer"),
     {"x", "max-steps", FLAG_INT, offsetof(Values, max_steps), -1, INFINITY, NULL, "N", "steps, -1 for one epoch"},
     {"nk", "keep", FLAG_INT, offsetof(Values, keep), 0, INFINITY, NULL, "N", "checkpoints to keep"},
-    {"k", "schedule", FLAG_CHOICE, offsetof(Values, schedule), 0, 0, "cosine linear constant wsd", "NAME", "of the rate"},
+    {"k", "schedule", FLAG_CHOICE, offsetof(Values, schedule), 0, 0, "cosine linear constant wsd", "NAME", "rate"},
     {"l", "lr", FLAG_REAL, offsetof(Values, lr), 0, INFINITY, NULL, "X", "learning rate"},
     {"q", "final-fraction", FLAG_REAL, offsetof(Values, final_fraction), -0.5, 1, NULL, "X", "of the rate"},
     {"w", "master", FLAG_CHOICE, offsetof(Values, master), 0, 0, "none|0 fp32|1 split|2", "KIND", "master weights"},
@@ -293,7 +293,7 @@ static void test_help(void **state) {
         "\nOptimizer\n"
         "  -x   --max-steps N          steps, -1 for one epoch [from -1 to 2147483647; default -1]\n"
         "  -nk  --keep N               checkpoints to keep [from 0 to 2147483647; default 0]\n"
-        "  -k   --schedule NAME        of the rate [cosine, linear, constant or wsd; default cosine]\n"
+        "  -k   --schedule NAME        rate [cosine, linear, constant or wsd; default cosine]\n"
         "  -l   --lr X                 learning rate [of at least 0; default 0.0003]\n"
         "  -q   --final-fraction X     of the rate [from -0.5 to 1; default 0.1]\n"
         "  -w   --master KIND          master weights [none|0, fp32|1 or split|2; default fp32]\n"

@@ -4,6 +4,7 @@ The objective is sum(out * dout), so a backward's output is the objective's grad
 by element, large ones at a few elements and along a few random directions that move every element.
 */
 #include "cases.h"
+#include "testing.h"
 
 enum { EVERY_ELEMENT = 256, SAMPLES = 2, DIRECTIONS = 2 };
 static const double step = 3e-4;       // error: step^4 / 30 times a fifth derivative, and 1e-16 |f| / step of rounding
@@ -86,7 +87,7 @@ static void check_array(const Problem *backward, const char *gradient, const Obj
         own[i] = ((const double *)a->data)[i] - (a->role == INOUT ? ((const double *)a->start)[i] : 0);
     }
     char title[256];
-    snprintf(title, sizeof title, "%s mode %d, %s", problem_title(backward), (int)backward->mode, gradient);
+    snprintf(title, sizeof title, "%s, %s", problem_title(backward), gradient);
     check_gradient(title, f, (double *)x->data, own, a->n);
     free(own);
 }
@@ -131,16 +132,17 @@ static void check_shape(const GradientCase *c, const OpShape *shape, Exec *ex) {
 
 static void test_backward(void **state) {
     const GradientCase *c = (const GradientCase *)*state;
-    const char *room = op_case(c->forward)->room;
+    const OpShape *s;
     Exec ex = {0};
-    for (const OpShape *s = next_shape(room, NULL); s; s = next_shape(room, s)) { check_shape(c, s, &ex); }
+    for (int i = 0; (s = op_shape(op_case(c->forward), i)); i++) { check_shape(c, s, &ex); }
 }
 
 // matmul_backward with gelu_pre: dinp is the gradient of what went into the GELU before the product
 static void test_matmul_of_gelu(void **state) {
     (void)state;
     Exec ex = {0};
-    for (const OpShape *s = next_shape("matmul", NULL); s; s = next_shape("matmul", s)) {
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case("matmul_forward"), i)); i++) {
         Problem gelu = problem_make(op_case("gelu_forward"), s, 0);
         Problem forward = problem_make(op_case("matmul_forward"), s, MATMUL_WITH_BOTH);
         Problem backward = problem_make(op_case("matmul_backward"), s, MATMUL_GELU);
@@ -159,7 +161,8 @@ static void test_matmul_of_gelu(void **state) {
 static void test_classifier(void **state) {
     (void)state;
     Exec ex = {0};
-    for (const OpShape *s = next_shape("classifier", NULL); s; s = next_shape("classifier", s)) {
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case("classifier"), i)); i++) {
         Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
         Problem gradient = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
         problem_run(&gradient, &cpu_ops, &ex);

@@ -1,4 +1,5 @@
-// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first values.
+// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first
+// values.
 #include "testing.h"
 #include "../../llmc/params.h"
 #include <omp.h>

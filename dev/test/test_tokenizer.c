@@ -1,6 +1,7 @@
 /*
-The tokenizer: pieces, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids.
-GPT-2's merges file is looked for at VOCAB; without it, what needs it is skipped. Run from the repository's root.
+The tokenizer: pieces, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
+first merges of its file, which are here, and with the whole of it, looked for at VOCAB and skipped where it is not. Run
+from the repository's root.
 */
 #include "testing.h"
 #include "../../llmc/rng.h"
@@ -8,6 +9,8 @@ GPT-2's merges file is looked for at VOCAB; without it, what needs it is skipped
 
 static const char *const VOCAB = "../shared/data/vocab.bpe";
 static const char *const GOLDEN = "dev/test/golden/bpe.txt";
+static const char *const CUT_VOCAB = "dev/test/golden/gpt2_2500.bpe";
+static const char *const CUT_GOLDEN = "dev/test/golden/bpe_2500.txt";
 
 // ids 256.. : ab, abc, de, abcde, aa, " a" (the character U+0120 stands for a space), aaaa, U+00E9
 static const char SMALL_MERGES[] = "#version: 0.2\na b\nab c\nd e\nabc de\na a\n\xC4\xA0 a\naa aa\n\xC3\x83 \xC2\xA9\n";
@@ -51,7 +54,7 @@ static void test_bytes(void **state) {
     (void)state;
     Tokenizer t = tokenizer_bytes();
     assert_int_equal(tokenizer_vocab_size(&t), 256);
-    assert_int_equal(t.end_of_text, -1);
+    assert_int_equal(t.end_of_text, '\n');
     const int expected[] = {0, 'a', 255, '\n', 0x80};
     assert_encodes(&t, "\0a\xFF\n\x80", 5, expected, 5);
     assert_decodes(&t, 0, "\0", 1);
@@ -195,6 +198,15 @@ static void test_merges_file(void **state) {
     Tokenizer t = small_tokenizer();
     assert_is_small(&t);
     tokenizer_free(&t);
+    char windows[2 * sizeof SMALL_MERGES];  // lines ended by \r\n
+    size_t length = 0;
+    for (const char *c = SMALL_MERGES; *c; c++) {
+        if (*c == '\n') { windows[length++] = '\r'; }
+        windows[length++] = *c;
+    }
+    t = tokenizer_load(write_file("windows.bpe", windows, length));
+    assert_is_small(&t);
+    tokenizer_free(&t);
     const char *headless = strchr(SMALL_MERGES, '\n') + 1;  // the version line may be absent
     t = tokenizer_load(write_file("headless.bpe", headless, strlen(headless)));
     assert_is_small(&t);
@@ -335,7 +347,9 @@ static const struct {
     {" a\n", "line 1: ' a' is not two symbols"},
     {" a b\n", "line 1: ' a b' is not two symbols"},
     {"a \n", "line 1: 'a ' is not two symbols"},
-    {"a b\r\n", "line 1: 'a b?' is not two symbols"},
+    {"a b\r\r\n", "line 1: 'a b?' is not two symbols"},
+    {"a b\n\r\n", "line 2: '' is not two symbols"},
+    {"a b\r", "the last line does not end"},
     {"a \xC2\xAD\n", "is not two symbols"},  // U+00AD is written as U+0143
     {"a \xC5\x84\n", "is not two symbols"},  // U+0144: one past the last
     {"a \xFF\n", "is not two symbols"},      // not UTF-8
@@ -463,6 +477,39 @@ static void assert_golden_line(const Tokenizer *t, const char *line) {
     assert_round_trip(t, text, bytes);
 }
 
+// the golden ids, any bytes there and back, and the same tokenizer by way of gpt2_tokenizer.bin
+static void assert_is_real(const Tokenizer *t, const char *golden_path) {
+    FILE *golden = fopen(golden_path, "r");
+    assert_non_null(golden);
+    char line[8192];
+    int lines = 0;
+    for (; fgets(line, sizeof line, golden); lines++) { assert_golden_line(t, line); }
+    fclose(golden);
+    assert_true(lines >= 50);
+    round_trips(t);
+
+    char *data = (char *)malloc(1024 + 256 * (size_t)t->vocab_size);
+    Tokenizer bin = tokenizer_load(write_file("gpt2.bin", data, make_bin(t, 2, data)));
+    assert_int_equal(bin.vocab_size, t->vocab_size);
+    assert_int_equal(bin.end_of_text, t->end_of_text);
+    assert_memory_equal(bin.start, t->start, ((size_t)t->vocab_size + 1) * sizeof *t->start);
+    assert_memory_equal(bin.bytes, t->bytes, t->start[t->vocab_size]);
+    assert_memory_equal(bin.merges, t->merges, TOKENIZER_MERGE_SLOTS * sizeof *t->merges);
+    free(data);
+    tokenizer_free(&bin);
+}
+
+static void test_gpt2_first_merges(void **state) {
+    (void)state;
+    Tokenizer t = tokenizer_load(CUT_VOCAB);
+    assert_int_equal(tokenizer_vocab_size(&t), 256 + 2500 + 1);
+    assert_int_equal(t.end_of_text, 2756);
+    assert_decodes(&t, 2756, "<|endoftext|>", 13);
+    assert_encodes(&t, " the", 4, (const int[]){262}, 1);
+    assert_is_real(&t, CUT_GOLDEN);
+    tokenizer_free(&t);
+}
+
 static void test_gpt2(void **state) {
     (void)state;
     if (access(VOCAB, R_OK) != 0) { skip(); }
@@ -472,24 +519,7 @@ static void test_gpt2(void **state) {
     assert_decodes(&t, 50256, "<|endoftext|>", 13);
     assert_decodes(&t, 50257, "", 0);
     assert_encodes(&t, "Hello world the", 15, (const int[]){15496, 995, 262}, 3);
-    round_trips(&t);
-
-    FILE *golden = fopen(GOLDEN, "r");
-    assert_non_null(golden);
-    char line[8192];
-    int lines = 0;
-    for (; fgets(line, sizeof line, golden); lines++) { assert_golden_line(&t, line); }
-    fclose(golden);
-    assert_true(lines >= 50);
-
-    char *data = (char *)malloc(1024 + 256 * (size_t)t.vocab_size);
-    Tokenizer bin = tokenizer_load(write_file("gpt2.bin", data, make_bin(&t, 2, data)));
-    assert_int_equal(bin.vocab_size, t.vocab_size);
-    assert_memory_equal(bin.start, t.start, ((size_t)t.vocab_size + 1) * sizeof *t.start);
-    assert_memory_equal(bin.bytes, t.bytes, t.start[t.vocab_size]);
-    assert_memory_equal(bin.merges, t.merges, TOKENIZER_MERGE_SLOTS * sizeof *t.merges);
-    free(data);
-    tokenizer_free(&bin);
+    assert_is_real(&t, GOLDEN);
     tokenizer_free(&t);
 }
 
@@ -507,6 +537,7 @@ int main(void) {
         cmocka_unit_test(test_too_long_token),
         cmocka_unit_test(test_too_many_merges),
         cmocka_unit_test(test_broken_bin),
+        cmocka_unit_test(test_gpt2_first_merges),
         cmocka_unit_test(test_gpt2),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);

@@ -5,6 +5,7 @@
 set -uo pipefail
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
+golden=$(realpath "$(dirname "$0")/golden")
 # models this small only wait for a second thread, and on a busy machine long
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
@@ -62,6 +63,9 @@ refused() {
 # a metrics file without what depends on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
+close_losses() { # RUN RUN: the same but for the order of sums
+    paste <(losses "$1") <(losses "$2") | awk '($1 - $2) ^ 2 > 1e-10 { print "loss " $1 ", expected " $2 }'
+}
 steps() { sed -nE 's/.*"step":([0-9]+),"loss".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
 checkpoints() { find "$1" -mindepth 1 -type d -printf '%f\n' | sort | paste -sd ' '; }
 
@@ -167,6 +171,18 @@ report "-y 1 says which flags are not the run's" "$(
     run 0 "${full[@]}" -x 6 -o told -y 1 --top-k 7
     says "$out" "this run had --top-k 0, now it has 7"
 )"
+report "-y 1 needs no readable config.json of the run, and says when the steps are others" "$(
+    head -c 9 whole/config.json >told/config.json
+    run 0 "${full[@]}" -x 7 -o told -y 1
+    silent "$err"
+    says "$out" "this run had 6 steps to make, now it has 7"
+)"
+report "-y 1 without a checkpoint says that the run begins anew" "$(
+    run 0 "${tiny[@]}" -x 1 -o unsaved
+    run 0 "${tiny[@]}" -x 2 -o unsaved -y 1
+    says "$out" "unsaved holds no checkpoint"
+    equal "$(steps unsaved)" "1 2"
+)"
 report "--generate takes a run's last checkpoint" "$(
     run 0 --generate 5 -e whole --temperature 0 && cp "$out" from_run
     run 0 --generate 5 -e whole/step_00000006 --temperature 0
@@ -187,6 +203,12 @@ report "overfitting one batch, resumed on that batch" "$(
     cp -r overfit overfit_resumed && rm -r overfit_resumed/step_00000040
     run 0 "${overfit[@]}" -o overfit_resumed -y 1
     equal "$(metrics overfit_resumed)" "$(metrics overfit)"
+)"
+report "-a 1 overfits the whole batch of -d, however it is cut" "$(
+    for b in 1 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -a 1 -x 3 -o all$b; done
+    close_losses all1 all4
+    run 0 -i text "${model[@]}" "${quiet[@]}" -b 1 -t 16 -d 16 -a 1 -x 3 -o one
+    differ one/metrics.jsonl all1/metrics.jsonl
 )"
 report "the largest seed resumes" "$(
     largest=$("$trainer" --seed -1 2>&1 | sed -nE 's/.*from 0 to ([0-9]+).*/\1/p')
@@ -235,10 +257,51 @@ report "a full disk while saving leaves the earlier checkpoint whole" "$(
     same whole/step_00000006/model.safetensors full/step_00000006/model.safetensors
     equal "$(metrics full)" "$(metrics whole)"
 )"
+# SIGNAL RUN: a long run that is sent SIGNAL in its first steps ends well, saves, and goes on from there
+ends_on() {
+    local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last
+    env --default-signal=INT "$trainer" "${long[@]}" -x 1000000 -n 1000000 -o "$2" >"$out" 2>"$err" &
+    for ((i = 0; i < 500; i++)); do
+        ! grep -q '"step":5,' "$2/metrics.jsonl" 2>/dev/null || break
+        sleep 0.02
+    done
+    kill -s "$1" $!
+    wait $!
+    equal $? 0
+    last=$(sed -nE 's/^stopped at step ([0-9]+) of 1000000: .*/\1/p' "$out")
+    holds "${last:-0} >= 5"
+    says "$out" "step $last | validation loss"
+    equal "$(checkpoints "$2")" "$(printf 'step_%08d' "$last")"
+    run 0 "${long[@]}" -x $((last + 2)) -o "$2" -y 1
+    equal "$(steps "$2")" "$(seq -s ' ' 1 $((last + 2)))"
+}
+report "SIGTERM and SIGINT end a run as its last step does" "$(
+    ends_on TERM terminated
+    ends_on INT interrupted
+)"
+report "a signal that was ignored stays so" "$(
+    (
+        trap '' INT
+        exec "$trainer" "${tiny[@]}" -x 100000000 --time-limit 0.5 >"$out"
+    ) &
+    for ((i = 0; i < 500; i++)); do
+        ! grep -q '^step 1/' "$out" || break
+        sleep 0.02
+    done
+    kill -s INT $!
+    wait $!
+    says "$out" "--time-limit is up"
+)"
 report "--time-limit ends a run as its last step does" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
-    matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit 0.3 s is up"
+    matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit is up"
     equal "$(checkpoints limited | wc -w)" 1
+)"
+
+report "the live line fits a terminal of 80 columns" "$(
+    script -qec "stty cols 80; $trainer -i text -e l1h1c16 -t 16 -b 1 -x 99 -v 0 -s 0" /dev/null </dev/null >"$out" 2>&1
+    widest=$(tr '\r' '\n' <"$out" | sed 's/\x1b\[K//' | awk '/^step/ && length > w { w = length } END { print w + 0 }')
+    holds "$widest > 40 && $widest < 80"
 )"
 
 # ---- single flags
@@ -250,7 +313,7 @@ report "-nk and -nm keep the right checkpoints" "$(
 report "-d accumulates: micro-batches of 1, 2 and 4 are one update" "$(
     for b in 1 2 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -x 3 -o micro$b; done
     for b in 1 2; do
-        paste <(losses micro$b) <(losses micro4) | awk '{ d = $1 - $2 } d * d > 1e-10 { print "loss " $1 ", expected " $2 }'
+        close_losses micro$b micro4
     done
 )"
 report "-x -1 is one epoch" "$(
@@ -271,6 +334,57 @@ report "-j validates on another file, -v 0 on none" "$(
     equal "$(grep -c 'validation loss' "$out")" 3
     says "$out" "300 validation tokens"
 )"
+report "a validation loss is the mean over -m micro-batches" "$(
+    head -c 33 text >two                                  # two sequences of 16
+    { cat two && head -c 64 <(tail -c +500 text); } >six # and four more
+    for b in 1 2; do run 0 -i two -j two "${model[@]}" -b $b -t 16 -d 32 -s 0 -x 1 -v 1 -m -1 -o val$b; done
+    val() { sed -nE 's/.*"step":0,"val_loss":([^}]*)}/\1/p' "$1/metrics.jsonl"; }
+    holds "(d = $(val val2) - $(losses val2)) * d < 1e-10" # before the first step both are the same two sequences
+    holds "(d = $(val val1) - $(val val2)) * d < 1e-10"
+    for m in 1 2 3 -1; do run 0 -i two -j six "${model[@]}" -b 2 -t 16 -s 0 -x 1 -v 1 -m $m -o six$m; done
+    holds "(d = $(val six1) - $(val val2)) * d < 1e-10"
+    equal "$(val six3)" "$(val six-1)"
+    differ <(val six1) <(val six2)
+    differ <(val six2) <(val six3)
+)"
+report "-h 1 scores HellaSwag at every validation, whatever -t is" "$(
+    mkdir -p dev/data/hellaswag
+    example=(65535 36 0 3 4 3 1 2 3 1 4 2 5 6 1 7 1 8) # bytes, place, label; a context of 3 and endings of 1, 2, 1, 1
+    write_shard eval 20240522 1 1 "${example[@]}"
+    { head -c 12 eval && printf '\x24\0\0\0' && tail -c +17 eval; } >dev/data/hellaswag/hellaswag_val.bin
+    mapfile -t round < <(printf '1\n2\n3\n8\n%.0s' {1..75})
+    write_shard round.bin 20240520 1 300 "${round[@]}"
+    learn=(-i round.bin -e l1h2c16 -b 4 -s 0 -v 30 -l 1e-2 -x 30)
+    run 0 "${learn[@]}" -t 16 -h 1 -o hella # it learns that 8 follows on 1 2 3, which is the true ending
+    says "$out" "step 30 | HellaSwag accuracy 1.0000"
+    says hella/metrics.jsonl '{"step":0,"hellaswag":0}'
+    says hella/metrics.jsonl '{"step":30,"hellaswag":1}'
+    run 0 "${learn[@]}" -t 5 -h 1
+    says "$out" "step 30 | HellaSwag accuracy 1.0000"
+    run 0 "${learn[@]}" -t 16 -o plain
+    equal "$(losses hella)" "$(losses plain)"
+)"
+report "-f 2 rounds matmul inputs where the CPU multiplies bf16 faster, and says which it is" "$(
+    for f in 1 2; do run 0 -i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -f $f -o rounded$f; done
+    if grep -q 'with bf16 inputs' "$out"; then
+        differ rounded1/metrics.jsonl rounded2/metrics.jsonl
+        paste <(losses rounded1) <(losses rounded2) |
+            awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
+                 END { if (same == NR) print "-f 2 changed no loss" }'
+    else
+        says "$out" "-f 2: this build or CPU has no fast bf16 products"
+        equal "$(losses rounded2)" "$(losses rounded1)"
+    fi
+)"
+report "-sg and -sl skip what is far off the last 128 steps" "$(
+    wild=(-i text "${model[@]}" -b 1 -t 16 "${quiet[@]}" -l 0 -x 160)
+    for guard in sg sl; do run 0 "${wild[@]}" -$guard 0.5 -o $guard && cp "$out" $guard.out; done
+    says sg.out "skipped: gradient norm is an outlier"
+    says sl.out "skipped: loss is an outlier"
+    equal "$(losses sg | head -n 128)" "$(losses sl | head -n 128)" # until the window is full nothing is skipped
+    run 0 "${wild[@]}" -sg 100 -sl 100
+    equal "$(grep -c skipped "$out")" 0
+)"
 report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o shards
     says "$out" "50257 tokens"
@@ -278,7 +392,8 @@ report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     says shards/step_00000002/model.safetensors '"wte.weight":{"dtype":"F32","shape":[50257,16]'
     holds "$(losses shards | head -n 1) > 10.7 && $(losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 --plan=json
-    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 64))" # wte with padding, wpe, matmuls, vectors padded to 64
+    # wte with padding, wpe, matmuls, vectors padded to 64
+    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 64))"
     run 0 --generate 3 -e shards/step_00000002
     matches "$out" '^([0-9]+ ){4}$'
 )"
@@ -300,11 +415,47 @@ report "--generate continues from a checkpoint" "$(
     run 0 --generate 40 -e whole/step_00000006/model.safetensors --seed 2
     differ "$out" seed_1
 )"
+report "samples while training heed --prompt, --temperature, --top-k and -g" "$(
+    sampling=("${full_but_s[@]}" -s 6 -x 6 --prompt "12 3" -g 20)
+    sample() { sed '1,/^---$/d' "$out" | head -c -4; } # the last line is --- again
+    run 0 "${sampling[@]}" --temperature 0 -o greedy_run && sample >greedy
+    run 0 "${sampling[@]}" --top-k 1 -o top_1_run && sample >top_1
+    run 0 "${sampling[@]}" --temperature 5 -o hot_run && sample >hot
+    equal "$(head -c 4 greedy)" "12 3"
+    equal "$(wc -c <greedy)" 25
+    same greedy top_1
+    differ greedy hot
+    run 0 --generate 20 -e whole --temperature 0 --prompt "12 3" # the model of the same step
+    same greedy "$out"
+)"
 report "--generate --prompt begins with the prompt" "$(
     prompt='12 34, longer than the sixteen positions that the model has'
     run 0 --generate 5 -e whole/step_00000006 --prompt "$prompt" --top-k 3
     equal "$(head -c ${#prompt} "$out")" "$prompt"
     equal "$(wc -c <"$out")" $((${#prompt} + 6))
+)"
+
+report "GPT-2's tokens: --tokenizer, or a merges file in or beside the model or in the run's folder" "$(
+    head -n 44 "$golden/gpt2_2500.bpe" >few.bpe # a line of comment and 43 merges: 256 + 43 + 1 tokens
+    mapfile -t few < <(awk 'BEGIN { for (i = 0; i < 240; i++) print i * 7 % 300 }')
+    write_shard few_0.bin 20240520 1 240 "${few[@]}"
+    run 0 -i few_0.bin -e l1h2c16 "${batch[@]}" "${quiet[@]}" -x 2 -n 2 -o spoken
+    prompt=' the thing'
+    run 0 --generate 9 -e spoken --temperature 0 --prompt "$prompt" --tokenizer few.bpe && cp "$out" said
+    equal "$(head -c ${#prompt} said)" "$prompt"
+    from=spoken/step_00000002
+    while read -r place weights; do
+        cp few.bpe "$place"
+        run 0 --generate 9 -e "$weights" --temperature 0 --prompt "$prompt"
+        same "$out" said
+        rm "$place"
+    done <<<"$from/merges.txt $from
+$from/vocab.bpe $from/model.safetensors
+spoken/merges.txt $from
+spoken/vocab.bpe spoken"
+    cp few.bpe spoken/vocab.bpe
+    run 0 -i few_0.bin "${batch[@]}" -v 0 -s 4 --temperature 0 --prompt "$prompt" -g 9 -x 4 -o spoken -y 1
+    sed '1,/^---$/d' "$out" | head -c ${#prompt} | cmp - <(printf '%s' "$prompt") 2>&1
 )"
 
 # ---- information
@@ -340,6 +491,18 @@ assert rank["state"] >= 16 * 124439808, rank["state"]
 EOF
     fi
 )"
+report "--plan heeds --generate and -y" "$(
+    run 0 --plan -e d12 --generate 1 && cp "$out" generating
+    matches generating '^state +decode_keys'
+    equal "$(grep -c grads generating)" 0
+    run 0 --plan "${batch[@]}" -o whole -y 1 && cp "$out" resuming
+    run 0 --plan "${batch[@]}" -e whole
+    same "$out" resuming
+)"
+report "bytes under a vocabulary of tokens are pointed out" "$(
+    run 0 -i text -e shards -b 2 -t 16 "${quiet[@]}" -x 1
+    says "$out" "note      -i is read as bytes: of the model's 50257 tokens only the first 256 occur"
+)"
 report "config.json of a run holds its flags" "$(
     matches whole/config.json '"batch-tokens":[[:space:]]*64'
     matches whole/config.json '"model":[[:space:]]*"l1h2c16"'
@@ -349,6 +512,9 @@ report "config.json of a run holds its flags" "$(
 
 refused "no data" "-i is missing" "${model[@]}"
 refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
+rm -r dev
+refused "no HellaSwag to score" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
+refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
 refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
 refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
@@ -362,18 +528,22 @@ refused "a bad shard among good ones" "magic number 20240521" -i '[gm]*.bin' "${
 refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
 refused "text and shards in one glob" "token shards and text alike" -i '[gt]*' "${model[@]}"
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
-refused "a validation text shorter than a sequence" "-j: a sequence of length 16" -i text -j short "${model[@]}" -t 16 -o new
-refused "validation data of another vocabulary" "-j: token" -i text -j good_0.bin "${model[@]}" -t 16 -o new
-refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
-refused "-d less than -b x -t" "-d 16 is not a multiple" -i text "${model[@]}" -b 2 -t 16 -d 16
+refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
+    -i text -j short "${model[@]}" -t 16 -o new
+refused "validation data of another kind" "-j good_0.bin is token shards; give both of one kind" \
+    -i text -j good_0.bin "${model[@]}" -t 16 -o new
+refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
+    -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
+refused "-d less than -b x -t" "= 2 x 16 = 32; the least is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
 refused "a micro-batch past any memory" "tokens at once" -i text "${model[@]}" -b 1048576 -t 1048576
 refused "more micro-batches than can be counted" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
 refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
 refused "a model past any memory" "parameters is more than" -i text -e l999999h999999c999999
 refused "a model that is none" "neither a shape (d6 d12" -i text -e d13 -o new
 refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 positions" -i text -e d12 -t 2048 -o new
-refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" -i text -e whole/step_00000006 -t 32 -o new
-refused "tokens that a saved model does not know" "the model knows 256" -i good_0.bin -e whole/step_00000006 -t 16 -o new
+refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" \
+    -i text -e whole/step_00000006 -t 32 -o new
+refused "tokens that a saved model does not know" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
 refused "a stray word" "stray argument 'text'" text
@@ -391,8 +561,11 @@ refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
 refused "-o with another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
 refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
+refused "no tokens to generate" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
 refused "--generate with a shape alone" "only describes a shape" --generate 5 -e l1h2c16
+refused "a tokenizer of more tokens than the model" "has 2757 tokens, the model only 256" \
+    --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"
 refused "--prompt without a tokenizer" "need a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
 
 cp -r again bad
@@ -401,7 +574,12 @@ refused "-y 1 with another -e" "holds a model of 1 layers" -i text -e l2h2c16 "$
 refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
 refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
 refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
-refused "-y 1 with other data" "was trained on" -i short_text "${batch[@]}" -o bad -y 1
+refused "-y 1 with less data" "tokens of other files than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
+tr 1 2 <text >other_text
+refused "-y 1 with other data of the same length" "tokens of other files" -i other_text "${batch[@]}" -o bad -y 1
+refused "-y 1 with a -j that was not there" "without -j, on all but the last tenth" \
+    -i text -j other_text "${batch[@]}" -o bad -y 1
+refused "-y 1 with less data than a sequence" "a sequence of length 16" -i short "${batch[@]}" -o bad -y 1
 refused "-y 1 with fewer steps than were made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
 last=bad/step_00000006
 sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
@@ -425,7 +603,8 @@ head -c -1 whole/step_00000006/model.safetensors >$last/model.safetensors
 refused "weights cut short" "bytes of data, expected" "${resume[@]}"
 refused "weights cut short, to generate from" "bytes of data, expected" --generate 5 -e $last
 sed 's/"shape":\[256,16\]/"shape":[256,17]/' whole/step_00000006/model.safetensors >$last/model.safetensors
-refused "a safetensors header that lies about a shape" "gives tensor 'wte.weight' 16384 bytes, expected 17408" "${resume[@]}"
+refused "a safetensors header that lies about a shape" "gives tensor 'wte.weight' 16384 bytes, expected 17408" \
+    "${resume[@]}"
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
 refused "a safetensors header longer than its file" "says its header is 2147483647 bytes long" "${resume[@]}"
 refused "a text for weights" "safetensors file 'text'" -i text -e text

@@ -1,9 +1,10 @@
 /*
-What every unit test needs beside cmocka: a folder of its own, files in it, and a way to watch a function stop the program.
-defines: temp_dir, temp_path, write_file, assert_stops, relative_error
+What every unit test needs beside cmocka: a folder of its own, files in it, and a way to watch a function stop the
+program.
+defines: temp_dir, temp_path, write_file, assert_stops
 */
 #pragma once
-#include <math.h>
+#include "compare.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,13 @@ defines: temp_dir, temp_path, write_file, assert_stops, relative_error
 #include <sys/wait.h>
 #include <unistd.h>
 
+#ifdef __cplusplus
+extern "C" {  // cmocka does not say so itself
+#endif
 #include <cmocka.h>
+#ifdef __cplusplus
+}
+#endif
 
 // a folder for this test program in $TMPDIR or /tmp, made on first use; scripts/run_tests.sh removes its $TMPDIR
 static inline const char *temp_dir(void) {
@@ -72,14 +79,4 @@ static inline void assert_stops(int status, const char *words, void (*function)(
     }
     if (!strstr(said, words)) { fail_msg("expected a sentence with '%s'; it said: %s", words, said); }
     if (length == 0 || strchr(said, '\n') != said + length - 1) { fail_msg("expected one line; it said: %s", said); }
-}
-
-// ||a - b|| / ||b||, in double; ||a - b|| where b is zero
-static inline double relative_error(const double *a, const double *b, size_t n) {
-    double difference = 0, reference = 0;
-    for (size_t i = 0; i < n; i++) {
-        difference += (a[i] - b[i]) * (a[i] - b[i]);
-        reference += b[i] * b[i];
-    }
-    return reference > 0 ? sqrt(difference / reference) : sqrt(difference);
 }

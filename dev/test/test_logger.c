@@ -1,0 +1,198 @@
+/*
+What a run says: the line on a terminal of any width, metrics.jsonl, and what a resumed run keeps of it.
+*/
+#include "testing.h"
+#include "../../llmc/logger.h"
+#include <fcntl.h>
+
+static StepReport report_of(long long step, long long max_steps, const char *note) {
+    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, note};
+    return r;
+}
+
+static const char *line_of(StepReport r, double rate, int width) {
+    static char line[LINE_LENGTH];
+    logger_line(line, &r, rate, width);
+    return line;
+}
+
+static void test_a_pipe_has_every_field(void **state) {
+    (void)state;
+    assert_string_equal(line_of(report_of(1234567, 7654321, "skipped: loss is an outlier"), 43210.4, 0),
+                        "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
+                        "72:01 left | skipped: loss is an outlier");
+}
+
+static void test_fields_leave_as_it_narrows(void **state) {
+    (void)state;
+    static const struct {
+        int width;
+        const char *line;
+    } expected[] = {
+        {102, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 72:01 left"},
+        {101, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 72:01 left"},
+        {88, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 72:01 left"},
+        {87, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 72:01 left"},
+        {73, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 72:01 left"},
+        {72, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 72:01 left"},
+        {61, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 72:01 left"},
+        {60, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
+        {48, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
+        {47, "step 1234567/7654321 | loss 10.9877"},
+        {36, "step 1234567/7654321 | loss 10.9877"},
+        {30, "step 1234567/7654321 | loss 1"},
+        {2, "s"},
+        {1, ""},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        assert_string_equal(line_of(report_of(1234567, 7654321, ""), 43210, expected[i].width), expected[i].line);
+    }
+}
+
+static void test_it_never_reaches_the_edge(void **state) {
+    (void)state;
+    static const char *const notes[] = {"", "skipped: loss is an outlier", "skipped: gradient norm is an outlier"};
+    for (int width = 1; width < 200; width++) {
+        for (int i = 0; i < 9; i++) {
+            long long step = i / 3 == 0 ? 1 : i / 3 == 1 ? 54321 : 9999999;
+            StepReport r = report_of(step, step == 1 ? 2 : 9999999, notes[i % 3]);
+            assert_true(strlen(line_of(r, 2.5 * (double)step, width)) <= (size_t)width - 1);
+        }
+    }
+    // at 80 columns, however long the step and the run, the loss, the speed and the time left are there
+    StepReport r = report_of(9999999, 9999999, "");
+    r.seconds_left = 99999 * 60;
+    const char *line = line_of(r, 9876543, 80);
+    assert_non_null(strstr(line, "loss 10.9877 | 1234.6 ms | 9.88M tok/s | 99999:00 left"));
+    assert_non_null(strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "gradient norm is an outlier"));
+}
+
+static void test_rates(void **state) {
+    (void)state;
+    static const struct {
+        double rate;
+        const char *text;
+    } expected[] = {{0.4, "0 tok/s"},       {9999.4, "9999 tok/s"},  {9999.6, "10k tok/s"},   {43210, "43k tok/s"},
+                    {999400, "999k tok/s"}, {999600, "1.00M tok/s"}, {2154321, "2.15M tok/s"}};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        char text[64];
+        logger_rate(text, sizeof text, expected[i].rate);
+        assert_string_equal(text, expected[i].text);
+    }
+}
+
+// ---- metrics.jsonl
+
+static const char *contents_of(const char *path) {
+    static char text[4096];
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    return text;
+}
+
+// runs FUNCTION with stdout in the file that is returned
+static const char *stdout_of(void (*function)(void)) {
+    const char *path = temp_path("stdout.txt");
+    fflush(stdout);
+    int kept = dup(1), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(fd, 1);
+    function();
+    fflush(stdout);
+    dup2(kept, 1);
+    close(fd);
+    close(kept);
+    return path;
+}
+
+static StepReport quarter_second(long long step, double loss, double norm) {
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, ""};
+    return r;
+}
+
+static void log_three_steps(void) {
+    Logger log = logger_open(temp_dir(), 0);
+    logger_step(&log, quarter_second(1, 5.5, 1.25));
+    logger_step(&log, quarter_second(2, NAN, INFINITY));
+    logger_val(&log, 2, 4.0625);
+    logger_step(&log, quarter_second(3, 1.0 / 3, -INFINITY));
+    logger_close(&log);
+}
+
+static void test_metrics(void **state) {
+    (void)state;
+    const char *path = stdout_of(log_three_steps);
+    assert_string_equal(
+        contents_of(temp_path("metrics.jsonl")),
+        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
+        "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
+        "{\"step\":2,\"val_loss\":4.0625}\n"
+        "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n");
+    // the first step and the last; the second came too soon after the first
+    assert_string_equal(contents_of(path),
+                        "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
+                        "step 2 | validation loss 4.0625\n"
+                        "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
+}
+
+static void resume_after_two(void) {
+    Logger log = logger_open(temp_dir(), 2);
+    logger_val(&log, 3, 0.5);
+    logger_close(&log);
+}
+
+static void test_a_resumed_run_goes_on(void **state) {
+    (void)state;
+    static const char lines[] =
+        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
+    write_file("metrics.jsonl", lines, sizeof lines - 1);
+    stdout_of(resume_after_two);
+    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n");
+    stdout_of(log_three_steps);  // a new run starts the log anew
+    assert_null(strstr(contents_of(temp_path("metrics.jsonl")), "val_loss\":0.5"));
+}
+
+static void assert_truncated(const char *before, long long step, const char *after) {
+    const char *path = write_file("truncated.jsonl", before, strlen(before));
+    logger_truncate(path, step);
+    assert_string_equal(contents_of(path), after);
+    assert_int_not_equal(access(temp_path("truncated.jsonl.new"), F_OK), 0);
+}
+
+static void test_truncation(void **state) {
+    (void)state;
+    assert_truncated("{\"step\":9,\"loss\":1}\n{\"step\":10,\"loss\":1}\n{\"step\":11,\"loss\":1}\n", 10,
+                     "{\"step\":9,\"loss\":1}\n{\"step\":10,\"loss\":1}\n");
+    assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"val_loss\":1}\n", 2,
+                     "{\"step\":1,\"loss\":1}\n{\"step\":2,\"val_loss\":1}\n");
+    // torn where the run was killed, in the value and in the step; lines of something else
+    assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":0.1", 9, "{\"step\":1,\"loss\":1}\n");
+    assert_truncated("{\"step\":1,\"loss\":1}\n{\"st", 9, "{\"step\":1,\"loss\":1}\n");
+    assert_truncated("hello\n\n{\"step\":1,\"loss\":1}\n", 9, "{\"step\":1,\"loss\":1}\n");
+    assert_truncated("", 9, "");
+    logger_truncate(temp_path("missing.jsonl"), 3);
+    assert_int_not_equal(access(temp_path("missing.jsonl"), F_OK), 0);
+}
+
+static void stop_at_open(void *folder) { logger_open((const char *)folder, 0); }
+
+static void test_a_folder_that_is_not_there(void **state) {
+    (void)state;
+    assert_stops(EXIT_RUN_FAILED, "nowhere/metrics.jsonl': No such file", stop_at_open, (void *)temp_path("nowhere"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_pipe_has_every_field),
+        cmocka_unit_test(test_fields_leave_as_it_narrows),
+        cmocka_unit_test(test_it_never_reaches_the_edge),
+        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_a_resumed_run_goes_on),
+        cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_a_folder_that_is_not_there),
+    };
+    return cmocka_run_group_tests_name("logger", tests, NULL, NULL);
+}
