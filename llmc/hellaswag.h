@@ -178,6 +178,7 @@ static inline int hellaswag_check_example(const HellaSwagLimits *limits, int e, 
 // finds where each example begins, having checked it
 static inline void hellaswag_index(HellaSwag *set, const HellaSwagLimits *limits, size_t num_bytes) {
     size_t at = 0;
+    set->longest = 1;
     for (int e = 0; e < set->num_examples; e++) {
         int row = hellaswag_check_example(limits, e, set->words + at, num_bytes - at * sizeof *set->words);
         set->longest = row > set->longest ? row : set->longest;
