@@ -1,20 +1,24 @@
 # train_gpt2. `make help` lists the targets. All code is in headers, so a program is one compiler command.
-#   DEVICE=auto|cpu|cuda   PRECISION=fp32|bf16   ONEDNN=1|0   CC=gcc   CFLAGS='-O3 -march=native -g'
-# build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/: yours.
+#   DEVICE=auto|cpu|cuda   PRECISION=fp32|bf16   ONEDNN=1|0   CC=gcc   CXX=g++   NVCC=nvcc   CFLAGS='-O3 -march=native
+-g' # DEVICE=auto is cuda where there are nvcc and a GPU; a cuda build runs on CPUs too. PRECISION is bf16 with cuda,
+else fp32. # build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/:
+yours.
 
 DEVICE ?= auto
-PRECISION ?= fp32
 ONEDNN ?= 1
+NVCC ?= nvcc
 CFLAGS ?= -O3 -march=native -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 
-ifeq ($(DEVICE),cuda)
-$(error DEVICE=cuda: there is no CUDA backend yet; use DEVICE=cpu)
-else ifeq ($(filter $(DEVICE),auto cpu),)
+ifeq ($(filter $(DEVICE),auto cpu cuda),)
 $(error DEVICE=$(DEVICE): expected auto, cpu or cuda)
-else ifeq ($(filter $(PRECISION),fp32 bf16),)
+endif
+GPU := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1))
+device := $(if $(filter auto,$(DEVICE)),$(if $(and $(GPU),$(shell command -v $(NVCC))),cuda,cpu),$(DEVICE))
+PRECISION ?= $(if $(filter cuda,$(device)),bf16,fp32)
+ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
 
@@ -26,6 +30,30 @@ LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fn
 defines = -DPRECISION_$(shell echo $(precision) | tr a-z A-Z) $(if $(onednn),-DHAVE_ONEDNN)
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 
+# the GPU at hand, or every kind that the kernels are written for
+ARCHITECTURES = $(if $(GPU),-arch=native,$(foreach sm,80 90 100 120,-gencode arch=compute_$(sm),code=sm_$(sm)))
+WITHOUT_FIELDS := -Wno-missing-field-initializers  # C++ warns of = {} where C does not
+
+# the trainer and its test by nvcc: kernels for the GPU, the rest by the C++ compiler
+define compile_cuda
+$(announce)
+@mkdir -p $(@D) build/depend
+@echo 'compile    $@'
+@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
+	-fopenmp,-Wall,-Wextra,$(WITHOUT_FIELDS),-march=native $(options) $(defines) $(dependencies) $< -o $@ \
+	$(if $(onednn),-ldnnl) -lcublasLt -lcjson -lgomp $(libraries)
+endef
+
+# the kernels executed on the CPU (llmc/simt.h)
+define compile_emulated
+$(announce)
+@mkdir -p $(@D) build/depend
+@echo 'compile    $@'
+@$(CXX) -x c++ -std=c++20 -DSIMT $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@
+\
+	$(if $(onednn),-ldnnl) -lcjson -lm -lpthread -lgomp $(libraries)
+endef
+
 define compile
 $(announce)
 @mkdir -p $(@D) build/depend
@@ -36,7 +64,8 @@ endef
 
 # says what this machine has before the first command of a build, so never when there is nothing to do
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' scripts/found.sh > build/found)$(if $(filter-out \
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)'
+	scripts/found.sh > build/found)$(if $(filter-out \
 	0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
 
 # The optional libraries, looked for whenever something may be compiled. build/flags changes when they or a flag do,
@@ -47,7 +76,7 @@ NO_COMPILER := help train test bench-cpu format format-check lint clean
 ifneq ($(filter-out $(NO_COMPILER),$(or $(MAKECMDGOALS),all)),)
 HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
-$(shell mkdir -p build; echo '$(CC) $(LANGUAGE) $(CFLAGS) $(PRECISION) $(HAVE_ONEDNN)' > build/flags.new; \
+$(shell mkdir -p build; echo '$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN)' > build/flags.new; \
 	cmp -s build/flags.new build/flags && rm build/flags.new || mv build/flags.new build/flags)
 endif
 
@@ -56,12 +85,12 @@ endif
 all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build ./train_gpt2 and ./test_gpt2 (the default)
 
 train_gpt2: train_gpt2.cu build/flags
-	$(compile)
+	$(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 
 test_gpt2: options = -DTESTING -Wno-unused-function
 test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
-	$(compile)
+	$(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 
 # unit tests, as they are and under the sanitizers; test_twins also without oneDNN and in bf16
 build/test/% build/sanitize/%: libraries = -lcmocka
@@ -88,6 +117,33 @@ build/sanitize/%_portable: dev/test/%.c build/flags
 build/sanitize/train_gpt2: train_gpt2.cu build/flags
 	$(compile)
 
+# the kernels, emulated
+build/emulated/%_bf16: precision = bf16
+build/emulated/% build/sanitize/%_emulated: libraries = -lcmocka
+build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -Wno-unused-function
+build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: test_gpt2.cu build/flags
+	$(compile_emulated)
+build/emulated/train_gpt2: train_gpt2.cu build/flags
+	$(compile_emulated)
+build/emulated/%: dev/test/%.cu build/flags
+	$(compile_emulated)
+build/emulated/%_bf16: dev/test/%.cu build/flags
+	$(compile_emulated)
+# fibers and OpenMP's threads are more than AddressSanitizer follows: without -fopenmp
+build/sanitize/%_emulated: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
+build/sanitize/%_emulated: precision = bf16
+build/sanitize/%_emulated: dev/test/%.cu build/flags
+	$(compile_emulated)
+
+# the same tests on a GPU
+build/cuda/%: libraries = -lcmocka
+build/cuda/%_bf16: precision = bf16
+build/cuda/%_fp32: precision = fp32
+build/cuda/%_bf16: dev/test/%.cu build/flags
+	$(compile_cuda)
+build/cuda/%_fp32: dev/test/%.cu build/flags
+	$(compile_cuda)
+
 # what the benchmark runs; dump_run is the trainer with another main
 build/bench/dump_run: options = -Wno-unused-function
 build/bench/%: dev/bench/%.c build/flags
@@ -106,12 +162,17 @@ build/check/c++: train_gpt2.cu build/flags
 build/check/nvcc: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu with nvcc'
-	@nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -Xcompiler -fopenmp $(defines) $(dependencies) -c $< -o $@
+	@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -arch=sm_90 -Xcompiler -fopenmp,-Wall,-Wextra,$(WITHOUT_FIELDS) $(defines)
+	\
+		$(dependencies) -c $< -o $@
 
 -include $(wildcard build/depend/*.d)
 
 # ---- tasks
 
+EMULATED := $(addprefix build/emulated/,test_simt test_matmul test_matmul_bf16 test_ops test_ops_bf16)
+MODELS_EMULATED := build/emulated/test_gpt2 build/emulated/test_gpt2_bf16
+EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated test_ops_emulated)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_gpt2_bf16 \
 	test_gpt2_poisoned)
@@ -129,10 +190,11 @@ train: ## train a small GPT for at most two minutes on the King James Bible; DAT
 test: ## build and run every test; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory $(PARALLEL) test-programs
-	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(wildcard dev/test/test_*.sh) $(SANITIZED) \
-		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
+	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(EMULATED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') \
+		$(wildcard dev/test/test_*.sh) $(SANITIZED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(EMULATED_SANITIZED)
 
-test-programs: all $(TESTS) $(SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
+test-programs: all $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) $(EMULATED_SANITIZED) \
+	build/sanitize/train_gpt2 $(CHECKS)
 
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench

@@ -22,20 +22,29 @@ Run it from the repository's root. Tolerances are in one table, by precision.
 // ---------------------------------------------------------------------------------------------------------------------
 // tolerances and helpers
 
+static const Backend *backend;  // the one under test
+
+static int device_choice(void) { return backend == &cpu_backend ? DEVICE_CPU : DEVICE_AUTO; }
+
 // relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
 typedef struct {
     double loss, logits, gradient, grad_norm;  // of the first step, against PyTorch
     double step_loss, final;                   // of ten steps: each loss and norm; the parameters after them
     double order;                              // the same sums in another order
+    double other_products;                     // micro-batches of another size, on a GPU: see order_of_products
     double cache;                              // logits of decoding
     double memorised;                          // the loss of a batch learned by heart
 } Tolerance;
 
 static const Tolerance tolerances[] = {
-    {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 0.02},  // fp32
-    {1e-2, 2e-2, 5e-2, 1e-2, 1e-2, 1e-2, 1e-5, 2e-2, 0.02},  // bf16 is stored, or goes into the products (-f 2)
+    {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5, 0.02},  // fp32
+    {1e-2, 2e-2, 5e-2, 1e-2, 1e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16 is stored, or goes into the products (-f 2)
 };
 static const Tolerance *const tolerance = &tolerances[DT_FLOATX == DT_BF16];
+
+// Micro-batches of another size are other products, for which a GPU has other algorithms. So each activation may be
+// rounded otherwise, and a tensor is off by as much as from PyTorch's; on a CPU only the gradients' sums are reordered.
+static double order_of_products(void) { return backend == &cpu_backend ? tolerance->order : tolerance->other_products; }
 
 // fails with a sentence unless error <= limit; a NaN fails
 static void assert_close(const char *what, double error, double limit) {
@@ -96,6 +105,31 @@ static void assert_blocks_close(const char *what, const real *got, const real *e
     print_message("    %-44s worst %-24s %.1e of %.0e\n", what, list[worst_tensor].name, worst, limit);
 }
 
+// Returns when the device has done all it was given: what is read from its memory is then there.
+static void settle(GPT2 *m) {
+    m->device->mark(0, &m->exec);
+    m->device->wait_for(0, &m->exec);
+}
+
+// one update, of which nothing is left to do
+static StepReport train_step(Run *run) {
+    assert_true(start_step(run));
+    settle(&run->model);
+    return finish_step(run);
+}
+
+// runs the model over tokens (B,T)
+static void forward(GPT2 *m, const int *tokens) {
+    gpt2_give_batch(m, tokens, tokens);
+    gpt2_forward(m);
+    settle(m);
+}
+
+static real grad_norm(GPT2 *m) {
+    gpt2_norm(m);
+    return REAL_MATH(sqrt)(device_number(m, m->norm_squared));
+}
+
 // the parameters in full precision
 static const real *weights(const GPT2 *m) { return m->master ? m->master : (const real *)(const void *)m->params; }
 
@@ -122,14 +156,14 @@ static void spoil_gradients(GPT2 *m) {
     }
 }
 
-// loss and gradients of `sequences` x T tokens, in micro-batches of the model's B
-static double gradients(GPT2 *m, const int *tokens, const int *targets, int sequences) {
-    int rows = m->B * m->T, total = sequences * m->T;
+// loss and gradients of one update's tokens, in the model's micro-batches
+static double gradients(GPT2 *m, const int *tokens, const int *targets) {
+    int rows = m->B * m->T, total = rows * m->purpose.micro_steps;
     spoil_gradients(m);
-    m->device->zero(m->loss, sizeof(real));
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
-        gpt2_forward(m, tokens + first);
-        gpt2_backward(m, targets + first, 1 / (real)total, first == 0 ? GRAD_SET : GRAD_ADD);
+        gpt2_give_batch(m, tokens + first, targets + first);
+        gpt2_micro_step(m, first == 0 ? GRAD_SET : GRAD_ADD);
     }
     return (double)device_number(m, m->loss);
 }
@@ -228,8 +262,14 @@ static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
     gpt2_params_changed(m);
 }
 
+// for updates of GOLDEN_B sequences, or of B if that is more
 static Purpose training(int B, int T) {
-    Purpose p = {B, T, true, 0, false};
+    Purpose p = {backend, B, T, B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true};
+    return p;
+}
+
+static Purpose decoding(int T, int positions) {
+    Purpose p = {backend, 1, T, 1, false, positions, false, false, false};
     return p;
 }
 
@@ -241,15 +281,16 @@ static Purpose rounding(Purpose p) {
 static const Tolerance *tolerance_of(Purpose p) { return p.round_matmul_inputs ? &tolerances[1] : tolerance; }
 
 static AdamW golden_hyper(int step) {
-    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step};
+    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1};
     return hyper;
 }
 
 // one AdamW step on the golden batch
 static void golden_step(GPT2 *m, const Golden *g, AdamW hyper) {
-    gradients(m, g->tokens, g->targets, GOLDEN_B);
-    gpt2_grad_norm(m);
+    gradients(m, g->tokens, g->targets);
+    gpt2_norm(m);
     gpt2_update(m, &hyper);
+    settle(m);
 }
 
 static void check_first_step(const Golden *g, const char *what, Purpose purpose) {
@@ -257,10 +298,10 @@ static void check_first_step(const Golden *g, const char *what, Purpose purpose)
     static real logits[GOLDEN_LOGITS];
     GPT2 m;
     golden_model(&m, g, purpose);
-    double loss = gradients(&m, g->tokens, g->targets, GOLDEN_B);
+    double loss = gradients(&m, g->tokens, g->targets);
     assert_close("loss", relative_difference(loss, (double)g->loss), limit->loss);
     assert_blocks_close(what, m.grads, g->grads, &m.config, limit->gradient);
-    double norm = (double)gpt2_grad_norm(&m);
+    double norm = (double)grad_norm(&m);
     assert_close("gradient norm", relative_difference(norm, (double)g->grad_norms[0]), limit->grad_norm);
     read_logits(&m, logits);
     assert_close("logits", vector_error(logits, g->logits, GOLDEN_LOGITS), limit->logits);
@@ -298,7 +339,7 @@ static void check_ten_steps(const Golden *g, const char *what, Purpose purpose) 
     GPT2 m;
     golden_model(&m, g, purpose);
     for (int i = 0; i < GOLDEN_STEPS; i++) {
-        double loss = gradients(&m, g->tokens, g->targets, GOLDEN_B), norm = (double)gpt2_grad_norm(&m);
+        double loss = gradients(&m, g->tokens, g->targets), norm = (double)grad_norm(&m);
         assert_close("loss of a step", relative_difference(loss, (double)g->losses[i]), limit->step_loss);
         assert_close("gradient norm of a step", relative_difference(norm, (double)g->grad_norms[i]), limit->step_loss);
         AdamW hyper = golden_hyper(i + 1);
@@ -353,11 +394,11 @@ static void check_same(const Golden *g, const char *what, int B, int classifier_
     golden_model(&whole, g, training(GOLDEN_B, GOLDEN_T));
     golden_model(&other, g, training(B, GOLDEN_T));
     assert_int_equal(whole.classifier_rows, GOLDEN_ROWS);
-    double expected = gradients(&whole, g->tokens, g->targets, GOLDEN_B);
+    double expected = gradients(&whole, g->tokens, g->targets);
     int before = omp_get_max_threads();
     omp_set_num_threads(threads);
     other.classifier_rows = classifier_rows;
-    double loss = gradients(&other, g->tokens, g->targets, GOLDEN_B);
+    double loss = gradients(&other, g->tokens, g->targets);
     omp_set_num_threads(before);
     assert_close(what, relative_difference(loss, expected), limit);
     assert_blocks_close(what, other.grads, whole.grads, &whole.config, limit);
@@ -385,10 +426,11 @@ static void test_chosen_chunks(void **state) {
     gpt2_build(&m, config, training(8, 65));
     gpt2_init(&m, 1);
     assert_int_equal(m.classifier_rows, 256);
-    double loss = gradients(&m, tokens, targets, 8);
+    double loss = gradients(&m, tokens, targets);
     real *chosen = copy_block(&m, m.grads);
     m.classifier_rows = 100;
-    assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets, 8), loss), tolerance->order);
+    m.purpose.graph = false;  // a recording would have the old chunks
+    assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
     assert_blocks_close("classifier in chunks of 256 rows", chosen, m.grads, &config, tolerance->order);
     free(chosen);
     gpt2_free(&m);
@@ -396,8 +438,8 @@ static void test_chosen_chunks(void **state) {
 
 static void test_micro_batches(void **state) {
     const Golden *g = (const Golden *)*state;
-    check_same(g, "three micro-batches", 1, GOLDEN_T, omp_get_max_threads(), tolerance->order);
-    check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), tolerance->order);
+    check_same(g, "three micro-batches", 1, GOLDEN_T, omp_get_max_threads(), order_of_products());
+    check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), order_of_products());
 }
 
 static void test_threads(void **state) {
@@ -411,10 +453,10 @@ static void test_same_bits(void **state) {
     GPT2 a, b;
     golden_model(&a, g, training(GOLDEN_B, GOLDEN_T));
     golden_model(&b, g, training(GOLDEN_B, GOLDEN_T));
-    double loss = gradients(&a, g->tokens, g->targets, GOLDEN_B);
+    double loss = gradients(&a, g->tokens, g->targets);
     real *first = copy_block(&a, a.grads);
-    assert_true(gradients(&a, g->tokens, g->targets, GOLDEN_B) == loss);
-    assert_true(gradients(&b, g->tokens, g->targets, GOLDEN_B) == loss);
+    assert_true(gradients(&a, g->tokens, g->targets) == loss);
+    assert_true(gradients(&b, g->tokens, g->targets) == loss);
     assert_true((double)gpt2_loss(&b, g->tokens, g->targets) == loss);
     assert_memory_equal(a.grads, first, a.layout.total * sizeof(real));
     assert_memory_equal(b.grads, first, b.layout.total * sizeof(real));
@@ -491,6 +533,7 @@ static TrainArgs small_run(const char *train_data) {
     a.lr = 1e-2, a.warmup = 3, a.final_fraction = 0.1, a.weight_decay = 0.1;
     a.val_every = a.sample_every = 1;
     a.sample_tokens = 12;
+    a.device = device_choice();
     return a;
 }
 
@@ -532,11 +575,10 @@ static void test_cache(void **state) {
     const Golden *g = (const Golden *)*state;
     static real expected[GOLDEN_LOGITS];
     GPT2 trainer, decoder, narrow;
-    Purpose decoding = {1, GOLDEN_T, false, POSITIONS, false}, five_rows = {1, 5, false, POSITIONS, false};
     golden_model(&trainer, g, training(GOLDEN_B, GOLDEN_T));
-    golden_model(&decoder, g, decoding);
-    golden_model(&narrow, g, five_rows);
-    gpt2_forward(&trainer, g->tokens);
+    golden_model(&decoder, g, decoding(GOLDEN_T, POSITIONS));
+    golden_model(&narrow, g, decoding(5, POSITIONS));
+    forward(&trainer, g->tokens);
     read_logits(&trainer, expected);
     const int chunks[] = {1, 2, 5, 7, GOLDEN_T};
     for (int i = 0; i < 5; i++) {
@@ -567,7 +609,7 @@ static double shortfall(GPT2 *m, const int *window, int n, int chosen) {
     static real logits[POSITIONS * GOLDEN_V];
     int tokens[POSITIONS] = {0};  // what follows the window cannot be seen from inside it
     memcpy(tokens, window, (size_t)n * sizeof(int));
-    gpt2_forward(m, tokens);
+    forward(m, tokens);
     read_logits(m, logits);
     const real *row = logits + (size_t)(n - 1) * GOLDEN_V;
     double best = (double)row[0];
@@ -591,8 +633,7 @@ static void check_greedy(GPT2 *m, const int *prompt, int length) {
 static void test_generation(void **state) {
     const Golden *g = (const Golden *)*state;
     GPT2 m;
-    Purpose purpose = {1, POSITIONS, false, POSITIONS, false};
-    golden_model(&m, g, purpose);
+    golden_model(&m, g, decoding(POSITIONS, POSITIONS));
     const int lengths[] = {1, 3, POSITIONS - 1, POSITIONS, POSITIONS + 1, PROMPT};
     for (int i = 0; i < 6; i++) { check_greedy(&m, g->tokens, lengths[i]); }
 
@@ -622,9 +663,25 @@ enum { MAX_VIEWS = 64 };
 // the trainer's pointers into the arena, without those that are NULL; returns their number
 static int list_views(const void **list, const GPT2 *m) {
     const RoundedCopies *r = &m->exec.rounded;
-    const void *fields[] = {m->params,        m->master,      m->grads,        m->m,         m->v,     m->tokens,
-                            m->targets,       m->loss,        m->norm_squared, m->dresidual, m->keys,  m->values,
-                            m->narrow.memory, m->wide.memory, r->in,           r->dout,      r->params};
+    const void *fields[] = {m->params,
+                            m->master,
+                            m->grads,
+                            m->m,
+                            m->v,
+                            m->tokens,
+                            m->targets,
+                            m->loss,
+                            m->spans,
+                            m->dresidual,
+                            m->keys,
+                            m->values,
+                            m->narrow.memory,
+                            m->wide.memory,
+                            r->in,
+                            r->dout,
+                            r->params,
+                            m->own.partials,
+                            m->own.matmul_workspace};
     int count = 0, num_fields = sizeof fields / sizeof fields[0];
     for (int i = 0; i < num_fields + NUM_ACTIVATIONS; i++) {
         const void *view = i < num_fields ? fields[i] : m->activations[i - num_fields];
@@ -663,7 +720,8 @@ static void test_planned_is_allocated(void **state) {
     const int batches[][2] = {{1, 1}, {3, 7}, {2, 16}};
     for (int i = 0; i < 3 * 3 * 8; i++) {
         const int *batch = batches[i / 3 % 3];
-        Purpose p = {batch[0], batch[1], i / 9 % 2 == 0, i / 18 % 2 ? 11 : 0, i / 36 % 2 == 0};
+        Purpose p = training(batch[0], batch[1]);
+        p.training = i / 9 % 2 == 0, p.decode_positions = i / 18 % 2 ? 11 : 0, p.round_matmul_inputs = i / 36 % 2 == 0;
         check_plan(&configs[i % 3], p);
     }
 }
@@ -687,7 +745,8 @@ static int visit_gaps(GPT2 *m, bool mark) {
 static void test_nothing_writes_past_its_end(void **state) {
     (void)state;
     GPT2Config config = {11, 67, 71, 2, 3, 33};
-    Purpose purpose = {3, 7, true, 11, true};
+    Purpose purpose = rounding(training(3, 7));
+    purpose.decode_positions = 11;
     AdamW hyper = golden_hyper(1);
     GPT2 m;
     int tokens[21], targets[21];
@@ -696,8 +755,8 @@ static void test_nothing_writes_past_its_end(void **state) {
     gpt2_build(&m, config, purpose);
     assert_true(visit_gaps(&m, true) > m.plan.count);
     gpt2_init(&m, 1);
-    gradients(&m, tokens, targets, 3);
-    gpt2_grad_norm(&m);
+    gradients(&m, tokens, targets);
+    grad_norm(&m);
     gpt2_update(&m, &hyper);
     gpt2_loss(&m, tokens, targets);
     gpt2_prefill(&m, tokens, 0, 11, logits);
@@ -759,6 +818,7 @@ static void test_plan_allocates_nothing(void **state) {
         char *argv[] = {program, plan_flag, model_flag, model};
         TrainArgs args = default_args;
         flags_parse(flag_table, NUM_FLAGS, &args, 4, argv);
+        args.device = device_choice();
         cJSON *json = planned_in_little_memory(&args);
         const cJSON *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0), *tensor;
         double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
@@ -767,7 +827,7 @@ static void test_plan_allocates_nothing(void **state) {
         GPT2Config config = {0, 0, 0, 0, 0, 0};
         PlanIndex index;
         assert_true(config_from_descriptor(&config, model, 0, 0));
-        Purpose purpose = purpose_of(&args, &config);
+        Purpose purpose = purpose_of(&args, &config, backend);
         Plan plan = gpt2_plan(&config, &purpose, &index);
         assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
         assert_true(total > 2e9);
@@ -896,8 +956,8 @@ static void test_accumulation(void **state) {
     run_open(&split, &split_args);
     for (int i = 0; i < 5; i++) {
         StepReport a = train_step(&whole), b = train_step(&split);
-        assert_close("loss of accumulated steps", relative_difference(b.loss, a.loss), tolerance->order);
-        assert_close("norm of accumulated steps", relative_difference(b.grad_norm, a.grad_norm), tolerance->order);
+        assert_close("loss of accumulated steps", relative_difference(b.loss, a.loss), order_of_products());
+        assert_close("norm of accumulated steps", relative_difference(b.grad_norm, a.grad_norm), order_of_products());
         assert_true(a.lr == b.lr && a.tokens == b.tokens);
     }
     assert_int_equal(dataloader_position(&whole.train_loader), dataloader_position(&split.train_loader));
@@ -1172,6 +1232,9 @@ static void test_heads_cannot_be_guessed(void **state) {
 }
 
 int main(void) {
+    const char *device = getenv("TEST_DEVICE"), *note;
+    setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
+    backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true, &note);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_ten_steps),

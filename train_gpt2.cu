@@ -15,11 +15,11 @@ is its mirror image. The sections, in order:
 #include "llmc/check.h"       // input_error, run_error, xmalloc
 #include "llmc/floatx.h"      // floatX, real, DType
 #include "llmc/ops.h"         // Ops, GradMode, AdamW, TensorSpan
-#include "llmc/cpu_ops.h"     // cpu_ops
 #include "llmc/exec.h"        // Exec
-#include "llmc/device.h"      // Device, cpu_device
+#include "llmc/device.h"      // Device
+#include "llmc/backend.h"     // Backend, backend_choose
 #include "llmc/memory.h"      // Plan, Arena, Scratch
-#include "llmc/params.h"      // GPT2Config, ParamId, param_layout, param_init
+#include "llmc/params.h"      // GPT2Config, ParamId, param_layout, param_init_tensor
 #include "llmc/checkpoint.h"  // ModelState, checkpoint_save, checkpoint_load, model_open
 #include "llmc/dataloader.h"  // TokenFiles, DataLoader
 #include "llmc/hellaswag.h"   // HellaSwag
@@ -29,15 +29,17 @@ is its mirror image. The sections, in order:
 #include "llmc/guard.h"       // Guard, guard_zscore
 #include "llmc/logger.h"      // Logger, now_seconds
 #include "llmc/flags.h"       // Flag, flags_parse
+#include <ctype.h>
 #include <omp.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. flags
 
 typedef struct {
-    const char *train_data, *val_data, *model, *tokenizer;
+    const char *train_data, *val_data, *model, *tokenizer, *tokenize;
     const char *run_dir;
     int checkpoint_every, keep_checkpoints, major_every, resume;
     int B, T;
@@ -49,7 +51,7 @@ typedef struct {
     int val_every, val_batches, hellaswag, sample_every, sample_tokens, generate, top_k;
     double temperature;
     const char *prompt;
-    int overfit, matmul_precision, threads, device;
+    int overfit, matmul_precision, threads, device, graph;
     int64_t seed;
     const char *plan, *help, *version;
 } TrainArgs;
@@ -73,6 +75,7 @@ static const TrainArgs default_args = {
     .temperature = 1.0,
     .prompt = "",
     .matmul_precision = 1,
+    .graph = 1,
     .seed = 42,
 };
 
@@ -89,6 +92,8 @@ static const Flag flag_table[] = {
      "d12 d24 d36 d48, gpt3:c768, l4h4c128, or a folder or .safetensors file, or a run's folder; without it d12"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE",
      "GPT-2's merges (vocab.bpe, merges.txt) or llm.c's gpt2_tokenizer.bin, to read and write text"},
+    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "FILE",
+     "do not train: write the text -i as a token shard, by --tokenizer"},
     {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N",
      "of the initial weights, the data's order and the samples"},
     FLAG_HEADING("run directory"),
@@ -127,7 +132,7 @@ static const Flag flag_table[] = {
     {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "steps",
      "validate every so many steps and at the end; 0: never"},
     {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N",
-     "micro-batches of a validation; -1: all"},
+     "micro-batches of a validation; -1: all that are full"},
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1",
      "score HellaSwag at every validation, from " HELLASWAG_PATH},
     {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps",
@@ -139,15 +144,29 @@ static const Flag flag_table[] = {
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", "of sampling; 0: always the likeliest token"},
     {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "sample among the N likeliest tokens; 0: all"},
     FLAG_HEADING("machine"),
-    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, "auto cpu", "NAME", "where to compute"},
+    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME", "where to compute"},
+    {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", "on a GPU, give it a micro-step as one recorded graph"},
     {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "CPU threads; 0: one a core, or OMP_NUM_THREADS"},
     {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2",
-     "2 rounds matmul inputs to bf16 where the CPU multiplies it faster; sums stay fp32"},
+     "rounding of fp32 matmul inputs: 1 to TF32 on a GPU, 2 to bf16 where the CPU multiplies it faster; sums stay "
+     "fp32"},
     FLAG_HEADING("information"),
     {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT",
      "print the memory this command line takes, and exit; needs no data"},
     {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
+    // llm.c's letters that are not here yet
+    FLAG_LLMC("r", "what the backward recomputes"),
+    FLAG_LLMC("w", "fp32 master weights"),
+    FLAG_LLMC("z", "the ZeRO stage"),
+    FLAG_LLMC("ge", "GELU fused into the matmuls"),
+    FLAG_LLMC("lg", "log the GPU's state every so many steps"),
+    FLAG_LLMC("pn", "the number of processes"),
+    FLAG_LLMC("pr", "this process's rank"),
+    FLAG_LLMC("pg", "GPUs a node"),
+    FLAG_LLMC("pi", "how the processes meet: mpi, tcp or fs"),
+    FLAG_LLMC("ps", "the server's address, where processes meet by tcp"),
+    FLAG_LLMC("pf", "the shared folder, where processes meet by fs"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
@@ -180,6 +199,9 @@ static void args_check(const TrainArgs *a) {
         input_error("-h 1 scores HellaSwag at every validation, but -v 0 turns validation off; give -v");
     }
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
+    if (a->tokenize && (!a->train_data || !a->tokenizer)) {
+        input_error("--tokenize %s writes the text of -i in the tokens of --tokenizer; give both", a->tokenize);
+    }
     if (a->generate && !a->model && !a->plan) {
         input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
     }
@@ -235,17 +257,21 @@ static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
 
 // what a model is built for
 typedef struct {
-    int B, T;              // micro-batch; when decoding only, T rows are the most that one call may advance by
-    bool training;         // with gradients and optimizer state
-    int decode_positions;  // room of the key-value cache; 0: no decoding
-    bool round_matmul_inputs;
+    const Backend *backend;
+    int B, T;                  // micro-batch; when decoding only, T rows are the most that one call may advance by
+    int micro_steps;           // micro-batches of an update
+    bool training;             // with gradients and optimizer state
+    int decode_positions;      // room of the key-value cache; 0: no decoding
+    bool round_matmul_inputs;  // to bf16, on a CPU: -f 2 where it pays
+    bool tf32;                 // fp32 products may round their inputs to TF32, on a GPU: -f 1 and 2
+    bool graph;                // record micro-steps where the device can
 } Purpose;
 
 // where each planned tensor is in the plan; -1 where this purpose has none
 typedef struct {
-    int params, master, grads, m, v;
-    int activations[NUM_ACTIVATIONS], tokens, targets, loss, norm_squared;
-    int dresidual, narrow, wide, keys, values, rounded_in, rounded_dout, rounded_params;
+    int params, master, grads, m, v, spans;
+    int activations[NUM_ACTIVATIONS], tokens, targets, results;
+    int dresidual, narrow, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials, matmul_workspace;
 } PlanIndex;
 
 typedef struct {
@@ -255,18 +281,23 @@ typedef struct {
     const Device *device;
     Exec exec;
     ParamLayout layout;
-    TensorSpan *spans;
     int num_spans;
     Plan plan;
     PlanIndex index;
     Arena arena;
     int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
+    int *staged;  // host memory for the micro-batches on their way: inputs and targets, a slot each
+    int num_slots, next_slot;
+    Recording *recordings[2];  // of a micro-step, by GradMode; NULL: none yet
+    int runs[2];               // how often each has run without one
     // ---- views into the arena
     floatX *params;                      // (layout.total), as are the next four
     real *master, *grads, *m, *v;        // master is NULL where params are fp32
     void *activations[NUM_ACTIVATIONS];  // (L,B,T,width) or (B,T,width)
     int *tokens, *targets;               // (B,T)
-    real *loss, *norm_squared;           // one number each
+    real *loss, *norm_squared;           // one number each, neighbours
+    TensorSpan *spans;                   // (num_spans)
+    BackendScratch own;                  // the backend's
     floatX *dresidual;                   // (B,T,C) gradient of the residual stream, from the last block to the first
     Scratch narrow, wide;   // (B,T,C): dlnf dln2 datty dln1;  (B,T,4C) or a chunk of logits: dfch dqkv logits
     floatX *keys, *values;  // (L,decode_positions,C)
@@ -295,6 +326,7 @@ static void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Pur
         at->grads = plan_add(plan, "grads", STATE, DT_REAL, dims1(total));
         at->m = plan_add(plan, "m", STATE, DT_REAL, dims1(total));
         at->v = plan_add(plan, "v", STATE, DT_REAL, dims1(total));
+        at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
     }
     if (p->decode_positions > 0) {
         Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)c->channels);
@@ -329,8 +361,12 @@ static void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const P
         at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, 4 * C));
         at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(wide));
     }
-    at->loss = plan_add(plan, "loss", SCRATCH, DT_REAL, dims1(1));
-    at->norm_squared = plan_add(plan, "norm_squared", SCRATCH, DT_REAL, dims1(1));
+    at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
+    BackendScratch own = p->backend->scratch(c, p->B, p->T);
+    if (own.partials_bytes) { at->partials = plan_add(plan, "partials", SCRATCH, DT_U8, dims1(own.partials_bytes)); }
+    if (own.matmul_workspace_bytes) {
+        at->matmul_workspace = plan_add(plan, "matmul_workspace", SCRATCH, DT_U8, dims1(own.matmul_workspace_bytes));
+    }
 }
 
 // Everything a model for this purpose will hold on its device: --plan prints it, gpt2_build allocates it.
@@ -345,8 +381,8 @@ static Plan gpt2_plan(const GPT2Config *c, const Purpose *p, PlanIndex *at) {
 
 static void *planned(const GPT2 *m, int index) { return index < 0 ? NULL : arena_tensor(&m->arena, &m->plan, index); }
 
-static Scratch planned_scratch(const GPT2 *m, int index) {
-    Scratch s = {planned(m, index), index < 0 ? 0 : m->plan.tensors[index].bytes, NULL};
+static Scratch planned_scratch(GPT2 *m, int index) {
+    Scratch s = {planned(m, index), index < 0 ? 0 : m->plan.tensors[index].bytes, NULL, m->device, &m->exec};
     return s;
 }
 
@@ -360,8 +396,9 @@ static void gpt2_lay_out(GPT2 *m) {
     for (int id = 0; id < NUM_ACTIVATIONS; id++) { m->activations[id] = planned(m, at->activations[id]); }
     m->tokens = (int *)planned(m, at->tokens);
     m->targets = (int *)planned(m, at->targets);
-    m->loss = (real *)planned(m, at->loss);
-    m->norm_squared = (real *)planned(m, at->norm_squared);
+    m->loss = (real *)planned(m, at->results);
+    m->norm_squared = m->loss + 1;
+    m->spans = (TensorSpan *)planned(m, at->spans);
     m->dresidual = (floatX *)planned(m, at->dresidual);
     m->narrow = planned_scratch(m, at->narrow);
     m->wide = planned_scratch(m, at->wide);
@@ -372,27 +409,55 @@ static void gpt2_lay_out(GPT2 *m) {
     m->exec.rounded.params = (bf16 *)planned(m, at->rounded_params);
 }
 
-// allocates the plan; the parameters are still zero. Free with gpt2_free.
+static void open_backend(GPT2 *m) {
+    const Purpose *p = &m->purpose;
+    m->own = p->backend->scratch(&m->config, p->B, p->T);
+    m->own.partials = planned(m, m->index.partials);
+    m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
+    p->backend->open(&m->exec, &m->own, p->tf32);
+}
+
+static void upload_spans(GPT2 *m) {
+    TensorSpan *spans;
+    m->num_spans = param_spans(&spans, &m->config);
+    if (m->spans) { m->device->upload(m->spans, spans, (size_t)m->num_spans * sizeof *spans); }
+    free(spans);
+}
+
+// host memory for all micro-batches that may be on their way to the device at once
+static void allocate_staging(GPT2 *m) {
+    const Purpose *p = &m->purpose;
+    m->num_slots = p->micro_steps * (1 + m->device->steps_ahead);
+    size_t ints = (size_t)m->num_slots * 2 * (size_t)p->B * (size_t)p->T;
+    m->staged = (int *)m->device->allocate_host(ints * sizeof(int));
+}
+
+// allocates the plan; the parameters are still zero. Free with gpt2_free. *m must stay where it is.
 static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
     memset(m, 0, sizeof *m);
     m->config = config;
     m->purpose = purpose;
-    m->ops = &cpu_ops;
-    m->device = &cpu_device;
+    m->ops = purpose.backend->ops;
+    m->device = purpose.backend->device;
     m->layout = param_layout(&config);
-    m->num_spans = param_spans(&m->spans, &config);
     m->plan = gpt2_plan(&config, &purpose, &m->index);
     m->arena = arena_create(&m->plan, m->device);
     m->B = purpose.B, m->T = purpose.T;
     m->classifier_rows = classifier_chunk(&config, purpose.B * purpose.T);
     gpt2_lay_out(m);
+    open_backend(m);
+    upload_spans(m);
+    allocate_staging(m);
 }
 
 static void gpt2_free(GPT2 *m) {
-    onednn_free(&m->exec);
+    for (int i = 0; i < 2; i++) {
+        if (m->recordings[i]) { m->device->discard(m->recordings[i]); }
+    }
+    m->purpose.backend->close(&m->exec);
+    m->device->release_host(m->staged);
     arena_free(&m->arena);
     plan_free(&m->plan);
-    free(m->spans);
 }
 
 static ModelState gpt2_state(GPT2 *m) {
@@ -402,17 +467,23 @@ static ModelState gpt2_state(GPT2 *m) {
 
 static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->params, m->layout.total, &m->exec); }
 
-// GPT-2's initial weights
+// GPT-2's initial weights, made on the host a tensor at a time
 static void gpt2_init(GPT2 *m, uint64_t seed) {
-    size_t total = m->layout.total;
-    real *init = (real *)xmalloc(total * sizeof(real));
-    floatX *stored = (floatX *)xmalloc(total * sizeof(floatX));
-    param_init(init, &m->config, seed);
-    for (size_t i = 0; i < total; i++) { stored[i] = to_floatX(init[i]); }
-    m->device->upload(m->params, stored, total * sizeof(floatX));
-    if (m->master) { m->device->upload(m->master, init, total * sizeof(real)); }
-    free(init);
-    free(stored);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, &m->config) * param_cols(p, &m->config);
+        real *init = (real *)xmalloc(count * sizeof(real));
+        floatX *stored = (floatX *)xmalloc(count * sizeof(floatX));
+        for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
+            size_t at = param_offset(&m->layout, p, layer);
+            param_init_tensor(init, p, layer, &m->config, seed);
+            for (size_t i = 0; i < count; i++) { stored[i] = to_floatX(init[i]); }
+            m->device->upload(m->params + at, stored, count * sizeof(floatX));
+            if (m->master) { m->device->upload(m->master + at, init, count * sizeof(real)); }
+        }
+        free(init);
+        free(stored);
+    }
     gpt2_params_changed(m);
 }
 
@@ -495,10 +566,20 @@ static void final_norm_forward(GPT2 *m, int N) {
                               m->config.channels, &m->exec);
 }
 
-// tokens (B,T) on the host -> activations up to the final layernorm
-static void gpt2_forward(GPT2 *m, const int *tokens) {
+// Sends a micro-batch, inputs and targets (B,T), on its way to the device. The arrays may change afterwards.
+static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
+    size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
+    int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->purpose.B * (size_t)m->purpose.T;
+    m->next_slot = (m->next_slot + 1) % m->num_slots;
+    memcpy(slot, inputs, bytes);
+    memcpy(slot + N, targets, bytes);
+    m->device->enqueue_upload(m->tokens, slot, bytes, &m->exec);
+    m->device->enqueue_upload(m->targets, slot + N, bytes, &m->exec);
+}
+
+// the micro-batch given last -> activations up to the final layernorm
+static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
-    m->device->upload(m->tokens, tokens, (size_t)N * sizeof(int));
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, N, -1); }
@@ -507,11 +588,10 @@ static void gpt2_forward(GPT2 *m, const int *tokens) {
 
 // Logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also the gradient of scale *
 // loss: dlnf is written and wte's gradient set or added to.
-static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale, GradMode mode) {
+static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    m->device->upload(m->targets, targets, (size_t)N * sizeof(int));
     for (int first = 0; first < N; first += m->classifier_rows) {
         int rows = N - first < m->classifier_rows ? N - first : m->classifier_rows;
         size_t at = (size_t)first * (size_t)C;
@@ -519,8 +599,8 @@ static void gpt2_classify(GPT2 *m, const int *targets, floatX *dlnf, real scale,
         ops->matmul_forward(logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
         ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
         if (dlnf) {
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL,
-                                 first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0),
+                                 NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
         }
         scratch_release(&m->wide);
     }
@@ -541,25 +621,25 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
 
     floatX *dfch = (floatX *)scratch_take(&m->wide, "dfch", 4 * row);
-    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), m->dresidual, act(m, FCH_GELU, l),
-                         param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
+    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), m->dresidual,
+                         act(m, FCH_GELU, l), param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
     floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
-    ops->matmul_backward(dln2, grad(m, FCW, l), grad(m, FCB, l), dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N,
-                         C, 4 * C, ex);
+    ops->matmul_backward(dln2, grad(m, FCW, l), NULL, NULL, dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N, C,
+                         4 * C, ex);
     scratch_release(&m->wide);
     ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l),
                             param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
     scratch_release(&m->narrow);
 
     floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
-    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), m->dresidual, act(m, ATTY, l),
+    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), NULL, m->dresidual, act(m, ATTY, l),
                          param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
     floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
     ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
     scratch_release(&m->narrow);
     floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
-    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), dqkv, act(m, LN1, l), param(m, QKVW, l), NULL, mode,
-                         N, C, 3 * C, ex);
+    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), NULL, dqkv, act(m, LN1, l), param(m, QKVW, l), NULL,
+                         mode, N, C, 3 * C, ex);
     scratch_release(&m->wide);
     ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l),
                             param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
@@ -568,12 +648,12 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
 
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to. scale is 1 / (rows of the whole
 // update).
-static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode) {
+static void gpt2_backward(GPT2 *m, real scale, GradMode mode) {
     int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
     floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
-    gpt2_classify(m, targets, dlnf, scale, mode);
-    m->device->zero(m->dresidual, row);
+    gpt2_classify(m, dlnf, scale, mode);
+    m->device->enqueue_fill(m->dresidual, 0, row, &m->exec);
     m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf,
                                block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
                                statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
@@ -581,6 +661,26 @@ static void gpt2_backward(GPT2 *m, const int *targets, real scale, GradMode mode
     for (int l = m->config.num_layers - 1; l >= 0; l--) { block_backward(m, l, mode); }
     m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
                                m->config.max_seq_len, C, &m->exec);
+}
+
+// Forward and backward of the micro-batch given last. Its work is the same every time, so that from the second time on
+// a device that can is given it as one recording; the first time, products may try out their algorithms.
+static void gpt2_micro_step(GPT2 *m, GradMode mode) {
+    const Device *device = m->device;
+    real scale = 1 / ((real)m->B * (real)m->T * (real)m->purpose.micro_steps);
+    bool records = device->record_begin && m->purpose.graph && m->runs[mode] > 0;
+    if (records && m->recordings[mode]) {
+        device->replay(m->recordings[mode], &m->exec);
+        return;
+    }
+    if (records) { device->record_begin(&m->exec); }
+    gpt2_forward(m);
+    gpt2_backward(m, scale, mode);
+    m->runs[mode]++;
+    if (records) {
+        m->recordings[mode] = device->record_end(&m->exec);
+        device->replay(m->recordings[mode], &m->exec);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -593,18 +693,16 @@ static real device_number(const GPT2 *m, const real *x) {
 }
 
 // mean loss of one micro-batch, without gradients
-static real gpt2_loss(GPT2 *m, const int *tokens, const int *targets) {
-    m->device->zero(m->loss, sizeof(real));
-    gpt2_forward(m, tokens);
-    gpt2_classify(m, targets, NULL, 1 / (real)(m->B * m->T), GRAD_SET);
+static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
+    gpt2_give_batch(m, inputs, targets);
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
+    gpt2_forward(m);
+    gpt2_classify(m, NULL, 1 / (real)(m->B * m->T), GRAD_SET);
     return device_number(m, m->loss);
 }
 
-// the global norm of the gradients; it stays on the device for gpt2_update
-static real gpt2_grad_norm(GPT2 *m) {
-    m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec);
-    return REAL_MATH(sqrt)(device_number(m, m->norm_squared));
-}
+// the square of the gradients' global norm; it stays on the device, for gpt2_update
+static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper,
@@ -640,6 +738,30 @@ static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *log
     }
 }
 
+static volatile sig_atomic_t stop_signal;  // a signal handler has nowhere else to leave its word
+
+static void ask_to_stop(int signal_number) {
+    if (stop_signal) {  // the second time it is not a request
+        signal(signal_number, SIG_DFL);
+        raise(signal_number);
+    }
+    stop_signal = signal_number;
+}
+
+// The first SIGINT or SIGTERM ends a run with a checkpoint as soon as that can be written, a second one ends the
+// program at once. A signal that the program was started to ignore, as nohup and scripts do, stays ignored.
+static void catch_signals(void) {
+    const int signals[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction action, before;
+        memset(&action, 0, sizeof action);
+        action.sa_handler = ask_to_stop;
+        action.sa_flags = SA_RESTART | SA_NODEFER;
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
+        sigaction(signals[i], &action, NULL);
+    }
+}
+
 // writes one token as text, or as a number where there is no tokenizer
 static void print_token(const Tokenizer *tokenizer, int token) {
     if (!tokenizer) {
@@ -648,7 +770,11 @@ static void print_token(const Tokenizer *tokenizer, int token) {
     }
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    fwrite(text, 1, bytes, stdout);
+    bool terminal = isatty(STDOUT_FILENO);
+    for (size_t i = 0; i < bytes; i++) {
+        bool controls = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
+        putchar(terminal && controls ? '?' : text[i]);  // a terminal would obey it
+    }
 }
 
 // how text is drawn
@@ -672,7 +798,7 @@ static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, siz
     memcpy(tokens, prompt, prompt_length * sizeof(int));
     size_t length = prompt_length, unread = prompt_length;
     for (size_t i = 0; i < prompt_length; i++) { print_token(tokenizer, prompt[i]); }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count && !stop_signal; i++) {
         if ((size_t)at + unread > (size_t)positions) {
             unread = (size_t)(positions + 1) / 2;
             at = 0;
@@ -703,7 +829,7 @@ static void check_tokenizer(const Tokenizer *tokenizer, const char *path, int vo
 // ""
 static void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
-    if (a->model) {
+    if (a->model && access(a->model, F_OK) == 0) {
         const char *slash = strrchr(a->model, '/');
         format_path(beside, "%.*s", slash ? (int)(slash - a->model) : 1, slash ? a->model : ".");
     }
@@ -748,8 +874,19 @@ static size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vo
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. the run
 
+// an update that the device was given: its loss and norm are read when it is done
+typedef struct {
+    double began;   // seconds
+    real *results;  // loss and square of the norm, in host memory the device writes to
+    double loss, norm, learning_rate;
+    bool known;        // loss and norm
+    const char *note;  // "" or why it was skipped
+} Update;
+
 typedef struct {
     const TrainArgs *args;
+    const Backend *backend;
+    const char *backend_note;  // "" or why it is not another
     GPT2 model;
     TokenFiles files, train_files, val_files;
     char fingerprint[17];  // of the tokens that are trained on: their contents, not their paths
@@ -761,10 +898,12 @@ typedef struct {
     size_t prompt_length;
     Guard loss_guard, norm_guard;
     Logger log;
-    long long step, max_steps;  // finished updates, and how many there will be
-    long long planned_steps;    // how many there would have been when the run that is resumed began; 0 for a new run
-    int accumulation;
-    double started;  // seconds
+    long long step, max_steps;    // finished updates, and how many there will be
+    long long given;              // updates that the device was given
+    Update updates[2];            // update n is in updates[n % 2]
+    long long planned_steps;      // how many there would have been when the run that is resumed began; 0 for a new run
+    double started, last_finish;  // seconds
+    int lock;                     // of the run's folder: a file descriptor, -1 where there is none
 } Run;
 
 // what a run starts from
@@ -775,18 +914,20 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the checkpoint that is resumed, "" for a new run
 } Origin;
 
-static bool wants_bf16_products(const TrainArgs *a) { return a->matmul_precision == 2 && matmul_rounds_inputs(); }
-
-static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c) {
-    Purpose train = {a->B, a->T, true, a->sample_every > 0 ? c->max_seq_len : 0, wants_bf16_products(a)};
-    Purpose generate = {1, 64, false, c->max_seq_len, false};
+static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    int positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
+    bool rounds = a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs();
+    bool tf32 = a->matmul_precision > 0, graph = a->graph != 0;
+    Purpose train = {backend, a->B, a->T, accumulation_steps(a), true, positions, rounds, tf32, graph};
+    Purpose generate = {backend, 1, 64, 1, false, positions, false, tf32, false};
     return a->generate ? generate : train;
 }
 
-// The shape that -e asks for; *file is opened where -e names weights. Returns whether it does.
-static bool resolve_model(const TrainArgs *a, int data_vocab, GPT2Config *config, ModelFile *file) {
+// The shape that -e asks for, `positions` being those of a shape without any; *file is opened where -e names weights.
+// Returns whether it does.
+static bool resolve_model(const TrainArgs *a, int data_vocab, int positions, GPT2Config *config, ModelFile *file) {
     const char *word = a->model ? a->model : "d12";
-    if (config_from_descriptor(config, word, data_vocab, a->T)) {
+    if (config_from_descriptor(config, word, data_vocab, positions)) {
         char where[256];
         snprintf(where, sizeof where, "-e %s", word);
         config_check(config, where);
@@ -801,6 +942,13 @@ static bool resolve_model(const TrainArgs *a, int data_vocab, GPT2Config *config
     format_path(folder, "%s", word);
     long long latest = checkpoint_latest(word);
     if (latest >= 0) { checkpoint_path(folder, word, latest); }  // a run's folder stands for its last checkpoint
+    char weights[PATH_LENGTH];
+    struct stat info;
+    format_path(weights, "%s/model.safetensors", folder);
+    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) && access(weights, F_OK) != 0) {
+        input_error("-e %s is a folder without a model.safetensors and without checkpoints; give one that has them",
+                    word);
+    }
     *file = model_open(folder);
     *config = file->config;
     return true;
@@ -818,7 +966,7 @@ static void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Confi
     GPT2Config asked;
     ModelFile file;
     memset(&asked, 0, sizeof asked);
-    if (resolve_model(a, data_vocab, &asked, &file)) { model_close(&file); }
+    if (resolve_model(a, data_vocab, saved->max_seq_len, &asked, &file)) { model_close(&file); }
     if (memcmp(&asked, saved, sizeof asked) == 0) { return; }
     input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s asks "
                 "for %d, %d, %d, %d and %d; leave -e out to go on with it",
@@ -830,9 +978,9 @@ static void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Confi
 static Origin choose_model(const TrainArgs *a, int data_vocab) {
     Origin origin;
     memset(&origin, 0, sizeof origin);
-    long long resumed = a->resume ? checkpoint_latest(a->run_dir) : -1;
+    long long resumed = a->resume && !a->generate ? checkpoint_latest(a->run_dir) : -1;
     if (resumed < 0) {
-        origin.has_weights = resolve_model(a, data_vocab, &origin.config, &origin.weights);
+        origin.has_weights = resolve_model(a, data_vocab, a->T, &origin.config, &origin.weights);
         return origin;
     }
     checkpoint_path(origin.checkpoint, a->run_dir, resumed);
@@ -847,6 +995,10 @@ static Origin choose_model(const TrainArgs *a, int data_vocab) {
 static void check_run_dir(const TrainArgs *a) {
     struct stat info;
     if (!a->run_dir) { return; }
+    if (strlen(a->run_dir) > PATH_LENGTH - 64) {
+        input_error("-o is %zu characters long, and at most %d leave room for the files in it; give a shorter one",
+                    strlen(a->run_dir), PATH_LENGTH - 64);
+    }
     if (stat(a->run_dir, &info) == 0 && !S_ISDIR(info.st_mode)) {
         input_error("-o %s is a file; give a folder, which need not exist yet", a->run_dir);
     }
@@ -875,6 +1027,25 @@ static void make_run_dir(const char *path) {
     }
 }
 
+// weights that were trained on tokens of text would be trained on bytes that mean something else to them
+static void check_text_fits(const Run *run, const Origin *origin) {
+    bool other_weights = origin->has_weights && !*origin->checkpoint;
+    if (other_weights && token_files_are_text(&run->files) && origin->config.vocab_size != BYTE_VOCABULARY) {
+        input_error("-i %s is text, which is read as bytes, but -e %s knows %d tokens; make token shards of it first: "
+                    "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
+                    run->args->train_data, run->args->model, origin->config.vocab_size, run->args->train_data);
+    }
+}
+
+// Two processes in one folder would delete each other's files: the first holds it until run_close.
+static void lock_run_dir(Run *run) {
+    const char *folder = run->args->run_dir;
+    run->lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (run->lock >= 0 && flock(run->lock, LOCK_EX | LOCK_NB) != 0) {
+        input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
+    }
+}
+
 // the nearest folder that exists to `path`, which need not
 static void nearest_folder(char *folder, const char *path) {
     format_path(folder, "%s", path);
@@ -890,6 +1061,7 @@ static void check_disk(const TrainArgs *a, const GPT2Config *c) {
     struct statvfs disk;
     char folder[PATH_LENGTH];
     if (a->checkpoint_every == 0) { return; }
+    if (a->resume) { remove_unfinished(a->run_dir); }  // what a killed save left takes room
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }
     double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
@@ -939,8 +1111,8 @@ static void open_loaders(Run *run, int V) {
 }
 
 static int64_t steps_of_an_epoch(const Run *run) {
-    int64_t steps =
-        (int64_t)dataloader_sequences_per_epoch(&run->train_loader) / ((int64_t)run->args->B * run->accumulation);
+    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&run->train_loader) /
+                    ((int64_t)run->args->B * accumulation_steps(run->args));
     return steps > 0 ? steps : 1;
 }
 
@@ -967,6 +1139,9 @@ static void save_checkpoint(Run *run) {
     cJSON *state = run_state(run);
     checkpoint_save(a->run_dir, run->step, &model, state);
     checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
+    char folder[PATH_LENGTH];
+    checkpoint_path(folder, a->run_dir, run->step);
+    logger_saved(&run->log, run->step, folder);
     cJSON_Delete(state);
 }
 
@@ -1006,6 +1181,10 @@ static void restore_run(Run *run, const char *folder) {
                     GUARD_WINDOW);
     }
     run->step = json_whole(state, "step", 0, INT_MAX - 1, file);
+    if (run->step != checkpoint_latest(run->args->run_dir)) {
+        input_error("'%s' says that it is of step %lld, and its folder another; restore the file or the folder's name",
+                    file, run->step);
+    }
     run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
     if (run->args->max_steps > 0 && run->step > run->args->max_steps) {
         input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to go on with it",
@@ -1013,6 +1192,16 @@ static void restore_run(Run *run, const char *folder) {
     }
     dataloader_seek(&run->train_loader, (uint64_t)json_whole(state, "position", 0, 0x1p53, file));
     cJSON_Delete(state);
+}
+
+// ---- the end before the end
+
+// why training ends before its last step, "" where it does not
+static const char *cut_short(const Run *run) {
+    if (run->step >= run->max_steps) { return ""; }
+    if (stop_signal) { return stop_signal == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
+    double limit = run->args->time_limit;
+    return limit > 0 && now_seconds() - run->started > limit ? "--time-limit is up" : "";
 }
 
 // ---- evaluation
@@ -1023,11 +1212,11 @@ static double validate(Run *run) {
     int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
     double sum = 0;
     dataloader_seek(&run->val_loader, 0);
-    for (int64_t i = 0; i < batches; i++) {
+    for (int64_t i = 0; i < batches && !stop_signal; i++) {
         dataloader_next(&run->val_loader);
         sum += (double)gpt2_loss(&run->model, run->val_loader.inputs, run->val_loader.targets);
     }
-    return batches > 0 ? sum / (double)batches : NAN;
+    return sum / (double)batches;
 }
 
 // accuracy on HellaSwag
@@ -1038,7 +1227,7 @@ static double score_hellaswag(Run *run) {
     real *losses = (real *)xmalloc(bytes);
     hellaswag_rewind(set);
     m->B = set->B, m->T = set->T;
-    for (int i = hellaswag_batches(set); i > 0; i--) {
+    for (int i = hellaswag_batches(set); i > 0 && !stop_signal; i--) {
         hellaswag_next_batch(set);
         gpt2_loss(m, set->inputs, set->targets);
         m->device->download(losses, statistic(m, LOSSES, 0), bytes);
@@ -1049,9 +1238,14 @@ static double score_hellaswag(Run *run) {
     return hellaswag_accuracy(set);
 }
 
+// A signal cuts it short, and what is found of a part says nothing.
 static void evaluate(Run *run) {
-    logger_val(&run->log, run->step, validate(run));
-    if (run->args->hellaswag) { logger_hellaswag(&run->log, run->step, score_hellaswag(run)); }
+    double loss = validate(run);
+    if (stop_signal) { return; }
+    logger_val(&run->log, run->step, loss);
+    if (!run->args->hellaswag || run->step == 0) { return; }
+    double accuracy = score_hellaswag(run);
+    if (!stop_signal) { logger_hellaswag(&run->log, run->step, accuracy); }
 }
 
 static void show_sample(Run *run) {
@@ -1068,50 +1262,82 @@ static void show_sample(Run *run) {
 
 static AdamW step_hyper(const Run *run) {
     const TrainArgs *a = run->args;
-    AdamW hyper = {0, (real)a->beta1, (real)a->beta2, (real)a->epsilon, (real)a->weight_decay, (real)a->clip, 0};
+    AdamW hyper;
     hyper.learning_rate =
-        (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->step);
-    hyper.step = (int)run->step + 1;
+        (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->given);
+    hyper.beta1 = (real)a->beta1, hyper.beta2 = (real)a->beta2, hyper.epsilon = (real)a->epsilon;
+    hyper.weight_decay = (real)a->weight_decay, hyper.clip = (real)a->clip;
+    hyper.step = (int)run->given + 1;
+    hyper.seed = (uint64_t)a->seed;
     return hyper;
 }
 
-// "" or why this update must not be made: its loss or norm is off the recent ones by more than -sl, -sg allow
-static const char *guard_verdict(Run *run, double loss, double norm) {
+// reads what the device made of update n, and asks the guards about it: is its loss or norm off the recent ones by more
+// than -sl, -sg allow
+static void know_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
-    double z_loss = guard_zscore(&run->loss_guard, loss), z_norm = guard_zscore(&run->norm_guard, norm);
-    if (a->loss_guard > 0 && z_loss > a->loss_guard) { return "skipped: loss is an outlier"; }
-    if (a->norm_guard > 0 && z_norm > a->norm_guard) { return "skipped: gradient norm is an outlier"; }
-    return "";
+    Update *u = &run->updates[n % 2];
+    if (u->known) { return; }
+    run->model.device->wait_for((int)(n % 2), &run->model.exec);
+    u->loss = (double)u->results[0], u->norm = sqrt((double)u->results[1]);
+    double z_loss = guard_zscore(&run->loss_guard, u->loss), z_norm = guard_zscore(&run->norm_guard, u->norm);
+    if (a->loss_guard > 0 && z_loss > a->loss_guard) {
+        u->note = "skipped: loss is an outlier";
+    } else if (a->norm_guard > 0 && z_norm > a->norm_guard) {
+        u->note = "skipped: gradient norm is an outlier";
+    }
+    u->known = true;
 }
 
-// one update: micro-batches forward and backward, then the norm, then AdamW
-static StepReport train_step(Run *run) {
+// Gives the device one update: micro-batches forward and backward, the norm, AdamW. Nothing here waits for the device,
+// unless the guards have to see the results before AdamW.
+// Cut short between micro-batches it leaves no trace and returns false.
+static bool start_step(Run *run) {
     GPT2 *m = &run->model;
-    double start = now_seconds();
-    int64_t rows = (int64_t)m->B * m->T * run->accumulation;
-    m->device->zero(m->loss, sizeof(real));
+    uint64_t position = dataloader_position(&run->train_loader);
+    long long n = run->given;
+    Update *u = &run->updates[n % 2];
+    u->began = now_seconds(), u->known = false, u->note = "";
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(&run->train_loader, 0); }
-    for (int micro = 0; micro < run->accumulation; micro++) {
-        dataloader_next(&run->train_loader);
-        gpt2_forward(m, run->train_loader.inputs);
-        gpt2_backward(m, run->train_loader.targets, 1 / (real)rows, micro == 0 ? GRAD_SET : GRAD_ADD);
-    }
-    double loss = (double)device_number(m, m->loss), norm = (double)gpt2_grad_norm(m);
-    AdamW hyper = step_hyper(run);
-    const char *note = guard_verdict(run, loss, norm);
-    if (!*note) {
-        if (!isfinite(loss) || !isfinite(norm)) {
-            run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
-                      "-sg 6 may help",
-                      run->step + 1, loss, norm);
+    for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
+        if (micro > 0 && *cut_short(run)) {
+            dataloader_seek(&run->train_loader, position);
+            return false;
         }
-        gpt2_update(m, &hyper);
+        dataloader_next(&run->train_loader);
+        gpt2_give_batch(m, run->train_loader.inputs, run->train_loader.targets);
+        gpt2_micro_step(m, micro == 0 ? GRAD_SET : GRAD_ADD);
+    }
+    gpt2_norm(m);
+    m->device->enqueue_download(u->results, m->loss, 2 * sizeof(real), &m->exec);
+    m->device->mark((int)(n % 2), &m->exec);
+    AdamW hyper = step_hyper(run);
+    u->learning_rate = (double)hyper.learning_rate;
+    if (run->args->loss_guard > 0 || run->args->norm_guard > 0) { know_results(run, n); }
+    if (!*u->note) { gpt2_update(m, &hyper); }
+    run->given++;
+    return true;
+}
+
+// The oldest update that was given is done after this. AdamW changed nothing if it diverged.
+static StepReport finish_step(Run *run) {
+    GPT2 *m = &run->model;
+    Update *u = &run->updates[run->step % 2];
+    know_results(run, run->step);
+    if (!*u->note && (!isfinite(u->loss) || !isfinite(u->norm))) {
+        run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
+                  "-sg 6 may help",
+                  run->step + 1, u->loss, u->norm);
     }
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
+    double begin = u->began > run->last_finish ? u->began : run->last_finish;
+    double tokens = (double)m->B * m->T * m->purpose.micro_steps;
     double left = limit > 0 ? limit - (now - run->started) : -1;
-    StepReport report = {run->step,    run->max_steps, loss, norm, (double)hyper.learning_rate, (now - start) * 1000,
-                         (double)rows, left,           note};
+    run->last_finish = now;
+    StepReport report = {run->step, run->max_steps, u->loss, u->norm, u->learning_rate, (now - begin) * 1000,
+                         tokens,    left,           u->note};
     return report;
 }
 
@@ -1126,8 +1352,8 @@ static void save_run_config(const Run *run) {
     cJSON_Delete(json);
 }
 
-// Names the flags that a resumed run was not given before: what is left out goes back to its default. A config.json
-// that cannot be read costs no more than these notes.
+// Names the flags that a resumed run did not have. A config.json that cannot be read costs no more than these notes,
+// and that flags which are left out are not the run's.
 static void print_changed_flags(const Run *run) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", run->args->run_dir);
@@ -1141,7 +1367,7 @@ static void print_changed_flags(const Run *run) {
         free(is);
     }
     if (run->planned_steps != run->max_steps) {
-        printf("note      this run had %lld steps to make, now it has %lld, and the learning rate follows\n",
+        printf("note      the schedule was for %lld steps and is now for %lld: the learning rate is another\n",
                run->planned_steps, run->max_steps);
     }
     cJSON_Delete(before);
@@ -1158,14 +1384,20 @@ static void print_banner(const Run *run) {
            mebibytes(plan_bytes(&run->model.plan, SCRATCH)));
     printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n",
            token_files_total(&run->train_files), token_files_total(&run->val_files), run->max_steps,
-           (long long)run->accumulation * run->args->B * run->args->T);
-    const char *note = run->args->matmul_precision == 2 && !wants_bf16_products(run->args)
-                           ? " (-f 2: this build or CPU has no fast bf16 products)"
-                           : "";
-    printf("machine   cpu, %d threads, matmuls by %s%s%s\n", omp_get_max_threads(), onednn_version(),
-           wants_bf16_products(run->args) ? " with bf16 inputs" : "", note);
+           (long long)accumulation_steps(run->args) * run->args->B * run->args->T);
+    char machine[256];
+    run->backend->describe(machine, sizeof machine);
+    bool rounds = run->model.purpose.round_matmul_inputs, in_vain = run->args->matmul_precision == 2 && !rounds;
+    printf("machine   %s%s%s\n", machine, rounds ? " with bf16 inputs" : "",
+           in_vain ? " (-f 2: this build or machine has no fast bf16 products of fp32)" : "");
+    if (*run->backend_note) {
+        printf("note      this program can use a GPU, but finds none (%s)\n", run->backend_note);
+    }
     if (token_files_are_text(&run->files) && c->vocab_size != BYTE_VOCABULARY) {
         printf("note      -i is read as bytes: of the model's %d tokens only the first 256 occur\n", c->vocab_size);
+    }
+    if (run->args->run_dir && run->args->checkpoint_every == 0) {
+        printf("note      no checkpoint will be saved: -n is not given\n");
     }
     if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
     if (run->args->resume && run->step == 0) {
@@ -1187,16 +1419,25 @@ static void load_weights(GPT2 *m, Origin *origin, uint64_t seed) {
     if (origin->has_weights) { model_close(&origin->weights); }
 }
 
-// every check comes before the model is built, and that before the first byte is written
+static void allocate_updates(Run *run) {
+    for (int i = 0; i < 2; i++) {
+        run->updates[i].results = (real *)run->model.device->allocate_host(2 * sizeof(real));
+    }
+    run->given = run->step;
+}
+
+// what can be checked without the model comes before it is built, and that before the first byte is written
 static void run_open(Run *run, const TrainArgs *a) {
     memset(run, 0, sizeof *run);
     run->args = a;
-    run->accumulation = accumulation_steps(a);
+    run->backend = backend_choose((DeviceChoice)a->device, true, &run->backend_note);
     check_run_dir(a);
+    lock_run_dir(run);
     open_data(run);
     Origin origin = choose_model(a, run->files.vocab_size);
     const GPT2Config *c = &origin.config;
     check_length(a, c);
+    check_text_fits(run, &origin);
     open_loaders(run, c->vocab_size);
     if (*origin.checkpoint) { restore_run(run, origin.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : steps_of_an_epoch(run);
@@ -1205,11 +1446,13 @@ static void run_open(Run *run, const TrainArgs *a) {
         prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, c->vocab_size, &run->prompt);
     check_disk(a, c);
 
-    gpt2_build(&run->model, *c, purpose_of(a, c));
+    gpt2_build(&run->model, *c, purpose_of(a, c, run->backend));
+    allocate_updates(run);
     load_weights(&run->model, &origin, (uint64_t)a->seed);
 
     if (a->run_dir) {
         make_run_dir(a->run_dir);
+        if (run->lock < 0) { lock_run_dir(run); }
         if (run->step > 0) { print_changed_flags(run); }
         save_run_config(run);
     }
@@ -1226,7 +1469,9 @@ static void run_close(Run *run) {
     token_files_close(&run->files);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
+    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->updates[i].results); }
     gpt2_free(&run->model);
+    if (run->lock >= 0) { close(run->lock); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1234,53 +1479,57 @@ static void run_close(Run *run) {
 
 static bool due(long long step, int every, bool last) { return every > 0 && (last || (step > 0 && step % every == 0)); }
 
-static volatile sig_atomic_t stop_signal;  // a signal handler has nowhere else to leave its word
-
-static void ask_to_stop(int signal_number) { stop_signal = signal_number; }
-
-// The first SIGINT or SIGTERM ends a run as its time limit would; a second one ends the program at once. A signal that
-// the program was started to ignore, as nohup and scripts do, stays ignored.
-static void catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM};
-    for (int i = 0; i < 2; i++) {
-        struct sigaction action, before;
-        memset(&action, 0, sizeof action);
-        action.sa_handler = ask_to_stop;
-        action.sa_flags = SA_RESETHAND | SA_RESTART;
-        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
-        sigaction(signals[i], &action, NULL);
-    }
+// whether something else is to be done after `step` updates
+static bool pauses_after(const Run *run, long long step) {
+    const TrainArgs *a = run->args;
+    return step >= run->max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
+           due(step, a->checkpoint_every, false);
 }
 
-// why training ends before its last step, "" where it does not
-static const char *cut_short(const Run *run) {
-    if (run->step >= run->max_steps) { return ""; }
-    if (stop_signal) { return stop_signal == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
-    double limit = run->args->time_limit;
-    return limit > 0 && now_seconds() - run->started > limit ? "--time-limit is up" : "";
+// Updates until something else is due or the run is cut short. The device gets the next one before the last is read, if
+// it can.
+static void advance(Run *run) {
+    do {
+        if (!start_step(run)) { break; }
+        if (run->given - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
+    } while (!pauses_after(run, run->given) && !*cut_short(run));
+    while (run->step < run->given) { logger_step(&run->log, finish_step(run)); }
 }
 
 // the checkpoint comes first: what follows may take long, and somebody may be waiting for the end
 static void train(const TrainArgs *a) {
     Run run;
     run_open(&run, a);
-    print_banner(&run);
     catch_signals();
+    print_banner(&run);
     run.started = now_seconds();
-    long long first = run.step;
+    long long saved = run.step, sampled = run.step, evaluated = run.step > 0 ? run.step : -1;  // nothing is done twice
+    if (run.step >= run.max_steps) {
+        printf("finished  all %lld steps are made: a larger -x goes on, and the learning rate follows\n",
+               run.max_steps);
+    }
     for (bool last = false; !last;) {
         const char *why = cut_short(&run);
         last = *why || run.step >= run.max_steps;
         if (*why) {
             logger_clear_line(&run.log);
             printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
+            fflush(stdout);
         }
-        if (run.step > first && due(run.step, a->checkpoint_every, last)) { save_checkpoint(&run); }
-        if (a->val_every > 0 && (last || run.step % a->val_every == 0) && (run.step > first || first == 0)) {
+        if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
+            save_checkpoint(&run);
+            saved = run.step;
+        }
+        if (stop_signal && last) { break; }  // whoever sent it waits
+        if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
             evaluate(&run);
+            evaluated = run.step;
         }
-        if (due(run.step, a->sample_every, last)) { show_sample(&run); }
-        if (!last) { logger_step(&run.log, train_step(&run)); }
+        if (run.step > sampled && due(run.step, a->sample_every, last)) {
+            show_sample(&run);
+            sampled = run.step;
+        }
+        if (!last && !stop_signal) { advance(&run); }
     }
     run_close(&run);
 }
@@ -1293,18 +1542,62 @@ static void generate_text(const TrainArgs *a) {
             a->model);
     }
     const GPT2Config *c = &origin.config;
+    const char *note;
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
     Tokenizer tokenizer;
     int *prompt;
     bool has_tokenizer = find_tokenizer(&tokenizer, a, c->vocab_size);
     size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
-    gpt2_build(&model, *c, purpose_of(a, c));
+    gpt2_build(&model, *c, purpose_of(a, c, backend));
     load_weights(&model, &origin, 0);
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
     gpt2_free(&model);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     free(prompt);
+}
+
+static char *read_text(const TokenFile *text) {
+    char *bytes = (char *)xmalloc(text->num_tokens);
+    FILE *file = fopen(text->path, "rb");
+    if (!file || fread(bytes, 1, text->num_tokens, file) != text->num_tokens) {
+        run_error("-i: could not read '%s': %s", text->path, strerror(errno));
+    }
+    fclose(file);
+    return bytes;
+}
+
+// all of the text -i, after the token that documents begin with, into one shard
+static void tokenize_text(const TrainArgs *a) {
+    enum { IDS_OF_A_SHARD = 65536 };
+    TokenFiles files = token_files_open("-i", a->train_data);
+    if (!token_files_are_text(&files)) {
+        input_error("-i %s holds tokens already; --tokenize takes text", a->train_data);
+    }
+    Tokenizer tokenizer = tokenizer_load(a->tokenizer);
+    if (tokenizer_vocab_size(&tokenizer) > IDS_OF_A_SHARD) {
+        input_error("the tokenizer '%s' has %d tokens; a shard's ids end at %d", a->tokenizer,
+                    tokenizer_vocab_size(&tokenizer), IDS_OF_A_SHARD - 1);
+    }
+    int *tokens = (int *)xmalloc(sizeof(int));
+    size_t count = 0;
+    for (int i = 0; i < files.num_files; i++) {
+        int *ids;
+        char *text = read_text(&files.files[i]);
+        size_t n = tokenizer_encode(&tokenizer, text, files.files[i].num_tokens, &ids);
+        tokens = (int *)xrealloc(tokens, (count + 1 + n) * sizeof(int));
+        tokens[count] = tokenizer.end_of_text;
+        memcpy(tokens + count + 1, ids, n * sizeof(int));
+        count += 1 + n;
+        free(ids);
+        free(text);
+    }
+    token_shard_write(a->tokenize, tokens, count);
+    printf("%s: %zu tokens of %" PRIu64 " bytes\n", a->tokenize, count, token_files_total(&files));
+    free(tokens);
+    tokenizer_free(&tokenizer);
+    token_files_close(&files);
 }
 
 static void print_plan(const TrainArgs *a) {
@@ -1318,7 +1611,8 @@ static void print_plan(const TrainArgs *a) {
     if (origin.has_weights) { model_close(&origin.weights); }
     if (!a->generate) { check_length(a, &origin.config); }
     PlanIndex index;
-    Purpose purpose = purpose_of(a, &origin.config);
+    const char *note;
+    Purpose purpose = purpose_of(a, &origin.config, backend_choose((DeviceChoice)a->device, false, &note));
     Plan plan = gpt2_plan(&origin.config, &purpose, &index);
     if (strcmp(a->plan, "json") == 0) {
         cJSON *json = cJSON_CreateObject();
@@ -1334,8 +1628,8 @@ static void print_plan(const TrainArgs *a) {
 }
 
 static void print_version(void) {
-    printf("train_gpt2: weights %s, arithmetic %s, devices cpu, matmuls by %s%s, processes one\n",
-           dtype_name(DT_FLOATX), dtype_name(DT_REAL), onednn_version(),
+    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes one\n",
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), &DEVICE_CHOICES[sizeof "auto"], onednn_version(),
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
 }
 
@@ -1349,12 +1643,27 @@ static void limit_spinning(char **argv) {
     execv("/proc/self/exe", argv);  // where that is not possible the program goes on as it is
 }
 
+// The flags, the defaults of a resumed run being those it had: its config.json, which the strings in *args then point
+// into. Delete what is returned, which may be NULL, when they are no longer needed.
+static cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
+    *args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    if (!args->resume || !args->run_dir || args->generate) { return NULL; }
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", args->run_dir);
+    cJSON *json = try_read_json(path);
+    *args = default_args;
+    flags_from_json(flag_table, NUM_FLAGS, args, json, "resume generate tokenize plan help version");
+    flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    return json;
+}
+
 int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // oneDNN's primitives stay with the thread that made them
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then a failed write, which is reported as a full disk is
-    TrainArgs args = default_args;
-    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
+    TrainArgs args;
+    cJSON *run_flags = read_flags(&args, argc, argv);
     if (args.threads > 0) { omp_set_num_threads(args.threads); }
     if (args.help) {
         flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS,
@@ -1365,12 +1674,16 @@ int main(int argc, char **argv) {
         args_check(&args);
         if (args.plan) {
             print_plan(&args);
+        } else if (args.tokenize) {
+            tokenize_text(&args);
         } else if (args.generate) {
             generate_text(&args);
         } else {
             train(&args);
         }
     }
+    cJSON_Delete(run_flags);
+    if (fflush(stdout) != 0 || ferror(stdout)) { run_error("could not write to stdout: %s", strerror(errno)); }
     return 0;
 }
 #endif

@@ -89,7 +89,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
     for (int i = 0, index = 0; i < count; i++) {
         if (!families[i].block) { continue; }
         family_write(&w, &families[i], s, index);
-        index += NUM_PARAM_TENSORS + (s->config->num_layers - 1) * (LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1);
+        index += num_param_tensors(s->config);
     }
     return safetensors_finish(&w);
 }
@@ -145,7 +145,7 @@ static inline void remove_folder(const char *path) {
     DIR *dir = opendir(path);
     if (!dir) { return; }
     char file[PATH_LENGTH];
-    for (struct dirent *entry; (entry = readdir(dir));) {
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
         format_path(file, "%s/%s", path, entry->d_name);
         unlink(file);
@@ -199,7 +199,7 @@ static inline long long checkpoint_step(const char *name, const char *suffix) {
 // deletes what saves and prunes that were killed have left: the folders step_NNNNNNNN.tmp
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         char path[PATH_LENGTH];
         if (checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
         format_path(path, "%s/%s", run_dir, entry->d_name);
@@ -244,7 +244,7 @@ static inline int checkpoint_list(const char *run_dir, long long **steps) {
     int count = 0;
     *steps = NULL;
     DIR *dir = opendir(run_dir);
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         long long step = checkpoint_step(entry->d_name, "");
         if (step < 0) { continue; }
         *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);

@@ -15,6 +15,7 @@ defines: cpu_ops
 static const Ops cpu_ops = {
     .embedding_forward = cpu_embedding_forward,
     .layernorm_forward = cpu_layernorm_forward,
+    .residual_layernorm_forward = cpu_residual_layernorm_forward,
     .layernorm_normalise = cpu_layernorm_normalise,
     .matmul_forward = cpu_matmul_forward,
     .matmul_gelu_forward = cpu_matmul_gelu_forward,

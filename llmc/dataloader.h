@@ -1,9 +1,9 @@
 /*
 The data: files of tokens, and the loader that cuts them into batches while the previous step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_split,
-         token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close, DataLoader,
-         dataloader_open, dataloader_next, dataloader_position, dataloader_seek, dataloader_sequences_per_epoch,
-         dataloader_close
+         token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close, token_shard_write,
+         DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
+         dataloader_sequences_per_epoch, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then that many uint16,
             little-endian. Any other file is text: a byte is a token, the vocabulary is 256.
@@ -132,6 +132,25 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
 static inline void token_files_close(TokenFiles *files) {
     for (int f = 0; f < files->num_files; f++) { free(files->files[f].path); }
     free(files->files);
+}
+
+// Writes n tokens, each below 65536, as a shard that token_files_open reads. Stops if PATH exists or the disk is full.
+static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
+    FILE *file = fopen(path, "wxb");
+    if (!file) { input_error("could not make '%s': %s; give a file that does not exist yet", path, strerror(errno)); }
+    uint32_t header[TOKEN_HEADER_INTS] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)n};
+    bool written = fwrite(header, sizeof header, 1, file) == 1;
+    for (size_t i = 0; i < n && written; i++) {
+        uint16_t id = (uint16_t)tokens[i];
+        written = fwrite(&id, sizeof id, 1, file) == 1;
+    }
+    written &= fflush(file) == 0;
+    int error = errno;
+    fclose(file);
+    if (!written) {
+        unlink(path);
+        run_error("could not write '%s': %s", path, strerror(error));
+    }
 }
 
 static inline uint64_t token_files_total(const TokenFiles *files) {

@@ -1,19 +1,49 @@
 /*
-The machine that holds the model: allocate, zero, copy. A table like Ops, so that the trainer does not ask which it is.
-defines: Device, cpu_device
+The machine that holds the model: memory, copies, marks in the stream of work, recordings of it. A table like Ops, so
+that the trainer does not ask which machine it is.
+defines: Device, Recording, cpu_device
+
+Work (operations, enqueued fills and copies) given to one Exec is done in the order it was given. On a CPU it is done
+when the call returns; on a GPU the host goes on at once, and learns by marks how far the device is.
 */
 #pragma once
 #include "check.h"
+#include <stdbool.h>
 #include <stddef.h>
+
+typedef struct Exec Exec;
+typedef struct Recording Recording;  // work that was recorded, to be given again as a whole
 
 typedef struct {
     const char *name;
+    int steps_ahead;  // steps the host may have given to the device before the results of the first are there
+
+    // ---- memory. Host memory for enqueued copies is a kind of its own: the device reads it while the host goes on
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
-    void (*zero)(void *p, size_t bytes);
+    void *(*allocate_host)(size_t bytes);
+    void (*release_host)(void *p);
+
+    // ---- these wait for all work given before, and return when they are done
+    void (*fill)(void *p, int byte, size_t bytes);
     void (*upload)(void *device, const void *host, size_t bytes);
     void (*download)(void *host, const void *device, size_t bytes);
-    void (*copy)(void *to, const void *from, size_t bytes);  // within the device
+
+    // ---- work
+    void (*enqueue_fill)(void *p, int byte, size_t bytes, Exec *ex);
+    void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: of allocate_host
+    void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: of allocate_host
+
+    // ---- mark 0 or 1 stands after the work given so far; wait_for returns when that is done
+    void (*mark)(int which, Exec *ex);
+    void (*wait_for)(int which, Exec *ex);
+
+    // ---- between begin and end work is recorded and not done; replay gives all of it at once. NULL: not on this
+    // device
+    void (*record_begin)(Exec *ex);
+    Recording *(*record_end)(Exec *ex);
+    void (*replay)(Recording *recording, Exec *ex);
+    void (*discard)(Recording *recording);
 } Device;
 
 static inline void *host_allocate(size_t bytes) {
@@ -25,15 +55,35 @@ static inline void *host_allocate(size_t bytes) {
     return p;
 }
 
-static inline void host_zero(void *p, size_t bytes) { memset(p, 0, bytes); }
+static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
 static inline void host_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+static inline void host_enqueue_fill(void *p, int byte, size_t bytes, Exec *ex) {
+    (void)ex;
+    memset(p, byte, bytes);
+}
+static inline void host_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    (void)ex;
+    memcpy(to, from, bytes);
+}
+static inline void host_mark(int which, Exec *ex) { (void)which, (void)ex; }
 
 static const Device cpu_device = {
     .name = "cpu",
+    .steps_ahead = 0,
     .allocate = host_allocate,
     .release = free,
-    .zero = host_zero,
+    .allocate_host = host_allocate,
+    .release_host = free,
+    .fill = host_fill,
     .upload = host_copy,
     .download = host_copy,
-    .copy = host_copy,
+    .enqueue_fill = host_enqueue_fill,
+    .enqueue_upload = host_enqueue_copy,
+    .enqueue_download = host_enqueue_copy,
+    .mark = host_mark,
+    .wait_for = host_mark,
+    .record_begin = NULL,
+    .record_end = NULL,
+    .replay = NULL,
+    .discard = NULL,
 };

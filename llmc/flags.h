@@ -8,12 +8,14 @@ Command-line flags from one table: a row a flag drives parsing, --help, the bann
   FLAG_INT      int              -?[0-9]+ within min..max
   FLAG_INT64    int64_t          the same; a uint64_t field reads it too where min is 0
   FLAG_REAL     double           a decimal number, with an exponent or not, within min..max; no nan, no inf
-  FLAG_STRING   const char *     any text; points into argv
+  FLAG_STRING   const char *     any text; points into argv, or into the JSON it was read from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; in "none|0 fp32|1" each has two spellings
   FLAG_OPTION   const char *     nothing (stored as ""), or =word of `choices` if it has any; absent: NULL
+  FLAG_ABSENT   none             nothing: it names a letter of llm.c that there is not, and stops where it is given
 
 Any fault is one sentence that names the flag and says what it takes: exit 2.
-defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_print_banner, flags_to_json
+defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_print_banner, flags_to_json,
+         flags_from_json, FLAG_LLMC
 */
 #pragma once
 #include <assert.h>
@@ -24,7 +26,7 @@ defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_prin
 #include <stddef.h>
 #include "check.h"
 
-typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION } FlagType;
+typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_ABSENT } FlagType;
 
 typedef struct {
     const char *letter;  // "b", "nk"; NULL: none
@@ -40,11 +42,18 @@ typedef struct {
 #define FLAG_HEADING(text)                                                                                             \
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
 
+// a letter of llm.c that this trainer does not have, and what it does there
+#define FLAG_LLMC(letter, meaning)                                                                                     \
+    { letter, NULL, FLAG_ABSENT, 0, 0, 0, NULL, NULL, meaning }
+
 enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63, FLAG_ROWS = 256 };
 
 // ---- one row: its text
 
 static inline bool flag_is_heading(const Flag *flag) { return !flag->letter && !flag->name; }
+
+// whether it is a setting, which help, banner and JSON show
+static inline bool flag_has_value(const Flag *flag) { return !flag_is_heading(flag) && flag->type != FLAG_ABSENT; }
 
 static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
@@ -119,6 +128,7 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
         return;
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
     case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
+    case FLAG_ABSENT: return;
     case FLAG_OPTION:
         if (!flag->choices) {
             snprintf(text, FLAG_TEXT, "no value");
@@ -156,6 +166,10 @@ static inline const char *flag_string(const Flag *flag, const void *values) {
     return string;
 }
 
+static inline void flag_store_string(const Flag *flag, void *values, const char *string) {
+    memcpy((char *)values + flag->offset, &string, sizeof string);
+}
+
 // the value as one would write it on the command line; NULL for a string that is not set
 static inline const char *flag_value_text(const Flag *flag, const void *values, char text[FLAG_TEXT]) {
     const char *field = (const char *)values + flag->offset;
@@ -180,7 +194,8 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
         flag_choice_text(flag->choices, whole, text);
         return text;
     case FLAG_STRING:
-    case FLAG_OPTION: break;
+    case FLAG_OPTION:
+    case FLAG_ABSENT: break;
     }
     return flag_string(flag, values);
 }
@@ -227,8 +242,9 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
         if (index < 0) { return false; }
         break;
     case FLAG_STRING: break;
+    case FLAG_ABSENT: return false;
     }
-    memcpy(field, &text, sizeof text);
+    flag_store_string(flag, values, text);
     return true;
 }
 
@@ -254,24 +270,32 @@ static inline int flag_edit_distance(const char *a, const char *b) {
     return row[length];
 }
 
-// "unknown flag", with the nearest letter or name that keeps at least one of the characters typed
+__attribute__((noreturn)) static inline void flag_stop_absent(const Flag *flag) {
+    input_error("-%s (%s) is llm.c's; this trainer does not have it; leave it out", flag->letter, flag->help);
+}
+
+// "unknown flag", with the nearest letter or name that keeps at least one of the characters typed; no absent flag is
+// suggested, but --lg or -lg=1 is taken for -lg
 __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *typed) {
     char word[FLAG_NAME_MAX + 1];
     const char *body = typed + strspn(typed, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(body, "="), body);
     int length = (int)strlen(word), nearest = length < 3 ? length : 3;  // a suggestion is nearer than this
     const char *dashes = "", *suggestion = NULL;
+    const Flag *found = NULL;
     for (int i = 0; i < count; i++) {
         const char *spelling[2] = {table[i].name, table[i].letter};
         for (int s = 0; s < 2; s++) {
             int distance = spelling[s] ? flag_edit_distance(word, spelling[s]) : nearest;
-            if (distance < nearest) {
+            if (distance < nearest && (distance == 0 || table[i].type != FLAG_ABSENT)) {
                 nearest = distance;
                 suggestion = spelling[s];
                 dashes = s == 0 ? "--" : "-";
+                found = &table[i];
             }
         }
     }
+    if (found && found->type == FLAG_ABSENT) { flag_stop_absent(found); }
     if (suggestion) { input_error("unknown flag %s; did you mean %s%s?", typed, dashes, suggestion); }
     input_error("unknown flag %s; --help lists the flags there are", typed);
 }
@@ -315,6 +339,7 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
         int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
         const Flag *flag = flag_find(table, count, argument, (size_t)length);
         if (!flag) { flag_unknown(table, count, argument); }
+        if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
         if (given[flag - table]) {
             input_error("%.*s is given a second time (a letter and its long name are one flag); give it once", length,
                         argument);
@@ -324,8 +349,7 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
         flag_takes_text(flag, takes);
         const char *value = argument[length] == '=' ? argument + length + 1 : NULL;
         if (!value && flag->type == FLAG_OPTION) {
-            value = "";
-            memcpy((char *)values + flag->offset, &value, sizeof value);
+            flag_store_string(flag, values, "");
             continue;
         }
         if (!value) { value = flag_next_value(argument, takes, ++i < argc ? argv[i] : NULL); }
@@ -370,7 +394,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     int width = 0, letters = 0;
     char text[FLAG_TEXT];
     for (int i = 0; i < count; i++) {
-        if (flag_is_heading(&table[i])) { continue; }
+        if (!flag_has_value(&table[i])) { continue; }
         flag_usage_text(&table[i], text);
         int length = (int)strlen(text), letter = table[i].letter ? (int)strlen(table[i].letter) : 0;
         width = length > width ? length : width;
@@ -383,6 +407,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
             fprintf(file, "\n%s\n", flag->help);
             continue;
         }
+        if (!flag_has_value(flag)) { continue; }
         flag_usage_text(flag, text);
         fprintf(file, "  %s%-*s  %-*s  %s", flag->letter ? "-" : " ", letters, flag->letter ? flag->letter : "", width,
                 text, flag->help);
@@ -398,7 +423,7 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
-        if (flag_is_heading(flag)) { continue; }
+        if (!flag_has_value(flag)) { continue; }
         const char *value = flag_value_text(flag, values, buffer);
         const char *usual = flag_value_text(flag, defaults, default_buffer);
         bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
@@ -427,7 +452,7 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT];
-        if (flag_is_heading(flag)) { continue; }
+        if (!flag_has_value(flag)) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
         if (flag->type == FLAG_OPTION && !text) { continue; }
         bool number = flag_is_number(flag);
@@ -436,4 +461,36 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
         if (!cJSON_AddItemToObject(object, flag_label(flag), item)) { run_error("out of host memory: configuration"); }
     }
     return object;
+}
+
+// The item as one would write it on the command line; NULL if it has not the type that flags_to_json writes. cJSON
+// reads numbers as doubles: a whole one from 2^53 on may have been another in the file.
+static inline const char *flag_item_text(const Flag *flag, const cJSON *item, char text[FLAG_TEXT]) {
+    if (!flag_is_number(flag)) { return cJSON_GetStringValue(item); }
+    if (!cJSON_IsNumber(item)) { return NULL; }
+    double x = item->valuedouble;
+    if (flag->type == FLAG_REAL) {
+        flag_real_text(x, text);
+        return text;
+    }
+    if (x != floor(x) || fabs(x) >= 9007199254740992.0) { return NULL; }
+    snprintf(text, FLAG_TEXT, "%.0f", x);
+    return text;
+}
+
+// The inverse of flags_to_json: sets the fields of VALUES whose flags are in JSON, which was read from a file, with a
+// value that they take. Everything else stays as it is, silently: the file may be of an older version, and its null
+// means that nothing was given. The flags named in SKIP, one space between them, are never taken. Strings point
+// into JSON, which the caller deletes after VALUES was last used.
+static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *skip) {
+    for (int i = 0; i < count; i++) {
+        const Flag *flag = &table[i];
+        if (!flag_has_value(flag) || flag_choice_index(skip, flag_label(flag)) >= 0) { continue; }
+        char buffer[FLAG_TEXT];
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag_label(flag));
+        const char *text = flag_item_text(flag, item, buffer);
+        bool bare_option = text && !*text && flag->type == FLAG_OPTION;
+        if (bare_option) { flag_store_string(flag, values, text); }
+        if (text && !bare_option) { flag_store(flag, values, text); }
+    }
 }

@@ -1,7 +1,7 @@
 /*
 The number types, chosen once per build.
-defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, bf16_to_float, float_to_bf16, REAL_MATH,
-         HOST_DEVICE
+defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, to_floatX_stochastic, bf16_to_float,
+         float_to_bf16, bf16_round_stochastic, REAL_MATH, HOST_DEVICE
   floatX  how weights and activations are stored
   real    what arithmetic, statistics, parameter gradients and optimizer state use
 
@@ -58,6 +58,15 @@ static inline HOST_DEVICE bf16 float_to_bf16(float f) {
     return x;
 }
 
+// Rounds up with the probability that makes the mean exact: x plus 16 random bits below the last one kept, cut off.
+static inline HOST_DEVICE bf16 bf16_round_stochastic(float f, uint32_t random_bits) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) { return float_to_bf16(f); }  // NaN: adding would change its sign
+    bf16 x = {(uint16_t)((bits + (random_bits & 0xFFFFu)) >> 16)};
+    return x;
+}
+
 #if defined(PRECISION_FP64)
 typedef double floatX;
 typedef double real;
@@ -66,6 +75,10 @@ typedef double real;
 #define REAL_MATH(function) function
 static inline HOST_DEVICE real to_real(floatX x) { return x; }
 static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
+static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
+    (void)random_bits;
+    return r;
+}
 #elif defined(PRECISION_BF16)
 typedef bf16 floatX;
 typedef float real;
@@ -74,6 +87,9 @@ typedef float real;
 #define REAL_MATH(function) function##f
 static inline HOST_DEVICE real to_real(floatX x) { return bf16_to_float(x); }
 static inline HOST_DEVICE floatX to_floatX(real r) { return float_to_bf16(r); }
+static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
+    return bf16_round_stochastic(r, random_bits);
+}
 #else
 typedef float floatX;
 typedef float real;
@@ -82,4 +98,8 @@ typedef float real;
 #define REAL_MATH(function) function##f
 static inline HOST_DEVICE real to_real(floatX x) { return x; }
 static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
+static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
+    (void)random_bits;
+    return r;
+}
 #endif

@@ -1,7 +1,7 @@
 /*
 What a run says: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_clear_line, logger_close, now_seconds
+         logger_saved, logger_clear_line, logger_close, now_seconds
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
                or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
@@ -108,6 +108,16 @@ static inline void logger_rate(char *text, size_t size, double rate) {
     }
 }
 
+// "9:05 left", from an hour on "11:03:58 left"
+static inline void logger_left(char *text, size_t size, double seconds) {
+    long s = (long)seconds;
+    if (s < 3600) {
+        snprintf(text, size, "%ld:%02ld left", s / 60, s % 60);
+    } else {
+        snprintf(text, size, "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
+    }
+}
+
 enum { LINE_LENGTH = 512 };
 
 // The line for a step that took `rate` tokens a second, seconds_left of it to go. WIDTH 0 is a pipe: every field is
@@ -120,7 +130,6 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
     const size_t size = sizeof field[0];
-    long left = (long)r->seconds_left;
     snprintf(field[STEP], size, "step %lld/%lld", r->step, r->max_steps);
     snprintf(field[LOSS], size, " | loss %.4f", r->loss);
     snprintf(field[NORM], size, " | norm %.3f", r->grad_norm);
@@ -128,7 +137,8 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     snprintf(field[MS], size, " | %.1f ms", r->ms);
     snprintf(field[RATE], size, " | %.0f tok/s", rate);
     if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
-    snprintf(field[LEFT], size, " | %ld:%02ld left", left / 60, left % 60);
+    snprintf(field[LEFT], size, " | ");
+    logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
     snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
     size_t columns = 0;
     for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
@@ -194,6 +204,13 @@ static inline void logger_val(Logger *log, long long step, double val_loss) {
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
     logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
+}
+
+// says where the checkpoint of `step` is; metrics.jsonl does not tell of it
+static inline void logger_saved(const Logger *log, long long step, const char *folder) {
+    logger_clear_line(log);
+    printf("step %lld | saved %s\n", step, folder);
+    fflush(stdout);
 }
 
 static inline void logger_close(Logger *log) {

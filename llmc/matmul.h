@@ -122,9 +122,9 @@ static inline void matmul_backward_bias(real *dbias, const floatX *dout, GradMod
     }
 }
 
-static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                                       const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
-                                       int OC, Exec *ex) {
+static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias, real *dgelu_bias, const floatX *dout,
+                                       const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode,
+                                       int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
     onednn_open(ex);
 #pragma omp parallel
@@ -134,6 +134,7 @@ static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias,
             MatmulEpilogue nothing = {NULL, NULL, false};
             multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
             if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
+            if (gelu_pre && dgelu_bias) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
         }
         if (dweight) {
             MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};

@@ -146,7 +146,7 @@ typedef struct {
 static inline Arena arena_create(const Plan *plan, const Device *device) {
     Arena arena = {device, NULL, plan_bytes(plan, NUM_LIFETIMES)};
     arena.memory = (unsigned char *)device->allocate(arena.bytes);
-    device->zero(arena.memory, arena.bytes);
+    device->fill(arena.memory, 0, arena.bytes);
     return arena;
 }
 
@@ -161,6 +161,8 @@ typedef struct {
     void *memory;
     size_t bytes;
     const char *holder;  // what it holds now, NULL when free
+    const Device *device;
+    Exec *ex;  // whose work uses it
 } Scratch;
 
 // The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it
@@ -178,6 +180,6 @@ static inline void *scratch_take(Scratch *scratch, const char *holder, size_t by
 static inline void scratch_release(Scratch *scratch) {
     scratch->holder = NULL;
 #ifdef POISON_SCRATCH
-    memset(scratch->memory, 0xFF, scratch->bytes);
+    scratch->device->enqueue_fill(scratch->memory, 0xFF, scratch->bytes, scratch->ex);
 #endif
 }

@@ -21,10 +21,11 @@ typedef struct Exec Exec;
 // the first micro-step of an accumulation sets a gradient, the others add to it: no memset is needed
 typedef enum { GRAD_SET, GRAD_ADD } GradMode;
 
-// a run of parameters that share one weight decay: elements [begin, begin + count) of the flat parameter block
+// a tensor of the flat parameter block: elements [begin, begin + count)
 typedef struct {
     size_t begin, count;
     bool decay;
+    int tensor;  // which one: its rounding is keyed by it, wherever it lies. Below 2^20
 } TensorSpan;
 
 // one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1
@@ -32,6 +33,7 @@ typedef struct {
     real learning_rate, beta1, beta2, epsilon, weight_decay;
     real clip;  // gradients are scaled to this global norm if theirs is larger; 0 turns clipping off
     int step;
+    uint64_t seed;  // of stochastic rounding
 } AdamW;
 
 typedef struct {
@@ -42,7 +44,12 @@ typedef struct {
     // out (N,C) = (in - mean) * rstd * weight + bias;  mean, rstd (N) are written too
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
-    // the same out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
+    // sum (N,C) = in + residual;  out, mean, rstd are sum's layernorm;  sum may be in or residual. For where a
+    // reduction over devices stands between a product and its residual: the trainer does not call it yet
+    void (*residual_layernorm_forward)(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
+                                       const floatX *residual, const floatX *weight, const floatX *bias, int N, int C,
+                                       Exec *ex);
+    // layernorm_forward's out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
     // recomputation: the trainer does not call it yet
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
                                 const floatX *bias, int N, int C, Exec *ex);
@@ -68,10 +75,11 @@ typedef struct {
 
     // ---- backward, in the order it runs
     // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless that is NULL
-    // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout.  dinp, dweight, dbias may be NULL
-    void (*matmul_backward)(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
-                            const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC,
-                            Exec *ex);
+    // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout;  dgelu_bias (C) (+)= column sums of
+    // dinp once gelu' is in it: the bias gradient of the layer below.  dinp, dweight, dbias, dgelu_bias may be NULL
+    void (*matmul_backward)(floatX *dinp, real *dweight, real *dbias, real *dgelu_bias, const floatX *dout,
+                            const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
+                            int OC, Exec *ex);
     // dinp (n) = dout (n) * gelu'(in (n));  in place is allowed: dinp may be dout
     void (*gelu_backward)(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex);
     // dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)=
@@ -88,8 +96,10 @@ typedef struct {
     // ---- update
     // *out = sum of squares of x (n)
     void (*global_norm_squared)(real *out, const real *x, size_t n, Exec *ex);
-    // one AdamW step on params, m, v;  grads are scaled by min(1, clip / sqrt(*norm_squared)).  master is the fp32 copy
-    // that params are rounded from, or NULL where params are fp32 themselves.  spans cover what is to be updated
+    // one AdamW step on params, m, v;  grads are scaled by min(1, clip / sqrt(*norm_squared)), and if that norm is not
+    // finite nothing changes.  master is the fp32 copy that params are rounded from, or NULL: then they are kept by
+    // themselves, and where they are bf16 they are rounded stochastically.  spans, sorted by begin and where ex is,
+    // cover what is to be updated
     void (*adamw_update)(floatX *params, real *master, real *m, real *v, const real *grads, const real *norm_squared,
                          const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex);
     // params (n) have changed otherwise than by adamw_update, which sees to it itself: whatever ex keeps of them (the

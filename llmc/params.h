@@ -1,8 +1,8 @@
 /*
 The model's shape and its parameters: one table row a tensor, one flat block laid out layer by layer.
 defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
-         ParamLayout, param_layout, param_offset, param_rows, param_cols, param_name, param_init, param_spans,
-         num_parameters
+         ParamLayout, param_layout, param_offset, param_rows, param_cols, param_name, param_init_tensor,
+         num_param_tensors, param_spans, num_parameters
 
 Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
             tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero.
@@ -241,34 +241,37 @@ static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2C
     }
 }
 
-// fills the whole block (total elements), gaps and padding with zeros
-static inline void param_init(real *params, const GPT2Config *c, uint64_t seed) {
-    ParamLayout layout = param_layout(c);
-    memset(params, 0, layout.total * sizeof(real));
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        size_t count = param_used_rows(p, c) * param_cols(p, c);
-        for (int layer = 0; layer < param_layers(p, c); layer++) {
-            real *tensor = params + param_offset(&layout, p, layer);
+// the initial values of one tensor, (param_used_rows,cols)
+static inline void param_init_tensor(real *out, ParamId id, int layer, const GPT2Config *c, uint64_t seed) {
+    size_t count = param_used_rows(id, c) * param_cols(id, c);
 #pragma omp parallel for schedule(static)
-            for (size_t i = 0; i < count; i++) { tensor[i] = param_init_value(p, layer, i, c, seed); }
-        }
-    }
+    for (size_t i = 0; i < count; i++) { out[i] = param_init_value(id, layer, i, c, seed); }
 }
 
-// The optimizer's view: one span a tensor. Mallocs the array and returns its length.
+enum { LAYER_PARAMS = LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1 };
+
+static inline int num_param_tensors(const GPT2Config *c) {
+    return NUM_PARAM_TENSORS + (c->num_layers - 1) * LAYER_PARAMS;
+}
+
+static inline TensorSpan param_span(const ParamLayout *layout, ParamId id, int layer, const GPT2Config *c) {
+    TensorSpan span = {param_offset(layout, id, layer), param_rows(id, c) * param_cols(id, c), param_specs[id].decay,
+                       layer * NUM_PARAM_TENSORS + (int)id};
+    return span;
+}
+
+// The optimizer's view: one span a tensor, in the order of the layout. Mallocs the array and returns its length.
 static inline int param_spans(TensorSpan **spans, const GPT2Config *c) {
     ParamLayout layout = param_layout(c);
-    int count = 0;
-    *spans = (TensorSpan *)xmalloc((size_t)NUM_PARAM_TENSORS * (size_t)c->num_layers * sizeof(TensorSpan));
-    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        for (int layer = 0; layer < param_layers(p, c); layer++) {
-            TensorSpan *span = &(*spans)[count++];
-            span->begin = param_offset(&layout, p, layer);
-            span->count = param_rows(p, c) * param_cols(p, c);
-            span->decay = param_specs[id].decay;
+    TensorSpan *next = *spans = (TensorSpan *)xmalloc((size_t)num_param_tensors(c) * sizeof(TensorSpan));
+    for (int id = 0; id < FIRST_LAYER_PARAM; id++) { *next++ = param_span(&layout, (ParamId)id, 0, c); }
+    for (int layer = 0; layer < c->num_layers; layer++) {
+        for (int id = FIRST_LAYER_PARAM; id <= LAST_LAYER_PARAM; id++) {
+            *next++ = param_span(&layout, (ParamId)id, layer, c);
         }
     }
-    return count;
+    for (int id = LAST_LAYER_PARAM + 1; id < NUM_PARAM_TENSORS; id++) {
+        *next++ = param_span(&layout, (ParamId)id, 0, c);
+    }
+    return num_param_tensors(c);
 }

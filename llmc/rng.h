@@ -1,6 +1,6 @@
 /*
 Random numbers that are a pure function of a key, so that neither threads nor ranks nor resuming change them.
-defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute
+defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, rounding_bits
 The mixer is SplitMix64's finaliser (Steele, Lea, Flood 2014); the permutation is a four-round Feistel network with
 cycle walking (Black, Rogaway 2002).
 */
@@ -31,6 +31,13 @@ static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) 
     double u = 1.0 - rng_uniform(seed, stream, 2 * index);  // in (0, 1], so that its logarithm is finite
     double v = rng_uniform(seed, stream, 2 * index + 1);
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
+}
+
+// 16 random bits for rounding element `index` of a tensor at a step; tensor < 2^20. Four neighbours share one draw. The
+// top bit keeps this stream apart from those of initialisation and shuffling.
+static inline HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t index) {
+    uint64_t stream = 1ull << 63 | step << 20 | tensor;
+    return (uint32_t)(rng_bits(seed, stream, index / 4) >> (16 * (index % 4))) & 0xFFFFu;
 }
 
 // Where element `index` of 0..n-1 goes under the permutation of `key`: a bijection on 0..n-1. n >= 1, index < n.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Says what a build found on this machine and what that means. Called by the Makefile, which passes what it chose:
-# CC, PRECISION, ONEDNN (0: turned off), HAVE_ONEDNN and HAVE_CMOCKA (empty: not found).
+# CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), and HAVE_ONEDNN, HAVE_CMOCKA, GPU (empty: not found).
 # Fails, with the remedy, where something is missing that every build needs.
 set -euo pipefail
 
@@ -40,8 +40,12 @@ fi
 
 mpi=$(command -v mpicc || true)
 say MPI "${mpi:-no mpicc}; not used yet: training is one process"
-nvcc=$(command -v nvcc || true)
-say CUDA "${nvcc:-no nvcc}; not used yet: there is no CUDA backend"
-gpu=$(first_line nvidia-smi --query-gpu=name --format=csv,noheader || true)
-say GPU "${gpu:-none found}; not used yet"
-say chosen "DEVICE=cpu PRECISION=$PRECISION"
+nvcc=$(command -v "$NVCC" || true)
+release=$([ -z "$nvcc" ] || "$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/ \1/p')
+if [ "$DEVICE" = cuda ] && [ -z "$nvcc" ]; then
+    echo "DEVICE=cuda needs nvcc, and none is called '$NVCC': install the CUDA toolkit, or name it with NVCC=" >&2
+    exit 1
+fi
+say CUDA "${nvcc:-no nvcc}$release; the kernels are$([ "$DEVICE" = cuda ] || echo ' not') built for a GPU"
+say GPU "${GPU:-none found}"
+say chosen "DEVICE=$DEVICE PRECISION=$PRECISION"

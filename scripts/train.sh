@@ -36,6 +36,7 @@ median_ms() {
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT # the trainer ends well when it is interrupted, so that only this stops us
 echo "measuring how long a step takes here"
 best_ms='' best_threads=''
 cores=$(nproc)
@@ -58,11 +59,13 @@ while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
 run=runs/$name-$number
 mkdir -p runs
 
+trap - INT # from here on an interrupted run is one that is cut short: it still speaks
 train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
 "${train[@]}" -x "$steps" --time-limit "$time_limit"
 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}
+made=$((10#${checkpoint##*_}))
 generate=(./train_gpt2 --generate 400 -e "$checkpoint" --temperature 0.8 --top-k 40)
 [ -n "${1:-}" ] || generate+=(--prompt "And the LORD said")
 echo
@@ -70,5 +73,6 @@ echo "The model in its own words:"
 "${generate[@]}"
 echo
 echo "checkpoint  $checkpoint"
-echo "go on      $(quoted "${train[@]}" -y 1 -x $((2 * steps)))"
+more=$((made < steps ? steps : 2 * steps)) # what is left of the run, or as much again
+echo "go on      $(quoted "${train[@]}" -y 1 -x "$more")"
 echo "generate   $(quoted "${generate[@]}")"

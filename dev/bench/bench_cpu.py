@@ -4,8 +4,8 @@
     make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 7] [--skip-loss])
 
 The programs take turns: every round runs each of them for some steps at each number of threads, so that a change of
-the machine's clock or a busy neighbour meets all of them. A figure is the median over the rounds of a round's median, at the
-number of threads where it is lowest; the spread is the lowest and highest round. Prints Markdown and keeps it in
+the machine's clock or a busy neighbour meets all of them. A figure is the median over the rounds of a round's median,
+at the number of threads where it is lowest; the spread is the lowest and highest round. Prints Markdown and keeps it in
 dev/results/cpu.md. With 7 rounds it takes about ten minutes on two cores.
 """
 import argparse

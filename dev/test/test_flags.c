@@ -1,6 +1,6 @@
 /*
 The flag engine on a small table with every type: each way to write a value, every refusal with its sentence, and the
-table seen as help, banner and JSON.
+table seen as help, banner and JSON, and read back from it.
 */
 #include "testing.h"
 #include "../../llmc/flags.h"
@@ -31,9 +31,11 @@ static const Flag TABLE[] = {
     FLAG_HEADING("Other"),
     {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", "print the plan"},
     {"?", "help", FLAG_OPTION, offsetof(Values, help), 0, 0, NULL, NULL, "print this"},
+    FLAG_LLMC("lg", "log the GPU's state"),
+    FLAG_LLMC("z", "shard over processes"),
 };
 // clang-format on
-enum { ROWS = sizeof TABLE / sizeof *TABLE, MAX_ARGUMENTS = 20 };
+enum { ROWS = sizeof TABLE / sizeof *TABLE, MAX_ARGUMENTS = 32 };
 
 static Values default_values(void) {
     Values v = {4, -1, 0, 0, 1, 524288, 42, 3e-4, 0.1, NULL, "", NULL, NULL};
@@ -147,7 +149,8 @@ static void test_refusals(void **state) {
         // no such flag
         {"-bx 3", "unknown flag -bx; did you mean -b?"},
         {"-n 3", "unknown flag -n; --help lists"},
-        {"-zz 3", "unknown flag -zz; --help lists"},
+        {"-xz 3", "unknown flag -xz; did you mean -x?"},
+        {"-yy 3", "unknown flag -yy; --help lists"},
         {"--micro-bach 4", "unknown flag --micro-bach; did you mean --micro-batch?"},
         {"--mcro-batc=4", "unknown flag --mcro-batc=4; did you mean --micro-batch?"},
         {"--mcro-bat=4", "unknown flag --mcro-bat=4; --help lists"},
@@ -160,6 +163,13 @@ static void test_refusals(void **state) {
         {"-", "unknown flag -; --help lists"},
         {"--=4", "unknown flag --=4; --help lists"},
         {"--%s%n 4", "unknown flag --%s%n; --help lists"},
+        // llm.c's: refused whatever follows, and never suggested
+        {"-lg 1", "-lg (log the GPU's state) is llm.c's; this trainer does not have it; leave it out"},
+        {"-lg", "-lg (log the GPU's state) is llm.c's"},
+        {"-z -1 -b many", "-z (shard over processes) is llm.c's"},
+        {"-lg=1", "-lg (log the GPU's state) is llm.c's"},
+        {"--lg 1", "-lg (log the GPU's state) is llm.c's"},
+        {"-yg 1", "unknown flag -yg; --help lists"},
         // no value
         {"-b", "-b " TAKES_B "nothing follows it"},
         {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it"},
@@ -339,6 +349,113 @@ static void test_json(void **state) {
     free(text);
 }
 
+// ---- a configuration read back
+
+// the strings point into JSON that is kept until the next call
+static Values values_from(const char *text, const char *skip) {
+    static cJSON *json;
+    Values v = default_values();
+    cJSON_Delete(json);
+    json = cJSON_Parse(text);
+    assert_non_null(json);
+    flags_from_json(TABLE, ROWS, &v, json, skip);
+    return v;
+}
+
+static void test_json_reads_back(void **state) {
+    (void)state;
+    const char *line = "-b 65536 -d 9007199254740991 -o a\"b\\\xc3\xa9 -ps host -x -1 -nk 2147483647 -k wsd "
+                       "-l 0.30000000000000004 -q -0.5 -w split --seed 999999999999999 --plan=json -?";
+    Values v = parse(line);
+    char *text = json_text(v);
+    Values read = values_from(text, "");
+    assert_same_values(read, v);
+    assert_string_equal(read.help, "");
+    assert_int_equal(read.master, 2);
+    assert_true(read.lr == 0.30000000000000004 && read.seed == 999999999999999);
+    free(text);
+    text = json_text(default_values());
+    read = values_from(text, "");
+    assert_same_values(read, default_values());
+    free(text);
+}
+
+// what is not in the file stays, and so does what is to be skipped
+static void test_json_sets_no_more_than_it_names(void **state) {
+    (void)state;
+    const char *text = "{\"micro-batch\":8,\"max-steps\":9,\"ps\":\"host\",\"plan\":\"csv\",\"lr\":0.5}";
+    Values expected = default_values();
+    expected.micro_batch = 8;
+    expected.lr = 0.5;
+    assert_same_values(values_from(text, "ps max-steps plan"), expected);
+    expected.max_steps = 9;
+    assert_same_values(values_from(text, "help plan x steps max-step max-steps2 ps"), expected);
+    assert_same_values(values_from("{}", "plan"), default_values());
+    Values v = parse("-o here -b 5");
+    flags_from_json(TABLE, ROWS, &v, NULL, "");  // a file that could not be read
+    assert_same_values(v, parse("-o here -b 5"));
+}
+
+static void test_json_that_does_not_fit(void **state) {
+    (void)state;
+    const char *members[] = {
+        // names: unknown, a letter that has a long name, another case, llm.c's
+        "\"colour\":1", "\"b\":8", "\"Micro-Batch\":8", "\"\":8", "\"lg\":1", "\"z\":1", "\"Data\":1",
+        // types
+        "\"micro-batch\":\"8\"", "\"micro-batch\":true", "\"micro-batch\":null", "\"micro-batch\":[8]",
+        "\"micro-batch\":{\"micro-batch\":8}", "\"lr\":\"0.1\"", "\"lr\":false", "\"lr\":null", "\"lr\":[]",
+        "\"output\":1", "\"output\":true", "\"output\":[\"a\"]", "\"ps\":null", "\"schedule\":1", "\"schedule\":null",
+        "\"master\":1", "\"plan\":true", "\"help\":1", "\"plan\":null",
+        // numbers
+        "\"micro-batch\":0", "\"micro-batch\":65537", "\"micro-batch\":-4", "\"micro-batch\":8.5",
+        "\"micro-batch\":4294967304", "\"micro-batch\":1e999", "\"max-steps\":-2", "\"keep\":2147483648",
+        "\"keep\":1e300", "\"seed\":-1", "\"seed\":1e19", "\"seed\":-1e999", "\"seed\":9007199254740993",
+        "\"total-tokens\":0.1", "\"lr\":-1e-9", "\"lr\":1e999", "\"lr\":-1e999", "\"final-fraction\":1.0000001",
+        // words
+        "\"schedule\":\"cosines\"", "\"schedule\":\"\"", "\"master\":\"none|0\"", "\"plan\":\"yaml\"",
+        "\"help\":\"me\""};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "{%s}", members[i]);
+        char *expected = json_text(default_values()), *found = json_text(values_from(text, ""));
+        if (strcmp(found, expected) != 0) { fail_msg("%s gives %s", text, found); }
+        free(expected);
+        free(found);
+    }
+    const char *others[] = {"[1,\"micro-batch\"]", "\"micro-batch\"", "8", "null"};
+    for (int i = 0; i < 4; i++) { assert_same_values(values_from(others[i], ""), default_values()); }
+}
+
+// what JSON's text cannot say, but a cJSON can hold
+static void test_json_nan(void **state) {
+    (void)state;
+    const char *names[] = {"micro-batch", "seed", "lr", "final-fraction"};
+    cJSON *json = cJSON_CreateObject();
+    for (int i = 0; i < 4; i++) { cJSON_AddNumberToObject(json, names[i], NAN); }
+    Values v = default_values();
+    flags_from_json(TABLE, ROWS, &v, json, "");
+    assert_same_values(v, default_values());
+    cJSON_Delete(json);
+}
+
+// a string longer than any buffer inside
+static void test_json_huge_strings(void **state) {
+    (void)state;
+    enum { HUGE_LENGTH = 1 << 20 };
+    char *huge = (char *)malloc(HUGE_LENGTH + 1);
+    memset(huge, '1', HUGE_LENGTH);
+    huge[HUGE_LENGTH] = 0;
+    const char *names[] = {"output", "schedule", "plan", "micro-batch", "lr", huge};
+    cJSON *json = cJSON_CreateObject();
+    for (int i = 0; i < 6; i++) { cJSON_AddStringToObject(json, names[i], huge); }
+    Values v = default_values(), expected = default_values();
+    flags_from_json(TABLE, ROWS, &v, json, "");
+    expected.output = huge;
+    assert_same_values(v, expected);
+    cJSON_Delete(json);
+    free(huge);
+}
+
 // the text of a number reads back as the number, and is not longer than it must be
 static void test_real_text(void **state) {
     (void)state;
@@ -356,12 +473,23 @@ static void test_real_text(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults_stay),  cmocka_unit_test(test_three_ways_are_the_same),
-        cmocka_unit_test(test_every_type),     cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_options),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_long_arguments), cmocka_unit_test(test_edit_distance),
-        cmocka_unit_test(test_help),           cmocka_unit_test(test_banner),
-        cmocka_unit_test(test_json),           cmocka_unit_test(test_real_text),
+        cmocka_unit_test(test_defaults_stay),
+        cmocka_unit_test(test_three_ways_are_the_same),
+        cmocka_unit_test(test_every_type),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_long_arguments),
+        cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_banner),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_real_text),
+        cmocka_unit_test(test_json_reads_back),
+        cmocka_unit_test(test_json_sets_no_more_than_it_names),
+        cmocka_unit_test(test_json_that_does_not_fit),
+        cmocka_unit_test(test_json_nan),
+        cmocka_unit_test(test_json_huge_strings),
     };
     return cmocka_run_group_tests_name("flags", tests, NULL, NULL);
 }

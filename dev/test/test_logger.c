@@ -20,7 +20,7 @@ static void test_a_pipe_has_every_field(void **state) {
     (void)state;
     assert_string_equal(line_of(report_of(1234567, 7654321, "skipped: loss is an outlier"), 43210.4, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
-                        "72:01 left | skipped: loss is an outlier");
+                        "1:12:01 left | skipped: loss is an outlier");
 }
 
 static void test_fields_leave_as_it_narrows(void **state) {
@@ -29,14 +29,15 @@ static void test_fields_leave_as_it_narrows(void **state) {
         int width;
         const char *line;
     } expected[] = {
-        {102, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 72:01 left"},
-        {101, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 72:01 left"},
-        {88, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 72:01 left"},
-        {87, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 72:01 left"},
-        {73, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 72:01 left"},
-        {72, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 72:01 left"},
-        {61, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 72:01 left"},
-        {60, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
+        {104,
+         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {103, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {90, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {89, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {75, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {74, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
+        {63, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
+        {62, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
         {48, "step 1234567/7654321 | loss 10.9877 | 43k tok/s"},
         {47, "step 1234567/7654321 | loss 10.9877"},
         {36, "step 1234567/7654321 | loss 10.9877"},
@@ -63,7 +64,7 @@ static void test_it_never_reaches_the_edge(void **state) {
     StepReport r = report_of(9999999, 9999999, "");
     r.seconds_left = 99999 * 60;
     const char *line = line_of(r, 9876543, 80);
-    assert_non_null(strstr(line, "loss 10.9877 | 1234.6 ms | 9.88M tok/s | 99999:00 left"));
+    assert_non_null(strstr(line, "loss 10.9877 | 1234.6 ms | 9.88M tok/s | 1666:39:00 left"));
     assert_non_null(strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "gradient norm is an outlier"));
 }
 
@@ -77,6 +78,21 @@ static void test_rates(void **state) {
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         char text[64];
         logger_rate(text, sizeof text, expected[i].rate);
+        assert_string_equal(text, expected[i].text);
+    }
+}
+
+static void test_time_left(void **state) {
+    (void)state;
+    static const struct {
+        double seconds;
+        const char *text;
+    } expected[] = {{0, "0:00 left"},         {59.9, "0:59 left"},      {545, "9:05 left"},
+                    {3599.9, "59:59 left"},   {3600, "1:00:00 left"},   {3661, "1:01:01 left"},
+                    {39838, "11:03:58 left"}, {86400, "24:00:00 left"}, {3599999, "999:59:59 left"}};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        char text[64];
+        logger_left(text, sizeof text, expected[i].seconds);
         assert_string_equal(text, expected[i].text);
     }
 }
@@ -136,6 +152,25 @@ static void test_metrics(void **state) {
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
 }
 
+static void save_in_a_pipe(void) {
+    Logger log = logger_open(temp_dir(), 0);
+    logger_saved(&log, 500, "runs/mine/step_00000500");
+    logger_close(&log);
+}
+
+static void save_on_a_terminal(void) {
+    Logger log = logger_open(NULL, 0);
+    log.terminal = true;
+    logger_saved(&log, 12345678901, "out/%s");
+}
+
+static void test_a_saved_checkpoint(void **state) {
+    (void)state;
+    assert_string_equal(contents_of(stdout_of(save_in_a_pipe)), "step 500 | saved runs/mine/step_00000500\n");
+    assert_string_equal(contents_of(temp_path("metrics.jsonl")), "");
+    assert_string_equal(contents_of(stdout_of(save_on_a_terminal)), "\r\033[Kstep 12345678901 | saved out/%s\n");
+}
+
 static void resume_after_two(void) {
     Logger log = logger_open(temp_dir(), 2);
     logger_val(&log, 3, 0.5);
@@ -189,7 +224,9 @@ int main(void) {
         cmocka_unit_test(test_fields_leave_as_it_narrows),
         cmocka_unit_test(test_it_never_reaches_the_edge),
         cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_a_saved_checkpoint),
         cmocka_unit_test(test_a_resumed_run_goes_on),
         cmocka_unit_test(test_truncation),
         cmocka_unit_test(test_a_folder_that_is_not_there),

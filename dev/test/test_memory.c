@@ -183,7 +183,7 @@ static void take_too_much(void *scratch) { scratch_take((Scratch *)scratch, "log
 static void test_scratch(void **state) {
     (void)state;
     unsigned char memory[64] = {0};
-    Scratch scratch = {memory, sizeof memory, NULL};
+    Scratch scratch = {memory, sizeof memory, NULL, &cpu_device, NULL};
     assert_ptr_equal(scratch_take(&scratch, "dln2", 64), memory);
     assert_string_equal(scratch.holder, "dln2");
     scratch_release(&scratch);

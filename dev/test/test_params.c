@@ -221,12 +221,15 @@ static void test_spans(void **state) {
 
 // ---- first values
 
+// all tensors where they lie in the block; gaps and padding zero, as in a fresh arena
 static real *initialised(const GPT2Config *c, uint64_t seed) {
-    size_t bytes = param_layout(c).total * sizeof(real);
-    real *params = (real *)malloc(bytes);
-    assert_non_null(params);
-    memset(params, 0xFF, bytes);
-    param_init(params, c, seed);
+    ParamLayout layout = param_layout(c);
+    real *params = (real *)xcalloc(layout.total, sizeof(real));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            param_init_tensor(params + param_offset(&layout, (ParamId)id, layer), (ParamId)id, layer, c, seed);
+        }
+    }
     return params;
 }
 

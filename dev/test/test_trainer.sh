@@ -154,9 +154,10 @@ report "a resumed run equals an uninterrupted one" "$(
     done
     equal "$(metrics resumed)" "$(metrics whole)"
 )"
-report "a resumed run needs no -e" "$(
+report "a resumed run needs no flags but -o" "$(
     rm -r resumed/step_00000006
-    run 0 "${full[@]:0:2}" "${full[@]:4}" -x 6 -o resumed -y 1
+    run 0 -o resumed -y 1
+    equal "$(grep -c '^note' "$out")" 0
     same whole/step_00000006/model.safetensors resumed/step_00000006/model.safetensors
 )"
 report "-y 1 on a finished run changes no checkpoint, on an empty folder it begins" "$(
@@ -175,7 +176,7 @@ report "-y 1 needs no readable config.json of the run, and says when the steps a
     head -c 9 whole/config.json >told/config.json
     run 0 "${full[@]}" -x 7 -o told -y 1
     silent "$err"
-    says "$out" "this run had 6 steps to make, now it has 7"
+    says "$out" "the schedule was for 6 steps and is now for 7"
 )"
 report "-y 1 without a checkpoint says that the run begins anew" "$(
     run 0 "${tiny[@]}" -x 1 -o unsaved
@@ -257,27 +258,71 @@ report "a full disk while saving leaves the earlier checkpoint whole" "$(
     same whole/step_00000006/model.safetensors full/step_00000006/model.safetensors
     equal "$(metrics full)" "$(metrics whole)"
 )"
-# SIGNAL RUN: a long run that is sent SIGNAL in its first steps ends well, saves, and goes on from there
+# started FILE WORDS: waits until the file says it
+started() {
+    for ((i = 0; i < 500; i++)); do
+        ! grep -q -- "$2" "$1" 2>/dev/null || return
+        sleep 0.02
+    done
+    echo "$1 never said '$2'"
+}
+# SIGNAL RUN: a long run that is sent SIGNAL in its first steps saves, ends well, and goes on from there
 ends_on() {
     local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last
     env --default-signal=INT "$trainer" "${long[@]}" -x 1000000 -n 1000000 -o "$2" >"$out" 2>"$err" &
-    for ((i = 0; i < 500; i++)); do
-        ! grep -q '"step":5,' "$2/metrics.jsonl" 2>/dev/null || break
-        sleep 0.02
-    done
+    started "$2/metrics.jsonl" '"step":5,'
     kill -s "$1" $!
     wait $!
     equal $? 0
     last=$(sed -nE 's/^stopped at step ([0-9]+) of 1000000: .*/\1/p' "$out")
     holds "${last:-0} >= 5"
-    says "$out" "step $last | validation loss"
     equal "$(checkpoints "$2")" "$(printf 'step_%08d' "$last")"
     run 0 "${long[@]}" -x $((last + 2)) -o "$2" -y 1
     equal "$(steps "$2")" "$(seq -s ' ' 1 $((last + 2)))"
 }
-report "SIGTERM and SIGINT end a run as its last step does" "$(
+report "SIGTERM and SIGINT end a run with a checkpoint" "$(
     ends_on TERM terminated
     ends_on INT interrupted
+)"
+seq 1 400000 >long_text
+report "a signal does not wait for a validation or a step to end" "$(
+    : >"$out"
+    "$trainer" -i long_text "${model[@]}" -b 1 -t 16 -s 0 -v 1 -m -1 -x 100 -n 100 -o validating >"$out" 2>"$err" &
+    started "$out" '^machine'
+    kill -s TERM $!
+    wait $!
+    equal $? 0
+    says "$out" "stopped at step 0 of 100"
+    : >"$out"
+    "$trainer" -i long_text "${model[@]}" -b 1 -t 16 -d 160000000 "${quiet[@]}" -x 9 -n 9 -o halfway >"$out" 2>"$err" &
+    started "$out" '^machine'
+    kill -s TERM $!
+    wait $!
+    equal $? 0
+    says "$out" "stopped at step 0 of 9"
+    equal "$(checkpoints halfway)" ""
+)"
+report "a second signal, of any kind, ends the program at once" "$(
+    : >"$out"
+    "$trainer" -i long_text -e l8h8c512 -b 4 -t 512 "${quiet[@]}" -x 1000 >"$out" 2>"$err" & # a step takes seconds
+    started "$out" '^machine'
+    sleep 0.3
+    kill -s TERM $!
+    sleep 0.3
+    kill -s TERM $!
+    wait $!
+    equal $? 143
+)"
+report "one process at a time in a run's folder" "$(
+    "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 1 -o shared >first.out 2>first.err &
+    first=$!
+    started first.out '^step 1/'
+    run 2 "${tiny[@]}" -x 1000000 -n 10 -o shared -y 1
+    says "$err" "-o shared is in use by another process"
+    kill -s TERM $first
+    wait $first
+    equal $? 0
+    silent first.err
 )"
 report "a signal that was ignored stays so" "$(
     (
@@ -357,7 +402,7 @@ report "-h 1 scores HellaSwag at every validation, whatever -t is" "$(
     learn=(-i round.bin -e l1h2c16 -b 4 -s 0 -v 30 -l 1e-2 -x 30)
     run 0 "${learn[@]}" -t 16 -h 1 -o hella # it learns that 8 follows on 1 2 3, which is the true ending
     says "$out" "step 30 | HellaSwag accuracy 1.0000"
-    says hella/metrics.jsonl '{"step":0,"hellaswag":0}'
+    equal "$(grep -c hellaswag hella/metrics.jsonl)" 1 # an untrained model is not asked
     says hella/metrics.jsonl '{"step":30,"hellaswag":1}'
     run 0 "${learn[@]}" -t 5 -h 1
     says "$out" "step 30 | HellaSwag accuracy 1.0000"
@@ -496,12 +541,36 @@ report "--plan heeds --generate and -y" "$(
     matches generating '^state +decode_keys'
     equal "$(grep -c grads generating)" 0
     run 0 --plan "${batch[@]}" -o whole -y 1 && cp "$out" resuming
-    run 0 --plan "${batch[@]}" -e whole
+    run 0 --plan "${batch[@]}" -e whole -s 0
     same "$out" resuming
 )"
-report "bytes under a vocabulary of tokens are pointed out" "$(
-    run 0 -i text -e shards -b 2 -t 16 "${quiet[@]}" -x 1
+report "bytes under a fresh model of tokens are pointed out" "$(
+    run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
+    run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
     says "$out" "note      -i is read as bytes: of the model's 50257 tokens only the first 256 occur"
+)"
+report "--tokenize writes a text as a token shard" "$(
+    printf 'the thing, the thing\n' >the_text
+    run 0 -i the_text --tokenizer "$golden/gpt2_2500.bpe" --tokenize the.bin
+    says "$out" "the.bin: "
+    run 0 -i the.bin -e l1h2c16 -b 1 -t 2 "${quiet[@]}" -x 1
+)"
+report "what cannot be written to stdout fails" "$(
+    for words in "--help" "--plan=json -e d12" "--generate 3 -e whole"; do
+        read -ra flags <<<"$words"
+        status=0
+        "$trainer" "${flags[@]}" >/dev/full 2>"$err" || status=$?
+        equal $status 1
+        says "$err" "could not write to stdout"
+    done
+)"
+report "--generate takes -e, whatever run -o holds, and no merges file that nobody meant" "$(
+    run 0 --generate 9 -e whole --temperature 0 && cp "$out" of_whole
+    run 0 --generate 9 -e whole --temperature 0 -o hot_run -y 1
+    same "$out" of_whole
+    echo "not merges" >merges.txt
+    run 0 -i good_0.bin -e l1h1c16 -b 1 -t 8 "${quiet[@]}" -x 1
+    rm merges.txt
 )"
 report "config.json of a run holds its flags" "$(
     matches whole/config.json '"batch-tokens":[[:space:]]*64'
@@ -512,9 +581,14 @@ report "config.json of a run holds its flags" "$(
 
 refused "no data" "-i is missing" "${model[@]}"
 refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
-rm -r dev
+rm -r dev && mkdir dev_null
 refused "no HellaSwag to score" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
+refused "text under weights of tokens" "make token shards of it first" -i text -e shards -b 2 -t 16
+refused "--tokenize over a file" "give a file that does not exist yet" \
+    -i text --tokenizer "$golden/gpt2_2500.bpe" --tokenize good_0.bin
+refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
+refused "a folder without a model" "without a model.safetensors" -i text -e dev_null
 refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
 refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
@@ -544,6 +618,7 @@ refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 p
 refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" \
     -i text -e whole/step_00000006 -t 32 -o new
 refused "tokens that a saved model does not know" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
+refused "a flag of llm.c that is not here" "-lg (log the GPU's state every so many steps) is llm.c's" -lg 1
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
 refused "a stray word" "stray argument 'text'" text
@@ -560,6 +635,7 @@ refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
 refused "-o with another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
+refused "-o past what a path can be" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
 refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
 refused "no tokens to generate" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
@@ -595,6 +671,9 @@ rm $last/state.json
 refused "state.json missing" "state.json' is missing" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
+sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
+refused "state.json of another step" "says that it is of step 4" "${resume[@]}"
+cp whole/step_00000006/state.json $last
 refused "an optimizer that is none" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors
 refused "an optimizer that is missing" "optimizer.safetensors' could not be opened" "${resume[@]}"

@@ -78,15 +78,28 @@ static double reciprocal_deviation(const double *x, int n) {
     return 1 / sqrt(squares / n + 1e-5);
 }
 
-static void expect_layernorm_forward(Reference *r) {
+// what is left of x in a floatX: where an operation goes on from a result it has stored
+static double as_stored(double x) { return (double)to_real(to_floatX((real)x)); }
+
+static void expect_layernorm_of(const double *in, Reference *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
-    const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
+    const double *weight = before(r, "weight"), *bias = before(r, "bias");
     double *out = after(r, "out"), *mean = after(r, "mean"), *rstd = after(r, "rstd");
     for (int n = 0; n < N; n++) {
         mean[n] = mean_of(in + n * C, C);
         rstd[n] = reciprocal_deviation(in + n * C, C);
         for (int c = 0; c < C; c++) { out[n * C + c] = (in[n * C + c] - mean[n]) * rstd[n] * weight[c] + bias[c]; }
     }
+}
+
+static void expect_layernorm_forward(Reference *r) { expect_layernorm_of(before(r, "in"), r); }
+
+static void expect_residual_layernorm_forward(Reference *r) {
+    size_t n = shape_elements(&r->p->shape);
+    const double *in = before(r, "in"), *residual = before(r, "residual");
+    double *sum = after(r, "sum");
+    for (size_t i = 0; i < n; i++) { sum[i] = as_stored(in[i] + residual[i]); }
+    expect_layernorm_of(sum, r);
 }
 
 static void expect_layernorm_normalise(Reference *r) {
@@ -168,6 +181,7 @@ static void expect_matmul_backward(Reference *r) {
     const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
     const double *pre = before(r, "gelu_pre");
     double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    double *dgelu_bias = after(r, "dgelu_bias");
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             double dy = dout[n * OC + o];
@@ -175,7 +189,10 @@ static void expect_matmul_backward(Reference *r) {
             for (int c = 0; dweight && c < C; c++) { dweight[o * C + c] += dy * in[n * C + c]; }
             if (dbias) { dbias[o] += dy; }
         }
-        for (int c = 0; dinp && pre && c < C; c++) { dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]); }
+        for (int c = 0; dinp && pre && c < C; c++) {
+            dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]);
+            dgelu_bias[c] += dinp[n * C + c];
+        }
     }
 }
 
@@ -304,8 +321,10 @@ static void expect_adamw_update(Reference *r) {
     double *w = after(r, "params"), *master = after(r, "master"), *m = after(r, "m"), *v = after(r, "v");
     const double *grads = before(r, "grads");
     double norm = sqrt(before(r, "norm_squared")[0]);
-    for (int s = 0; s < MAX_SPANS; s++) {
-        const TensorSpan *span = &r->p->spans[s];
+    TensorSpan spans[NUM_SPANS];
+    adamw_spans(spans, r->p->shape.n);
+    for (int s = 0; s < NUM_SPANS; s++) {
+        const TensorSpan *span = &spans[s];
         for (size_t i = span->begin; i < span->begin + span->count; i++) {
             double g = grads[i] * (h->clip > 0 ? fmin(1, h->clip / norm) : 1), old = master ? master[i] : w[i];
             m[i] = h->beta1 * m[i] + (1.0 - h->beta1) * g;
@@ -331,12 +350,16 @@ typedef struct {
 #define EXPECTATION(name)                                                                                              \
     { #name, expect_##name }
 static const Expectation expectations[] = {
-    EXPECTATION(embedding_forward),   EXPECTATION(embedding_backward), EXPECTATION(layernorm_forward),
-    EXPECTATION(layernorm_normalise), EXPECTATION(layernorm_backward), EXPECTATION(matmul_forward),
-    EXPECTATION(matmul_gelu_forward), EXPECTATION(matmul_backward),    EXPECTATION(gelu_forward),
-    EXPECTATION(gelu_backward),       EXPECTATION(attention_forward),  EXPECTATION(attention_decode),
-    EXPECTATION(attention_backward),  EXPECTATION(classifier),         EXPECTATION(loss_sum),
-    EXPECTATION(global_norm_squared), EXPECTATION(adamw_update),       EXPECTATION(params_changed),
+    EXPECTATION(embedding_forward),   EXPECTATION(embedding_backward),
+    EXPECTATION(layernorm_forward),   EXPECTATION(residual_layernorm_forward),
+    EXPECTATION(layernorm_normalise), EXPECTATION(layernorm_backward),
+    EXPECTATION(matmul_forward),      EXPECTATION(matmul_gelu_forward),
+    EXPECTATION(matmul_backward),     EXPECTATION(gelu_forward),
+    EXPECTATION(gelu_backward),       EXPECTATION(attention_forward),
+    EXPECTATION(attention_decode),    EXPECTATION(attention_backward),
+    EXPECTATION(classifier),          EXPECTATION(loss_sum),
+    EXPECTATION(global_norm_squared), EXPECTATION(adamw_update),
+    EXPECTATION(params_changed),
 };
 #undef EXPECTATION
 enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };

@@ -1,0 +1,625 @@
+/*
+The GPU's linear layers (matmul.cuh, matmul_cublaslt.cuh) on the emulated runtime and cuBLASLt, against their plain C
+twins: every operation and kind of epilogue, every way round a missing one, plans, the choice of algorithms, the pick
+file, capture.
+*/
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+extern "C" {  // cmocka's header does not say so itself
+#include <cmocka.h>
+}
+#include "testing.h"
+#include "../../llmc/matmul.h"
+#include "../../llmc/matmul.cuh"
+#include "../../llmc/rng.h"
+#include <string>
+#include <vector>
+
+// ---- a GPU, and arrays on it
+
+enum { WORKSPACE_BYTES = LT_SCRATCH_BYTES + (8 << 20) };
+
+struct Gpu {
+    Exec exec = {};
+    CudaExec cuda = {};
+    CudaMatmuls *matmuls = nullptr;
+    cudaStream_t stream = nullptr;
+    void *workspace = nullptr;
+    explicit Gpu(const char *pick_path = nullptr, bool tf32 = false) {
+        CUDA_CHECK(cudaStreamCreate(&stream));
+        CUDA_CHECK(cudaMalloc(&workspace, (size_t)WORKSPACE_BYTES));
+        matmuls = cuda_matmuls_create(stream, workspace, WORKSPACE_BYTES, "a GPU", tf32, pick_path);
+        cuda.stream = stream, cuda.matmuls = matmuls, exec.cuda = &cuda;
+    }
+    Gpu(const Gpu &) = delete;
+    Gpu &operator=(const Gpu &) = delete;
+    ~Gpu() {
+        cuda_matmuls_free(matmuls);
+        cudaFree(workspace);
+        cudaStreamDestroy(stream);
+    }
+    Exec *ex() { return &exec; }
+};
+
+// device memory, which the twins read as well; `skip` elements after a multiple of 256 bytes
+template <class T> struct DeviceArray {
+    T *memory = nullptr, *at;
+    size_t n;
+    explicit DeviceArray(size_t n_, size_t skip) : n(n_) {
+        CUDA_CHECK(cudaMalloc(&memory, (n + skip) * sizeof(T)));
+        at = memory + skip;
+    }
+    DeviceArray(const DeviceArray &) = delete;
+    DeviceArray &operator=(const DeviceArray &) = delete;
+    ~DeviceArray() { cudaFree(memory); }
+    void fill(const char *name) {
+        for (size_t i = 0; i < n; i++) {
+            double x = rng_normal(1, (uint64_t)(name[0] + 256 * name[1] + 65536 * name[2]), i);
+            if constexpr (std::is_same_v<T, real>) {
+                at[i] = (real)x;
+            } else {
+                at[i] = to_floatX((real)x);
+            }
+        }
+    }
+    void poison() { memset((void *)at, 0xff, n * sizeof(T)); }
+};
+
+template <class T> static double value(T x) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        return bf16_to_float(x);
+    } else {
+        return x;
+    }
+}
+
+template <class T>
+static void assert_close(const char *what, const DeviceArray<T> &got, const DeviceArray<T> &wanted, double tolerance) {
+    std::vector<double> a(got.n), b(got.n);
+    for (size_t i = 0; i < got.n; i++) { a[i] = value(got.at[i]), b[i] = value(wanted.at[i]); }
+    double error = relative_error(a.data(), b.data(), got.n);
+    if (!(error <= tolerance)) { fail_msg("%s: relative error %.3g, tolerance %.3g", what, error, tolerance); }
+}
+
+// ---- a layer, run by the kernels and by the twins
+
+// twice the worst seen; that of bf16 results is an ulp
+static const double REAL_TOLERANCE = 2e-6;
+static const double FLOATX_TOLERANCE = DT_FLOATX == DT_BF16 ? 0x1p-8 : 2e-6;
+
+struct Results {
+    DeviceArray<floatX> out, pre, dinp;
+    DeviceArray<real> dweight, dbias, dgelu_bias;
+    Results(size_t N, size_t C, size_t OC, size_t skip)
+        : out(N * OC, skip), pre(N * OC, skip), dinp(N * C, skip), dweight(OC * C, skip), dbias(OC, skip),
+          dgelu_bias(C, skip) {}
+    // what is written is NaN before; what is added to holds numbers
+    void reset(GradMode mode) {
+        out.poison(), pre.poison(), dinp.poison();
+        if (mode == GRAD_ADD) {
+            dweight.fill("dweight"), dbias.fill("dbias"), dgelu_bias.fill("dgelu_bias");
+        } else {
+            dweight.poison(), dbias.poison(), dgelu_bias.poison();
+        }
+    }
+};
+
+struct Layer {
+    int N, C, OC;
+    DeviceArray<floatX> in, weight, bias, residual, dout, gelu_pre;
+    Results got, wanted;
+    std::string title;
+    explicit Layer(int N_, int C_, int OC_, size_t skip = 0)
+        : N(N_), C(C_), OC(OC_), in((size_t)N * C, skip), weight((size_t)OC * C, skip), bias((size_t)OC, skip),
+          residual((size_t)N * OC, skip), dout((size_t)N * OC, skip), gelu_pre((size_t)N * C, skip),
+          got((size_t)N, (size_t)C, (size_t)OC, skip), wanted((size_t)N, (size_t)C, (size_t)OC, 0) {
+        in.fill("in"), weight.fill("weight"), bias.fill("bias"), residual.fill("residual"), dout.fill("dout");
+        gelu_pre.fill("gelu_pre");
+        title =
+            std::to_string(N) + "x" + std::to_string(C) + "x" + std::to_string(OC) + " skip " + std::to_string(skip);
+    }
+};
+
+static std::string case_title(const Layer &l, const char *what, int which) {
+    return l.title + " " + what + " case " + std::to_string(which);
+}
+
+static void check_forward(Gpu *gpu, Layer *l, int which) {
+    const floatX *bias = which & 1 ? l->bias.at : NULL, *residual = which & 2 ? l->residual.at : NULL;
+    Exec ex = {};
+    l->got.reset(GRAD_SET);
+    cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, bias, residual, l->N, l->C, l->OC, gpu->ex());
+    cpu_matmul_forward(l->wanted.out.at, l->in.at, l->weight.at, bias, residual, l->N, l->C, l->OC, &ex);
+    assert_close(case_title(*l, "forward", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
+}
+
+static void check_gelu_forward(Gpu *gpu, Layer *l, int which) {
+    const floatX *bias = which & 1 ? l->bias.at : NULL;
+    Exec ex = {};
+    l->got.reset(GRAD_SET);
+    cuda_matmul_gelu_forward(l->got.out.at, l->got.pre.at, l->in.at, l->weight.at, bias, l->N, l->C, l->OC, gpu->ex());
+    cpu_matmul_gelu_forward(l->wanted.out.at, l->wanted.pre.at, l->in.at, l->weight.at, bias, l->N, l->C, l->OC, &ex);
+    assert_close(case_title(*l, "gelu's input", which).c_str(), l->got.pre, l->wanted.pre, FLOATX_TOLERANCE);
+    assert_close(case_title(*l, "gelu", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
+}
+
+// the bits of a backward's case
+enum { ADD = 1, WITH_DINP = 2, WITH_DWEIGHT = 4, WITH_DBIAS = 8, WITH_GELU = 16, WITH_DGELU_BIAS = 32 };
+
+static void run_backward(Gpu *gpu, Layer *l, int which) {
+    Results *r = &l->got;
+    cuda_matmul_backward(which & WITH_DINP ? r->dinp.at : NULL, which & WITH_DWEIGHT ? r->dweight.at : NULL,
+                         which & WITH_DBIAS ? r->dbias.at : NULL, which & WITH_DGELU_BIAS ? r->dgelu_bias.at : NULL,
+                         l->dout.at, l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
+                         which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
+}
+
+static void run_backward_twin(Layer *l, int which) {
+    Exec ex = {};
+    Results *r = &l->wanted;
+    cpu_matmul_backward(r->dinp.at, r->dweight.at, r->dbias.at, which & WITH_GELU ? r->dgelu_bias.at : NULL, l->dout.at,
+                        l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
+                        which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, &ex);
+}
+
+// what is not asked for stays what it was
+template <class T> static void assert_untouched(const DeviceArray<T> &x, GradMode mode) {
+    DeviceArray<T> before(x.n, 0);
+    before.poison();
+    if (mode == GRAD_ADD) { before.fill("dbias"); }
+    assert_memory_equal(x.at, before.at, x.n * sizeof(T));
+}
+
+static void check_backward(Gpu *gpu, Layer *l, int which) {
+    GradMode mode = which & ADD ? GRAD_ADD : GRAD_SET;
+    std::string title = case_title(*l, "backward", which);
+    l->got.reset(mode), l->wanted.reset(mode);
+    run_backward(gpu, l, which);
+    run_backward_twin(l, which);
+    if (which & WITH_DINP) { assert_close((title + " dinp").c_str(), l->got.dinp, l->wanted.dinp, FLOATX_TOLERANCE); }
+    if (which & WITH_DWEIGHT) {
+        assert_close((title + " dweight").c_str(), l->got.dweight, l->wanted.dweight, REAL_TOLERANCE);
+    }
+    if (which & WITH_DBIAS) {
+        assert_close((title + " dbias").c_str(), l->got.dbias, l->wanted.dbias, REAL_TOLERANCE);
+    } else {
+        assert_untouched(l->got.dbias, mode);
+    }
+    if (which & WITH_DGELU_BIAS) {  // cuBLASLt may sum before it rounds dinp, and rounds its sums
+        assert_close((title + " dgelu_bias").c_str(), l->got.dgelu_bias, l->wanted.dgelu_bias, FLOATX_TOLERANCE);
+    }
+}
+
+// all that training takes, then with less
+enum { TRAINING = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS | WITH_GELU | WITH_DGELU_BIAS };
+static const int BACKWARD_CASES[] = {
+    TRAINING, TRAINING & ~WITH_DGELU_BIAS, WITH_DINP | WITH_DWEIGHT | WITH_DBIAS, WITH_DINP, WITH_DWEIGHT, WITH_DBIAS};
+
+static void check_all(Gpu *gpu, Layer *l) {
+    for (int which = 0; which < 4; which++) { check_forward(gpu, l, which); }
+    for (int which = 0; which < 2; which++) { check_gelu_forward(gpu, l, which); }
+    for (int which : BACKWARD_CASES) {
+        check_backward(gpu, l, which);
+        check_backward(gpu, l, which | ADD);
+    }
+}
+
+static int reset_settings(void **state) {
+    (void)state;
+    simt::lt_settings() = simt::LtSettings();
+    return 0;
+}
+
+static int assert_nothing_left(void **state) {
+    reset_settings(state);
+    assert_int_equal(simt::lt_counts().objects, 0);
+    assert_int_equal(simt::runtime().device_bytes_used, 0);
+    return 0;
+}
+
+// ---- results, by every route
+
+static const int SHAPES[][3] = {{48, 64, 96}, {272, 64, 32}, {16, 136, 72}, {33, 67, 37}, {70, 66, 34},
+                                {1, 64, 128}, {1, 19, 23},   {2, 1, 3},     {3, 5, 1}};
+
+static void check_every_shape(size_t skip) {
+    for (const int *shape : SHAPES) {
+        Gpu gpu;
+        Layer layer(shape[0], shape[1], shape[2], skip);
+        check_all(&gpu, &layer);
+    }
+}
+
+static void test_results(void **state) {
+    (void)state;
+    check_every_shape(0);
+    assert_true(simt::lt_counts().matmuls > 0);
+}
+
+// pointers at odd elements: bf16 has no algorithm for them, and packs cannot be loaded
+static void test_unaligned_results(void **state) {
+    (void)state;
+    check_every_shape(1);
+}
+
+static void test_results_without_cublaslt(void **state) {
+    (void)state;
+    int before = simt::lt_counts().matmuls;
+    simt::lt_settings().no_algorithms = true;
+    check_every_shape(0);
+    assert_int_equal(simt::lt_counts().matmuls, before);
+}
+
+// Without the epilogues of these bits, which are needed for `missing`, plans have the rest of a bias and of gelu'.
+static void check_without(uint32_t bits, int missing, Layer *layer) {
+    simt::lt_settings().epilogues_off = bits;
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
+    Gpu gpu;
+    check_all(&gpu, layer);
+    for (int i = 0; i < gpu.matmuls->num_plans; i++) {
+        const LtPlan *plan = &gpu.matmuls->plans[i];
+        int wanted = plan->key.parts, rest = wanted & (LT_BIAS | LT_DGELU) & ~missing;
+        if (plan->desc && (wanted & missing)) { assert_int_equal(plan->fused, rest); }
+    }
+}
+
+static void test_missing_epilogues(void **state) {
+    (void)state;
+    Layer layer(48, 64, 96), odd(33, 67, 37), unaligned(33, 64, 72, 1);
+    check_without(CUBLASLT_EPILOGUE_BIAS, LT_BIAS, &layer);
+    check_without(32, LT_GELU, &layer);
+    check_without(64, LT_DGELU | LT_SUM_D, &layer);
+    check_without(16, LT_SUM_D, &layer);
+    check_without(CUBLASLT_EPILOGUE_BGRADB, LT_SUM_B, &layer);
+    check_without(~1u, ~0, &layer);
+    check_without(~1u, ~0, &odd);
+    check_without(~1u, ~0, &unaligned);
+}
+
+static void run_fused(Gpu *gpu, Layer *l) {
+    Results *r = &l->got;
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
+    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU};
+    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
+    run_backward(gpu, l, TRAINING);
+    run_backward(gpu, l, ADD | WITH_DWEIGHT | WITH_DBIAS);
+}
+
+// Where it is faster, all that cuBLASLt has is used: one product, and a kernel of ours only to add sums, or to make
+// fp32 of bf16 ones.
+static void test_everything_is_fused(void **state) {
+    (void)state;
+    Gpu gpu;
+    Layer l(48, 64, 96);
+    l.got.reset(GRAD_SET);
+    run_fused(&gpu, &l);
+    uint64_t launches = simt::runtime().launches;
+    run_fused(&gpu, &l);
+    assert_int_equal(simt::runtime().launches - launches, 1 + (DT_FLOATX == DT_BF16));
+    const int parts[] = {LT_BIAS, LT_BIAS | LT_GELU, LT_DGELU | LT_SUM_D, LT_SUM_B, LT_SUM_B};
+    assert_int_equal(gpu.matmuls->num_plans, 5);
+    for (int i = 0; i < 5; i++) { assert_int_equal(gpu.matmuls->plans[i].fused, parts[i]); }
+}
+
+#ifdef PRECISION_FP32
+static double forward_error(bool tf32) {
+    Gpu gpu(nullptr, tf32);
+    Layer l(33, 128, 64);
+    Exec ex = {};
+    cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, gpu.ex());
+    cpu_matmul_forward(l.wanted.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, &ex);
+    std::vector<double> a(l.got.out.at, l.got.out.at + l.got.out.n), b(l.wanted.out.at, l.wanted.out.at + l.got.out.n);
+    return relative_error(a.data(), b.data(), a.size());
+}
+
+static void test_tf32(void **state) {
+    (void)state;
+    assert_true(forward_error(false) < REAL_TOLERANCE);
+    assert_true(forward_error(true) > 1e-5 && forward_error(true) < 1e-3);
+}
+#endif
+
+// ---- plans and the choice of algorithms
+
+static void run_layer(Gpu *gpu, Layer *l, int which) {
+    Results *r = &l->got;
+    cuda_matmul_gelu_forward(r->out.at, r->pre.at, l->in.at, l->weight.at, l->bias.at, l->N, l->C, l->OC, gpu->ex());
+    cuda_matmul_forward(r->out.at, l->in.at, l->weight.at, l->bias.at, l->residual.at, l->N, l->C, l->OC, gpu->ex());
+    run_backward(gpu, l, TRAINING | which);
+}
+
+// the bits of all results
+static std::string bits_of(const Layer &l) {
+    std::string bits;
+    auto append = [&](const auto &x) { bits.append((const char *)x.at, x.n * sizeof *x.at); };
+    append(l.got.out), append(l.got.pre), append(l.got.dinp);
+    append(l.got.dweight), append(l.got.dbias), append(l.got.dgelu_bias);
+    return bits;
+}
+
+static std::string run_and_get_bits(Gpu *gpu, Layer *l, int which) {
+    l->got.reset(which & ADD ? GRAD_ADD : GRAD_SET);
+    run_layer(gpu, l, which);
+    return bits_of(*l);
+}
+
+static void test_plans_are_kept(void **state) {
+    (void)state;
+    Gpu gpu;
+    Layer layer(48, 64, 96), elsewhere(48, 64, 96), other(48, 64, 104), unaligned(48, 64, 96, 1);
+    std::string first = run_and_get_bits(&gpu, &layer, 0);
+    int plans = gpu.matmuls->num_plans, heuristics = simt::lt_counts().heuristics, matmuls = simt::lt_counts().matmuls;
+    assert_true(plans == 4 && first == run_and_get_bits(&gpu, &layer, 0));
+    assert_int_equal(gpu.matmuls->num_plans, plans);
+    assert_int_equal(simt::lt_counts().heuristics, heuristics);
+    assert_int_equal(simt::lt_counts().matmuls - matmuls, 4);     // nothing is timed again
+    assert_true(first == run_and_get_bits(&gpu, &elsewhere, 0));  // a plan serves any pointers
+    assert_int_equal(gpu.matmuls->num_plans, plans);
+    run_layer(&gpu, &other, 0);
+    assert_int_equal(gpu.matmuls->num_plans, 2 * plans);
+    check_all(&gpu, &unaligned);  // but not pointers that it cannot load from
+}
+
+static void set_fast(int number, int splits) {
+    simt::lt_settings().fast_number = number, simt::lt_settings().fast_splits = splits;
+}
+
+static void assert_latest(int number, int splits) {
+    assert_int_equal(simt::lt_counts().latest.data[1], number);
+    assert_int_equal(simt::lt_counts().latest.data[2], splits);
+}
+
+// The weight gradient of 1024 rows can be split in 8, the forward of 64 channels not at all but by the heuristic.
+static void test_fastest_is_chosen(void **state) {
+    (void)state;
+    const int fast[][2] = {{0, 1}, {1, 1}, {0, 2}, {1, 4}, {0, 8}};
+    for (const int *f : fast) {
+        Gpu gpu;
+        Layer l(1024, 16, 8);
+        l.got.reset(GRAD_ADD);
+        set_fast(f[0], f[1]);
+        run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
+        assert_latest(f[0], f[1]);
+        run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
+        assert_latest(f[0], f[1]);
+    }
+}
+
+// Fused epilogues that take longer than a plain product and a kernel of ours are not used.
+static void test_slow_epilogues_are_not_fused(void **state) {
+    (void)state;
+    const uint32_t slow[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD,
+                             CUBLASLT_EPILOGUE_BGRADB};
+    const int parts[] = {LT_BIAS, LT_GELU | LT_BIAS, LT_DGELU | LT_SUM_D, LT_SUM_B};
+    for (int s = 0; s < 4; s++) {
+        simt::lt_settings().slow_epilogues = {slow[s]};
+        Gpu gpu;
+        Layer layer(32, 64, 48);
+        check_all(&gpu, &layer);
+        for (int i = 0; i < gpu.matmuls->num_plans; i++) {
+            assert_int_not_equal(gpu.matmuls->plans[i].fused, parts[s]);
+        }
+    }
+}
+
+// .. but those that take 2 ms longer than the plain product, and save a kernel that takes more, are.
+static void test_rest_is_timed(void **state) {
+    (void)state;
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_BIAS};
+    Gpu gpu;
+    Layer layer(1024, 8, 512);
+    check_forward(&gpu, &layer, 1);
+    assert_int_equal(gpu.matmuls->plans[0].fused, LT_BIAS);
+}
+
+// A gradient that is added to cannot be timed where there is no room for a copy; it is right all the same.
+static void test_no_room_to_time(void **state) {
+    (void)state;
+    Gpu gpu;
+    Layer l(1024, 16, 8);
+    l.got.reset(GRAD_ADD), l.wanted.reset(GRAD_ADD);
+    size_t room = simt::runtime().device_bytes;
+    simt::runtime().device_bytes = simt::runtime().device_bytes_used;
+    run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
+    simt::runtime().device_bytes = room;
+    run_backward_twin(&l, ADD);
+    assert_close("dweight", l.got.dweight, l.wanted.dweight, REAL_TOLERANCE);
+    assert_int_equal(gpu.matmuls->num_picks, 0);
+}
+
+static void product_without_algorithm(void *argument) {
+    Gpu *gpu = (Gpu *)argument;
+    Layer l(48, 64, 96);
+    l.got.reset(GRAD_SET);
+    run_layer(gpu, &l, 0);
+    simt::lt_settings().no_algorithms = true;
+    run_layer(gpu, &l, 0);
+}
+
+static void test_error_names_the_product(void **state) {
+    (void)state;
+    Gpu gpu;
+    assert_stops(EXIT_RUN_FAILED, "matrix product (m=96 n=48 k=64 TN ", product_without_algorithm, &gpu);
+}
+
+// ---- the pick file
+
+// the picks of a run with the file; which are timed if need be with algorithm NUMBER made the fastest
+static std::string run_with_picks(const char *path, int number, int *timed) {
+    Layer layer(48, 64, 96);
+    Gpu gpu(path);
+    set_fast(number, 1);
+    int heuristics = simt::lt_counts().heuristics;
+    std::string bits = run_and_get_bits(&gpu, &layer, 0);
+    *timed = simt::lt_counts().heuristics - heuristics;
+    return bits;
+}
+
+static std::string contents(const char *path) {
+    std::string text;
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    for (int c; (c = fgetc(file)) != EOF;) { text += (char)c; }
+    fclose(file);
+    return text;
+}
+
+static int lines_of(const std::string &text) {
+    int lines = 0;
+    for (char c : text) { lines += c == '\n'; }
+    return lines;
+}
+
+static void test_picks_are_kept(void **state) {
+    (void)state;
+    const char *path = temp_path("picks");
+    int timed = 0;
+    std::string first = run_with_picks(path, 1, &timed), text = contents(path);
+    assert_true(timed > 0);
+    assert_int_equal(lines_of(text), 4);
+    assert_non_null(strstr(text.c_str(), DT_FLOATX == DT_BF16
+                                             ? "a GPU\t130000\tm=96 n=48 k=64 TN BF16->BF16 bias gelu "
+                                             : "a GPU\t130000\tm=96 n=48 k=64 TN F32->F32 bias gelu "));
+    assert_true(access((std::string(path) + ".new").c_str(), F_OK) != 0);
+    assert_true(first == run_with_picks(path, 0, &timed));  // number 1 again, though 0 is faster by now
+    assert_int_equal(timed, 0);
+    assert_true(text == contents(path));
+    assert_true(first != run_with_picks(NULL, 0, &timed));
+    simt::lt_settings().version = 130001;  // another library: its picks stand beside the first one's
+    assert_true(first != run_with_picks(path, 0, &timed));
+    std::string both = contents(path);
+    assert_true(both.compare(0, text.size(), text) == 0 && lines_of(both) == 8);
+}
+
+// runs with the file and returns what is said on stderr
+static std::string said_with_picks(const char *path, int *timed) {
+    const char *log = temp_path("log");
+    fflush(stderr);
+    int kept = dup(2);
+    assert_non_null(freopen(log, "w", stderr));
+    run_with_picks(path, 1, timed);
+    fflush(stderr);
+    dup2(kept, 2);
+    close(kept);
+    return contents(log);
+}
+
+static void test_damaged_picks(void **state) {
+    (void)state;
+    const char *path = temp_path("damaged");
+    int timed = 0, none = 0;
+    run_with_picks(path, 1, &timed);
+    std::string whole = contents(path), line = whole.substr(0, whole.find('\n') + 1), bad;
+    size_t hex = line.find("\t544c"), time = line.rfind('\t');  // LT_MAGIC's bytes begin so
+    assert_true(hex != std::string::npos);
+    std::string lines[] = {"\n",
+                           "hello\n",
+                           "a\tb\tc\td\te\n",
+                           line.substr(0, time) + "\n",
+                           line.substr(0, time) + "\t-1\n",
+                           line.substr(0, hex + 1) + "xx" + line.substr(hex + 3),
+                           line.substr(0, hex + 1) + line.substr(hex + 3),
+                           line.substr(line.find('\t') + 1)};
+    for (const std::string &l : lines) { bad += l; }
+    bad += whole + line.substr(0, 40);  // cut off in the middle
+    write_file("damaged", bad.data(), bad.size());
+    std::string said = said_with_picks(path, &none);
+    assert_int_equal(lines_of(said), 9);
+    assert_non_null(strstr(said.c_str(), "damaged:1 is not a line of picks"));
+    assert_int_equal(none, 0);  // the good lines were read
+    // an algorithm that this library does not know is replaced
+    std::string unknown = line;
+    unknown[hex + 1] = '0';
+    write_file("damaged", unknown.data(), unknown.size());
+    run_with_picks(path, 1, &timed);
+    assert_true(timed > none);
+    assert_int_equal(lines_of(contents(path)), 4);
+    assert_non_null(strstr(contents(path).c_str(), line.substr(0, line.rfind('\t', hex - 1)).c_str()));
+    assert_null(strstr(contents(path).c_str(), unknown.substr(hex, time - hex).c_str()));
+}
+
+static void test_picks_that_cannot_be_written(void **state) {
+    (void)state;
+    int timed = 0;
+    std::string said = said_with_picks(temp_path("no/such/folder"), &timed);
+    assert_int_equal(lines_of(said), 1);
+    assert_non_null(strstr(said.c_str(), "could not write"));
+}
+
+// ---- capture
+
+static void check_capture(int which) {
+    Gpu gpu;
+    Layer layer(48, 64, 96);
+    GradMode mode = which & ADD ? GRAD_ADD : GRAD_SET;
+    std::string eager = run_and_get_bits(&gpu, &layer, which);
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    layer.got.reset(mode);
+    CUDA_CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeGlobal));
+    run_layer(&gpu, &layer, which);
+    CUDA_CHECK(cudaStreamEndCapture(gpu.stream, &graph));
+    assert_true(eager != bits_of(layer));  // nothing has run yet
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph));
+    for (int replay = 0; replay < 2; replay++) {
+        layer.got.reset(mode);
+        CUDA_CHECK(cudaGraphLaunch(exec, gpu.stream));
+        assert_true(eager == bits_of(layer));
+    }
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+static void test_capture(void **state) {
+    (void)state;
+    check_capture(0);
+    check_capture(ADD);
+    simt::lt_settings().epilogues_off = ~1u;
+    check_capture(ADD);
+    simt::lt_settings().no_algorithms = true;
+    check_capture(ADD);
+}
+
+static void first_in_capture(void *argument) {
+    Gpu *gpu = (Gpu *)argument;
+    Layer layer(48, 64, 96);
+    CUDA_CHECK(cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeGlobal));
+    run_layer(gpu, &layer, 0);
+}
+
+static void test_first_in_capture_is_refused(void **state) {
+    (void)state;
+    Gpu gpu;
+    assert_stops(EXIT_RUN_FAILED, "while a CUDA graph was recorded", first_in_capture, &gpu);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, reset_settings, assert_nothing_left)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        // these fork, and come before there are threads, which a child would not have
+        TEST(test_error_names_the_product),
+        TEST(test_first_in_capture_is_refused),
+        TEST(test_results),
+        TEST(test_unaligned_results),
+        TEST(test_results_without_cublaslt),
+        TEST(test_missing_epilogues),
+        TEST(test_everything_is_fused),
+#ifdef PRECISION_FP32
+        TEST(test_tf32),
+#endif
+        TEST(test_plans_are_kept),
+        TEST(test_fastest_is_chosen),
+        TEST(test_slow_epilogues_are_not_fused),
+        TEST(test_rest_is_timed),
+        TEST(test_no_room_to_time),
+        TEST(test_picks_are_kept),
+        TEST(test_damaged_picks),
+        TEST(test_picks_that_cannot_be_written),
+        TEST(test_capture),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

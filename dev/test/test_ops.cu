@@ -1,0 +1,181 @@
+/*
+Every operation's CUDA kernels beside its plain C twin: every row of cases.h, every shape and variant.
+Outputs start as NaN, arrays are allocated exactly, what is only read must stay as it was, the same call must give the
+same bits again, and a recorded call the bits of a direct one. Emulated, all of it is done in three orders of the warps,
+and no call may wait for the device or copy pageable memory; on a GPU it is done once.
+  test_ops [ROWS]   only the rows whose names match, as `attention_*` does
+*/
+#include "testing.h"
+#include "../../llmc/backend.h"
+#include "cases.h"
+#include <vector>
+
+// The rows' tolerances are those of the twins against a textbook. A kernel sums in another order, and has exponentials
+// of the special function unit: DESIGN's 1e-5 of an fp32 result, and the row's own where that is more.
+static const double FP32_TOLERANCE = 1e-5;
+
+enum { PARTIALS = 64 << 20 };
+
+typedef struct {
+    Exec exec;
+    void *partials, *workspace;
+} Gpu;
+
+static void gpu_open(Gpu *gpu) {
+    memset(gpu, 0, sizeof *gpu);
+    CUDA_CHECK(cudaMalloc(&gpu->partials, PARTIALS));
+    CUDA_CHECK(cudaMalloc(&gpu->workspace, CUDA_MATMUL_WORKSPACE));
+    BackendScratch scratch = {gpu->partials, gpu->workspace, PARTIALS, CUDA_MATMUL_WORKSPACE};
+    cuda_backend.open(&gpu->exec, &scratch, false);
+}
+
+static void gpu_close(Gpu *gpu) {
+    cuda_backend.close(&gpu->exec);
+    CUDA_CHECK(cudaFree(gpu->partials));
+    CUDA_CHECK(cudaFree(gpu->workspace));
+}
+
+// ---- a problem on the device: the same arrays, of which `data` is in device memory
+
+static Problem device_problem(const Problem *p) {
+    Problem copy = *p;
+    for (int i = 0; i < p->num_arrays; i++) { CUDA_CHECK(cudaMalloc(&copy.array[i].data, array_bytes(&p->array[i]))); }
+    return copy;
+}
+
+static void device_reset(Problem *device) {
+    for (int i = 0; i < device->num_arrays; i++) {
+        Array *a = &device->array[i];
+        cuda_upload(a->data, a->start, array_bytes(a));
+    }
+}
+
+static void device_free(Problem *device) {
+    for (int i = 0; i < device->num_arrays; i++) { CUDA_CHECK(cudaFree(device->array[i].data)); }
+}
+
+typedef std::vector<std::vector<char>> Bytes;
+
+static Bytes device_read(const Problem *device) {
+    Bytes bytes;
+    for (int i = 0; i < device->num_arrays; i++) {
+        const Array *a = &device->array[i];
+        bytes.emplace_back(array_bytes(a));
+        cuda_download(bytes.back().data(), a->data, array_bytes(a));
+    }
+    return bytes;
+}
+
+static Bytes run_directly(Problem *device, Gpu *gpu) {
+    device_reset(device);
+    problem_run(device, &cuda_ops, &gpu->exec);
+    return device_read(device);
+}
+
+static Bytes run_recorded(Problem *device, Gpu *gpu) {
+    device_reset(device);
+    cuda_record_begin(&gpu->exec);
+    problem_run(device, &cuda_ops, &gpu->exec);
+    Recording *recording = cuda_record_end(&gpu->exec);
+    cuda_replay(recording, &gpu->exec);
+    Bytes bytes = device_read(device);
+    cuda_discard(recording);
+    return bytes;
+}
+
+// ---- checks
+
+static double slack_of(const Problem *p, const Array *a) {
+    double own = array_tolerance(p, a);
+    return a->dtype == DT_F32 && own < FP32_TOLERANCE && own > 0 ? FP32_TOLERANCE / own : 1;
+}
+
+static void check_results(const Problem *p, const Bytes &got) {
+    for (int i = 0; i < p->num_arrays; i++) {
+        const Array *a = &p->array[i];
+        if (a->role == INPUT) {
+            if (memcmp(got[i].data(), a->start, array_bytes(a)) != 0) {
+                fail_msg("%s: %s was written, which is only to be read", problem_title(p), a->name);
+            }
+            continue;
+        }
+        double *wanted = array_doubles(a, a->data);
+        Array result = *a;
+        result.data = (void *)got[i].data();
+        const char *difference = array_difference(p, &result, wanted, slack_of(p, a));
+        free(wanted);
+        if (difference) { fail_msg("%s", difference); }
+    }
+}
+
+static void assert_same(const Problem *p, const Bytes &a, const Bytes &b, const char *what) {
+    for (int i = 0; i < p->num_arrays; i++) {
+        if (a[i] != b[i]) { fail_msg("%s: %s differs %s", problem_title(p), p->array[i].name, what); }
+    }
+}
+
+static void check_problem(const Problem *p, Gpu *gpu) {
+    Problem device = device_problem(p);
+    Bytes first = run_directly(&device, gpu);  // products may try out algorithms
+    check_results(p, first);
+#ifndef __CUDACC__
+    uint64_t waits = simt::runtime().host_synchronisations, copies = simt::runtime().pageable_copies;
+    device_reset(&device);
+    uint64_t own_waits = simt::runtime().host_synchronisations, own_copies = simt::runtime().pageable_copies;
+    problem_run(&device, &cuda_ops, &gpu->exec);
+    assert_int_equal(simt::runtime().host_synchronisations, own_waits);
+    assert_int_equal(simt::runtime().pageable_copies, own_copies);
+    (void)waits, (void)copies;
+#endif
+    assert_same(p, run_directly(&device, gpu), first, "when it is run again");
+    assert_same(p, run_recorded(&device, gpu), first, "when it is recorded");
+    device_free(&device);
+}
+
+// all shapes and variants of one row
+static void check_row(const OpCase *op) {
+    Gpu gpu;
+    Exec cpu;
+    const OpShape *s;
+    gpu_open(&gpu);
+    memset(&cpu, 0, sizeof cpu);
+    for (int i = 0; (s = op_shape(op, i)); i++) {
+        for (int variant = 0; variant < op->variants; variant++) {
+            Problem p = problem_make(op, s, variant);
+            problem_run(&p, &cpu_ops, &cpu);
+            check_problem(&p, &gpu);
+            problem_free(&p);
+        }
+    }
+    onednn_free(&cpu);
+    gpu_close(&gpu);
+}
+
+static void test_row(void **state) {
+    const OpCase *op = (const OpCase *)*state;
+#ifdef __CUDACC__
+    check_row(op);
+#else
+    const int orders[] = {0, 1, 7};
+    for (int order : orders) {
+        simt::settings().warp_order = order;
+        check_row(op);
+    }
+#endif
+}
+
+int main(int argc, char **argv) {
+    const char *why;
+    if (cuda_device_count(&why) == 0) {
+        printf("test_ops: there is no GPU that this program can use (%s)\n", why);
+        return 2;
+    }
+    setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
+    std::vector<CMUnitTest> tests;
+    for (const OpCase &op : op_cases) {
+        if (strcmp(op.name, "params_changed") == 0) { continue; }  // nothing is kept of them on a GPU
+        tests.push_back(CMUnitTest{op.name, test_row, NULL, NULL, (void *)&op});
+    }
+    return _cmocka_run_group_tests("ops", tests.data(), tests.size(), NULL, NULL);
+}

@@ -1,0 +1,1188 @@
+/*
+The emulator of simt.h, the runtime of simt_runtime.h, and what kernels share in cuda_common.cuh.
+First what must hold on a GPU as well, in each warp order, with both kinds of mma rounding and of cp.async; then what
+only the emulator does: the race check, the refusals, and the finding of mistakes in calls of the runtime.
+*/
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+extern "C" {  // cmocka's header does not say so itself
+#include <cmocka.h>
+}
+#include "testing.h"
+#include "../../llmc/cuda_common.cuh"
+#include <vector>
+
+// ---- device memory
+
+template <class T> struct DeviceArray {
+    T *at = nullptr;
+    size_t size;
+    explicit DeviceArray(size_t size_) : size(size_) { CUDA_CHECK(cudaMalloc(&at, size * sizeof(T))); }
+    explicit DeviceArray(const std::vector<T> &host) : DeviceArray(host.size()) {
+        CUDA_CHECK(cudaMemcpy(at, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
+    }
+    DeviceArray(const DeviceArray &) = delete;
+    DeviceArray &operator=(const DeviceArray &) = delete;
+    ~DeviceArray() { cudaFree(at); }
+    std::vector<T> host() const {
+        std::vector<T> copy(size);
+        CUDA_CHECK(cudaMemcpy(copy.data(), at, size * sizeof(T), cudaMemcpyDeviceToHost));
+        return copy;
+    }
+};
+
+static float normal(uint64_t index) { return (float)rng_normal(7, 1, index); }
+
+static std::vector<float> normals(size_t n) {
+    std::vector<float> x(n);
+    for (size_t i = 0; i < n; i++) { x[i] = normal(i); }
+    return x;
+}
+
+// ---- indices, shared memory, warp operations
+
+static __global__ void write_indices(int *out) {
+    int thread = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
+    int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
+    out[block * (int)(blockDim.x * blockDim.y * blockDim.z) + thread] =
+        (int)(threadIdx.x + 10 * threadIdx.y + 100 * threadIdx.z + 1000 * blockIdx.x + 10000 * blockIdx.y +
+              100000 * blockIdx.z);
+}
+
+static void test_indices(void **state) {
+    (void)state;
+    DeviceArray<int> out(2 * 3 * 4 * 5 * 3 * 2);
+    LAUNCH(write_indices, dim3(2, 3, 4), dim3(5, 3, 2), 0, nullptr, out.at);
+    std::vector<int> got = out.host();
+    for (int i = 0; i < (int)got.size(); i++) {
+        int thread = i % 30, block = i / 30;
+        int expected = thread % 5 + 10 * (thread / 5 % 3) + 100 * (thread / 15) + 1000 * (block % 2) +
+                       10000 * (block / 2 % 3) + 100000 * (block / 6);
+        assert_int_equal(got[i], expected);
+    }
+}
+
+// Transposes 32 x 32 numbers through a static and through a dynamic array, with 8 warps.
+template <class T> static __global__ void transpose(T *out_static, T *out_dynamic, const T *in) {
+    SHARED_ARRAY(T, tile, 32 * 33);
+    DYNAMIC_SHARED(T, dynamic);
+    for (int i = (int)threadIdx.x; i < 1024; i += (int)blockDim.x) {
+        T x = __ldg(in + i);
+        tile[i / 32 * 33 + i % 32] = x;
+        dynamic[i] = x;
+    }
+    __syncthreads();  // every number is in the tiles before any is read
+    for (int i = (int)threadIdx.x; i < 1024; i += (int)blockDim.x) {
+        out_static[i] = tile[i % 32 * 33 + i / 32];
+        __stcs(out_dynamic + i, (T)dynamic[i % 32 * 32 + i / 32]);
+    }
+}
+
+template <class T> static void check_transpose(T (*number)(int)) {
+    std::vector<T> in(1024);
+    for (int i = 0; i < 1024; i++) { in[i] = number(i); }
+    DeviceArray<T> from(in), by_static(1024), by_dynamic(1024);
+    LAUNCH((transpose<T>), 1, 256, 1024 * sizeof(T), nullptr, by_static.at, by_dynamic.at, from.at);
+    std::vector<T> a = by_static.host(), b = by_dynamic.host();
+    for (int i = 0; i < 1024; i++) {
+        assert_memory_equal(&a[i], &in[i % 32 * 32 + i / 32], sizeof(T));
+        assert_memory_equal(&b[i], &in[i % 32 * 32 + i / 32], sizeof(T));
+    }
+}
+
+static uint16_t short_number(int i) { return (uint16_t)(i * 59); }
+static float float_number(int i) { return (float)i; }
+static float4 float4_number(int i) { return make_float4((float)i, (float)-i, 0.5f, (float)(i * i)); }
+
+static void test_shared_arrays(void **state) {
+    (void)state;
+    check_transpose<uint16_t>(short_number);  // two lanes share four bytes, which is no race
+    check_transpose<float>(float_number);
+    check_transpose<float4>(float4_number);
+}
+
+enum { NUM_SHUFFLES = 8, NUM_VOTES = 3 };
+static __global__ void warp_operations(int *shuffled, unsigned *voted) {
+    int lane = lane_id();
+    int *s = shuffled + threadIdx.x * NUM_SHUFFLES;
+    s[0] = __shfl_sync(0xffffffffu, lane, 5);
+    s[1] = __shfl_sync(0xffffffffu, lane, 11, 8);  // lane 3 of each eight
+    s[2] = __shfl_up_sync(0xffffffffu, lane, 2);
+    s[3] = __shfl_up_sync(0xffffffffu, lane, 1, 4);
+    s[4] = __shfl_down_sync(0xffffffffu, lane, 3);
+    s[5] = __shfl_down_sync(0xffffffffu, lane, 1, 4);
+    s[6] = __shfl_xor_sync(0xffffffffu, lane, 6);
+    if (lane == 1) { __syncwarp(2); }  // alone, while others of its next mask wait already
+    s[7] = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 1) : -1;
+    voted[threadIdx.x * NUM_VOTES] = __ballot_sync(0xffffffffu, lane % 3 == 0);
+    voted[threadIdx.x * NUM_VOTES + 1] = (unsigned)(__any_sync(0xffffffffu, lane == 40) != 0);
+    voted[threadIdx.x * NUM_VOTES + 2] = (unsigned)(__all_sync(0xffffffffu, lane < 32) != 0);
+}
+
+static void test_warp_operations(void **state) {
+    (void)state;
+    DeviceArray<int> shuffled(64 * NUM_SHUFFLES);
+    DeviceArray<unsigned> voted(64 * NUM_VOTES);
+    LAUNCH(warp_operations, 1, 64, 0, nullptr, shuffled.at, voted.at);
+    std::vector<int> s = shuffled.host();
+    std::vector<unsigned> v = voted.host();
+    for (int thread = 0; thread < 64; thread++) {
+        int l = thread % 32;
+        int expected[NUM_SHUFFLES] = {5,
+                                      l / 8 * 8 + 3,
+                                      l < 2 ? l : l - 2,
+                                      l % 4 == 0 ? l : l - 1,
+                                      l > 28 ? l : l + 3,
+                                      l % 4 == 3 ? l : l + 1,
+                                      l ^ 6,
+                                      l < 16 ? l ^ 1 : -1};
+        for (int i = 0; i < NUM_SHUFFLES; i++) { assert_int_equal(s[thread * NUM_SHUFFLES + i], expected[i]); }
+        assert_int_equal(v[thread * NUM_VOTES], 0x49249249u);
+        assert_int_equal(v[thread * NUM_VOTES + 1], 0);
+        assert_int_equal(v[thread * NUM_VOTES + 2], 1);
+    }
+}
+
+static __global__ void histogram(int *total, int *largest, float *sum) {
+    SHARED_ARRAY(int, bin, 8);
+    SHARED_ARRAY(int, most, 1);
+    if (threadIdx.x < 8) { bin[threadIdx.x] = 0; }
+    if (threadIdx.x == 0) { most[0] = -1; }
+    __syncthreads();  // zeros before additions
+    atomicAdd(&bin[threadIdx.x % 8], 1);
+    atomicMax(most + 0, (int)threadIdx.x);
+    __syncthreads();  // additions before the sums are read
+    if (threadIdx.x < 8) { atomicAdd(total + threadIdx.x, bin[threadIdx.x]); }
+    if (threadIdx.x == 0) { atomicMax(largest, (int)most[0] + (int)blockIdx.x); }
+    atomicAdd(sum, 0.5f);
+}
+
+static void test_atomics(void **state) {
+    (void)state;
+    DeviceArray<int> total(std::vector<int>(8, 0)), largest(std::vector<int>(1, 0));
+    DeviceArray<float> sum(std::vector<float>(1, 0.0f));
+    LAUNCH(histogram, 5, 96, 0, nullptr, total.at, largest.at, sum.at);
+    for (int count : total.host()) { assert_int_equal(count, 5 * 96 / 8); }
+    assert_int_equal(largest.host()[0], 95 + 4);
+    assert_true(sum.host()[0] == 240.0f);
+}
+
+// ---- reductions
+
+template <int THREADS> static __global__ void reduce_twice(float *out, const float *in) {
+    float x = in[blockIdx.x * THREADS + threadIdx.x];
+    float *o = out + (blockIdx.x * THREADS + threadIdx.x) * 4;
+    o[0] = block_sum<THREADS>(x);
+    o[2] = block_sum<THREADS>(2 * x);  // at once, into the same array
+    o[1] = block_max<THREADS>(x);
+    o[3] = warp_max(-x);
+}
+
+template <int THREADS> static void check_reductions(void) {
+    int blocks = 3;
+    std::vector<float> x = normals((size_t)blocks * THREADS);
+    for (float &value : x) { value -= 10; }  // a maximum that starts from 0 would be wrong
+    DeviceArray<float> in(x), out(x.size() * 4);
+    LAUNCH((reduce_twice<THREADS>), blocks, THREADS, 0, nullptr, out.at, in.at);
+    std::vector<float> got = out.host();
+    for (int block = 0; block < blocks; block++) {
+        const float *mine = &x[(size_t)block * THREADS], *first = &got[(size_t)block * THREADS * 4];
+        double sum = 0;
+        float largest = -INFINITY;
+        for (int i = 0; i < THREADS; i++) { sum += mine[i], largest = fmaxf(largest, mine[i]); }
+        assert_true(fabs(first[0] - sum) <= 1e-6 * fabs(sum));
+        assert_true(first[1] == largest && first[2] == 2 * first[0]);
+        for (int i = 0; i < THREADS; i++) {
+            float smallest = INFINITY;
+            for (int j = i / 32 * 32; j < i / 32 * 32 + 32; j++) { smallest = fminf(smallest, mine[j]); }
+            assert_memory_equal(first + 4 * i, first, 3 * sizeof(float));  // the same bits in every thread
+            assert_true(first[4 * i + 3] == -smallest);
+        }
+    }
+}
+
+static void test_reductions(void **state) {
+    (void)state;
+    check_reductions<32>();
+    check_reductions<96>();
+    check_reductions<256>();
+    check_reductions<1024>();
+}
+
+// ---- packs and rounding
+
+// out = in three ways: by load and store, by the streaming ones and `of`, and by `set`
+template <class T> static __global__ void copy_packs(T *out, const T *in, int n) {
+    constexpr int SIZE = Pack<T>::SIZE;
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
+    if (i >= n) { return; }
+    store128(out + i, load128(in + i));
+    Pack<T> x = load128_streaming(in + i), y = load128(in);
+    float value[SIZE];
+    for (int k = 0; k < SIZE; k++) { value[k] = x[k]; }
+    store128_streaming(out + n + i, Pack<T>::of(value));
+    for (int k = 0; k < SIZE; k++) {
+        int j = i / SIZE % 2 ? k : SIZE - 1 - k;  // upwards and downwards: a value must leave the others as they are
+        y.set(j, x[j]);
+    }
+    store128(out + 2 * n + i, y);
+}
+
+template <class T> static void check_packs(void) {
+    enum { N = 1000 * 16 / sizeof(T) };
+    std::vector<T> in(N);
+    for (int i = 0; i < N; i++) {
+        if constexpr (sizeof(T) == 4) {
+            in[i] = normal((uint64_t)i);
+        } else {
+            in[i] = float_to_bf16(normal((uint64_t)i));
+        }
+    }
+    DeviceArray<T> from(in), to(3 * N);
+    LAUNCH((copy_packs<T>), 8, 128, 0, nullptr, to.at, from.at, N);
+    std::vector<T> got = to.host();
+    for (int copy = 0; copy < 3; copy++) { assert_memory_equal(&got[copy * N], in.data(), N * sizeof(T)); }
+}
+
+static void test_packs(void **state) {
+    (void)state;
+    check_packs<float>();
+    check_packs<bf16>();
+}
+
+static __global__ void convert(uint32_t *pairs, float *unpacked, float *powers, const float *x, int n) {
+    for (int i = (int)threadIdx.x; i < n / 2; i += (int)blockDim.x) {
+        pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+        float2 two = unpack_bf16(pairs[i]);
+        unpacked[2 * i] = two.x;
+        unpacked[2 * i + 1] = two.y;
+    }
+    for (int i = (int)threadIdx.x; i < n; i += (int)blockDim.x) { powers[i] = exp2_fast(x[i]); }
+}
+
+static void test_conversions(void **state) {
+    (void)state;
+    std::vector<float> x = normals(1000);
+    for (float &value : x) { value *= 10; }
+    x[0] = -INFINITY, x[1] = 0, x[2] = 1 + 0x1p-8f, x[3] = 1 + 3 * 0x1p-8f, x[4] = -149, x[5] = 3.4e38f;
+    DeviceArray<float> in(x), unpacked(x.size()), powers(x.size());
+    DeviceArray<uint32_t> pairs(x.size() / 2);
+    LAUNCH(convert, 1, 64, 0, nullptr, pairs.at, unpacked.at, powers.at, in.at, (int)x.size());
+    std::vector<uint32_t> p = pairs.host();
+    std::vector<float> u = unpacked.host(), e = powers.host();
+    for (size_t i = 0; i < x.size(); i++) {
+        uint16_t expected = float_to_bf16(x[i]).bits;
+        assert_int_equal((uint16_t)(p[i / 2] >> (16 * (i % 2))), expected);
+        assert_true(u[i] == bf16_to_float(bf16{expected}));
+        assert_true(i == 5 || fabs(e[i] - exp2((double)x[i])) <= 5e-7 * exp2((double)x[i]) || i == 4);
+    }
+    assert_true(e[0] == 0 && e[1] == 1 && e[4] == 0 && isinf(e[5]));
+}
+
+static __global__ void round_stochastic(bf16 *out, const float *x, uint64_t step, int draws) {
+    for (int i = (int)threadIdx.x; i < draws; i += (int)blockDim.x) {
+        uint64_t key = blockIdx.x * (uint64_t)draws + (uint64_t)i;
+        out[key] = bf16_round_stochastic(x[blockIdx.x], rounding_bits(42, step, 3, key));
+    }
+}
+
+static void test_stochastic_rounding(void **state) {
+    (void)state;
+    enum { DRAWS = 65536, EXACT = 4 };
+    std::vector<float> x = {1.0f, -0.375f, 0.0f, INFINITY, 1.001f, -1.0051f, 3e-5f, 1e30f, 0x1.0001p0f};
+    DeviceArray<float> in(x);
+    DeviceArray<bf16> out(x.size() * DRAWS), again(x.size() * DRAWS), next(x.size() * DRAWS);
+    LAUNCH(round_stochastic, (unsigned)x.size(), 128, 0, nullptr, out.at, in.at, 5, DRAWS);
+    LAUNCH(round_stochastic, (unsigned)x.size(), 64, 0, nullptr, again.at, in.at, 5, DRAWS);
+    LAUNCH(round_stochastic, (unsigned)x.size(), 128, 0, nullptr, next.at, in.at, 6, DRAWS);
+    std::vector<bf16> got = out.host(), same = again.host(), other = next.host();
+    assert_memory_equal(got.data(), same.data(), got.size() * sizeof(bf16));  // the key alone decides
+    assert_memory_not_equal(&got[EXACT * DRAWS], &other[EXACT * DRAWS], DRAWS * sizeof(bf16));
+    for (size_t i = 0; i < x.size(); i++) {
+        double mean = 0, ulp = i < EXACT ? 0 : ldexp(1, ilogb(x[i]) - 7);
+        for (size_t k = 0; k < DRAWS; k++) {
+            float value = bf16_to_float(got[i * DRAWS + k]);
+            assert_true(i < EXACT ? value == x[i] : fabs((double)value - x[i]) < ulp);
+            mean += value;
+        }
+        // a coin of variance at most 1/4 ulp: five standard deviations of the mean are below 0.01 ulp
+        if (i >= EXACT) { assert_true(fabs(mean / (double)DRAWS - x[i]) < 0.01 * ulp); }
+    }
+    float negative_nan = -NAN;
+    assert_true(isnan(bf16_to_float(bf16_round_stochastic(NAN, 0xffff))));
+    memset(&negative_nan, 0xff, sizeof negative_nan);
+    assert_true(isnan(bf16_to_float(bf16_round_stochastic(negative_nan, 0xffff))));
+}
+
+static void test_rounding_bits(void **state) {
+    (void)state;
+    double mean = 0;
+    int equal_neighbours = 0;
+    for (uint64_t i = 0; i < 100000; i++) {
+        uint32_t bits = rounding_bits(1, 2, 3, i);
+        assert_true(bits < 65536);
+        mean += bits / 100000.0;
+        equal_neighbours += bits == rounding_bits(1, 2, 3, i + 1);
+    }
+    assert_true(fabs(mean - 32767.5) < 300);  // five standard deviations
+    assert_true(equal_neighbours < 10);       // 1.5 expected
+    assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(1, 2, 4, 8));
+    assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(9, 2, 3, 8));
+    assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // many steps
+    assert_int_equal(ceil_div(7, 4), 2);
+    assert_int_equal(ceil_div((size_t)8, (size_t)4), 2);
+}
+
+// ---- tensor-core instructions, against the mappings of elements to lanes in the words of the PTX ISA
+
+// d (16x8) = a (16x16) b (16x8) + c
+static __global__ void multiply_fragments(float *d, const bf16 *a, const bf16 *b, const float *c) {
+    int group = (int)threadIdx.x >> 2, in_group = (int)threadIdx.x % 4;
+    uint32_t a_register[4] = {0, 0, 0, 0}, b_register[2] = {0, 0};
+    float accumulator[4];
+    for (int i = 0; i < 8; i++) {
+        int row = i < 2 || (i >= 4 && i < 6) ? group : group + 8;
+        int column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+        a_register[i / 2] |= (uint32_t)a[row * 16 + column].bits << (16 * (i % 2));
+    }
+    for (int i = 0; i < 4; i++) {
+        int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
+        b_register[i / 2] |= (uint32_t)b[row * 8 + group].bits << (16 * (i % 2));
+    }
+    for (int i = 0; i < 4; i++) { accumulator[i] = c[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1)]; }
+    mma_bf16(accumulator, a_register, b_register[0], b_register[1]);
+    for (int i = 0; i < 4; i++) { d[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1)] = accumulator[i]; }
+}
+
+static std::vector<float> multiply(const std::vector<bf16> &a, const std::vector<bf16> &b,
+                                   const std::vector<float> &c) {
+    DeviceArray<bf16> a_device(a), b_device(b);
+    DeviceArray<float> c_device(c), d_device(128);
+    LAUNCH(multiply_fragments, 1, 32, 0, nullptr, d_device.at, a_device.at, b_device.at, c_device.at);
+    return d_device.host();
+}
+
+static void test_mma_products(void **state) {
+    (void)state;
+    std::vector<bf16> a(256), b(128);
+    std::vector<float> c = normals(128);
+    for (int i = 0; i < 256; i++) { a[i] = float_to_bf16(normal(1000 + (uint64_t)i)); }
+    for (int i = 0; i < 128; i++) { b[i] = float_to_bf16(normal(2000 + (uint64_t)i)); }
+    std::vector<float> d = multiply(a, b, c);
+    for (int i = 0; i < 128; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) {
+            sum += (double)bf16_to_float(a[i / 8 * 16 + k]) * bf16_to_float(b[k * 8 + i % 8]);
+        }
+        assert_true(fabs(d[i] - sum) < 1e-5);
+    }
+}
+
+// One column of A and one row of B at a time, so that a wrong mapping cannot hide in a sum.
+static void test_mma_mapping(void **state) {
+    (void)state;
+    std::vector<bf16> a(256), b(128);
+    std::vector<float> c(128, 0.0f);
+    for (int k = 0; k < 16; k++) {
+        for (int i = 0; i < 256; i++) { a[i] = float_to_bf16(i % 16 == k ? (float)(i / 16 + 1) : 0.0f); }
+        for (int i = 0; i < 128; i++) { b[i] = float_to_bf16(i / 8 == k ? (float)(i % 8 + 1) : 100.0f); }
+        std::vector<float> d = multiply(a, b, c);
+        for (int i = 0; i < 128; i++) { assert_true(d[i] == (float)((i / 8 + 1) * (i % 8 + 1))); }
+    }
+}
+
+// in: four 8x8 matrices; out[lane][matrix][2]
+static __global__ void distribute(uint16_t *out, const uint16_t *in, int transposed) {
+    DYNAMIC_SHARED(uint16_t, matrices);
+    uint32_t received[4], base = shared_address(matrices);
+    for (int i = (int)threadIdx.x; i < 256; i += 32) { matrices[i] = in[i]; }
+    __syncwarp();  // all rows are written before ldmatrix reads them
+    if (transposed) {
+        ldmatrix_x4_trans(received, base + threadIdx.x * 16);
+    } else {
+        ldmatrix_x4(received, base + threadIdx.x * 16);
+    }
+    for (int i = 0; i < 8; i++) { out[threadIdx.x * 8 + i] = (uint16_t)(received[i / 2] >> (16 * (i % 2))); }
+}
+
+static void test_ldmatrix(void **state) {
+    (void)state;
+    std::vector<uint16_t> in(256);
+    for (int i = 0; i < 256; i++) { in[i] = (uint16_t)(i * 257 + 3); }
+    DeviceArray<uint16_t> from(in), to(256);
+    for (int transposed = 0; transposed < 2; transposed++) {
+        LAUNCH(distribute, 1, 32, 512, nullptr, to.at, from.at, transposed);
+        std::vector<uint16_t> out = to.host();
+        for (int i = 0; i < 256; i++) {
+            int lane = i / 8, matrix = i % 8 / 2, row = lane / 4, column = lane % 4 * 2 + i % 2;
+            int expected = transposed ? matrix * 64 + column * 8 + row : matrix * 64 + row * 8 + column;
+            assert_int_equal(out[i], in[expected]);
+        }
+    }
+}
+
+// Three groups in flight, used one after another, in reverse by other lanes; of group 1 only the first 20 lanes' copies
+// are valid. BYTES each.
+template <int BYTES> static __global__ void copy_in_groups(uint32_t *out, const uint32_t *in) {
+    constexpr int WORDS = BYTES / 4, GROUP = 32 * WORDS;
+    DYNAMIC_SHARED(uint32_t, buffer);
+    int lane = (int)threadIdx.x, mirror = 31 - lane;
+    for (int g = 0; g < 3; g++) {
+        int at = g * GROUP + lane * WORDS;
+        cp_async<BYTES>(shared_address(buffer + at), in + at, g != 1 || lane < 20);
+        cp_async_commit();
+    }
+    cp_async_wait<2>();  // the first group is here for the lane that copied it
+    for (int i = 0; i < WORDS; i++) { out[lane * WORDS + i] = buffer[lane * WORDS + i]; }
+    cp_async_wait<0>();
+    __syncwarp();  // .. and now all are here for all lanes
+    for (int i = 0; i < 2 * WORDS; i++) {
+        int at = (1 + i / WORDS) * GROUP + mirror * WORDS + i % WORDS;
+        out[at] = buffer[at];
+    }
+}
+
+template <int BYTES> static void check_cp_async(void) {
+    enum { WORDS = 32 * BYTES / 4 };
+    std::vector<uint32_t> in(3 * WORDS);
+    for (int i = 0; i < 3 * WORDS; i++) { in[i] = (uint32_t)i + 1; }
+    DeviceArray<uint32_t> from(in), to(3 * WORDS);
+    LAUNCH((copy_in_groups<BYTES>), 1, 32, 3 * WORDS * 4, nullptr, to.at, from.at);
+    std::vector<uint32_t> out = to.host();
+    for (int i = 0; i < 3 * WORDS; i++) {
+        bool valid = i / WORDS != 1 || i % WORDS / (BYTES / 4) < 20;
+        assert_int_equal(out[i], valid ? in[i] : 0);
+    }
+}
+
+static void test_cp_async(void **state) {
+    (void)state;
+    check_cp_async<4>();
+    check_cp_async<8>();
+    check_cp_async<16>();
+}
+
+// the 4-, 8- and 16-byte accesses by address, on a static array seen as another type
+static __global__ void access_by_address(uint32_t *out) {
+    SHARED_ARRAY(uint4, vectors, 32);
+    SharedPtr<uint32_t> words = shared_cast<uint32_t>(vectors + 0);
+    uint32_t base = shared_address(vectors + 0), lane = threadIdx.x;
+    store_shared(base + lane * 16, make_uint4(lane, lane + 100, lane + 200, lane + 300));
+    __syncwarp();  // the vectors are written before other lanes change their parts
+    store_shared(base + (31 - lane) * 16 + 8, make_float2(1.5f, (float)lane));
+    __syncwarp();  // .. and before they are read
+    uint4 v = load_shared<uint4>(base + lane * 16);
+    float2 f = load_shared<float2>(base + lane * 16 + 8);
+    out[lane * 4] = v.x;
+    out[lane * 4 + 1] = words[(31 - lane) * 4 + 1];
+    out[lane * 4 + 2] = v.z;
+    out[lane * 4 + 3] = __float_as_uint(f.y);
+}
+
+static void test_access_by_address(void **state) {
+    (void)state;
+    DeviceArray<uint32_t> to(128);
+    LAUNCH(access_by_address, 1, 32, 0, nullptr, to.at);
+    std::vector<uint32_t> out = to.host();
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        float other_lane = (float)(31 - lane);
+        assert_int_equal(out[lane * 4], lane);
+        assert_int_equal(out[lane * 4 + 1], 31 - lane + 100);
+        assert_int_equal(out[lane * 4 + 2], 0x3fc00000u);  // 1.5
+        assert_memory_equal(&out[lane * 4 + 3], &other_lane, 4);
+    }
+}
+
+// ---- graphs: what was captured runs later, with the arguments it was called with
+
+static __global__ void add(float *x, float value, int n) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) { x[i] += value; }
+}
+
+static void test_graph(void **state) {
+    (void)state;
+    enum { N = 100 };
+    DeviceArray<float> x(std::vector<float>(N, 7.0f)), y(std::vector<float>(N, 7.0f));
+    float *pinned, value = 0.5f;
+    cudaStream_t stream, side;
+    cudaEvent_t fork_event, join_event;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_CHECK(cudaMallocHost(&pinned, N * sizeof(float)));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&fork_event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&join_event, cudaEventDisableTiming));
+    for (int i = 0; i < N; i++) { pinned[i] = 1; }
+
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaMemcpyAsync(x.at, pinned, N * sizeof(float), cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(fork_event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side, fork_event, 0));
+    CUDA_CHECK(cudaMemsetAsync(y.at, 0, N * sizeof(float), side));
+    LAUNCH(add, 2, 64, 0, side, y.at, value, N);
+    CUDA_CHECK(cudaEventRecord(join_event, side));
+    LAUNCH(add, 2, 64, 0, stream, x.at, value, N);
+    CUDA_CHECK(cudaStreamWaitEvent(stream, join_event, 0));
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    assert_true(x.host()[0] == 7 && y.host()[0] == 7);  // nothing ran
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+
+    value = 100;  // arguments were taken by value: this changes nothing
+    for (int round = 1; round <= 3; round++) {
+        for (int i = 0; i < N; i++) { pinned[i] = (float)(i * round); }  // what a copy reads, it reads at replay
+        CUDA_CHECK(cudaGraphLaunch(exec, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
+        std::vector<float> got_x = x.host(), got_y = y.host();
+        for (int i = 0; i < N; i++) { assert_true(got_x[i] == (float)(i * round) + 0.5f && got_y[i] == 0.5f); }
+    }
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+    CUDA_CHECK(cudaEventDestroy(fork_event));
+    CUDA_CHECK(cudaEventDestroy(join_event));
+    CUDA_CHECK(cudaStreamDestroy(side));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    CUDA_CHECK(cudaFreeHost(pinned));
+}
+
+static void test_events(void **state) {
+    (void)state;
+    cudaEvent_t start, end;
+    float milliseconds = -1;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&end));
+    assert_int_not_equal(cudaEventElapsedTime(&milliseconds, start, end), cudaSuccess);  // not recorded yet
+    cudaGetLastError();
+    CUDA_CHECK(cudaEventRecord(start, nullptr));
+    CUDA_CHECK(cudaEventRecord(end, nullptr));
+    CUDA_CHECK(cudaEventSynchronize(end));
+    CUDA_CHECK(cudaEventQuery(end));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
+    assert_true(milliseconds >= 0 && milliseconds < 1e4f);
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(end));
+}
+
+static void check_failing_call(void *unused) {
+    (void)unused;
+    CUDA_CHECK(cudaSetDevice(1000));
+}
+
+static void test_cuda_check(void **state) {
+    (void)state;
+    assert_stops(EXIT_RUN_FAILED, "cudaSetDevice(1000): invalid device ordinal", check_failing_call, nullptr);
+}
+
+#ifndef __CUDACC__
+
+// ---- the emulator's schedule
+
+static const int ORDERS[] = {0, 1, 77};
+
+static __global__ void record_warps(int *out, int *next) {
+    if (lane_id() == 0) { out[atomicAdd(next, 1)] = warp_id(); }
+}
+
+static void test_warp_orders(void **state) {
+    (void)state;
+    std::vector<std::vector<int>> seen;
+    for (int order : ORDERS) {
+        simt::settings().warp_order = order;
+        DeviceArray<int> out(8), next(std::vector<int>(1, 0));
+        LAUNCH(record_warps, 1, 256, 0, nullptr, out.at, next.at);
+        seen.push_back(out.host());
+    }
+    simt::settings().warp_order = 0;
+    for (int i = 0; i < 8; i++) { assert_true(seen[0][i] == i && seen[1][i] == 7 - i); }
+    assert_true(seen[2] != seen[0] && seen[2] != seen[1]);
+    std::sort(seen[2].begin(), seen[2].end());
+    assert_true(seen[2] == seen[0]);  // each warp once
+}
+
+static void test_settings_from_environment(void **state) {
+    (void)state;
+    unsetenv("SIMT_TEST");
+    assert_int_equal(simt::setting_from_environment("SIMT_TEST", 3), 3);
+    setenv("SIMT_TEST", "77", 1);
+    assert_int_equal(simt::setting_from_environment("SIMT_TEST", 3), 77);
+}
+
+// 1 + 1.5 * 2^-24 is nearer to 1 + 2^-23 than to 1
+static void test_mma_rounding(void **state) {
+    (void)state;
+    int before = simt::settings().mma_rounding;
+    std::vector<bf16> a(256, float_to_bf16(0)), b(128, float_to_bf16(1));
+    std::vector<float> c(128, 1.0f);
+    a[0] = float_to_bf16(1.5f * 0x1p-24f);
+    simt::settings().mma_rounding = 0;
+    assert_true(multiply(a, b, c)[0] == 1 + 0x1p-23f);
+    simt::settings().mma_rounding = 1;
+    assert_true(multiply(a, b, c)[0] == 1.0f);
+    simt::settings().mma_rounding = before;
+}
+
+// Copies without waiting, looks, and then waits.
+static __global__ void look_early(float *out, const float *in) {
+    SHARED_ARRAY(float, x, 32);
+    x[lane_id()] = 1;
+    cp_async<4>(shared_address(x + lane_id()), in + lane_id(), true);
+    cp_async_commit();
+    out[lane_id()] = x[lane_id()];
+    cp_async_wait<0>();
+}
+
+static void test_copy_in_flight_is_poisoned(void **state) {
+    (void)state;
+    int before = simt::settings().eager_async;
+    DeviceArray<float> in(std::vector<float>(32, 2.0f)), out(32);
+    simt::settings().only_count_races = true;
+    for (int eager = 0; eager < 2; eager++) {
+        simt::settings().eager_async = eager;
+        LAUNCH(look_early, 1, 32, 0, nullptr, out.at, in.at);
+        for (float x : out.host()) { assert_true(eager ? x == 2 : isnan(x)); }
+    }
+    simt::settings().only_count_races = false;
+    simt::settings().eager_async = before;
+}
+
+static void test_counts(void **state) {
+    (void)state;
+    simt::Counts before = simt::counts();
+    DeviceArray<uint16_t> matrices(std::vector<uint16_t>(256, 1)), out(256);
+    LAUNCH(distribute, 3, 32, 512, nullptr, out.at, matrices.at, 0);
+    check_reductions<96>();
+    check_cp_async<16>();
+    test_mma_products(state);
+    simt::Counts after = simt::counts();
+    assert_int_equal(after.ldmatrix - before.ldmatrix, 3);
+    assert_int_equal(after.ldmatrix_wavefronts - before.ldmatrix_wavefronts, 12);
+    assert_int_equal(after.barriers - before.barriers, 3 * 6);
+    assert_int_equal(after.shuffles - before.shuffles, 3 * 3 * 35);
+    assert_int_equal(after.async_copies - before.async_copies, 96);
+    assert_int_equal(after.mma - before.mma, 1);
+    assert_int_equal(after.races - before.races, 0);
+}
+
+// ---- the race check. Each case with and without the barrier (or wait, or write) that it needs
+
+enum RaceCase {
+    READ_AFTER_WRITE,
+    WRITE_AFTER_READ,
+    WRITE_BY_LAST_READER,
+    WRITE_AFTER_WRITE,
+    READ_AFTER_WRITE_IN_WARP,
+    WRITE_AFTER_READ_IN_WARP,
+    WARP_BARRIER_BETWEEN_WARPS,
+    READ_BEFORE_WAIT,
+    READ_OF_OTHERS_COPY,
+    COPY_AFTER_READ,
+    WRITE_DURING_COPY,
+    READ_UNWRITTEN,
+    UPDATE_AFTER_WRITE,
+    READ_AFTER_UPDATE,
+    WRITE_AFTER_UPDATE,
+    NUM_RACE_CASES
+};
+
+static __global__ void race(int which, bool correct, bool dynamic, float *global) {
+    DYNAMIC_SHARED(float, dynamic_array);
+    SHARED_ARRAY(float, static_array, 64);
+    SharedPtr<float> x = dynamic ? dynamic_array : static_array;
+    int i = (int)threadIdx.x, other_warp = 63 - i, other_lane = i ^ 1;
+    auto barrier = [=] {
+        if (correct) { __syncthreads(); }
+    };
+    auto copy = [=](int to) {
+        cp_async<4>(shared_address(x + to), global + 64 + to, true);
+        cp_async_commit();
+    };
+    if (which != READ_UNWRITTEN || correct) { x[i] = (float)i; }
+    __syncthreads();  // so that what follows is about the case alone
+    switch (which) {
+    case READ_AFTER_WRITE:
+        if (i == 0) { x[0] = 1; }
+        barrier(), global[i] = x[0];
+        break;
+    case WRITE_AFTER_READ:
+        global[i] = x[0], barrier();
+        if (i == 40) { x[0] = 1; }
+        break;
+    case WRITE_BY_LAST_READER:
+        global[i] = x[0], barrier();
+        if (i == 63) { x[0] = 1; }
+        break;
+    case WRITE_AFTER_WRITE: x[i] = 1, barrier(), x[other_warp] = 2; break;
+    case READ_AFTER_WRITE_IN_WARP:
+        x[i] = 1;
+        if (correct) { __syncwarp(); }
+        global[i] = x[other_lane];
+        break;
+    case WRITE_AFTER_READ_IN_WARP:
+        global[i] = x[other_lane];
+        if (correct) { __syncwarp(); }
+        x[i] = 1;
+        break;
+    case WARP_BARRIER_BETWEEN_WARPS:
+        if (i < 32) { x[i] = 1; }
+        __syncwarp();
+        barrier();
+        if (i >= 32) { global[i] = x[other_warp]; }
+        break;
+    case READ_BEFORE_WAIT:
+        copy(i);
+        if (correct) { cp_async_wait<0>(); }
+        global[i] = x[i];
+        cp_async_wait<0>();
+        break;
+    case READ_OF_OTHERS_COPY: copy(i), cp_async_wait<0>(), barrier(), global[i] = x[other_warp]; break;
+    case COPY_AFTER_READ:
+        global[i] = x[0], barrier();
+        if (i == 40) { copy(0), cp_async_wait<0>(); }
+        break;
+    case WRITE_DURING_COPY:
+        copy(i);
+        if (correct) { cp_async_wait<0>(); }
+        x[i] = 3;
+        cp_async_wait<0>();
+        break;
+    case READ_UNWRITTEN: global[i] = x[i]; break;
+    case UPDATE_AFTER_WRITE:
+        if (i == 0) { x[0] = 0; }
+        barrier(), atomicAdd(x + 0, 1.0f);
+        break;
+    case READ_AFTER_UPDATE:
+        atomicAdd(&x[0], 1.0f), barrier();
+        if (i == 63) { global[i] = x[0]; }
+        break;
+    case WRITE_AFTER_UPDATE:
+        atomicAdd(&x[0], 1.0f), barrier();
+        if (i == 40) { x[0] = 1; }
+        break;
+    }
+}
+
+static uint64_t races_of(int which, bool correct, bool dynamic) {
+    uint64_t before = simt::counts().races;
+    DeviceArray<float> global(std::vector<float>(128, 1.0f));
+    LAUNCH(race, 1, 64, 256, nullptr, which, correct, dynamic, global.at);
+    return simt::counts().races - before;
+}
+
+static void test_races(void **state) {
+    (void)state;
+    simt::Settings before = simt::settings();
+    simt::settings().only_count_races = true;
+    for (int run = 0; run < 6; run++) {
+        simt::settings().warp_order = ORDERS[run % 3];
+        simt::settings().eager_async = run / 3;
+        for (int which = 0; which < NUM_RACE_CASES; which++) {
+            for (int dynamic = 0; dynamic < 2; dynamic++) {
+                if (races_of(which, true, dynamic) != 0) { fail_msg("false alarm: case %d, run %d", which, run); }
+                if (races_of(which, false, dynamic) == 0) { fail_msg("missed: case %d, run %d", which, run); }
+            }
+        }
+    }
+    simt::settings().check_races = 0;
+    assert_int_equal(races_of(READ_AFTER_WRITE, false, true), 0);
+    simt::settings() = before;
+}
+
+// ---- refusals: each ends a child with one sentence
+
+// Runs FUNCTION(ARGUMENT) in a child and asserts that it aborts after one sentence with both words.
+static void assert_aborts(const char *words, const char *more_words, void (*function)(int), int argument) {
+    int ends[2], status = 0;
+    char said[4096];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        close(ends[0]);
+        function(argument);
+        _exit(0);
+    }
+    close(ends[1]);
+    size_t length = 0;
+    for (ssize_t got; (got = read(ends[0], said + length, sizeof said - 1 - length)) > 0;) { length += (size_t)got; }
+    said[length] = 0;
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    bool one_line = length > 0 && strchr(said, '\n') == said + length - 1;
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !one_line) {
+        fail_msg("expected an abort with '%s', got wait status %d: %s", more_words, status, said);
+    }
+    if (!strstr(said, words) || !strstr(said, more_words)) {
+        fail_msg("expected '%s' and '%s'; it said: %s", words, more_words, said);
+    }
+}
+
+enum { NUM_MISTAKES = 20 };
+static const char *const mistake_sentences[NUM_MISTAKES] = {
+    "has returned",
+    "at that of line",
+    "different warp operations",
+    "misaligned shared memory address 8 for 16 bytes",
+    "shared memory address 512 is out of range",
+    "cp.async from a misaligned global address",
+    "but lane 31 has returned",
+    "cp.async copies in flight",
+    "is not in its own mask 000000ff",
+    "shuffles from lane 8, which is not in the mask 000000ff",
+    "but lane 1 has returned",
+    "index 8 is outside a shared array",
+    "index 128 is outside a shared array",
+    "index -1 is outside a shared array",
+    "misaligned global address",
+    "divergent warp operation",
+    "misaligned shared memory address 2 for 4 bytes",
+    "array big: more than 48 KB of static shared memory",
+    "cp.async copies in flight",
+    "misaligned global address",
+};
+
+static __global__ void mistake(int which, float *global) {
+    DYNAMIC_SHARED(float, x);
+    SHARED_ARRAY(float, small, 8);
+    uint32_t base = shared_address(x), r[4] = {0, 0, 0, 0};
+    int lane = lane_id();
+    float d[4] = {0, 0, 0, 0}, value = 0;
+    switch (which) {
+    case 0:
+        if (threadIdx.x < 7) { __syncthreads(); }
+        break;
+    case 1:
+        if (threadIdx.x < 32) {
+            __syncthreads();
+        } else {
+            __syncthreads();
+        }
+        break;
+    case 2:
+        if (lane < 16) {
+            mma_bf16(d, r, 0, 0);
+        } else {
+            __syncwarp();
+        }
+        break;
+    case 3: ldmatrix_x4(r, base + (uint32_t)lane * 8); break;
+    case 4: ldmatrix_x4(r, base + 512); break;
+    case 5: cp_async<16>(base + (uint32_t)lane * 16, global + 1, true); break;
+    case 6:
+        if (lane < 31) { __syncwarp(); }
+        break;
+    case 7: cp_async<4>(base + (uint32_t)lane * 4, global + lane, true); break;
+    case 8: value = __shfl_sync(0xffu, value, lane); break;
+    case 9:
+        if (lane < 8) { value = __shfl_sync(0xffu, value, lane + 2); }
+        break;
+    case 10:
+        if (lane == 0) { mma_bf16(d, r, 0, 0); }
+        break;
+    case 11: small[8] = 1; break;
+    case 12: x[128] = 1; break;
+    case 13: value = small[-1]; break;
+    case 14: load128(global + 2); break;
+    case 15:
+        if (lane < 16) {
+            value = __shfl_sync(0xffffffffu, value, 0);
+        } else {
+            __syncthreads();
+        }
+        break;
+    case 16: store_shared(base + 2, 1.0f); break;
+    case 17: {
+        SHARED_ARRAY(float, big, 12288);
+        big[0] = 1;
+        break;
+    }
+    case 18:  // waits, but forgot to commit
+        cp_async<4>(base + (uint32_t)lane * 4, global + lane, true);
+        cp_async_wait<0>();
+        break;
+    case 19: store128_streaming(global + 1, Pack<float>{}); break;
+    }
+}
+
+static void make_mistake(int which) {
+    float *global;
+    simt::settings().check_races = 0;  // these are about something else
+    CUDA_CHECK(cudaMalloc(&global, 256 * sizeof(float)));
+    LAUNCH(mistake, 1, 64, 512, nullptr, which, global);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    for (int which = 0; which < NUM_MISTAKES; which++) {
+        assert_aborts("simt: kernel mistake: block (0,0,0) thread ", mistake_sentences[which], make_mistake, which);
+    }
+}
+
+static void make_race(int which) {
+    simt::settings().only_count_races = false;
+    races_of(which, false, which != READ_AFTER_WRITE && which != WRITE_AFTER_WRITE);
+}
+
+static void test_races_are_refused(void **state) {
+    (void)state;
+    assert_aborts(
+        "simt: kernel race: block (0,0,0) thread 1: race on static_array, byte 0: read after write, no barrier",
+        "the other access is by thread 0", make_race, READ_AFTER_WRITE);
+    assert_aborts("thread 40: race on dynamic shared memory, byte 0: write after read, no barrier",
+                  "the other access is by several threads", make_race, WRITE_AFTER_READ);
+    assert_aborts("thread 32: race on static_array, byte 128: write after write, no barrier",
+                  "the other access is by thread 31", make_race, WRITE_AFTER_WRITE);
+    assert_aborts("race on dynamic shared memory, byte 0: read of what was never written",
+                  "the other access is by nobody", make_race, READ_UNWRITTEN);
+}
+
+// ---- the runtime
+
+static void test_memory(void **state) {
+    (void)state;
+    simt::Runtime &r = simt::runtime();
+    size_t free_before, free_after, total;
+    float *x, *pinned, host = 1;
+    CUDA_CHECK(cudaMemGetInfo(&free_before, &total));
+    CUDA_CHECK(cudaMalloc(&x, 10 * sizeof(float)));
+    CUDA_CHECK(cudaMallocHost(&pinned, sizeof(float)));
+    CUDA_CHECK(cudaMemGetInfo(&free_after, &total));
+    assert_int_equal(free_before - free_after, 10 * sizeof(float));
+    assert_int_equal((uintptr_t)x % 256, 0);
+    for (int i = 0; i < 10; i++) { assert_true(isnan(x[i])); }
+    assert_int_equal(cudaMemcpy(x, &host, 4, cudaMemcpyDeviceToDevice), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpy(&host, x, 4, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemcpy(x + 9, &host, 8, cudaMemcpyHostToDevice), cudaErrorInvalidValue);  // beyond the end
+    assert_int_equal(cudaMemset(&host, 0, 4), cudaErrorInvalidValue);
+    assert_int_equal(cudaMemset(x + 9, 0, 8), cudaErrorInvalidValue);
+    assert_int_equal(cudaFree(pinned), cudaErrorInvalidValue);
+    assert_int_equal(cudaFree(x + 1), cudaErrorInvalidValue);
+    assert_int_equal(cudaPeekAtLastError(), cudaErrorInvalidValue);
+    assert_int_equal(cudaGetLastError(), cudaErrorInvalidValue);
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    CUDA_CHECK(cudaFree(x));
+    CUDA_CHECK(cudaFreeHost(pinned));
+    CUDA_CHECK(cudaFree(nullptr));
+    size_t all = r.device_bytes;
+    r.device_bytes = r.device_bytes_used + 100;
+    assert_int_equal(cudaMalloc(&x, 101), cudaErrorMemoryAllocation);
+    assert_string_equal(cudaGetErrorString(cudaGetLastError()), "out of memory");
+    CUDA_CHECK(cudaMalloc(&x, 100));
+    CUDA_CHECK(cudaFree(x));
+    r.device_bytes = all;
+}
+
+static void test_counters(void **state) {
+    (void)state;
+    DeviceArray<float> x(4);
+    cudaStream_t stream;
+    cudaEvent_t event;
+    float *pinned, host[4] = {0};
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaMallocHost(&pinned, 16));
+    simt::Runtime before = simt::runtime();
+    CUDA_CHECK(cudaMemsetAsync(x.at, 0, 16, stream));
+    CUDA_CHECK(cudaMemcpyAsync(pinned, x.at, 16, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(x.at, pinned, 16, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+    CUDA_CHECK(cudaEventQuery(event));
+    LAUNCH(add, 1, 32, 0, stream, x.at, 1.0f, 4);
+    assert_int_equal(simt::runtime().host_synchronisations, before.host_synchronisations);  // none of these waits
+    assert_int_equal(simt::runtime().pageable_copies, before.pageable_copies);
+    assert_int_equal(simt::runtime().launches, before.launches + 1);
+    CUDA_CHECK(cudaMemcpyAsync(host, x.at, 16, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaMemcpyAsync(x.at, host, 16, cudaMemcpyHostToDevice, stream));
+    assert_int_equal(simt::runtime().pageable_copies, before.pageable_copies + 2);
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    CUDA_CHECK(cudaEventSynchronize(event));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    CUDA_CHECK(cudaMemcpy(host, x.at, 16, cudaMemcpyDeviceToHost));
+    assert_int_equal(simt::runtime().host_synchronisations, before.host_synchronisations + 4);
+    assert_true(host[3] == 1);
+    CUDA_CHECK(cudaFreeHost(pinned));
+    CUDA_CHECK(cudaEventDestroy(event));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+static void test_device(void **state) {
+    (void)state;
+    cudaDeviceProp properties;
+    int value = 0, blocks = 0;
+    CUDA_CHECK(cudaGetDeviceCount(&value));
+    assert_int_equal(value, 1);
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    assert_string_equal(properties.name, "emulator");
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
+    assert_true(value == 4 && properties.multiProcessorCount == 4);
+    assert_int_equal(cudaGetDeviceProperties(&properties, 1), cudaErrorInvalidDevice);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 1024, 0));
+    assert_int_equal(blocks, 2);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 128, 100 * 1024));
+    assert_int_equal(blocks, 2);
+    cudaGetLastError();
+}
+
+static cudaError_t try_launch(dim3 grid, dim3 block, size_t shared_bytes) {
+    simt::launch("add", add, grid, block, shared_bytes, nullptr, nullptr, 0.0f, 0);
+    return cudaGetLastError();
+}
+
+static void test_launch_limits(void **state) {
+    (void)state;
+    assert_int_equal(try_launch(1, 1024, 48 * 1024), cudaSuccess);
+    assert_int_equal(try_launch(1, 1025, 0), cudaErrorInvalidConfiguration);
+    assert_int_equal(try_launch(0, 32, 0), cudaErrorInvalidConfiguration);
+    assert_int_equal(try_launch(dim3(1, 65536), 32, 0), cudaErrorInvalidConfiguration);
+    assert_int_equal(try_launch(1, 32, 48 * 1024 + 4), cudaErrorInvalidValue);
+    CUDA_CHECK(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024));
+    assert_int_equal(try_launch(1, 32, 100 * 1024), cudaSuccess);
+    assert_int_equal(try_launch(1, 32, 100 * 1024 + 4), cudaErrorInvalidValue);
+    assert_int_equal(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 * 1024),
+                     cudaErrorInvalidValue);
+    cudaGetLastError();
+}
+
+struct CaptureCase {
+    cudaStream_t stream, side;
+    cudaEvent_t event;
+    float *device, *pinned;
+};
+
+// what is not allowed while stream captures, and the error it is answered with
+static cudaError_t forbidden(const CaptureCase &c, int which) {
+    float host[4] = {0};
+    void *memory;
+    switch (which) {
+    case 0: return cudaStreamSynchronize(c.stream);
+    case 1: return cudaDeviceSynchronize();
+    case 2: return cudaMalloc(&memory, 16);
+    case 3: return cudaFree(c.device);
+    case 4: return cudaMemcpyAsync(c.device, host, 16, cudaMemcpyHostToDevice, c.stream);
+    case 5: return cudaMemcpyAsync(host, c.device, 16, cudaMemcpyDeviceToHost, c.stream);
+    case 6: return cudaMemcpy(c.device, c.pinned, 16, cudaMemcpyHostToDevice);
+    case 7: return cudaMemsetAsync(c.device, 0, 16, nullptr);
+    case 8: CUDA_CHECK(cudaEventRecord(c.event, c.stream)); return cudaEventSynchronize(c.event);
+    default:
+        CUDA_CHECK(cudaEventRecord(c.event, c.side));  // outside the capture
+        return cudaStreamWaitEvent(c.stream, c.event, 0);
+    }
+}
+
+static void test_forbidden_in_capture(void **state) {
+    (void)state;
+    const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
+    const cudaError_t expected[] = {unsupported,
+                                    unsupported,
+                                    unsupported,
+                                    unsupported,
+                                    unsupported,
+                                    unsupported,
+                                    unsupported,
+                                    cudaErrorStreamCaptureImplicit,
+                                    cudaErrorCapturedEvent,
+                                    unsupported};
+    CaptureCase c;
+    cudaGraph_t graph;
+    cudaStreamCaptureStatus status;
+    CUDA_CHECK(cudaStreamCreate(&c.stream));
+    CUDA_CHECK(cudaStreamCreate(&c.side));
+    CUDA_CHECK(cudaEventCreate(&c.event));
+    CUDA_CHECK(cudaMalloc(&c.device, 16));
+    CUDA_CHECK(cudaMallocHost(&c.pinned, 16));
+    assert_int_equal(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), unsupported);
+    assert_int_equal(cudaStreamEndCapture(c.stream, &graph), cudaErrorStreamCaptureUnmatched);
+    for (int which = 0; which < 10; which++) {
+        CUDA_CHECK(cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeGlobal));
+        CUDA_CHECK(cudaStreamIsCapturing(c.stream, &status));
+        assert_int_equal(status, cudaStreamCaptureStatusActive);
+        assert_int_equal(forbidden(c, which), expected[which]);
+        CUDA_CHECK(cudaStreamIsCapturing(c.stream, &status));
+        assert_int_equal(status, cudaStreamCaptureStatusInvalidated);
+        assert_int_equal(cudaStreamEndCapture(c.stream, &graph), cudaErrorStreamCaptureInvalidated);
+        assert_null(graph);
+        CUDA_CHECK(cudaStreamIsCapturing(c.stream, &status));
+        assert_int_equal(status, cudaStreamCaptureStatusNone);
+        cudaGetLastError();
+    }
+    CUDA_CHECK(cudaFree(c.device));
+    CUDA_CHECK(cudaFreeHost(c.pinned));
+    CUDA_CHECK(cudaEventDestroy(c.event));
+    CUDA_CHECK(cudaStreamDestroy(c.side));
+    CUDA_CHECK(cudaStreamDestroy(c.stream));
+}
+
+// A stream that joined a capture did work after the event that the capturing stream waits for.
+static void test_unjoined_capture(void **state) {
+    (void)state;
+    DeviceArray<float> x(4);
+    cudaStream_t stream, side;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaStreamCreate(&side));
+    CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));
+    CUDA_CHECK(cudaEventRecord(event, side));
+    CUDA_CHECK(cudaMemsetAsync(x.at, 0, 16, side));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    cudaGetLastError();
+    CUDA_CHECK(cudaEventDestroy(event));
+    CUDA_CHECK(cudaStreamDestroy(side));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+#endif
+
+static const struct CMUnitTest portable_tests[] = {
+    cmocka_unit_test(test_indices),         cmocka_unit_test(test_shared_arrays),
+    cmocka_unit_test(test_warp_operations), cmocka_unit_test(test_atomics),
+    cmocka_unit_test(test_reductions),      cmocka_unit_test(test_packs),
+    cmocka_unit_test(test_conversions),     cmocka_unit_test(test_stochastic_rounding),
+    cmocka_unit_test(test_rounding_bits),   cmocka_unit_test(test_mma_products),
+    cmocka_unit_test(test_mma_mapping),     cmocka_unit_test(test_ldmatrix),
+    cmocka_unit_test(test_cp_async),        cmocka_unit_test(test_access_by_address),
+    cmocka_unit_test(test_graph),           cmocka_unit_test(test_events),
+    cmocka_unit_test(test_cuda_check),
+};
+
+#ifdef __CUDACC__
+int main(void) { return cmocka_run_group_tests_name("on the device", portable_tests, NULL, NULL); }
+#else
+static const struct CMUnitTest emulator_tests[] = {
+    cmocka_unit_test(test_warp_orders),
+    cmocka_unit_test(test_settings_from_environment),
+    cmocka_unit_test(test_mma_rounding),
+    cmocka_unit_test(test_copy_in_flight_is_poisoned),
+    cmocka_unit_test(test_counts),
+    cmocka_unit_test(test_races),
+    cmocka_unit_test(test_refusals),
+    cmocka_unit_test(test_races_are_refused),
+    cmocka_unit_test(test_memory),
+    cmocka_unit_test(test_counters),
+    cmocka_unit_test(test_device),
+    cmocka_unit_test(test_launch_limits),
+    cmocka_unit_test(test_forbidden_in_capture),
+    cmocka_unit_test(test_unjoined_capture),
+};
+
+int main(void) {
+    const char *const names[] = {"forward", "reverse, tensor-core rounding", "seeded, eager cp.async"};
+    int failures = 0;
+    for (int run = 0; run < 3; run++) {
+        simt::settings().warp_order = ORDERS[run];
+        simt::settings().mma_rounding = run == 1;
+        simt::settings().eager_async = run == 2;
+        failures += cmocka_run_group_tests_name(names[run], portable_tests, NULL, NULL);
+    }
+    simt::settings() = simt::Settings();
+    return failures + cmocka_run_group_tests_name("emulator", emulator_tests, NULL, NULL);
+}
+#endif

@@ -1,0 +1,857 @@
+/*
+Causal attention on the GPU (FlashAttention-2: Dao 2023). Formula, shapes and twins are in attention.h.
+A block owns OWN rows of one head and meets the rows of the other side OTHER at a time, in shared memory.
+  forward   owns queries, meets keys and values: scores, online softmax, sums of values. Saves lse alone
+  delta     dout . out of every row, (B,NH,T), into scratch
+  dK, dV    owns keys and values, meets queries and dout, with the scores transposed: S^T = K Q^T
+  dQ        owns queries and dout, meets keys and values
+  decode    a block for a head of a query: its keys and values straight from the cache
+Both kernels of the backward rebuild the scores from lse. That makes 7 products where 5 would do, but every sum has one
+owner and one order: no atomics, the same bits every run. Nothing of T x T elements is stored, and tiles wholly above
+the diagonal are neither loaded nor computed.
+Each kernel is written once, over a struct that says how tiles lie and how products are made:
+  TensorTiles  bf16, heads of 32, 64, 80 or 128, arrays aligned to 16 bytes: mma on tensor cores; cp.async copies a tile
+               while the one before is used. A warp has 32 rows of its own (16 where heads are wide), so that what is
+               read from shared memory serves 2 or 4 mma: bound by the tensor cores, not by shared memory
+  PlainTiles   all else up to heads of 256: fp32 in shared memory, a thread multiplies 4 rows by 4
+Bytes: a block reads its rows once, and those of the other side up to the diagonal. Over a head these are read
+T / (2 OWN) times, from L2, since the blocks of a head run at about the same time. Outputs are written once, 16 bytes a
+thread.
+defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
+*/
+#pragma once
+#include "device.cuh"
+
+static constexpr float ATTENTION_LOG2E = 1.4426950408889634f, ATTENTION_LN2 = 0.6931471805599453f;
+
+// before a loop that shall stay one: unrolled, it would need more registers than there are
+#ifdef __CUDACC__
+#define ATTENTION_ROLLED _Pragma("unroll 1")
+#else
+#define ATTENTION_ROLLED
+#endif
+
+struct AttentionShape {
+    int T, NH, HS;
+    bool packs;   // rows and arrays are aligned to, and heads are made of, 16-byte packs
+    float scale;  // 1/sqrt(HS), times log2(e): a score in base 2
+};
+
+// the rows of the block's head: row t of each is `stride` elements after row t-1
+template <class T> struct AttentionQkv {
+    T *q, *k, *v;
+    int stride;
+};
+
+// grid: (tiles, NH, B)
+static __device__ __forceinline__ size_t attention_rows_before(const AttentionShape &s) {
+    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * s.T;  // of (B,NH,T)
+}
+static __device__ __forceinline__ size_t attention_head_begin(const AttentionShape &s) {
+    return (size_t)blockIdx.z * s.T * s.NH * s.HS + blockIdx.y * s.HS;  // of (B,T,NH,HS)
+}
+template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_head(T *qkv, const AttentionShape &s) {
+    int C = s.NH * s.HS;
+    T *q = qkv + (size_t)blockIdx.z * s.T * 3 * C + blockIdx.y * s.HS;
+    return {q, q + C, q + 2 * C, 3 * C};
+}
+
+// x = W neighbours: one of them, or a pack
+template <int W> static __device__ __forceinline__ void attention_read(float (&x)[W], const floatX *from) {
+    if constexpr (W == 1) {
+        x[0] = to_real(*from);
+    } else {
+        Pack<floatX> pack = load128(from);
+        UNROLL
+        for (int i = 0; i < W; i++) { x[i] = pack[i]; }
+    }
+}
+
+// ---- tiles
+// A tile is some rows of one head in shared memory, known by its address; rows from T on are zeros. These need no mask:
+// a key from T on is above the diagonal of every query that is stored, and a query from T on has dout = 0 and
+// delta = 0, so it adds nothing to dK and dV.
+// A matrix whose rows are the block's own lies in registers, spread over the threads: x[r][c] of a thread is the
+// element at row(r) and column(c). LANES neighbouring lanes have the same rows. A warp's rows are among SPAN rows from
+// first_row() on.
+//   TensorTiles  as mma leaves its sums: lane l has rows l/4, l/4 + 8, .. and of every 8 columns 2(l%4) and the next
+//                         columns 0 1  2 3  4 5  6 7   8 9 ..
+//                  row 0, 8, ..   l0   l1   l2   l3    l0
+//                  row 1, 9, ..   l4   l5   l6   l7    l4
+//                As the left factor of the next product mma wants elements at the same places, in bf16, so scores go
+//                from one product to the next without leaving their lane.
+//   PlainTiles   thread i has rows i/8, i/8 + 8, ..; of scores columns i%8, i%8 + 8, ..; of sums 4 of every 32 columns
+
+// HS a multiple of 16. OWN rows are dealt to WARPS warps, 16 or 32 each
+template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
+    static constexpr int OWN = OWN_, OTHER = OTHER_, THREADS = 32 * WARPS, WIDTH = HS;
+    static constexpr int SPAN = OWN / WARPS, ROWS = SPAN / 8, LANES = 4;
+    static constexpr int STEP = 16;       // rows of the other side that the backward takes at a time
+    static constexpr int BUFFERS = 2;     // a tile is used while the next arrives
+    static constexpr int MIN_BLOCKS = 0;  // on a multiprocessor: as many as ptxas thinks best
+    static constexpr int ROW_BYTES = HS * 2, CHUNKS = HS / 8, SCRATCH_BYTES = 0;
+    static_assert(SPAN % 16 == 0 && OTHER % 16 == 0 && HS % 16 == 0, "mma takes 16 by 16");
+
+    static __device__ __forceinline__ int first_row() { return warp_id() * SPAN; }
+    static __device__ __forceinline__ int row(int r) { return first_row() + r * 8 + lane_id() / 4; }
+    static __device__ __forceinline__ int column(int c) { return c / 2 * 8 + lane_id() % 4 * 2 + c % 2; }
+
+    // Where in a tile half c (8 columns, 16 bytes: a chunk) of columns 16k .. 16k+15 of row r is. The banks hold 8
+    // chunks. ldmatrix reads the same chunk of 8 rows at once; SHARING of these rows begin in the same bank, so each of
+    // them has its chunks in an order of its own: chunk i is where i ^ (0 .. SHARING-1) would be.
+    static __device__ __forceinline__ uint32_t place(int r, int c, int k) {
+        constexpr int SHARING = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+        int low = 2 * k % SHARING, high = 2 * k - low;
+        int order = r / (8 / SHARING) % SHARING;
+        return static_cast<uint32_t>(r * ROW_BYTES + (c ^ order ^ low) * 16 + high * 16);
+    }
+
+    // starts the copy of rows first .. first+NUM-1 of a matrix
+    template <int NUM>
+    static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
+                                                const AttentionShape &s) {
+        static_assert(NUM * CHUNKS % THREADS == 0, "every thread copies as many chunks");
+        UNROLL
+        for (int i = 0; i < NUM * CHUNKS / THREADS; i++) {
+            int chunk = i * THREADS + (int)threadIdx.x, r = chunk / CHUNKS, c = chunk % CHUNKS;
+            bool valid = first + r < s.T;
+            cp_async<16>(tile + place(r, c % 2, c / 2), from + (size_t)(valid ? first + r : 0) * stride + c * 8, valid);
+        }
+    }
+
+    // A left factor: columns 16k.. of 16 of the warp's own rows, from 16m on. From shared memory each time, or kept.
+    struct InShared {
+        uint32_t tile;
+        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
+            uint32_t rows = tile + (first_row() + m * 16) * ROW_BYTES;
+            ldmatrix_x4(a, rows + place(lane_id() % 16, lane_id() / 16, k));
+        }
+    };
+    struct Held {
+        uint32_t all[SPAN / 16][HS / 16][4];
+        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
+            UNROLL
+            for (int i = 0; i < 4; i++) { a[i] = all[m][k][i]; }
+        }
+    };
+    static __device__ __forceinline__ InShared in_shared(uint32_t tile, const AttentionShape &) { return {tile}; }
+    static __device__ __forceinline__ Held hold(uint32_t tile, const AttentionShape &) {
+        Held held;
+        UNROLL
+        for (int m = 0; m < SPAN / 16; m++) {
+            UNROLL
+            for (int k = 0; k < HS / 16; k++) { InShared{tile}.fragment(held.all[m][k], m, k); }
+        }
+        return held;
+    }
+
+    // 16 rows from 16m on and 8 columns from 8n on of x += a b
+    template <int N>
+    static __device__ __forceinline__ void multiply_add(float (&x)[ROWS][N], int m, int n, const uint32_t (&a)[4],
+                                                        uint32_t b0, uint32_t b1) {
+        float *top = &x[2 * m][2 * n], *bottom = &x[2 * m + 1][2 * n];
+        float d[4] = {top[0], top[1], bottom[0], bottom[1]};
+        mma_bf16(d, a, b0, b1);
+        top[0] = d[0], top[1] = d[1], bottom[0] = d[2], bottom[1] = d[3];
+    }
+
+    // x (own, 4N) += own rows . rows first.. of the tile
+    template <class Own, int N>
+    static __device__ __forceinline__ void products(float (&x)[ROWS][N], const Own &own, uint32_t tile, int first) {
+        int lane = lane_id();
+        uint32_t rows = tile + first * ROW_BYTES;
+        UNROLL
+        for (int k = 0; k < HS / 16; k++) {
+            uint32_t a[SPAN / 16][4], b[4];
+            UNROLL
+            for (int m = 0; m < SPAN / 16; m++) { own.fragment(a[m], m, k); }
+            UNROLL
+            for (int n = 0; n < N / 4; n++) {  // the tile's rows are columns of the right factor: not transposed
+                ldmatrix_x4(b, rows + n * 16 * ROW_BYTES + place(lane / 16 * 8 + lane % 8, lane / 8 % 2, k));
+                UNROLL
+                for (int m = 0; m < SPAN / 16; m++) {
+                    multiply_add(x, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_add(x, m, 2 * n + 1, a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // sums (own, HS) += x (own, 4N), rounded to bf16, times rows first.. of the tile
+    template <int N>
+    static __device__ __forceinline__ void gather(float (&sums)[ROWS][HS / 4], const float (&x)[ROWS][N], uint32_t tile,
+                                                  int first, uint32_t) {
+        int lane = lane_id();
+        uint32_t rows = tile + first * ROW_BYTES;
+        UNROLL
+        for (int k = 0; k < N / 4; k++) {
+            uint32_t a[SPAN / 16][4], b[4];
+            UNROLL
+            for (int m = 0; m < SPAN / 16; m++) {
+                UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const float *pair = &x[2 * m + i % 2][4 * k + i / 2 * 2];
+                    a[m][i] = pack_bf16(pair[0], pair[1]);
+                }
+            }
+            UNROLL
+            for (int n = 0; n < HS / 16; n++) {
+                ldmatrix_x4_trans(b, rows + k * 16 * ROW_BYTES + place(lane % 16, lane / 16, n));
+                UNROLL
+                for (int m = 0; m < SPAN / 16; m++) {
+                    multiply_add(sums, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_add(sums, m, 2 * n + 1, a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // Own rows of a matrix = scale (of each row) times sums. So that 16 bytes are stored at a time, they go through the
+    // warp's rows of a tile, which no other warp touches and which this one last read before its latest barrier.
+    static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t tile, int first,
+                                                 const AttentionShape &s, const float (&sums)[ROWS][HS / 4],
+                                                 const float (&scale)[ROWS]) {
+        int lane = lane_id();
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            UNROLL
+            for (int n = 0; n < CHUNKS; n++) {
+                uint32_t pair = pack_bf16(sums[r][2 * n] * scale[r], sums[r][2 * n + 1] * scale[r]);
+                store_shared(tile + place(row(r), n % 2, n / 2) + lane % 4 * 4, pair);
+            }
+        }
+        __syncwarp();  // the rows are complete
+        UNROLL
+        for (int i = 0; i < SPAN * CHUNKS / 32; i++) {
+            int chunk = i * 32 + lane, r = first_row() + chunk / CHUNKS, c = chunk % CHUNKS;
+            if (first + r >= s.T) { continue; }
+            uint4 words = load_shared<uint4>(tile + place(r, c % 2, c / 2));
+            store128(to + (size_t)(first + r) * stride + c * 8, pack_of_words<floatX>(words));
+        }
+    }
+};
+
+// Any storage and any head size up to WIDTH, a multiple of 32. 64 threads, TILE own rows and as many others
+template <int WIDTH_, int TILE> struct PlainTiles {
+    static constexpr int OWN = TILE, OTHER = TILE, STEP = TILE, THREADS = 64, WIDTH = WIDTH_;
+    static constexpr int SPAN = TILE, ROWS = TILE / 8, LANES = 8, BUFFERS = 1;
+    static constexpr int MIN_BLOCKS = 1;  // no more are asked for, or ptxas spills registers to get them
+    // Between rows 16 bytes are left, so that 8 lanes read 16 bytes each of 8 rows without a bank conflict; between
+    // those of the scores 32, as 32 lanes write 4 rows of 8.
+    static constexpr int ROW_BYTES = WIDTH * 4 + 16, SCORE_BYTES = TILE * 4 + 32, SCRATCH_BYTES = TILE * SCORE_BYTES;
+
+    static __device__ __forceinline__ int first_row() { return 0; }
+    static __device__ __forceinline__ int row(int r) { return (int)threadIdx.x / 8 + 8 * r; }
+    static __device__ __forceinline__ int column(int c) { return (int)threadIdx.x % 8 + 8 * c; }
+
+    template <int W> static __device__ __forceinline__ void store_row(uint32_t to, const float (&x)[W]) {
+        if constexpr (W == 1) {
+            store_shared(to, x[0]);
+        } else {
+            UNROLL
+            for (int i = 0; i < W; i += 4) {
+                store_shared(to + i * 4, make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
+            }
+        }
+    }
+    template <int W, int NUM>
+    static __device__ __forceinline__ void load_packs(uint32_t tile, const floatX *from, int stride, int first,
+                                                      const AttentionShape &s) {
+        for (int at = (int)threadIdx.x * W; at < NUM * WIDTH; at += THREADS * W) {
+            int r = at / WIDTH, d = at % WIDTH;
+            float x[W] = {};
+            if (first + r < s.T && d < s.HS) { attention_read(x, from + (size_t)(first + r) * stride + d); }
+            store_row(tile + r * ROW_BYTES + d * 4, x);
+        }
+    }
+    // rows first .. first+NUM-1 of a matrix; columns from HS on are zeros
+    template <int NUM>
+    static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
+                                                const AttentionShape &s) {
+        if (s.packs) {
+            load_packs<Pack<floatX>::SIZE, NUM>(tile, from, stride, first, s);
+        } else {
+            load_packs<1, NUM>(tile, from, stride, first, s);
+        }
+    }
+
+    // left factors stay in shared memory
+    struct Held {
+        uint32_t tile;
+        int HS;
+    };
+    static __device__ __forceinline__ Held in_shared(uint32_t tile, const AttentionShape &s) { return {tile, s.HS}; }
+    static __device__ __forceinline__ Held hold(uint32_t tile, const AttentionShape &s) { return {tile, s.HS}; }
+
+    // x (own, TILE) += own rows . rows first.. of the tile
+    template <int N>
+    static __device__ __forceinline__ void products(float (&x)[ROWS][N], const Held &own, uint32_t tile, int first) {
+        for (int d = 0; d < own.HS; d += 4) {
+            float4 b[N];
+            UNROLL
+            for (int c = 0; c < N; c++) { b[c] = load_shared<float4>(tile + (first + column(c)) * ROW_BYTES + d * 4); }
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                float4 a = load_shared<float4>(own.tile + row(r) * ROW_BYTES + d * 4);
+                UNROLL
+                for (int c = 0; c < N; c++) { x[r][c] += a.x * b[c].x + a.y * b[c].y + a.z * b[c].z + a.w * b[c].w; }
+            }
+        }
+    }
+
+    // sums (own, WIDTH) += x (own, TILE) times rows first.. of the tile. The threads that share a row are of one warp,
+    // and show each other their x in rows of `scratch` that only this warp uses
+    template <int N>
+    static __device__ __forceinline__ void gather(float (&sums)[ROWS][WIDTH / 8], const float (&x)[ROWS][N],
+                                                  uint32_t tile, int first, uint32_t scratch) {
+        __syncwarp();  // the warp has read the last x
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            UNROLL
+            for (int c = 0; c < N; c++) { store_shared(scratch + row(r) * SCORE_BYTES + column(c) * 4, x[r][c]); }
+        }
+        __syncwarp();  // x is complete
+        for (int j = 0; j < N * 8; j += 4) {
+            float a[ROWS][4];
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                float4 four = load_shared<float4>(scratch + row(r) * SCORE_BYTES + j * 4);
+                a[r][0] = four.x, a[r][1] = four.y, a[r][2] = four.z, a[r][3] = four.w;
+            }
+            UNROLL
+            for (int i = 0; i < 4; i++) { add_row(sums, a, i, tile + (first + j + i) * ROW_BYTES); }
+        }
+    }
+
+    // sums += a[..][i] times one row of a tile
+    static __device__ __forceinline__ void add_row(float (&sums)[ROWS][WIDTH / 8], const float (&a)[ROWS][4], int i,
+                                                   uint32_t tile_row) {
+        UNROLL
+        for (int n = 0; n < WIDTH / 32; n++) {
+            float4 b = load_shared<float4>(tile_row + n * 128 + threadIdx.x % 8 * 16);
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                sums[r][4 * n] += a[r][i] * b.x, sums[r][4 * n + 1] += a[r][i] * b.y;
+                sums[r][4 * n + 2] += a[r][i] * b.z, sums[r][4 * n + 3] += a[r][i] * b.w;
+            }
+        }
+    }
+
+    // own rows of a matrix = scale (of each row) times sums
+    static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t, int first, const AttentionShape &s,
+                                                 const float (&sums)[ROWS][WIDTH / 8], const float (&scale)[ROWS]) {
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            if (first + row(r) >= s.T) { continue; }
+            floatX *to_row = to + (size_t)(first + row(r)) * stride;
+            UNROLL
+            for (int n = 0; n < WIDTH / 32; n++) {
+                int d = n * 32 + (int)threadIdx.x % 8 * 4;
+                float x[4];
+                UNROLL
+                for (int i = 0; i < 4; i++) { x[i] = sums[r][4 * n + i] * scale[r]; }
+                store_four(to_row + d, x, s.HS - d, s.packs);
+            }
+        }
+    }
+
+    // the first `valid` of four neighbours; with packs, fp32 has all four or none
+    template <class T>
+    static __device__ __forceinline__ void store_four(T *to, const float (&x)[4], int valid, bool packs) {
+        if constexpr (Pack<T>::SIZE == 4) {
+            if (packs && valid > 0) { store128(to, Pack<T>::of(x)); }
+            if (packs) { return; }
+        }
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            if (i < valid) { to[i] = to_floatX(x[i]); }
+        }
+    }
+};
+
+// Tile j is there for all when this returns, and where there are two buffers the copy of tile j+1 has been started.
+// load(j) copies tile j into buffer j % BUFFERS.
+template <class Tiles, class Load>
+static __device__ __forceinline__ void attention_next_tile(int j, int end, Load load) {
+    if constexpr (Tiles::BUFFERS == 1) {
+        __syncthreads();  // all are done with tile j-1, which tile j replaces
+        load(j);
+        cp_async_commit();
+    }
+    cp_async_wait<0>();
+    __syncthreads();  // tile j is here for all; and all are done with tile j-1, whose buffer is filled next
+    if constexpr (Tiles::BUFFERS == 2) {
+        if (j + 1 < end) {
+            load(j + 1);
+            cp_async_commit();
+        }
+    }
+}
+
+// ---- pieces of the kernels
+
+// Scores above the diagonal become -inf. Rows are queries from `query` on and columns keys from `key` on, or the
+// reverse.
+template <class Tiles, bool ROWS_ARE_KEYS, int N>
+static __device__ __forceinline__ void attention_mask(float (&x)[Tiles::ROWS][N], int query, int key) {
+    UNROLL
+    for (int r = 0; r < Tiles::ROWS; r++) {
+        UNROLL
+        for (int c = 0; c < N; c++) {
+            int row = Tiles::row(r), column = Tiles::column(c);
+            int after = ROWS_ARE_KEYS ? key + row - query - column : key + column - query - row;
+            if (after > 0) { x[r][c] = -INFINITY; }
+        }
+    }
+}
+
+// over the lanes that have the same rows
+template <class Tiles> static __device__ __forceinline__ float attention_row_max(float x) {
+    UNROLL
+    for (int lanes = Tiles::LANES / 2; lanes > 0; lanes /= 2) { x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes)); }
+    return x;
+}
+template <class Tiles> static __device__ __forceinline__ float attention_row_sum(float x) {
+    UNROLL
+    for (int lanes = Tiles::LANES / 2; lanes > 0; lanes /= 2) { x += __shfl_xor_sync(0xffffffffu, x, lanes); }
+    return x;
+}
+
+// The online softmax (Milakov, Gimelshein 2018), base 2: x becomes 2^(scale x - top), where top is the row's largest
+// scale x so far; what was summed under a smaller top shrinks. sum is of this thread's columns only. Key 0 is in the
+// first tile and visible to all, so top is finite.
+template <class Tiles, int N, int W>
+static __device__ __forceinline__ void attention_softmax(float (&x)[Tiles::ROWS][N], float (&top)[Tiles::ROWS],
+                                                         float (&sum)[Tiles::ROWS], float (&out)[Tiles::ROWS][W],
+                                                         float scale) {
+    UNROLL
+    for (int r = 0; r < Tiles::ROWS; r++) {
+        float largest = x[r][0];
+        UNROLL
+        for (int c = 1; c < N; c++) { largest = fmaxf(largest, x[r][c]); }
+        largest = fmaxf(top[r], attention_row_max<Tiles>(largest) * scale);
+        float shrink = exp2_fast(top[r] - largest);
+        top[r] = largest;
+        sum[r] *= shrink;
+        UNROLL
+        for (int c = 0; c < N; c++) {
+            x[r][c] = exp2_fast(fmaf(x[r][c], scale, -largest));
+            sum[r] += x[r][c];
+        }
+        UNROLL
+        for (int w = 0; w < W; w++) { out[r][w] *= shrink; }
+    }
+}
+
+// ---- forward: a block owns OWN queries
+
+template <class Tiles> static constexpr int attention_forward_shared() {
+    return (Tiles::OWN + 2 * Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
+}
+
+template <class Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
+    attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape s) {
+    constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER;
+    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
+    DYNAMIC_SHARED(float, shared);
+    uint32_t queries = shared_address(shared), keys = queries + OWN * Tiles::ROW_BYTES;
+    uint32_t values = keys + Tiles::BUFFERS * TILE, scratch = values + Tiles::BUFFERS * TILE;
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN;  // the blocks with most keys start first
+    int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
+    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    auto load = [&](int j) {
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
+    };
+
+    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
+    cp_async_commit();
+    if (Tiles::BUFFERS == 2) { load(0); }
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();  // the queries are here for all
+    auto query = Tiles::hold(queries, s);
+    float sums[ROWS][Tiles::WIDTH / Tiles::LANES] = {}, top[ROWS], sum[ROWS] = {};
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { top[r] = -INFINITY; }
+
+    for (int j = 0; j < end; j++) {
+        attention_next_tile<Tiles>(j, end, load);
+        int key = j * OTHER;
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        if (key >= warp_first + Tiles::SPAN || warp_first >= s.T) { continue; }  // all of it is above the diagonal
+        float x[ROWS][OTHER / Tiles::LANES] = {};
+        Tiles::products(x, query, keys + buffer, 0);
+        if (key + OTHER - 1 > warp_first) { attention_mask<Tiles, false>(x, first, key); }
+        attention_softmax<Tiles>(x, top, sum, sums, s.scale);
+        Tiles::gather(sums, x, values + buffer, 0, scratch);
+    }
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        float total = attention_row_sum<Tiles>(sum[r]);
+        int t = first + Tiles::row(r);
+        if (lane_id() % Tiles::LANES == 0 && t < s.T) {
+            lse[attention_rows_before(s) + t] = top[r] * ATTENTION_LN2 + logf(total);
+        }
+        sum[r] = 1.0f / total;
+    }
+    Tiles::store(out + attention_head_begin(s), s.NH * s.HS, queries, first, s, sums, sum);
+}
+
+// ---- backward
+
+enum { ATTENTION_DELTA_THREADS = 256, ATTENTION_DELTA_LANES = 8 };
+
+// delta (B,NH,T) = dout . out of each row; 8 lanes a row, W elements at a time
+template <int W>
+static __global__ void __launch_bounds__(ATTENTION_DELTA_THREADS)
+    attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, AttentionShape s) {
+    constexpr int LANES = ATTENTION_DELTA_LANES;
+    size_t row = (blockIdx.x * (size_t)ATTENTION_DELTA_THREADS + threadIdx.x) / LANES;
+    size_t begin = min(row, rows - 1) * s.HS;  // a row that does not exist: the lanes stay for the shuffles
+    float sum = 0;
+    for (int d = lane_id() % LANES * W; d < s.HS; d += LANES * W) {
+        float x[W], y[W];
+        attention_read(x, dout + begin + d);
+        attention_read(y, out + begin + d);
+        UNROLL
+        for (int i = 0; i < W; i++) { sum += x[i] * y[i]; }
+    }
+    UNROLL
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
+    size_t bt = row / s.NH, h = row % s.NH, b = bt / s.T, t = bt % s.T;
+    if (row < rows && lane_id() % LANES == 0) { delta[(b * s.NH + h) * s.T + t] = sum; }
+}
+
+// pairs of lse and delta of NUM queries from `first` on, in shared memory; zeros from T on
+template <class Tiles, int NUM>
+static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const float *lse, const float *delta,
+                                                            int first, int T) {
+    for (int i = (int)threadIdx.x; i < NUM; i += Tiles::THREADS) {
+        bool valid = first + i < T;
+        int t = valid ? first + i : 0;
+        cp_async<4>(to + i * 8, lse + t, valid);
+        cp_async<4>(to + i * 8 + 4, delta + t, valid);
+    }
+}
+
+template <class Tiles> static constexpr int attention_dkv_shared() {
+    return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES +
+           Tiles::BUFFERS * Tiles::OTHER * 8;
+}
+
+// dK and dV: a block owns OWN keys
+template <class Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
+    attention_dkv_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
+                         AttentionShape s) {
+    constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
+    constexpr int N = STEP / Tiles::LANES;
+    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES, PAIRS = OTHER * 8;
+    DYNAMIC_SHARED(float, shared);
+    uint32_t keys = shared_address(shared), values = keys + OWN * Tiles::ROW_BYTES;
+    uint32_t queries = values + OWN * Tiles::ROW_BYTES, douts = queries + Tiles::BUFFERS * TILE;
+    uint32_t pairs = douts + Tiles::BUFFERS * TILE, scratch = pairs + Tiles::BUFFERS * PAIRS;
+    int first = (int)blockIdx.x * OWN, warp_first = first + Tiles::first_row();
+    int begin = first / OTHER, end = ceil_div(s.T, OTHER);  // here the first blocks have most to do
+    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    const floatX *from_dout = dout + attention_head_begin(s);
+    size_t rows = attention_rows_before(s);
+    auto load = [&](int j) {
+        uint32_t b = j % Tiles::BUFFERS;
+        Tiles::template load<OTHER>(queries + b * TILE, from.q, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(douts + b * TILE, from_dout, s.NH * s.HS, j * OTHER, s);
+        attention_load_pairs<Tiles, OTHER>(pairs + b * PAIRS, lse + rows, delta + rows, j * OTHER, s.T);
+    };
+
+    Tiles::template load<OWN>(keys, from.k, from.stride, first, s);
+    Tiles::template load<OWN>(values, from.v, from.stride, first, s);
+    cp_async_commit();
+    if (Tiles::BUFFERS == 2) { load(begin); }
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();  // keys and values are here for all
+    auto key = Tiles::hold(keys, s);
+    auto value = Tiles::in_shared(values, s);  // held too, they would take more registers than there are
+    float dk[ROWS][Tiles::WIDTH / Tiles::LANES] = {}, dv[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
+
+    for (int j = begin; j < end; j++) {
+        attention_next_tile<Tiles>(j, end, load);
+        uint32_t b = j % Tiles::BUFFERS, query_tile = queries + b * TILE, dout_tile = douts + b * TILE;
+        ATTENTION_ROLLED
+        for (int i = 0; i < OTHER; i += STEP) {
+            int query = j * OTHER + i;
+            // all of these queries are before the warp's keys, or there are none, or no keys
+            if (query + STEP <= warp_first || query >= s.T || warp_first >= s.T) { continue; }
+            float p[ROWS][N] = {}, ds[ROWS][N] = {};  // transposed: rows are keys
+            Tiles::products(p, key, query_tile, i);
+            if (query < warp_first + Tiles::SPAN - 1) { attention_mask<Tiles, true>(p, query, first); }
+            Tiles::products(ds, value, dout_tile, i);
+            UNROLL
+            for (int c = 0; c < N; c++) {
+                float2 pair = load_shared<float2>(pairs + b * PAIRS + (i + Tiles::column(c)) * 8);
+                UNROLL
+                for (int r = 0; r < ROWS; r++) {
+                    p[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -ATTENTION_LOG2E * pair.x));
+                    ds[r][c] = p[r][c] * (ds[r][c] - pair.y);
+                }
+            }
+            Tiles::gather(dv, p, dout_tile, i, scratch);
+            Tiles::gather(dk, ds, query_tile, i, scratch);
+        }
+    }
+    float one[ROWS], scale[ROWS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { one[r] = 1, scale[r] = s.scale * ATTENTION_LN2; }
+    AttentionQkv<floatX> to = attention_head(dqkv, s);
+    // dK first: its barrier is also what ends the reads of the values' tile
+    Tiles::store(to.k, to.stride, keys, first, s, dk, scale);
+    Tiles::store(to.v, to.stride, values, first, s, dv, one);
+}
+
+template <class Tiles> static constexpr int attention_dq_shared() {
+    return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
+}
+
+// dQ: a block owns OWN queries
+template <class Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
+    attention_dq_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
+                        AttentionShape s) {
+    constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
+    constexpr int N = STEP / Tiles::LANES;
+    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
+    DYNAMIC_SHARED(float, shared);
+    uint32_t queries = shared_address(shared), douts = queries + OWN * Tiles::ROW_BYTES;
+    uint32_t keys = douts + OWN * Tiles::ROW_BYTES, values = keys + Tiles::BUFFERS * TILE;
+    uint32_t scratch = values + Tiles::BUFFERS * TILE;
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN;  // the blocks with most keys start first
+    int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
+    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    auto load = [&](int j) {
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
+    };
+
+    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
+    Tiles::template load<OWN>(douts, dout + attention_head_begin(s), s.NH * s.HS, first, s);
+    cp_async_commit();
+    if (Tiles::BUFFERS == 2) { load(0); }
+    cp_async_commit();
+    float lse2[ROWS], own_delta[ROWS];  // lse in base 2
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        int t = first + Tiles::row(r);
+        lse2[r] = t < s.T ? ATTENTION_LOG2E * lse[attention_rows_before(s) + t] : 0.0f;
+        own_delta[r] = t < s.T ? delta[attention_rows_before(s) + t] : 0.0f;
+    }
+    cp_async_wait<1>();
+    __syncthreads();  // queries and dout are here for all
+    auto query = Tiles::hold(queries, s);
+    auto own_dout = Tiles::hold(douts, s);
+    float dq[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
+
+    for (int j = 0; j < end; j++) {
+        attention_next_tile<Tiles>(j, end, load);
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        ATTENTION_ROLLED
+        for (int i = 0; i < OTHER; i += STEP) {
+            int key = j * OTHER + i;
+            if (key >= warp_first + Tiles::SPAN || warp_first >= s.T) { continue; }  // all is above the diagonal
+            float p[ROWS][N] = {}, ds[ROWS][N] = {};
+            Tiles::products(p, query, keys + buffer, i);
+            if (key + STEP - 1 > warp_first) { attention_mask<Tiles, false>(p, first, key); }
+            Tiles::products(ds, own_dout, values + buffer, i);
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                UNROLL
+                for (int c = 0; c < N; c++) {
+                    ds[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -lse2[r])) * (ds[r][c] - own_delta[r]);
+                }
+            }
+            Tiles::gather(dq, ds, keys + buffer, i, scratch);
+        }
+    }
+    float scale[ROWS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * ATTENTION_LN2; }
+    AttentionQkv<floatX> to = attention_head(dqkv, s);
+    Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
+}
+
+// ---- decode: a block a head of a query
+
+enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256 };
+
+// The keys or the values that a query sees: the first num_cached are in the cache, the others in qkv, from where other
+// blocks append them to the cache meanwhile.
+struct AttentionCache {
+    const floatX *cached, *fresh;
+    int num_cached;
+    size_t stride, fresh_stride;
+    __device__ __forceinline__ const floatX *row(int i) const {
+        return i < num_cached ? cached + i * stride : fresh + (i - num_cached) * fresh_stride;
+    }
+};
+
+// query (in shared memory) . key, W elements at a time
+template <int W>
+static __device__ __forceinline__ float attention_dot(SharedPtr<float> query, const floatX *key, int HS) {
+    float sum = 0, x[W];
+    for (int d = 0; d < HS; d += W) {
+        attention_read(x, key + d);
+        UNROLL
+        for (int i = 0; i < W; i++) { sum += query[d + i] * x[i]; }
+    }
+    return sum;
+}
+
+// THREADS keys at a time: of the scores a thread has a key each, of the values W columns of every groups-th key. The
+// order of sums depends on how many keys a query sees, not on how many are in the cache: the same bits however it is
+// fed. grid: (NH, n)
+template <int W>
+static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
+    attention_decode_kernel(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int NH, int HS,
+                            float scale) {
+    constexpr int THREADS = ATTENTION_DECODE_THREADS, GROUP_SUMS = W * THREADS;
+    SHARED_ARRAY(float, query, ATTENTION_MAX_HS);
+    SHARED_ARRAY(float, weight, THREADS);
+    SHARED_ARRAY(float, of_group, GROUP_SUMS);  // (groups, HS)
+    size_t C = (size_t)NH * HS, head = (size_t)blockIdx.x * HS;
+    int thread = (int)threadIdx.x, num_keys = pos + (int)blockIdx.y + 1;
+    int columns = HS / W, group = thread / columns, groups = THREADS / columns, column = thread % columns * W;
+    const floatX *own = qkv + blockIdx.y * 3 * C + head;
+    AttentionCache key = {keys + head, qkv + C + head, pos, C, 3 * C};
+    AttentionCache value = {values + head, qkv + 2 * C + head, pos, C, 3 * C};
+    for (int d = thread; d < HS; d += THREADS) {
+        query[d] = to_real(own[d]);
+        keys[(num_keys - 1) * C + head + d] = own[C + d];
+        values[(num_keys - 1) * C + head + d] = own[2 * C + d];
+    }
+    __syncthreads();  // the query is complete
+
+    float top = -INFINITY, sum = 0, sums[W] = {}, x[W];
+    for (int first = 0; first < num_keys; first += THREADS) {
+        int count = min(THREADS, num_keys - first);
+        float score = thread < count ? scale * attention_dot<W>(query, key.row(first + thread), HS) : -INFINITY;
+        float largest = fmaxf(top, block_max<THREADS>(score)), shrink = exp2_fast(top - largest);
+        top = largest;
+        weight[thread] = exp2_fast(score - top);
+        sum = sum * shrink + block_sum<THREADS>(weight[thread]);  // whose barriers complete `weight`
+        UNROLL
+        for (int i = 0; i < W; i++) { sums[i] *= shrink; }
+        for (int k = group; k < count; k += groups) {
+            attention_read(x, value.row(first + k) + column);
+            UNROLL
+            for (int i = 0; i < W; i++) { sums[i] += weight[k] * x[i]; }
+        }
+        // the next block_max has barriers between these reads of `weight` and its next values
+    }
+    // threads that are left over make a group that nobody reads
+    UNROLL
+    for (int i = 0; i < W; i++) { of_group[thread * W + i] = sums[i]; }
+    __syncthreads();  // the sums of all groups are there
+    float scale_out = 1.0f / sum;
+    for (int d = thread; d < HS; d += THREADS) {
+        float total = 0;
+        for (int g = 0; g < groups; g++) { total += of_group[g * HS + d]; }
+        out[blockIdx.y * C + head + d] = to_floatX(total * scale_out);
+    }
+}
+
+// ---- launchers
+
+static inline bool attention_packs(int HS, const void *a, const void *b, const void *c) {
+    uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c;
+    return HS % Pack<floatX>::SIZE == 0 && bits % 16 == 0;
+}
+
+static inline AttentionShape attention_shape(int T, int NH, int HS, bool packs) {
+    if (HS > ATTENTION_MAX_HS) { run_error("attention takes heads of at most %d, not %d", ATTENTION_MAX_HS, HS); }
+    AttentionShape s = {T, NH, HS, packs, ATTENTION_LOG2E / sqrtf((float)HS)};
+    return s;
+}
+
+// Calls run(Tiles()) with the tiles for heads of this shape. Blocks are as large as registers allow; the two sums that
+// the backward has fill these, in heads of 128 also with what longer tiles would add to addresses.
+template <class T, bool BACKWARD, class Run> static inline void attention_with_tiles(const AttentionShape &s, Run run) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (s.packs) {
+            switch (s.HS) {
+            case 32: return run(TensorTiles<32, 128, 64, 4>());
+            case 64: return run(TensorTiles<64, 128, 64, 4>());
+            case 80: return run(TensorTiles<80, 64, 64, 4>());
+            case 128: return run(TensorTiles<128, 64, (BACKWARD ? 32 : 64), 4>());
+            }
+        }
+    }
+    if (s.HS <= 32) { return run(PlainTiles<32, 32>()); }
+    if (s.HS <= 64) { return run(PlainTiles<64, 32>()); }
+    if (s.HS <= 128) { return run(PlainTiles<128, 32>()); }
+    run(PlainTiles<256, 16>());
+}
+
+// more than 48 KB of shared memory must be asked for
+template <int BYTES, class Kernel> static inline void attention_allow_shared(Kernel *kernel) {
+    static_assert(BYTES <= 99 << 10, "a block has no more shared memory on sm_120");
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
+}
+
+static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
+                                          Exec *ex) {
+    AttentionShape s = attention_shape(T, NH, HS, attention_packs(HS, out, qkv, nullptr));
+    attention_with_tiles<floatX, false>(s, [&](auto tiles) {
+        using Tiles = decltype(tiles);
+        constexpr int shared = attention_forward_shared<Tiles>();
+        attention_allow_shared<shared>(attention_forward_kernel<Tiles>);
+        LAUNCH((attention_forward_kernel<Tiles>), dim3(ceil_div(T, Tiles::OWN), NH, B), Tiles::THREADS, shared,
+               stream_of(ex), out, lse, qkv, s);
+    });
+}
+
+// bytes of partial sums that the backward takes
+static inline size_t attention_partials(int B, int T, int NH) { return (size_t)B * NH * T * sizeof(real); }
+
+static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                                           const real *lse, int B, int T, int NH, int HS, Exec *ex) {
+    bool packs = attention_packs(HS, dqkv, dout, qkv) && attention_packs(HS, out, nullptr, nullptr);
+    AttentionShape s = attention_shape(T, NH, HS, packs);
+    size_t rows = (size_t)B * T * NH;
+    float *delta = partials_of<float>(ex, rows, "attention_backward");
+    unsigned blocks = (unsigned)ceil_div(rows * ATTENTION_DELTA_LANES, (size_t)ATTENTION_DELTA_THREADS);
+    if (packs) {
+        LAUNCH((attention_delta_kernel<Pack<floatX>::SIZE>), blocks, ATTENTION_DELTA_THREADS, 0, stream_of(ex), delta,
+               dout, out, rows, s);
+    } else {
+        LAUNCH((attention_delta_kernel<1>), blocks, ATTENTION_DELTA_THREADS, 0, stream_of(ex), delta, dout, out, rows,
+               s);
+    }
+    attention_with_tiles<floatX, true>(s, [&](auto tiles) {
+        using Tiles = decltype(tiles);
+        constexpr int dkv_shared = attention_dkv_shared<Tiles>(), dq_shared = attention_dq_shared<Tiles>();
+        dim3 grid(ceil_div(T, Tiles::OWN), NH, B);
+        attention_allow_shared<dkv_shared>(attention_dkv_kernel<Tiles>);
+        LAUNCH((attention_dkv_kernel<Tiles>), grid, Tiles::THREADS, dkv_shared, stream_of(ex), dqkv, dout, qkv, lse,
+               delta, s);
+        attention_allow_shared<dq_shared>(attention_dq_kernel<Tiles>);
+        LAUNCH((attention_dq_kernel<Tiles>), grid, Tiles::THREADS, dq_shared, stream_of(ex), dqkv, dout, qkv, lse,
+               delta, s);
+    });
+}
+
+static inline void cuda_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n,
+                                         int NH, int HS, Exec *ex) {
+    bool packs = attention_packs(HS, keys, values, qkv);
+    AttentionShape s = attention_shape(pos + n, NH, HS, packs);
+    dim3 grid(NH, n);
+    if (packs) {
+        LAUNCH((attention_decode_kernel<Pack<floatX>::SIZE>), grid, ATTENTION_DECODE_THREADS, 0, stream_of(ex), out,
+               keys, values, qkv, pos, NH, HS, s.scale);
+    } else {
+        LAUNCH((attention_decode_kernel<1>), grid, ATTENTION_DECODE_THREADS, 0, stream_of(ex), out, keys, values, qkv,
+               pos, NH, HS, s.scale);
+    }
+}

@@ -1,0 +1,126 @@
+/*
+Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
+defines: Backend, cpu_backend, cuda_backend (in builds with CUDA), backend_choose
+*/
+#pragma once
+#include "cpu_ops.h"
+#include "device.h"
+#include "exec.h"
+#include "params.h"
+#include <omp.h>
+#include <sys/stat.h>
+#if defined(__CUDACC__) || defined(SIMT)  // SIMT: the kernels run emulated, on the CPU; for tests
+#define HAVE_CUDA
+#include "cuda_ops.cuh"
+#endif
+
+// device memory that operations use within a call: sums of a first stage; what cuBLASLt works in
+typedef struct {
+    void *partials, *matmul_workspace;
+    size_t partials_bytes, matmul_workspace_bytes;
+} BackendScratch;
+
+typedef struct {
+    const Ops *ops;
+    const Device *device;
+    // the bytes that a model of this shape takes in micro-batches of B x T; the pointers stay NULL
+    BackendScratch (*scratch)(const GPT2Config *c, int B, int T);
+    // readies ex for work; fast_matmuls: whether fp32 products may round their inputs to TF32
+    void (*open)(Exec *ex, const BackendScratch *scratch, bool fast_matmuls);
+    void (*close)(Exec *ex);
+    void (*describe)(char *text, size_t room);  // the machine in words
+} Backend;
+
+static inline BackendScratch cpu_scratch(const GPT2Config *c, int B, int T) {
+    (void)c, (void)B, (void)T;
+    BackendScratch none = {NULL, NULL, 0, 0};
+    return none;
+}
+
+static inline void cpu_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
+    (void)ex, (void)scratch, (void)fast_matmuls;
+}
+
+static inline void cpu_describe(char *text, size_t room) {
+    snprintf(text, room, "cpu, %d threads, matmuls by %s", omp_get_max_threads(), onednn_version());
+}
+
+static const Backend cpu_backend = {&cpu_ops, &cpu_device, cpu_scratch, cpu_open, onednn_free, cpu_describe};
+
+#ifdef HAVE_CUDA
+static inline BackendScratch cuda_scratch(const GPT2Config *c, int B, int T) {
+    const size_t partials[] = {attention_partials(B, T, c->num_heads), layernorm_partials(B * T, c->channels),
+                               embedding_partials(B, T, c->channels), global_norm_partials()};
+    BackendScratch scratch = {NULL, NULL, 0, CUDA_MATMUL_WORKSPACE};
+    for (size_t i = 0; i < sizeof partials / sizeof partials[0]; i++) {
+        if (partials[i] > scratch.partials_bytes) { scratch.partials_bytes = partials[i]; }
+    }
+    return scratch;
+}
+
+// picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
+static inline const char *cuda_pick_path(char *path) {
+    const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
+    if (given) { return *given ? given : NULL; }
+    if (!home || !*home) { return NULL; }
+    const char *const parts[] = {"/.cache", "/train_gpt2"};
+    format_path(path, "%s", home);
+    for (int i = 0; i < 2; i++) {
+        format_path(path + strlen(path), "%s", parts[i]);
+        mkdir(path, 0777);
+    }
+    format_path(path + strlen(path), "/matmul_picks.txt");
+    return path;
+}
+
+static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
+    char path[2 * PATH_LENGTH];
+    struct cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
+    ex->cuda->matmuls =
+        cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
+                            fast_matmuls, cuda_pick_path(path));
+}
+
+static inline void cuda_close(Exec *ex) {
+    cuda_matmuls_free(ex->cuda->matmuls);
+    cuda_exec_close(ex);
+}
+
+static inline void cuda_describe(char *text, size_t room) {
+    struct cudaDeviceProp gpu;
+    int driver = 0;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
+             (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+}
+
+static const Backend cuda_backend = {&cuda_ops, &cuda_device, cuda_scratch, cuda_open, cuda_close, cuda_describe};
+#endif
+
+typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
+#ifdef HAVE_CUDA
+#define DEVICE_CHOICES "auto cpu cuda"
+#else
+#define DEVICE_CHOICES "auto cpu"
+#endif
+
+// The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
+// is to run on this machine, not just to be planned for.
+static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
+    *note = "";
+#ifdef HAVE_CUDA
+    const char *why = "";
+    if (choice == DEVICE_CPU) { return &cpu_backend; }
+    if (!here && choice == DEVICE_CUDA) { return &cuda_backend; }
+    if (cuda_device_count(&why) > 0) { return &cuda_backend; }
+    if (choice == DEVICE_CUDA) {
+        input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
+    }
+    *note = why;
+#endif
+    (void)choice, (void)here;
+    return &cpu_backend;
+}

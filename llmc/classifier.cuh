@@ -1,0 +1,141 @@
+/*
+Softmax cross entropy on the GPU, one row a block.
+  pass 1    each thread reads every THREADS-th pack of the row once and keeps the largest logit so far and the sum of
+            exp(logit - largest), rescaled when the largest changes; then the block agrees on the row's largest, every
+            thread rescales its sum to it, and the sums are added, in a fixed order. The loss follows.
+  pass 2    each thread reads its packs again and writes the gradient over them, from the last to the first: what was
+            read last is most likely still in a cache. A row is 100 KB in bf16, and the rows under way on a GPU 40 MB,
+            so the second read is one of the L2 cache, or of the L1 cache.
+Rows are taken from the last to the first, because the product that wrote the logits wrote the last ones last.
+exp(l - max) is 2^(l log2(e) - shift), one multiply-add and one instruction of the special function unit; shift is
+max log2(e) rounded, and the loss uses the same shift, so that its rounding cancels.
+Bytes       NVp floatX read and, where a gradient is wanted, written. About 13 instructions an element and 2.1 of the
+            special function unit, which take half as long as the memory does: several rows at a time hide one behind
+            the other.
+defines: cuda_classifier, cuda_loss_sum
+*/
+#pragma once
+#include "device.cuh"
+
+// threads a row: a block of a warp where the row has less than CLASSIFIER_WIDE columns, as in a model of bytes
+enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCKS_A_MULTIPROCESSOR = 3, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };
+
+#define LOG2_E 1.44269504f
+#define LN_2 0.693147181f
+
+// the sum of 2^(logit log2(e) - shift) over some logits, where shift = log2(e) max, rounded, of the same logits
+typedef struct {
+    float max, shift, sum;
+} OnlineSum;
+
+template <int WIDTH> static __device__ __forceinline__ void logits_load(float (&x)[WIDTH], const floatX *from) {
+    if constexpr (WIDTH == 1) {
+        x[0] = to_real(*from);
+    } else {
+        Pack<floatX> pack = load128(from);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+    }
+}
+
+static __device__ __forceinline__ float logit_exp(float logit, float shift) {
+    return exp2_fast(fmaf(logit, LOG2_E, -shift));
+}
+
+template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum &s, const float (&x)[WIDTH]) {
+    float max = s.max, sum = 0;
+    UNROLL
+    for (int i = 0; i < WIDTH; i++) { max = fmaxf(max, x[i]); }
+    float shift = max * LOG2_E;
+    UNROLL
+    for (int i = 0; i < WIDTH; i++) { sum += logit_exp(x[i], shift); }
+    s.sum = fmaf(s.sum, exp2_fast(s.shift - shift), sum);
+    s.max = max, s.shift = shift;
+}
+
+// Over the row's V logits, by the whole block: every thread receives the same
+template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum online_row(const floatX *row, int V) {
+    int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
+    OnlineSum s = {-1e30f, -1e30f * LOG2_E, 0};  // finite, since inf - inf would be NaN
+    float x[WIDTH];
+    for (int p = thread; p < packs; p += THREADS) {
+        logits_load(x, row + p * WIDTH);
+        online_add(s, x);
+    }
+    if (packs * WIDTH + thread < V) {
+        float rest[1] = {to_real(row[packs * WIDTH + thread])};
+        online_add(s, rest);
+    }
+    float max = block_max<THREADS>(s.max), shift = max * LOG2_E;
+    return {max, shift, block_sum<THREADS>(s.sum * exp2_fast(s.shift - shift))};
+}
+
+// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum
+template <int WIDTH, int THREADS>
+static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
+                                                    int V, int Vp) {
+    int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
+    for (int v = packs * WIDTH + thread; v < Vp; v += THREADS) {
+        float softmax = v < V ? logit_exp(to_real(row[v]), shift) * scale : 0;
+        row[v] = to_floatX(v == target ? softmax - dloss : softmax);
+    }
+    for (int p = packs / THREADS * THREADS + thread; p >= 0; p -= THREADS) {
+        if (p >= packs) { continue; }
+        float x[WIDTH];
+        logits_load(x, row + p * WIDTH);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] = logit_exp(x[i], shift) * scale; }
+        if (p == target / WIDTH) {
+            UNROLL
+            for (int i = 0; i < WIDTH; i++) { x[i] -= i == target % WIDTH ? dloss : 0; }
+        }
+        if constexpr (WIDTH == 1) {
+            row[p] = to_floatX(x[0]);
+        } else {
+            store128_streaming(row + p * WIDTH, Pack<floatX>::of(x));
+        }
+    }
+}
+
+template <int WIDTH, int THREADS>
+static __global__ void __launch_bounds__(THREADS,
+                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+    classifier_kernel(float *losses, floatX *logits, const int *targets, float dloss, int V, int Vp) {
+    unsigned n = gridDim.x - 1 - blockIdx.x;
+    floatX *row = logits + static_cast<size_t>(n) * Vp;
+    int target = targets[n];
+    float logit = to_real(row[target]);  // read before block_max's barrier: after it, another thread overwrites it
+    OnlineSum s = online_row<WIDTH, THREADS>(row, V);
+    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
+    if (dloss != 0) { gradient_row<WIDTH, THREADS>(row, target, s.shift, dloss / s.sum, dloss, V, Vp); }
+}
+
+static inline void cuda_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
+                                   Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = Vp % PACK == 0 && reinterpret_cast<uintptr_t>(logits) % 16 == 0, wide = V >= CLASSIFIER_WIDE;
+    auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS> : classifier_kernel<PACK, 32>;
+    auto one_by_one = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
+    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,
+           targets, dloss, V, Vp);
+}
+
+// Adds x to *sum, and what rounding loses of it to *lost, to be subtracted from the next (Kahan 1965).
+static __device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
+    float term = x - *lost, total = *sum + term;
+    *lost = (total - *sum) - term;
+    *sum = total;
+}
+
+// one block: N is at most the tokens of a micro-batch
+static __global__ void __launch_bounds__(LOSS_THREADS)
+    loss_sum_kernel(float *total, const float *losses, float scale, int N) {
+    float sum = 0, lost = 0;
+    for (int n = static_cast<int>(threadIdx.x); n < N; n += LOSS_THREADS) { add_compensated(&sum, &lost, losses[n]); }
+    sum = block_sum<LOSS_THREADS>(sum);
+    if (threadIdx.x == 0) { *total = fmaf(scale, sum, *total); }
+}
+
+static inline void cuda_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
+    LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, stream_of(ex), total, losses, scale, N);
+}

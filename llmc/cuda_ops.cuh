@@ -1,0 +1,39 @@
+/*
+The CUDA backend: every operation's kernels, in one table. A signature that drifts from ops.h does not compile.
+defines: cuda_ops, cuda_partials_bytes
+*/
+#pragma once
+#include "adamw.cuh"
+#include "attention.cuh"
+#include "classifier.cuh"
+#include "embedding.cuh"
+#include "gelu.cuh"
+#include "global_norm.cuh"
+#include "layernorm.cuh"
+#include "matmul.cuh"
+
+static const Ops cuda_ops = {
+    .embedding_forward = cuda_embedding_forward,
+    .layernorm_forward = cuda_layernorm_forward,
+    .residual_layernorm_forward = cuda_residual_layernorm_forward,
+    .layernorm_normalise = cuda_layernorm_normalise,
+    .matmul_forward = cuda_matmul_forward,
+    .matmul_gelu_forward = cuda_matmul_gelu_forward,
+    .gelu_forward = cuda_gelu_forward,
+    .attention_forward = cuda_attention_forward,
+    .attention_decode = cuda_attention_decode,
+    .classifier = cuda_classifier,
+    .loss_sum = cuda_loss_sum,
+    .matmul_backward = cuda_matmul_backward,
+    .gelu_backward = cuda_gelu_backward,
+    .layernorm_backward = cuda_layernorm_backward,
+    .attention_backward = cuda_attention_backward,
+    .embedding_backward = cuda_embedding_backward,
+    .global_norm_squared = cuda_global_norm_squared,
+    .adamw_update = cuda_adamw_update,
+    .params_changed = cuda_params_changed,
+};
+
+// ---- what a backend needs beside its table (backend.h)
+
+enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };  // cuBLASLt's, with room to split k, and the sums of matmul.cuh

@@ -1,0 +1,381 @@
+/*
+Token plus position embedding on the GPU.
+Forward     a warp has a row; rows of wte that repeat come out of the cache. Bytes: 3NC floatX at the most.
+Backward    dwpe: a thread has columns of a position and adds up its sequences in order. Bytes: NC floatX + TC real.
+            dwte: equal tokens are brought together by sorting, since two threads may not add to one row. Bytes: NC
+            floatX, 2C real for each different token, and 4C real for each EMBEDDING_CHUNK rows at the most.
+The sort is on the device, so that a step stays one graph, and stable, so that a token's positions stay in order: pairs
+(token, position) by 8 bits of the token at a time, lowest first, in one kernel each. It needs no bound on the tokens.
+It knows where a digit of a tile goes from how often each digit occurs in each tile, which the kernel before counted;
+those counters are the only atomics, and of integers, whose sum does not depend on the order. 65536 tokens take four
+kernels of 32 blocks, some 15 us on an H200 against 60 for the rows.
+Then a block has EMBEDDING_CHUNK sorted pairs, whatever their tokens, so a frequent token is no block's burden.
+Its threads have a pack of columns each and walk the pairs, several rows under way. Where a token's run ends inside the
+chunk it began in, its sum goes to dwte: nobody else has that row. A run over several chunks leaves a sum in each; the
+block of a last kernel that belongs to the chunk where it began adds those up, eight warps side by side, and then dwte.
+defines: cuda_embedding_forward, cuda_embedding_backward, embedding_partials
+*/
+#pragma once
+#include "device.cuh"
+#include "embedding.h"
+
+// ---- WIDTH columns of a row, as floats: a pack of floatX, or one where rows are not whole packs
+
+template <int WIDTH> static __device__ __forceinline__ void embedding_load(float (&x)[WIDTH], const floatX *from) {
+    if constexpr (WIDTH == 1) {
+        x[0] = to_real(*from);
+    } else {
+        Pack<floatX> pack = load128(from);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+    }
+}
+
+template <int WIDTH> static __device__ __forceinline__ void embedding_store(floatX *to, const float (&x)[WIDTH]) {
+    if constexpr (WIDTH == 1) {
+        *to = to_floatX(x[0]);
+    } else {
+        store128(to, Pack<floatX>::of(x));
+    }
+}
+
+// a gradient's columns: to (=) x
+template <int WIDTH> static __device__ __forceinline__ void embedding_set(float *to, const float (&x)[WIDTH]) {
+    if constexpr (WIDTH == 1) {
+        *to = x[0];
+    } else {
+        UNROLL
+        for (int i = 0; i < WIDTH; i += 4) { store128(to + i, Pack<float>::of({x[i], x[i + 1], x[i + 2], x[i + 3]})); }
+    }
+}
+
+// x += the columns of a gradient
+template <int WIDTH> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const float *from) {
+    if constexpr (WIDTH == 1) {
+        x[0] += *from;
+    } else {
+        UNROLL
+        for (int i = 0; i < WIDTH; i += 4) {
+            Pack<float> pack = load128(from + i);
+            UNROLL
+            for (int j = 0; j < 4; j++) { x[i + j] += pack[j]; }
+        }
+    }
+}
+
+static inline bool embedding_aligned(const void *p) { return (uintptr_t)p % sizeof(Pack<floatX>) == 0; }
+
+// ---- forward
+
+static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward
+
+template <int WIDTH>
+static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
+    embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens, const floatX *__restrict__ wte,
+                             const floatX *__restrict__ wpe, int N, int T, int C) {
+    int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
+    if (row >= N) { return; }
+    const floatX *token = wte + (size_t)tokens[row] * C, *position = wpe + (size_t)(row % T) * C;
+    for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
+        float x[WIDTH], y[WIDTH];
+        embedding_load(x, token + c);
+        embedding_load(y, position + c);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
+        embedding_store(out + (size_t)row * C + c, x);
+    }
+}
+
+static inline void cuda_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
+                                          int T, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    int N = B * T, blocks = ceil_div(N, EMBEDDING_ROWS), threads = EMBEDDING_ROWS * 32;
+    if (C % PACK == 0 && embedding_aligned(out) && embedding_aligned(wte) && embedding_aligned(wpe)) {
+        LAUNCH((embedding_forward_kernel<PACK>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
+    } else {
+        LAUNCH((embedding_forward_kernel<1>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
+    }
+}
+
+// ---- backward: dwpe
+
+static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way
+static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block at the most
+
+// dwpe[t] (+)= sum over b of dout[b,t]; what has no dout is set to 0. Block x is the position, y a range of columns
+template <int WIDTH>
+static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
+    embedding_positions_kernel(real *dwpe, const floatX *dout, GradMode mode, int B, int T, int C) {
+    int t = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
+    if (c >= C) { return; }
+    float sum[WIDTH] = {}, row[EMBEDDING_AT_ONCE][WIDTH];
+    for (int b = 0; t < T && b < B; b += EMBEDDING_AT_ONCE) {
+        UNROLL
+        for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
+            if (b + j < B) { embedding_load(row[j], dout + ((size_t)(b + j) * T + t) * C + c); }
+        }
+        UNROLL
+        for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
+            UNROLL
+            for (int i = 0; b + j < B && i < WIDTH; i++) { sum[i] += row[j][i]; }
+        }
+    }
+    float *to = dwpe + (size_t)t * C + c;
+    if (mode == GRAD_ADD) { embedding_add(sum, to); }
+    embedding_set(to, sum);
+}
+
+// ---- backward: the sort
+
+static constexpr int EMBEDDING_DIGIT_BITS = 8, EMBEDDING_DIGITS = 1 << EMBEDDING_DIGIT_BITS;
+static constexpr int EMBEDDING_PASSES =
+    32 / EMBEDDING_DIGIT_BITS;  // even, so that the last one ends where the first began
+static constexpr int EMBEDDING_SORT_THREADS = EMBEDDING_DIGITS, EMBEDDING_SORT_WARPS = EMBEDDING_SORT_THREADS / 32;
+static constexpr int EMBEDDING_ROUNDS = 8;  // pairs a thread has of a tile
+static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_ROUNDS;
+
+// x: the token; y: its position in (B,T)
+typedef uint2 EmbeddingPair;
+
+static __device__ __forceinline__ int embedding_digit(unsigned token, int pass) {
+    return (int)(token >> (pass * EMBEDDING_DIGIT_BITS)) & (EMBEDDING_DIGITS - 1);
+}
+
+// pairs (N) of tokens and positions;  counts (tiles,DIGITS) of the lowest digit, which start as 0
+static __global__ void embedding_pairs_kernel(EmbeddingPair *pairs, int *counts, const int *tokens, int N) {
+    int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (n >= N) { return; }
+    unsigned token = (unsigned)tokens[n];
+    pairs[n] = make_uint2(token, (unsigned)n);
+    atomicAdd(counts + n / EMBEDDING_TILE * EMBEDDING_DIGITS + embedding_digit(token, 0), 1);
+}
+
+// exclusive prefix sum over the EMBEDDING_SORT_THREADS threads of a block
+static __device__ __forceinline__ int embedding_prefix(int x) {
+    SHARED_ARRAY(int, of_warp, EMBEDDING_SORT_WARPS);
+    int sum = x;
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+        int other = __shfl_up_sync(0xffffffffu, sum, (unsigned)lanes);
+        if (lane_id() >= lanes) { sum += other; }
+    }
+    if (lane_id() == 31) { of_warp[warp_id()] = sum; }
+    __syncthreads();  // every warp's sum is there
+    int before = 0;
+    for (int warp = 0; warp < warp_id(); warp++) { before += of_warp[warp]; }
+    return before + sum - x;
+}
+
+// the lanes, of those that are valid, that have the same digit
+static __device__ __forceinline__ unsigned embedding_peers(int digit, bool valid) {
+    unsigned peers = __ballot_sync(0xffffffffu, valid);
+    for (int bit = 0; bit < EMBEDDING_DIGIT_BITS; bit++) {
+        bool one = digit >> bit & 1;
+        unsigned ones = __ballot_sync(0xffffffffu, one);
+        peers &= one ? ones : ~ones;
+    }
+    return peers;
+}
+
+// One pass: from (N) sorted by digit `pass` into `to`, equal digits in the order they came. counts (tiles,DIGITS) are
+// of from's tiles; next, which starts as 0, becomes that of to's tiles for the next digit. A block has a tile, each of
+// its warps a stretch of the tile, each thread a digit when it comes to counting.
+static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
+    embedding_sort_kernel(EmbeddingPair *to, int *next, const EmbeddingPair *from, const int *counts, int pass, int N) {
+    SHARED_ARRAY(int, places, EMBEDDING_SORT_WARPS *EMBEDDING_DIGITS);  // of each warp's next pair with the digit
+    int thread = (int)threadIdx.x, tile = (int)blockIdx.x;
+    SharedPtr<int> place = places + warp_id() * EMBEDDING_DIGITS;
+    for (int digit = lane_id(); digit < EMBEDDING_DIGITS; digit += 32) { place[digit] = 0; }
+    __syncwarp();  // the warp's counters are 0
+
+    // count: how many of the warp's pairs have the digit, and how many of them stand before the thread's
+    EmbeddingPair pair[EMBEDDING_ROUNDS];
+    int rank[EMBEDDING_ROUNDS], first = tile * EMBEDDING_TILE + warp_id() * 32 * EMBEDDING_ROUNDS + lane_id();
+    UNROLL
+    for (int round = 0; round < EMBEDDING_ROUNDS; round++) {
+        bool valid = first + round * 32 < N;
+        pair[round] = valid ? from[first + round * 32] : make_uint2(0, 0);
+        int digit = embedding_digit(pair[round].x, pass);
+        unsigned peers = embedding_peers(digit, valid), before = peers & ((1u << lane_id()) - 1);
+        int counted = place[digit];
+        rank[round] = counted + __popc(before);
+        __syncwarp();  // all lanes have read the counters
+        if (valid && before == 0) { place[digit] = counted + __popc(peers); }
+        __syncwarp();  // the counters are up to date for the next round
+    }
+
+    // place: digit by digit, within a digit tile by tile, within a tile warp by warp
+    int everywhere = 0, earlier = 0;
+    for (int t = 0; t < (int)gridDim.x; t++) {
+        int count = counts[t * EMBEDDING_DIGITS + thread];
+        everywhere += count;
+        earlier += t < tile ? count : 0;
+    }
+    int at = embedding_prefix(everywhere) + earlier;  // its barrier: all warps have counted
+    for (int warp = 0; warp < EMBEDDING_SORT_WARPS; warp++) {
+        int count = places[warp * EMBEDDING_DIGITS + thread];
+        places[warp * EMBEDDING_DIGITS + thread] = at;
+        at += count;
+    }
+    __syncthreads();  // the places of all digits are known
+
+    // move
+    UNROLL
+    for (int round = 0; round < EMBEDDING_ROUNDS; round++) {
+        if (first + round * 32 >= N) { break; }
+        int index = place[embedding_digit(pair[round].x, pass)] + rank[round];
+        to[index] = pair[round];
+        if (pass + 1 < EMBEDDING_PASSES) {
+            int digit = embedding_digit(pair[round].x, pass + 1);
+            atomicAdd(next + index / EMBEDDING_TILE * EMBEDDING_DIGITS + digit, 1);
+        }
+    }
+}
+
+// ---- backward: dwte
+
+static constexpr int EMBEDDING_CHUNK = 32;  // sorted pairs that a block walks
+
+// whether pairs i-1 and i are of one token
+static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pairs, int i, int N) {
+    return i > 0 && i < N && pairs[i - 1].x == pairs[i].x;
+}
+
+// Sums over the runs of equal tokens in a chunk, block x, for columns of block y. A run that neither began before the
+// chunk nor goes on after it is added to dwte. Otherwise its sum is left in partial (chunks,2,C): the first row of a
+// run that began before, the second of one that begins here.
+template <int WIDTH>
+static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
+    embedding_runs_kernel(real *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N, int C) {
+    int begin = (int)blockIdx.x * EMBEDDING_CHUNK, end = min(begin + EMBEDDING_CHUNK, N);
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
+    if (c >= C) { return; }
+    bool began_before = embedding_joined(pairs, begin, N);
+    float sum[WIDTH] = {}, row[EMBEDDING_AT_ONCE][WIDTH];
+    for (int i = begin; i < end; i += EMBEDDING_AT_ONCE) {
+        UNROLL
+        for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
+            if (i + j < end) { embedding_load(row[j], dout + (size_t)pairs[i + j].y * C + c); }
+        }
+        UNROLL
+        for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
+            if (i + j >= end) { break; }
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) { sum[k] += row[j][k]; }
+            bool goes_on = embedding_joined(pairs, i + j + 1, N);
+            if (goes_on && i + j + 1 < end) { continue; }
+            float *to = partial + ((size_t)blockIdx.x * 2 + (began_before ? 0 : 1)) * C + c;
+            if (!began_before && !goes_on) {
+                to = dwte + (size_t)pairs[i + j].x * C + c;
+                embedding_add(sum, to);
+            }
+            embedding_set(to, sum);
+            began_before = false;
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) { sum[k] = 0; }
+        }
+    }
+}
+
+// the chunk in which the run ends that begins in `chunk` and goes on
+static __device__ __forceinline__ int embedding_last_chunk(const EmbeddingPair *pairs, int chunk, int N) {
+    unsigned token = pairs[(chunk + 1) * EMBEDDING_CHUNK].x;
+    int in = chunk + 1, out = ceil_div(N, EMBEDDING_CHUNK);  // chunk `in` begins with the token, `out` with a later one
+    while (out - in > 1) {
+        int middle = (in + out) / 2;
+        if (pairs[middle * EMBEDDING_CHUNK].x == token) {
+            in = middle;
+        } else {
+            out = middle;
+        }
+    }
+    return in;
+}
+
+static constexpr int EMBEDDING_FOLD_WARPS = 8;
+
+// Adds to dwte the sums of the run that begins in chunk x and goes on, if there is one. A lane has a column, a warp
+// every 8th chunk of the run.
+static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
+    embedding_fold_kernel(real *dwte, const float *partial, const EmbeddingPair *pairs, int N, int C) {
+    SHARED_ARRAY(float, of_warp, EMBEDDING_FOLD_WARPS * 32);
+    int chunk = (int)blockIdx.x, after = (chunk + 1) * EMBEDDING_CHUNK, c = (int)blockIdx.y * 32 + lane_id();
+    bool begins = chunk == 0 || pairs[chunk * EMBEDDING_CHUNK - 1].x != pairs[after - 1].x;
+    if (!begins || !embedding_joined(pairs, after, N)) { return; }
+    int chunks = embedding_last_chunk(pairs, chunk, N) - chunk + 1;
+    float sum = 0;
+    for (int i = warp_id(); c < C && i < chunks; i += EMBEDDING_FOLD_WARPS) {
+        sum += partial[((size_t)(chunk + i) * 2 + (i == 0 ? 1 : 0)) * C + c];
+    }
+    of_warp[(int)threadIdx.x] = sum;
+    __syncthreads();  // every warp's sums are there
+    if (warp_id() > 0 || c >= C) { return; }
+    float *to = dwte + (size_t)pairs[after - 1].x * C + c;
+    sum = *to;
+    for (int warp = 0; warp < EMBEDDING_FOLD_WARPS; warp++) { sum += of_warp[warp * 32 + lane_id()]; }
+    *to = sum;
+}
+
+// ---- backward: scratch and launches
+
+typedef struct {
+    int tiles, chunks;
+    size_t pairs_bytes, counts_bytes, sums_bytes;  // of one array of pairs; of all passes' counters; of a last stage
+} EmbeddingScratch;
+
+static inline EmbeddingScratch embedding_scratch(int B, int T, int C) {
+    EmbeddingScratch s;
+    s.tiles = ceil_div(B * T, EMBEDDING_TILE), s.chunks = ceil_div(B * T, EMBEDDING_CHUNK);
+    s.pairs_bytes = (size_t)s.tiles * EMBEDDING_TILE * sizeof(EmbeddingPair);
+    s.counts_bytes = (size_t)s.tiles * EMBEDDING_PASSES * EMBEDDING_DIGITS * sizeof(int);
+    s.sums_bytes = (size_t)s.chunks * 2 * (size_t)C * sizeof(float);
+    return s;
+}
+
+// the bytes of scratch that the backward takes
+static inline size_t embedding_partials(int B, int T, int C) {
+    EmbeddingScratch s = embedding_scratch(B, T, C);
+    return 2 * s.pairs_bytes + s.counts_bytes + s.sums_bytes;
+}
+
+// the tokens as pairs in `pairs`, sorted; `other` is as large, counts is for all passes
+static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, int *counts, const EmbeddingScratch *s,
+                                  const int *tokens, int N, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemsetAsync(counts, 0, s->counts_bytes, stream));
+    LAUNCH(embedding_pairs_kernel, ceil_div(N, 256), 256, 0, stream, pairs, counts, tokens, N);
+    for (int pass = 0; pass < EMBEDDING_PASSES; pass++) {
+        int *next = counts + (size_t)s->tiles * EMBEDDING_DIGITS;
+        LAUNCH(embedding_sort_kernel, s->tiles, EMBEDDING_SORT_THREADS, 0, stream, pass % 2 ? pairs : other, next,
+               pass % 2 ? other : pairs, counts, pass, N);
+        counts = next;
+    }
+}
+
+template <int WIDTH>
+static inline void embedding_launch_backward(real *dwte, real *dwpe, float *partial, const floatX *dout,
+                                             const EmbeddingPair *pairs, GradMode mode, int B, int T, int maxT, int C,
+                                             cudaStream_t stream) {
+    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
+    unsigned chunks = (unsigned)ceil_div(B * T, EMBEDDING_CHUNK), slices = (unsigned)ceil_div(packs, threads);
+    LAUNCH((embedding_positions_kernel<WIDTH>), dim3((unsigned)(mode == GRAD_SET ? maxT : T), slices), threads, 0,
+           stream, dwpe, dout, mode, B, T, C);
+    LAUNCH((embedding_runs_kernel<WIDTH>), dim3(chunks, slices), threads, 0, stream, dwte, partial, dout, pairs, B * T,
+           C);
+    LAUNCH(embedding_fold_kernel, dim3(chunks, (unsigned)ceil_div(C, 32)), EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte,
+           partial, pairs, B * T, C);
+}
+
+static inline void cuda_embedding_backward(real *dwte, real *dwpe, const floatX *dout, const int *tokens, GradMode mode,
+                                           int B, int T, int maxT, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    EmbeddingScratch s = embedding_scratch(B, T, C);
+    char *scratch = partials_of<char>(ex, embedding_partials(B, T, C), "embedding_backward");
+    EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + s.pairs_bytes);
+    int *counts = (int *)(scratch + 2 * s.pairs_bytes);
+    float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
+    embedding_sort(pairs, other, counts, &s, tokens, B * T, stream_of(ex));
+    if (C % PACK == 0 && embedding_aligned(dwte) && embedding_aligned(dwpe) && embedding_aligned(dout)) {
+        embedding_launch_backward<PACK>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
+    } else {
+        embedding_launch_backward<1>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
+    }
+}
