@@ -1,8 +1,7 @@
 # train_gpt2. `make help` lists the targets. All code is in headers, so a program is one compiler command.
-#   DEVICE=auto|cpu|cuda   PRECISION=fp32|bf16   ONEDNN=1|0   CC=gcc   CXX=g++   NVCC=nvcc   CFLAGS='-O3 -march=native
--g' # DEVICE=auto is cuda where there are nvcc and a GPU; a cuda build runs on CPUs too. PRECISION is bf16 with cuda,
-else fp32. # build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/:
-yours.
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  CFLAGS='-O3 -march=native -g'
+# DEVICE=auto is cuda where there are nvcc and a GPU; a cuda build runs on CPUs too. PRECISION is bf16 with cuda.
+# build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/: yours.
 
 DEVICE ?= auto
 ONEDNN ?= 1
@@ -32,7 +31,8 @@ dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 
 # the GPU at hand, or every kind that the kernels are written for
 ARCHITECTURES = $(if $(GPU),-arch=native,$(foreach sm,80 90 100 120,-gencode arch=compute_$(sm),code=sm_$(sm)))
-WITHOUT_FIELDS := -Wno-missing-field-initializers  # C++ warns of = {} where C does not
+# C++ warns of = {} where C does not
+WITHOUT_FIELDS := -Wno-missing-field-initializers
 
 # the trainer and its test by nvcc: kernels for the GPU, the rest by the C++ compiler
 define compile_cuda
@@ -49,9 +49,8 @@ define compile_emulated
 $(announce)
 @mkdir -p $(@D) build/depend
 @echo 'compile    $@'
-@$(CXX) -x c++ -std=c++20 -DSIMT $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@
-\
-	$(if $(onednn),-ldnnl) -lcjson -lm -lpthread -lgomp $(libraries)
+@$(CXX) -x c++ -std=c++20 -DSIMT $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) -O2 $(options) $(defines) $(dependencies) \
+	$< -o $@ $(if $(onednn),-ldnnl) -lcjson -lm -lpthread -lgomp $(libraries)
 endef
 
 define compile
@@ -64,9 +63,9 @@ endef
 
 # says what this machine has before the first command of a build, so never when there is nothing to do
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)'
-	scripts/found.sh > build/found)$(if $(filter-out \
-	0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)' \
+	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
+	$(file < build/found)))
 
 # The optional libraries, looked for whenever something may be compiled. build/flags changes when they or a flag do,
 # and every program depends on it.
@@ -151,6 +150,9 @@ build/bench/%: dev/bench/%.c build/flags
 build/bench/%: dev/oracle/%.c build/flags
 	$(compile)
 
+build/bench/bench_ops: dev/bench/bench_ops.cu build/flags
+	$(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
+
 # the trainer is also C in the other precision, C++ and CUDA
 build/check/bf16: precision = bf16
 build/check/bf16: train_gpt2.cu build/flags
@@ -158,13 +160,12 @@ build/check/bf16: train_gpt2.cu build/flags
 build/check/c++: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu as C++20'
-	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) -Wno-missing-field-initializers $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
-build/check/nvcc: train_gpt2.cu build/flags
-	@mkdir -p $(@D) build/depend
-	@echo 'compile    train_gpt2.cu with nvcc'
-	@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -arch=sm_90 -Xcompiler -fopenmp,-Wall,-Wextra,$(WITHOUT_FIELDS) $(defines)
-	\
-		$(dependencies) -c $< -o $@
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+# the test of what nvcc says keeps its results, and is quick when it is run again
+build/check/nvcc: train_gpt2.cu $(wildcard llmc/*) dev/test/test_nvcc.sh
+	@mkdir -p $(@D)
+	@echo 'compile    train_gpt2.cu with nvcc, for every architecture'
+	@dev/test/test_nvcc.sh > $@ 2>&1 || true
 
 -include $(wildcard build/depend/*.d)
 
@@ -179,7 +180,7 @@ TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 te
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))
-CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v nvcc),nvcc))
+CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text
@@ -195,6 +196,9 @@ test: ## build and run every test; the last line is `N passed, N failed`
 
 test-programs: all $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) $(EMULATED_SANITIZED) \
 	build/sanitize/train_gpt2 $(CHECKS)
+
+bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply
+	@build/bench/bench_ops
 
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
@@ -220,4 +224,4 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench-cpu format format-check lint clean help
+.PHONY: all train test test-programs bench bench-cpu format format-check lint clean help

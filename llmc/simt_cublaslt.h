@@ -97,8 +97,9 @@ enum { LT_NUMBERS = 2, LT_MAX_SPLITS = 32 };
 struct LtSettings {
     bool no_algorithms = false;             // for anything
     uint32_t epilogues_off = 0;             // an epilogue that has one of these bits has no algorithm
-    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take 2 ms longer
-    std::vector<uint32_t> slow_epilogues;   // products with one of these take 2 ms longer
+    double delay = 0.002;                   // seconds
+    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take the delay longer
+    std::vector<uint32_t> slow_epilogues;   // products with one of these take the delay longer
     size_t version = 130000;
 };
 struct LtCounts {
@@ -223,7 +224,7 @@ inline void lt_multiply(const LtProduct &w) {
     const std::vector<uint32_t> &slow = lt_settings().slow_epilogues;
     bool slow_epilogue = std::find(slow.begin(), slow.end(), w.desc.epilogue) != slow.end();
     if ((lt_settings().fast_number >= 0 && !fast) || slow_epilogue) {
-        for (double until = seconds_now() + 0.002; seconds_now() < until;) {}
+        for (double until = seconds_now() + lt_settings().delay; seconds_now() < until;) {}
     }
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = lt_factors(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);

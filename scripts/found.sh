@@ -40,6 +40,7 @@ fi
 
 mpi=$(command -v mpicc || true)
 say MPI "${mpi:-no mpicc}; not used yet: training is one process"
+# shellcheck disable=SC2153  # the Makefile sets it
 nvcc=$(command -v "$NVCC" || true)
 release=$([ -z "$nvcc" ] || "$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/ \1/p')
 if [ "$DEVICE" = cuda ] && [ -z "$nvcc" ]; then

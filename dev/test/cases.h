@@ -51,6 +51,8 @@ static const OpShapes layernorm_shapes = {
     .gpt2 = {.C = 768},
     .test = {{.B = 2, .T = 32, .C = 768},
              {.B = 3, .T = 7, .C = 67},
+             {.B = 1, .T = 3, .C = 3208},  // more than a warp of a GPU holds, in packs
+             {.B = 2, .T = 2, .C = 401},   // and one by one
              {.B = 1, .T = 1, .C = 33},
              {.B = 2, .T = 3, .C = 1, .slack = 20}},  // rstd is 316 and multiplies what should be zero
 };

@@ -156,7 +156,11 @@ static void test_row(void **state) {
 #ifdef __CUDACC__
     check_row(op);
 #else
+#ifdef __SANITIZE_ADDRESS__
+    const int orders[] = {1};  // the others take minutes there, and touch the same memory
+#else
     const int orders[] = {0, 1, 7};
+#endif
     for (int order : orders) {
         simt::settings().warp_order = order;
         check_row(op);

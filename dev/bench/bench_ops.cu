@@ -1,0 +1,456 @@
+/*
+Every operation at GPT-2 124M's shapes, as a share of what the machine can do.
+    bench_ops [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]      prints a table in Markdown
+One source, as the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
+
+Ceilings  are measured first, and again at the end: if the two differ, something else was running. The 10th percentile
+          of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes written; on a
+          GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward of a large
+          square product.
+Time      Warm-up, then 20 to 50 runs, and no more after the first 20 once 0.3 s are measured. Median, and in
+          parentheses the 10th and 90th percentile. Before every run, and not timed: what the operation changes in
+          place gets its old values back, and the caches are filled with something else, which is only read, so that
+          nothing waits to be written back. A run starts cold, therefore. On a GPU CUDA events around the operation
+          take the time, and the operation is enqueued while the caches are still being filled, so that its first
+          launch costs the host's time, not the device's; gaps between the launches of one operation count.
+Share     of the larger of two times: the bytes that must be moved (cases.h) at copy bandwidth, the FLOPs at the GEMM
+          rate. `bound` names which it is.
+
+A candidate is timed beside the operation it would replace, both in turns, on the same arrays, and their results are
+compared. It is a file of its own, with the operation's signature, which the build names:
+    static void my_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) { ... }
+    static Ops candidate_ops(Ops base) {
+        base.gelu_forward = my_gelu_forward;
+        return base;
+    }
+    cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
+Every row then has a second line. What the candidate leaves alone comes out at about 1.00x: so far it can be trusted.
+*/
+#include "../../llmc/backend.h"
+#include "../../llmc/flags.h"
+#include "../../llmc/logger.h"
+#include "../test/cases.h"
+#include <time.h>
+#include <unistd.h>
+#ifdef CANDIDATE
+#include CANDIDATE
+enum { MAX_TABLES = 2 };
+#else
+enum { MAX_TABLES = 1 };
+#endif
+
+enum { WARM_UP = 3, MIN_RUNS = 20, MAX_RUNS = 50 };
+static const double ENOUGH_SECONDS = 0.3;
+
+static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
+
+// what an operation is measured at, if not at its row's shape and variant 0 alone
+typedef struct {
+    const char *op, *what;
+    int variant, C, OC;  // 0: the row's
+    bool chunk;          // of as many rows as the trainer holds logits of
+} BenchRow;
+
+enum { C1 = 768, C3 = 3 * C1, C4 = 4 * C1, LOGITS = 50304 };
+
+static const BenchRow bench_rows[] = {
+    {"matmul_forward", "qkv", MATMUL_WITH_BIAS, C1, C3, false},
+    {"matmul_forward", "attproj + residual", MATMUL_WITH_BOTH, C1, C1, false},
+    {"matmul_forward", "fcproj + residual", MATMUL_WITH_BOTH, C4, C1, false},
+    {"matmul_forward", "logits", 0, C1, LOGITS, true},
+    {"matmul_gelu_forward", "fc", 0, C1, C4, false},
+    {"attention_decode", "at once", 0, 0, 0, false},
+    {"attention_decode", "one by one", 1, 0, 0, false},
+    {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, 0, 0, true},
+    {"classifier", "loss", CLASSIFIER_LOSS, 0, 0, true},
+    {"matmul_backward", "logits, dinp", MATMUL_DINP, C1, LOGITS, true},
+    {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, C1, LOGITS, true},
+    {"matmul_backward", "fcproj and gelu", MATMUL_GELU, C4, C1, false},  // with fc's dbias
+    {"matmul_backward", "fc, dinp", MATMUL_DINP, C1, C4, false},
+    {"matmul_backward", "fc, dweight", MATMUL_DWEIGHT, C1, C4, false},
+    {"matmul_backward", "attproj", MATMUL_SET, C1, C1, false},
+    {"matmul_backward", "qkv", MATMUL_SET, C1, C3, false},
+    {"matmul_backward", "qkv, +=", MATMUL_ADD, C1, C3, false},
+    {"matmul_backward", "qkv, += dbias", MATMUL_DBIAS, C1, C3, false},
+    {"adamw_update", "clipped", 1, 0, 0, false},
+#ifdef PRECISION_BF16
+    {"adamw_update", "clipped, with master", ADAMW_WITH_MASTER + 1, 0, 0, false},
+#endif
+};
+enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
+
+typedef struct {
+    int B, T, device;
+    const char *only, *small;
+} Options;
+
+static const Flag flags[] = {
+    {"b", NULL, FLAG_INT, offsetof(Options, B), 0, 1 << 16, NULL, "B", "sequences (0: 64 on a GPU, 4 on a CPU)"},
+    {"t", NULL, FLAG_INT, offsetof(Options, T), 0, 1024, NULL, "T", "tokens of each (0: 1024 on a GPU, 64 on a CPU)"},
+    {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", "operations whose name contains it"},
+    {NULL, "device", FLAG_CHOICE, offsetof(Options, device), 0, 0, DEVICE_CHOICES, NULL, "where to run"},
+    {NULL, "small", FLAG_OPTION, offsetof(Options, small), 0, 0, NULL, NULL,
+     "the tests' first shapes and two runs, to see that all of it works"},
+};
+enum { NUM_FLAGS = sizeof flags / sizeof flags[0] };
+
+// ---- the machine
+
+typedef struct {
+    Options options;
+    const Backend *backend;
+    Exec exec;
+    BackendScratch scratch;
+    float *cold;  // zeros that fill the caches
+    size_t cold_count;
+    double bytes_per_second, flops_per_second;  // the ceilings
+} Bench;
+
+static bool on_gpu(const Exec *ex) { return ex->cuda != NULL; }
+
+static size_t cache_bytes(const Exec *ex) {
+#ifdef HAVE_CUDA
+    int l2 = 0;
+    if (on_gpu(ex)) {
+        CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
+        return (size_t)l2;
+    }
+#endif
+    (void)ex;
+    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE), least = 32 << 20;  // it may say 0: not known
+    return (size_t)(l3 > least ? l3 : least);
+}
+
+static void bench_open(Bench *b) {
+    const Device *device = b->backend->device;
+    bool gpu = b->backend != &cpu_backend;
+    int B = gpu ? 64 : 4, T = gpu ? 1024 : 64;
+    if (b->options.B == 0 || b->options.small) { b->options.B = B; }
+    if (b->options.T == 0 || b->options.small) { b->options.T = T; }
+    b->scratch = b->backend->scratch(&gpt2_124m, b->options.B, b->options.T);
+    b->scratch.partials = device->allocate(b->scratch.partials_bytes);
+    b->scratch.matmul_workspace = device->allocate(b->scratch.matmul_workspace_bytes);
+    b->backend->open(&b->exec, &b->scratch, false);
+    b->cold_count = (gpu ? 4 : 2) * cache_bytes(&b->exec) / sizeof(float);
+    b->cold = (float *)device->allocate(b->cold_count * sizeof(float));
+    device->fill(b->cold, 0, b->cold_count * sizeof(float));
+}
+
+static void bench_close(Bench *b) {
+    b->backend->close(&b->exec);
+    b->backend->device->release(b->cold);
+    b->backend->device->release(b->scratch.partials);
+    b->backend->device->release(b->scratch.matmul_workspace);
+}
+
+// ---- copying, which is the ceiling of what is bound by memory, and emptying the caches
+
+#ifdef HAVE_CUDA
+static int bench_blocks(const Exec *ex) { return ex->cuda->multiprocessors * 8; }
+
+static __global__ void copy_kernel(float *to, const float *from, size_t n) {
+    size_t step = (size_t)gridDim.x * blockDim.x * 4;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; i < n; i += step) {
+        store128_streaming(to + i, load128_streaming(from + i));
+    }
+}
+
+static __global__ void read_kernel(float *x, size_t n) {
+    float sum = 0;
+    size_t step = (size_t)gridDim.x * blockDim.x * 4;
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; i < n; i += step) {
+        Pack<float> pack = load128(x + i);
+        sum += pack[0] + pack[1] + pack[2] + pack[3];
+    }
+    if (sum != 0) { *x = sum; }  // never, but the compiler does not know
+}
+#endif
+
+// every thread a piece large enough for stores that pass the caches by; on a GPU enqueued
+static void copy_bytes(void *to, const void *from, size_t bytes, const Exec *ex) {
+#ifdef HAVE_CUDA
+    if (on_gpu(ex)) {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(ex)));
+        return;
+    }
+#endif
+    (void)ex;
+    size_t piece = bytes / (size_t)omp_get_max_threads() / 4096 * 4096 + 4096;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < bytes; i += piece) {
+        memcpy((char *)to + i, (const char *)from + i, bytes - i < piece ? bytes - i : piece);
+    }
+}
+
+static void empty_caches(Bench *b) {
+#ifdef HAVE_CUDA
+    if (on_gpu(&b->exec)) {
+        LAUNCH(read_kernel, bench_blocks(&b->exec), 256, 0, stream_of(&b->exec), b->cold, b->cold_count);
+        return;
+    }
+#endif
+    float sum = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : sum)
+    for (size_t i = 0; i < b->cold_count; i++) { sum += b->cold[i]; }
+    if (sum != 0) { run_error("an operation wrote to the zeros that fill the caches"); }
+}
+
+static void declare_copy(Problem *p) {
+    add_real(p, "to", OUTPUT, p->shape.n);
+    add_real(p, "from", INPUT, p->shape.n);
+}
+
+static void run_copy(Problem *p, const Ops *ops, Exec *ex) {
+    (void)ops;
+#ifdef HAVE_CUDA
+    if (p->variant == 1) {
+        LAUNCH(copy_kernel, bench_blocks(ex), 256, 0, stream_of(ex), real_of(p, "to"), real_of(p, "from"), p->shape.n);
+        return;
+    }
+#endif
+    copy_bytes(real_of(p, "to"), real_of(p, "from"), p->shape.n * sizeof(real), ex);
+}
+
+// ---- a problem on the machine: the same arrays, in its memory
+
+static void *move_to(const Device *device, void *host, size_t bytes) {
+    void *p = device->allocate(bytes);
+    device->upload(p, host, bytes);
+    free(host);
+    return p;
+}
+
+// `start` is kept only where the operation changes the array
+static Problem problem_place(const Device *device, const OpCase *op, const OpShape *s, int variant) {
+    Problem p = problem_make(op, s, variant);
+    for (int i = 0; i < p.num_arrays; i++) {
+        Array *a = &p.array[i];
+        a->data = move_to(device, a->data, array_bytes(a));
+        if (a->role == INOUT) {
+            a->start = move_to(device, a->start, array_bytes(a));
+        } else {
+            free(a->start);
+            a->start = NULL;
+        }
+    }
+    return p;
+}
+
+static void problem_restart(Problem *p, const Exec *ex) {
+    for (int i = 0; i < p->num_arrays; i++) {
+        if (p->array[i].start) { copy_bytes(p->array[i].data, p->array[i].start, array_bytes(&p->array[i]), ex); }
+    }
+}
+
+static void problem_release(const Device *device, Problem *p) {
+    for (int i = 0; i < p->num_arrays; i++) {
+        device->release(p->array[i].data);
+        if (p->array[i].start) { device->release(p->array[i].start); }
+    }
+}
+
+// ---- timing
+
+typedef struct {
+    double median, p10, p90;  // seconds
+    double speed;             // the first table's time over this one's: the median over the turns
+} Times;
+
+static double seconds_of(Bench *b, Problem *p, const Ops *ops) {
+    problem_restart(p, &b->exec);
+    empty_caches(b);
+#ifdef HAVE_CUDA
+    if (on_gpu(&b->exec)) {
+        cudaEvent_t event[2];
+        float milliseconds = 0;
+        for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreate(&event[i])); }
+        CUDA_CHECK(cudaEventRecord(event[0], stream_of(&b->exec)));
+        problem_run(p, ops, &b->exec);
+        CUDA_CHECK(cudaEventRecord(event[1], stream_of(&b->exec)));
+        CUDA_CHECK(cudaEventSynchronize(event[1]));
+        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, event[0], event[1]));
+        for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(event[i])); }
+        return 1e-3 * milliseconds;
+    }
+#endif
+    double start = now_seconds();
+    problem_run(p, ops, &b->exec);
+    return now_seconds() - start;
+}
+
+static int compare_doubles(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+// the tables in turns, so that what slows the machine slows all of them
+static void measure(Bench *b, Problem *p, const Ops *const *tables, int num_tables, Times *times) {
+    static double seconds[MAX_TABLES][MAX_RUNS];
+    int least = b->options.small ? 2 : MIN_RUNS, most = b->options.small ? 2 : MAX_RUNS, runs = 0;
+    double total = 0;
+    for (int i = 0; i < WARM_UP * num_tables; i++) { seconds_of(b, p, tables[i % num_tables]); }
+    for (; runs < least || (runs < most && total < ENOUGH_SECONDS); runs++) {
+        for (int t = 0; t < num_tables; t++) { total += seconds[t][runs] = seconds_of(b, p, tables[t]); }
+    }
+    for (int t = num_tables - 1; t >= 0; t--) {  // the first table is the last to be sorted
+        double ratios[MAX_RUNS];
+        for (int i = 0; i < runs; i++) { ratios[i] = seconds[0][i] / seconds[t][i]; }
+        qsort(ratios, (size_t)runs, sizeof(double), compare_doubles);
+        times[t].speed = ratios[runs / 2];
+        qsort(seconds[t], (size_t)runs, sizeof(double), compare_doubles);
+        times[t].median = seconds[t][runs / 2];
+        times[t].p10 = seconds[t][runs / 10];
+        times[t].p90 = seconds[t][runs - 1 - runs / 10];
+    }
+}
+
+static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int variant, Problem *what) {
+    Times times;
+    *what = problem_place(b->backend->device, op, s, variant);
+    measure(b, what, &b->backend->ops, 1, &times);
+    problem_release(b->backend->device, what);
+    return times;
+}
+
+// prints them, too
+static void measure_ceilings(Bench *b, const char *when) {
+    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, declare_copy, NULL, run_copy};
+    const OpCase *matmul = op_case("matmul_forward");
+    bool large = on_gpu(&b->exec) && !b->options.small;
+    int side = b->options.small ? 64 : large ? 8192 : 2048;
+    OpShape block = op_shape_gpt2(op_case("params_changed"), 0, 0), square = op_shape_gpt2(matmul, 1, side);
+    Problem p;
+    block.n = large ? (size_t)1 << 28 : b->options.small ? 4096 : 8 * cache_bytes(&b->exec) / sizeof(real);
+    square.C = square.OC = side;
+    b->bytes_per_second = 0;
+    for (int variant = 0; variant < copy.variants; variant++) {
+        double seconds = measure_case(b, &copy, &block, variant, &p).p10, rate = problem_bytes(&p) / seconds;
+        if (rate > b->bytes_per_second) { b->bytes_per_second = rate; }
+    }
+    double seconds = measure_case(b, matmul, &square, 0, &p).p10;
+    b->flops_per_second = p.flops / seconds;
+    printf("Ceilings%s: copy %.1f GB/s, matmul of %d cubed %.3f TFLOP/s.\n", when, b->bytes_per_second / 1e9, side,
+           b->flops_per_second / 1e12);
+    fflush(stdout);
+}
+
+#ifdef CANDIDATE
+// array i after a run by `ops`, to be freed
+static double *result_of(Bench *b, Problem *p, const Ops *ops, int i) {
+    void *bytes = xmalloc(array_bytes(&p->array[i]));
+    problem_restart(p, &b->exec);
+    problem_run(p, ops, &b->exec);
+    b->backend->device->download(bytes, p->array[i].data, array_bytes(&p->array[i]));
+    double *values = array_doubles(&p->array[i], bytes);
+    free(bytes);
+    return values;
+}
+
+// the largest ||candidate - production|| / ||production|| of what the operation writes
+static double difference(Bench *b, Problem *p, const Ops *const *tables) {
+    double largest = 0;
+    for (int i = 0; i < p->num_arrays; i++) {
+        if (p->array[i].role == INPUT) { continue; }
+        double *wanted = result_of(b, p, tables[0], i), *got = result_of(b, p, tables[1], i);
+        double error = relative_error(got, wanted, p->array[i].n);
+        if (!(error <= largest)) { largest = error; }
+        free(wanted);
+        free(got);
+    }
+    return largest;
+}
+#endif
+
+// ---- the table
+
+static void print_header(const Bench *b) {
+    char machine[512], date[32];
+    time_t now = time(NULL);
+    b->backend->describe(machine, sizeof machine);
+    strftime(date, sizeof date, "%Y-%m-%d", localtime(&now));
+    printf("%s; %s; %s.\n", machine, date, dtype_name(DT_FLOATX));
+}
+
+static void print_times(const Bench *b, const Problem *p, const char *name, const Times *t) {
+    double moving = problem_bytes(p) / b->bytes_per_second, computing = p->flops / b->flops_per_second;
+    bool memory = moving >= computing;
+    char rate[32] = "";
+    if (p->flops > 0) { snprintf(rate, sizeof rate, "%.3f", p->flops / t->median / 1e12); }
+    const char *shape = strchr(strstr(problem_title(p), "variant ") + strlen("variant "), ' ') + 1;
+    printf("| %s | %s | %.1f (%.1f to %.1f) | %.1f | %s | %s | %.0f%% |", name, shape, 1e6 * t->median, 1e6 * t->p10,
+           1e6 * t->p90, problem_bytes(p) / t->median / 1e9, rate, memory ? "memory" : "compute",
+           100 * (memory ? moving : computing) / t->median);
+}
+
+static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
+    OpShape s = op_shape_gpt2(op, b->options.B, b->options.T);
+    if (b->options.small) { return *op_shape(op, 0); }
+    if (row->C) { s.C = row->C, s.OC = row->OC; }
+    if (row->chunk) {  // the trainer's classifier_chunk
+        int rows = s.B * s.T, fits = (int)((int64_t)rows * C4 / LOGITS);
+        s.B = 1, s.T = fits < 256 ? (rows < 256 ? rows : 256) : fits;
+    }
+    return s;
+}
+
+static void bench_row(Bench *b, const OpCase *op, const BenchRow *row) {
+    OpShape s = shape_of(b, op, row);
+    Problem p = problem_place(b->backend->device, op, &s, row->variant);
+    Times times[MAX_TABLES];
+    char name[128];
+    snprintf(name, sizeof name, "%s%s%s", op->name, *row->what ? ": " : "", row->what);
+#ifdef CANDIDATE
+    Ops candidate = candidate_ops(*b->backend->ops);
+    const Ops *const tables[] = {b->backend->ops, &candidate};
+    measure(b, &p, tables, 2, times);
+    print_times(b, &p, name, &times[0]);
+    printf(" | |\n");
+    print_times(b, &p, "candidate", &times[1]);
+    printf(" %.2fx | %.1e |\n", times[1].speed, difference(b, &p, tables));
+#else
+    measure(b, &p, &b->backend->ops, 1, times);
+    print_times(b, &p, name, times);
+    printf("\n");
+#endif
+    fflush(stdout);
+    problem_release(b->backend->device, &p);
+}
+
+static bool op_chosen(const Bench *b, const OpCase *op) {
+    bool idle = on_gpu(&b->exec) && strcmp(op->name, "params_changed") == 0;  // nothing is kept of them on a GPU
+    return !idle && (!b->options.only || strstr(op->name, b->options.only));
+}
+
+static void bench_operation(Bench *b, const OpCase *op) {
+    const BenchRow plain = {op->name, "", 0, 0, 0, false};
+    int rows = 0;
+    for (int i = 0; i < NUM_BENCH_ROWS; i++) {
+        if (strcmp(bench_rows[i].op, op->name) == 0) { bench_row(b, op, &bench_rows[i]), rows++; }
+    }
+    if (rows == 0) { bench_row(b, op, &plain); }
+}
+
+int main(int argc, char **argv) {
+    Bench b;
+    const char *note;
+    int chosen = 0;
+    memset(&b, 0, sizeof b);
+    flags_parse(flags, NUM_FLAGS, &b.options, argc, argv);
+    b.backend = backend_choose((DeviceChoice)b.options.device, true, &note);
+    if (*note) { fprintf(stderr, "bench_ops: on the CPU, since %s\n", note); }
+    for (int i = 0; i < NUM_OP_CASES; i++) { chosen += op_chosen(&b, &op_cases[i]); }
+    if (!chosen) { input_error("-o %s: no operation has that in its name", b.options.only); }
+    bench_open(&b);
+    print_header(&b);
+    measure_ceilings(&b, "");
+    printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share "
+           "|%s\n|---|---|---|---|---|---|---|%s\n",
+           MAX_TABLES > 1 ? " speed | off by |" : "", MAX_TABLES > 1 ? "---|---|" : "");
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        if (op_chosen(&b, &op_cases[i])) { bench_operation(&b, &op_cases[i]); }
+    }
+    printf("\n");
+    measure_ceilings(&b, " at the end");
+    bench_close(&b);
+    return 0;
+}

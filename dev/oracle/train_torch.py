@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Times GPT-2's training step in PyTorch, as fast as plain PyTorch goes, on the token shards that our trainer reads.
+
+    python3 dev/oracle/train_torch.py --model 124M --batch 64 --shards 'tokens_*.bin'
+
+The model of gpt2.py (flash attention through F.scaled_dot_product_attention) under torch.compile, fp32 weights and
+bf16 autocast, fused AdamW, gradients clipped to 1.0 and set to None. Prints one line of JSON:
+  median_ms p10_ms p90_ms   of the steps after --warmup, forward to update, the batch's copy to the device included
+  tokens_per_s              batch * length / median
+  first_step_s              from the program's start to the end of the first step: imports, initial weights, compilation
+  reserved_bytes allocated_bytes   PyTorch's own peaks on the device; null on a CPU
+  gemm_tflops               bf16 product of two random 8192 x 8192 matrices, measured afterwards; null on a CPU
+  notes                     what this PyTorch lacks of the above
+"""
+import time
+
+STARTED = time.perf_counter()  # before torch is loaded: that is part of the time to the first step
+
+import argparse
+import glob
+import json
+import statistics
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gpt2 import GPT2, make_adamw, parse_shape
+
+MODELS = {"124M": "d12", "350M": "d24", "774M": "d36", "1558M": "d48"}
+HEADER_BYTES = 1024  # of a shard: 256 int32; uint16 tokens follow
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="times GPT-2's training step in PyTorch")
+    parser.add_argument("--model", default="124M", help="124M, 350M, 774M, 1558M or l<layers>h<heads>c<channels>")
+    parser.add_argument("--batch", type=int, default=64, help="sequences a step")
+    parser.add_argument("--length", type=int, default=1024, help="tokens a sequence")
+    parser.add_argument("--vocabulary", type=int, default=50304, help="GPT-2's 50257, padded")
+    parser.add_argument("--shards", required=True, help="glob of token shards")
+    parser.add_argument("--steps", type=int, default=50, help="steps that are timed")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before them, one at least")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    if args.warmup < 1 or args.steps < 1:
+        parser.error("--warmup and --steps take at least 1")
+    return args
+
+
+def read_tokens(pattern):
+    """All tokens of the shards, one int64 tensor on the CPU."""
+    parts = []
+    for path in sorted(glob.glob(pattern)):
+        with open(path, "rb") as shard:
+            words = torch.frombuffer(bytearray(shard.read()), dtype=torch.int16, offset=HEADER_BYTES)
+        parts.append(words.long() & 0xFFFF)  # uint16, which older torches lack
+    if not parts:
+        raise SystemExit(f"--shards: no file matches {pattern!r}; give a glob of token shards")
+    return torch.cat(parts)
+
+
+def make_batches(tokens, args):
+    """Yields (inputs, targets), [B, T] each, on the device; from the first sequence again after the last."""
+    B, T = args.batch, args.length
+    batches = (len(tokens) - 1) // (B * T)
+    if batches == 0:
+        raise SystemExit(f"--shards: {len(tokens)} tokens, but a batch takes {B * T + 1}; give more or a smaller batch")
+    if args.device == "cuda":
+        tokens = tokens.pin_memory()  # so that a copy need not be waited for
+    while True:
+        for s in range(0, batches * B * T, B * T):
+            yield tuple(tokens[s + shift: s + shift + B * T].view(B, T).to(args.device, non_blocking=True)
+                        for shift in (0, 1))
+
+
+def make_step(args, notes):
+    """A function of (inputs, targets) that makes one update and returns the loss before it, a scalar tensor."""
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = True  # for whatever autocast leaves in fp32
+    compiles = hasattr(torch, "compile")  # PyTorch 2, which can also make the weights on the device
+    with torch.device(args.device) if compiles else nullcontext():
+        model = GPT2(parse_shape(MODELS.get(args.model, args.model)), args.vocabulary, args.length).to(args.device)
+    optimizer = make_adamw(model, lr=3e-4)
+
+    def forward(inputs, targets):
+        with torch.autocast(args.device, torch.bfloat16):
+            return model(inputs, targets)[1]
+
+    if compiles:
+        forward = torch.compile(forward)
+    else:
+        notes.append("no torch.compile: eager")
+    if not hasattr(F, "scaled_dot_product_attention"):
+        notes.append("no scaled_dot_product_attention: attention in three operations")
+    if not optimizer.defaults.get("fused"):
+        notes.append("no fused AdamW here")
+
+    def step(inputs, targets):
+        loss = forward(inputs, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+class Clock:
+    """Points in time on the device, read when everything has run: no step waits for the host."""
+
+    def __init__(self, device):
+        self.device, self.points = device, []
+
+    def mark(self):
+        if self.device == "cuda":
+            self.points.append(torch.cuda.Event(enable_timing=True))
+            self.points[-1].record()
+        else:
+            self.points.append(time.perf_counter())
+
+    def milliseconds(self):
+        """between each mark and the next"""
+        wait(self.device)
+        pairs = zip(self.points, self.points[1:])
+        return [a.elapsed_time(b) if self.device == "cuda" else (b - a) * 1e3 for a, b in pairs]
+
+
+def wait(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def gemm_tflops(n=8192, tries=10):
+    """The device's bf16 rate, the median of some products of random matrices."""
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    clock = Clock("cuda")
+    clock.mark()
+    for _ in range(tries):
+        a @ b
+        clock.mark()
+    return 2 * n**3 / statistics.median(clock.milliseconds()) / 1e9
+
+
+def percentile(values, fraction):
+    """nearest rank"""
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def main():
+    args, notes = parse_arguments(), []
+    on_gpu = args.device == "cuda"
+    batches = make_batches(read_tokens(args.shards), args)
+    step = make_step(args, notes)
+    first_loss = step(*next(batches))
+    wait(args.device)
+    first_step_s = time.perf_counter() - STARTED
+    for _ in range(args.warmup - 1):
+        step(*next(batches))
+    clock = Clock(args.device)
+    clock.mark()
+    for _ in range(args.steps):
+        loss = step(*next(batches))
+        clock.mark()
+    times = clock.milliseconds()
+    median = statistics.median(times)
+    result = {"program": "pytorch", "model": args.model, "batch": args.batch, "length": args.length,
+              "device": torch.cuda.get_device_name() if on_gpu else "cpu", "steps": args.steps,
+              "median_ms": round(median, 3), "p10_ms": round(percentile(times, 0.1), 3),
+              "p90_ms": round(percentile(times, 0.9), 3),
+              "tokens_per_s": round(args.batch * args.length / median * 1e3, 1), "first_step_s": round(first_step_s, 2),
+              "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
+              "allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+              "first_loss": round(first_loss.item(), 5), "last_loss": round(loss.item(), 5)}
+    result["gemm_tflops"] = round(gemm_tflops(), 1) if on_gpu else None
+    print(json.dumps({**result, "torch": torch.__version__, "notes": notes}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

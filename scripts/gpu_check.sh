@@ -1,0 +1,416 @@
+#!/usr/bin/env bash
+# Checks and measures the trainer on this machine's GPU, in less than nine minutes:   scripts/gpu_check.sh [build]
+#
+# It builds with nvcc, tests every kernel and the whole model on the GPU, looks for bad memory accesses and races,
+# checks that the same command gives the same bits, and times training, beside PyTorch where that is installed. All
+# goes to dev/results/gpu_<name>_<date>.md, and into the folder $OUT where that is set; logs stay in build/gpu/log.
+# `build` only builds: without a GPU for GPU_ARCH (default 90), and then with exit status 2.
+#
+# needs      nvcc, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
+#            nvidia-cuda-nvcc, and nvidia-cublas and nvidia-cuda-runtime, which PyTorch brings. What lies elsewhere is
+#            found through NVCC, PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
+# work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161.
+#            60 steps of each take 6 s and 17 s at 550 TFLOP/s, a little over half of a Hopper's bf16 peak
+# time       build 60 s, tests 30 s, sanitizers 60 s, operations 40 s, training 100 s, PyTorch 200 s, half of that to
+#            compile. Each step has its limit, and what would pass 530 s in all is left out and said
+# FLOPs      a token takes 6 N + 6 L C T: N counts every parameter but wpe's, which is added, not multiplied; half of
+#            attention is masked. The share is of the rate of a large square bf16 product, measured in the same run
+# memory     1558M takes 66 GB (train_gpt2 --plan -e d48 -b 16), of which 25 GB are weights, gradients and moments
+# disk       tokens 8 MB, programs 30 MB, what PyTorch compiled 50 MB
+set -uo pipefail
+export LC_ALL=C
+cd "$(dirname "$0")/.." || exit 1
+
+purpose=${1:-all}
+case $purpose in
+all | build) ;;
+*)
+    echo "gpu_check: expected nothing or 'build', found '$purpose'" >&2
+    exit 2
+    ;;
+esac
+build=build/gpu python=${PYTHON:-python3}
+seconds_in_all=530
+started=$SECONDS
+mkdir -p $build/log
+
+# ---- one step: its time limit, its word in the report
+
+results=() failures=0
+
+# left: seconds that remain of all
+left() { echo $((seconds_in_all - (SECONDS - started))); }
+
+# bounded SECONDS COMMAND...: the command, ended after so long or when the time in all is up
+bounded() {
+    local limit=$1 rest
+    shift
+    rest=$(left)
+    [ "$rest" -ge 5 ] || return 125
+    timeout -k 5 $((limit < rest ? limit : rest)) "$@"
+}
+
+# report NAME STATUS NOTE: a line of the report; what failed is said and the rest goes on
+report() {
+    local word=ok
+    case $2 in
+    0) ;;
+    skipped) word=skipped ;;
+    124 | 137) word="FAILED: out of time" failures=$((failures + 1)) ;;
+    125) word="left out: no time was left" ;;
+    *) word="FAILED: exit status $2" failures=$((failures + 1)) ;;
+    esac
+    results+=("- $1: $word${3:+; $3}")
+    printf '%4d s  %s: %s%s\n' $((SECONDS - started)) "$1" "$word" "${3:+; $3}"
+}
+
+# logged NAME SECONDS COMMAND...: runs it with its output in a log, whose end is shown if it fails, and reports
+logged() {
+    local name=$1 log=$build/log/$1.txt status
+    bounded "${@:2}" >"$log" 2>&1 </dev/null
+    status=$?
+    report "$name" $status \
+        "$(sed -n 's/^\[ *PASSED *\] \([0-9]* test(s)\).*/\1/p; s/.* SUMMARY: //p' "$log" | tail -n 1)"
+    case $status in 0 | 125) ;; *) tail -n 15 "$log" | sed 's/^/        /' ;; esac
+    return $status
+}
+
+# ---- CUDA, from its toolkit or from wheels
+
+# sets NVCC, CUDA_ROOT and cuda_flags: where headers and libraries are, and cuBLASLt's
+find_cuda() {
+    local wheels folders folder nvcc library
+    mapfile -t wheels < <("$python" -c 'import glob, sys
+for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2>/dev/null | sed '/^$/d')
+    for nvcc in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc "${wheels[@]/%//bin/nvcc}" ''; do
+        [ ! -x "$nvcc" ] || break
+    done
+    if [ -z "$nvcc" ]; then
+        echo "gpu_check: nvcc is missing: install CUDA's toolkit or the wheel nvidia-cuda-nvcc, or name it in NVCC" >&2
+        return 1
+    fi
+    NVCC=$nvcc
+    CUDA_ROOT=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
+    folders=("$CUDA_ROOT")
+    [ -e "$CUDA_ROOT/include/cublasLt.h" ] || folders=("${wheels[@]}")
+    cuda_flags=(-lcublasLt)
+    [ "$CUDA_ROOT" != /usr ] || return 0  # a distribution's, which every compiler finds
+    cuda_flags=()
+    for folder in "${folders[@]/%//include}"; do
+        [ ! -d "$folder" ] || cuda_flags+=(-I"$folder")
+    done
+    for folder in "${folders[@]/%//lib64}" "${folders[@]/%//lib}"; do
+        [ ! -d "$folder" ] || cuda_flags+=(-L"$folder" -Xlinker "-rpath=$folder")
+    done
+    # a wheel has libcublasLt.so.13 without the plain name that -l looks for
+    for folder in "${folders[@]}"; do
+        for library in "$folder"/lib{64,}/libcublasLt.so*; do
+            [ -e "$library" ] && cuda_flags+=(-Xlinker "-l:${library##*/}") && return 0
+        done
+    done
+    echo "gpu_check: cuBLASLt is missing: install CUDA's toolkit or the wheel nvidia-cublas" >&2
+    return 1
+}
+
+# links LIBRARY HEADER...: whether a program can be built with it
+links() {
+    local library=$1 include=()
+    shift
+    for header in "$@"; do include+=(-include "$header"); done
+    echo 'int main() { return 0; }' | c++ -x c++ "${include[@]}" - -o /dev/null "$library" 2>/dev/null
+}
+has_cjson() { links -lcjson cjson/cJSON.h; }
+has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
+
+# whatever of the two is missing, through apt where that is possible
+fetch_libraries() {
+    local missing=()
+    has_cjson || missing+=(libcjson-dev)
+    has_cmocka || missing+=(libcmocka-dev)
+    [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 0
+    echo "installing ${missing[*]} with apt-get"
+    bounded 20 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update >$build/log/apt.txt 2>&1
+    bounded 30 env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 \
+        install -y --no-install-recommends "${missing[@]}" >>$build/log/apt.txt 2>&1
+    return 0
+}
+
+# ---- building
+
+# compile NAME PRECISION SOURCE [OPTION...]: $build/NAME, unless it is there from the same sources by the same command
+compile() {
+    local name=$1 command key
+    command=("$NVCC" -x cu -std=c++20 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -D_GNU_SOURCE -I.
+        -Xcompiler "-fopenmp,-march=native,-fno-math-errno,-fno-trapping-math" "-DPRECISION_$2" "$3" -o "$build/$name"
+        "${cuda_flags[@]}" -lcjson -lm -lpthread "${@:4}")
+    key=$({ echo "${command[@]}" && "$NVCC" --version && c++ --version && grep -m 1 'model name' /proc/cpuinfo &&
+        cat ./*.cu llmc/* dev/test/*.h "$3"; } | cksum)
+    [ -x "$build/$name" ] && [ "$(cat "$build/$name.key" 2>/dev/null)" = "$key" ] && return 0
+    bounded 400 "${command[@]}" >"$build/log/compile_$name.txt" 2>&1 || return
+    echo "$key" >"$build/$name.key"
+}
+
+# builds everything at once, then reports each; what was built before and no longer builds is removed
+build_all() {
+    local names=() pids=() i status
+    start() { compile "$@" & names+=("$1") pids+=($!); }
+    start train_gpt2 BF16 train_gpt2.cu
+    if has_cmocka; then
+        start test_ops_bf16 BF16 dev/test/test_ops.cu -lcmocka
+        start test_ops_fp32 FP32 dev/test/test_ops.cu -lcmocka
+        start test_gpt2_bf16 BF16 test_gpt2.cu -lcmocka
+        start test_gpt2_fp32 FP32 test_gpt2.cu -lcmocka
+    else
+        report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
+    fi
+    if [ -f dev/bench/bench_ops.cu ]; then start bench_ops BF16 dev/bench/bench_ops.cu; fi
+    for i in "${!pids[@]}"; do
+        wait "${pids[i]}"
+        status=$?
+        report "build ${names[i]}" $status
+        [ $status -eq 0 ] && continue
+        rm -f "$build/${names[i]}"
+        head -n 20 "$build/log/compile_${names[i]}.txt" | sed 's/^/        /'
+    done
+}
+
+# built NAME: whether there is such a program to run
+built() { [ -x "$build/$1" ]; }
+
+# ---- data
+
+# a shard of COUNT tokens, uniform below 50257, from SEED
+make_tokens() {
+    local path=$1 count=$2 seed=$3
+    cat >$build/make_tokens.c <<'END'
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    uint32_t header[256] = {20240520, 1, argc > 2 ? (uint32_t)atol(argv[1]) : 0};
+    uint64_t state = argc > 2 ? (uint64_t)atol(argv[2]) : 0;
+    fwrite(header, sizeof header, 1, stdout);
+    for (uint32_t i = 0; i < header[2]; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        uint16_t token = (uint16_t)((state >> 33) % 50257);
+        fwrite(&token, sizeof token, 1, stdout);
+    }
+    return fflush(stdout) != 0;
+}
+END
+    c++ -w -O2 -x c++ $build/make_tokens.c -o $build/make_tokens && $build/make_tokens "$count" "$seed" >"$path"
+}
+
+# ---- numbers
+
+# number KEY FILE: the last number that follows "KEY": in a file
+number() { sed -n "s/.*\"$1\":[[:space:]]*\([0-9.eE+-]*\).*/\1/p" "$2" | tail -n 1; }
+
+# percentiles FILE: median, p10 and p90 of "ms", the first ten steps left out
+percentiles() {
+    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1" | tail -n +11 | sort -g |
+        awk '{ ms[NR] = $1 }
+             END { print ms[int((NR + 1) / 2)], ms[int(NR * 0.1) + 1], ms[int(NR * 0.9) + 1] }'
+}
+
+# flops_per_token L C T
+flops_per_token() {
+    awk -v L="$1" -v C="$2" -v T="$3" 'BEGIN {
+        N = 50304 * C + L * (12 * C * C + 13 * C) + 2 * C
+        print 6 * N + 6 * L * C * T
+    }'
+}
+
+# gib BYTES
+gib() { awk "BEGIN { if (\"$1\" > 0) printf \"%.1f\", $1 / 1024 ^ 3; else print \"-\" }"; }
+
+gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits; }
+
+# watched COMMAND...: runs it, and sets driver_bytes to the most that it added to the memory that the driver has in use
+watched() {
+    local before watcher status
+    before=$(gpu memory.used)
+    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >$build/used.txt 2>/dev/null &
+    watcher=$!
+    "$@"
+    status=$?
+    kill $watcher 2>/dev/null
+    wait $watcher 2>/dev/null
+    driver_bytes=$(sort -g $build/used.txt | tail -n 1 | awk "{ printf \"%.0f\", (\$1 - $before) * 1048576 }")
+    return $status
+}
+
+# ---- training
+
+length=1024 rows=() gemm='' driver_bytes=0 tokens=$build/tokens.bin
+export TRAIN_GPT2_PICKS=$build/picks.txt  # matmul algorithms, chosen in the first run of a shape
+
+# trainer FOLDER SECONDS FLAG...: a run on the GPU; FOLDER gets its metrics and, in `first`, the time to the first step
+trainer() {
+    local folder=$1 limit=$2 begun=$EPOCHREALTIME line
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    bounded "$limit" "$build/train_gpt2" --device cuda -i "$tokens" -o "$folder" -t $length -v 0 -s 0 -c 0.1 "${@:3}" \
+        2>&1 </dev/null | while IFS= read -r line; do
+        echo "$line"
+        [[ $line != "step 1/"* ]] || awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }" >"$folder/first"
+    done
+}
+
+# row MODEL PROGRAM L C BATCH MEDIAN P10 P90 OWN_BYTES FIRST: a line of the table, its sixth cell still empty
+row() {
+    rows+=("$(awk -v flops="$(flops_per_token "$3" "$4" $length)" -v tokens=$(($5 * length)) -v ms="$6" -v p10="$7" \
+        -v p90="$8" -v head="$1, B $5|$2" -v bytes="$(gib "$9")|$(gib "$driver_bytes")" -v first="${10}" \
+        'BEGIN { printf "%s|%.1f|%.0f (%.0f to %.0f)|%.1f||%s|%s", head, ms, tokens / ms * 1e3, tokens / p90 * 1e3,
+                 tokens / p10 * 1e3, tokens / ms * flops / 1e9, bytes, first }')")
+}
+
+# timed NAME STATUS LOG [MEDIAN]: reports a run, with the end of its log if it failed
+timed() {
+    report "$1" "$2" "${4:+$4 ms a step}"
+    case $2 in 0 | 125) ;; *) tail -n 5 "$3" | sed 's/^/        /' ;; esac
+}
+
+# time_ours ROUND MODEL L C BATCH SECONDS
+time_ours() {
+    local folder=$build/run log=$build/log/ours_$2_$1.txt ms=() status
+    built train_gpt2 || return
+    "$build/train_gpt2" --plan=json --device cuda -e "d$3" -b "$5" -t $length >$build/plan.json
+    watched trainer $folder "$6" -e "d$3" -b "$5" -x 60 >"$log"
+    status=$?
+    if [ $status -eq 0 ]; then
+        read -r -a ms <<<"$(percentiles $folder/metrics.jsonl)"
+        row "$2" "train_gpt2, run $1" "$3" "$4" "$5" "${ms[@]}" "$(number total $build/plan.json)" \
+            "$(cat $folder/first)"
+    fi
+    timed "train $2, run $1" $status "$log" "${ms[0]:-}"
+}
+
+# time_torch ROUND MODEL L C BATCH SECONDS
+time_torch() {
+    local log=$build/log/torch_$2_$1.txt ms=() status
+    [ -n "$torch" ] || return
+    TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor watched bounded "$6" "$python" dev/oracle/train_torch.py \
+        --model "$2" --batch "$5" --length $length --shards $tokens >"$log" 2>&1
+    status=$?
+    if [ $status -eq 0 ]; then
+        ms=("$(number median_ms "$log")" "$(number p10_ms "$log")" "$(number p90_ms "$log")")
+        gemm=${gemm:-$(number gemm_tflops "$log")}
+        row "$2" "PyTorch $torch, run $1" "$3" "$4" "$5" "${ms[@]}" "$(number reserved_bytes "$log")" \
+            "$(number first_step_s "$log")"
+    fi
+    timed "PyTorch $2, run $1" $status "$log" "${ms[0]:-}"
+}
+
+# same_bits: 20 steps twice; all that is not a time has to be equal
+same_bits() {
+    local log=$build/log/same_bits.txt run
+    built train_gpt2 || return
+    rm -f $build/bits_?.txt
+    for run in 1 2; do
+        trainer $build/run 40 -e d12 -b 64 -x 20 >"$log" || break
+        sed 's/,"ms".*//' $build/run/metrics.jsonl >"$build/bits_$run.txt"
+    done && [ "$(wc -l <$build/bits_1.txt)" -eq 20 ] && cmp $build/bits_1.txt $build/bits_2.txt >>"$log"
+    timed "the same bits twice, 20 steps of 124M" $? "$log"
+}
+
+# sanitize TOOL: compute-sanitizer over two small steps, whose matmul algorithms are chosen beforehand
+sanitize() {
+    local small=("$build/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 2 -t 64 -x 2 -v 0 -s 0)
+    built train_gpt2 || return
+    if [ -z "$sanitizer" ]; then
+        report "$1" skipped "there is no compute-sanitizer"
+        return
+    fi
+    bounded 20 "${small[@]}" >$build/log/small.txt 2>&1
+    # without the variable the program would start itself again, which the tool does not follow
+    GOMP_SPINCOUNT=1000 logged "$1" 60 "$sanitizer" --tool "$1" --error-exitcode 9 "${small[@]}"
+}
+
+# ---- the report
+
+write_report() {
+    local name file
+    name=$(gpu name)
+    file=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
+    file=dev/results/gpu_${file}_$(date +%F).md
+    mkdir -p dev/results
+    {
+        echo "# GPU benchmark"
+        echo
+        echo "$(date +%F), $name, driver $(gpu driver_version), CUDA $cuda_version; \`scripts/gpu_check.sh\`." \
+            "T $length, bf16, random tokens, 50 steps after 10. A token takes 6 N + 6 L C T FLOPs, N without wpe." \
+            "${gemm:+A large bf16 product ran at $gemm TFLOP/s in the same run.}" \
+            "Own peak: the plan's total; PyTorch's max_memory_reserved. First step: s from the program's start."
+        echo
+        echo "| model | program | ms a step | tokens/s (p10 to p90) | TFLOP/s | of GEMM | own peak, GiB |" \
+            "driver's, GiB | first step |"
+        echo "|---|---|---|---|---|---|---|---|---|"
+        [ ${#rows[@]} -eq 0 ] || printf '%s\n' "${rows[@]}" | sort -s -t'|' -k1,1 -k2,2 |
+            awk -F'|' -v OFS=' | ' -v gemm="${gemm:-0}" \
+                '{ $6 = gemm > 0 ? sprintf("%.0f %%", 100 * $5 / gemm) : "-"; $1 = $1; print "| " $0 " |" }'
+        echo
+        printf '%s\n' "${results[@]}"
+    } >"$file"
+    echo
+    cat "$file"
+    if [ -d "${OUT:-}" ]; then
+        cp "$file" "$OUT/"
+        tar -czf "$OUT/gpu_check_logs.tgz" -C $build log
+    fi
+}
+
+# ---- all of it
+
+find_cuda || exit 2
+command -v c++ >/dev/null || { echo "gpu_check: there is no C++ compiler: install g++" >&2 && exit 2; }
+compute_capability=$(gpu compute_cap 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p')
+arch=${compute_capability:-${GPU_ARCH:-90}}
+if [ -z "$compute_capability" ] && [ "$purpose" = all ]; then
+    echo "gpu_check: no GPU: nvidia-smi shows none" >&2
+    exit 2
+fi
+fetch_libraries
+if ! has_cjson; then
+    echo "gpu_check: cJSON is missing: install libcjson-dev, or name a copy in CPATH and LIBRARY_PATH" >&2
+    exit 2
+fi
+cuda_version=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
+build_all
+if [ -z "$compute_capability" ]; then
+    echo "gpu_check: no GPU: nothing was run" >&2
+    exit 2
+fi
+[ "$purpose" = all ] || exit $((failures > 0))
+
+sanitizer=$(command -v compute-sanitizer "$CUDA_ROOT"/bin/compute-sanitizer \
+    "$CUDA_ROOT"/compute-sanitizer/compute-sanitizer | head -n 1)
+torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torch.__version__)' 2>/dev/null)
+[ -n "$torch" ] || report "PyTorch" skipped "$python has none that sees the GPU"
+rm -f $build/picks.txt
+make_tokens $tokens 4200000 1
+
+for test in test_ops_bf16 test_ops_fp32; do
+    built $test && logged $test 60 "$build/$test"
+done
+for test in test_gpt2_bf16 test_gpt2_fp32; do
+    built $test && TEST_DEVICE=cuda logged $test 60 "$build/$test"
+done
+sanitize memcheck
+sanitize racecheck
+if built bench_ops; then
+    logged bench_ops 80 "$build/bench_ops" --device cuda
+    gemm=$(sed -n 's/^Ceilings.* matmul of .* \([0-9.]*\) TFLOP.*/\1/p' $build/log/bench_ops.txt | head -n 1)
+fi
+for round in 1 2; do
+    time_ours $round 124M 12 768 64 60
+    [ $round -eq 2 ] || same_bits
+    time_torch $round 124M 12 768 64 120
+done
+for round in 1 2; do
+    time_ours $round 1558M 48 1600 16 120
+    time_torch $round 1558M 48 1600 16 180
+done
+write_report
+exit $((failures > 0))

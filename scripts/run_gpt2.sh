@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# What the four runs share:   scripts/run_gpt2.sh NAME DATA FLAG...   trains in runs/gpt2_NAME on the shards in DATA
+# The scripts run_gpt2_124M.sh, 350M, 774M and 1558M call it with their flags and hold the arithmetic.
+#
+# data       token shards of 100M tokens, 200 MB, as llm.c's dev/data/fineweb.py writes them: DATA/*_train_*.bin and
+#            DATA/*_val_*.bin. DATA=FOLDER in the environment says where else they are
+# run again  it goes on from the last checkpoint, bit for bit; flags that are added at the end are the trainer's
+# HellaSwag  its accuracy is taken at every validation if dev/data/hellaswag.py has made its file
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [ $# -lt 2 ]; then
+    echo "run_gpt2: expected a name, a folder of shards and flags; start one of scripts/run_gpt2_*M.sh instead" >&2
+    exit 2
+fi
+name=$1 data=${DATA:-$2} run=runs/gpt2_$1
+shift 2
+
+if [ "${RANKS:-1}" != 1 ]; then
+    echo "run_gpt2: RANKS=$RANKS, but training is one process on one GPU so far; leave RANKS out" >&2
+    exit 2
+fi
+if [ ! -x ./train_gpt2 ]; then
+    echo "run_gpt2: there is no ./train_gpt2; build it with make on a machine with nvcc and a GPU" >&2
+    exit 2
+fi
+
+flags=(--device "${DEVICE:-cuda}" -i "$data/*_train_*.bin" -j "$data/*_val_*.bin" -o "$run")
+[ ! -d "$run" ] || flags+=(-y 1)
+if [ -f dev/data/hellaswag/hellaswag_val.bin ]; then
+    flags+=(-h 1)
+else
+    echo "gpt2 $name  without HellaSwag: python3 dev/data/hellaswag.py makes its file"
+fi
+exec ./train_gpt2 "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"
