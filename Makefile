@@ -131,6 +131,7 @@ build/emulated/%_bf16: dev/test/%.cu build/flags
 # fibers and OpenMP's threads are more than AddressSanitizer follows: without -fopenmp
 build/sanitize/%_emulated: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
 build/sanitize/%_emulated: precision = bf16
+build/sanitize/%_emulated: onednn =
 build/sanitize/%_emulated: dev/test/%.cu build/flags
 	$(compile_emulated)
 

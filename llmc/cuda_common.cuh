@@ -4,7 +4,8 @@ defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id,
          Pack, load128, load128_streaming, store128, store128_streaming, pack_bf16, unpack_bf16,
          SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
-         ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast
+         ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
+         reciprocal_fast, load_floats, store_floats
 A kernel reaches a hardware instruction only through a function of this file, so that it also runs emulated. Shared
 memory is declared by the two macros and passed on as SharedPtr<T>, because the emulator checks accesses to it.
 */
@@ -121,6 +122,18 @@ static __device__ __forceinline__ float exp2_fast(float x) {
 #endif
 }
 
+// 1 / x by the special function unit; 0 where the result is below the normal numbers
+static __device__ __forceinline__ float reciprocal_fast(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    float y = 1 / x;
+    return y < 0x1p-126f ? 0.0f : y;
+#endif
+}
+
 // ---- 128-bit packs: the widest access a thread can make
 
 // 16 bytes of float or bf16, read and written as float: x[i], x.set(i, value), Pack<T>::of(values).
@@ -185,6 +198,25 @@ template <class T> static __device__ __forceinline__ void store128(T *address, P
 }
 template <class T> static __device__ __forceinline__ void store128_streaming(T *address, Pack<T> x) {
     __stcs(reinterpret_cast<uint4 *>(address), words_of_pack(x));
+}
+
+// WIDTH neighbours as floats: a pack, or one where a row or an array is not whole packs
+template <int WIDTH> static __device__ __forceinline__ void load_floats(float (&x)[WIDTH], const floatX *from) {
+    if constexpr (WIDTH == 1) {
+        x[0] = to_real(*from);
+    } else {
+        Pack<floatX> pack = load128(from);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+    }
+}
+
+template <int WIDTH> static __device__ __forceinline__ void store_floats(floatX *to, const float (&x)[WIDTH]) {
+    if constexpr (WIDTH == 1) {
+        *to = to_floatX(x[0]);
+    } else {
+        store128(to, Pack<floatX>::of(x));
+    }
 }
 
 // ---- reductions: every lane, or every thread, receives the same bits; the order of the sums depends on nothing

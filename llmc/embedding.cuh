@@ -19,26 +19,6 @@ defines: cuda_embedding_forward, cuda_embedding_backward, embedding_partials
 #include "device.cuh"
 #include "embedding.h"
 
-// ---- WIDTH columns of a row, as floats: a pack of floatX, or one where rows are not whole packs
-
-template <int WIDTH> static __device__ __forceinline__ void embedding_load(float (&x)[WIDTH], const floatX *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = to_real(*from);
-    } else {
-        Pack<floatX> pack = load128(from);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
-    }
-}
-
-template <int WIDTH> static __device__ __forceinline__ void embedding_store(floatX *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = to_floatX(x[0]);
-    } else {
-        store128(to, Pack<floatX>::of(x));
-    }
-}
-
 // a gradient's columns: to (=) x
 template <int WIDTH> static __device__ __forceinline__ void embedding_set(float *to, const float (&x)[WIDTH]) {
     if constexpr (WIDTH == 1) {
@@ -78,11 +58,11 @@ static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     const floatX *token = wte + (size_t)tokens[row] * C, *position = wpe + (size_t)(row % T) * C;
     for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
         float x[WIDTH], y[WIDTH];
-        embedding_load(x, token + c);
-        embedding_load(y, position + c);
+        load_floats(x, token + c);
+        load_floats(y, position + c);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
-        embedding_store(out + (size_t)row * C + c, x);
+        store_floats(out + (size_t)row * C + c, x);
     }
 }
 
@@ -112,7 +92,7 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     for (int b = 0; t < T && b < B; b += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            if (b + j < B) { embedding_load(row[j], dout + ((size_t)(b + j) * T + t) * C + c); }
+            if (b + j < B) { load_floats(row[j], dout + ((size_t)(b + j) * T + t) * C + c); }
         }
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
@@ -254,7 +234,7 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     for (int i = begin; i < end; i += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            if (i + j < end) { embedding_load(row[j], dout + (size_t)pairs[i + j].y * C + c); }
+            if (i + j < end) { load_floats(row[j], dout + (size_t)pairs[i + j].y * C + c); }
         }
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {

@@ -16,46 +16,16 @@ defines: gelu_value_device, gelu_slope_device, cuda_gelu_forward, cuda_gelu_back
 
 enum { GELU_THREADS = 256, GELU_PACKS = 2 };
 
-// 1 / x by the special function unit; 0 where the result is below the normal numbers
-static __device__ __forceinline__ float gelu_reciprocal(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    float y = 1 / x;
-    return y < 0x1p-126f ? 0.0f : y;
-#endif
-}
-
 // gelu.h's s: exp(-2u) = 2^z, z = x (linear + cubic x^2)
 static __device__ __forceinline__ float gelu_sigmoid_device(float x) {
     constexpr float linear = -2 * 1.4426950408889634 * 0.7978845608028654, cubic = linear * 0.044715;
-    return gelu_reciprocal(1 + exp2_fast(x * fmaf(x * x, cubic, linear)));
+    return reciprocal_fast(1 + exp2_fast(x * fmaf(x * x, cubic, linear)));
 }
 
 static __device__ __forceinline__ float gelu_value_device(float x) { return x * gelu_sigmoid_device(x); }
 static __device__ __forceinline__ float gelu_slope_device(float x) { return gelu_slope_of(x, gelu_sigmoid_device(x)); }
 
 // ---- kernels. WIDTH is a pack, or 1 for what is not aligned or not a whole pack
-
-template <int WIDTH> static __device__ __forceinline__ void gelu_load(float (&x)[WIDTH], const floatX *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = to_real(*from);
-    } else {
-        Pack<floatX> pack = load128_streaming(from);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
-    }
-}
-
-template <int WIDTH> static __device__ __forceinline__ void gelu_store(floatX *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = to_floatX(x[0]);
-    } else {
-        store128(to, Pack<floatX>::of(x));
-    }
-}
 
 // the thread's first element; the others follow GELU_THREADS packs apart
 template <int WIDTH> static __device__ __forceinline__ size_t gelu_first() {
@@ -69,7 +39,7 @@ static __global__ void __launch_bounds__(GELU_THREADS) gelu_forward_kernel(float
     UNROLL
     for (int p = 0; p < GELU_PACKS; p++) {
         size_t at = first + (size_t)p * GELU_THREADS * WIDTH;
-        if (at < n) { gelu_load(x[p], in + at); }
+        if (at < n) { load_floats(x[p], in + at); }
     }
     UNROLL
     for (int p = 0; p < GELU_PACKS; p++) {
@@ -77,7 +47,7 @@ static __global__ void __launch_bounds__(GELU_THREADS) gelu_forward_kernel(float
         if (at >= n) { return; }
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[p][i] = gelu_value_device(x[p][i]); }
-        gelu_store(out + at, x[p]);
+        store_floats(out + at, x[p]);
     }
 }
 
@@ -90,8 +60,8 @@ static __global__ void __launch_bounds__(GELU_THREADS)
     for (int p = 0; p < GELU_PACKS; p++) {
         size_t at = first + (size_t)p * GELU_THREADS * WIDTH;
         if (at < n) {
-            gelu_load(dy[p], dout + at);
-            gelu_load(x[p], in + at);
+            load_floats(dy[p], dout + at);
+            load_floats(x[p], in + at);
         }
     }
     UNROLL
@@ -100,7 +70,7 @@ static __global__ void __launch_bounds__(GELU_THREADS)
         if (at >= n) { return; }
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[p][i] = dy[p][i] * gelu_slope_device(x[p][i]); }
-        gelu_store(dinp + at, x[p]);
+        store_floats(dinp + at, x[p]);
     }
 }
 

@@ -17,40 +17,22 @@ defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 
 // ---- kernels for what cuBLASLt does not do. WIDTH is 1, or a pack where all rows and pointers are aligned to packs
 
-template <int WIDTH> static __device__ __forceinline__ void lt_load(float (&x)[WIDTH], const floatX *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = to_real(*from);
-    } else {
-        Pack<floatX> pack = load128(from);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
-    }
-}
-
-template <int WIDTH> static __device__ __forceinline__ void lt_store(floatX *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = to_floatX(x[0]);
-    } else {
-        store128(to, Pack<floatX>::of(x));
-    }
-}
-
 // the elementwise parts of an epilogue on x, neighbours in a column of D; rounds where the twin rounds
 template <int WIDTH>
 static __device__ __forceinline__ void lt_finish(float (&x)[WIDTH], int parts, const floatX *bias, floatX *aux) {
     float y[WIDTH];
     if (parts & LT_BIAS) {
-        lt_load(y, bias);
+        load_floats(y, bias);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
     }
     if (parts & LT_GELU) {
-        lt_store(aux, x);
+        store_floats(aux, x);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] = gelu_value_device(to_real(to_floatX(x[i]))); }
     }
     if (parts & LT_DGELU) {
-        lt_load(y, aux);
+        load_floats(y, aux);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] = to_real(to_floatX(x[i])) * gelu_slope_device(y[i]); }
     }
@@ -62,9 +44,9 @@ static __global__ void lt_finish_kernel(floatX *d, int parts, const floatX *bias
     size_t at = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * WIDTH;
     if (at >= count) { return; }
     float x[WIDTH];
-    lt_load(x, d + at);
+    load_floats(x, d + at);
     lt_finish(x, parts, bias + at % m, aux + at);
-    lt_store(d + at, x);
+    store_floats(d + at, x);
 }
 
 enum { LT_THREADS = 256, LT_WARPS = LT_THREADS / 32, LT_TILE = 64, LT_DEPTH = 16, LT_STEP = 16 };
@@ -77,7 +59,7 @@ static __global__ void lt_sum_columns(float *partial, const floatX *x, int rows,
     int begin = (int)blockIdx.y * rows_of_slice, end = min(begin + rows_of_slice, rows);
     float sum[WIDTH] = {}, y[WIDTH];
     for (int row = begin + warp_id(); col < cols && row < end; row += LT_WARPS) {
-        lt_load(y, x + (size_t)row * cols + col);
+        load_floats(y, x + (size_t)row * cols + col);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { sum[i] += y[i]; }
     }
