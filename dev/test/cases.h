@@ -601,9 +601,13 @@ static inline void declare_adamw_update(Problem *p) {
 
 // with a gap of elements that nothing may touch
 static inline void adamw_spans(TensorSpan *spans, size_t n) {
-    const TensorSpan list[NUM_SPANS] = {
-        {0, n / 3, true, 0}, {n / 3, n / 4, false, 7}, {n - n / 5 - 1, n / 5 + 1, true, 2}};
-    memcpy(spans, list, sizeof list);
+    const size_t begin[NUM_SPANS] = {0, n / 3, n - n / 5 - 1}, count[NUM_SPANS] = {n / 3, n / 4, n / 5 + 1};
+    const int tensor[NUM_SPANS] = {0, 7, 2};
+    memset(spans, 0, NUM_SPANS * sizeof *spans);  // what pads a struct is compared too
+    for (int i = 0; i < NUM_SPANS; i++) {
+        spans[i].begin = begin[i], spans[i].count = count[i];
+        spans[i].decay = i != 1, spans[i].tensor = tensor[i];
+    }
 }
 
 // params are the master copy rounded, v is not negative, and the norm is that of gradients of 1
