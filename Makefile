@@ -195,8 +195,8 @@ test: ## build and run every test; the last line is `N passed, N failed`
 	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(EMULATED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') \
 		$(wildcard dev/test/test_*.sh) $(SANITIZED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(EMULATED_SANITIZED)
 
-test-programs: all $(BENCHES) build/bench/bench_ops $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) $(EMULATED_SANITIZED) \
-	build/sanitize/train_gpt2 $(CHECKS)
+test-programs: all $(BENCHES) build/bench/bench_ops $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
+	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
 
 bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply
 	@build/bench/bench_ops

@@ -1022,8 +1022,8 @@ static void diverge(void *args) {
     train_step(&run);
 }
 
-// The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step as
-// one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
+// The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step
+// as one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
 static void test_step_waits_for_nothing(void **state) {
     (void)state;
 #ifdef SIMT
