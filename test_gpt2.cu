@@ -1040,6 +1040,8 @@ static void test_step_waits_for_nothing(void **state) {
     assert_int_equal(count.pageable_copies, copies);
     finish_step(&run);
     run_close(&run);
+#else
+    skip();  // only the emulator counts
 #endif
 }
 

@@ -1,8 +1,8 @@
 /*
 train_gpt2: trains GPT-2, top to bottom.
 
-To follow one step: main -> train -> train_step -> gpt2_forward -> block_forward -> one operation in llmc/; the backward
-is its mirror image. The sections, in order:
+To follow one step: main -> train -> advance -> start_step -> gpt2_micro_step -> gpt2_forward -> block_forward -> one
+operation in llmc/; the backward is its mirror image, and finish_step reads the results. The sections, in order:
   1. flags           TrainArgs and the one table of flags
   2. the model       activations, the memory plan, build and free
   3. forward         block_forward, gpt2_forward, the chunked classifier
@@ -113,7 +113,7 @@ static const Flag flag_table[] = {
     FLAG_HEADING("optimisation"),
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
     {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds",
-     "stop training after so long, then validate, save and sample as at the end; 0: none"},
+     "stop training after so long, then save, validate and sample as at the end; 0: none"},
     {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME", "the learning rate's way down"},
     {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", "its peak"},
     {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "steps", "its linear way up"},

@@ -28,16 +28,6 @@ typedef struct {
     float max, shift, sum;
 } OnlineSum;
 
-template <int WIDTH> static __device__ __forceinline__ void logits_load(float (&x)[WIDTH], const floatX *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = to_real(*from);
-    } else {
-        Pack<floatX> pack = load128(from);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
-    }
-}
-
 static __device__ __forceinline__ float logit_exp(float logit, float shift) {
     return exp2_fast(fmaf(logit, LOG2_E, -shift));
 }
@@ -59,7 +49,7 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
     OnlineSum s = {-1e30f, -1e30f * LOG2_E, 0};  // finite, since inf - inf would be NaN
     float x[WIDTH];
     for (int p = thread; p < packs; p += THREADS) {
-        logits_load(x, row + p * WIDTH);
+        load_floats(x, row + p * WIDTH);
         online_add(s, x);
     }
     if (packs * WIDTH + thread < V) {
@@ -82,7 +72,7 @@ static __device__ __forceinline__ void gradient_row(floatX *row, int target, flo
     for (int p = packs / THREADS * THREADS + thread; p >= 0; p -= THREADS) {
         if (p >= packs) { continue; }
         float x[WIDTH];
-        logits_load(x, row + p * WIDTH);
+        load_floats(x, row + p * WIDTH);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] = logit_exp(x[i], shift) * scale; }
         if (p == target / WIDTH) {

@@ -12,7 +12,7 @@ TMPDIR=$(mktemp -d)  # what tests write is removed at the end
 export TMPDIR
 trap 'rm -rf "$TMPDIR"' EXIT
 out=$TMPDIR/out err=$TMPDIR/err
-echo "leak:assert_stops" >"$TMPDIR/leaks"  # a program that stops on bad input frees nothing
+echo "leak:run_in_child" >"$TMPDIR/leaks"  # a program that stops on bad input frees nothing
 export LSAN_OPTIONS=print_suppressions=0:suppressions=$TMPDIR/leaks
 
 # the sum of the numbers in the lines `[  WORD  ] N test(s)`

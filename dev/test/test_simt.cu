@@ -792,27 +792,11 @@ static void test_races(void **state) {
 
 // ---- refusals: each ends a child with one sentence
 
-// Runs FUNCTION(ARGUMENT) in a child and asserts that it aborts after one sentence with both words.
-static void assert_aborts(const char *words, const char *more_words, void (*function)(int), int argument) {
-    int ends[2], status = 0;
+// Asserts that FUNCTION(&which) aborts after one sentence with both words.
+static void assert_aborts(const char *words, const char *more_words, void (*function)(void *), int which) {
     char said[4096];
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], 2);
-        close(ends[0]);
-        function(argument);
-        _exit(0);
-    }
-    close(ends[1]);
-    size_t length = 0;
-    for (ssize_t got; (got = read(ends[0], said + length, sizeof said - 1 - length)) > 0;) { length += (size_t)got; }
-    said[length] = 0;
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    bool one_line = length > 0 && strchr(said, '\n') == said + length - 1;
-    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !one_line) {
+    int status = run_in_child(said, sizeof said, function, &which);
+    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || !is_one_line(said)) {
         fail_msg("expected an abort with '%s', got wait status %d: %s", more_words, status, said);
     }
     if (!strstr(said, words) || !strstr(said, more_words)) {
@@ -907,7 +891,8 @@ static __global__ void mistake(int which, float *global) {
     }
 }
 
-static void make_mistake(int which) {
+static void make_mistake(void *argument) {
+    int which = *(const int *)argument;
     float *global;
     simt::settings().check_races = 0;  // these are about something else
     CUDA_CHECK(cudaMalloc(&global, 256 * sizeof(float)));
@@ -921,7 +906,8 @@ static void test_refusals(void **state) {
     }
 }
 
-static void make_race(int which) {
+static void make_race(void *argument) {
+    int which = *(const int *)argument;
     simt::settings().only_count_races = false;
     races_of(which, false, which != READ_AFTER_WRITE && which != WRITE_AFTER_WRITE);
 }

@@ -1,12 +1,13 @@
 /*
 What every unit test needs beside cmocka: a folder of its own, files in it, and a way to watch a function stop the
 program.
-defines: temp_dir, temp_path, write_file, assert_stops
+defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stops
 */
 #pragma once
 #include "compare.h"
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -53,9 +54,9 @@ static inline const char *write_file(const char *name, const void *data, size_t 
     return path;
 }
 
-// Runs FUNCTION(ARGUMENT) in a child and asserts that it exits with STATUS after one sentence that contains WORDS.
-static inline void assert_stops(int status, const char *words, void (*function)(void *), void *argument) {
-    int ends[2];
+// Runs FUNCTION(ARGUMENT) in a child: what it said on stderr, into SAID of SIZE bytes, and its wait status.
+static inline int run_in_child(char *said, size_t size, void (*function)(void *), void *argument) {
+    int ends[2], status = 0;
     assert_int_equal(pipe(ends), 0);
     fflush(NULL);
     pid_t child = fork();
@@ -66,17 +67,24 @@ static inline void assert_stops(int status, const char *words, void (*function)(
         _exit(0);
     }
     close(ends[1]);
-    char said[4096];
     size_t length = 0;
     ssize_t got;
-    while ((got = read(ends[0], said + length, sizeof said - 1 - length)) > 0) { length += (size_t)got; }
+    while ((got = read(ends[0], said + length, size - 1 - length)) > 0) { length += (size_t)got; }
     said[length] = 0;
     close(ends[0]);
-    int wait_status = 0;
-    waitpid(child, &wait_status, 0);
+    waitpid(child, &status, 0);
+    return status;
+}
+
+static inline bool is_one_line(const char *said) { return *said && strchr(said, '\n') == said + strlen(said) - 1; }
+
+// Asserts that FUNCTION(ARGUMENT) exits with STATUS after one sentence that contains WORDS.
+static inline void assert_stops(int status, const char *words, void (*function)(void *), void *argument) {
+    char said[4096];
+    int wait_status = run_in_child(said, sizeof said, function, argument);
     if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != status) {
         fail_msg("expected exit %d, got wait status %d; it said: %s", status, wait_status, said);
     }
     if (!strstr(said, words)) { fail_msg("expected a sentence with '%s'; it said: %s", words, said); }
-    if (length == 0 || strchr(said, '\n') != said + length - 1) { fail_msg("expected one line; it said: %s", said); }
+    if (!is_one_line(said)) { fail_msg("expected one line; it said: %s", said); }
 }
