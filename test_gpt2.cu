@@ -173,7 +173,9 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     floatX *padded = (floatX *)scratch_take(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
-    m->ops->matmul_forward(padded, act(m, LNF, 0), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
+    m->ops->matmul_forward(padded, final_norm_forward(m, N), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp,
+                           &m->exec);
+    scratch_release(&m->normed);
     for (int i = 0; i < N * V; i++) { logits[i] = to_real(padded[i / V * Vp + i % V]); }
     scratch_release(&m->wide);
 }
@@ -265,12 +267,12 @@ static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
 
 // for updates of GOLDEN_B sequences, or of B if that is more
 static Purpose training(int B, int T) {
-    Purpose p = {backend, B, T, B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true};
+    Purpose p = {backend, B, T, B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true, true, {0, 1, 0}, 0};
     return p;
 }
 
 static Purpose decoding(int T, int positions) {
-    Purpose p = {backend, 1, T, 1, false, positions, false, false, false};
+    Purpose p = {backend, 1, T, 1, false, positions, false, false, false, true, {FORWARD_ONLY, 1, 1000}, 0};
     return p;
 }
 
@@ -446,6 +448,64 @@ static void test_micro_batches(void **state) {
 static void test_threads(void **state) {
     check_same((const Golden *)*state, "one thread", GOLDEN_B, GOLDEN_ROWS, 1, tolerance->order);
     check_same((const Golden *)*state, "two threads", GOLDEN_B, GOLDEN_ROWS, 2, tolerance->order);
+}
+
+typedef struct {
+    GPT2Config config;
+    const int *tokens, *targets;
+    double loss;  // and gradients, of -r 0
+    real *grads;
+} RecomputeCase;
+
+// loss and gradients with this much rebuilt are those of -r 0, bit for bit, and so is the loss alone
+static void check_recompute(const RecomputeCase *c, Recompute recompute) {
+    Purpose purpose = training(2, 24);
+    GPT2 m;
+    purpose.recompute = recompute, purpose.fuse_gelu = false;
+    gpt2_build(&m, c->config, purpose);
+    gpt2_init(&m, 5);
+    for (int times = 0; times < 2; times++) {  // the second time as a recording, on a device that can
+        double loss = gradients(&m, c->tokens, c->targets);
+        if (loss != c->loss) {
+            fail_msg("-r %d -rk %d -rn %d: loss %.9g instead of %.9g", recompute.level, recompute.every,
+                     recompute.layers, loss, c->loss);
+        }
+        for (int s = 0; s < m.num_spans; s++) {
+            const TensorSpan *t = &m.spans[s];
+            if (memcmp(m.grads + t->begin, c->grads + t->begin, t->count * sizeof(real)) != 0) {
+                fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
+                         recompute.layers, t->tensor);
+            }
+        }
+    }
+    assert_true((double)gpt2_loss(&m, c->tokens, c->targets) == (double)gpt2_loss(&m, c->tokens, c->targets));
+    gpt2_free(&m);
+}
+
+// every level, every length of segment, every number of blocks at that level
+static void test_recompute(void **state) {
+    (void)state;
+    enum { L = 5, ROWS = 2 * 24 * 2 };
+    int tokens[ROWS], targets[ROWS];
+    RecomputeCase c = {{24, 61, 128, L, 2, 16}, tokens, targets, 0, NULL};
+    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 31 % 61, targets[i] = i * 17 % 61; }
+    Purpose purpose = training(2, 24);
+    GPT2 plain;
+    purpose.fuse_gelu = false;
+    gpt2_build(&plain, c.config, purpose);
+    gpt2_init(&plain, 5);
+    c.loss = gradients(&plain, tokens, targets);
+    c.grads = copy_block(&plain, plain.grads);
+    gpt2_free(&plain);
+    for (int level = 1; level <= REBUILD_BLOCK; level++) {
+        for (int layers = 0; layers <= L; layers++) {
+            for (int every = 1; every <= (level == REBUILD_BLOCK ? L : 1); every++) {
+                Recompute recompute = {level, every, layers};
+                check_recompute(&c, recompute);
+            }
+        }
+    }
+    free(c.grads);
 }
 
 // the same bits twice, from one model and from another; and the loss alone neither differs nor touches the gradients
@@ -677,6 +737,7 @@ static int list_views(const void **list, const GPT2 *m) {
                             m->keys,
                             m->values,
                             m->narrow.memory,
+                            m->normed.memory,
                             m->wide.memory,
                             r->in,
                             r->dout,
@@ -1268,6 +1329,7 @@ int main(void) {
         cmocka_unit_test(test_micro_batches),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_initial_weights),
         cmocka_unit_test(test_memorises_a_batch),
         cmocka_unit_test(test_cache),

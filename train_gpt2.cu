@@ -12,23 +12,25 @@ operation in llmc/; the backward is its mirror image, and finish_step reads the 
   7. the run         data, checkpoints, evaluation, one training step
   8. main            --plan, --generate, or train
 */
-#include "llmc/check.h"       // input_error, run_error, xmalloc
-#include "llmc/floatx.h"      // floatX, real, DType
-#include "llmc/ops.h"         // Ops, GradMode, AdamW, TensorSpan
-#include "llmc/exec.h"        // Exec
-#include "llmc/device.h"      // Device
-#include "llmc/backend.h"     // Backend, backend_choose
-#include "llmc/memory.h"      // Plan, Arena, Scratch
-#include "llmc/params.h"      // GPT2Config, ParamId, param_layout, param_init_tensor
-#include "llmc/checkpoint.h"  // ModelState, checkpoint_save, checkpoint_load, model_open
-#include "llmc/dataloader.h"  // TokenFiles, DataLoader
-#include "llmc/hellaswag.h"   // HellaSwag
-#include "llmc/tokenizer.h"   // Tokenizer
-#include "llmc/sampler.h"     // sample_token
-#include "llmc/schedule.h"    // schedule_lr
-#include "llmc/guard.h"       // Guard, guard_zscore
-#include "llmc/logger.h"      // Logger, now_seconds
-#include "llmc/flags.h"       // Flag, flags_parse
+#include "llmc/check.h"        // input_error, run_error, xmalloc
+#include "llmc/floatx.h"       // floatX, real, DType
+#include "llmc/ops.h"          // Ops, GradMode, AdamW, TensorSpan
+#include "llmc/exec.h"         // Exec
+#include "llmc/device.h"       // Device
+#include "llmc/backend.h"      // Backend, backend_choose
+#include "llmc/memory.h"       // Plan, Arena, Scratch
+#include "llmc/params.h"       // GPT2Config, ParamId, param_layout, param_init_tensor
+#include "llmc/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
+#include "llmc/gpt2_plan.h"    // Purpose, gpt2_plan
+#include "llmc/checkpoint.h"   // ModelState, checkpoint_save, checkpoint_load, model_open
+#include "llmc/dataloader.h"   // TokenFiles, DataLoader
+#include "llmc/hellaswag.h"    // HellaSwag
+#include "llmc/tokenizer.h"    // Tokenizer
+#include "llmc/sampler.h"      // sample_token
+#include "llmc/schedule.h"     // schedule_lr
+#include "llmc/guard.h"        // Guard, guard_zscore
+#include "llmc/logger.h"       // Logger, now_seconds
+#include "llmc/flags.h"        // Flag, flags_parse
 #include <ctype.h>
 #include <omp.h>
 #include <signal.h>
@@ -52,6 +54,7 @@ typedef struct {
     double temperature;
     const char *prompt;
     int overfit, matmul_precision, threads, device, graph;
+    int recompute, recompute_every, recompute_layers, classifier_rows, fuse_gelu;
     int64_t seed;
     const char *plan, *help, *version;
 } TrainArgs;
@@ -76,6 +79,9 @@ static const TrainArgs default_args = {
     .prompt = "",
     .matmul_precision = 1,
     .graph = 1,
+    .recompute = 1,
+    .recompute_every = 1,
+    .recompute_layers = -1,
     .seed = 42,
 };
 
@@ -110,6 +116,15 @@ static const Flag flag_table[] = {
     {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "tokens", "tokens in a sequence"},
     {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens",
      "tokens of one update, by accumulation; a multiple of b x t; -1: b x t"},
+    FLAG_HEADING("memory"),
+    {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4",
+     "what the backward makes again: 1 GELU, 2 and layernorms, 3 and the MLP's first product, 4 whole blocks"},
+    {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "blocks",
+     "-r 4 keeps the input of every so many; 0: as many as take least memory"},
+    {"rn", "recompute-layers", FLAG_INT, ARG(recompute_layers), -1, 1048576, NULL, "blocks",
+     "the first so many are at -r, the others a level below; -1: all"},
+    {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "rows",
+     "logits that exist at once; 0: as many as take no memory of their own, but at least 256"},
     FLAG_HEADING("optimisation"),
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
     {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds",
@@ -147,6 +162,9 @@ static const Flag flag_table[] = {
     {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME", "where to compute"},
     {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", "on a GPU, give it a micro-step as one recorded graph"},
     {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "CPU threads; 0: one a core, or OMP_NUM_THREADS"},
+    {"ge", "fuse-gelu", FLAG_INT, ARG(fuse_gelu), 0, 2, NULL, "0|1|2",
+     "GELU within the product before it, in the forward too: faster on a GPU, but -r 0 and the other levels may then "
+     "differ in the last bit; 2 is 1"},
     {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2",
      "rounding of fp32 matmul inputs: 1 to TF32 on a GPU, 2 to bf16 where the CPU multiplies it faster; sums stay "
      "fp32"},
@@ -156,10 +174,8 @@ static const Flag flag_table[] = {
     {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
     // llm.c's letters that are not here yet
-    FLAG_LLMC("r", "what the backward recomputes"),
     FLAG_LLMC("w", "fp32 master weights"),
     FLAG_LLMC("z", "the ZeRO stage"),
-    FLAG_LLMC("ge", "GELU fused into the matmuls"),
     FLAG_LLMC("lg", "log the GPU's state every so many steps"),
     FLAG_LLMC("pn", "the number of processes"),
     FLAG_LLMC("pr", "this process's rank"),
@@ -214,66 +230,6 @@ static int accumulation_steps(const TrainArgs *a) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. the model
 
-typedef enum {
-    ENCODED,  // the embeddings' sum: the first block's input
-    LN1,
-    LN1_MEAN,
-    LN1_RSTD,
-    QKV,
-    ATTY,
-    LSE,
-    RESIDUAL2,  // attention's half of a block
-    LN2,
-    LN2_MEAN,
-    LN2_RSTD,
-    FCH,
-    FCH_GELU,
-    RESIDUAL3,  // the MLP's half; RESIDUAL3 is the block's output
-    LNF,
-    LNF_MEAN,
-    LNF_RSTD,
-    LOSSES,
-    NUM_ACTIVATIONS
-} ActivationId;
-
-// elements a token: WIDTH_1 one, WIDTH_NH one a head, WIDTH_C one a channel, ...
-typedef enum { WIDTH_1, WIDTH_NH, WIDTH_C, WIDTH_3C, WIDTH_4C } Width;
-
-typedef struct {
-    const char *name;
-    Width width;
-    bool statistic;  // real, not floatX
-    bool layered;
-} ActivationSpec;
-
-static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
-    {"encoded", WIDTH_C, false, false},  {"ln1", WIDTH_C, false, true},       {"ln1_mean", WIDTH_1, true, true},
-    {"ln1_rstd", WIDTH_1, true, true},   {"qkv", WIDTH_3C, false, true},      {"atty", WIDTH_C, false, true},
-    {"lse", WIDTH_NH, true, true},       {"residual2", WIDTH_C, false, true}, {"ln2", WIDTH_C, false, true},
-    {"ln2_mean", WIDTH_1, true, true},   {"ln2_rstd", WIDTH_1, true, true},   {"fch", WIDTH_4C, false, true},
-    {"fch_gelu", WIDTH_4C, false, true}, {"residual3", WIDTH_C, false, true}, {"lnf", WIDTH_C, false, false},
-    {"lnf_mean", WIDTH_1, true, false},  {"lnf_rstd", WIDTH_1, true, false},  {"losses", WIDTH_1, true, false},
-};
-
-// what a model is built for
-typedef struct {
-    const Backend *backend;
-    int B, T;                  // micro-batch; when decoding only, T rows are the most that one call may advance by
-    int micro_steps;           // micro-batches of an update
-    bool training;             // with gradients and optimizer state
-    int decode_positions;      // room of the key-value cache; 0: no decoding
-    bool round_matmul_inputs;  // to bf16, on a CPU: -f 2 where it pays
-    bool tf32;                 // fp32 products may round their inputs to TF32, on a GPU: -f 1 and 2
-    bool graph;                // record micro-steps where the device can
-} Purpose;
-
-// where each planned tensor is in the plan; -1 where this purpose has none
-typedef struct {
-    int params, master, grads, m, v, spans;
-    int activations[NUM_ACTIVATIONS], tokens, targets, results;
-    int dresidual, narrow, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials, matmul_workspace;
-} PlanIndex;
-
 typedef struct {
     GPT2Config config;
     Purpose purpose;
@@ -284,6 +240,7 @@ typedef struct {
     int num_spans;
     Plan plan;
     PlanIndex index;
+    Places places;  // of the activations
     Arena arena;
     int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
     int *staged;  // host memory for the micro-batches on their way: inputs and targets, a slot each
@@ -293,91 +250,18 @@ typedef struct {
     // ---- views into the arena
     floatX *params;                      // (layout.total), as are the next four
     real *master, *grads, *m, *v;        // master is NULL where params are fp32
-    void *activations[NUM_ACTIVATIONS];  // (L,B,T,width) or (B,T,width)
+    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width)
     int *tokens, *targets;               // (B,T)
     real *loss, *norm_squared;           // one number each, neighbours
     TensorSpan *spans;                   // (num_spans)
     BackendScratch own;                  // the backend's
     floatX *dresidual;                   // (B,T,C) gradient of the residual stream, from the last block to the first
-    Scratch narrow, wide;   // (B,T,C): dlnf dln2 datty dln1;  (B,T,4C) or a chunk of logits: dfch dqkv logits
+    Scratch narrow;                      // (B,T,C): dlnf dln2 datty dln1
+    Scratch normed;                      // (B,T,C): lnf, and ln1 ln2 where they are rebuilt
+    Scratch wide;           // (B,T,4C) or a chunk of logits: fch_gelu and dfch where they are rebuilt, dqkv, logits
     floatX *keys, *values;  // (L,decode_positions,C)
     int classifier_rows;    // rows of logits that exist at once
 } GPT2;
-
-static size_t width_size(Width width, const GPT2Config *c) {
-    const size_t C = (size_t)c->channels;
-    const size_t sizes[] = {1, (size_t)c->num_heads, C, 3 * C, 4 * C};
-    return sizes[width];
-}
-
-// Rows of logits to hold at once: as many as fit where the MLP's gradient lives anyway, but at least 256, so that the
-// weights are not streamed from memory for a handful of rows.
-static int classifier_chunk(const GPT2Config *c, int rows) {
-    int64_t chunk = (int64_t)rows * 4 * c->channels / c->padded_vocab_size;
-    if (chunk < 256) { chunk = 256; }
-    return chunk < rows ? (int)chunk : rows;
-}
-
-static void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
-    size_t total = param_layout(c).total;
-    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(total));
-    if (p->training) {
-        if (DT_FLOATX != DT_REAL) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
-        at->grads = plan_add(plan, "grads", STATE, DT_REAL, dims1(total));
-        at->m = plan_add(plan, "m", STATE, DT_REAL, dims1(total));
-        at->v = plan_add(plan, "v", STATE, DT_REAL, dims1(total));
-        at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
-    }
-    if (p->decode_positions > 0) {
-        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)c->channels);
-        at->keys = plan_add(plan, "decode_keys", STATE, DT_FLOATX, cache);
-        at->values = plan_add(plan, "decode_values", STATE, DT_FLOATX, cache);
-    }
-    if (p->round_matmul_inputs) { at->rounded_params = plan_add(plan, "rounded_params", STATE, DT_BF16, dims1(total)); }
-}
-
-static void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
-    size_t B = (size_t)p->B, T = (size_t)p->T;
-    at->tokens = plan_add(plan, "tokens", SAVED, DT_I32, dims2(B, T));
-    at->targets = plan_add(plan, "targets", SAVED, DT_I32, dims2(B, T));
-    for (int id = 0; id < NUM_ACTIVATIONS; id++) {
-        const ActivationSpec *spec = &activation_specs[id];
-        size_t width = width_size(spec->width, c);
-        Dims dims = spec->layered ? dims4((size_t)c->num_layers, B, T, width) : dims3(B, T, width);
-        at->activations[id] = plan_add(plan, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
-    }
-}
-
-static void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
-    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels;
-    size_t logits = (size_t)classifier_chunk(c, (int)N) * (size_t)c->padded_vocab_size;
-    size_t wide = N * 4 * C > logits ? N * 4 * C : logits;
-    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(wide));
-    if (p->training) {
-        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(N, C));
-        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(N, C));
-    }
-    if (p->round_matmul_inputs) {
-        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, 4 * C));
-        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(wide));
-    }
-    at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
-    BackendScratch own = p->backend->scratch(c, p->B, p->T);
-    if (own.partials_bytes) { at->partials = plan_add(plan, "partials", SCRATCH, DT_U8, dims1(own.partials_bytes)); }
-    if (own.matmul_workspace_bytes) {
-        at->matmul_workspace = plan_add(plan, "matmul_workspace", SCRATCH, DT_U8, dims1(own.matmul_workspace_bytes));
-    }
-}
-
-// Everything a model for this purpose will hold on its device: --plan prints it, gpt2_build allocates it.
-static Plan gpt2_plan(const GPT2Config *c, const Purpose *p, PlanIndex *at) {
-    Plan plan = {NULL, 0};
-    memset(at, -1, sizeof *at);
-    plan_state(&plan, at, c, p);
-    plan_saved(&plan, at, c, p);
-    plan_scratch(&plan, at, c, p);
-    return plan;
-}
 
 static void *planned(const GPT2 *m, int index) { return index < 0 ? NULL : arena_tensor(&m->arena, &m->plan, index); }
 
@@ -401,6 +285,7 @@ static void gpt2_lay_out(GPT2 *m) {
     m->spans = (TensorSpan *)planned(m, at->spans);
     m->dresidual = (floatX *)planned(m, at->dresidual);
     m->narrow = planned_scratch(m, at->narrow);
+    m->normed = planned_scratch(m, at->normed);
     m->wide = planned_scratch(m, at->wide);
     m->keys = (floatX *)planned(m, at->keys);
     m->values = (floatX *)planned(m, at->values);
@@ -441,9 +326,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
     m->device = purpose.backend->device;
     m->layout = param_layout(&config);
     m->plan = gpt2_plan(&config, &purpose, &m->index);
+    m->places = places_make(&purpose.recompute, config.num_layers);
     m->arena = arena_create(&m->plan, m->device);
     m->B = purpose.B, m->T = purpose.T;
-    m->classifier_rows = classifier_chunk(&config, purpose.B * purpose.T);
+    m->classifier_rows = classifier_chunk(&config, &purpose);
     gpt2_lay_out(m);
     open_backend(m);
     upload_spans(m);
@@ -457,6 +343,7 @@ static void gpt2_free(GPT2 *m) {
     m->purpose.backend->close(&m->exec);
     m->device->release_host(m->staged);
     arena_free(&m->arena);
+    places_free(&m->places);
     plan_free(&m->plan);
 }
 
@@ -508,9 +395,8 @@ static const floatX *param(const GPT2 *m, ParamId id, int layer) {
 static real *grad(const GPT2 *m, ParamId id, int layer) { return m->grads + param_offset(&m->layout, id, layer); }
 
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
-    const ActivationSpec *spec = &activation_specs[id];
-    size_t count = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config);
-    return spec->layered ? count * (size_t)layer : 0;
+    size_t width = width_size(activation_specs[id].width, &m->config);
+    return (size_t)m->B * (size_t)m->T * width * (size_t)place_of(&m->places, id, layer, m->config.num_layers).slot;
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) {
     return (floatX *)m->activations[id] + activation_offset(m, id, layer);
@@ -518,10 +404,41 @@ static floatX *act(const GPT2 *m, ActivationId id, int layer) {
 static real *statistic(const GPT2 *m, ActivationId id, int layer) {
     return (real *)m->activations[id] + activation_offset(m, id, layer);
 }
+static bool kept(const GPT2 *m, ActivationId id, int layer) {
+    return place_of(&m->places, id, layer, m->config.num_layers).kept;
+}
+
+// LN1, LN2 or FCH_GELU of a block: where it is kept, or the scratch it lives in, taken until drop
+static floatX *hold(GPT2 *m, ActivationId id, int layer) {
+    const ActivationSpec *spec = &activation_specs[id];
+    if (kept(m, id, layer)) { return act(m, id, layer); }
+    size_t count = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config);
+    return (floatX *)scratch_take(spec->home == IN_WIDE ? &m->wide : &m->normed, spec->name, count * sizeof(floatX));
+}
+static void drop(GPT2 *m, ActivationId id, int layer) {
+    if (kept(m, id, layer)) { return; }
+    scratch_release(activation_specs[id].home == IN_WIDE ? &m->wide : &m->normed);
+}
 
 // what block `layer` reads: the output of the one before it
 static floatX *block_input(const GPT2 *m, int layer) {
     return layer == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, layer - 1);
+}
+
+// In a POISON_SCRATCH build: what block `layer` will have rebuilt, up to tensor `last`, becomes NaN.
+static void poison_rebuilt(GPT2 *m, int layer, ActivationId last) {
+#ifdef POISON_SCRATCH
+    for (int id = LN1; id <= (int)last; id++) {
+        const ActivationSpec *spec = &activation_specs[id];
+        if (kept(m, (ActivationId)id, layer) || spec->home != IN_SLOTS) { continue; }
+        size_t size = spec->statistic ? sizeof(real) : sizeof(floatX);
+        size_t bytes = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config) * size;
+        void *at = (unsigned char *)m->activations[id] + activation_offset(m, (ActivationId)id, layer) * size;
+        m->device->enqueue_fill(at, 0xFF, bytes, &m->exec);
+    }
+#else
+    (void)m, (void)layer, (void)last;
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -540,30 +457,45 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
                              HS, &m->exec);
 }
 
-// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on
+// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on.
+// cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
 static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
     int C = m->config.channels;
     const floatX *input = block_input(m, l);
-    ops->layernorm_forward(act(m, LN1, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input,
-                           param(m, LN1W, l), param(m, LN1B, l), N, C, ex);
-    ops->matmul_forward(act(m, QKV, l), act(m, LN1, l), param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+    floatX *ln1 = hold(m, LN1, l);
+    ops->layernorm_forward(ln1, statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l),
+                           param(m, LN1B, l), N, C, ex);
+    ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+    drop(m, LN1, l);
     block_attention(m, l, N, decode_from);
     ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N,
                         C, C, ex);
-    ops->layernorm_forward(act(m, LN2, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
+    floatX *ln2 = hold(m, LN2, l);
+    ops->layernorm_forward(ln2, statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
                            param(m, LN2W, l), param(m, LN2B, l), N, C, ex);
-    ops->matmul_gelu_forward(act(m, FCH_GELU, l), act(m, FCH, l), act(m, LN2, l), param(m, FCW, l), param(m, FCB, l), N,
-                             C, 4 * C, ex);
-    ops->matmul_forward(act(m, RESIDUAL3, l), act(m, FCH_GELU, l), param(m, FCPROJW, l), param(m, FCPROJB, l),
-                        act(m, RESIDUAL2, l), N, 4 * C, C, ex);
+    floatX *gelu = hold(m, FCH_GELU, l);
+    if (m->purpose.fuse_gelu) {
+        ops->matmul_gelu_forward(gelu, act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), N, C, 4 * C, ex);
+    } else {
+        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, 4 * C, ex);
+        ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * 4 * (size_t)C, ex);
+    }
+    drop(m, LN2, l);
+    ops->matmul_forward(act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N,
+                        4 * C, C, ex);
+    drop(m, FCH_GELU, l);
 }
 
-static void final_norm_forward(GPT2 *m, int N) {
-    m->ops->layernorm_forward(act(m, LNF, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
-                              block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N,
-                              m->config.channels, &m->exec);
+// the last residual -> its layernorm, in m->normed, which the caller releases
+static floatX *final_norm_forward(GPT2 *m, int N) {
+    int C = m->config.channels;
+    floatX *lnf = (floatX *)scratch_take(&m->normed, "lnf", (size_t)N * (size_t)C * sizeof(floatX));
+    m->ops->layernorm_forward(lnf, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
+                              block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N, C,
+                              &m->exec);
+    return lnf;
 }
 
 // Sends a micro-batch, inputs and targets (B,T), on its way to the device. The arrays may change afterwards.
@@ -577,42 +509,94 @@ static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
     m->device->enqueue_upload(m->targets, slot + N, bytes, &m->exec);
 }
 
-// the micro-batch given last -> activations up to the final layernorm
+// the micro-batch given last -> activations up to the last block's output
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
-    for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, N, -1); }
-    final_norm_forward(m, N);
+    for (int l = 0; l < m->config.num_layers; l++) {
+        block_forward(m, l, N, -1);
+        poison_rebuilt(m, l, FCH_GELU);
+    }
 }
 
-// Logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also the gradient of scale *
-// loss: dlnf is written and wte's gradient set or added to.
+// The final layernorm, then logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also
+// the gradient of scale * loss: dlnf is written and wte's gradient set or added to.
 static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    for (int first = 0; first < N; first += m->classifier_rows) {
-        int rows = N - first < m->classifier_rows ? N - first : m->classifier_rows;
+    int chunk = m->classifier_rows;
+    const floatX *lnf = final_norm_forward(m, N);
+    for (int first = 0; first < N; first += chunk) {
+        int rows = N - first < chunk ? N - first : chunk;
         size_t at = (size_t)first * (size_t)C;
         floatX *logits = (floatX *)scratch_take(&m->wide, "logits", (size_t)rows * (size_t)Vp * sizeof(floatX));
-        ops->matmul_forward(logits, act(m, LNF, 0) + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
+        ops->matmul_forward(logits, lnf + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
         ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
         if (dlnf) {
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, NULL, logits, act(m, LNF, 0) + at, param(m, WTE, 0),
-                                 NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, NULL, logits, lnf + at, param(m, WTE, 0), NULL,
+                                 first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
         }
         scratch_release(&m->wide);
     }
+    scratch_release(&m->normed);
     ops->loss_sum(m->loss, statistic(m, LOSSES, 0), scale, N, ex);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. backward
 
+// LN1 or LN2 of a block, kept or normalised again from the stored statistics; taken until drop
+static const floatX *rebuilt_norm(GPT2 *m, ActivationId id, int l) {
+    const floatX *in = id == LN1 ? block_input(m, l) : act(m, RESIDUAL2, l);
+    floatX *out = hold(m, id, l);
+    if (kept(m, id, l)) { return out; }
+    m->ops->layernorm_normalise(out, in, statistic(m, id == LN1 ? LN1_MEAN : LN2_MEAN, l),
+                                statistic(m, id == LN1 ? LN1_RSTD : LN2_RSTD, l), param(m, id == LN1 ? LN1W : LN2W, l),
+                                param(m, id == LN1 ? LN1B : LN2B, l), m->B * m->T, m->config.channels, &m->exec);
+    return out;
+}
+
+// the GELU of a block, kept or made again; taken until drop
+static floatX *rebuilt_gelu(GPT2 *m, int l) {
+    floatX *gelu = hold(m, FCH_GELU, l);
+    if (!kept(m, FCH_GELU, l)) {
+        size_t count = (size_t)m->B * (size_t)m->T * 4 * (size_t)m->config.channels;
+        m->ops->gelu_forward(gelu, act(m, FCH, l), count, &m->exec);
+    }
+    return gelu;
+}
+
+// block_forward again, as far as its results are not kept: bit for bit the same
+static void block_replay(GPT2 *m, int l) {
+    const Ops *ops = m->ops;
+    Exec *ex = &m->exec;
+    int N = m->B * m->T, C = m->config.channels;
+    if (!kept(m, QKV, l)) {
+        const floatX *ln1 = rebuilt_norm(m, LN1, l);
+        ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+        drop(m, LN1, l);
+        block_attention(m, l, N, -1);
+        ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l),
+                            block_input(m, l), N, C, C, ex);
+    }
+    if (!kept(m, FCH, l)) {
+        const floatX *ln2 = rebuilt_norm(m, LN2, l);
+        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, 4 * C, ex);
+        drop(m, LN2, l);
+    }
+    if (!kept(m, RESIDUAL3, l)) {
+        const floatX *gelu = rebuilt_gelu(m, l);
+        ops->matmul_forward(act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l),
+                            act(m, RESIDUAL2, l), N, 4 * C, C, ex);
+        drop(m, FCH_GELU, l);
+    }
+}
+
 // dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it
 // on unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of
-// the product that makes dfch.
+// the product that makes dfch, in the place of the GELU that it has read.
 static void block_backward(GPT2 *m, int l, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -620,13 +604,14 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     int NH = m->config.num_heads, HS = config_head_size(&m->config);
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
 
-    floatX *dfch = (floatX *)scratch_take(&m->wide, "dfch", 4 * row);
-    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), m->dresidual,
-                         act(m, FCH_GELU, l), param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
+    floatX *gelu = rebuilt_gelu(m, l), *dfch = gelu;
+    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), m->dresidual, gelu,
+                         param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
     floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
-    ops->matmul_backward(dln2, grad(m, FCW, l), NULL, NULL, dfch, act(m, LN2, l), param(m, FCW, l), NULL, mode, N, C,
-                         4 * C, ex);
-    scratch_release(&m->wide);
+    const floatX *ln2 = rebuilt_norm(m, LN2, l);
+    ops->matmul_backward(dln2, grad(m, FCW, l), NULL, NULL, dfch, ln2, param(m, FCW, l), NULL, mode, N, C, 4 * C, ex);
+    drop(m, LN2, l);
+    drop(m, FCH_GELU, l);
     ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l),
                             param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
     scratch_release(&m->narrow);
@@ -638,8 +623,10 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
     scratch_release(&m->narrow);
     floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
-    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), NULL, dqkv, act(m, LN1, l), param(m, QKVW, l), NULL,
-                         mode, N, C, 3 * C, ex);
+    const floatX *ln1 = rebuilt_norm(m, LN1, l);
+    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), NULL, dqkv, ln1, param(m, QKVW, l), NULL, mode, N, C,
+                         3 * C, ex);
+    drop(m, LN1, l);
     scratch_release(&m->wide);
     ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l),
                             param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
@@ -658,7 +645,11 @@ static void gpt2_backward(GPT2 *m, real scale, GradMode mode) {
                                block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
                                statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
     scratch_release(&m->narrow);
-    for (int l = m->config.num_layers - 1; l >= 0; l--) { block_backward(m, l, mode); }
+    for (int l = m->config.num_layers - 1; l >= 0; l--) {
+        for (int replayed = m->places.replay_from[l]; replayed <= l; replayed++) { block_replay(m, replayed); }
+        block_backward(m, l, mode);
+        poison_rebuilt(m, l, RESIDUAL3);
+    }
     m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
                                m->config.max_seq_len, C, &m->exec);
 }
@@ -719,10 +710,10 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
                               param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
-    final_norm_forward(m, n);
+    const floatX *last = final_norm_forward(m, n) + (size_t)(n - 1) * (size_t)C;
     floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)Vp * sizeof(floatX));
-    m->ops->matmul_forward(row, act(m, LNF, 0) + (size_t)(n - 1) * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, Vp,
-                           &m->exec);
+    m->ops->matmul_forward(row, last, param(m, WTE, 0), NULL, NULL, 1, C, Vp, &m->exec);
+    scratch_release(&m->normed);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     m->device->download(host, row, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
@@ -914,13 +905,30 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the checkpoint that is resumed, "" for a new run
 } Origin;
 
+// -r -rk -rn for a model of L blocks
+static Recompute recompute_of(const TrainArgs *a, int L) {
+    Recompute r = {a->recompute, a->recompute_every > 0 ? a->recompute_every : 1, a->recompute_layers};
+    if (r.layers < 0 || r.layers > L) { r.layers = L; }
+    return r;
+}
+
 static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
-    int positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
-    bool rounds = a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs();
-    bool tf32 = a->matmul_precision > 0, graph = a->graph != 0;
-    Purpose train = {backend, a->B, a->T, accumulation_steps(a), true, positions, rounds, tf32, graph};
-    Purpose generate = {backend, 1, 64, 1, false, positions, false, tf32, false};
-    return a->generate ? generate : train;
+    Purpose p;
+    memset(&p, 0, sizeof p);
+    p.backend = backend;
+    p.training = !a->generate;
+    p.B = p.training ? a->B : 1;
+    p.T = p.training ? a->T : 64;
+    p.micro_steps = p.training ? accumulation_steps(a) : 1;
+    p.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
+    p.round_matmul_inputs = a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs();
+    p.tf32 = a->matmul_precision > 0;
+    p.graph = p.training && a->graph != 0;
+    p.fuse_gelu = a->fuse_gelu > 0;
+    p.recompute = p.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
+    p.classifier_rows = a->classifier_rows;
+    if (a->recompute_every == 0) { p.recompute.every = best_segment(c, p); }
+    return p;
 }
 
 // The shape that -e asks for, `positions` being those of a shape without any; *file is opened where -e names weights.

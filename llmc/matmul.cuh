@@ -245,12 +245,6 @@ static inline void cuda_matmul_backward(floatX *dinp, real *dweight, real *dbias
                                         const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode,
                                         int N, int C, int OC, Exec *ex) {
     CudaMatmuls *mm = ex->cuda->matmuls;
-    if (dinp) {
-        LtProduct p = lt_product(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
-        if (gelu_pre) { p.aux = (floatX *)gelu_pre, p.key.parts = LT_DGELU; }
-        if (gelu_pre && dgelu_bias) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
-        lt_multiply(mm, &p);
-    }
     if (dweight) {
         LtProduct p = lt_product(dweight, DT_REAL, in, false, dout, true, C, OC, N);
         if (mode == GRAD_ADD) { p.c = dweight, p.key.add = LT_ADD_IN_PLACE; }
@@ -258,5 +252,11 @@ static inline void cuda_matmul_backward(floatX *dinp, real *dweight, real *dbias
         lt_multiply(mm, &p);
     } else if (dbias) {
         lt_launch_sums(mm, dbias, dout, N, OC, mode);
+    }
+    if (dinp) {
+        LtProduct p = lt_product(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
+        if (gelu_pre) { p.aux = (floatX *)gelu_pre, p.key.parts = LT_DGELU; }
+        if (gelu_pre && dgelu_bias) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
+        lt_multiply(mm, &p);
     }
 }

@@ -130,17 +130,17 @@ static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias,
 #pragma omp parallel
     {
         Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
-        if (dinp) {
-            MatmulEpilogue nothing = {NULL, NULL, false};
-            multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
-            if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
-            if (gelu_pre && dgelu_bias) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
-        }
         if (dweight) {
             MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
             Matrix x = matmul_operand(ex->rounded.in, in, n, c);
             multiply(ex, matrix(dweight, DT_REAL, c, 1), transposed(dy), x, &add, oc, c, n);
         }
         if (dbias) { matmul_backward_bias(dbias, dout, mode, N, OC); }
+        if (dinp) {
+            MatmulEpilogue nothing = {NULL, NULL, false};
+            multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
+            if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
+            if (gelu_pre && dgelu_bias) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
+        }
     }
 }

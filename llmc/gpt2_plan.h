@@ -1,0 +1,133 @@
+/*
+What a GPT-2 holds on its device for a purpose: every tensor with its lifetime, made from the flags alone.
+defines: MasterKind, MASTER_CHOICES, Purpose, PlanIndex, classifier_chunk, gpt2_plan, best_segment, llmc_bytes
+*/
+#pragma once
+#include "activations.h"
+#include "backend.h"
+#include "memory.h"
+
+// -w: the fp32 master copy of weights that are bf16: none, whole, or the weight and the 16 bits it lacks
+typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
+#define MASTER_CHOICES "none fp32 split"
+
+// what a model is built for
+typedef struct {
+    const Backend *backend;
+    int B, T;                  // micro-batch; when decoding only, T rows are the most that one call may advance by
+    int micro_steps;           // micro-batches of an update
+    bool training;             // with gradients and optimizer state
+    int decode_positions;      // room of the key-value cache; 0: no decoding
+    bool round_matmul_inputs;  // to bf16, on a CPU: -f 2 where it pays
+    bool tf32;                 // fp32 products may round their inputs to TF32, on a GPU: -f 1 and 2
+    bool graph;                // record micro-steps where the device can
+    bool fuse_gelu;            // into the product before it: the forward's; the backward's always is
+    Recompute recompute;
+    int classifier_rows;  // of logits that exist at once; 0: classifier_chunk chooses
+} Purpose;
+
+// where each planned tensor is in the plan; -1 where this purpose has none
+typedef struct {
+    int params, master, grads, m, v, spans;
+    int activations[NUM_ACTIVATIONS], tokens, targets, results;
+    int dresidual, narrow, normed, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials,
+        matmul_workspace;
+} PlanIndex;
+
+// Rows of logits to hold at once. Where -lc does not say: as many as fit where the MLP's gradient lives anyway, but at
+// least 256, so that the weights are not streamed from memory for a handful of rows.
+static inline int classifier_chunk(const GPT2Config *c, const Purpose *p) {
+    int64_t rows = (int64_t)p->B * p->T, chunk = p->classifier_rows;
+    if (chunk == 0) { chunk = rows * 4 * c->channels / c->padded_vocab_size; }
+    if (p->classifier_rows == 0 && chunk < 256) { chunk = 256; }
+    return (int)(chunk < rows ? chunk : rows);
+}
+
+static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t total = param_layout(c).total;
+    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(total));
+    if (p->training) {
+        if (DT_FLOATX != DT_REAL) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
+        at->grads = plan_add(plan, "grads", STATE, DT_REAL, dims1(total));
+        at->m = plan_add(plan, "m", STATE, DT_REAL, dims1(total));
+        at->v = plan_add(plan, "v", STATE, DT_REAL, dims1(total));
+        at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
+    }
+    if (p->decode_positions > 0) {
+        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)c->channels);
+        at->keys = plan_add(plan, "decode_keys", STATE, DT_FLOATX, cache);
+        at->values = plan_add(plan, "decode_values", STATE, DT_FLOATX, cache);
+    }
+    if (p->round_matmul_inputs) { at->rounded_params = plan_add(plan, "rounded_params", STATE, DT_BF16, dims1(total)); }
+}
+
+static inline void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t B = (size_t)p->B, T = (size_t)p->T;
+    at->tokens = plan_add(plan, "tokens", SAVED, DT_I32, dims2(B, T));
+    at->targets = plan_add(plan, "targets", SAVED, DT_I32, dims2(B, T));
+    Places places = places_make(&p->recompute, c->num_layers);
+    for (int id = 0; id < NUM_ACTIVATIONS; id++) {
+        const ActivationSpec *spec = &activation_specs[id];
+        if (places.slots[id] == 0) { continue; }
+        Dims dims = dims4((size_t)places.slots[id], B, T, width_size(spec->width, c));
+        at->activations[id] = plan_add(plan, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
+    }
+    places_free(&places);
+}
+
+static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+// normed holds one layernorm's output at a time; wide the MLP's widest tensor, the gradient of QKV, a chunk of logits
+static inline void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
+    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels;
+    size_t logits = (size_t)classifier_chunk(c, p) * (size_t)c->padded_vocab_size;
+    bool gelu_is_kept = layer_level(&p->recompute, 0) < REBUILD_GELU;
+    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(larger(logits, N * (gelu_is_kept ? 3 : 4) * C)));
+    at->normed = plan_add(plan, "normed", SCRATCH, DT_FLOATX, dims2(N, C));
+    if (p->training) {
+        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(N, C));
+        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(N, C));
+    }
+    if (p->round_matmul_inputs) {
+        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, 4 * C));
+        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(larger(logits, N * 4 * C)));
+    }
+    at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
+    BackendScratch own = p->backend->scratch(c, p->B, p->T);
+    if (own.partials_bytes) { at->partials = plan_add(plan, "partials", SCRATCH, DT_U8, dims1(own.partials_bytes)); }
+    if (own.matmul_workspace_bytes) {
+        at->matmul_workspace = plan_add(plan, "matmul_workspace", SCRATCH, DT_U8, dims1(own.matmul_workspace_bytes));
+    }
+}
+
+// Everything a model for this purpose will hold on its device: --plan prints it, gpt2_build allocates it.
+static inline Plan gpt2_plan(const GPT2Config *c, const Purpose *p, PlanIndex *at) {
+    Plan plan = {NULL, 0};
+    memset(at, -1, sizeof *at);
+    plan_state(&plan, at, c, p);
+    plan_saved(&plan, at, c, p);
+    plan_scratch(&plan, at, c, p);
+    return plan;
+}
+
+// the plan's bytes in all
+static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
+    PlanIndex at;
+    Plan plan = gpt2_plan(c, p, &at);
+    size_t bytes = plan_bytes(&plan, NUM_LIFETIMES);
+    plan_free(&plan);
+    return bytes;
+}
+
+// the blocks of a segment that need least bytes: -rk 0
+static inline int best_segment(const GPT2Config *c, Purpose p) {
+    int best = 1;
+    size_t least = SIZE_MAX;
+    if (p.recompute.level < REBUILD_BLOCK) { return best; }
+    for (int every = 1; every <= p.recompute.layers; every++) {
+        p.recompute.every = every;
+        size_t bytes = gpt2_plan_bytes(c, &p);
+        if (bytes < least) { least = bytes, best = every; }
+    }
+    return best;
+}
