@@ -1,11 +1,13 @@
 # train_gpt2. `make help` lists the targets. All code is in headers, so a program is one compiler command.
 #   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda where there are nvcc and a GPU; a cuda build runs on CPUs too. PRECISION is bf16 with cuda.
+# CUDA_FLAGS=-lcublasLt says where CUDA's headers and libraries are too, where nvcc does not know.
 # build/ holds what can be made again: test programs, header dependencies, the flags last used. data/, runs/: yours.
 
 DEVICE ?= auto
 ONEDNN ?= 1
 NVCC ?= nvcc
+CUDA_FLAGS ?= -lcublasLt
 CFLAGS ?= -O3 -march=native -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
@@ -34,14 +36,15 @@ ARCHITECTURES = $(if $(GPU),-arch=native,$(foreach sm,80 90 100 120,-gencode arc
 # C++ warns of = {} where C does not
 WITHOUT_FIELDS := -Wno-missing-field-initializers
 
-# the trainer and its test by nvcc: kernels for the GPU, the rest by the C++ compiler
+# by nvcc: kernels for the GPU, the rest by the C++ compiler, which does not see every parenthesis that is there
 define compile_cuda
 $(announce)
 @mkdir -p $(@D) build/depend
 @echo 'compile    $@'
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
-	-fopenmp,-Wall,-Wextra,$(WITHOUT_FIELDS),-march=native $(options) $(defines) $(dependencies) $< -o $@ \
-	$(if $(onednn),-ldnnl) -lcublasLt -lcjson -lgomp $(libraries)
+	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=native,-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
+	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(dependencies) $< -o $@ \
+	$(if $(onednn),-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp $(libraries)
 endef
 
 # the kernels executed on the CPU (llmc/simt.h)
@@ -68,15 +71,26 @@ announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISI
 	$(file < build/found)))
 
 # The optional libraries, looked for whenever something may be compiled. build/flags changes when they or a flag do,
-# and every program depends on it.
+# and every program depends on it; those in build/cuda, which DEVICE does not change, on build/cuda/flags.
 links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
 	2>/dev/null && echo yes)
+# remember FILE,TEXT: writes the text to the file, unless it is there already
+remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' > $(1).new; \
+	cmp -s $(1).new $(1) && rm $(1).new || mv $(1).new $(1))
 NO_COMPILER := help train test bench-cpu format format-check lint clean
-ifneq ($(filter-out $(NO_COMPILER),$(or $(MAKECMDGOALS),all)),)
+GOALS := $(filter-out $(NO_COMPILER),$(or $(MAKECMDGOALS),all))
+cuda_compiler = $(NVCC) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
+	grep -m 1 'model name' /proc/cpuinfo; } 2>/dev/null | cksum)
+ifneq ($(GOALS),)
 HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
-$(shell mkdir -p build; echo '$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN)' > build/flags.new; \
-	cmp -s build/flags.new build/flags && rm build/flags.new || mv build/flags.new build/flags)
+endif
+ifneq ($(filter-out build/cuda/%,$(GOALS)),)
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) \
+	$(if $(filter cuda,$(device)),$(cuda_compiler)))
+endif
+ifneq ($(filter build/cuda/%,$(GOALS)),)
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN))
 endif
 
 # ---- programs
@@ -135,13 +149,20 @@ build/sanitize/%_emulated: onednn =
 build/sanitize/%_emulated: dev/test/%.cu build/flags
 	$(compile_emulated)
 
-# the same tests on a GPU
-build/cuda/%: libraries = -lcmocka
+# what scripts/gpu_check.sh runs on a GPU: the same tests, the trainer, the benchmark
+build/cuda/test_%: libraries = -lcmocka
 build/cuda/%_bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
-build/cuda/%_bf16: dev/test/%.cu build/flags
+build/cuda/test_gpt2_%: options = -DTESTING -Wno-unused-function
+build/cuda/test_gpt2_bf16 build/cuda/test_gpt2_fp32: test_gpt2.cu build/cuda/flags
 	$(compile_cuda)
-build/cuda/%_fp32: dev/test/%.cu build/flags
+build/cuda/train_gpt2: train_gpt2.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/bench_ops: dev/bench/bench_ops.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/%_bf16: dev/test/%.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/%_fp32: dev/test/%.cu build/cuda/flags
 	$(compile_cuda)
 
 # what the benchmark runs; dump_run is the trainer with another main

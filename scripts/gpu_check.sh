@@ -6,7 +6,7 @@
 # goes to dev/results/gpu_<name>_<date>.md, and into the folder $OUT where that is set; logs stay in build/gpu/log.
 # `build` only builds: without a GPU for GPU_ARCH (default 90), and then with exit status 2.
 #
-# needs      nvcc, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
+# needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
 #            nvidia-cuda-nvcc, and nvidia-cublas and nvidia-cuda-runtime, which PyTorch brings. What lies elsewhere is
 #            found through NVCC, PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161.
@@ -29,7 +29,7 @@ all | build) ;;
     exit 2
     ;;
 esac
-build=build/gpu python=${PYTHON:-python3}
+build=build/gpu programs=build/cuda python=${PYTHON:-python3}
 seconds_in_all=530
 started=$SECONDS
 mkdir -p $build/log
@@ -122,9 +122,10 @@ links() {
 has_cjson() { links -lcjson cjson/cJSON.h; }
 has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
 
-# whatever of the two is missing, through apt where that is possible
-fetch_libraries() {
+# what the build lacks, through apt where that is possible
+fetch_missing() {
     local missing=()
+    command -v make >/dev/null || missing+=(make)
     has_cjson || missing+=(libcjson-dev)
     has_cmocka || missing+=(libcmocka-dev)
     [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 0
@@ -137,45 +138,34 @@ fetch_libraries() {
 
 # ---- building
 
-# compile NAME PRECISION SOURCE [OPTION...]: $build/NAME, unless it is there from the same sources by the same command
-compile() {
-    local name=$1 command key
-    command=("$NVCC" -x cu -std=c++20 -O3 -lineinfo -gencode "arch=compute_$arch,code=sm_$arch" -D_GNU_SOURCE -I.
-        -Xcompiler "-fopenmp,-march=native,-fno-math-errno,-fno-trapping-math" "-DPRECISION_$2" "$3" -o "$build/$name"
-        "${cuda_flags[@]}" -lcjson -lm -lpthread "${@:4}")
-    key=$({ echo "${command[@]}" && "$NVCC" --version && c++ --version && grep -m 1 'model name' /proc/cpuinfo &&
-        cat ./*.cu llmc/* dev/test/*.h "$3"; } | cksum)
-    [ -x "$build/$name" ] && [ "$(cat "$build/$name.key" 2>/dev/null)" = "$key" ] && return 0
-    bounded 400 "${command[@]}" >"$build/log/compile_$name.txt" 2>&1 || return
-    echo "$key" >"$build/$name.key"
-}
-
-# builds everything at once, then reports each; what was built before and no longer builds is removed
+# builds everything at once, by the Makefile, which keeps what would come out the same, and reports each; what was built
+# before and no longer builds is removed
 build_all() {
-    local names=() pids=() i status
-    start() { compile "$@" & names+=("$1") pids+=($!); }
-    start train_gpt2 BF16 train_gpt2.cu
+    local making log=$build/log/build.txt names=(train_gpt2 bench_ops) name status excerpt
+    making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
+        ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
     if has_cmocka; then
-        start test_ops_bf16 BF16 dev/test/test_ops.cu -lcmocka
-        start test_ops_fp32 FP32 dev/test/test_ops.cu -lcmocka
-        start test_gpt2_bf16 BF16 test_gpt2.cu -lcmocka
-        start test_gpt2_fp32 FP32 test_gpt2.cu -lcmocka
+        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32)
     else
         report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
     fi
-    if [ -f dev/bench/bench_ops.cu ]; then start bench_ops BF16 dev/bench/bench_ops.cu; fi
-    for i in "${!pids[@]}"; do
-        wait "${pids[i]}"
-        status=$?
-        report "build ${names[i]}" $status
-        [ $status -eq 0 ] && continue
-        rm -f "$build/${names[i]}"
-        head -n 20 "$build/log/compile_${names[i]}.txt" | sed 's/^/        /'
+    bounded 400 "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${names[@]/#/$programs/}" >$log 2>&1
+    status=$?
+    for name in "${names[@]}"; do
+        if [ $status -eq 0 ] || "${making[@]}" --question "$programs/$name" >/dev/null 2>&1; then
+            report "build $name" 0
+            continue
+        fi
+        report "build $name" $status
+        rm -f "$programs/$name"
+        [ $status -eq 2 ] || continue  # not make's word but the clock's
+        excerpt=$(sed -n "\|^compile *$programs/$name\$|,\|^make: \*\*\*|p" $log)
+        head -n 20 <<<"${excerpt:-$(tail -n 5 $log)}" | sed 's/^/        /'
     done
 }
 
 # built NAME: whether there is such a program to run
-built() { [ -x "$build/$1" ]; }
+built() { [ -x "$programs/$1" ]; }
 
 # ---- data
 
@@ -250,8 +240,8 @@ trainer() {
     local folder=$1 limit=$2 begun=$EPOCHREALTIME line
     rm -rf "$folder"
     mkdir -p "$folder"
-    bounded "$limit" "$build/train_gpt2" --device cuda -i "$tokens" -o "$folder" -t $length -v 0 -s 0 -c 0.1 "${@:3}" \
-        2>&1 </dev/null | while IFS= read -r line; do
+    bounded "$limit" "$programs/train_gpt2" --device cuda -i "$tokens" -o "$folder" -t $length -v 0 -s 0 -c 0.1 \
+        "${@:3}" 2>&1 </dev/null | while IFS= read -r line; do
         echo "$line"
         [[ $line != "step 1/"* ]] || awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }" >"$folder/first"
     done
@@ -275,7 +265,7 @@ timed() {
 time_ours() {
     local folder=$build/run log=$build/log/ours_$2_$1.txt ms=() status
     built train_gpt2 || return
-    "$build/train_gpt2" --plan=json --device cuda -e "d$3" -b "$5" -t $length >$build/plan.json
+    "$programs/train_gpt2" --plan=json --device cuda -e "d$3" -b "$5" -t $length >$build/plan.json
     watched trainer $folder "$6" -e "d$3" -b "$5" -x 60 >"$log"
     status=$?
     if [ $status -eq 0 ]; then
@@ -316,7 +306,7 @@ same_bits() {
 
 # sanitize TOOL: compute-sanitizer over two small steps, whose matmul algorithms are chosen beforehand
 sanitize() {
-    local small=("$build/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 2 -t 64 -x 2 -v 0 -s 0)
+    local small=("$programs/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 2 -t 64 -x 2 -v 0 -s 0)
     built train_gpt2 || return
     if [ -z "$sanitizer" ]; then
         report "$1" skipped "there is no compute-sanitizer"
@@ -370,7 +360,8 @@ if [ -z "$compute_capability" ] && [ "$purpose" = all ]; then
     echo "gpu_check: no GPU: nvidia-smi shows none" >&2
     exit 2
 fi
-fetch_libraries
+fetch_missing
+command -v make >/dev/null || { echo "gpu_check: there is no make: install it" >&2 && exit 2; }
 if ! has_cjson; then
     echo "gpu_check: cJSON is missing: install libcjson-dev, or name a copy in CPATH and LIBRARY_PATH" >&2
     exit 2
@@ -392,15 +383,15 @@ rm -f $build/picks.txt
 make_tokens $tokens 4200000 1
 
 for test in test_ops_bf16 test_ops_fp32; do
-    built $test && logged $test 60 "$build/$test"
+    built $test && logged $test 60 "$programs/$test"
 done
 for test in test_gpt2_bf16 test_gpt2_fp32; do
-    built $test && TEST_DEVICE=cuda logged $test 60 "$build/$test"
+    built $test && TEST_DEVICE=cuda logged $test 60 "$programs/$test"
 done
 sanitize memcheck
 sanitize racecheck
 if built bench_ops; then
-    logged bench_ops 80 "$build/bench_ops" --device cuda
+    logged bench_ops 80 "$programs/bench_ops" --device cuda
     gemm=$(sed -n 's/^Ceilings.* matmul of .* \([0-9.]*\) TFLOP.*/\1/p' $build/log/bench_ops.txt | head -n 1)
 fi
 for round in 1 2; do

@@ -417,7 +417,7 @@ report "-f 2 rounds matmul inputs where the CPU multiplies bf16 faster, and says
             awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
                  END { if (same == NR) print "-f 2 changed no loss" }'
     else
-        says "$out" "-f 2: this build or CPU has no fast bf16 products"
+        says "$out" "-f 2: this build or machine has no fast bf16 products of fp32"
         equal "$(losses rounded2)" "$(losses rounded1)"
     fi
 )"

@@ -603,7 +603,7 @@ static void test_bytes_and_flops(void **state) {
 
 // ---- -f 2: products of inputs rounded to bf16
 
-static bf16 *bf16_array(const Array *a, size_t extra) { return (bf16 *)xcalloc((a ? a->n : 0) + extra, sizeof(bf16)); }
+static bf16 *bf16_array(const Array *a) { return (bf16 *)xcalloc(a ? a->n : 0, sizeof(bf16)); }
 
 // rounds what the reference will take the array to have held; the operation has had it as it is
 static void round_start(const Problem *p, const char *name) {
@@ -616,20 +616,40 @@ static void round_start(const Problem *p, const char *name) {
     }
 }
 
-// one variant of a matmul whose weight lies some way into the parameter block that Exec mirrors
+enum { MIRROR_OFFSET = 7 };
+
+// a parameter block that Exec mirrors, and the array that was moved into it, some way from its beginning
+typedef struct {
+    Array *array;
+    void *own;  // the array's data until it moved
+    floatX *values;
+    size_t n;
+} MirroredBlock;
+
+static MirroredBlock mirror_around(Problem *p, const char *name, Exec *ex) {
+    Array *array = &p->array[find_array(p, name) - p->array];
+    MirroredBlock b = {array, array->data, NULL, MIRROR_OFFSET + array->n};
+    b.values = (floatX *)xcalloc(b.n, sizeof(floatX));
+    memcpy(b.values + MIRROR_OFFSET, array->data, array->n * sizeof(floatX));
+    array->data = b.values + MIRROR_OFFSET;
+    ex->rounded.params = (bf16 *)xcalloc(b.n, sizeof(bf16));
+    cpu_ops.params_changed(b.values, b.n, ex);
+    return b;
+}
+
+static void mirror_free(MirroredBlock *b, Exec *ex) {
+    free(ex->rounded.params);
+    free(b->values);
+    b->array->data = b->own;
+}
+
+// one variant of a matmul
 static void check_rounded(const char *op, const OpShape *s, int variant) {
-    enum { OFFSET = 7 };
     Problem p = problem_make(op_case(op), s, variant);
-    Array *weight = &p.array[find_array(&p, "weight") - p.array];
-    size_t params = OFFSET + weight->n;
-    floatX *block = (floatX *)xcalloc(params, sizeof *block), *own = (floatX *)weight->data;
-    memcpy(block + OFFSET, own, weight->n * sizeof *block);
-    weight->data = block + OFFSET;
     Exec ex = {0};
-    ex.rounded.in = bf16_array(find_array(&p, "in"), 0);
-    ex.rounded.dout = bf16_array(find_array(&p, "dout"), 0);
-    ex.rounded.params = bf16_array(weight, OFFSET);
-    cpu_ops.params_changed(block, params, &ex);
+    ex.rounded.in = bf16_array(find_array(&p, "in"));
+    ex.rounded.dout = bf16_array(find_array(&p, "dout"));
+    MirroredBlock b = mirror_around(&p, "weight", &ex);
     problem_run(&p, &cpu_ops, &ex);
     bool one_row = shape_rows(s) == 1 && find_array(&p, "out");  // decoding's product takes its inputs as they are
     if (!one_row) {
@@ -641,9 +661,7 @@ static void check_rounded(const char *op, const OpShape *s, int variant) {
     onednn_free(&ex);
     free(ex.rounded.in);
     free(ex.rounded.dout);
-    free(ex.rounded.params);
-    weight->data = own;
-    free(block);
+    mirror_free(&b, &ex);
     problem_free(&p);
 }
 
@@ -675,6 +693,43 @@ static void test_params_changed(void **state) {
     for (int i = 0; i < COUNT; i++) { assert_int_equal(mirror[i].bits, float_to_bf16((float)to_real(params[i])).bits); }
     free(params);
     free(mirror);
+}
+
+static bool in_a_span(const Problem *p, size_t i) {
+    const TensorSpan *span = (const TensorSpan *)find_array(p, "spans")->data;
+    for (int k = 0; k < NUM_SPANS; k++) {
+        if (i >= span[k].begin && i < span[k].begin + span[k].count) { return true; }
+    }
+    return false;
+}
+
+// One update. The copy starts with NaN, so that what was not written is told apart from what did not change.
+static void check_rounded_update(const OpShape *s, int variant, real norm_squared) {
+    const bf16 unwritten = {0x7FFF};
+    Problem p = problem_make(op_case("adamw_update"), s, variant);
+    *real_of(&p, "norm_squared") = norm_squared;
+    Exec ex = {0};
+    MirroredBlock b = mirror_around(&p, "params", &ex);
+    for (size_t i = 0; i < b.n; i++) { ex.rounded.params[i] = unwritten; }
+    problem_run(&p, &cpu_ops, &ex);
+    for (size_t i = 0; i < b.n; i++) {
+        bool updated = i >= MIRROR_OFFSET && in_a_span(&p, i - MIRROR_OFFSET) && isfinite(norm_squared);
+        bf16 wanted = updated ? float_to_bf16((float)to_real(b.values[i])) : unwritten;
+        assert_int_equal(ex.rounded.params[i].bits, wanted.bits);
+    }
+    mirror_free(&b, &ex);
+    problem_free(&p);
+}
+
+static void check_rounded_updates(const OpShape *s) {
+    check_rounded_update(s, 0, (real)s->n);
+    check_rounded_update(s, ADAMW_WITH_MASTER, (real)s->n);
+    check_rounded_update(s, 0, INFINITY);
+}
+
+static void test_updates_write_the_rounded_copy(void **state) {
+    (void)state;
+    for_each_shape("adamw_update", check_rounded_updates);
 }
 
 // ---- the portable product, the norm, and the functions beneath
@@ -749,6 +804,7 @@ int main(void) {
         cmocka_unit_test(test_bytes_and_flops),
         cmocka_unit_test(test_products_of_rounded_inputs),
         cmocka_unit_test(test_params_changed),
+        cmocka_unit_test(test_updates_write_the_rounded_copy),
         cmocka_unit_test(test_a_shape_spans_gemm_blocks),
         cmocka_unit_test(test_global_norm_of_many_blocks),
         cmocka_unit_test(test_gelu_far_from_zero),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A tiny model trains, stops, resumes and generates, in the trainer that is named:   dev/test/tiny_run.sh TRAINER
-# It is what runs the whole trainer under the sanitizers; only its exit status and the files it leaves are looked at.
+# Another one is told to end by a signal, and goes on. This is what runs the whole trainer under the sanitizers; only
+# its exit status and the files it leaves are looked at.
 set -euo pipefail
 
 trainer=$(realpath "${1:?expected the path of a trainer}")
@@ -9,9 +10,26 @@ trap 'rm -rf "$folder"' EXIT
 cat llmc/*.h >"$folder/text"
 cd "$folder"
 
-train=("$trainer" -i text -e l2h2c32 -o run -b 2 -t 16 -d 64 -l 1e-3 -v 5 -m 2 -s 5 -g 8 -n 5)
-"${train[@]}" -x 10
-"${train[@]}" -x 15 -y 1
+train=("$trainer" -i text -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-3 -v 5 -m 2 -s 5 -g 8)
+losses() { grep -c '"loss"' "$1/metrics.jsonl"; }
+
+"${train[@]}" -o run -n 5 -x 10
+"${train[@]}" -o run -n 5 -x 15 -y 1
 "$trainer" --generate 20 -e run/step_00000015 --prompt "int main" --temperature 0.8 --top-k 10
-[ "$(grep -c '"loss"' run/metrics.jsonl)" -eq 15 ]
+[ "$(losses run)" -eq 15 ]
+
+# one batch, again and again, in products of inputs rounded to bf16; the only checkpoint is the signal's
+overfit=("${train[@]}" -o ended -n 1000000 -a 1 -f 2)
+"${overfit[@]}" -x 1000000 &
+until grep -qs '"step":7,' ended/metrics.jsonl; do
+    kill -0 $!
+    sleep 0.02
+done
+kill -s TERM $!
+wait $!
+[ "$(losses ended)" -ge 7 ]
+saved=$((10#$(echo ended/step_* | sed 's/.*_//')))
+[ "$(losses ended)" -eq $saved ]
+"${overfit[@]}" -x $((saved + 3)) -y 1
+[ "$(losses ended)" -eq $((saved + 3)) ]
 echo "[  PASSED  ] 1 test(s)."
