@@ -180,8 +180,10 @@ static void expect_matmul_backward(Reference *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
     const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
     const double *pre = before(r, "gelu_pre");
-    double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    bool in_place = matmul_backward_variants[r->p->variant].in_place;
+    double *dinp = after(r, in_place ? "in" : "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
     double *dgelu_bias = after(r, "dgelu_bias");
+    for (int i = 0; in_place && i < N * C; i++) { dinp[i] = 0; }
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             double dy = dout[n * OC + o];
