@@ -603,6 +603,84 @@ static void test_bytes_and_flops(void **state) {
     }
 }
 
+// ---- gradients in bf16
+
+// Asserts that a bf16 gradient holds what was there before, if it is added to, plus the fp32 gradient `set`, rounded
+// once. What lies closer than `slack` to the middle between two bf16 may be either.
+static void assert_rounded_once(const Problem *p, const Array *a, const real *set, double slack) {
+    for (size_t i = 0; i < a->n; i++) {
+        bf16 got = ((const bf16 *)a->data)[i];
+        real sum = set[i] + (a->role == INOUT ? bf16_to_float(((const bf16 *)a->start)[i]) : 0);
+        bool right = got.bits == float_to_bf16(sum).bits;
+        if (slack > 0) { right = got.bits == float_to_bf16((real)(sum - slack)).bits || right; }
+        if (slack > 0) { right = got.bits == float_to_bf16((real)(sum + slack)).bits || right; }
+        if (!right) {
+            fail_msg("%s: %s[%zu] is %.9g, to be rounded from %.9g", problem_title(p), a->name, i,
+                     (double)bf16_to_float(got), (double)sum);
+        }
+    }
+}
+
+static double root_mean_square(const real *x, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) { squares += (double)x[i] * x[i]; }
+    return sqrt(squares / (double)n);
+}
+
+// `variant` writes in bf16 what `set_variant` sets in fp32
+static void check_rounded_once(const char *op, const OpShape *s, int set_variant, int variant) {
+    Problem set = problem_make(op_case(op), s, set_variant), p = problem_make(op_case(op), s, variant);
+    Exec ex = {0};
+    const Array *dwte = find_array(&set, "dwte");
+    if (dwte) { memset(dwte->data, 0, array_bytes(dwte)); }  // it is always added to
+    problem_run(&set, &cpu_ops, &ex);
+    problem_run(&p, &cpu_ops, &ex);
+    for (int i = 0; i < p.num_arrays; i++) {
+        const Array *a = &p.array[i], *wide = find_array(&set, a->name);
+        if (a->role == INPUT || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
+        const real *gradient = (const real *)wide->data;
+        bool product = bits_may_differ(p.op) && strcmp(a->name, "dweight") == 0;  // in another order of its sums
+        assert_rounded_once(&p, a, gradient, product ? 1e-6 * root_mean_square(gradient, a->n) : 0);
+    }
+    onednn_free(&ex);
+    problem_free(&set);
+    problem_free(&p);
+}
+
+static void check_embedding_rounded_once(const OpShape *s) {
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+}
+
+static void check_layernorm_rounded_once(const OpShape *s) {
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+}
+
+static void check_matmul_rounded_once(const OpShape *s) {
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_ADD);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_GELU);
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
+}
+
+static void test_bf16_gradients_are_rounded_once(void **state) {
+    (void)state;
+    for_each_shape("embedding_backward", check_embedding_rounded_once);
+    for_each_shape("layernorm_backward", check_layernorm_rounded_once);
+    for_each_shape("matmul_backward", check_matmul_rounded_once);
+}
+
+static void test_gradient_at(void **state) {
+    (void)state;
+    float numbers[4];
+    const Gradient wide = {numbers, DT_F32}, narrow = {numbers, DT_BF16}, none = {NULL, DT_BF16};
+    assert_ptr_equal(gradient_at(wide, 3).at, numbers + 3);
+    assert_ptr_equal(gradient_at(narrow, 6).at, numbers + 3);
+    assert_int_equal(gradient_at(narrow, 6).dtype, DT_BF16);
+    assert_null(gradient_at(none, 3).at);
+}
+
 // ---- -f 2: products of inputs rounded to bf16
 
 static bf16 *bf16_array(const Array *a, size_t extra) { return (bf16 *)xcalloc((a ? a->n : 0) + extra, sizeof(bf16)); }
@@ -639,6 +717,8 @@ static void check_rounded(const char *op, const OpShape *s, int variant) {
         round_start(&p, "weight");
         round_start(&p, "dout");
     }
+    const Array *dbias = find_array(&p, "dbias");  // sums of dout as it is, which other tests check
+    if (dbias) { p.array[dbias - p.array].role = INPUT; }
     assert_expected(&p, 1);
     onednn_free(&ex);
     free(ex.rounded.in);
@@ -654,6 +734,9 @@ static void check_rounded_shape(const OpShape *s) {
     check_rounded("matmul_forward", s, MATMUL_WITH_BOTH);
     check_rounded("matmul_backward", s, MATMUL_DINP);
     check_rounded("matmul_backward", s, MATMUL_DWEIGHT);
+    check_rounded("matmul_backward", s, MATMUL_IN_PLACE);
+    check_rounded("matmul_backward", s, MATMUL_BF16);
+    check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
 }
 
 static void test_products_of_rounded_inputs(void **state) {
@@ -749,6 +832,8 @@ int main(void) {
         cmocka_unit_test(test_every_row_has_outputs),
         cmocka_unit_test(test_a_difference_is_noticed),
         cmocka_unit_test(test_bytes_and_flops),
+        cmocka_unit_test(test_bf16_gradients_are_rounded_once),
+        cmocka_unit_test(test_gradient_at),
         cmocka_unit_test(test_products_of_rounded_inputs),
         cmocka_unit_test(test_params_changed),
         cmocka_unit_test(test_a_shape_spans_gemm_blocks),
