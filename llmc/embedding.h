@@ -2,7 +2,7 @@
 Token plus position embedding.
   forward   out[b,t] = wte[tokens[b,t]] + wpe[t]
   backward  dwte[tokens[b,t]] += dout[b,t];  dwpe[t] (+)= sum_b dout[b,t]
-Bytes       forward 3NC floatX; backward NC floatX + 2NC real or less, as tokens repeat.
+Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, or less as tokens repeat.
 A token may occur many times: the backward adds up its rows in order before its gradient is touched, so that a sum has
 one order whatever the number of threads, and is rounded once.
 defines: cpu_embedding_forward, cpu_embedding_backward

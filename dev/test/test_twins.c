@@ -554,7 +554,7 @@ static void test_a_difference_is_noticed(void **state) {
     problem_free(&p);
 }
 
-// GPT-2 124M, B = 4, T = 512: floatX and real elements, ints, and FLOPs, worked out by hand
+// GPT-2 124M, B = 4, T = 512: floatX, real and bf16 elements, ints, and FLOPs, worked out by hand
 static void test_bytes_and_flops(void **state) {
     (void)state;
     const double N = 2048, C = 768, C4 = 3072, V = 50257, Vp = 50304, pairs = 4 * 12 * 512 * 513 / 2.0, n = 124475904;
@@ -562,40 +562,44 @@ static void test_bytes_and_flops(void **state) {
     const struct {
         const char *op;
         int variant;
-        double x, real, ints, flops;
+        double x, real, bf16, ints, flops;
     } expected[] = {
-        {"embedding_forward", 0, N * C + N * C + 512 * C, 0, N, 0},
-        {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, N, 0},
-        {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, N, 0},
-        {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0},
-        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0},
-        {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0},
-        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 2 * N * C * C4},
-        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 2 * N * C * C4},
-        {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0},
-        {"gelu_forward", 0, 2 * N * C4, 0, 0, 0},
-        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0},
-        {"attention_forward", 0, 4 * N * C, 12 * N, 0, 4 * pairs * 64},
-        {"attention_backward", 0, 8 * N * C, 12 * N, 0, 10 * pairs * 64},
-        {"attention_decode", 0, 6 * 512 * C, 0, 0, pairs * 64},
-        {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, pairs * 64},
-        {"classifier", CLASSIFIER_GRADIENT, N * (V + Vp), N, N, 0},
-        {"classifier", CLASSIFIER_LOSS, N * V, N, N, 0},
-        {"loss_sum", 0, 0, N + 2, 0, 0},
-        {"global_norm_squared", 0, 0, n + 1, 0, 0},
-        {"adamw_update", 0, 2 * updated, 5 * updated + 1, 0, 0},
-        {"adamw_update", ADAMW_WITH_MASTER, updated, 7 * updated + 1, 0, 0},
+        {"embedding_forward", 0, N * C + N * C + 512 * C, 0, 0, N, 0},
+        {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, 0, N, 0},
+        {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, 0, N, 0},
+        {"embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C + 1024 * C, N, 0},
+        {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
+        {"layernorm_backward", GRADIENT_BF16 + GRAD_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
+        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0, 0},
+        {"matmul_backward", MATMUL_BF16, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_BF16_DBIAS, N * C4, 0, 2 * C4, 0, 0},
+        {"gelu_forward", 0, 2 * N * C4, 0, 0, 0, 0},
+        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0, 0},
+        {"attention_forward", 0, 4 * N * C, 12 * N, 0, 0, 4 * pairs * 64},
+        {"attention_backward", 0, 8 * N * C, 12 * N, 0, 0, 10 * pairs * 64},
+        {"attention_decode", 0, 6 * 512 * C, 0, 0, 0, pairs * 64},
+        {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, 0, pairs * 64},
+        {"classifier", CLASSIFIER_GRADIENT, N * (V + Vp), N, 0, N, 0},
+        {"classifier", CLASSIFIER_LOSS, N * V, N, 0, N, 0},
+        {"loss_sum", 0, 0, N + 2, 0, 0, 0},
+        {"global_norm_squared", 0, 0, n + 1, 0, 0, 0},
+        {"adamw_update", 0, 2 * updated, 5 * updated + 1, 0, 0, 0},
+        {"adamw_update", ADAMW_WITH_MASTER, updated, 7 * updated + 1, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         OpShape s = op_shape_gpt2(op_case(expected[i].op), 4, 512);
         Problem p = problem_describe(op_case(expected[i].op), &s, expected[i].variant);
-        double bytes =
-            expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) + expected[i].ints * sizeof(int);
+        double bytes = expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) +
+                       expected[i].bf16 * sizeof(bf16) + expected[i].ints * sizeof(int);
         if (problem_bytes(&p) != bytes || p.flops != expected[i].flops) {
             fail_msg("%s: %.0f bytes and %.0f FLOPs, expected %.0f and %.0f", problem_title(&p), problem_bytes(&p),
                      p.flops, bytes, expected[i].flops);
