@@ -150,10 +150,12 @@ static real *copy_block(const GPT2 *m, const real *block) {
 // a fresh, zeroed block laid out as the parameters
 static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
 
+static real *grads_of(const GPT2 *m) { return (real *)m->grads.at; }
+
 // Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
 static void spoil_gradients(GPT2 *m) {
     for (int s = 0; s < m->num_spans; s++) {
-        for (size_t i = 0; i < m->spans[s].count; i++) { m->grads[m->spans[s].begin + i] = (real)NAN; }
+        for (size_t i = 0; i < m->spans[s].count; i++) { grads_of(m)[m->spans[s].begin + i] = (real)NAN; }
     }
 }
 
@@ -303,7 +305,7 @@ static void check_first_step(const Golden *g, const char *what, Purpose purpose)
     golden_model(&m, g, purpose);
     double loss = gradients(&m, g->tokens, g->targets);
     assert_close("loss", relative_difference(loss, (double)g->loss), limit->loss);
-    assert_blocks_close(what, m.grads, g->grads, &m.config, limit->gradient);
+    assert_blocks_close(what, grads_of(&m), g->grads, &m.config, limit->gradient);
     double norm = (double)grad_norm(&m);
     assert_close("gradient norm", relative_difference(norm, (double)g->grad_norms[0]), limit->grad_norm);
     read_logits(&m, logits);
@@ -348,7 +350,7 @@ static void check_ten_steps(const Golden *g, const char *what, Purpose purpose) 
         AdamW hyper = golden_hyper(i + 1);
         gpt2_update(&m, &hyper);
     }
-    const real *blocks[] = {weights(&m), m.grads, m.m, m.v};
+    const real *blocks[] = {weights(&m), grads_of(&m), m.m, m.v};
     for (int i = 0; i < 4; i++) { assert_unowned_zero(blocks[i], &m.config); }
     real *got = copy_block(&m, weights(&m)), *expected = copy_block(&m, g->final);
     clear_key_bias(got, &m.config);
@@ -404,7 +406,7 @@ static void check_same(const Golden *g, const char *what, int B, int classifier_
     double loss = gradients(&other, g->tokens, g->targets);
     omp_set_num_threads(before);
     assert_close(what, relative_difference(loss, expected), limit);
-    assert_blocks_close(what, other.grads, whole.grads, &whole.config, limit);
+    assert_blocks_close(what, grads_of(&other), grads_of(&whole), &whole.config, limit);
     gpt2_free(&whole);
     gpt2_free(&other);
 }
@@ -430,11 +432,11 @@ static void test_chosen_chunks(void **state) {
     gpt2_init(&m, 1);
     assert_int_equal(m.classifier_rows, 256);
     double loss = gradients(&m, tokens, targets);
-    real *chosen = copy_block(&m, m.grads);
+    real *chosen = copy_block(&m, grads_of(&m));
     m.classifier_rows = 100;
     m.purpose.graph = false;  // a recording would have the old chunks
     assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
-    assert_blocks_close("classifier in chunks of 256 rows", chosen, m.grads, &config, tolerance->order);
+    assert_blocks_close("classifier in chunks of 256 rows", chosen, grads_of(&m), &config, tolerance->order);
     free(chosen);
     gpt2_free(&m);
 }
@@ -472,7 +474,7 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
         }
         for (int s = 0; s < m.num_spans; s++) {
             const TensorSpan *t = &m.spans[s];
-            if (memcmp(m.grads + t->begin, c->grads + t->begin, t->count * sizeof(real)) != 0) {
+            if (memcmp(grads_of(&m) + t->begin, c->grads + t->begin, t->count * sizeof(real)) != 0) {
                 fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
                          recompute.layers, t->tensor);
             }
@@ -495,7 +497,7 @@ static void test_recompute(void **state) {
     gpt2_build(&plain, c.config, purpose);
     gpt2_init(&plain, 5);
     c.loss = gradients(&plain, tokens, targets);
-    c.grads = copy_block(&plain, plain.grads);
+    c.grads = copy_block(&plain, grads_of(&plain));
     gpt2_free(&plain);
     for (int level = 1; level <= REBUILD_BLOCK; level++) {
         for (int layers = 0; layers <= L; layers++) {
@@ -515,12 +517,12 @@ static void test_same_bits(void **state) {
     golden_model(&a, g, training(GOLDEN_B, GOLDEN_T));
     golden_model(&b, g, training(GOLDEN_B, GOLDEN_T));
     double loss = gradients(&a, g->tokens, g->targets);
-    real *first = copy_block(&a, a.grads);
+    real *first = copy_block(&a, grads_of(&a));
     assert_true(gradients(&a, g->tokens, g->targets) == loss);
     assert_true(gradients(&b, g->tokens, g->targets) == loss);
     assert_true((double)gpt2_loss(&b, g->tokens, g->targets) == loss);
-    assert_memory_equal(a.grads, first, a.layout.total * sizeof(real));
-    assert_memory_equal(b.grads, first, b.layout.total * sizeof(real));
+    assert_memory_equal(grads_of(&a), first, a.layout.total * sizeof(real));
+    assert_memory_equal(grads_of(&b), first, b.layout.total * sizeof(real));
     free(first);
     gpt2_free(&a);
     gpt2_free(&b);
@@ -726,7 +728,7 @@ static int list_views(const void **list, const GPT2 *m) {
     const RoundedCopies *r = &m->exec.rounded;
     const void *fields[] = {m->params,
                             m->master,
-                            m->grads,
+                            m->grads.at,
                             m->m,
                             m->v,
                             m->tokens,
@@ -1060,7 +1062,7 @@ static void test_flags_reach_the_update(void **state) {
             for (size_t e = 0; e < t->count; e++) { expected[e] = (double)w[t->at + e]; }
             for (size_t e = 0; e < t->count; e++) { got[e] = (double)weights(model)[t->at + e]; }
             bool decays = strstr(t->name, ".weight") && !strstr(t->name, "ln_");
-            expected_update(expected, m + t->at, v + t->at, model->grads + t->at, t->count, report.lr,
+            expected_update(expected, m + t->at, v + t->at, grads_of(model) + t->at, t->count, report.lr,
                             decays ? a.weight_decay : 0, a.clip / report.grad_norm, step, &a);
             assert_close(t->name, relative_error(got, expected, t->count), 1e-6);
             free(expected);

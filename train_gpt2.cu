@@ -248,8 +248,9 @@ typedef struct {
     Recording *recordings[2];  // of a micro-step, by GradMode; NULL: none yet
     int runs[2];               // how often each has run without one
     // ---- views into the arena
-    floatX *params;                      // (layout.total), as are the next four
-    real *master, *grads, *m, *v;        // master is NULL where params are fp32
+    floatX *params;        // (layout.total), as are the next four
+    real *master, *m, *v;  // master is NULL where params are fp32
+    Gradient grads;
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width)
     int *tokens, *targets;               // (B,T)
     real *loss, *norm_squared;           // one number each, neighbours
@@ -274,7 +275,8 @@ static void gpt2_lay_out(GPT2 *m) {
     const PlanIndex *at = &m->index;
     m->params = (floatX *)planned(m, at->params);
     m->master = (real *)planned(m, at->master);
-    m->grads = (real *)planned(m, at->grads);
+    m->grads.at = planned(m, at->grads);
+    m->grads.dtype = DT_REAL;
     m->m = (real *)planned(m, at->m);
     m->v = (real *)planned(m, at->v);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) { m->activations[id] = planned(m, at->activations[id]); }
@@ -392,7 +394,10 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 static const floatX *param(const GPT2 *m, ParamId id, int layer) {
     return m->params + param_offset(&m->layout, id, layer);
 }
-static real *grad(const GPT2 *m, ParamId id, int layer) { return m->grads + param_offset(&m->layout, id, layer); }
+static Gradient grad(const GPT2 *m, ParamId id, int layer) {
+    return gradient_at(m->grads, param_offset(&m->layout, id, layer));
+}
+static const Gradient no_gradient = {NULL, DT_REAL};
 
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
     size_t width = width_size(activation_specs[id].width, &m->config);
@@ -535,8 +540,8 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
         ops->matmul_forward(logits, lnf + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
         ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
         if (dlnf) {
-            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), NULL, NULL, logits, lnf + at, param(m, WTE, 0), NULL,
-                                 first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+            ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf + at,
+                                 param(m, WTE, 0), NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
         }
         scratch_release(&m->wide);
     }
@@ -609,7 +614,8 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
                          param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
     floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
     const floatX *ln2 = rebuilt_norm(m, LN2, l);
-    ops->matmul_backward(dln2, grad(m, FCW, l), NULL, NULL, dfch, ln2, param(m, FCW, l), NULL, mode, N, C, 4 * C, ex);
+    ops->matmul_backward(dln2, grad(m, FCW, l), no_gradient, no_gradient, dfch, ln2, param(m, FCW, l), NULL, mode, N, C,
+                         4 * C, ex);
     drop(m, LN2, l);
     drop(m, FCH_GELU, l);
     ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l),
@@ -617,15 +623,15 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     scratch_release(&m->narrow);
 
     floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
-    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), NULL, m->dresidual, act(m, ATTY, l),
+    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), no_gradient, m->dresidual, act(m, ATTY, l),
                          param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
     floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
     ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
     scratch_release(&m->narrow);
     floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
     const floatX *ln1 = rebuilt_norm(m, LN1, l);
-    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), NULL, dqkv, ln1, param(m, QKVW, l), NULL, mode, N, C,
-                         3 * C, ex);
+    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), no_gradient, dqkv, ln1, param(m, QKVW, l), NULL,
+                         mode, N, C, 3 * C, ex);
     drop(m, LN1, l);
     scratch_release(&m->wide);
     ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l),
@@ -693,11 +699,13 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
 }
 
 // the square of the gradients' global norm; it stays on the device, for gpt2_update
-static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
+static void gpt2_norm(GPT2 *m) {
+    m->ops->global_norm_squared(m->norm_squared, (real *)m->grads.at, m->layout.total, &m->exec);
+}
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    m->ops->adamw_update(m->params, m->master, m->m, m->v, m->grads, m->norm_squared, m->spans, m->num_spans, hyper,
-                         &m->exec);
+    m->ops->adamw_update(m->params, m->master, m->m, m->v, (real *)m->grads.at, m->norm_squared, m->spans, m->num_spans,
+                         hyper, &m->exec);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 /*
 What every kernel shares. nvcc compiles it for the GPU (sm_80 and up); a C++20 compiler for the emulator of simt.h.
 defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id,
-         Pack, load128, load128_streaming, store128, store128_streaming, pack_bf16, unpack_bf16,
+         Pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16,
          SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
          ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
-         reciprocal_fast, load_floats, store_floats
+         reciprocal_fast, load_float, store_float, load_floats, store_floats
 A kernel reaches a hardware instruction only through a function of this file, so that it also runs emulated. Shared
 memory is declared by the two macros and passed on as SharedPtr<T>, because the emulator checks accesses to it.
 */
@@ -200,22 +200,64 @@ template <class T> static __device__ __forceinline__ void store128_streaming(T *
     __stcs(reinterpret_cast<uint4 *>(address), words_of_pack(x));
 }
 
-// WIDTH neighbours as floats: a pack, or one where a row or an array is not whole packs
-template <int WIDTH> static __device__ __forceinline__ void load_floats(float (&x)[WIDTH], const floatX *from) {
+// the same for 8 bytes
+static __device__ __forceinline__ uint2 load64(const void *address) {
+#ifdef __CUDACC__
+    return *static_cast<const uint2 *>(address);
+#else
+    return simt::load_global(static_cast<const uint2 *>(address));
+#endif
+}
+static __device__ __forceinline__ void store64(void *address, uint2 x) {
+#ifdef __CUDACC__
+    *static_cast<uint2 *>(address) = x;
+#else
+    simt::store_global(static_cast<uint2 *>(address), x);
+#endif
+}
+
+// one number of an array of float or bf16
+static __device__ __forceinline__ float load_float(const float *from) { return *from; }
+static __device__ __forceinline__ float load_float(const bf16 *from) { return bf16_to_float(*from); }
+static __device__ __forceinline__ void store_float(float *to, float x) { *to = x; }
+static __device__ __forceinline__ void store_float(bf16 *to, float x) { *to = float_to_bf16(x); }
+
+// WIDTH neighbours in such an array as floats: whole packs, half a pack where WIDTH is a pack of the other type, or one
+// where a row or an array is not whole packs
+template <int WIDTH, class T> static __device__ __forceinline__ void load_floats(float (&x)[WIDTH], const T *from) {
+    constexpr int SIZE = Pack<T>::SIZE;
     if constexpr (WIDTH == 1) {
-        x[0] = to_real(*from);
+        x[0] = load_float(from);
+    } else if constexpr (WIDTH < SIZE) {
+        static_assert(WIDTH == 4 && SIZE == 8, "half a pack of bf16");
+        uint2 words = load64(from);
+        float2 low = unpack_bf16(words.x), high = unpack_bf16(words.y);
+        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
     } else {
-        Pack<floatX> pack = load128(from);
         UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+        for (int p = 0; p < WIDTH; p += SIZE) {
+            Pack<T> pack = load128(from + p);
+            UNROLL
+            for (int i = 0; i < SIZE; i++) { x[p + i] = pack[i]; }
+        }
     }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void store_floats(floatX *to, const float (&x)[WIDTH]) {
+template <int WIDTH, class T> static __device__ __forceinline__ void store_floats(T *to, const float (&x)[WIDTH]) {
+    constexpr int SIZE = Pack<T>::SIZE;
     if constexpr (WIDTH == 1) {
-        *to = to_floatX(x[0]);
+        store_float(to, x[0]);
+    } else if constexpr (WIDTH < SIZE) {
+        static_assert(WIDTH == 4 && SIZE == 8, "half a pack of bf16");
+        store64(to, make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3])));
     } else {
-        store128(to, Pack<floatX>::of(x));
+        UNROLL
+        for (int p = 0; p < WIDTH; p += SIZE) {
+            float part[SIZE];
+            UNROLL
+            for (int i = 0; i < SIZE; i++) { part[i] = x[p + i]; }
+            store128(to + p, Pack<T>::of(part));
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 /*
 Token plus position embedding on the GPU.
 Forward     a warp has a row; rows of wte that repeat come out of the cache. Bytes: 3NC floatX at the most.
-Backward    dwpe: a thread has columns of a position and adds up its sequences in order. Bytes: NC floatX + TC real.
+Backward    dwpe: a thread has columns of a position and adds up its sequences in order. Bytes: NC floatX + TC of dwpe.
             dwte: equal tokens are brought together by sorting, since two threads may not add to one row. Bytes: NC
-            floatX, 2C real for each different token, and 4C real for each EMBEDDING_CHUNK rows at the most.
+            floatX, 2C of dwte for each different token, and 4C real for each EMBEDDING_CHUNK rows at the most.
 The sort is on the device, so that a step stays one graph, and stable, so that a token's positions stay in order: pairs
 (token, position) by 8 bits of the token at a time, lowest first, in one kernel each. It needs no bound on the tokens.
 It knows where a digit of a tile goes from how often each digit occurs in each tile, which the kernel before counted;
@@ -18,29 +18,14 @@ defines: cuda_embedding_forward, cuda_embedding_backward, embedding_partials
 #pragma once
 #include "device.cuh"
 #include "embedding.h"
-
-// a gradient's columns: to (=) x
-template <int WIDTH> static __device__ __forceinline__ void embedding_set(float *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = x[0];
-    } else {
-        UNROLL
-        for (int i = 0; i < WIDTH; i += 4) { store128(to + i, Pack<float>::of({x[i], x[i + 1], x[i + 2], x[i + 3]})); }
-    }
-}
+#include "gradient.cuh"
 
 // x += the columns of a gradient
-template <int WIDTH> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const float *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] += *from;
-    } else {
-        UNROLL
-        for (int i = 0; i < WIDTH; i += 4) {
-            Pack<float> pack = load128(from + i);
-            UNROLL
-            for (int j = 0; j < 4; j++) { x[i + j] += pack[j]; }
-        }
-    }
+template <int WIDTH, class T> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const T *from) {
+    float old[WIDTH];
+    load_floats(old, from);
+    UNROLL
+    for (int i = 0; i < WIDTH; i++) { x[i] += old[i]; }
 }
 
 static inline bool embedding_aligned(const void *p) { return (uintptr_t)p % sizeof(Pack<floatX>) == 0; }
@@ -83,16 +68,16 @@ static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under w
 static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block at the most
 
 // dwpe[t] (+)= sum over b of dout[b,t]; what has no dout is set to 0. Block x is the position, y a range of columns
-template <int WIDTH>
+template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_positions_kernel(real *dwpe, const floatX *dout, GradMode mode, int B, int T, int C) {
+    embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int B, int positions, int C) {
     int t = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
     float sum[WIDTH] = {}, row[EMBEDDING_AT_ONCE][WIDTH];
-    for (int b = 0; t < T && b < B; b += EMBEDDING_AT_ONCE) {
+    for (int b = 0; t < positions && b < B; b += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            if (b + j < B) { load_floats(row[j], dout + ((size_t)(b + j) * T + t) * C + c); }
+            if (b + j < B) { load_floats(row[j], dout + ((size_t)(b + j) * positions + t) * C + c); }
         }
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
@@ -100,9 +85,9 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
             for (int i = 0; b + j < B && i < WIDTH; i++) { sum[i] += row[j][i]; }
         }
     }
-    float *to = dwpe + (size_t)t * C + c;
+    T *to = dwpe + (size_t)t * C + c;
     if (mode == GRAD_ADD) { embedding_add(sum, to); }
-    embedding_set(to, sum);
+    store_floats(to, sum);
 }
 
 // ---- backward: the sort
@@ -223,9 +208,9 @@ static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pai
 // Sums over the runs of equal tokens in a chunk, block x, for columns of block y. A run that neither began before the
 // chunk nor goes on after it is added to dwte. Otherwise its sum is left in partial (chunks,2,C): the first row of a
 // run that began before, the second of one that begins here.
-template <int WIDTH>
+template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_runs_kernel(real *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N, int C) {
+    embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N, int C) {
     int begin = (int)blockIdx.x * EMBEDDING_CHUNK, end = min(begin + EMBEDDING_CHUNK, N);
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
@@ -243,12 +228,13 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
             for (int k = 0; k < WIDTH; k++) { sum[k] += row[j][k]; }
             bool goes_on = embedding_joined(pairs, i + j + 1, N);
             if (goes_on && i + j + 1 < end) { continue; }
-            float *to = partial + ((size_t)blockIdx.x * 2 + (began_before ? 0 : 1)) * C + c;
-            if (!began_before && !goes_on) {
-                to = dwte + (size_t)pairs[i + j].x * C + c;
+            if (began_before || goes_on) {
+                store_floats(partial + ((size_t)blockIdx.x * 2 + (began_before ? 0 : 1)) * C + c, sum);
+            } else {
+                T *to = dwte + (size_t)pairs[i + j].x * C + c;
                 embedding_add(sum, to);
+                store_floats(to, sum);
             }
-            embedding_set(to, sum);
             began_before = false;
             UNROLL
             for (int k = 0; k < WIDTH; k++) { sum[k] = 0; }
@@ -276,7 +262,7 @@ static constexpr int EMBEDDING_FOLD_WARPS = 8;
 // Adds to dwte the sums of the run that begins in chunk x and goes on, if there is one. A lane has a column, a warp
 // every 8th chunk of the run.
 static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
-    embedding_fold_kernel(real *dwte, const float *partial, const EmbeddingPair *pairs, int N, int C) {
+    embedding_fold_kernel(Gradient dwte, const float *partial, const EmbeddingPair *pairs, int N, int C) {
     SHARED_ARRAY(float, of_warp, EMBEDDING_FOLD_WARPS * 32);
     int chunk = (int)blockIdx.x, after = (chunk + 1) * EMBEDDING_CHUNK, c = (int)blockIdx.y * 32 + lane_id();
     bool begins = chunk == 0 || pairs[chunk * EMBEDDING_CHUNK - 1].x != pairs[after - 1].x;
@@ -289,10 +275,9 @@ static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
     of_warp[(int)threadIdx.x] = sum;
     __syncthreads();  // every warp's sums are there
     if (warp_id() > 0 || c >= C) { return; }
-    float *to = dwte + (size_t)pairs[after - 1].x * C + c;
-    sum = *to;
+    sum = 0;
     for (int warp = 0; warp < EMBEDDING_FOLD_WARPS; warp++) { sum += of_warp[warp * 32 + lane_id()]; }
-    *to = sum;
+    gradient_put(dwte, (size_t)pairs[after - 1].x * C + c, sum, GRAD_ADD);
 }
 
 // ---- backward: scratch and launches
@@ -330,22 +315,42 @@ static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, in
     }
 }
 
-template <int WIDTH>
-static inline void embedding_launch_backward(real *dwte, real *dwpe, float *partial, const floatX *dout,
-                                             const EmbeddingPair *pairs, GradMode mode, int B, int T, int maxT, int C,
-                                             cudaStream_t stream) {
+template <int WIDTH, class T>
+static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradMode mode, int B, int positions,
+                                              int maxT, int C, cudaStream_t stream) {
     int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
-    unsigned chunks = (unsigned)ceil_div(B * T, EMBEDDING_CHUNK), slices = (unsigned)ceil_div(packs, threads);
-    LAUNCH((embedding_positions_kernel<WIDTH>), dim3((unsigned)(mode == GRAD_SET ? maxT : T), slices), threads, 0,
-           stream, dwpe, dout, mode, B, T, C);
-    LAUNCH((embedding_runs_kernel<WIDTH>), dim3(chunks, slices), threads, 0, stream, dwte, partial, dout, pairs, B * T,
-           C);
-    LAUNCH(embedding_fold_kernel, dim3(chunks, (unsigned)ceil_div(C, 32)), EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte,
-           partial, pairs, B * T, C);
+    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(packs, threads));
+    LAUNCH((embedding_positions_kernel<WIDTH, T>), grid, threads, 0, stream, dwpe, dout, mode, B, positions, C);
 }
 
-static inline void cuda_embedding_backward(real *dwte, real *dwpe, const floatX *dout, const int *tokens, GradMode mode,
-                                           int B, int T, int maxT, int C, Exec *ex) {
+template <int WIDTH, class T>
+static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N,
+                                         int C, cudaStream_t stream) {
+    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
+    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(packs, threads));
+    LAUNCH((embedding_runs_kernel<WIDTH, T>), grid, threads, 0, stream, dwte, partial, dout, pairs, N, C);
+}
+
+template <int WIDTH>
+static inline void embedding_launch_backward(Gradient dwte, Gradient dwpe, float *partial, const floatX *dout,
+                                             const EmbeddingPair *pairs, GradMode mode, int B, int T, int maxT, int C,
+                                             cudaStream_t stream) {
+    if (dwpe.dtype == DT_BF16) {
+        embedding_launch_positions<WIDTH>((bf16 *)dwpe.at, dout, mode, B, T, maxT, C, stream);
+    } else {
+        embedding_launch_positions<WIDTH>((real *)dwpe.at, dout, mode, B, T, maxT, C, stream);
+    }
+    if (dwte.dtype == DT_BF16) {
+        embedding_launch_runs<WIDTH>((bf16 *)dwte.at, partial, dout, pairs, B * T, C, stream);
+    } else {
+        embedding_launch_runs<WIDTH>((real *)dwte.at, partial, dout, pairs, B * T, C, stream);
+    }
+    dim3 grid((unsigned)ceil_div(B * T, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
+    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte, partial, pairs, B * T, C);
+}
+
+static inline void cuda_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                           GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     EmbeddingScratch s = embedding_scratch(B, T, C);
     char *scratch = partials_of<char>(ex, embedding_partials(B, T, C), "embedding_backward");
@@ -353,7 +358,7 @@ static inline void cuda_embedding_backward(real *dwte, real *dwpe, const floatX 
     int *counts = (int *)(scratch + 2 * s.pairs_bytes);
     float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
     embedding_sort(pairs, other, counts, &s, tokens, B * T, stream_of(ex));
-    if (C % PACK == 0 && embedding_aligned(dwte) && embedding_aligned(dwpe) && embedding_aligned(dout)) {
+    if (C % PACK == 0 && embedding_aligned(dwte.at) && embedding_aligned(dwpe.at) && embedding_aligned(dout)) {
         embedding_launch_backward<PACK>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
     } else {
         embedding_launch_backward<1>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));

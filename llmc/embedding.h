@@ -2,13 +2,14 @@
 Token plus position embedding.
   forward   out[b,t] = wte[tokens[b,t]] + wpe[t]
   backward  dwte[tokens[b,t]] += dout[b,t];  dwpe[t] (+)= sum_b dout[b,t]
-Bytes       forward 3NC floatX; backward NC floatX + 2NC real or less, as tokens repeat.
-A token may occur many times: the backward gives each thread a range of channels and walks the rows in order, so that
-sums have one order whatever the number of threads.
+Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, or less as tokens repeat.
+A token may occur many times: the backward adds up its rows in order before its gradient is touched, so that a sum has
+one order whatever the number of threads, and is rounded once.
 defines: cpu_embedding_forward, cpu_embedding_backward
 */
 #pragma once
-#include "ops.h"
+#include "check.h"
+#include "gradient.h"
 
 static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
                                          int T, int C, Exec *ex) {
@@ -23,26 +24,71 @@ static inline void cpu_embedding_forward(floatX *out, const int *tokens, const f
     }
 }
 
-enum { EMBEDDING_SLICE = 64 };  // channels a thread owns at a time: whole cache lines of real
+enum { EMBEDDING_SLICE = 64 };  // channels whose sums a thread holds in registers
 
-static inline void cpu_embedding_backward(real *dwte, real *dwpe, const floatX *dout, const int *tokens, GradMode mode,
-                                          int B, int T, int maxT, int C, Exec *ex) {
-    (void)ex;
-#pragma omp parallel for schedule(static)
-    for (int begin = 0; begin < C; begin += EMBEDDING_SLICE) {
-        int end = begin + EMBEDDING_SLICE < C ? begin + EMBEDDING_SLICE : C;
-        for (int t = 0; mode == GRAD_SET && t < maxT; t++) {
-            for (int c = begin; c < end; c++) { dwpe[(size_t)t * C + c] = 0; }
-        }
-        for (size_t n = 0; n < (size_t)B * T; n++) {
-            const floatX *row = dout + n * C;
-            real *token = dwte + (size_t)tokens[n] * C;
-            real *position = dwpe + n % T * C;
+// Rows of equal tokens as chains, in order: first[token] is the token's first row, next[row] the one after, -1 the end.
+// `next` (N) is to be freed; first is behind it.
+typedef struct {
+    int *next, *first;
+} TokenChains;
+
+static inline TokenChains embedding_chains(const int *tokens, int N) {
+    int most = 0;
+    for (int n = 0; n < N; n++) { most = tokens[n] > most ? tokens[n] : most; }
+    TokenChains chains;
+    chains.next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
+    chains.first = chains.next + N;
+    memset(chains.first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
+    for (int n = N - 1; n >= 0; n--) {
+        chains.next[n] = chains.first[tokens[n]];
+        chains.first[tokens[n]] = n;
+    }
+    return chains;
+}
+
+static inline void embedding_add_row(real *sum, const floatX *row, int width) {
 #pragma omp simd
-            for (int c = begin; c < end; c++) {
-                token[c] += to_real(row[c]);
-                position[c] += to_real(row[c]);
-            }
+    for (int c = 0; c < width; c++) { sum[c] += to_real(row[c]); }
+}
+
+// g (C) += the rows of dout that chain from `row`
+static inline void embedding_backward_token(Gradient g, const floatX *dout, const int *next, int row, int C) {
+    for (int begin = 0; begin < C; begin += EMBEDDING_SLICE) {
+        int width = C - begin < EMBEDDING_SLICE ? C - begin : (int)EMBEDDING_SLICE;
+        real sum[EMBEDDING_SLICE] = {0};
+        for (int n = row; n >= 0; n = next[n]) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
+        gradient_store(g, (size_t)begin, sum, (size_t)width, GRAD_ADD);
+    }
+}
+
+// g (C) (+)= rows row, row + T, .. of dout (N,C)
+static inline void embedding_backward_position(Gradient g, const floatX *dout, int row, GradMode mode, int N, int T,
+                                               int C) {
+    for (int begin = 0; begin < C; begin += EMBEDDING_SLICE) {
+        int width = C - begin < EMBEDDING_SLICE ? C - begin : (int)EMBEDDING_SLICE;
+        real sum[EMBEDDING_SLICE] = {0};
+        for (int n = row; n < N; n += T) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
+        gradient_store(g, (size_t)begin, sum, (size_t)width, mode);
+    }
+}
+
+static inline void cpu_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                          GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+    (void)ex;
+    int N = B * T, positions = mode == GRAD_SET ? maxT : T;
+    TokenChains chains = embedding_chains(tokens, N);
+#pragma omp parallel
+    {
+#pragma omp for schedule(static) nowait
+        for (int t = 0; t < positions; t++) {
+            int first = t < T ? t : N;  // what has no rows is set to 0
+            embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, first, mode, N, T, C);
+        }
+#pragma omp for schedule(static, 4)
+        for (int n = 0; n < N; n++) {  // most tokens' first rows are early ones: in turns
+            Gradient token = gradient_at(dwte, (size_t)tokens[n] * C);
+            if (chains.first[tokens[n]] == n) { embedding_backward_token(token, dout, chains.next, n, C); }
         }
     }
+    free(chains.next);
 }

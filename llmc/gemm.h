@@ -7,7 +7,7 @@ defines: Matrix, MatmulEpilogue, matrix, gemm
 */
 #pragma once
 #include "check.h"
-#include "ops.h"
+#include "gradient.h"
 #include "tile.h"
 
 // element (i,j) is at data[i * row + j * col], counted in elements of dtype
@@ -55,24 +55,15 @@ static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t
     }
 }
 
-// writes one summed block, rounding once
-static inline void gemm_store(Matrix c, const real *block, size_t i0, size_t j0, int rows, int cols, size_t N,
+// writes one summed block, which it changes, rounding once. Activations are stored as gradients are, in real or bf16
+static inline void gemm_store(Matrix c, real *block, size_t i0, size_t j0, int rows, int cols, size_t N,
                               const MatmulEpilogue *add) {
+    Gradient out = {(void *)c.data, c.dtype};
     for (int i = 0; i < rows; i++) {
-        size_t at = (i0 + i) * c.row + j0;
-        const real *sum = block + (size_t)i * GEMM_N;
-        for (int j = 0; j < cols; j++) {
-            real r = sum[j];
-            if (add->bias) { r += to_real(add->bias[j0 + j]); }
-            if (add->residual) { r += to_real(add->residual[(i0 + i) * N + j0 + j]); }
-            if (c.dtype == DT_REAL) {
-                real *out = (real *)c.data + at + j;
-                *out = r + (add->accumulate ? *out : 0);
-            } else {
-                floatX *out = (floatX *)c.data + at + j;
-                *out = to_floatX(r + (add->accumulate ? to_real(*out) : 0));
-            }
-        }
+        real *sum = block + (size_t)i * GEMM_N;
+        for (int j = 0; add->bias && j < cols; j++) { sum[j] += to_real(add->bias[j0 + j]); }
+        for (int j = 0; add->residual && j < cols; j++) { sum[j] += to_real(add->residual[(i0 + i) * N + j0 + j]); }
+        gradient_store(out, (i0 + i) * c.row + j0, sum, (size_t)cols, add->accumulate ? GRAD_ADD : GRAD_SET);
     }
 }
 
@@ -96,7 +87,7 @@ static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const 
     gemm_store(c, g->c, i0, j0, rows, cols, N, add);
 }
 
-// C's columns must be contiguous. C is floatX or real. All threads of a team call it and share the blocks.
+// C's columns must be contiguous. C is real or bf16. All threads of a team call it and share the blocks.
 static inline void gemm(Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
     size_t blocks_m = (M + GEMM_M - 1) / GEMM_M, blocks_n = (N + GEMM_N - 1) / GEMM_N;
     GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));

@@ -20,6 +20,7 @@ defines: cuda_layernorm_forward, cuda_residual_layernorm_forward, cuda_layernorm
 */
 #pragma once
 #include "device.cuh"
+#include "gradient.cuh"
 #include "layernorm.h"
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
@@ -424,7 +425,7 @@ static constexpr int LAYERNORM_FOLD_WARPS = 32;
 
 // dweight, dbias (C) (+)= sums over the blocks of partial (blocks,2,C). A lane has a column, a warp every 32nd block
 static __global__ void __launch_bounds__(LAYERNORM_FOLD_WARPS * 32)
-    layernorm_fold_kernel(real *dweight, real *dbias, const float *partial, GradMode mode, int blocks, int C) {
+    layernorm_fold_kernel(Gradient dweight, Gradient dbias, const float *partial, GradMode mode, int blocks, int C) {
     SHARED_ARRAY(float, of_warp, LAYERNORM_FOLD_WARPS * 32);
     int column = (int)blockIdx.x * 32 + lane_id();
     float sum = 0;
@@ -434,10 +435,13 @@ static __global__ void __launch_bounds__(LAYERNORM_FOLD_WARPS * 32)
     of_warp[(int)threadIdx.x] = sum;
     __syncthreads();  // every warp's sums are there
     if (warp_id() > 0 || column >= 2 * C) { return; }
-    real *to = column < C ? dweight + column : dbias + (column - C);
-    sum = mode == GRAD_ADD ? *to : 0;
+    sum = 0;
     for (int warp = 0; warp < LAYERNORM_FOLD_WARPS; warp++) { sum += of_warp[warp * 32 + lane_id()]; }
-    *to = sum;
+    if (column < C) {
+        gradient_put(dweight, (size_t)column, sum, mode);
+    } else {
+        gradient_put(dbias, (size_t)(column - C), sum, mode);
+    }
 }
 
 typedef struct {
@@ -467,7 +471,7 @@ static inline size_t layernorm_partials(int N, int C) {
     return (size_t)most.blocks * 2 * (size_t)C * sizeof(float);
 }
 
-static inline void cuda_layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
                                            const floatX *in, const floatX *weight, const real *mean, const real *rstd,
                                            GradMode mode, int N, int C, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;

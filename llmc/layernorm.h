@@ -8,7 +8,7 @@ Bytes       forward 2NC floatX, with the residual 4NC, backward 4NC floatX for d
 defines: cpu_layernorm_forward, cpu_residual_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
 */
 #pragma once
-#include "ops.h"
+#include "gradient.h"
 
 #define LAYERNORM_EPSILON ((real)1e-5)
 
@@ -89,7 +89,7 @@ static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, cons
 enum { LAYERNORM_SLICE = 32 };  // channels whose column sums a thread holds in registers
 
 // columns [begin, end) of dweight and dbias: rows in order, so that the sums do not depend on the number of threads
-static inline void layernorm_backward_columns(real *dweight, real *dbias, const floatX *dout, const floatX *in,
+static inline void layernorm_backward_columns(Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
                                               const real *mean, const real *rstd, GradMode mode, int begin, int end,
                                               int N, int C) {
     real dw[LAYERNORM_SLICE] = {0}, db[LAYERNORM_SLICE] = {0};
@@ -101,13 +101,11 @@ static inline void layernorm_backward_columns(real *dweight, real *dbias, const 
             db[c - begin] += to_real(dy[c]);
         }
     }
-    for (int c = begin; c < end; c++) {
-        dweight[c] = dw[c - begin] + (mode == GRAD_ADD ? dweight[c] : 0);
-        dbias[c] = db[c - begin] + (mode == GRAD_ADD ? dbias[c] : 0);
-    }
+    gradient_store(dweight, (size_t)begin, dw, (size_t)(end - begin), mode);
+    gradient_store(dbias, (size_t)begin, db, (size_t)(end - begin), mode);
 }
 
-static inline void cpu_layernorm_backward(floatX *dinp, real *dweight, real *dbias, const floatX *dout,
+static inline void cpu_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
                                           const floatX *in, const floatX *weight, const real *mean, const real *rstd,
                                           GradMode mode, int N, int C, Exec *ex) {
     (void)ex;

@@ -8,11 +8,12 @@ written x', so every product is asked for transposed: D (m,n) = op(A) (m,k) op(B
   dinp = dout weight       dinp' = weight' dout'      C   N   OC   gelu'(aux); sums over the rows of D (DGELU_BGRAD)
   dweight (+)= dout^T in   dw' (+)= in' dout'^T       C   OC  N    += as C = D; sums of op(B) over k (BGRADB)
 Parts of an epilogue that cuBLASLt has no kernel for are done by kernels of this file, and so are whole products where
-it has none at all (lt_tile_kernel). No atomics.
+it has none at all (lt_tile_kernel): bf16 weight gradients of fp32 inputs, for one. No atomics.
 defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 */
 #pragma once
 #include "gelu.cuh"
+#include "gradient.cuh"
 #include "matmul_cublaslt.cuh"
 
 // ---- kernels for what cuBLASLt does not do. WIDTH is 1, or a pack where all rows and pointers are aligned to packs
@@ -72,22 +73,16 @@ static __global__ void lt_sum_columns(float *partial, const floatX *x, int rows,
 }
 
 // out (cols) (+)= column sums of part (num,cols)
-template <class T> static __global__ void lt_fold(float *out, const T *part, int num, int cols, bool add) {
+template <class T> static __global__ void lt_fold(Gradient out, const T *part, int num, int cols, GradMode mode) {
     int col = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (col >= cols) { return; }
     float sum = 0;
-    for (int i = 0; i < num; i++) {
-        if constexpr (std::is_same_v<T, float>) {
-            sum += part[(size_t)i * cols + col];
-        } else {
-            sum += to_real(part[(size_t)i * cols + col]);
-        }
-    }
-    out[col] = sum + (add ? out[col] : 0.0f);
+    for (int i = 0; i < num; i++) { sum += load_float(part + (size_t)i * cols + col); }
+    gradient_put(out, (size_t)col, sum, mode);
 }
 
 // A product of any shape with the elementwise parts of its epilogue: a block makes 64 x 64 of D, a thread 4 x 4 of
-// these, 16 apart. Not fast.
+// these, 16 apart. T is D's type. Not fast.
 template <class T>
 static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, const T *c, const floatX *bias,
                                       floatX *aux, LtKey key) {
@@ -117,17 +112,9 @@ static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, co
             size_t i = i0 + row + u * LT_STEP, j = j0 + column + v * LT_STEP, at = j * m + i;
             if (i >= m || j >= n) { continue; }
             float x[1] = {sum[u][v]};
-            if constexpr (std::is_same_v<T, float>) {
-                if (key.add != LT_SET) { x[0] += c[at]; }
-            } else if (key.add != LT_SET) {
-                x[0] += to_real(c[at]);
-            }
+            if (key.add != LT_SET) { x[0] += load_float(c + at); }
             lt_finish(x, key.parts, bias + i, aux + at);
-            if constexpr (std::is_same_v<T, float>) {
-                d[at] = x[0];
-            } else {
-                d[at] = to_floatX(x[0]);
-            }
+            store_float(d + at, x[0]);
         }
     }
 }
@@ -151,7 +138,7 @@ static inline void lt_launch_finish(const CudaMatmuls *mm, const LtProduct *p, i
 enum { LT_MAX_SLICES = 64, LT_ROWS_OF_SLICE = 64 };
 
 // out (cols) (+)= column sums of x (rows,cols), in two stages: slices of rows, then over the slices
-static inline void lt_launch_sums(const CudaMatmuls *mm, real *out, const floatX *x, int rows, int cols,
+static inline void lt_launch_sums(const CudaMatmuls *mm, Gradient out, const floatX *x, int rows, int cols,
                                   GradMode mode) {
     constexpr int PACK = Pack<floatX>::SIZE;
     int fit = (int)((size_t)LT_SUMS_BYTES / sizeof(float) / (size_t)cols);
@@ -165,18 +152,17 @@ static inline void lt_launch_sums(const CudaMatmuls *mm, real *out, const floatX
                cols, rows_of_slice);
     }
     LAUNCH((lt_fold<float>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, out, mm->scratch, slices, cols,
-           mode == GRAD_ADD);
+           mode);
 }
 
 // adds to the product's sums, or writes, what cuBLASLt left in scratch
 static inline void lt_launch_add_sums(const CudaMatmuls *mm, const LtProduct *p, int cols) {
-    bool add = p->sums_mode == GRAD_ADD;
-    if (p->key.out == DT_REAL) {
-        LAUNCH((lt_fold<real>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums, mm->scratch, 1, cols,
-               add);
+    if (p->key.out == DT_BF16) {
+        LAUNCH((lt_fold<bf16>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums,
+               (const bf16 *)mm->scratch, 1, cols, p->sums_mode);
     } else {
-        LAUNCH((lt_fold<floatX>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums,
-               (const floatX *)mm->scratch, 1, cols, add);
+        LAUNCH((lt_fold<real>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums, mm->scratch, 1, cols,
+               p->sums_mode);
     }
 }
 
@@ -192,7 +178,7 @@ static inline void lt_run_rest(const CudaMatmuls *mm, const LtPlan *plan, const 
     if (left & ~LT_SUMS) { lt_launch_finish(mm, p, left & ~LT_SUMS); }
     if (left & LT_SUM_D) { lt_launch_sums(mm, p->sums, (const floatX *)p->d, k->n, k->m, p->sums_mode); }
     if (left & LT_SUM_B) { lt_launch_sums(mm, p->sums, p->b, k->k, k->n, p->sums_mode); }
-    if ((plan->fused & LT_SUMS) && lt_sums(mm, p) != p->sums) {
+    if ((plan->fused & LT_SUMS) && lt_sums(mm, p) != p->sums.at) {
         lt_launch_add_sums(mm, p, plan->fused & LT_SUM_D ? k->m : k->n);
     }
 }
@@ -205,10 +191,10 @@ static inline void lt_multiply(CudaMatmuls *mm, LtProduct *p) {
     if (plan->desc) {
         lt_set_pointers(mm, plan, p);
         lt_check(mm, plan, lt_run(mm, plan, p, &plan->algo), "cublasLtMatmul");
-    } else if (k->out == DT_REAL) {
-        lt_launch_tiles<real>(mm, p);
+    } else if (k->out == DT_BF16) {
+        lt_launch_tiles<bf16>(mm, p);
     } else {
-        lt_launch_tiles<floatX>(mm, p);
+        lt_launch_tiles<real>(mm, p);
     }
     lt_run_rest(mm, plan, p);
 }
@@ -239,24 +225,30 @@ static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floa
     lt_multiply(ex->cuda->matmuls, &p);
 }
 
-// dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre) in it, the bias gradient of the layer below: in bf16
-// rounded to bf16 where cuBLASLt makes them. It may be NULL, and is left alone where gelu_pre or dinp is.
-static inline void cuda_matmul_backward(floatX *dinp, real *dweight, real *dbias, real *dgelu_bias, const floatX *dout,
-                                        const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode,
-                                        int N, int C, int OC, Exec *ex) {
+// Weight and bias gradients first, since dinp may be in. dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre) in
+// it, the bias gradient of the layer below: in bf16 rounded to bf16 where cuBLASLt makes them. It is left alone where
+// gelu_pre or dinp is NULL. cuBLASLt's sums have D's type: where that is bf16 they are not added to a gradient of bf16,
+// which would round them twice, nor do they become one of fp32 unless their product would have to be read again.
+static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                        const floatX *dout, const floatX *in, const floatX *weight,
+                                        const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
     CudaMatmuls *mm = ex->cuda->matmuls;
-    if (dweight) {
-        LtProduct p = lt_product(dweight, DT_REAL, in, false, dout, true, C, OC, N);
-        if (mode == GRAD_ADD) { p.c = dweight, p.key.add = LT_ADD_IN_PLACE; }
-        if (dbias) { p.sums = dbias, p.sums_mode = mode, p.key.parts = LT_SUM_B; }
+    bool fuse_dbias =
+        dweight.at && dbias.at && (dweight.dtype == DT_REAL || (dbias.dtype == DT_BF16 && mode == GRAD_SET));
+    if (dweight.at) {
+        LtProduct p = lt_product(dweight.at, dweight.dtype, in, false, dout, true, C, OC, N);
+        if (mode == GRAD_ADD) { p.c = dweight.at, p.key.add = LT_ADD_IN_PLACE; }
+        if (fuse_dbias) { p.sums = dbias, p.sums_mode = mode, p.key.parts = LT_SUM_B; }
         lt_multiply(mm, &p);
-    } else if (dbias) {
-        lt_launch_sums(mm, dbias, dout, N, OC, mode);
     }
+    if (dbias.at && !fuse_dbias) { lt_launch_sums(mm, dbias, dout, N, OC, mode); }
     if (dinp) {
+        bool sums = gelu_pre && dgelu_bias.at;
+        bool fuse_sums = sums && (DT_FLOATX == DT_REAL || dgelu_bias.dtype == DT_REAL || mode == GRAD_SET);
         LtProduct p = lt_product(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
         if (gelu_pre) { p.aux = (floatX *)gelu_pre, p.key.parts = LT_DGELU; }
-        if (gelu_pre && dgelu_bias) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
+        if (fuse_sums) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
         lt_multiply(mm, &p);
+        if (sums && !fuse_sums) { lt_launch_sums(mm, dgelu_bias, dinp, N, C, mode); }
     }
 }

@@ -108,7 +108,7 @@ static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const float
 enum { BIAS_SLICE = 64 };  // columns whose sums a thread holds in registers
 
 // by a team
-static inline void matmul_backward_bias(real *dbias, const floatX *dout, GradMode mode, int N, int OC) {
+static inline void matmul_backward_bias(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
 #pragma omp for schedule(static)
     for (int begin = 0; begin < OC; begin += BIAS_SLICE) {
         int width = OC - begin < BIAS_SLICE ? OC - begin : (int)BIAS_SLICE;
@@ -118,29 +118,30 @@ static inline void matmul_backward_bias(real *dbias, const floatX *dout, GradMod
 #pragma omp simd
             for (int o = 0; o < width; o++) { sum[o] += to_real(row[o]); }
         }
-        for (int o = 0; o < width; o++) { dbias[begin + o] = sum[o] + (mode == GRAD_ADD ? dbias[begin + o] : 0); }
+        gradient_store(dbias, (size_t)begin, sum, (size_t)width, mode);
     }
 }
 
-static inline void cpu_matmul_backward(floatX *dinp, real *dweight, real *dbias, real *dgelu_bias, const floatX *dout,
-                                       const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode,
-                                       int N, int C, int OC, Exec *ex) {
+// weight and bias gradients first, since dinp may be in
+static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                       const floatX *dout, const floatX *in, const floatX *weight,
+                                       const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
     onednn_open(ex);
 #pragma omp parallel
     {
         Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
-        if (dweight) {
+        if (dweight.at) {
             MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
             Matrix x = matmul_operand(ex->rounded.in, in, n, c);
-            multiply(ex, matrix(dweight, DT_REAL, c, 1), transposed(dy), x, &add, oc, c, n);
+            multiply(ex, matrix(dweight.at, dweight.dtype, c, 1), transposed(dy), x, &add, oc, c, n);
         }
-        if (dbias) { matmul_backward_bias(dbias, dout, mode, N, OC); }
+        if (dbias.at) { matmul_backward_bias(dbias, dout, mode, N, OC); }
         if (dinp) {
             MatmulEpilogue nothing = {NULL, NULL, false};
             multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
             if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
-            if (gelu_pre && dgelu_bias) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
+            if (gelu_pre && dgelu_bias.at) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
         }
     }
 }

@@ -28,7 +28,7 @@ enum { LT_POINTERS = 6, LT_ALIGNMENT = 16 };
 // everything that tells one plan from another; ints only, so that two can be compared as bytes
 typedef struct {
     int m, n, k, transpose_a, transpose_b;
-    int out;                   // DType of C and D; A, B, bias and aux are floatX
+    int out;                   // DType of C and D, real or bf16; A, B, bias and aux are floatX
     int parts, add;            // LT_BIAS |..; LT_SET ..
     int aligned[LT_POINTERS];  // A, B, C, D, bias or sums, and aux are at multiples of so many bytes; 16 at most
 } LtKey;
@@ -38,8 +38,8 @@ typedef struct {
     const floatX *a, *b, *bias;
     const void *c;  // NULL: nothing is added
     void *d;
-    floatX *aux;  // gelu's input: written with LT_GELU, read with LT_DGELU
-    real *sums;   // (m) of LT_SUM_D or (n) of LT_SUM_B, written or added to
+    floatX *aux;    // gelu's input: written with LT_GELU, read with LT_DGELU
+    Gradient sums;  // (m) of LT_SUM_D or (n) of LT_SUM_B, written or added to
     GradMode sums_mode;
 } LtProduct;
 
@@ -119,7 +119,7 @@ static inline cublasLtEpilogue_t lt_epilogue(int fused) {
 
 // where cuBLASLt writes its sums, which it can only with = and in D's type
 static inline void *lt_sums(const CudaMatmuls *mm, const LtProduct *p) {
-    return p->sums_mode == GRAD_SET && p->key.out == DT_REAL ? (void *)p->sums : (void *)mm->scratch;
+    return p->sums_mode == GRAD_SET && p->key.out == (int)p->sums.dtype ? p->sums.at : (void *)mm->scratch;
 }
 
 static inline void lt_set_pointers(const CudaMatmuls *mm, const LtPlan *plan, const LtProduct *p) {
@@ -271,7 +271,7 @@ static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProd
     if (count == 0) { return INFINITY; }
     lt_refuse_capture(mm, &p->key);
     LtProduct trial = *p;
-    trial.sums = mm->trial_sums;
+    trial.sums.at = mm->trial_sums;
     size_t bytes = p->c == p->d ? (size_t)p->key.m * p->key.n * dtype_size((DType)p->key.out) : 0;
     void *saved = NULL;
     cudaEvent_t begin, end;
@@ -441,7 +441,7 @@ static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p) {
 }
 
 static inline const LtPlan *lt_plan(CudaMatmuls *mm, LtProduct *p) {
-    const void *pointers[LT_POINTERS] = {p->a, p->b, p->c, p->d, p->bias ? (const void *)p->bias : p->sums, p->aux};
+    const void *pointers[LT_POINTERS] = {p->a, p->b, p->c, p->d, p->bias ? (const void *)p->bias : p->sums.at, p->aux};
     for (int i = 0; i < LT_POINTERS; i++) {
         uintptr_t bits = (uintptr_t)pointers[i] | LT_ALIGNMENT;
         p->key.aligned[i] = (int)(bits & (~bits + 1));

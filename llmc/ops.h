@@ -1,10 +1,11 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, TensorSpan, AdamW, Ops
+defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
-Types       floatX is storage, real is arithmetic (floatx.h). Statistics, losses and parameter gradients are real.
+Types       floatX is storage, real is arithmetic (floatx.h). Statistics and losses are real. A parameter gradient is real
+            or bf16: its sums are made in real, the old value with GRAD_ADD included, and rounded once, to nearest even.
 Semantics   outputs are written with = unless the line says += ; GRAD_ADD turns a parameter gradient's = into += .
             An output may not overlap an input unless the line says "in place".
 An operation <op> has its formula and its plain C twin in llmc/<op>.h. The twins are collected in cpu_ops (cpu_ops.h).
@@ -20,6 +21,18 @@ typedef struct Exec Exec;
 
 // the first micro-step of an accumulation sets a gradient, the others add to it: no memset is needed
 typedef enum { GRAD_SET, GRAD_ADD } GradMode;
+
+// where a parameter gradient is written: real, or bf16 (-gd bf16). at is NULL where it is not wanted
+typedef struct {
+    void *at;
+    DType dtype;  // DT_REAL or DT_BF16
+} Gradient;
+
+// the gradient `count` elements further on
+static inline Gradient gradient_at(Gradient g, size_t count) {
+    Gradient further = {g.at ? (char *)g.at + count * dtype_size(g.dtype) : NULL, g.dtype};
+    return further;
+}
 
 // a tensor of the flat parameter block: elements [begin, begin + count)
 typedef struct {
@@ -76,22 +89,23 @@ typedef struct {
     // ---- backward, in the order it runs
     // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless that is NULL
     // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout;  dgelu_bias (C) (+)= column sums of
-    // dinp once gelu' is in it: the bias gradient of the layer below.  dinp, dweight, dbias, dgelu_bias may be NULL
-    void (*matmul_backward)(floatX *dinp, real *dweight, real *dbias, real *dgelu_bias, const floatX *dout,
+    // dinp once gelu' is in it: the bias gradient of the layer below.  dinp, dweight, dbias, dgelu_bias may be NULL.
+    // dinp may be in: dinp is written after dweight has been made
+    void (*matmul_backward)(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias, const floatX *dout,
                             const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
                             int OC, Exec *ex);
     // dinp (n) = dout (n) * gelu'(in (n));  in place is allowed: dinp may be dout
     void (*gelu_backward)(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex);
     // dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)=
-    void (*layernorm_backward)(floatX *dinp, real *dweight, real *dbias, const floatX *dout, const floatX *in,
+    void (*layernorm_backward)(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
                                const floatX *weight, const real *mean, const real *rstd, GradMode mode, int N, int C,
                                Exec *ex);
     // dqkv (B,T,3,NH,HS) from dout (N,C), recomputing the probabilities from qkv and lse;  out is the forward's
     void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const real *lse,
                                int B, int T, int NH, int HS, Exec *ex);
     // dwte (Vp,C)[tokens] += dout (N,C);  dwpe (maxT,C) (+)= sums over sequences, rows T.. set to 0 by GRAD_SET
-    void (*embedding_backward)(real *dwte, real *dwpe, const floatX *dout, const int *tokens, GradMode mode, int B,
-                               int T, int maxT, int C, Exec *ex);
+    void (*embedding_backward)(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens, GradMode mode,
+                               int B, int T, int maxT, int C, Exec *ex);
 
     // ---- update
     // *out = sum of squares of x (n)

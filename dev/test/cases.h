@@ -4,7 +4,7 @@ takes and what they hold, how far its results may be off, the bytes it must move
 Tests and benchmarks loop over the rows; nothing here needs a test framework.
 defines: OpShape, OpShapes, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
          problem_make, problem_bytes, problem_reset, problem_run, problem_free, problem_title, find_array, x_of,
-         real_of, int_of, array_value, array_set, array_doubles, array_difference
+         real_of, int_of, gradient_of, array_value, array_set, array_doubles, array_difference
 
 A test                                                      A benchmark
   for each row op of op_cases,                                OpShape s = op_shape_gpt2(op, B, T);
@@ -139,8 +139,9 @@ typedef struct {
     double flops;  // of products, two a multiply-add; what is done element by element counts as none
     // the arguments that are not arrays
     GradMode mode;
-    real scale;  // classifier's dloss, loss_sum's scale
-    int chunk;   // positions attention_decode is fed at a time
+    DType gradients;  // of parameters: what add_gradient makes
+    real scale;       // classifier's dloss, loss_sum's scale
+    int chunk;        // positions attention_decode is fed at a time
     AdamW adamw;
 } Problem;
 
@@ -171,6 +172,10 @@ static inline void *data_of(const Problem *p, const char *name, DType dtype) {
 static inline floatX *x_of(const Problem *p, const char *name) { return (floatX *)data_of(p, name, DT_FLOATX); }
 static inline real *real_of(const Problem *p, const char *name) { return (real *)data_of(p, name, DT_REAL); }
 static inline int *int_of(const Problem *p, const char *name) { return (int *)data_of(p, name, DT_I32); }
+static inline Gradient gradient_of(const Problem *p, const char *name) {
+    Gradient g = {data_of(p, name, p->gradients), p->gradients};
+    return g;
+}
 
 // ---- naming arrays
 
@@ -192,7 +197,15 @@ static inline Array *add_real(Problem *p, const char *name, ArrayRole role, size
 
 // a parameter gradient: written or added to, as p->mode says
 static inline Array *add_gradient(Problem *p, const char *name, size_t n) {
-    return add_real(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, n);
+    return add_array(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, p->gradients, n);
+}
+
+enum { GRADIENT_BF16 = 2, GRADIENT_VARIANTS = 4 };
+
+// variants of a backward: GRAD_SET, GRAD_ADD; then the same two with gradients in bf16
+static inline void declare_gradients(Problem *p) {
+    p->mode = p->variant % 2 ? GRAD_ADD : GRAD_SET;
+    p->gradients = p->variant < GRADIENT_BF16 ? DT_REAL : DT_BF16;
 }
 
 // indices in [0, end)
@@ -268,11 +281,10 @@ static inline void run_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
     ops->embedding_forward(x_of(p, "out"), int_of(p, "tokens"), x_of(p, "wte"), x_of(p, "wpe"), s->B, s->T, s->C, ex);
 }
 
-// variants: GRAD_SET, GRAD_ADD
 static inline void declare_embedding_backward(Problem *p) {
     const OpShape *s = &p->shape;
-    p->mode = p->variant ? GRAD_ADD : GRAD_SET;
-    add_real(p, "dwte", INOUT, (size_t)s->Vp * s->C)->moved = 2 * embedding_moved(s);
+    declare_gradients(p);
+    add_array(p, "dwte", INOUT, p->gradients, (size_t)s->Vp * s->C)->moved = 2 * embedding_moved(s);
     Array *dwpe = add_gradient(p, "dwpe", (size_t)s->maxT * s->C);
     if (p->mode == GRAD_ADD) { dwpe->moved = 2 * (size_t)s->T * s->C; }
     add_x(p, "dout", INPUT, shape_elements(s));
@@ -281,8 +293,8 @@ static inline void declare_embedding_backward(Problem *p) {
 
 static inline void run_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->embedding_backward(real_of(p, "dwte"), real_of(p, "dwpe"), x_of(p, "dout"), int_of(p, "tokens"), p->mode, s->B,
-                            s->T, s->maxT, s->C, ex);
+    ops->embedding_backward(gradient_of(p, "dwte"), gradient_of(p, "dwpe"), x_of(p, "dout"), int_of(p, "tokens"),
+                            p->mode, s->B, s->T, s->maxT, s->C, ex);
 }
 
 static inline void declare_layernorm_forward(Problem *p) {
@@ -339,10 +351,9 @@ static inline void run_layernorm_normalise(Problem *p, const Ops *ops, Exec *ex)
                              x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
-// variants: GRAD_SET, GRAD_ADD
 static inline void declare_layernorm_backward(Problem *p) {
     const OpShape *s = &p->shape;
-    p->mode = p->variant ? GRAD_ADD : GRAD_SET;
+    declare_gradients(p);
     add_x(p, "dinp", INOUT, shape_elements(s));
     add_gradient(p, "dweight", (size_t)s->C);
     add_gradient(p, "dbias", (size_t)s->C);
@@ -355,8 +366,9 @@ static inline void declare_layernorm_backward(Problem *p) {
 
 static inline void run_layernorm_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->layernorm_backward(x_of(p, "dinp"), real_of(p, "dweight"), real_of(p, "dbias"), x_of(p, "dout"), x_of(p, "in"),
-                            x_of(p, "weight"), real_of(p, "mean"), real_of(p, "rstd"), p->mode, s->B * s->T, s->C, ex);
+    ops->layernorm_backward(x_of(p, "dinp"), gradient_of(p, "dweight"), gradient_of(p, "dbias"), x_of(p, "dout"),
+                            x_of(p, "in"), x_of(p, "weight"), real_of(p, "mean"), real_of(p, "rstd"), p->mode,
+                            s->B * s->T, s->C, ex);
 }
 
 static inline size_t matmul_outputs(const OpShape *s) { return shape_rows(s) * s->OC; }
@@ -406,12 +418,23 @@ static inline void run_matmul_gelu_forward(Problem *p, const Ops *ops, Exec *ex)
 typedef struct {
     GradMode mode;
     bool gelu, dinp, dweight, dbias;  // which arrays there are; the others are NULL. dgelu_bias is where gelu is
+    bool in_place;                    // dinp is in
+    bool rounded;                     // gradients are bf16
 } MatmulBackwardVariant;
 
 static const MatmulBackwardVariant matmul_backward_variants[] = {
-    {GRAD_SET, false, true, true, true},   {GRAD_ADD, false, true, true, true},   {GRAD_SET, true, true, true, true},
-    {GRAD_ADD, true, true, true, true},    {GRAD_SET, false, true, false, false}, {GRAD_SET, false, false, true, false},
-    {GRAD_ADD, false, false, false, true},
+    {GRAD_SET, false, true, true, true, false, false},    // MATMUL_SET
+    {GRAD_ADD, false, true, true, true, false, false},    // MATMUL_ADD
+    {GRAD_SET, true, true, true, true, false, false},     // MATMUL_GELU
+    {GRAD_ADD, true, true, true, true, false, false},     // MATMUL_GELU_ADD
+    {GRAD_SET, false, true, false, false, false, false},  // MATMUL_DINP
+    {GRAD_SET, false, false, true, false, false, false},  // MATMUL_DWEIGHT
+    {GRAD_ADD, false, false, false, true, false, false},  // MATMUL_DBIAS
+    {GRAD_SET, true, true, true, true, true, false},      // MATMUL_IN_PLACE
+    {GRAD_SET, false, true, true, true, false, true},     // MATMUL_BF16
+    {GRAD_ADD, true, true, true, true, true, true},       // MATMUL_BF16_ADD
+    {GRAD_SET, true, true, true, true, false, true},      // MATMUL_BF16_GELU
+    {GRAD_ADD, false, false, false, true, false, true},   // MATMUL_BF16_DBIAS
 };
 enum {
     MATMUL_SET,
@@ -421,6 +444,11 @@ enum {
     MATMUL_DINP,
     MATMUL_DWEIGHT,
     MATMUL_DBIAS,
+    MATMUL_IN_PLACE,
+    MATMUL_BF16,
+    MATMUL_BF16_ADD,
+    MATMUL_BF16_GELU,
+    MATMUL_BF16_DBIAS,
     MATMUL_BACKWARD_VARIANTS
 };
 
@@ -428,23 +456,24 @@ enum {
 static inline void declare_matmul_backward(Problem *p) {
     const OpShape *s = &p->shape;
     const MatmulBackwardVariant *v = &matmul_backward_variants[p->variant];
-    p->mode = v->mode;
+    p->mode = v->mode, p->gradients = v->rounded ? DT_BF16 : DT_REAL;
     p->flops = matmul_flops(s) * (v->dinp + v->dweight);
-    if (v->dinp) { add_x(p, "dinp", OUTPUT, shape_elements(s)); }
+    if (v->dinp && !v->in_place) { add_x(p, "dinp", OUTPUT, shape_elements(s)); }
     if (v->dweight) { add_gradient(p, "dweight", (size_t)s->OC * s->C); }
     if (v->dbias) { add_gradient(p, "dbias", (size_t)s->OC); }
     if (v->gelu) { add_gradient(p, "dgelu_bias", (size_t)s->C)->sums_stored = true; }
     add_x(p, "dout", INPUT, matmul_outputs(s));
-    add_x(p, "in", INPUT, shape_elements(s))->moved *= v->dweight;
+    add_x(p, "in", v->in_place ? INOUT : INPUT, shape_elements(s))->moved *= v->dweight;
     add_matmul_weight(p)->moved *= v->dinp;
     if (v->gelu) { add_x(p, "gelu_pre", INPUT, shape_elements(s)); }
 }
 
 static inline void run_matmul_backward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->matmul_backward(x_of(p, "dinp"), real_of(p, "dweight"), real_of(p, "dbias"), real_of(p, "dgelu_bias"),
-                         x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"), x_of(p, "gelu_pre"), p->mode, s->B * s->T,
-                         s->C, s->OC, ex);
+    bool in_place = matmul_backward_variants[p->variant].in_place;
+    ops->matmul_backward(x_of(p, in_place ? "in" : "dinp"), gradient_of(p, "dweight"), gradient_of(p, "dbias"),
+                         gradient_of(p, "dgelu_bias"), x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"),
+                         x_of(p, "gelu_pre"), p->mode, s->B * s->T, s->C, s->OC, ex);
 }
 
 static inline void declare_gelu_forward(Problem *p) {
@@ -662,9 +691,9 @@ static const OpCase op_cases[] = {
     OP_CASE(loss,       loss_sum,            1,                        3e-6,  NULL),             // a total near 0
     OP_CASE(matmul,     matmul_backward,     MATMUL_BACKWARD_VARIANTS, 5e-6,  NULL),             // a GELU slope near 0
     OP_CASE(gelu,       gelu_backward,       2,                        1e-5,  NULL),             // a GELU slope near 0
-    OP_CASE(layernorm,  layernorm_backward,  2,                        4e-6,  fill_statistics),  // one channel
+    OP_CASE(layernorm,  layernorm_backward,  GRADIENT_VARIANTS,        4e-6,  fill_statistics),  // one channel
     OP_CASE(attention,  attention_backward,  1,                        7e-7,  fill_softmax),     // exp of sums of 80
-    OP_CASE(embedding,  embedding_backward,  2,                        3e-7,  NULL),             // sums of rows
+    OP_CASE(embedding,  embedding_backward,  GRADIENT_VARIANTS,        3e-7,  NULL),             // sums of rows
     OP_CASE(update,     global_norm_squared, 1,                        4e-6,  NULL),             // sums of blocks
     OP_CASE(update,     adamw_update,        ADAMW_VARIANTS,           1e-6,  fill_update),      // a weight near 0
     OP_CASE(update,     params_changed,      1,                        0,     NULL),             // nothing is fp32
@@ -760,11 +789,11 @@ static inline const char *problem_title(const Problem *p) {
 
 // How far ||got - wanted|| / ||wanted|| may be. In bf16 it is what one rounding can do at the most, half a unit in the
 // last place: over 20 fills an operation's arrays were off by 0.0013 to 0.0019 where it rounds once, by 0.0025 where it
-// rounds twice (a product before its GELU).
+// rounds twice (a product before its GELU). A bf16 sum of values that were rounded may be a unit off.
 static inline double array_tolerance(const Problem *p, const Array *a) {
     double slack = p->shape.slack > 0 ? p->shape.slack : 1;
-    bool rounded = a->dtype == DT_BF16 || (a->sums_stored && DT_FLOATX == DT_BF16);
-    return slack * (rounded ? 0x1p-8 : p->op->tolerance);
+    int roundings = (a->dtype == DT_BF16) + (a->sums_stored && DT_FLOATX == DT_BF16);
+    return slack * (roundings ? roundings * 0x1p-8 : p->op->tolerance);
 }
 
 // the values of `bytes`, which are laid out as the array's data or start; to be freed

@@ -57,10 +57,10 @@ template <class T> struct DeviceArray {
     void fill(const char *name) {
         for (size_t i = 0; i < n; i++) {
             double x = rng_normal(1, (uint64_t)(name[0] + 256 * name[1] + 65536 * name[2]), i);
-            if constexpr (std::is_same_v<T, real>) {
-                at[i] = (real)x;
+            if constexpr (std::is_same_v<T, bf16>) {
+                at[i] = float_to_bf16((float)x);
             } else {
-                at[i] = to_floatX((real)x);
+                at[i] = (T)x;
             }
         }
     }
@@ -75,8 +75,25 @@ template <class T> static double value(T x) {
     }
 }
 
-template <class T>
-static void assert_close(const char *what, const DeviceArray<T> &got, const DeviceArray<T> &wanted, double tolerance) {
+// a parameter gradient, in either type
+struct GradientArray {
+    DeviceArray<real> wide;
+    DeviceArray<bf16> narrow;
+    explicit GradientArray(size_t n, size_t skip) : wide(n, skip), narrow(n, skip) {}
+    void fill(const char *name) {
+        narrow.fill(name);
+        for (size_t i = 0; i < narrow.n; i++) { wide.at[i] = bf16_to_float(narrow.at[i]); }
+    }
+    void poison() { wide.poison(), narrow.poison(); }
+    // NULL unless wanted
+    Gradient given(bool wanted, bool rounded) const {
+        void *at = rounded ? (void *)narrow.at : (void *)wide.at;
+        return {wanted ? at : NULL, rounded ? DT_BF16 : DT_REAL};
+    }
+};
+
+template <class T, class W>
+static void assert_close(const char *what, const DeviceArray<T> &got, const DeviceArray<W> &wanted, double tolerance) {
     std::vector<double> a(got.n), b(got.n);
     for (size_t i = 0; i < got.n; i++) { a[i] = value(got.at[i]), b[i] = value(wanted.at[i]); }
     double error = relative_error(a.data(), b.data(), got.n);
@@ -87,11 +104,11 @@ static void assert_close(const char *what, const DeviceArray<T> &got, const Devi
 
 // twice the worst seen; that of bf16 results is an ulp
 static const double REAL_TOLERANCE = 2e-6;
-static const double FLOATX_TOLERANCE = DT_FLOATX == DT_BF16 ? 0x1p-8 : 2e-6;
+static const double BF16_TOLERANCE = 0x1p-8, FLOATX_TOLERANCE = DT_FLOATX == DT_BF16 ? BF16_TOLERANCE : 2e-6;
 
 struct Results {
     DeviceArray<floatX> out, pre, dinp;
-    DeviceArray<real> dweight, dbias, dgelu_bias;
+    GradientArray dweight, dbias, dgelu_bias;
     Results(size_t N, size_t C, size_t OC, size_t skip)
         : out(N * OC, skip), pre(N * OC, skip), dinp(N * C, skip), dweight(OC * C, skip), dbias(OC, skip),
           dgelu_bias(C, skip) {}
@@ -145,57 +162,98 @@ static void check_gelu_forward(Gpu *gpu, Layer *l, int which) {
     assert_close(case_title(*l, "gelu", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
 }
 
-// the bits of a backward's case
-enum { ADD = 1, WITH_DINP = 2, WITH_DWEIGHT = 4, WITH_DBIAS = 8, WITH_GELU = 16, WITH_DGELU_BIAS = 32 };
+// the bits of a backward's case; ROUNDED: gradients are bf16; IN_PLACE: dinp is in; TRAINING: all that training takes
+enum {
+    ADD = 1,
+    WITH_DINP = 2,
+    WITH_DWEIGHT = 4,
+    WITH_DBIAS = 8,
+    WITH_GELU = 16,
+    WITH_DGELU_BIAS = 32,
+    ROUNDED = 64,
+    IN_PLACE = 128,
+    TRAINING = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS | WITH_GELU | WITH_DGELU_BIAS
+};
 
 static void run_backward(Gpu *gpu, Layer *l, int which) {
     Results *r = &l->got;
-    cuda_matmul_backward(which & WITH_DINP ? r->dinp.at : NULL, which & WITH_DWEIGHT ? r->dweight.at : NULL,
-                         which & WITH_DBIAS ? r->dbias.at : NULL, which & WITH_DGELU_BIAS ? r->dgelu_bias.at : NULL,
-                         l->dout.at, l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
-                         which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
+    bool rounded = which & ROUNDED;
+    if (which & IN_PLACE) { r->dinp.fill("in"); }
+    cuda_matmul_backward(
+        which & WITH_DINP ? r->dinp.at : NULL, r->dweight.given(which & WITH_DWEIGHT, rounded),
+        r->dbias.given(which & WITH_DBIAS, rounded), r->dgelu_bias.given(which & WITH_DGELU_BIAS, rounded), l->dout.at,
+        which & IN_PLACE ? r->dinp.at : l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
+        which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
 }
 
+// gradients are made in fp32 here, so that one rounding is what bf16 ones may differ by
 static void run_backward_twin(Layer *l, int which) {
     Exec ex = {};
     Results *r = &l->wanted;
-    cpu_matmul_backward(r->dinp.at, r->dweight.at, r->dbias.at, which & WITH_GELU ? r->dgelu_bias.at : NULL, l->dout.at,
-                        l->in.at, l->weight.at, which & WITH_GELU ? l->gelu_pre.at : NULL,
-                        which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, &ex);
+    cpu_matmul_backward(r->dinp.at, r->dweight.given(true, false), r->dbias.given(true, false),
+                        r->dgelu_bias.given(which & WITH_GELU, false), l->dout.at, l->in.at, l->weight.at,
+                        which & WITH_GELU ? l->gelu_pre.at : NULL, which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC,
+                        &ex);
 }
 
 // what is not asked for stays what it was
 template <class T> static void assert_untouched(const DeviceArray<T> &x, GradMode mode) {
     DeviceArray<T> before(x.n, 0);
     before.poison();
-    if (mode == GRAD_ADD) { before.fill("dbias"); }
+    if (mode == GRAD_ADD) {
+        GradientArray values(x.n, 0);
+        values.fill("dbias");
+        if constexpr (std::is_same_v<T, bf16>) {
+            memcpy((void *)before.at, values.narrow.at, x.n * sizeof(T));
+        } else {
+            memcpy((void *)before.at, values.wide.at, x.n * sizeof(T));
+        }
+    }
     assert_memory_equal(x.at, before.at, x.n * sizeof(T));
+}
+
+static void assert_gradient_close(const std::string &what, const GradientArray &got, const GradientArray &wanted,
+                                  bool rounded, double tolerance) {
+    if (rounded) {
+        assert_close(what.c_str(), got.narrow, wanted.wide, BF16_TOLERANCE);
+    } else {
+        assert_close(what.c_str(), got.wide, wanted.wide, tolerance);
+    }
 }
 
 static void check_backward(Gpu *gpu, Layer *l, int which) {
     GradMode mode = which & ADD ? GRAD_ADD : GRAD_SET;
+    bool rounded = which & ROUNDED;
     std::string title = case_title(*l, "backward", which);
     l->got.reset(mode), l->wanted.reset(mode);
     run_backward(gpu, l, which);
     run_backward_twin(l, which);
     if (which & WITH_DINP) { assert_close((title + " dinp").c_str(), l->got.dinp, l->wanted.dinp, FLOATX_TOLERANCE); }
     if (which & WITH_DWEIGHT) {
-        assert_close((title + " dweight").c_str(), l->got.dweight, l->wanted.dweight, REAL_TOLERANCE);
+        assert_gradient_close(title + " dweight", l->got.dweight, l->wanted.dweight, rounded, REAL_TOLERANCE);
     }
     if (which & WITH_DBIAS) {
-        assert_close((title + " dbias").c_str(), l->got.dbias, l->wanted.dbias, REAL_TOLERANCE);
-    } else {
-        assert_untouched(l->got.dbias, mode);
+        assert_gradient_close(title + " dbias", l->got.dbias, l->wanted.dbias, rounded, REAL_TOLERANCE);
     }
+    if (rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.wide, mode); }
+    if (!rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.narrow, mode); }
     if (which & WITH_DGELU_BIAS) {  // cuBLASLt may sum before it rounds dinp, and rounds its sums
-        assert_close((title + " dgelu_bias").c_str(), l->got.dgelu_bias, l->wanted.dgelu_bias, FLOATX_TOLERANCE);
+        assert_gradient_close(title + " dgelu_bias", l->got.dgelu_bias, l->wanted.dgelu_bias, rounded,
+                              FLOATX_TOLERANCE);
     }
 }
 
-// all that training takes, then with less
-enum { TRAINING = WITH_DINP | WITH_DWEIGHT | WITH_DBIAS | WITH_GELU | WITH_DGELU_BIAS };
-static const int BACKWARD_CASES[] = {
-    TRAINING, TRAINING & ~WITH_DGELU_BIAS, WITH_DINP | WITH_DWEIGHT | WITH_DBIAS, WITH_DINP, WITH_DWEIGHT, WITH_DBIAS};
+// all that training takes, then with less, then with more of a choice
+static const int BACKWARD_CASES[] = {TRAINING,
+                                     TRAINING & ~WITH_DGELU_BIAS,
+                                     WITH_DINP | WITH_DWEIGHT | WITH_DBIAS,
+                                     WITH_DINP,
+                                     WITH_DWEIGHT,
+                                     WITH_DBIAS,
+                                     TRAINING | IN_PLACE,
+                                     TRAINING | ROUNDED | IN_PLACE,
+                                     WITH_DWEIGHT | ROUNDED,
+                                     WITH_DBIAS | ROUNDED};
 
 static void check_all(Gpu *gpu, Layer *l) {
     for (int which = 0; which < 4; which++) { check_forward(gpu, l, which); }
@@ -299,9 +357,70 @@ static void test_everything_is_fused(void **state) {
     uint64_t launches = simt::runtime().launches;
     run_fused(&gpu, &l);
     assert_int_equal(simt::runtime().launches - launches, 1 + (DT_FLOATX == DT_BF16));
-    const int parts[] = {LT_BIAS, LT_BIAS | LT_GELU, LT_DGELU | LT_SUM_D, LT_SUM_B, LT_SUM_B};
+    const int parts[] = {LT_BIAS, LT_BIAS | LT_GELU, LT_SUM_B, LT_DGELU | LT_SUM_D, LT_SUM_B};
     assert_int_equal(gpu.matmuls->num_plans, 5);
     for (int i = 0; i < 5; i++) { assert_int_equal(gpu.matmuls->plans[i].fused, parts[i]); }
+}
+
+#ifdef PRECISION_BF16
+// bf16 gradients that are set are all cuBLASLt's own work. One that is added to would be rounded twice if the sums came
+// from there: they are made by two kernels of ours.
+static void test_bf16_gradients_are_fused(void **state) {
+    (void)state;
+    Gpu gpu;
+    Layer l(48, 64, 96);
+    const int cases[] = {TRAINING | ROUNDED, ADD | ROUNDED | WITH_DWEIGHT | WITH_DBIAS, ADD | ROUNDED | TRAINING};
+    const int launched[] = {0, 2, 4};
+    for (int i = 0; i < 3; i++) {
+        bool sums = !(cases[i] & ADD);
+        simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
+        if (sums) { simt::lt_settings().slow_epilogues.push_back(CUBLASLT_EPILOGUE_DGELU); }
+        l.got.reset(cases[i] & ADD ? GRAD_ADD : GRAD_SET);
+        run_backward(&gpu, &l, cases[i]);
+        uint64_t launches = simt::runtime().launches;
+        run_backward(&gpu, &l, cases[i]);
+        assert_int_equal(simt::runtime().launches - launches, launched[i]);
+    }
+}
+#endif
+
+static void set_fast(int number, int splits) {
+    simt::lt_settings().fast_number = number, simt::lt_settings().fast_splits = splits;
+}
+
+// ---- bf16 gradients are the fp32 ones rounded once, what was there before added first
+
+static void assert_rounded(const char *what, const GradientArray &got, const DeviceArray<bf16> *old,
+                           const GradientArray &set) {
+    for (size_t i = 0; i < got.narrow.n; i++) {
+        float sum = set.wide.at[i] + (old ? bf16_to_float(old->at[i]) : 0.0f);
+        if (got.narrow.at[i].bits != float_to_bf16(sum).bits) {
+            fail_msg("%s[%zu] is %.9g, to be rounded from %.9g", what, i, value(got.narrow.at[i]), (double)sum);
+        }
+    }
+}
+
+static void check_rounded_once(int which) {
+    Gpu gpu;
+    Layer set(48, 64, 96), l(48, 64, 96), old(48, 64, 96);
+    GradMode mode = which & ADD ? GRAD_ADD : GRAD_SET;
+    set.got.reset(GRAD_SET), l.got.reset(mode), old.got.reset(GRAD_ADD);
+    run_backward(&gpu, &set, TRAINING);
+    run_backward(&gpu, &l, TRAINING | ROUNDED | which);
+    bool add = which & ADD;
+    assert_rounded("dweight", l.got.dweight, add ? &old.got.dweight.narrow : NULL, set.got.dweight);
+    assert_rounded("dbias", l.got.dbias, add ? &old.got.dbias.narrow : NULL, set.got.dbias);
+    if (simt::lt_settings().no_algorithms) {  // else the sums may be those of unrounded products
+        assert_rounded("dgelu_bias", l.got.dgelu_bias, add ? &old.got.dgelu_bias.narrow : NULL, set.got.dgelu_bias);
+    }
+}
+
+static void test_bf16_gradients_are_rounded_once(void **state) {
+    (void)state;
+    set_fast(0, 1);  // the same sums for either
+    if (DT_FLOATX == DT_BF16) { check_rounded_once(0), check_rounded_once(ADD); }
+    simt::lt_settings().no_algorithms = true;  // as it is for products of fp32
+    check_rounded_once(0), check_rounded_once(ADD);
 }
 
 #ifdef PRECISION_FP32
@@ -336,7 +455,9 @@ static std::string bits_of(const Layer &l) {
     std::string bits;
     auto append = [&](const auto &x) { bits.append((const char *)x.at, x.n * sizeof *x.at); };
     append(l.got.out), append(l.got.pre), append(l.got.dinp);
-    append(l.got.dweight), append(l.got.dbias), append(l.got.dgelu_bias);
+    for (const GradientArray *g : {&l.got.dweight, &l.got.dbias, &l.got.dgelu_bias}) {
+        append(g->wide), append(g->narrow);
+    }
     return bits;
 }
 
@@ -361,10 +482,6 @@ static void test_plans_are_kept(void **state) {
     run_layer(&gpu, &other, 0);
     assert_int_equal(gpu.matmuls->num_plans, 2 * plans);
     check_all(&gpu, &unaligned);  // but not pointers that it cannot load from
-}
-
-static void set_fast(int number, int splits) {
-    simt::lt_settings().fast_number = number, simt::lt_settings().fast_splits = splits;
 }
 
 static void assert_latest(int number, int splits) {
@@ -427,7 +544,7 @@ static void test_no_room_to_time(void **state) {
     run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
     simt::runtime().device_bytes = room;
     run_backward_twin(&l, ADD);
-    assert_close("dweight", l.got.dweight, l.wanted.dweight, REAL_TOLERANCE);
+    assert_close("dweight", l.got.dweight.wide, l.wanted.dweight.wide, REAL_TOLERANCE);
     assert_int_equal(gpu.matmuls->num_picks, 0);
 }
 
@@ -609,6 +726,10 @@ int main(void) {
         TEST(test_results_without_cublaslt),
         TEST(test_missing_epilogues),
         TEST(test_everything_is_fused),
+#ifdef PRECISION_BF16
+        TEST(test_bf16_gradients_are_fused),
+#endif
+        TEST(test_bf16_gradients_are_rounded_once),
 #ifdef PRECISION_FP32
         TEST(test_tf32),
 #endif

@@ -180,8 +180,10 @@ static void expect_matmul_backward(Reference *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
     const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
     const double *pre = before(r, "gelu_pre");
-    double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    bool in_place = matmul_backward_variants[r->p->variant].in_place;
+    double *dinp = after(r, in_place ? "in" : "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
     double *dgelu_bias = after(r, "dgelu_bias");
+    for (int i = 0; in_place && i < N * C; i++) { dinp[i] = 0; }
     for (int n = 0; n < N; n++) {
         for (int o = 0; o < OC; o++) {
             double dy = dout[n * OC + o];
@@ -552,7 +554,7 @@ static void test_a_difference_is_noticed(void **state) {
     problem_free(&p);
 }
 
-// GPT-2 124M, B = 4, T = 512: floatX and real elements, ints, and FLOPs, worked out by hand
+// GPT-2 124M, B = 4, T = 512: floatX, real and bf16 elements, ints, and FLOPs, worked out by hand
 static void test_bytes_and_flops(void **state) {
     (void)state;
     const double N = 2048, C = 768, C4 = 3072, V = 50257, Vp = 50304, pairs = 4 * 12 * 512 * 513 / 2.0, n = 124475904;
@@ -560,45 +562,124 @@ static void test_bytes_and_flops(void **state) {
     const struct {
         const char *op;
         int variant;
-        double x, real, ints, flops;
+        double x, real, bf16, ints, flops;
     } expected[] = {
-        {"embedding_forward", 0, N * C + N * C + 512 * C, 0, N, 0},
-        {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, N, 0},
-        {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, N, 0},
-        {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0},
-        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0},
-        {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0},
-        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 2 * N * C * C4},
-        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 2 * N * C * C4},
-        {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 4 * N * C * C4},
-        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 2 * N * C * C4},
-        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0},
-        {"gelu_forward", 0, 2 * N * C4, 0, 0, 0},
-        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0},
-        {"attention_forward", 0, 4 * N * C, 12 * N, 0, 4 * pairs * 64},
-        {"attention_backward", 0, 8 * N * C, 12 * N, 0, 10 * pairs * 64},
-        {"attention_decode", 0, 6 * 512 * C, 0, 0, pairs * 64},
-        {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, pairs * 64},
-        {"classifier", CLASSIFIER_GRADIENT, N * (V + Vp), N, N, 0},
-        {"classifier", CLASSIFIER_LOSS, N * V, N, N, 0},
-        {"loss_sum", 0, 0, N + 2, 0, 0},
-        {"global_norm_squared", 0, 0, n + 1, 0, 0},
-        {"adamw_update", 0, 2 * updated, 5 * updated + 1, 0, 0},
-        {"adamw_update", ADAMW_WITH_MASTER, updated, 7 * updated + 1, 0, 0},
+        {"embedding_forward", 0, N * C + N * C + 512 * C, 0, 0, N, 0},
+        {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, 0, N, 0},
+        {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, 0, N, 0},
+        {"embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C + 1024 * C, N, 0},
+        {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
+        {"layernorm_backward", GRADIENT_BF16 + GRAD_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
+        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0, 0},
+        {"matmul_backward", MATMUL_BF16, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_BF16_DBIAS, N * C4, 0, 2 * C4, 0, 0},
+        {"gelu_forward", 0, 2 * N * C4, 0, 0, 0, 0},
+        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0, 0},
+        {"attention_forward", 0, 4 * N * C, 12 * N, 0, 0, 4 * pairs * 64},
+        {"attention_backward", 0, 8 * N * C, 12 * N, 0, 0, 10 * pairs * 64},
+        {"attention_decode", 0, 6 * 512 * C, 0, 0, 0, pairs * 64},
+        {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, 0, pairs * 64},
+        {"classifier", CLASSIFIER_GRADIENT, N * (V + Vp), N, 0, N, 0},
+        {"classifier", CLASSIFIER_LOSS, N * V, N, 0, N, 0},
+        {"loss_sum", 0, 0, N + 2, 0, 0, 0},
+        {"global_norm_squared", 0, 0, n + 1, 0, 0, 0},
+        {"adamw_update", 0, 2 * updated, 5 * updated + 1, 0, 0, 0},
+        {"adamw_update", ADAMW_WITH_MASTER, updated, 7 * updated + 1, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         OpShape s = op_shape_gpt2(op_case(expected[i].op), 4, 512);
         Problem p = problem_describe(op_case(expected[i].op), &s, expected[i].variant);
-        double bytes =
-            expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) + expected[i].ints * sizeof(int);
+        double bytes = expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) +
+                       expected[i].bf16 * sizeof(bf16) + expected[i].ints * sizeof(int);
         if (problem_bytes(&p) != bytes || p.flops != expected[i].flops) {
             fail_msg("%s: %.0f bytes and %.0f FLOPs, expected %.0f and %.0f", problem_title(&p), problem_bytes(&p),
                      p.flops, bytes, expected[i].flops);
         }
     }
+}
+
+// ---- gradients in bf16
+
+// Asserts that a bf16 gradient holds what was there before, if it is added to, plus the fp32 gradient `set`, rounded
+// once, where the sum before that may be off by `slack`
+static void assert_rounded_once(const Problem *p, const Array *a, const real *set, double slack) {
+    for (size_t i = 0; i < a->n; i++) {
+        real sum = set[i] + (a->role == INOUT ? bf16_to_float(((const bf16 *)a->start)[i]) : 0);
+        double got = array_value(a, i), least = bf16_to_float(float_to_bf16((real)(sum - slack))),
+               most = bf16_to_float(float_to_bf16((real)(sum + slack)));
+        if (!(got >= least && got <= most)) {
+            fail_msg("%s: %s[%zu] is %.9g, to be rounded from %.9g", problem_title(p), a->name, i, got, (double)sum);
+        }
+    }
+}
+
+static double root_mean_square(const real *x, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) { squares += (double)x[i] * x[i]; }
+    return sqrt(squares / (double)n);
+}
+
+// `variant` writes in bf16 what `set_variant` sets in fp32
+static void check_rounded_once(const char *op, const OpShape *s, int set_variant, int variant) {
+    Problem set = problem_make(op_case(op), s, set_variant), p = problem_make(op_case(op), s, variant);
+    Exec ex = {0};
+    const Array *dwte = find_array(&set, "dwte");
+    if (dwte) { memset(dwte->data, 0, array_bytes(dwte)); }  // it is always added to
+    problem_run(&set, &cpu_ops, &ex);
+    problem_run(&p, &cpu_ops, &ex);
+    for (int i = 0; i < p.num_arrays; i++) {
+        const Array *a = &p.array[i], *wide = find_array(&set, a->name);
+        if (a->role == INPUT || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
+        const real *gradient = (const real *)wide->data;
+        bool product = bits_may_differ(p.op) && strcmp(a->name, "dweight") == 0;  // in another order of its sums
+        assert_rounded_once(&p, a, gradient, product ? 1e-6 * root_mean_square(gradient, a->n) : 0);
+    }
+    onednn_free(&ex);
+    problem_free(&set);
+    problem_free(&p);
+}
+
+static void check_embedding_rounded_once(const OpShape *s) {
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+}
+
+static void check_layernorm_rounded_once(const OpShape *s) {
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+}
+
+static void check_matmul_rounded_once(const OpShape *s) {
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_ADD);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_GELU);
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
+}
+
+static void test_bf16_gradients_are_rounded_once(void **state) {
+    (void)state;
+    for_each_shape("embedding_backward", check_embedding_rounded_once);
+    for_each_shape("layernorm_backward", check_layernorm_rounded_once);
+    for_each_shape("matmul_backward", check_matmul_rounded_once);
+}
+
+static void test_gradient_at(void **state) {
+    (void)state;
+    float numbers[4];
+    const Gradient wide = {numbers, DT_F32}, narrow = {numbers, DT_BF16}, none = {NULL, DT_BF16};
+    assert_ptr_equal(gradient_at(wide, 3).at, numbers + 3);
+    assert_ptr_equal(gradient_at(narrow, 6).at, numbers + 3);
+    assert_int_equal(gradient_at(narrow, 6).dtype, DT_BF16);
+    assert_null(gradient_at(none, 3).at);
 }
 
 // ---- -f 2: products of inputs rounded to bf16
@@ -657,6 +738,8 @@ static void check_rounded(const char *op, const OpShape *s, int variant) {
         round_start(&p, "weight");
         round_start(&p, "dout");
     }
+    const Array *dbias = find_array(&p, "dbias");  // sums of dout as it is, which other tests check
+    if (dbias) { p.array[dbias - p.array].role = INPUT; }
     assert_expected(&p, 1);
     onednn_free(&ex);
     free(ex.rounded.in);
@@ -670,6 +753,9 @@ static void check_rounded_shape(const OpShape *s) {
     check_rounded("matmul_forward", s, MATMUL_WITH_BOTH);
     check_rounded("matmul_backward", s, MATMUL_DINP);
     check_rounded("matmul_backward", s, MATMUL_DWEIGHT);
+    check_rounded("matmul_backward", s, MATMUL_IN_PLACE);
+    check_rounded("matmul_backward", s, MATMUL_BF16);
+    check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
 }
 
 static void test_products_of_rounded_inputs(void **state) {
@@ -802,6 +888,8 @@ int main(void) {
         cmocka_unit_test(test_every_row_has_outputs),
         cmocka_unit_test(test_a_difference_is_noticed),
         cmocka_unit_test(test_bytes_and_flops),
+        cmocka_unit_test(test_bf16_gradients_are_rounded_once),
+        cmocka_unit_test(test_gradient_at),
         cmocka_unit_test(test_products_of_rounded_inputs),
         cmocka_unit_test(test_params_changed),
         cmocka_unit_test(test_updates_write_the_rounded_copy),
