@@ -1,17 +1,16 @@
 /*
 AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
-defines: M_MANTISSA, V_MANTISSA, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code
+defines: NEAREST_BITS, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code
   m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
   v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its square root, which has half the range
 
 A number with M bits of mantissa is a code moved to where fp32 has its exponent and mantissa, with another bias. Below 1
 numbers are 2^-M apart and go down to 0; from 1 on there are 2^M in each power of two, up to 2^15 - 2^(14-M). The scale
 is such that the largest of the block has the last code, so it is never out of date.
-Rounding    is stochastic. m: random bits are added below those that are kept, which makes m's mean exact to 2^-17 of the
-            distance of two codes. v: of the two codes around its root the larger is taken with the probability that
-            makes the mean of v exact, not that of the root: each rounding of a root would make v larger, and with
-            beta2 = 0.999 that adds up to 40 % in a thousand steps. Where a conversion is to be to nearest, 0x8000
-            stands for the random bits.
+Rounding    is stochastic: random bits are added below those that are kept. 16 of them and a constant make the mean of m, and
+            of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger than it should be by the
+            variance of its root: at the most by 3 % once the steps have added up, 1.5 % of a step's length. Where a
+            conversion is to be to nearest, NEAREST_BITS stand for the random bits.
 Error       from one code to the next, since either neighbour may be taken:
                 m     relative 2^-3;   below 1/30720 of the block's largest: 2^-3 / 30720 = 4.1e-6 of it
                 root  relative 2^-4;   below 1/31744 of the block's largest: 2^-4 / 31744 = 2.0e-6 of it
@@ -67,12 +66,7 @@ static inline HOST_DEVICE float m_of_code(uint8_t code, float scale) {
 }
 
 static inline HOST_DEVICE uint8_t v_code(float root, float inverse, uint32_t random_bits) {
-    uint32_t code = number_code(root * inverse, V_MANTISSA, 0);
-    float low = code_number(code, V_MANTISSA), high = code_number(code + 1, V_MANTISSA);
-    // how far v is on the way from low^2 to high^2
-    float above_low = fmaf(root, inverse, -low) * fmaf(root, inverse, low), all = (high - low) * (high + low);
-    float chance = ((float)random_bits + 0.5f) * 0x1p-16f;
-    if (above_low > chance * all) { code++; }
+    uint32_t code = number_code(root * inverse, V_MANTISSA, random_bits << 3 | 4);
     if (root > 0 && code == 0) { code = 1; }
     return (uint8_t)(code < 0xFF ? code : 0xFF);
 }
