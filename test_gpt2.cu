@@ -246,8 +246,8 @@ static int golden_open(void **state) {
     g->grads = empty_block(&config);
     g->final = empty_block(&config);
     g->file.prefix = "";
-    model_load(&g->file, "grads.", g->grads, NULL, &cpu_device);
-    model_load(&g->file, "final.", g->final, NULL, &cpu_device);
+    block_load(&g->file, "grads.", g->grads, &cpu_device);
+    block_load(&g->file, "final.", g->final, &cpu_device);
     *state = g;
     return 0;
 }
@@ -263,7 +263,8 @@ static int golden_close(void **state) {
 // a model with the golden parameters
 static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
     gpt2_build(m, g->file.config, purpose);
-    model_load(&g->file, "params.", m->master, m->params, m->device);
+    OptimizerState state = optimizer_state(m);
+    weights_load(&g->file, "params.", &state, m->device);
     gpt2_params_changed(m);
 }
 

@@ -349,8 +349,13 @@ static void gpt2_free(GPT2 *m) {
     plan_free(&m->plan);
 }
 
+static OptimizerState optimizer_state(const GPT2 *m) {
+    OptimizerState state = {m->params, m->master, NULL, m->m, m->v, DT_REAL, NULL, NULL};
+    return state;
+}
+
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->params, m->master, m->m, m->v};
+    ModelState state = {&m->config, m->device, optimizer_state(m)};
     return state;
 }
 
@@ -358,20 +363,16 @@ static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->params, m->
 
 // GPT-2's initial weights, made on the host a tensor at a time
 static void gpt2_init(GPT2 *m, uint64_t seed) {
+    OptimizerState state = optimizer_state(m);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t count = param_used_rows(p, &m->config) * param_cols(p, &m->config);
         real *init = (real *)xmalloc(count * sizeof(real));
-        floatX *stored = (floatX *)xmalloc(count * sizeof(floatX));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
-            size_t at = param_offset(&m->layout, p, layer);
             param_init_tensor(init, p, layer, &m->config, seed);
-            for (size_t i = 0; i < count; i++) { stored[i] = to_floatX(init[i]); }
-            m->device->upload(m->params + at, stored, count * sizeof(floatX));
-            if (m->master) { m->device->upload(m->master + at, init, count * sizeof(real)); }
+            weights_store(&state, init, param_offset(&m->layout, p, layer), count, m->device);
         }
         free(init);
-        free(stored);
     }
     gpt2_params_changed(m);
 }
@@ -385,7 +386,8 @@ static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
 
 // the weights of an opened model of the same shape
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
-    model_load(file, "", m->master, m->params, m->device);
+    OptimizerState state = optimizer_state(m);
+    weights_load(file, "", &state, m->device);
     gpt2_params_changed(m);
 }
 
@@ -699,13 +701,11 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
 }
 
 // the square of the gradients' global norm; it stays on the device, for gpt2_update
-static void gpt2_norm(GPT2 *m) {
-    m->ops->global_norm_squared(m->norm_squared, (real *)m->grads.at, m->layout.total, &m->exec);
-}
+static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    m->ops->adamw_update(m->params, m->master, m->m, m->v, (real *)m->grads.at, m->norm_squared, m->spans, m->num_spans,
-                         hyper, &m->exec);
+    OptimizerState state = optimizer_state(m);
+    m->ops->adamw_update(&state, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1080,7 +1080,8 @@ static void check_disk(const TrainArgs *a, const GPT2Config *c) {
     if (a->resume) { remove_unfinished(a->run_dir); }  // what a killed save left takes room
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }
-    double room = (double)disk.f_bavail * (double)disk.f_frsize, needed = (double)checkpoint_bytes(c);
+    double room = (double)disk.f_bavail * (double)disk.f_frsize,
+           needed = (double)checkpoint_bytes(c, DT_FLOATX != DT_REAL, DT_REAL);
     if (room < needed) {
         input_error(
             "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "

@@ -2,15 +2,17 @@
 AdamW on the GPU: all tensors in one launch.
 The flat block, from the first span to the last, is cut into one run of elements a block, and there are as many blocks
 as the GPU holds at once. A block finds the span at the beginning of its run by a binary search (11 reads for 1200
-spans) and goes on from span to span. Its threads take neighbouring groups of four elements: a warp touches 512 bytes in
-a row of each fp32 array, and four elements are what one random draw rounds. What is left of a span after its last whole
-group, or all of it where it or an array is not aligned to groups, is taken one by one.
-An element's new values depend on nothing but itself, so the bits are the same for any grid. They are the twin's: the
-formula is its adamw_weight, and nvcc rounds division and square root correctly, unless told to be fast.
+spans) and goes on from span to span. A warp takes 128 neighbours, a lane four of them: 512 bytes in a row of an fp32
+array, 128 of 8-bit codes, and what one random draw rounds. Runs and spans begin at multiples of 128, so that a warp has
+whole blocks of moments, whose scale is the largest of its lanes'; only where a span ends has a lane less than four.
+What is stored is a template's matter: weights with a master, with a remainder, alone; moments in fp32, bf16, 8 bits;
+gradients in fp32, bf16.
+An element's new values depend on nothing but itself, and the scale of its block, so the bits are the same for any grid.
+They are the twin's: the formulas are its adamw_weight and those of moments.h, and nvcc rounds division and square root
+correctly, unless told to be fast.
 The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are arguments.
-Bytes       a parameter: bf16 with master 30 (w written, master, m, v read and written, grads read), bf16 without 24 (w
-            read and written), fp32 without 28. 53 instructions a parameter, 71 with a rounding draw, a third of what an
-            H200 can do while it moves them: memory is the limit.
+Bytes       as in adamw.h: 30 to 14 a parameter. 53 instructions a parameter in fp32, some 20 more for each array that is
+            rounded with a draw: a third, in 8 bits half of what an H200 can do while it moves them. Memory is the limit.
 defines: cuda_adamw_update, cuda_params_changed
 */
 #pragma once
@@ -19,106 +21,190 @@ defines: cuda_adamw_update, cuda_params_changed
 
 enum { ADAMW_THREADS = 256, ADAMW_BLOCKS_A_MULTIPROCESSOR = 4, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements a block takes at a time
+static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp takes a block of moments at a time");
 
-// ---- WIDTH elements, 1 or a group; each is used once a step, but params, which the next forward reads, stay cached
+enum AdamWWeights { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
 
-template <int WIDTH> static __device__ __forceinline__ void adamw_load(float (&x)[WIDTH], const float *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = __ldcs(from);
+// ---- a lane's elements, as they are stored
+
+// four of T in one access
+template <class T>
+using GroupWords = std::conditional_t<sizeof(T) == 4, uint4, std::conditional_t<sizeof(T) == 2, uint2, uint32_t>>;
+
+// the first `count` of four; all of them where WHOLE, which says that they are there
+template <bool WHOLE, class T>
+static __device__ __forceinline__ void load_group(T (&x)[ADAMW_GROUP], const T *from, int count) {
+    if constexpr (WHOLE) {
+        GroupWords<T> words = __ldcs(reinterpret_cast<const GroupWords<T> *>(from));
+        memcpy(&x, &words, sizeof x);
     } else {
-        Pack<float> pack = load128_streaming(from);
         UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+        for (int k = 0; k < ADAMW_GROUP; k++) { x[k] = k < count ? from[k] : T{}; }
     }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void adamw_load(float (&x)[WIDTH], const bf16 *from) {
-    if constexpr (WIDTH == 1) {
-        x[0] = bf16_to_float(*from);
+template <bool WHOLE, class T>
+static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GROUP], int count) {
+    if constexpr (WHOLE) {
+        GroupWords<T> words;
+        memcpy(&words, &x, sizeof x);
+        __stcs(reinterpret_cast<GroupWords<T> *>(to), words);
     } else {
-        uint2 pair = __ldcs(reinterpret_cast<const uint2 *>(from));
-        float2 low = unpack_bf16(pair.x), high = unpack_bf16(pair.y);
-        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+        UNROLL
+        for (int k = 0; k < ADAMW_GROUP; k++) {
+            if (k < count) { to[k] = x[k]; }
+        }
     }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void adamw_store(float *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        __stcs(to, x[0]);
+// each array is used once a step, but for params, which the next forward reads: they stay cached
+template <bool WHOLE>
+static __device__ __forceinline__ void store_params(floatX *to, const floatX (&x)[ADAMW_GROUP], int count) {
+    if constexpr (WHOLE) {
+        GroupWords<floatX> words;
+        memcpy(&words, &x, sizeof x);
+        *reinterpret_cast<GroupWords<floatX> *>(to) = words;
     } else {
-        store128_streaming(to, Pack<float>::of(x));
+        store_group<false>(to, x, count);
     }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void adamw_store_params(float *to, const float (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = x[0];
-    } else {
-        store128(to, Pack<float>::of(x));
+// M: what a moment is stored as, G: a gradient
+template <int WEIGHTS, class M, class G> struct AdamWGroup {
+    floatX w[ADAMW_GROUP];
+    float master[ADAMW_GROUP];
+    int16_t remainder[ADAMW_GROUP];
+    M m[ADAMW_GROUP], v[ADAMW_GROUP];
+    G g[ADAMW_GROUP];
+
+    // elements i .. i + count - 1 of the flat block, zeros after them
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(const OptimizerState &state, const void *grads, size_t i, int count) {
+        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
+            load_group<WHOLE>(master, state.master + i, count);
+        } else {
+            load_group<WHOLE>(w, state.params + i, count);
+        }
+        if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { load_group<WHOLE>(remainder, state.remainder + i, count); }
+        load_group<WHOLE>(m, static_cast<const M *>(state.m) + i, count);
+        load_group<WHOLE>(v, static_cast<const M *>(state.v) + i, count);
+        load_group<WHOLE>(g, static_cast<const G *>(grads) + i, count);
     }
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void store(const OptimizerState &state, size_t i, int count) const {
+        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) { store_group<WHOLE>(state.master + i, master, count); }
+        if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { store_group<WHOLE>(state.remainder + i, remainder, count); }
+        store_group<WHOLE>(static_cast<M *>(state.m) + i, m, count);
+        store_group<WHOLE>(static_cast<M *>(state.v) + i, v, count);
+        store_params<WHOLE>(state.params + i, w, count);
+    }
+
+    __device__ __forceinline__ float weight(int k) const {
+        if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
+            return master[k];
+        } else if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) {
+            return joined_real(w[k], remainder[k]);
+        } else {
+            return to_real(w[k]);
+        }
+    }
+
+    __device__ __forceinline__ void set_weight(int k, float weight, uint64_t draw) {
+        if constexpr (WEIGHTS == WEIGHTS_ALONE) {
+            w[k] = to_floatX_stochastic(weight, rounding_part(draw, k));
+        } else {
+            w[k] = to_floatX_half_up(weight);
+            master[k] = weight;
+            remainder[k] = remainder_of(weight);
+        }
+    }
+};
+
+static __device__ __forceinline__ float stored_float(float x) { return x; }
+static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_float(x); }
+
+// ---- moments as numbers and back. What is stored as fp32 or bf16 knows nothing of its neighbours, what has 8 bits has a
+// scale with the warp's other lanes, all of which come here
+
+static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
+                                                     uint64_t) {
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = x[k]; }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void adamw_store_params(bf16 *to, const bf16 (&x)[WIDTH]) {
-    if constexpr (WIDTH == 1) {
-        *to = x[0];
-    } else {
-        *reinterpret_cast<uint2 *>(to) = make_uint2(static_cast<uint32_t>(x[1].bits) << 16 | x[0].bits,
-                                                    static_cast<uint32_t>(x[3].bits) << 16 | x[2].bits);
+static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
+                                                     uint64_t draw) {
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = bf16_round_stochastic(x[k], rounding_part(draw, k)); }
+}
+
+// returns the scale, the same in every lane
+static __device__ __forceinline__ float m_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&m)[ADAMW_GROUP],
+                                                 uint64_t draw) {
+    float largest = 0;
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) { largest = fmaxf(largest, fabsf(m[k])); }
+    float scale = m_scale(warp_max(largest)), inverse = inverse_scale(scale);
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = m_code(m[k], inverse, rounding_part(draw, k)); }
+    return scale;
+}
+
+static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&v)[ADAMW_GROUP],
+                                                 uint64_t draw) {
+    float root[ADAMW_GROUP], largest = 0;
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        root[k] = sqrtf(v[k]);
+        largest = fmaxf(largest, root[k]);
     }
+    float scale = v_scale(warp_max(largest)), inverse = inverse_scale(scale);
+    UNROLL
+    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = v_code(root[k], inverse, rounding_part(draw, k)); }
+    return scale;
 }
 
 // ---- the kernel
 
-struct AdamWArrays {
-    floatX *params;
-    float *master, *m, *v;
-    const float *grads;
-    bool aligned;  // to groups
-};
-
-// elements i .. i + WIDTH - 1 of the flat block
-template <int WIDTH, bool HAS_MASTER>
-static __device__ __forceinline__ void adamw_elements(const AdamWArrays &a, size_t i, const AdamWTensor &t,
-                                                      const AdamWScales &s) {
-    float w[WIDTH], m[WIDTH], v[WIDTH], g[WIDTH];
-    if constexpr (HAS_MASTER) {
-        adamw_load(w, a.master + i);
+// Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes without any go through it as well, with zeros.
+template <int WEIGHTS, class M, class G>
+static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
+                                                   size_t i, int count, const AdamWTensor &t, const AdamWScales &s) {
+    constexpr bool CODES = std::is_same_v<M, uint8_t>;
+    AdamWGroup<WEIGHTS, M, G> group;
+    if (count == ADAMW_GROUP) {
+        group.template load<true>(state, grads, i, count);
     } else {
-        adamw_load(w, a.params + i);
+        group.template load<false>(state, grads, i, count);
     }
-    adamw_load(m, a.m + i);
-    adamw_load(v, a.v + i);
-    adamw_load(g, a.grads + i);
-    floatX stored[WIDTH];
+    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = (i - t.span.begin) / ADAMW_GROUP, weight_draw = 0;
+    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = rounding_draw(t.seed, t.step, tensor, ROUND_WEIGHT, draw); }
+    float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
+    if constexpr (CODES) { m_old = state.m_scales[block], v_old = state.v_scales[block]; }
     UNROLL
-    for (int k = 0; k < WIDTH; k++) {
-        w[k] = adamw_weight(w[k], &m[k], &v[k], g[k] * t.grad_scale, t.span.decay, s);
-        if constexpr (HAS_MASTER) {
-            stored[k] = to_floatX(w[k]);
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        if constexpr (CODES) {
+            m[k] = m_of_code(group.m[k], m_old), v[k] = v_of_code(group.v[k], v_old);
         } else {
-            // a group begins at a multiple of 4 in its tensor, and said like this the compiler makes one draw for it
-            size_t index = i - t.span.begin, random_index = WIDTH == 1 ? index : index / 4 * 4 + k;
-            uint32_t random_bits = rounding_bits(t.seed, t.step, static_cast<uint64_t>(t.span.tensor), random_index);
-            stored[k] = to_floatX_stochastic(w[k], random_bits);
+            m[k] = stored_float(group.m[k]), v[k] = stored_float(group.v[k]);
         }
+        float g = stored_float(group.g[k]) * t.grad_scale;
+        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.span.decay, s), weight_draw);
     }
-    if constexpr (HAS_MASTER) { adamw_store(a.master + i, w); }
-    adamw_store(a.m + i, m);
-    adamw_store(a.v + i, v);
-    adamw_store_params(a.params + i, stored);
-}
-
-// elements [begin, end) of the tensor, by the whole block
-template <bool HAS_MASTER>
-static __device__ __forceinline__ void adamw_run(const AdamWArrays &a, size_t begin, size_t end, const AdamWTensor &t,
-                                                 const AdamWScales &s) {
-    bool grouped = a.aligned && begin % ADAMW_GROUP == 0 && t.span.begin % ADAMW_GROUP == 0;
-    size_t groups_end = grouped ? end - end % ADAMW_GROUP : begin;
-    for (size_t i = begin + threadIdx.x * ADAMW_GROUP; i < groups_end; i += ADAMW_SWEEP) {
-        adamw_elements<ADAMW_GROUP, HAS_MASTER>(a, i, t, s);
+    if constexpr (CODES) {
+        // every lane has used the old scales before the maxima, for which it waits, are there
+        float m_new = m_encode(group.m, m, rounding_draw(t.seed, t.step, tensor, ROUND_M, draw));
+        float v_new = v_encode(group.v, v, rounding_draw(t.seed, t.step, tensor, ROUND_V, draw));
+        if (lane_id() == 0) { state.m_scales[block] = m_new, state.v_scales[block] = v_new; }
+    } else {
+        moments_store(group.m, m, rounding_draw(t.seed, t.step, tensor, ROUND_M, draw));
+        moments_store(group.v, v, rounding_draw(t.seed, t.step, tensor, ROUND_V, draw));
     }
-    for (size_t i = groups_end + threadIdx.x; i < end; i += ADAMW_THREADS) {
-        adamw_elements<1, HAS_MASTER>(a, i, t, s);
+    if (count == ADAMW_GROUP) {
+        group.template store<true>(state, i, count);
+    } else {
+        group.template store<false>(state, i, count);
     }
 }
 
@@ -136,10 +222,10 @@ static __device__ __forceinline__ int adamw_span_at(const TensorSpan *spans, int
     return low;
 }
 
-template <bool HAS_MASTER>
+template <int WEIGHTS, class M, class G>
 static __global__ void __launch_bounds__(ADAMW_THREADS, ADAMW_BLOCKS_A_MULTIPROCESSOR)
-    adamw_kernel(AdamWArrays arrays, const float *norm_squared, const TensorSpan *spans, int num_spans, uint64_t seed,
-                 int step, AdamWScales scales) {
+    adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
+                 int num_spans, uint64_t seed, int step, AdamWScales scales) {
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
     size_t first = spans[0].begin, last = spans[num_spans - 1].begin + spans[num_spans - 1].count;
@@ -150,26 +236,35 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, ADAMW_BLOCKS_A_MULTIPROC
     for (; s < num_spans && spans[s].begin < end; s++) {
         AdamWTensor tensor = {spans[s], seed, static_cast<uint64_t>(step), grad_scale};
         size_t from = max(begin, tensor.span.begin), to = min(end, tensor.span.begin + tensor.span.count);
-        adamw_run<HAS_MASTER>(arrays, from, to, tensor, scales);
+        for (size_t at = from + warp_id() * MOMENT_BLOCK; at < to; at += ADAMW_SWEEP) {
+            size_t i = at + lane_id() * ADAMW_GROUP;
+            int count = i < to ? static_cast<int>(min(to - i, static_cast<size_t>(ADAMW_GROUP))) : 0;
+            adamw_group<WEIGHTS, M, G>(state, grads, at / MOMENT_BLOCK, i, count, tensor, scales);
+        }
     }
 }
 
-static inline bool adamw_aligned(const AdamWArrays &a) {
-    uintptr_t fp32 = reinterpret_cast<uintptr_t>(a.master) | reinterpret_cast<uintptr_t>(a.m) |
-                     reinterpret_cast<uintptr_t>(a.v) | reinterpret_cast<uintptr_t>(a.grads);
-    return fp32 % (ADAMW_GROUP * sizeof(float)) == 0 &&
-           reinterpret_cast<uintptr_t>(a.params) % (ADAMW_GROUP * sizeof(floatX)) == 0;
+// ---- which of them
+
+typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
+                            int num_spans, uint64_t seed, int step, AdamWScales scales);
+
+template <class M, class G> static inline AdamWKernel adamw_kernel_of(const OptimizerState *state) {
+    if (state->master) { return adamw_kernel<WEIGHTS_WITH_MASTER, M, G>; }
+    return state->remainder ? adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G> : adamw_kernel<WEIGHTS_ALONE, M, G>;
 }
 
-static inline void cuda_adamw_update(floatX *params, real *master, real *m, real *v, const real *grads,
-                                     const real *norm_squared, const TensorSpan *spans, int num_spans,
-                                     const AdamW *hyper, Exec *ex) {
+template <class G> static inline AdamWKernel adamw_kernel_of(const OptimizerState *state) {
+    if (state->moments == DT_U8) { return adamw_kernel_of<uint8_t, G>(state); }
+    return state->moments == DT_BF16 ? adamw_kernel_of<bf16, G>(state) : adamw_kernel_of<float, G>(state);
+}
+
+static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                     const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex) {
     if (num_spans == 0) { return; }
-    AdamWArrays arrays = {params, master, m, v, grads, false};
-    arrays.aligned = adamw_aligned(arrays);
-    auto kernel = master ? adamw_kernel<true> : adamw_kernel<false>;
-    LAUNCH(kernel, ex->cuda->multiprocessors * ADAMW_BLOCKS_A_MULTIPROCESSOR, ADAMW_THREADS, 0, stream_of(ex), arrays,
-           norm_squared, spans, num_spans, hyper->seed, hyper->step, adamw_scales(hyper));
+    AdamWKernel kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(state) : adamw_kernel_of<float>(state);
+    LAUNCH(kernel, ex->cuda->multiprocessors * ADAMW_BLOCKS_A_MULTIPROCESSOR, ADAMW_THREADS, 0, stream_of(ex), *state,
+           grads.at, norm_squared, spans, num_spans, hyper->seed, hyper->step, adamw_scales(hyper));
 }
 
 // nothing is kept of them: kernels read params themselves

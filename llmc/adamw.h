@@ -3,21 +3,30 @@ AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by g
   g = grad * min(1, clip / ||grads||)
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
-A weight that is bf16 without an fp32 master copy is rounded stochastically: to nearest, most updates would be lost. The
-draw depends on the seed, the step, the tensor and the element in it alone.
+All of it is computed in real. What is stored is chosen apart from that:
+  w   an fp32 master and params rounded from it; or params and what they lack of the master, 16 bits (floatx.h): the same
+      numbers, bit for bit; or params alone. Where these are bf16 they are rounded stochastically: to nearest, most
+      updates would be lost
+  m v real; or bf16 rounded stochastically: with beta2 = 0.999 a step changes v by less than the distance of two bf16, and
+      to nearest it would never decay; or 8 bits with a scale for 128 neighbours (moments.h)
+  g   real or bf16
+A draw depends on the seed, the step, the tensor, the element in it and which of w, m, v it rounds, and on nothing else.
 Where the gradients' norm is not finite, nothing is updated.
 Every multiply-add is written as one fma, which a compiler neither splits nor forms by itself, so that all of them, and
 the CUDA kernel, compute the same bits.
 With -f 2 the rounded copy of the parameters (Exec.rounded) is written beside them, while they are in cache.
-Bytes       28 a parameter in fp32: w, m, v read and written, grads read.
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, cpu_adamw_update
+Bytes       a parameter, all but g read and written, without the scales' 1/16:
+              fp32       28    w 4, m 4, v 4, g 4
+              bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
+                         18    w 2, remainder 2, m 2, v 2, g 2
+                         14    w 2, remainder 2, m 1, v 1, g 2
+defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, cpu_adamw_update
 */
 #pragma once
 #include "exec.h"
+#include "moments.h"
 #include "rng.h"
 #include "vector_math.h"
-
-enum { ADAMW_BLOCK = 4096 };  // elements a thread updates at a time
 
 // what the step's numbers come to for every element
 typedef struct {
@@ -48,50 +57,172 @@ static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bo
     return REAL_MATH(fma)(decays ? s.keep : 1, w, -(s.step_size * *m / deviation));
 }
 
-// what a block of elements is part of
+// what a run of elements is part of
 typedef struct {
     TensorSpan span;
     uint64_t seed, step;
     real grad_scale;
 } AdamWTensor;
 
-// elements [i, i + n) of the flat block;  has_master is a constant where it is inlined, which the vectors need
-static inline void adamw_block(floatX *params, real *master, real *m, real *v, const real *grads, size_t i, size_t n,
-                               bool has_master, AdamWTensor t, AdamWScales s) {
+// ---- the twin: a tile of elements at a time, so that no loop over them asks what they are stored as
+
+enum { ADAMW_TILE = 512 };  // elements a thread updates at a time: whole blocks of moments, all of it in the L1 cache
+
+// a tile's numbers where they are not stored as real, and the draws that round them
+typedef struct {
+    real w[ADAMW_TILE], m[ADAMW_TILE], v[ADAMW_TILE], g[ADAMW_TILE];
+    uint16_t random_bits[ADAMW_TILE];
+} AdamWTile;
+
+// Elements i .. i + n - 1 of an array as real: where it is real, the place itself; else `buffer`, filled from it.
+static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *buffer) {
+    if (dtype != DT_BF16) { return (real *)array + i; }
+    const bf16 *from = (const bf16 *)array + i;
 #pragma omp simd
-    for (size_t e = i; e < i + n; e++) {
-        real w = has_master ? master[e] : to_real(params[e]);
-        w = adamw_weight(w, &m[e], &v[e], grads[e] * t.grad_scale, t.span.decay, s);
-        if (has_master) {
-            master[e] = w;
-            params[e] = to_floatX(w);
-        } else {
-            uint32_t random_bits = rounding_bits(t.seed, t.step, (uint64_t)t.span.tensor, e - t.span.begin);
-            params[e] = to_floatX_stochastic(w, random_bits);
+    for (size_t e = 0; e < n; e++) { buffer[e] = bf16_to_float(from[e]); }
+    return buffer;
+}
+
+static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_t n, real *buffer) {
+    if (state->master) { return state->master + i; }
+    if (!state->remainder) { return tile_of(state->params, DT_FLOATX, i, n, buffer); }
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { buffer[e] = joined_real(state->params[i + e], state->remainder[i + e]); }
+    return buffer;
+}
+
+// m and v from 8 bits
+static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
+    const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        float m_scale = state->m_scales[(i + block) / MOMENT_BLOCK];
+        float v_scale = state->v_scales[(i + block) / MOMENT_BLOCK];
+        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
+#pragma omp simd
+        for (size_t e = block; e < end; e++) {
+            m[e] = m_of_code(m_codes[e], m_scale);
+            v[e] = v_of_code(v_codes[e], v_scale);
         }
     }
 }
 
-static inline void cpu_adamw_update(floatX *params, real *master, real *m, real *v, const real *grads,
-                                    const real *norm_squared, const TensorSpan *spans, int num_spans,
-                                    const AdamW *hyper, Exec *ex) {
+// ---- back to where they are stored
+
+// a tile's random bits for w, m or v; `first` is the place of its beginning in the tensor, a multiple of 4
+static inline void tile_draw(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
+    uint64_t draws[ADAMW_TILE / 4];
+    for (size_t group = 0; group < (n + 3) / 4; group++) {
+        draws[group] = rounding_draw(t.seed, t.step, (uint64_t)t.span.tensor, what, first / 4 + group);
+    }
+    memcpy(random_bits, draws, n * sizeof *random_bits);  // little-endian: the lowest 16 bits are the first element's
+}
+
+static inline void tile_round(bf16 *to, const real *from, const uint16_t *random_bits, size_t n) {
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { to[e] = bf16_round_stochastic((float)from[e], random_bits[e]); }
+}
+
+static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, const real *w,
+                                      AdamWTensor t) {
+    floatX *params = state->params + i;
+    if (state->master || state->remainder) {
+#pragma omp simd
+        for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
+    } else if (DT_FLOATX == DT_BF16) {
+        tile_draw(tile->random_bits, ROUND_WEIGHT, i - t.span.begin, n, t);
+        tile_round((bf16 *)(void *)params, w, tile->random_bits, n);
+    }
+    if (state->remainder) {
+#pragma omp simd
+        for (size_t e = 0; e < n; e++) { state->remainder[i + e] = remainder_of(w[e]); }
+    }
+}
+
+static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile) {
+    uint8_t *codes = (uint8_t *)state->m + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
+        float largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (size_t e = block; e < end; e++) {
+            float magnitude = fabsf((float)tile->m[e]);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        float scale = m_scale(largest), inverse = inverse_scale(scale);
+        state->m_scales[(i + block) / MOMENT_BLOCK] = scale;
+#pragma omp simd
+        for (size_t e = block; e < end; e++) { codes[e] = m_code((float)tile->m[e], inverse, tile->random_bits[e]); }
+    }
+}
+
+static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile) {
+    uint8_t *codes = (uint8_t *)state->v + i;
+    for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
+        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
+        float largest = 0, root[MOMENT_BLOCK];
+#pragma omp simd reduction(max : largest)
+        for (size_t e = block; e < end; e++) {
+            root[e - block] = sqrtf((float)tile->v[e]);
+            largest = root[e - block] > largest ? root[e - block] : largest;
+        }
+        float scale = v_scale(largest), inverse = inverse_scale(scale);
+        state->v_scales[(i + block) / MOMENT_BLOCK] = scale;
+#pragma omp simd
+        for (size_t e = block; e < end; e++) { codes[e] = v_code(root[e - block], inverse, tile->random_bits[e]); }
+    }
+}
+
+// m and v from the tile, unless they are real: then they have been changed where they are
+static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, AdamWTensor t) {
+    if (state->moments == DT_REAL) { return; }
+    bool bytes = state->moments == DT_U8;
+    tile_draw(tile->random_bits, ROUND_M, i - t.span.begin, n, t);
+    if (bytes) {
+        tile_encode_m(state, i, n, tile);
+    } else {
+        tile_round((bf16 *)state->m + i, tile->m, tile->random_bits, n);
+    }
+    tile_draw(tile->random_bits, ROUND_V, i - t.span.begin, n, t);
+    if (bytes) {
+        tile_encode_v(state, i, n, tile);
+    } else {
+        tile_round((bf16 *)state->v + i, tile->v, tile->random_bits, n);
+    }
+}
+
+// elements i .. i + n - 1 of the flat block, which lie in one tensor; i - span.begin is a multiple of ADAMW_TILE
+static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, AdamWTensor t,
+                              AdamWScales s) {
+    AdamWTile tile;
+    real *w = tile_of_weights(state, i, n, tile.w), *m = tile.m, *v = tile.v;
+    const real *g = tile_of(grads.at, grads.dtype, i, n, tile.g);
+    if (state->moments == DT_U8) {
+        tile_decode(state, i, n, m, v);
+    } else {
+        m = tile_of(state->m, state->moments, i, n, m);
+        v = tile_of(state->v, state->moments, i, n, v);
+    }
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * t.grad_scale, t.span.decay, s); }
+    tile_store_weights(state, i, n, &tile, w, t);
+    tile_store_moments(state, i, n, &tile, t);
+}
+
+static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                    const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex) {
     if (!isfinite(*norm_squared)) { return; }
-    bf16 *rounded = ex->rounded.params ? ex->rounded.params + (params - ex->rounded.source) : NULL;
+    bf16 *rounded = ex->rounded.params ? ex->rounded.params + (state->params - ex->rounded.source) : NULL;
     AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
     for (int s = 0; s < num_spans; s++) {
         AdamWTensor tensor = {spans[s], hyper->seed, (uint64_t)hyper->step, grad_scale};
 #pragma omp for schedule(static) nowait
-        for (size_t start = 0; start < spans[s].count; start += ADAMW_BLOCK) {
+        for (size_t start = 0; start < spans[s].count; start += ADAMW_TILE) {
             size_t i = spans[s].begin + start, left = spans[s].count - start;
-            size_t n = left < ADAMW_BLOCK ? left : (size_t)ADAMW_BLOCK;
-            if (master) {
-                adamw_block(params, master, m, v, grads, i, n, true, tensor, scales);
-            } else {
-                adamw_block(params, NULL, m, v, grads, i, n, false, tensor, scales);
-            }
-            if (rounded) { round_to_bf16(rounded + i, params + i, n); }
+            size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
+            adamw_tile(state, grads, i, n, tensor, scales);
+            if (rounded) { round_to_bf16(rounded + i, state->params + i, n); }
         }
     }
 }

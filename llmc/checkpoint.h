@@ -1,16 +1,20 @@
 /*
 Checkpoints: a folder RUN/step_00000100 with
   model.safetensors + config.json   what Hugging Face's GPT-2 reads (Conv1D weights are (in, out) there, (out, in) here)
-  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are stored rounded
+  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are stored rounded and masters kept
   state.json                        the step, the data position, the guards: what else a bit-exact resume needs
+Masters are F32, also those that a run keeps as 16 bits beside the weights. Moments are as the run has them, F32, BF16, or
+codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them: a scale in F32 for each 128 elements, which are
+counted in (out, in) order. A run that wants masters or moments otherwise than it finds them has them converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
-         model_load, model_close, checkpoint_load, checkpoint_load_state, json_whole, read_json, try_read_json,
-         write_json
+         block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole, read_json,
+         try_read_json, write_json
 */
 #pragma once
 #include "check.h"
 #include "device.h"
+#include "moments.h"
 #include "params.h"
 #include "safetensors.h"
 #include <cjson/cJSON.h>
@@ -21,20 +25,20 @@ defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, check
 
 enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
 
-// the blocks of a model on its device, each laid out by param_layout
+// a model on its device: blocks laid out by param_layout
 typedef struct {
     const GPT2Config *config;
     const Device *device;
-    floatX *params;
-    real *master;  // NULL where params are fp32 themselves
-    real *m, *v;
+    OptimizerState optimizer;
 } ModelState;
 
 // one family of tensors in a file: "m." and its block
 typedef struct {
     const char *prefix;
-    DType dtype;
-    void *block;  // NULL: this model does not have it
+    DType dtype;               // in the file
+    const void *block;         // NULL: this model does not have it
+    const int16_t *remainder;  // NULL, or what the block, params, lacks of the masters that go to the file
+    bool of_blocks;            // a number for each MOMENT_BLOCK elements of a tensor, not for each element
 } TensorFamily;
 
 // out (cols,rows) = transpose of in (rows,cols), elements of `size` bytes
@@ -47,33 +51,54 @@ static inline void transpose_bytes(unsigned char *out, const unsigned char *in, 
 
 // ---- writing
 
+static inline size_t blocks_of(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
+
 static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const GPT2Config *config) {
     char name[NAME_LENGTH], full[2 * NAME_LENGTH];
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t rows = param_used_rows(p, config), cols = param_cols(p, config);
-        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE;
+        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE || family->of_blocks;
+        size_t length = family->of_blocks ? blocks_of(rows * cols) : cols;
         size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
         for (int layer = 0; layer < param_layers(p, config); layer++) {
             param_name(name, sizeof name, p, layer);
             snprintf(full, sizeof full, "%s%s", family->prefix, name);
-            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, vector ? &cols : shape);
+            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, vector ? &length : shape);
         }
     }
+}
+
+// host (count) = the family's numbers from number `at` on, as the file has them
+static inline void family_fetch(void *host, const TensorFamily *family, size_t at, size_t count, const Device *device) {
+    size_t size = dtype_size(family->dtype);
+    if (!family->remainder) {
+        device->download(host, (const unsigned char *)family->block + at * size, count * size);
+        return;
+    }
+    floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
+    int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
+    device->download(weights, (const floatX *)family->block + at, count * sizeof *weights);
+    device->download(remainder, family->remainder + at, count * sizeof *remainder);
+    for (size_t i = 0; i < count; i++) { ((real *)host)[i] = joined_real(weights[i], remainder[i]); }
+    free(weights);
+    free(remainder);
 }
 
 // writes the family's tensors, whose first index is `index`, in the order they were declared
 static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
     ParamLayout layout = param_layout(s->config);
-    size_t size = dtype_size(family->dtype);
+    size_t size = dtype_size(family->dtype), per_number = family->of_blocks ? MOMENT_BLOCK : 1;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t rows = param_used_rows(p, s->config), cols = param_cols(p, s->config), bytes = rows * cols * size;
+        bool flip = param_specs[id].transposed && !family->of_blocks;
+        size_t rows = param_used_rows(p, s->config), cols = param_cols(p, s->config);
+        size_t count = (rows * cols + per_number - 1) / per_number, bytes = count * size;
         unsigned char *host = (unsigned char *)xmalloc(2 * bytes), *flipped = host + bytes;
         for (int layer = 0; layer < param_layers(p, s->config); layer++) {
-            s->device->download(host, (unsigned char *)family->block + param_offset(&layout, p, layer) * size, bytes);
-            if (param_specs[id].transposed) { transpose_bytes(flipped, host, rows, cols, size); }
-            safetensors_write(w, index++, 0, param_specs[id].transposed ? flipped : host, bytes);
+            family_fetch(host, family, param_offset(&layout, p, layer) / per_number, count, s->device);
+            if (flip) { transpose_bytes(flipped, host, rows, cols, size); }
+            safetensors_write(w, index++, 0, flip ? flipped : host, bytes);
         }
         free(host);
     }
@@ -165,13 +190,19 @@ static inline int sync_folder(const char *path) {
 // the four files of a checkpoint into `folder`; 0 or an errno
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
-    const TensorFamily model = {"", DT_FLOATX, s->params};
-    const TensorFamily optimizer[] = {{"m.", DT_REAL, s->m}, {"v.", DT_REAL, s->v}, {"master.", DT_REAL, s->master}};
+    const OptimizerState *o = &s->optimizer;
+    const TensorFamily model = {"", DT_FLOATX, o->params, NULL, false};
+    const void *masters = o->remainder ? (const void *)o->params : o->master;
+    const TensorFamily optimizer[] = {{"m.", o->moments, o->m, NULL, false},
+                                      {"v.", o->moments, o->v, NULL, false},
+                                      {"m_scales.", DT_F32, o->m_scales, NULL, true},
+                                      {"v_scales.", DT_F32, o->v_scales, NULL, true},
+                                      {"master.", DT_REAL, masters, o->remainder, false}};
     format_path(path, "%s/model.safetensors", folder);
     int error = families_save(path, &model, 1, s);
     if (error) { return error; }
     format_path(path, "%s/optimizer.safetensors", folder);
-    error = families_save(path, optimizer, 3, s);
+    error = families_save(path, optimizer, 5, s);
     if (error) { return error; }
     cJSON *config = model_config_json(s->config);
     format_path(path, "%s/config.json", folder);
@@ -226,10 +257,11 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     sync_folder(run_dir);
 }
 
-// what one checkpoint takes on disk, within a few KiB
-static inline size_t checkpoint_bytes(const GPT2Config *config) {
-    size_t moments = 2 * sizeof(real), master = DT_FLOATX == DT_REAL ? 0 : sizeof(real);
-    return num_parameters(config) * (sizeof(floatX) + moments + master);
+// what one checkpoint takes on disk, within a few KiB; has_master: masters or remainders
+static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments) {
+    double scales = moments == DT_U8 ? 2.0 * sizeof(float) / MOMENT_BLOCK : 0;
+    size_t master = has_master ? sizeof(real) : 0, count = num_parameters(config);
+    return count * (sizeof(floatX) + 2 * dtype_size(moments) + master) + (size_t)((double)count * scales);
 }
 
 // ---- the checkpoints of a run
@@ -501,38 +533,221 @@ static inline void model_read_tensor(const ModelFile *model, const char *prefix,
     free(stored);
 }
 
-// Fills one block of real, and one of floatX rounded from it, from the tensors named prefix + name; either may be NULL.
-static inline void model_load(const ModelFile *model, const char *prefix, real *block, floatX *rounded,
-                              const Device *device) {
+// what is done with a tensor that was read: `count` numbers of one, in our orientation, which begin at element `at` of the
+// blocks of `to`
+typedef void (*TensorSink)(void *to, const real *numbers, size_t at, size_t count, const Device *device);
+
+// every tensor named prefix + name into the sink, one after another
+static inline void tensors_load(const ModelFile *model, const char *prefix, TensorSink sink, void *to,
+                                const Device *device) {
     const GPT2Config *c = &model->config;
     ParamLayout layout = param_layout(c);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t count = param_used_rows(p, c) * param_cols(p, c);
         real *host = (real *)xmalloc(count * sizeof(real));
-        floatX *stored = (floatX *)xmalloc(count * sizeof(floatX));
         for (int layer = 0; layer < param_layers(p, c); layer++) {
-            size_t at = param_offset(&layout, p, layer);
             model_read_tensor(model, prefix, p, layer, host);
-            for (size_t i = 0; i < count; i++) { stored[i] = to_floatX(host[i]); }
-            if (block) { device->upload(block + at, host, count * sizeof(real)); }
-            if (rounded) { device->upload(rounded + at, stored, count * sizeof(floatX)); }
+            sink(to, host, param_offset(&layout, p, layer), count, device);
         }
         free(host);
-        free(stored);
     }
 }
 
-// Fills params, master, m and v from a checkpoint folder, whose model.safetensors is opened already. The weights are
-// exact whatever the two builds' precisions: where they were stored rounded, it is the masters that are read.
+static inline void block_sink(void *to, const real *numbers, size_t at, size_t count, const Device *device) {
+    device->upload((real *)to + at, numbers, count * sizeof(real));
+}
+
+// fills a block of real from the tensors named prefix + name
+static inline void block_load(const ModelFile *model, const char *prefix, real *block, const Device *device) {
+    tensors_load(model, prefix, block_sink, block, device);
+}
+
+// `count` weights at element `at` of the state's blocks: params are rounded half up where a master or a remainder is kept
+// of them, else to nearest even
+static inline void weights_store(const OptimizerState *o, const real *numbers, size_t at, size_t count,
+                                 const Device *device) {
+    bool kept = o->master || o->remainder;
+    floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
+    for (size_t i = 0; i < count; i++) { weights[i] = kept ? to_floatX_half_up(numbers[i]) : to_floatX(numbers[i]); }
+    device->upload(o->params + at, weights, count * sizeof *weights);
+    free(weights);
+    if (o->master) { device->upload(o->master + at, numbers, count * sizeof *numbers); }
+    if (!o->remainder) { return; }
+    int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
+    for (size_t i = 0; i < count; i++) { remainder[i] = remainder_of(numbers[i]); }
+    device->upload(o->remainder + at, remainder, count * sizeof *remainder);
+    free(remainder);
+}
+
+static inline void weights_sink(void *to, const real *numbers, size_t at, size_t count, const Device *device) {
+    weights_store((const OptimizerState *)to, numbers, at, count, device);
+}
+
+// fills params, and their masters or remainders, from the tensors named prefix + name
+static inline void weights_load(const ModelFile *model, const char *prefix, const OptimizerState *to,
+                                const Device *device) {
+    tensors_load(model, prefix, weights_sink, (void *)to, device);
+}
+
+// ---- moments, in three types in the file and three in the run
+
+// m or v of a run
+typedef struct {
+    void *block;
+    DType dtype;
+    float *scales;  // of DT_U8
+    bool is_v;
+} Moments;
+
+// the codes of one tensor in our orientation, and their scales
+typedef struct {
+    uint8_t *codes;
+    float *scales;
+    size_t count;
+} Codes;
+
+static inline Codes codes_make(size_t count) {
+    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(blocks_of(count) * sizeof(float)), count};
+    return c;
+}
+
+static inline void codes_free(Codes *c) {
+    free(c->codes);
+    free(c->scales);
+}
+
+static inline void codes_read(const ModelFile *file, const char *prefix, ParamId id, int layer, Codes *c) {
+    const SafeTensor *t = model_tensor(file, prefix, id, layer);
+    char scales_prefix[16], name[NAME_LENGTH];
+    snprintf(scales_prefix, sizeof scales_prefix, "%c_scales.", prefix[0]);
+    param_name(name, sizeof name, id, layer);
+    const SafeTensor *scales = model_find(file, scales_prefix, name);
+    size_t rows = param_used_rows(id, &file->config), cols = param_cols(id, &file->config);
+    if (!scales || scales->dtype != DT_F32 || scales->num_dims != 1 || scales->shape[0] != blocks_of(c->count)) {
+        input_error("'%s' has %s tensor %s%s, expected %zu numbers in F32, the scales of the codes in %s%s; take the "
+                    "checkpoint before it",
+                    file->file.path, scales ? "another" : "no", scales_prefix, name, blocks_of(c->count), prefix, name);
+    }
+    safetensors_read(&file->file, scales, 0, c->scales, blocks_of(c->count) * sizeof *c->scales);
+    if (!param_specs[id].transposed) {
+        safetensors_read(&file->file, t, 0, c->codes, c->count);
+        return;
+    }
+    uint8_t *stored = (uint8_t *)xmalloc(c->count);
+    safetensors_read(&file->file, t, 0, stored, c->count);
+    transpose_bytes(c->codes, stored, cols, rows, 1);
+    free(stored);
+}
+
+static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
+    for (size_t i = 0; i < c->count; i++) {
+        float scale = c->scales[i / MOMENT_BLOCK];
+        numbers[i] = is_v ? v_of_code(c->codes[i], scale) : m_of_code(c->codes[i], scale);
+    }
+}
+
+// to nearest, as a conversion is made once
+static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
+    for (size_t begin = 0; begin < c->count; begin += MOMENT_BLOCK) {
+        size_t end = begin + MOMENT_BLOCK < c->count ? begin + MOMENT_BLOCK : c->count;
+        float values[MOMENT_BLOCK], largest = 0;
+        for (size_t i = begin; i < end; i++) {
+            float x = values[i - begin] = is_v ? sqrtf((float)numbers[i]) : (float)numbers[i];
+            if (fabsf(x) > largest) { largest = fabsf(x); }
+        }
+        float scale = is_v ? v_scale(largest) : m_scale(largest), inverse = inverse_scale(scale);
+        c->scales[begin / MOMENT_BLOCK] = scale;
+        for (size_t i = begin; i < end; i++) {
+            float x = values[i - begin];
+            c->codes[i] = is_v ? v_code(x, inverse, NEAREST_BITS) : m_code(x, inverse, NEAREST_BITS);
+        }
+    }
+}
+
+static inline void codes_upload(const Codes *c, const Moments *to, size_t at, const Device *device) {
+    device->upload((uint8_t *)to->block + at, c->codes, c->count);
+    device->upload(to->scales + at / MOMENT_BLOCK, c->scales, blocks_of(c->count) * sizeof *c->scales);
+}
+
+// `count` moments at element `at` of the block, as the run has them
+static inline void moments_store(const Moments *to, const real *numbers, size_t at, size_t count,
+                                 const Device *device) {
+    if (to->dtype == DT_U8) {
+        Codes codes = codes_make(count);
+        codes_encode(&codes, to->is_v, numbers);
+        codes_upload(&codes, to, at, device);
+        codes_free(&codes);
+    } else if (to->dtype == DT_BF16) {
+        bf16 *rounded = (bf16 *)xmalloc(count * sizeof *rounded);
+        for (size_t i = 0; i < count; i++) { rounded[i] = float_to_bf16((float)numbers[i]); }
+        device->upload((bf16 *)to->block + at, rounded, count * sizeof *rounded);
+        free(rounded);
+    } else {
+        device->upload((real *)to->block + at, numbers, count * sizeof *numbers);
+    }
+}
+
+// One tensor of moments. Codes stay the codes they are, if that is what the run has: they are its bits.
+static inline void moments_load_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer,
+                                       const Moments *to, size_t at, const Device *device) {
+    size_t count = param_used_rows(id, &file->config) * param_cols(id, &file->config);
+    bool coded = model_tensor(file, prefix, id, layer)->dtype == DT_U8;
+    real *numbers = (real *)xmalloc(count * sizeof *numbers);
+    Codes codes = codes_make(count);
+    if (coded) {
+        codes_read(file, prefix, id, layer, &codes);
+        codes_decode(&codes, to->is_v, numbers);
+    } else {
+        model_read_tensor(file, prefix, id, layer, numbers);
+    }
+    if (coded && to->dtype == DT_U8) {
+        codes_upload(&codes, to, at, device);
+    } else {
+        moments_store(to, numbers, at, count, device);
+    }
+    codes_free(&codes);
+    free(numbers);
+}
+
+static inline void moments_load(const ModelFile *file, const char *prefix, const Moments *to, const Device *device) {
+    ParamLayout layout = param_layout(&file->config);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, &file->config); layer++) {
+            size_t at = param_offset(&layout, (ParamId)id, layer);
+            moments_load_tensor(file, prefix, (ParamId)id, layer, to, at, device);
+        }
+    }
+}
+
+// ---- a checkpoint
+
+// says on stdout what of the optimizer's state is not as it was saved
+static inline void note_conversions(const ModelFile *optimizer, const OptimizerState *o, bool masters_missing) {
+    const SafeTensor *m = model_find(optimizer, "m.", "wte.weight");
+    if (m->dtype != o->moments) {
+        printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
+    }
+    if (masters_missing && (o->master || o->remainder)) {
+        printf("note      the checkpoint has no master weights: they begin as the rounded weights that it has\n");
+    }
+}
+
+// Fills the whole state from a checkpoint folder, whose model.safetensors is opened already. The weights are exact
+// whatever the two builds' precisions: where they were stored rounded, it is the masters that are read, if there are any.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
+    const OptimizerState *o = &s->optimizer;
     format_path(path, "%s/optimizer.safetensors", folder);
     ModelFile optimizer = {model->config, safetensors_open(path), ""};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
-    model_load(&optimizer, "m.", s->m, NULL, s->device);
-    model_load(&optimizer, "v.", s->v, NULL, s->device);
-    model_load(rounded ? &optimizer : model, rounded ? "master." : "", s->master, s->params, s->device);
+    bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
+    const Moments m = {o->m, o->moments, o->m_scales, false}, v = {o->v, o->moments, o->v_scales, true};
+    moments_load(&optimizer, "m.", &m, s->device);
+    moments_load(&optimizer, "v.", &v, s->device);
+    bool masters = rounded && has_masters;
+    weights_load(masters ? &optimizer : model, masters ? "master." : "", o, s->device);
+    note_conversions(&optimizer, o, rounded && !has_masters);
     model_close(&optimizer);
 }
 

@@ -1,7 +1,8 @@
 /*
 The number types, chosen once per build.
 defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, to_floatX_stochastic, bf16_to_float,
-         float_to_bf16, bf16_round_stochastic, REAL_MATH, HOST_DEVICE
+         float_to_bf16, bf16_round_stochastic, split_weight, split_remainder, split_join, to_floatX_half_up,
+         remainder_of, joined_real, float_to_bits, bits_to_float, REAL_MATH, HOST_DEVICE
   floatX  how weights and activations are stored
   real    what arithmetic, statistics, parameter gradients and optimizer state use
 
@@ -41,12 +42,19 @@ static inline const char *dtype_name(DType dtype) {
     return name[dtype];
 }
 
-static inline HOST_DEVICE float bf16_to_float(bf16 x) {
-    uint32_t bits = (uint32_t)x.bits << 16;
+static inline HOST_DEVICE uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+
+static inline HOST_DEVICE float bits_to_float(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);
     return f;
 }
+
+static inline HOST_DEVICE float bf16_to_float(bf16 x) { return bits_to_float((uint32_t)x.bits << 16); }
 
 // round to nearest, ties to even; a NaN stays a NaN
 static inline HOST_DEVICE bf16 float_to_bf16(float f) {
@@ -67,6 +75,27 @@ static inline HOST_DEVICE bf16 bf16_round_stochastic(float f, uint32_t random_bi
     return x;
 }
 
+// ---- an fp32 number as the bf16 nearest to it, ties away from zero, and 16 bits more: nothing is lost
+// bits = (weight << 16) + remainder, in two's complement and modulo 2^32. So each of the 2^32 patterns comes back, those
+// that carry into the exponent, to infinity or through the sign included. (Of the NaNs, those with all of the upper bits
+// set have a zero for a weight.)
+
+static inline HOST_DEVICE bf16 split_weight(float f) {
+    bf16 x = {(uint16_t)((float_to_bits(f) + 0x8000u) >> 16)};
+    return x;
+}
+
+static inline HOST_DEVICE int16_t split_remainder(float f) { return (int16_t)(uint16_t)float_to_bits(f); }
+
+static inline HOST_DEVICE float split_join(bf16 weight, int16_t remainder) {
+    return bits_to_float(((uint32_t)weight.bits << 16) + (uint32_t)(int32_t)remainder);
+}
+
+// ---- the types of this build. Of a number r kept in full precision
+//   to_floatX_half_up   what is computed with: r rounded as above, so that masters and remainders give the same weights
+//   remainder_of        what that lacks of r: 0 unless floatX is bf16
+//   joined_real         r again, from the two
+
 #if defined(PRECISION_FP64)
 typedef double floatX;
 typedef double real;
@@ -79,6 +108,15 @@ static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bi
     (void)random_bits;
     return r;
 }
+static inline HOST_DEVICE floatX to_floatX_half_up(real r) { return r; }
+static inline HOST_DEVICE int16_t remainder_of(real r) {
+    (void)r;
+    return 0;
+}
+static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) {
+    (void)remainder;
+    return x;
+}
 #elif defined(PRECISION_BF16)
 typedef bf16 floatX;
 typedef float real;
@@ -90,6 +128,9 @@ static inline HOST_DEVICE floatX to_floatX(real r) { return float_to_bf16(r); }
 static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
     return bf16_round_stochastic(r, random_bits);
 }
+static inline HOST_DEVICE floatX to_floatX_half_up(real r) { return split_weight(r); }
+static inline HOST_DEVICE int16_t remainder_of(real r) { return split_remainder(r); }
+static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) { return split_join(x, remainder); }
 #else
 typedef float floatX;
 typedef float real;
@@ -101,5 +142,14 @@ static inline HOST_DEVICE floatX to_floatX(real r) { return r; }
 static inline HOST_DEVICE floatX to_floatX_stochastic(real r, uint32_t random_bits) {
     (void)random_bits;
     return r;
+}
+static inline HOST_DEVICE floatX to_floatX_half_up(real r) { return r; }
+static inline HOST_DEVICE int16_t remainder_of(real r) {
+    (void)r;
+    return 0;
+}
+static inline HOST_DEVICE real joined_real(floatX x, int16_t remainder) {
+    (void)remainder;
+    return x;
 }
 #endif

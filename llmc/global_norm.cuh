@@ -3,8 +3,8 @@ The sum of squares of a flat array, in two fixed stages: at most NORM_RUNS runs 
 for their sums. Where an element is added depends on n alone (and on whether x is aligned to 16 bytes), so that every
 GPU gets the same bits.
 A thread adds up every 256th pack of its run, an accumulator for each element of a pack; the block adds its threads.
-Bytes       n fp32, read once, 512 in a row by a warp: two instructions an element, nothing but memory to wait for. They
-            are not streamed, since AdamW reads them next.
+Bytes       n fp32 or bf16, read once, 512 in a row by a warp: two or three instructions an element, nothing but memory to
+            wait for. They are not streamed, since AdamW reads them next.
 defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once
@@ -15,23 +15,30 @@ enum { NORM_RUNS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 // the scratch that cuda_global_norm_squared takes, in bytes, for any n
 static inline size_t global_norm_partials(void) { return NORM_RUNS * sizeof(float); }
 
+static __device__ __forceinline__ float norm_value(float x) { return x; }
+static __device__ __forceinline__ float norm_value(bf16 x) { return bf16_to_float(x); }
+
 // partials[b] = sum of squares of x[b * run .. (b + 1) * run - 1];  WIDTH is 1, or a pack where x is aligned to packs
-template <int WIDTH>
+template <int WIDTH, class T>
 static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_runs_kernel(float *partials, const float *x, size_t n, size_t run) {
+    norm_runs_kernel(float *partials, const T *x, size_t n, size_t run) {
     size_t begin = blockIdx.x * run, end = min(begin + run, n), packs_end = end - end % WIDTH;
     float sum[WIDTH] = {};
     for (size_t i = begin + threadIdx.x * WIDTH; i < packs_end; i += NORM_THREADS * WIDTH) {
         if constexpr (WIDTH == 1) {
-            sum[0] = fmaf(x[i], x[i], sum[0]);
+            float value = norm_value(x[i]);
+            sum[0] = fmaf(value, value, sum[0]);
         } else {
-            Pack<float> pack = load128(x + i);
+            Pack<T> pack = load128(x + i);
             UNROLL
             for (int k = 0; k < WIDTH; k++) { sum[k] = fmaf(pack[k], pack[k], sum[k]); }
         }
     }
     size_t rest = packs_end + threadIdx.x;
-    if (rest < end) { sum[0] = fmaf(x[rest], x[rest], sum[0]); }
+    if (rest < end) {
+        float value = norm_value(x[rest]);
+        sum[0] = fmaf(value, value, sum[0]);
+    }
     float of_thread = 0;
     UNROLL
     for (int k = 0; k < WIDTH; k++) { of_thread += sum[k]; }
@@ -47,13 +54,21 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
     if (threadIdx.x == 0) { *out = sum; }
 }
 
-static inline void cuda_global_norm_squared(real *out, const real *x, size_t n, Exec *ex) {
-    constexpr int WIDTH = Pack<float>::SIZE;
+template <class T> static inline void norm_squared_of(real *out, const T *x, size_t n, Exec *ex) {
+    constexpr int WIDTH = Pack<T>::SIZE;
     constexpr size_t SWEEP = NORM_THREADS * WIDTH;
     size_t run = ceil_div(ceil_div(n, static_cast<size_t>(NORM_RUNS)), SWEEP) * SWEEP;
     int runs = n == 0 ? 1 : static_cast<int>(ceil_div(n, run));
     float *partials = partials_of<float>(ex, static_cast<size_t>(runs), "global_norm_squared");
-    auto kernel = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? norm_runs_kernel<WIDTH> : norm_runs_kernel<1>;
+    auto kernel = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? norm_runs_kernel<WIDTH, T> : norm_runs_kernel<1, T>;
     LAUNCH(kernel, runs, NORM_THREADS, 0, stream_of(ex), partials, x, n, run);
     LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, runs);
+}
+
+static inline void cuda_global_norm_squared(real *out, Gradient x, size_t n, Exec *ex) {
+    if (x.dtype == DT_BF16) {
+        norm_squared_of(out, static_cast<const bf16 *>(x.at), n, ex);
+    } else {
+        norm_squared_of(out, static_cast<const float *>(x.at), n, ex);
+    }
 }

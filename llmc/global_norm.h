@@ -1,7 +1,7 @@
 /*
 Sum of squares of a flat array, in two fixed stages: blocks of 16384 elements, then the blocks in order. The result does
 not depend on the number of threads.
-Bytes       n real, read once.
+Bytes       n real or bf16, read once. Squares are real.
 defines: cpu_global_norm_squared
 */
 #pragma once
@@ -9,14 +9,25 @@ defines: cpu_global_norm_squared
 
 enum { NORM_BLOCK = 16384, NORM_GROUP = 1024 };  // elements a block; blocks whose sums are held at a time
 
+// at most NORM_BLOCK terms, spread over the vector's lanes
 static inline double sum_of_squares(const real *x, size_t n) {
-    real sum = 0;  // at most 16384 terms, spread over the vector's lanes
+    real sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++) { sum += x[i] * x[i]; }
     return (double)sum;
 }
 
-static inline void cpu_global_norm_squared(real *out, const real *x, size_t n, Exec *ex) {
+static inline double sum_of_squares_bf16(const bf16 *x, size_t n) {
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) {
+        real value = bf16_to_float(x[i]);
+        sum += value * value;
+    }
+    return (double)sum;
+}
+
+static inline void cpu_global_norm_squared(real *out, Gradient x, size_t n, Exec *ex) {
     (void)ex;
     double total = 0;
     for (size_t group = 0; group < n; group += (size_t)NORM_BLOCK * NORM_GROUP) {
@@ -27,7 +38,8 @@ static inline void cpu_global_norm_squared(real *out, const real *x, size_t n, E
         for (int block = 0; block < blocks; block++) {
             size_t begin = group + (size_t)block * NORM_BLOCK;
             size_t end = begin + NORM_BLOCK < n ? begin + NORM_BLOCK : n;
-            sums[block] = sum_of_squares(x + begin, end - begin);
+            sums[block] = x.dtype == DT_BF16 ? sum_of_squares_bf16((const bf16 *)x.at + begin, end - begin)
+                                             : sum_of_squares((const real *)x.at + begin, end - begin);
         }
         for (int block = 0; block < blocks; block++) { total += sums[block]; }
     }

@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, Ops
+defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -34,7 +34,9 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
     return further;
 }
 
-// a tensor of the flat parameter block: elements [begin, begin + count)
+enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
+
+// a tensor of the flat parameter block: elements [begin, begin + count). begin is a multiple of MOMENT_BLOCK
 typedef struct {
     size_t begin, count;
     bool decay;
@@ -48,6 +50,16 @@ typedef struct {
     int step;
     uint64_t seed;  // of stochastic rounding
 } AdamW;
+
+// what AdamW works on: flat blocks of the same layout, aligned to 16 bytes
+typedef struct {
+    floatX *params;
+    real *master;                // params before they were rounded, half up;  or
+    int16_t *remainder;          // what params lack of that (floatx.h);  or, both NULL, params are all there is
+    void *m, *v;                 // the moments
+    DType moments;               // DT_REAL, DT_BF16, or DT_U8: codes (moments.h)
+    float *m_scales, *v_scales;  // of DT_U8: element i has the scale i / MOMENT_BLOCK;  NULL otherwise
+} OptimizerState;
 
 typedef struct {
     // ---- forward
@@ -109,13 +121,13 @@ typedef struct {
 
     // ---- update
     // *out = sum of squares of x (n)
-    void (*global_norm_squared)(real *out, const real *x, size_t n, Exec *ex);
-    // one AdamW step on params, m, v;  grads are scaled by min(1, clip / sqrt(*norm_squared)), and if that norm is not
-    // finite nothing changes.  master is the fp32 copy that params are rounded from, or NULL: then they are kept by
-    // themselves, and where they are bf16 they are rounded stochastically.  spans, sorted by begin and where ex is,
-    // cover what is to be updated
-    void (*adamw_update)(floatX *params, real *master, real *m, real *v, const real *grads, const real *norm_squared,
-                         const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex);
+    void (*global_norm_squared)(real *out, Gradient x, size_t n, Exec *ex);
+    // one AdamW step on params, their masters or remainders, and the moments;  grads are scaled by
+    // min(1, clip / sqrt(*norm_squared)), and if that norm is not finite nothing changes.  Where there are neither
+    // masters nor remainders, params that are bf16 are rounded stochastically, and so are moments that are not real.
+    // spans, sorted by begin and where ex is, cover what is to be updated
+    void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared, const TensorSpan *spans,
+                         int num_spans, const AdamW *hyper, Exec *ex);
     // params (n) have changed otherwise than by adamw_update, which sees to it itself: whatever ex keeps of them (the
     // rounded copy of -f 2) is brought up to date
     void (*params_changed)(const floatX *params, size_t n, Exec *ex);

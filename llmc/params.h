@@ -26,7 +26,7 @@ typedef struct {
     int channels;           // C
 } GPT2Config;
 
-enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = 64, MAX_HEAD_SIZE = 256 };
+enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = MOMENT_BLOCK, MAX_HEAD_SIZE = 256 };
 #define MAX_PARAMETERS 0x1p40  // a size whose bytes still fit every product below
 
 static inline int config_head_size(const GPT2Config *c) { return c->channels / c->num_heads; }

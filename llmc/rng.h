@@ -1,6 +1,6 @@
 /*
 Random numbers that are a pure function of a key, so that neither threads nor ranks nor resuming change them.
-defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, rounding_bits
+defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, Rounded, rounding_draw, rounding_part
 The mixer is SplitMix64's finaliser (Steele, Lea, Flood 2014); the permutation is a four-round Feistel network with
 cycle walking (Black, Rogaway 2002).
 */
@@ -33,11 +33,19 @@ static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) 
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
-// 16 random bits for rounding element `index` of a tensor at a step; tensor < 2^20. Four neighbours share one draw. The
-// top bit keeps this stream apart from those of initialisation and shuffling.
-static inline HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t index) {
-    uint64_t stream = 1ull << 63 | step << 20 | tensor;
-    return (uint32_t)(rng_bits(seed, stream, index / 4) >> (16 * (index % 4))) & 0xFFFFu;
+// what of a parameter is rounded: each has draws of its own
+typedef enum { ROUND_WEIGHT, ROUND_M, ROUND_V } Rounded;
+
+// The draw that rounds elements 4 group .. 4 group + 3 of a tensor at a step: 16 bits for each. tensor < 2^20,
+// step < 2^40. The top bit keeps these streams apart from those of initialisation and shuffling.
+static inline HOST_DEVICE uint64_t rounding_draw(uint64_t seed, uint64_t step, uint64_t tensor, Rounded what,
+                                                 uint64_t group) {
+    return rng_bits(seed, 1ull << 63 | (uint64_t)what << 60 | step << 20 | tensor, group);
+}
+
+// the 16 bits of element i of a group
+static inline HOST_DEVICE uint32_t rounding_part(uint64_t draw, uint64_t i) {
+    return (uint32_t)(draw >> (16 * i)) & 0xFFFFu;
 }
 
 // Where element `index` of 0..n-1 goes under the permutation of `key`: a bijection on 0..n-1. n >= 1, index < n.

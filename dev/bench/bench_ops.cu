@@ -77,10 +77,14 @@ static const BenchRow bench_rows[] = {
     {"layernorm_backward", "+= bf16", GRADIENT_BF16 + GRAD_ADD, 0, 0, false},
     {"embedding_backward", "", GRAD_SET, 0, 0, false},
     {"embedding_backward", "+= bf16", GRADIENT_BF16 + GRAD_ADD, 0, 0, false},
-    {"adamw_update", "clipped", 1, 0, 0, false},
+    {"adamw_update", "params alone", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
 #ifdef PRECISION_BF16
-    {"adamw_update", "clipped, with master", ADAMW_WITH_MASTER + 1, 0, 0, false},
+    {"adamw_update", "master", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
+    {"adamw_update", "split, bf16 moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), 0, 0, false},
+    {"adamw_update", "split, 8-bit moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), 0, 0, false},
 #endif
+    {"adamw_update", "alone, bf16 moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BF16, ADAMW_BF16), 0, 0, false},
+    {"adamw_update", "alone, 8-bit moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BYTES, ADAMW_BF16), 0, 0, false},
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 

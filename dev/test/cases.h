@@ -172,8 +172,10 @@ static inline void *data_of(const Problem *p, const char *name, DType dtype) {
 static inline floatX *x_of(const Problem *p, const char *name) { return (floatX *)data_of(p, name, DT_FLOATX); }
 static inline real *real_of(const Problem *p, const char *name) { return (real *)data_of(p, name, DT_REAL); }
 static inline int *int_of(const Problem *p, const char *name) { return (int *)data_of(p, name, DT_I32); }
+// of whichever of its types it has
 static inline Gradient gradient_of(const Problem *p, const char *name) {
-    Gradient g = {data_of(p, name, p->gradients), p->gradients};
+    const Array *a = find_array(p, name);
+    Gradient g = {a ? a->data : NULL, a ? a->dtype : p->gradients};
     return g;
 }
 
@@ -220,6 +222,7 @@ static inline double array_value(const Array *a, size_t i) {
     case DT_BF16: return bf16_to_float(((const bf16 *)a->data)[i]);
     case DT_F64: return ((const double *)a->data)[i];
     case DT_I32: return ((const int *)a->data)[i];
+    case DT_I16: return ((const int16_t *)a->data)[i];
     case DT_U8: return ((const uint8_t *)a->data)[i];
     default: return ((const float *)a->data)[i];
     }
@@ -230,6 +233,7 @@ static inline void array_set(const Array *a, size_t i, double value) {
     case DT_BF16: ((bf16 *)a->data)[i] = float_to_bf16((float)value); break;
     case DT_F64: ((double *)a->data)[i] = value; break;
     case DT_I32: ((int *)a->data)[i] = (int)value; break;
+    case DT_I16: ((int16_t *)a->data)[i] = (int16_t)value; break;
     case DT_U8: ((uint8_t *)a->data)[i] = (uint8_t)fabs(value); break;
     default: ((float *)a->data)[i] = (float)value;
     }
@@ -600,37 +604,32 @@ static inline void run_loss_sum(Problem *p, const Ops *ops, Exec *ex) {
     ops->loss_sum(real_of(p, "total"), real_of(p, "losses"), p->scale, (int)shape_rows(&p->shape), ex);
 }
 
+// variants: real, bf16
 static inline void declare_global_norm_squared(Problem *p) {
     add_real(p, "norm_squared", OUTPUT, 1);
-    add_real(p, "grads", INPUT, p->shape.n);
+    add_array(p, "grads", INPUT, p->variant ? DT_BF16 : DT_REAL, p->shape.n);
 }
 
 static inline void run_global_norm_squared(Problem *p, const Ops *ops, Exec *ex) {
-    ops->global_norm_squared(real_of(p, "norm_squared"), real_of(p, "grads"), p->shape.n, ex);
+    ops->global_norm_squared(real_of(p, "norm_squared"), gradient_of(p, "grads"), p->shape.n, ex);
 }
 
-enum { ADAMW_CLIPS = 3, ADAMW_WITH_MASTER = ADAMW_CLIPS, ADAMW_VARIANTS = 2 * ADAMW_CLIPS };
+// an operation's variant: weights 0 are params alone, 1 with a master, 2 with a remainder; moments and gradients 0 are
+// real, 1 bf16, moments 2 codes of 8 bits
+enum { ADAMW_ALONE, ADAMW_MASTER, ADAMW_SPLIT };
+enum { ADAMW_REAL, ADAMW_BF16, ADAMW_BYTES };
+enum { ADAMW_KINDS = 3, ADAMW_VARIANTS = 18 };
+#define ADAMW_VARIANT(weights, moments, grads) ((int)(weights) + 3 * (int)(moments) + 9 * (int)(grads))
 
-// variants: no clipping, clipped to half the norm, clip above the norm; then the same three with a master copy.
-// The numbers are such that each term of the update is seen: a large learning rate, an epsilon beside sqrt(v)
-static inline void declare_adamw_update(Problem *p) {
-    size_t n = p->shape.n, updated = n / 3 + n / 4 + n / 5 + 1;  // adamw_spans
-    bool has_master = p->variant >= ADAMW_WITH_MASTER;
-    real norm = (real)sqrt((double)n), clip[ADAMW_CLIPS] = {0, norm / 2, norm * 2};
-    AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[p->variant % ADAMW_CLIPS], 3, 42};
-    p->adamw = adamw;
-    add_x(p, "params", INOUT, n)->moved = (has_master ? 1 : 2) * updated;
-    if (has_master) { add_real(p, "master", INOUT, n)->moved = 2 * updated; }
-    add_real(p, "m", INOUT, n)->moved = 2 * updated;
-    add_real(p, "v", INOUT, n)->moved = 2 * updated;
-    add_real(p, "grads", INPUT, n)->moved = updated;
-    add_real(p, "norm_squared", INPUT, 1);
-    add_array(p, "spans", INPUT, DT_U8, NUM_SPANS * sizeof(TensorSpan))->moved = 0;
-}
+static inline int adamw_weights(int variant) { return variant % ADAMW_KINDS; }
+static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % ADAMW_KINDS; }
+static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
 
-// with a gap of elements that nothing may touch
+// three tensors with a gap of elements that nothing may touch, the last two with a part of a block of moments at the end
 static inline void adamw_spans(TensorSpan *spans, size_t n) {
-    const size_t begin[NUM_SPANS] = {0, n / 3, n - n / 5 - 1}, count[NUM_SPANS] = {n / 3, n / 4, n / 5 + 1};
+    const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
+    const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
+    const size_t begin[NUM_SPANS] = {0, first, third}, count[NUM_SPANS] = {first, n / 4, n - third};
     const int tensor[NUM_SPANS] = {0, 7, 2};
     memset(spans, 0, NUM_SPANS * sizeof *spans);  // what pads a struct is compared too
     for (int i = 0; i < NUM_SPANS; i++) {
@@ -639,19 +638,76 @@ static inline void adamw_spans(TensorSpan *spans, size_t n) {
     }
 }
 
-// params are the master copy rounded, v is not negative, and the norm is that of gradients of 1
+// variants: ADAMW_VARIANT. Each kind of each comes without clipping, clipped to half the norm, and with a clip above the
+// norm. The numbers are such that each term of the update is seen: a large learning rate, an epsilon beside sqrt(v)
+static inline void declare_adamw_update(Problem *p) {
+    static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
+    size_t n = p->shape.n, blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, updated = 0;
+    int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant), grads = adamw_grads(p->variant);
+    TensorSpan spans[NUM_SPANS];
+    adamw_spans(spans, n);
+    for (int i = 0; i < NUM_SPANS; i++) { updated += spans[i].count; }
+    real norm = (real)sqrt((double)n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
+    int which_clip = (weights + moments + grads) % ADAMW_KINDS;
+    AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
+    p->adamw = adamw;
+    add_x(p, "params", INOUT, n)->moved = (weights == ADAMW_MASTER ? 1 : 2) * updated;
+    if (weights == ADAMW_MASTER) { add_real(p, "master", INOUT, n)->moved = 2 * updated; }
+    if (weights == ADAMW_SPLIT) { add_array(p, "remainder", INOUT, DT_I16, n)->moved = 2 * updated; }
+    add_array(p, "m", INOUT, types[moments], n)->moved = 2 * updated;
+    add_array(p, "v", INOUT, types[moments], n)->moved = 2 * updated;
+    if (moments == ADAMW_BYTES) {
+        add_array(p, "m_scales", INOUT, DT_F32, blocks)->moved = 2 * updated / MOMENT_BLOCK;
+        add_array(p, "v_scales", INOUT, DT_F32, blocks)->moved = 2 * updated / MOMENT_BLOCK;
+    }
+    add_array(p, "grads", INPUT, types[grads], n)->moved = updated;
+    add_real(p, "norm_squared", INPUT, 1);
+    add_array(p, "spans", INPUT, DT_U8, NUM_SPANS * sizeof(TensorSpan))->moved = 0;
+}
+
+// any code may stand in memory; with these scales the moments are at most as large as in the other types
+static inline void fill_codes(Problem *p, const char *codes, const char *scales, double last_number) {
+    const Array *a = find_array(p, codes), *of_blocks = find_array(p, scales);
+    for (size_t i = 0; i < a->n; i++) { array_set(a, i, (double)(rng_bits(6, name_key(codes), i) & 0xFF)); }
+    for (size_t i = 0; i < of_blocks->n; i++) {
+        array_set(of_blocks, i, fabs(array_value(of_blocks, i)) / last_number);
+    }
+}
+
+// params are the master rounded, or remainders say what is lost of it; v is not negative, and the norm is that of
+// gradients of 1
 static inline void fill_update(Problem *p) {
-    const Array *params = find_array(p, "params"), *master = find_array(p, "master"), *v = find_array(p, "v");
-    for (size_t i = 0; master && i < master->n; i++) { array_set(params, i, array_value(master, i)); }
-    for (size_t i = 0; i < v->n; i++) { array_set(v, i, fabs(array_value(v, i))); }
+    const Array *master = find_array(p, "master"), *v = find_array(p, "v");
+    floatX *params = x_of(p, "params");
+    int16_t *remainder = (int16_t *)data_of(p, "remainder", DT_I16);
+    for (size_t i = 0; master && i < master->n; i++) { params[i] = to_floatX_half_up((real)array_value(master, i)); }
+    for (size_t i = 0; remainder && i < p->shape.n; i++) {
+        real kept = (real)(to_real(params[i]) * (1 + 0.003 * rng_normal(1, 7, i)));
+        params[i] = to_floatX_half_up(kept);
+        remainder[i] = remainder_of(kept);
+    }
+    if (adamw_moments(p->variant) == ADAMW_BYTES) {
+        fill_codes(p, "m", "m_scales", 30720);
+        fill_codes(p, "v", "v_scales", 31744);
+    } else {
+        for (size_t i = 0; i < v->n; i++) { array_set(v, i, fabs(array_value(v, i))); }
+    }
     array_set(find_array(p, "norm_squared"), 0, (double)p->shape.n);
     adamw_spans((TensorSpan *)find_array(p, "spans")->data, p->shape.n);
 }
 
 static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
-    ops->adamw_update(x_of(p, "params"), real_of(p, "master"), real_of(p, "m"), real_of(p, "v"), real_of(p, "grads"),
-                      real_of(p, "norm_squared"), (const TensorSpan *)find_array(p, "spans")->data, NUM_SPANS,
-                      &p->adamw, ex);
+    const Array *m = find_array(p, "m"), *v = find_array(p, "v");
+    OptimizerState state = {x_of(p, "params"),
+                            real_of(p, "master"),
+                            (int16_t *)data_of(p, "remainder", DT_I16),
+                            m->data,
+                            v->data,
+                            m->dtype,
+                            (float *)data_of(p, "m_scales", DT_F32),
+                            (float *)data_of(p, "v_scales", DT_F32)};
+    ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
+                      (const TensorSpan *)find_array(p, "spans")->data, NUM_SPANS, &p->adamw, ex);
 }
 
 // the copy that -f 2 keeps
@@ -694,7 +750,7 @@ static const OpCase op_cases[] = {
     OP_CASE(layernorm,  layernorm_backward,  GRADIENT_VARIANTS,        4e-6,  fill_statistics),  // one channel
     OP_CASE(attention,  attention_backward,  1,                        7e-7,  fill_softmax),     // exp of sums of 80
     OP_CASE(embedding,  embedding_backward,  GRADIENT_VARIANTS,        3e-7,  NULL),             // sums of rows
-    OP_CASE(update,     global_norm_squared, 1,                        4e-6,  NULL),             // sums of blocks
+    OP_CASE(update,     global_norm_squared, 2,                        4e-6,  NULL),             // sums of blocks
     OP_CASE(update,     adamw_update,        ADAMW_VARIANTS,           1e-6,  fill_update),      // a weight near 0
     OP_CASE(update,     params_changed,      1,                        0,     NULL),             // nothing is fp32
 };

@@ -22,21 +22,45 @@ static GPT2Config small_config(void) {
     return c;
 }
 
+// how a run keeps its weights and its moments
+typedef struct {
+    enum { ALONE, MASTER, SPLIT } weights;
+    DType moments;
+} Kind;
+
+// a trainer's own choice so far: a master where weights are rounded
+static Kind usual_kind(void) {
+    Kind kind = {DT_FLOATX == DT_REAL ? ALONE : MASTER, DT_REAL};
+    return kind;
+}
+
 // what a trainer keeps: all of it zero, as in a new arena
-static ModelState empty_model(const GPT2Config *c) {
+static ModelState empty_model(const GPT2Config *c, Kind kind) {
     size_t n = param_layout(c).total;
-    ModelState s = {c, &cpu_device, (floatX *)xcalloc(n, sizeof(floatX)), NULL, NULL, NULL};
-    s.m = (real *)xcalloc(n, sizeof(real));
-    s.v = (real *)xcalloc(n, sizeof(real));
-    if (DT_FLOATX != DT_REAL) { s.master = (real *)xcalloc(n, sizeof(real)); }
+    ModelState s = {c, &cpu_device, {0}};
+    OptimizerState *o = &s.optimizer;
+    o->params = (floatX *)xcalloc(n, sizeof(floatX));
+    if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
+    if (kind.weights == SPLIT) { o->remainder = (int16_t *)xcalloc(n, sizeof(int16_t)); }
+    o->moments = kind.moments;
+    o->m = xcalloc(n, dtype_size(kind.moments));
+    o->v = xcalloc(n, dtype_size(kind.moments));
+    if (kind.moments == DT_U8) {
+        o->m_scales = (float *)xcalloc(n / MOMENT_BLOCK, sizeof(float));
+        o->v_scales = (float *)xcalloc(n / MOMENT_BLOCK, sizeof(float));
+    }
     return s;
 }
 
 static void free_model(ModelState *s) {
-    free(s->params);
-    free(s->master);
-    free(s->m);
-    free(s->v);
+    OptimizerState *o = &s->optimizer;
+    free(o->params);
+    free(o->master);
+    free(o->remainder);
+    free(o->m);
+    free(o->v);
+    free(o->m_scales);
+    free(o->v_scales);
 }
 
 // random numbers of every size in every tensor, and in its first places the numbers that conversions get wrong
@@ -53,17 +77,73 @@ static void fill_block(real *block, const GPT2Config *c, uint64_t seed) {
     }
 }
 
-static ModelState random_model(const GPT2Config *c, uint64_t seed) {
-    ModelState s = empty_model(c);
+// codes and scales in every tensor
+static void fill_codes(uint8_t *codes, float *scales, const GPT2Config *c, uint64_t seed) {
+    ParamLayout layout = param_layout(c);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, c) * param_cols(p, c);
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            size_t at = param_offset(&layout, p, layer);
+            for (size_t i = 0; i < count; i++) { codes[at + i] = (uint8_t)rng_bits(seed, at, i); }
+            for (size_t i = 0; i < count; i += MOMENT_BLOCK) {
+                scales[(at + i) / MOMENT_BLOCK] = (float)rng_uniform(seed, at, i);
+            }
+        }
+    }
+}
+
+static void fill_moments(void *block, DType dtype, float *scales, const GPT2Config *c, uint64_t seed) {
+    size_t n = param_layout(c).total;
+    if (dtype == DT_U8) {
+        fill_codes((uint8_t *)block, scales, c, seed);
+        return;
+    }
+    real *numbers = (real *)xcalloc(n, sizeof(real));
+    fill_block(numbers, c, seed);
+    for (size_t i = 0; i < n; i++) {
+        if (dtype == DT_REAL) {
+            ((real *)block)[i] = numbers[i];
+        } else {
+            ((bf16 *)block)[i] = float_to_bf16((float)numbers[i]);
+        }
+    }
+    free(numbers);
+}
+
+// the same seed gives the same weights and, in one type, the same moments
+static ModelState random_kind(const GPT2Config *c, uint64_t seed, Kind kind) {
+    ModelState s = empty_model(c, kind);
+    OptimizerState *o = &s.optimizer;
     size_t n = param_layout(c).total;
     real *weights = (real *)xcalloc(n, sizeof(real));
     fill_block(weights, c, seed);
-    fill_block(s.m, c, seed + 1);
-    fill_block(s.v, c, seed + 2);
-    for (size_t i = 0; i < n; i++) { s.params[i] = to_floatX(weights[i]); }
-    if (s.master) { memcpy(s.master, weights, n * sizeof(real)); }
+    weights_store(o, weights, 0, n, s.device);
+    fill_moments(o->m, kind.moments, o->m_scales, c, seed + 1);
+    fill_moments(o->v, kind.moments, o->v_scales, c, seed + 2);
     free(weights);
     return s;
+}
+
+static ModelState random_model(const GPT2Config *c, uint64_t seed) { return random_kind(c, seed, usual_kind()); }
+
+static void assert_same_part(const void *a, const void *b, size_t bytes) {
+    assert_true(!a == !b);
+    if (a) { assert_memory_equal(a, b, bytes); }
+}
+
+static void assert_same_weights(const OptimizerState *a, const OptimizerState *b, size_t n) {
+    assert_same_part(a->params, b->params, n * sizeof(floatX));
+    assert_same_part(a->master, b->master, n * sizeof(real));
+    assert_same_part(a->remainder, b->remainder, n * sizeof(int16_t));
+}
+
+static void assert_same_moments(const OptimizerState *a, const OptimizerState *b, size_t n) {
+    assert_int_equal(a->moments, b->moments);
+    assert_same_part(a->m, b->m, n * dtype_size(a->moments));
+    assert_same_part(a->v, b->v, n * dtype_size(a->moments));
+    assert_same_part(a->m_scales, b->m_scales, n / MOMENT_BLOCK * sizeof(float));
+    assert_same_part(a->v_scales, b->v_scales, n / MOMENT_BLOCK * sizeof(float));
 }
 
 // a new folder in temp_dir()
@@ -92,14 +172,14 @@ static void write_text(const char *path, const char *text) {
 }
 
 // RUN/step_0000000N of a random model; returns that folder, whose name outlives those of `joined`
-static const char *save_step(const char *run, long long step, const char *note) {
-    static char folders[32][256];
+static const char *save_kind(const char *run, long long step, const char *note, Kind kind) {
+    static char folders[64][256];
     static int next;
-    assert_in_range(next, 0, 31);
+    assert_in_range(next, 0, 63);
     char *folder = folders[next++];
     snprintf(folder, sizeof folders[0], "%s/step_%08lld", run, step);
     GPT2Config c = small_config();
-    ModelState s = random_model(&c, (uint64_t)step);
+    ModelState s = random_kind(&c, (uint64_t)step, kind);
     cJSON *state = cJSON_CreateObject();
     cJSON_AddNumberToObject(state, "step", (double)step);
     cJSON_AddStringToObject(state, "note", note);
@@ -109,18 +189,26 @@ static const char *save_step(const char *run, long long step, const char *note) 
     return folder;
 }
 
-static void assert_holds(const char *folder, long long step) {
-    GPT2Config c = small_config();
-    ModelState expected = random_model(&c, (uint64_t)step), loaded = empty_model(&c);
-    size_t n = param_layout(&c).total;
+static const char *save_step(const char *run, long long step, const char *note) {
+    return save_kind(run, step, note, usual_kind());
+}
+
+// the folder's checkpoint as a run that keeps `kind` has it
+static ModelState load_kind(const char *folder, const GPT2Config *c, Kind kind) {
+    ModelState loaded = empty_model(c, kind);
     ModelFile file = model_open(folder);
-    assert_memory_equal(&file.config, &c, sizeof c);
+    assert_memory_equal(&file.config, c, sizeof *c);
     checkpoint_load(folder, &file, &loaded);
     model_close(&file);
-    assert_memory_equal(loaded.params, expected.params, n * sizeof(floatX));
-    assert_memory_equal(loaded.m, expected.m, n * sizeof(real));
-    assert_memory_equal(loaded.v, expected.v, n * sizeof(real));
-    if (expected.master) { assert_memory_equal(loaded.master, expected.master, n * sizeof(real)); }
+    return loaded;
+}
+
+static void assert_holds(const char *folder, long long step) {
+    GPT2Config c = small_config();
+    ModelState expected = random_model(&c, (uint64_t)step), loaded = load_kind(folder, &c, usual_kind());
+    size_t n = param_layout(&c).total;
+    assert_same_weights(&loaded.optimizer, &expected.optimizer, n);
+    assert_same_moments(&loaded.optimizer, &expected.optimizer, n);
     cJSON *state = checkpoint_load_state(folder);
     assert_int_equal(json_whole(state, "step", 0, 1e9, folder), step);
     cJSON_Delete(state);
@@ -130,9 +218,7 @@ static void assert_holds(const char *folder, long long step) {
 
 static void load_checkpoint(void *folder) {
     GPT2Config c = small_config();
-    ModelState s = empty_model(&c);
-    ModelFile file = model_open((const char *)folder);
-    checkpoint_load((const char *)folder, &file, &s);
+    load_kind((const char *)folder, &c, usual_kind());
 }
 
 // ---- saving
@@ -147,7 +233,7 @@ static void test_round_trip(void **state) {
 // FOLDER/NAME: the families of a model, of another precision than this build's perhaps
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
-    ModelState s = {&c, &cpu_device, NULL, NULL, NULL, NULL};
+    ModelState s = {&c, &cpu_device, {0}};
     assert_int_equal(families_save(joined(folder, name), families, count, &s), 0);
 }
 
@@ -160,20 +246,234 @@ static void test_other_precision(void **state) {
     const char *folder = save_step(new_run("other"), 3, "");
     ModelState s = random_model(&c, 3);
     bool other_rounds = DT_FLOATX != DT_BF16;
-    real *weights = s.master ? s.master : (real *)s.params;
+    const OptimizerState *o = &s.optimizer;
+    real *weights = o->master ? o->master : (real *)o->params;
     bf16 *rounded = (bf16 *)xmalloc(n * sizeof(bf16));
-    for (size_t i = 0; i < n; i++) { rounded[i] = float_to_bf16((float)weights[i]); }
-    const TensorFamily model = {"", other_rounds ? DT_BF16 : DT_REAL, other_rounds ? (void *)rounded : (void *)weights};
-    const TensorFamily optimizer[] = {{"m.", DT_REAL, s.m}, {"v.", DT_REAL, s.v}, {"master.", DT_REAL, weights}};
+    for (size_t i = 0; i < n; i++) { rounded[i] = split_weight((float)weights[i]); }
+    const TensorFamily model = {"", other_rounds ? DT_BF16 : DT_REAL, other_rounds ? (void *)rounded : (void *)weights,
+                                NULL, false};
+    const TensorFamily optimizer[] = {{"m.", DT_REAL, o->m, NULL, false},
+                                      {"v.", DT_REAL, o->v, NULL, false},
+                                      {"master.", DT_REAL, weights, NULL, false}};
     write_families(folder, "model.safetensors", &model, 1);
     write_families(folder, "optimizer.safetensors", optimizer, other_rounds ? 3 : 2);
     assert_holds(folder, 3);
-    const TensorFamily bare = {"", DT_BF16, rounded};
-    write_families(folder, "model.safetensors", &bare, 1);
-    write_families(folder, "optimizer.safetensors", optimizer, 2);
-    assert_stops(2, "has no tensor master.wte.weight", load_checkpoint, (void *)folder);
     free(rounded);
     free_model(&s);
+}
+
+// ---- what a run keeps otherwise than the one that saved
+
+enum { WEIGHT_KINDS = 3, MOMENT_KINDS = 3 };
+static const DType moment_types[MOMENT_KINDS] = {DT_REAL, DT_BF16, DT_U8};
+
+static Kind kind_of(int weights, int moments) {
+    Kind kind = usual_kind();
+    kind.weights = weights == 0 ? ALONE : weights == 1 ? MASTER : SPLIT;
+    kind.moments = moment_types[moments];
+    return kind;
+}
+
+// with the same flags a run goes on with the same bits
+static void test_every_kind_round_trips(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *run = new_run("kinds");
+    for (int i = 0; i < WEIGHT_KINDS * MOMENT_KINDS; i++) {
+        Kind kind = kind_of(i % WEIGHT_KINDS, i / WEIGHT_KINDS);
+        const char *folder = save_kind(run, i + 1, "", kind);
+        ModelState expected = random_kind(&c, (uint64_t)i + 1, kind), loaded = load_kind(folder, &c, kind);
+        assert_same_weights(&loaded.optimizer, &expected.optimizer, n);
+        assert_same_moments(&loaded.optimizer, &expected.optimizer, n);
+        free_model(&loaded);
+        free_model(&expected);
+    }
+}
+
+// the file does not tell a master from a remainder, and what is loaded is bit for bit as if it had been so from the start
+static void test_masters_become_remainders_and_back(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *run = new_run("masters");
+    for (int from = 1; from <= 2; from++) {
+        Kind kind = kind_of(from, 0), other = kind_of(3 - from, 0);
+        const char *folder = save_kind(run, 1 + from, "", kind);
+        ModelState expected = random_kind(&c, (uint64_t)(1 + from), other), loaded = load_kind(folder, &c, other);
+        assert_same_weights(&loaded.optimizer, &expected.optimizer, n);
+        SafeTensors file = safetensors_open(joined(folder, "optimizer.safetensors"));
+        const SafeTensor *master = safetensors_find(&file, "master.wte.weight");
+        assert_true(master && master->dtype == DT_REAL && master->shape[0] == V && master->shape[1] == C);
+        assert_int_equal(file.num_tensors, 3 * num_param_tensors(&c));
+        safetensors_close(&file);
+        free_model(&loaded);
+        free_model(&expected);
+    }
+}
+
+// runs that load a folder, and say on stderr what they would on stdout
+typedef struct {
+    const char *folder;
+    Kind kind;
+} Loading;
+
+static void load_aloud(void *argument) {
+    const Loading *l = (const Loading *)argument;
+    GPT2Config c = small_config();
+    dup2(2, 1);
+    load_kind(l->folder, &c, l->kind);
+    fflush(stdout);
+}
+
+static void assert_says(const char *folder, Kind kind, const char *words) {
+    char said[4096];
+    Loading l = {folder, kind};
+    assert_int_equal(run_in_child(said, sizeof said, load_aloud, &l), 0);
+    if (strcmp(said, words) != 0) { fail_msg("expected '%s', it said '%s'", words, said); }
+}
+
+// A run without masters saves none. One that wants them begins with the weights as they are, and says so.
+static void test_masters_from_rounded_weights(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *folder = save_kind(new_run("none"), 1, "", kind_of(0, 0));
+    SafeTensors file = safetensors_open(joined(folder, "optimizer.safetensors"));
+    assert_null(safetensors_find(&file, "master.wte.weight"));
+    safetensors_close(&file);
+    const char *note =
+        "note      the checkpoint has no master weights: they begin as the rounded weights that it has\n";
+    for (int weights = 0; weights < WEIGHT_KINDS; weights++) {
+        ModelState saved = random_kind(&c, 1, kind_of(0, 0)), loaded = load_kind(folder, &c, kind_of(weights, 0));
+        const OptimizerState *o = &loaded.optimizer;
+        assert_same_part(o->params, saved.optimizer.params, n * sizeof(floatX));
+        for (size_t i = 0; i < n; i++) {
+            assert_true(!o->master || o->master[i] == to_real(o->params[i]));
+            assert_true(!o->remainder || o->remainder[i] == 0);
+        }
+        assert_says(folder, kind_of(weights, 0), weights > 0 && DT_FLOATX == DT_BF16 ? note : "");
+        free_model(&loaded);
+        free_model(&saved);
+    }
+}
+
+// masters that a run does not want are rounded to nearest even
+static void test_masters_not_wanted(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *folder = save_kind(new_run("unwanted"), 1, "", kind_of(1, 0));
+    ModelState saved = random_kind(&c, 1, kind_of(1, 0)), loaded = load_kind(folder, &c, kind_of(0, 0));
+    for (size_t i = 0; i < n; i++) {
+        floatX expected = to_floatX(saved.optimizer.master[i]);
+        assert_memory_equal(&loaded.optimizer.params[i], &expected, sizeof expected);
+    }
+    free_model(&loaded);
+    free_model(&saved);
+}
+
+static double moment_value(const OptimizerState *o, bool is_v, size_t i) {
+    const void *block = is_v ? o->v : o->m;
+    if (o->moments == DT_REAL) { return (double)((const real *)block)[i]; }
+    if (o->moments == DT_BF16) { return (double)bf16_to_float(((const bf16 *)block)[i]); }
+    uint8_t code = ((const uint8_t *)block)[i];
+    float scale = (is_v ? o->v_scales : o->m_scales)[i / MOMENT_BLOCK];
+    return is_v ? (double)v_of_code(code, scale) : (double)m_of_code(code, scale);
+}
+
+// moments of a tensor: m around 1e-4, v its square, in whatever type
+static void set_moments(OptimizerState *o, const GPT2Config *c) {
+    ParamLayout layout = param_layout(c);
+    Moments m = {o->m, o->moments, o->m_scales, false}, v = {o->v, o->moments, o->v_scales, true};
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t count = param_used_rows(p, c) * param_cols(p, c);
+        real *numbers = (real *)xmalloc(count * sizeof(real));
+        for (int layer = 0; layer < param_layers(p, c); layer++) {
+            size_t at = param_offset(&layout, p, layer);
+            for (size_t i = 0; i < count; i++) { numbers[i] = (real)(1e-4 * rng_normal(3, at, i)); }
+            moments_store(&m, numbers, at, count, &cpu_device);
+            for (size_t i = 0; i < count; i++) { numbers[i] *= numbers[i]; }
+            moments_store(&v, numbers, at, count, &cpu_device);
+        }
+        free(numbers);
+    }
+}
+
+// Each type of moments into each other. Nearest: half the distance of two codes at the most, 2^-4 of an m and 2^-5 of a
+// root; a v is twice as far off.
+static void test_moments_are_converted(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *run = new_run("converted");
+    static const double error[MOMENT_KINDS] = {0, 0x1p-8, 0x1p-4};
+    for (int from = 0; from < MOMENT_KINDS; from++) {
+        ModelState saved = random_kind(&c, 1, kind_of(0, from));
+        cJSON *nothing = cJSON_CreateObject();
+        set_moments(&saved.optimizer, &c);
+        checkpoint_save(run, 1 + from, &saved, nothing);
+        cJSON_Delete(nothing);
+        char folder[PATH_LENGTH], note[128];
+        checkpoint_path(folder, run, 1 + from);
+        for (int to = 0; to < MOMENT_KINDS; to++) {
+            ModelState loaded = load_kind(folder, &c, kind_of(0, to));
+            for (size_t i = 0; i < n; i++) {
+                for (int is_v = 0; is_v < 2; is_v++) {
+                    double was = moment_value(&saved.optimizer, is_v, i), is = moment_value(&loaded.optimizer, is_v, i);
+                    // below the first power of two the distance is that of the smallest: 4e-4 / 30720 is what is 1 there
+                    double least = to == 2 ? (is_v ? 0 : 2e-8) : 0, limit = error[from == to ? 0 : to];
+                    assert_true(fabs(is - was) <= 1.02 * limit * fmax(fabs(was), least) || (is_v && was < 2e-16));
+                    assert_true(was == 0 || !is_v || is > 0);
+                }
+            }
+            snprintf(note, sizeof note, "note      moments were %s, are now %s\n", dtype_name(moment_types[from]),
+                     dtype_name(moment_types[to]));
+            assert_says(folder, kind_of(0, to), from == to ? "" : note);
+            free_model(&loaded);
+        }
+        free_model(&saved);
+    }
+}
+
+static void load_codes(void *folder) {
+    GPT2Config c = small_config();
+    load_kind((const char *)folder, &c, kind_of(0, 2));
+}
+
+// codes without scales, with scales of another type or number; moments of a type that holds no numbers
+static void test_broken_moments(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    size_t n = param_layout(&c).total;
+    const char *folder = save_kind(new_run("moments"), 1, "", kind_of(0, 2));
+    uint8_t *zeros = (uint8_t *)xcalloc(n, sizeof(double));
+    const struct {
+        TensorFamily m, scales;
+        const char *says;
+    } cases[] = {
+        {{"m.", DT_U8, zeros, NULL, false}, {"x.", DT_U8, zeros, NULL, true}, "has no tensor m_scales.wte.weight"},
+        {{"m.", DT_U8, zeros, NULL, false},
+         {"m_scales.", DT_BF16, zeros, NULL, true},
+         "another tensor m_scales.wte.weight, expected 5 numbers in F32"},
+        {{"m.", DT_U8, zeros, NULL, false},
+         {"m_scales.", DT_F32, zeros, NULL, false},
+         "another tensor m_scales.wte.weight, expected 5 numbers in F32"},
+        {{"m.", DT_I32, zeros, NULL, false}, {"x.", DT_U8, zeros, NULL, true}, "holds I32, expected"},
+        {{"m.", DT_U8, zeros, NULL, true}, {"x.", DT_U8, zeros, NULL, true}, "tensor m.wte.weight has another shape"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const TensorFamily families[] = {cases[i].m, cases[i].scales};
+        write_families(folder, "optimizer.safetensors", families, 2);
+        Loading l = {folder, kind_of(0, 0)};
+        char said[4096];
+        int status = run_in_child(said, sizeof said, load_aloud, &l);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 2);
+        if (!strstr(said, cases[i].says)) { fail_msg("expected '%s', it said '%s'", cases[i].says, said); }
+        assert_stops(2, cases[i].says, load_codes, (void *)folder);
+    }
+    free(zeros);
 }
 
 // weights alone, from the file's own path; its config.json lies beside it
@@ -204,7 +504,7 @@ static void test_hugging_face_layout(void **state) {
     assert_true(bias && bias->num_dims == 1 && bias->shape[0] == 4 * C);
     floatX stored[4 * C * C];
     safetensors_read(&file, fc, 0, stored, sizeof stored);
-    const floatX *ours = s.params + param_offset(&layout, FCW, 1);
+    const floatX *ours = s.optimizer.params + param_offset(&layout, FCW, 1);
     for (size_t out = 0; out < 4 * C; out++) {
         for (size_t in = 0; in < C; in++) {
             assert_memory_equal(&stored[in * 4 * C + out], &ours[out * C + in], sizeof(floatX));
@@ -232,14 +532,18 @@ static void test_config_written(void **state) {
 static void test_bytes_promised(void **state) {
     (void)state;
     GPT2Config c = small_config();
-    const char *folder = save_step(new_run("bytes"), 1, "");
-    size_t total = 0;
-    for (int i = 0; i < NUM_FILES; i++) {
-        struct stat info;
-        assert_int_equal(stat(joined(folder, checkpoint_files[i]), &info), 0);
-        total += (size_t)info.st_size;
+    const char *run = new_run("bytes");
+    for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
+        Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
+        const char *folder = save_kind(run, k + 1, "", kind);
+        size_t total = 0, promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments);
+        for (int i = 0; i < NUM_FILES; i++) {
+            struct stat info;
+            assert_int_equal(stat(joined(folder, checkpoint_files[i]), &info), 0);
+            total += (size_t)info.st_size;
+        }
+        assert_in_range(total, promised, promised + 16384);
     }
-    assert_in_range(total, checkpoint_bytes(&c), checkpoint_bytes(&c) + 16384);
 }
 
 // RUN/NAME with files in it
@@ -736,7 +1040,7 @@ static void test_hugging_face_file(void **state) {
     assert_memory_equal(&file.config, &c, sizeof c);
     ParamLayout layout = param_layout(&c);
     real *block = (real *)xcalloc(layout.total, sizeof(real));
-    model_load(&file, "", block, NULL, &cpu_device);
+    block_load(&file, "", block, &cpu_device);
     model_close(&file);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         size_t rows = param_used_rows((ParamId)id, &c), cols = param_cols((ParamId)id, &c);
@@ -808,9 +1112,9 @@ static void test_stored_head(void **state) {
 
 static void load_weights(void *folder) {
     GPT2Config c = small_config();
-    ModelState s = empty_model(&c);
+    ModelState s = empty_model(&c, usual_kind());
     ModelFile file = model_open((const char *)folder);
-    model_load(&file, "", s.master, s.params, s.device);
+    weights_load(&file, "", &s.optimizer, s.device);
 }
 
 static void test_integer_weights(void **state) {
@@ -829,6 +1133,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_other_precision),
+        cmocka_unit_test(test_every_kind_round_trips),
+        cmocka_unit_test(test_masters_become_remainders_and_back),
+        cmocka_unit_test(test_masters_from_rounded_weights),
+        cmocka_unit_test(test_masters_not_wanted),
+        cmocka_unit_test(test_moments_are_converted),
+        cmocka_unit_test(test_broken_moments),
         cmocka_unit_test(test_weights_only),
         cmocka_unit_test(test_hugging_face_layout),
         cmocka_unit_test(test_config_written),

@@ -281,6 +281,11 @@ static void test_conversions(void **state) {
     assert_true(e[0] == 0 && e[1] == 1 && e[4] == 0 && isinf(e[5]));
 }
 
+// the bits of one element of a tensor, as a weight
+static HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t index) {
+    return rounding_part(rounding_draw(seed, step, tensor, ROUND_WEIGHT, index / 4), index % 4);
+}
+
 static __global__ void round_stochastic(bf16 *out, const float *x, uint64_t step, int draws) {
     for (int i = (int)threadIdx.x; i < draws; i += (int)blockDim.x) {
         uint64_t key = blockIdx.x * (uint64_t)draws + (uint64_t)i;
@@ -331,6 +336,9 @@ static void test_rounding_bits(void **state) {
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(1, 2, 4, 8));
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(9, 2, 3, 8));
     assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // many steps
+    uint64_t weight = rounding_draw(1, 2, 3, ROUND_WEIGHT, 2), of_m = rounding_draw(1, 2, 3, ROUND_M, 2);
+    uint64_t of_v = rounding_draw(1, 2, 3, ROUND_V, 2);
+    assert_true(weight != of_m && weight != of_v && of_m != of_v);
     assert_int_equal(ceil_div(7, 4), 2);
     assert_int_equal(ceil_div((size_t)8, (size_t)4), 2);
 }
