@@ -131,15 +131,27 @@ static real grad_norm(GPT2 *m) {
     return REAL_MATH(sqrt)(device_number(m, m->norm_squared));
 }
 
-// the parameters in full precision
-static const real *weights(const GPT2 *m) { return m->master ? m->master : (const real *)(const void *)m->params; }
+// the parameters in full precision, and the moments, of models that keep these so
+static const real *weights(const GPT2 *m) {
+    const OptimizerState *o = &m->optimizer;
+    return o->master ? o->master : (const real *)(const void *)o->params;
+}
+static const real *first_moment(const GPT2 *m) { return (const real *)m->optimizer.m; }
+static const real *second_moment(const GPT2 *m) { return (const real *)m->optimizer.v; }
 
+// all that a checkpoint is to bring back, bit for bit
 static void assert_models_equal(const GPT2 *a, const GPT2 *b) {
-    size_t total = a->layout.total;
-    assert_memory_equal(a->params, b->params, total * sizeof(floatX));
-    assert_memory_equal(weights(a), weights(b), total * sizeof(real));
-    assert_memory_equal(a->m, b->m, total * sizeof(real));
-    assert_memory_equal(a->v, b->v, total * sizeof(real));
+    assert_int_equal(a->plan.count, b->plan.count);
+    for (int i = 0; i < a->plan.count; i++) {
+        const PlanTensor *t = &a->plan.tensors[i];
+        const char *passing[] = {"grads", "spans", "decode_keys", "decode_values"};
+        bool comes_back = t->lifetime == STATE;
+        for (int k = 0; k < 4; k++) { comes_back &= strcmp(t->name, passing[k]) != 0; }
+        if (!comes_back) { continue; }
+        if (memcmp(a->arena.memory + t->offset, b->arena.memory + t->offset, t->bytes) != 0) {
+            fail_msg("%s differs", t->name);
+        }
+    }
 }
 
 static real *copy_block(const GPT2 *m, const real *block) {
@@ -150,12 +162,18 @@ static real *copy_block(const GPT2 *m, const real *block) {
 // a fresh, zeroed block laid out as the parameters
 static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
 
+// of models whose gradients are real
 static real *grads_of(const GPT2 *m) { return (real *)m->grads.at; }
+
+static real gradient_value(Gradient g, size_t i) {
+    return g.dtype == DT_BF16 ? (real)bf16_to_float(((const bf16 *)g.at)[i]) : ((const real *)g.at)[i];
+}
 
 // Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
 static void spoil_gradients(GPT2 *m) {
+    size_t size = dtype_size(m->grads.dtype);
     for (int s = 0; s < m->num_spans; s++) {
-        for (size_t i = 0; i < m->spans[s].count; i++) { grads_of(m)[m->spans[s].begin + i] = (real)NAN; }
+        memset((unsigned char *)m->grads.at + m->spans[s].begin * size, 0xFF, m->spans[s].count * size);
     }
 }
 
@@ -177,6 +195,7 @@ static void read_logits(GPT2 *m, real *logits) {
     floatX *padded = (floatX *)scratch_take(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
     m->ops->matmul_forward(padded, final_norm_forward(m, N), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp,
                            &m->exec);
+    settle(m);
     scratch_release(&m->normed);
     for (int i = 0; i < N * V; i++) { logits[i] = to_real(padded[i / V * Vp + i % V]); }
     scratch_release(&m->wide);
@@ -263,19 +282,22 @@ static int golden_close(void **state) {
 // a model with the golden parameters
 static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
     gpt2_build(m, g->file.config, purpose);
-    OptimizerState state = optimizer_state(m);
-    weights_load(&g->file, "params.", &state, m->device);
+    weights_load(&g->file, "params.", &m->optimizer, m->device);
     gpt2_params_changed(m);
 }
 
 // for updates of GOLDEN_B sequences, or of B if that is more
 static Purpose training(int B, int T) {
-    Purpose p = {backend, B, T, B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true, true, {0, 1, 0}, 0};
+    Purpose p = {
+        backend,     B,       T,      B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true, true, {0, 1, 0}, 0,
+        MASTER_FP32, DT_REAL, DT_REAL};
     return p;
 }
 
 static Purpose decoding(int T, int positions) {
-    Purpose p = {backend, 1, T, 1, false, positions, false, false, false, true, {FORWARD_ONLY, 1, 1000}, 0};
+    Purpose p = {
+        backend, 1,           T,       1,      false, positions, false, false, false, true, {FORWARD_ONLY, 1, 1000},
+        0,       MASTER_NONE, DT_REAL, DT_REAL};
     return p;
 }
 
@@ -351,7 +373,8 @@ static void check_ten_steps(const Golden *g, const char *what, Purpose purpose) 
         AdamW hyper = golden_hyper(i + 1);
         gpt2_update(&m, &hyper);
     }
-    const real *blocks[] = {weights(&m), grads_of(&m), m.m, m.v};
+    settle(&m);
+    const real *blocks[] = {weights(&m), grads_of(&m), first_moment(&m), second_moment(&m)};
     for (int i = 0; i < 4; i++) { assert_unowned_zero(blocks[i], &m.config); }
     real *got = copy_block(&m, weights(&m)), *expected = copy_block(&m, g->final);
     clear_key_bias(got, &m.config);
@@ -421,7 +444,7 @@ static void test_classifier_chunks(void **state) {
     check_same(g, "classifier in a chunk of all rows", GOLDEN_B, GOLDEN_ROWS, threads, limit);
 }
 
-// a batch so large that the model itself chooses chunks: 256 rows, twice, and 8
+// a batch so large that the model itself chooses chunks: of 520 rows two, of 384 and 136
 static void test_chosen_chunks(void **state) {
     (void)state;
     enum { ROWS = 520 };
@@ -431,13 +454,13 @@ static void test_chosen_chunks(void **state) {
     for (int i = 0; i < ROWS; i++) { tokens[i] = i * 31 % 256, targets[i] = i * 17 % 256; }
     gpt2_build(&m, config, training(8, 65));
     gpt2_init(&m, 1);
-    assert_int_equal(m.classifier_rows, 256);
+    assert_int_equal(m.classifier_rows, 384);
     double loss = gradients(&m, tokens, targets);
     real *chosen = copy_block(&m, grads_of(&m));
     m.classifier_rows = 100;
     m.purpose.graph = false;  // a recording would have the old chunks
     assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
-    assert_blocks_close("classifier in chunks of 256 rows", chosen, grads_of(&m), &config, tolerance->order);
+    assert_blocks_close("classifier in chunks of 384 rows", chosen, grads_of(&m), &config, tolerance->order);
     free(chosen);
     gpt2_free(&m);
 }
@@ -563,7 +586,7 @@ static void test_initial_weights(void **state) {
     }
     omp_set_num_threads(before);
     const real *x = weights(&m[0]), *reseeded = weights(&m[2]);
-    assert_memory_equal(m[0].params, m[1].params, m[0].layout.total * sizeof(floatX));
+    assert_memory_equal(m[0].optimizer.params, m[1].optimizer.params, m[0].layout.total * sizeof(floatX));
     assert_memory_equal(x, weights(&m[1]), m[0].layout.total * sizeof(real));
     assert_unowned_zero(x, &config);
     Tensor list[MAX_TENSORS];
@@ -597,6 +620,7 @@ static TrainArgs small_run(const char *train_data) {
     a.lr = 1e-2, a.warmup = 3, a.final_fraction = 0.1, a.weight_decay = 0.1;
     a.val_every = a.sample_every = 1;
     a.sample_tokens = 12;
+    a.master = MASTER_FP32, a.gradients = 1;
     a.device = device_choice();
     return a;
 }
@@ -727,11 +751,15 @@ enum { MAX_VIEWS = 64 };
 // the trainer's pointers into the arena, without those that are NULL; returns their number
 static int list_views(const void **list, const GPT2 *m) {
     const RoundedCopies *r = &m->exec.rounded;
-    const void *fields[] = {m->params,
-                            m->master,
+    const OptimizerState *o = &m->optimizer;
+    const void *fields[] = {o->params,
+                            o->master,
+                            o->remainder,
+                            o->m_scales,
+                            o->v_scales,
                             m->grads.at,
-                            m->m,
-                            m->v,
+                            o->m,
+                            o->v,
                             m->tokens,
                             m->targets,
                             m->loss,
@@ -847,7 +875,7 @@ static void test_scratch_misuse_stops(void **state) {
 }
 
 // what --plan=json prints, in a child that could not allocate the model: 256 MiB more than it has are all it gets
-static cJSON *planned_in_little_memory(const TrainArgs *args) {
+static cJSON *planned_in_little_memory(TrainArgs *args) {
     const char *path = temp_path("plan.json");
     fflush(NULL);
     pid_t child = fork();
@@ -883,7 +911,7 @@ static void test_plan_allocates_nothing(void **state) {
         char *argv[] = {program, plan_flag, model_flag, model};
         TrainArgs args = default_args;
         flags_parse(flag_table, NUM_FLAGS, &args, 4, argv);
-        args.device = device_choice();
+        args.device = backend == &cpu_backend ? DEVICE_CPU : DEVICE_CUDA;  // the child asks no device
         cJSON *json = planned_in_little_memory(&args);
         const cJSON *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0), *tensor;
         double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
@@ -937,7 +965,7 @@ static void assert_reports_equal(const StepReport *a, const StepReport *b) {
 }
 
 // `stop` steps, a validation and a sample (which must leave no trace), a checkpoint; then a new run that goes on
-static void check_resume(const TrainArgs *args, const Run *straight, const StepReport *reports, int stop) {
+static void check_resume(TrainArgs *args, const Run *straight, const StepReport *reports, int stop) {
     char dir[PATH_LENGTH];
     static int number;
     format_path(dir, "%s/run_%d", temp_dir(), number++);
@@ -973,7 +1001,7 @@ static void check_resume(const TrainArgs *args, const Run *straight, const StepR
 }
 
 // stopped after the steps first..last, each beside a run that was not stopped
-static void check_resumes(const TrainArgs *args, int first, int last) {
+static void check_resumes(TrainArgs *args, int first, int last) {
     Run straight;
     StepReport reports[RUN_STEPS];
     int skipped = 0;
@@ -1008,6 +1036,75 @@ static void test_resume_rounded_products(void **state) {
     TrainArgs args = small_run(random_file("rounded.txt", 200));
     args.matmul_precision = 2;
     check_resumes(&args, 5, 5);
+}
+
+// the states that -w -om -gd leave
+static void test_resume_small_states(void **state) {
+    (void)state;
+    TrainArgs args = small_run(random_file("states.txt", 200));
+    for (args.master = MASTER_NONE; args.master <= MASTER_SPLIT; args.master++) {
+        for (args.moments = 0; args.moments < 3; args.moments++) {
+            for (args.gradients = 1; args.gradients < 3; args.gradients++) { check_resumes(&args, 5, 5); }
+        }
+    }
+}
+
+// A run with masters in two halves is one with whole masters, bit for bit.
+static void test_split_masters(void **state) {
+    (void)state;
+    TrainArgs whole_args = small_run(random_file("masters.txt", 2000)), split_args = whole_args;
+    split_args.master = MASTER_SPLIT;
+    Run whole, split;
+    run_open(&whole, &whole_args);
+    run_open(&split, &split_args);
+    size_t total = whole.model.layout.total;
+    const OptimizerState *a = &whole.model.optimizer, *b = &split.model.optimizer;
+    assert_true(DT_FLOATX == DT_REAL ? !b->remainder : !!b->remainder);
+    for (int i = 0; i < RUN_STEPS; i++) {
+        StepReport from_whole = train_step(&whole), from_split = train_step(&split);
+        assert_true(from_whole.loss == from_split.loss && from_whole.grad_norm == from_split.grad_norm);
+        assert_memory_equal(a->params, b->params, total * sizeof(floatX));
+        assert_memory_equal(a->m, b->m, total * sizeof(real));
+    }
+    run_close(&whole);
+    run_close(&split);
+}
+
+// the gradient of 64 sequences as a sum of 64, relative to that of one micro-batch
+static double accumulation_error(DType gradients_type) {
+    enum { SEQUENCES = 64, T = 16, ROWS = SEQUENCES * T };
+    const GPT2Config config = {T, 128, 128, 2, 2, 32};
+    int tokens[ROWS], targets[ROWS];
+    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 37 % 128, targets[i] = i * 53 % 128; }
+    Purpose at_once = training(SEQUENCES, T), one_by_one = training(1, T);
+    at_once.micro_steps = 1, one_by_one.micro_steps = SEQUENCES;
+    one_by_one.gradients = gradients_type;
+    GPT2 whole, parts;
+    gpt2_build(&whole, config, at_once);
+    gpt2_build(&parts, config, one_by_one);
+    gpt2_init(&whole, 3);
+    gpt2_init(&parts, 3);
+    double loss = gradients(&whole, tokens, targets);
+    assert_close("loss of 64 micro-batches", relative_difference(gradients(&parts, tokens, targets), loss), 1e-6);
+    size_t total = whole.layout.total;
+    real *sum = (real *)xmalloc(total * sizeof(real));
+    for (size_t i = 0; i < total; i++) { sum[i] = gradient_value(parts.grads, i); }
+    double error = vector_error(sum, grads_of(&whole), total);
+    free(sum);
+    gpt2_free(&whole);
+    gpt2_free(&parts);
+    return error;
+}
+
+// what -gd auto is for: 64 micro-batches add up in fp32, and visibly do not in bf16
+static void test_sums_of_many_micro_batches(void **state) {
+    (void)state;
+    double in_fp32 = accumulation_error(DT_REAL), in_bf16 = accumulation_error(DT_BF16);
+    print_message("    64 micro-batches: off by %.1e in fp32, %.1e in bf16\n", in_fp32, in_bf16);
+    assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
+    assert_true(in_bf16 > 1e-3);
+    assert_int_equal(auto_gradients(64), DT_REAL);
+    assert_int_equal(auto_gradients(1), DT_FLOATX);
 }
 
 // a run's steps with the batch in one piece and in four
@@ -1053,7 +1150,8 @@ static void test_flags_reach_the_update(void **state) {
     Tensor list[MAX_TENSORS];
     int count = list_tensors(list, &model->config);
     for (int step = 1; step <= 3; step++) {
-        real *w = copy_block(model, weights(model)), *m = copy_block(model, model->m), *v = copy_block(model, model->v);
+        real *w = copy_block(model, weights(model)), *m = copy_block(model, first_moment(model)),
+             *v = copy_block(model, second_moment(model));
         StepReport report = train_step(&run);
         assert_true(report.grad_norm > a.clip);
         assert_close("learning rate", relative_difference(report.lr, step == 1 ? a.lr / 2 : a.lr), 1e-6);
@@ -1076,15 +1174,19 @@ static void test_flags_reach_the_update(void **state) {
 }
 
 // every logit becomes a NaN
-static void spoil_weights(GPT2 *m) { m->params[param_offset(&m->layout, LNFW, 0)] = to_floatX((real)NAN); }
+static void spoil_weights(GPT2 *m) { m->optimizer.params[param_offset(&m->layout, LNFW, 0)] = to_floatX((real)NAN); }
 
-static void diverge(void *args) {
-    omp_set_num_threads(1);  // a child of a threaded program has no other threads
+// A step of spoiled weights on the text `path`. It is a program of its own: a child cannot use its parent's GPU.
+static int diverge(const char *path) {
+    TrainArgs args = small_run(path);
     Run run;
-    run_open(&run, (const TrainArgs *)args);
+    run_open(&run, &args);
     spoil_weights(&run.model);
     train_step(&run);
+    return 0;
 }
+
+static void start_diverging(void *path) { execl("/proc/self/exe", "test_gpt2", "diverge", (char *)path, (char *)NULL); }
 
 // The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step
 // as one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
@@ -1112,22 +1214,24 @@ static void test_step_waits_for_nothing(void **state) {
 // An outlier's update is not made, but its step is taken; without guards a loss that is no number stops the run.
 static void test_guards(void **state) {
     (void)state;
-    TrainArgs args = small_run(random_file("guards.txt", 2000));
-    assert_stops(1, "training diverged: step 1", diverge, &args);
+    const char *path = random_file("guards.txt", 2000);
+    TrainArgs args = small_run(path);
+    assert_stops(1, "training diverged: step 1", start_diverging, (void *)(uintptr_t)path);
     args.loss_guard = 5;
     Run run;
     run_open(&run, &args);
     train_step(&run);
     for (uint64_t i = 0; i < GUARD_WINDOW; i++) { guard_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
-        real *before = copy_block(&run.model, weights(&run.model)), *m = copy_block(&run.model, run.model.m);
+        real *before = copy_block(&run.model, weights(&run.model)),
+             *m = copy_block(&run.model, first_moment(&run.model));
         uint64_t position = dataloader_position(&run.train_loader);
         StepReport report = train_step(&run);
         assert_non_null(strstr(report.note, "loss"));
         assert_int_equal(report.step, 2 + i);
         assert_int_equal(dataloader_position(&run.train_loader), position + 4);
         assert_memory_equal(weights(&run.model), before, run.model.layout.total * sizeof(real));
-        assert_memory_equal(run.model.m, m, run.model.layout.total * sizeof(real));
+        assert_memory_equal(first_moment(&run.model), m, run.model.layout.total * sizeof(real));
         free(before);
         free(m);
         spoil_weights(&run.model);
@@ -1174,8 +1278,8 @@ static void test_checkpoint_keeps_every_bit(void **state) {
     for (int step = 1; step <= 2; step++) { golden_step(&saved, g, golden_hyper(step)); }
     save_model(&saved, "bits", folder);
     size_t bias = param_offset(&saved.layout, FCB, 1), count = param_cols(FCB, &saved.config);
-    check_optimizer_file(folder, "m.h.1.mlp.c_fc.bias", saved.m + bias, count);
-    check_optimizer_file(folder, "v.h.1.mlp.c_fc.bias", saved.v + bias, count);
+    check_optimizer_file(folder, "m.h.1.mlp.c_fc.bias", first_moment(&saved) + bias, count);
+    check_optimizer_file(folder, "v.h.1.mlp.c_fc.bias", second_moment(&saved) + bias, count);
 
     ModelFile file = model_open(folder);
     assert_memory_equal(&file.config, &saved.config, sizeof file.config);
@@ -1214,7 +1318,7 @@ static void random_model(GPT2 *m) {
     int count = list_tensors(list, &config);
     gpt2_build(m, config, training(1, 4));
     for (int i = 0; i < count; i++) {
-        floatX *tensor = m->params + list[i].at;
+        floatX *tensor = m->optimizer.params + list[i].at;
         for (size_t e = 0; e < list[i].count; e++) { tensor[e] = to_floatX((real)rng_normal(3, (uint64_t)i, e)); }
     }
 }
@@ -1299,7 +1403,7 @@ static void test_other_exports_load(void **state) {
         assert_memory_equal(&file.config, &m.config, sizeof file.config);
         gpt2_build(&loaded, file.config, training(1, 4));
         gpt2_load(&loaded, &file);
-        assert_memory_equal(loaded.params, m.params, m.layout.total * sizeof(floatX));
+        assert_memory_equal(loaded.optimizer.params, m.optimizer.params, m.layout.total * sizeof(floatX));
         model_close(&file);
         gpt2_free(&loaded);
     }
@@ -1319,10 +1423,11 @@ static void test_heads_cannot_be_guessed(void **state) {
     gpt2_free(&m);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const char *device = getenv("TEST_DEVICE"), *note;
     setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
     backend = backend_choose(device && strcmp(device, "cpu") != 0 ? DEVICE_CUDA : DEVICE_CPU, true, &note);
+    if (argc == 3) { return diverge(argv[2]); }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_ten_steps),
@@ -1342,6 +1447,9 @@ int main(void) {
         cmocka_unit_test(test_scratch_misuse_stops),
         cmocka_unit_test(test_plan_allocates_nothing),
         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_resume_small_states),
+        cmocka_unit_test(test_split_masters),
+        cmocka_unit_test(test_sums_of_many_micro_batches),
         cmocka_unit_test(test_resume_overfit),
         cmocka_unit_test(test_resume_rounded_products),
         cmocka_unit_test(test_accumulation),

@@ -22,6 +22,7 @@ operation in llmc/; the backward is its mirror image, and finish_step reads the 
 #include "llmc/params.h"       // GPT2Config, ParamId, param_layout, param_init_tensor
 #include "llmc/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
 #include "llmc/gpt2_plan.h"    // Purpose, gpt2_plan
+#include "llmc/fit.h"          // fit_choose: --fit
 #include "llmc/checkpoint.h"   // ModelState, checkpoint_save, checkpoint_load, model_open
 #include "llmc/dataloader.h"   // TokenFiles, DataLoader
 #include "llmc/hellaswag.h"    // HellaSwag
@@ -55,8 +56,9 @@ typedef struct {
     const char *prompt;
     int overfit, matmul_precision, threads, device, graph;
     int recompute, recompute_every, recompute_layers, classifier_rows, fuse_gelu;
+    int master, moments, gradients;
     int64_t seed;
-    const char *plan, *help, *version;
+    const char *fit, *plan, *help, *version;
 } TrainArgs;
 
 static const TrainArgs default_args = {
@@ -82,6 +84,7 @@ static const TrainArgs default_args = {
     .recompute = 1,
     .recompute_every = 1,
     .recompute_layers = -1,
+    .master = MASTER_SPLIT,
     .seed = 42,
 };
 
@@ -125,6 +128,15 @@ static const Flag flag_table[] = {
      "the first so many are at -r, the others a level below; -1: all"},
     {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "rows",
      "logits that exist at once; 0: as many as take no memory of their own, but at least 256"},
+    {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "NAME",
+     "fp32 copy of bf16 weights: none (they are rounded stochastically), whole, or split: the same bits in half of it"},
+    {"om", "moments", FLAG_CHOICE, ARG(moments), 0, 0, MOMENT_CHOICES, "TYPE",
+     "AdamW's moments, those that are no fp32 rounded stochastically"},
+    {"gd", "gradients", FLAG_CHOICE, ARG(gradients), 0, 0, GRADIENT_CHOICES, "TYPE",
+     "of the parameters; auto: as the weights, but fp32 where micro-batches add up"},
+    {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB",
+     "choose the fastest that fits in so much, or in what is free: -b (of the same -d) -r -rk -rn -lc -w -om -gd, as "
+     "far as they are at their defaults"},
     FLAG_HEADING("optimisation"),
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
     {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds",
@@ -174,7 +186,6 @@ static const Flag flag_table[] = {
     {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
     // llm.c's letters that are not here yet
-    FLAG_LLMC("w", "fp32 master weights"),
     FLAG_LLMC("z", "the ZeRO stage"),
     FLAG_LLMC("lg", "log the GPU's state every so many steps"),
     FLAG_LLMC("pn", "the number of processes"),
@@ -248,9 +259,8 @@ typedef struct {
     Recording *recordings[2];  // of a micro-step, by GradMode; NULL: none yet
     int runs[2];               // how often each has run without one
     // ---- views into the arena
-    floatX *params;        // (layout.total), as are the next four
-    real *master, *m, *v;  // master is NULL where params are fp32
-    Gradient grads;
+    OptimizerState optimizer;            // weights, masters and moments, (layout.total) each
+    Gradient grads;                      // (layout.total)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width)
     int *tokens, *targets;               // (B,T)
     real *loss, *norm_squared;           // one number each, neighbours
@@ -273,12 +283,16 @@ static Scratch planned_scratch(GPT2 *m, int index) {
 
 static void gpt2_lay_out(GPT2 *m) {
     const PlanIndex *at = &m->index;
-    m->params = (floatX *)planned(m, at->params);
-    m->master = (real *)planned(m, at->master);
+    m->optimizer.params = (floatX *)planned(m, at->params);
+    m->optimizer.master = (real *)planned(m, at->master);
+    m->optimizer.remainder = (int16_t *)planned(m, at->remainder);
+    m->optimizer.m = planned(m, at->m);
+    m->optimizer.v = planned(m, at->v);
+    m->optimizer.moments = m->purpose.moments;
+    m->optimizer.m_scales = (float *)planned(m, at->m_scales);
+    m->optimizer.v_scales = (float *)planned(m, at->v_scales);
     m->grads.at = planned(m, at->grads);
-    m->grads.dtype = DT_REAL;
-    m->m = (real *)planned(m, at->m);
-    m->v = (real *)planned(m, at->v);
+    m->grads.dtype = m->purpose.gradients;
     for (int id = 0; id < NUM_ACTIVATIONS; id++) { m->activations[id] = planned(m, at->activations[id]); }
     m->tokens = (int *)planned(m, at->tokens);
     m->targets = (int *)planned(m, at->targets);
@@ -349,28 +363,22 @@ static void gpt2_free(GPT2 *m) {
     plan_free(&m->plan);
 }
 
-static OptimizerState optimizer_state(const GPT2 *m) {
-    OptimizerState state = {m->params, m->master, NULL, m->m, m->v, DT_REAL, NULL, NULL};
-    return state;
-}
-
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, optimizer_state(m)};
+    ModelState state = {&m->config, m->device, m->optimizer};
     return state;
 }
 
-static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->params, m->layout.total, &m->exec); }
+static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec); }
 
 // GPT-2's initial weights, made on the host a tensor at a time
 static void gpt2_init(GPT2 *m, uint64_t seed) {
-    OptimizerState state = optimizer_state(m);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t count = param_used_rows(p, &m->config) * param_cols(p, &m->config);
         real *init = (real *)xmalloc(count * sizeof(real));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
             param_init_tensor(init, p, layer, &m->config, seed);
-            weights_store(&state, init, param_offset(&m->layout, p, layer), count, m->device);
+            weights_store(&m->optimizer, init, param_offset(&m->layout, p, layer), count, m->device);
         }
         free(init);
     }
@@ -386,15 +394,14 @@ static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
 
 // the weights of an opened model of the same shape
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
-    OptimizerState state = optimizer_state(m);
-    weights_load(file, "", &state, m->device);
+    weights_load(file, "", &m->optimizer, m->device);
     gpt2_params_changed(m);
 }
 
 // ---- one tensor of one layer
 
 static const floatX *param(const GPT2 *m, ParamId id, int layer) {
-    return m->params + param_offset(&m->layout, id, layer);
+    return m->optimizer.params + param_offset(&m->layout, id, layer);
 }
 static Gradient grad(const GPT2 *m, ParamId id, int layer) {
     return gradient_at(m->grads, param_offset(&m->layout, id, layer));
@@ -704,8 +711,7 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
 static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    OptimizerState state = optimizer_state(m);
-    m->ops->adamw_update(&state, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
+    m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -920,6 +926,14 @@ static Recompute recompute_of(const TrainArgs *a, int L) {
     return r;
 }
 
+// -gd auto: sums of several micro-batches would lose too much in bf16
+static DType auto_gradients(int micro_steps) { return micro_steps > 1 ? DT_REAL : DT_FLOATX; }
+
+static DType gradients_of(const TrainArgs *a) {
+    const DType types[] = {auto_gradients(accumulation_steps(a)), DT_REAL, DT_BF16};
+    return types[a->gradients];
+}
+
 static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     Purpose p;
     memset(&p, 0, sizeof p);
@@ -935,8 +949,87 @@ static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend
     p.fuse_gelu = a->fuse_gelu > 0;
     p.recompute = p.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
     p.classifier_rows = a->classifier_rows;
+    p.master = (MasterKind)a->master;
+    p.moments = moment_types[a->moments];
+    p.gradients = gradients_of(a);
     if (a->recompute_every == 0) { p.recompute.every = best_segment(c, p); }
     return p;
+}
+
+// ---- --fit
+
+// flags that stand at their defaults may be chosen
+static FitFree fit_free(const TrainArgs *a) {
+    const TrainArgs *usual = &default_args;
+    FitFree may;
+    may.micro_batch = a->B == usual->B, may.recompute = a->recompute == usual->recompute;
+    may.every = a->recompute_every == usual->recompute_every;
+    may.layers = a->recompute_layers == usual->recompute_layers;
+    may.classifier = a->classifier_rows == usual->classifier_rows;
+    may.master = a->master == usual->master, may.moments = a->moments == usual->moments;
+    may.gradients = a->gradients == usual->gradients;
+    return may;
+}
+
+// the flags that say what was chosen
+static void fit_apply(TrainArgs *a, const Purpose *p) {
+    a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps;
+    a->B = p->B, a->recompute = p->recompute.level, a->recompute_every = p->recompute.every;
+    a->recompute_layers = p->recompute.layers, a->classifier_rows = p->classifier_rows, a->master = (int)p->master;
+    a->moments = p->moments == DT_REAL ? 0 : p->moments == DT_BF16 ? 1 : 2;
+    a->gradients = p->gradients == DT_REAL ? 1 : 2;
+}
+
+// "-b 8 -r 2 ...", what differs between two purposes
+static void fit_flags_text(char *text, size_t size, const Purpose *p, const Purpose *from) {
+    const Recompute *r = &p->recompute, *was = &from->recompute;
+    int at = 0;
+    text[0] = 0;
+#define SAY(differs, ...)                                                                                              \
+    if (differs) { at += snprintf(text + at, size - (size_t)at, __VA_ARGS__); }
+    SAY(p->B != from->B, " -b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps)
+    SAY(r->level != was->level, " -r %d", r->level)
+    SAY(r->every != was->every, " -rk %d", r->every)
+    SAY(r->layers != was->layers && r->level > 0, " -rn %d", r->layers)
+    SAY(p->classifier_rows != from->classifier_rows, " -lc %d", p->classifier_rows)
+    SAY(p->master != from->master, " -w %s", p->master == MASTER_NONE ? "none" : "split")
+    SAY(p->moments != from->moments, " -om %s", p->moments == DT_BF16 ? "bf16" : "8bit")
+    SAY(p->gradients != from->gradients, " -gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32")
+#undef SAY
+}
+
+// Makes of the flags those of --fit, and says on `out` which and why.
+static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    double gib = *a->fit ? strtod(a->fit, NULL) : (double)backend->device->free_bytes() / (1 << 30);
+    size_t budget = (size_t)(gib * (1 << 30));
+    Purpose wanted = purpose_of(a, c, backend);
+    FitFree may = fit_free(a);
+    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients),
+        unlimited = fit_choose(c, wanted, &may, SIZE_MAX, auto_gradients);
+    char flags[256];
+    fit_flags_text(flags, sizeof flags, &fit.purpose, &wanted);
+    if (fit.bytes > budget) {
+        input_error(
+            "--fit: no choice fits in %.2f GiB; the smallest,%s, takes %.2f GiB; a smaller -e, -t or -d needs less",
+            gib, flags, (double)fit.bytes / (1 << 30));
+    }
+    fprintf(out, "fit       %.2f GiB:%s takes %.2f; the fastest of all takes %.2f, and by estimate %.1f %% less time\n",
+            gib, *flags ? flags : " as it is", (double)fit.bytes / (1 << 30), (double)unlimited.bytes / (1 << 30),
+            100 * (1 - unlimited.seconds / fit.seconds));
+    fit_apply(a, &fit.purpose);
+}
+
+// Stops a run whose plan is larger than what is free, and says which flags would make it fit.
+static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose *p) {
+    size_t bytes = gpt2_plan_bytes(c, p), room = p->backend->device->free_bytes();
+    if (bytes <= room) { return; }
+    FitFree may = fit_free(a);
+    Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
+    char flags[256];
+    fit_flags_text(flags, sizeof flags, &fit.purpose, p);
+    input_error("this run takes %.1f MiB and %.1f are free: %.1f too few; %s%s%s", mebibytes(bytes), mebibytes(room),
+                mebibytes(bytes - room), fit.bytes <= room ? "it fits with" : "even with", flags,
+                fit.bytes <= room ? "" : " it does not fit: give a smaller -e, -t or -d");
 }
 
 // The shape that -e asks for, `positions` being those of a shape without any; *file is opened where -e names weights.
@@ -1443,8 +1536,9 @@ static void allocate_updates(Run *run) {
     run->given = run->step;
 }
 
-// what can be checked without the model comes before it is built, and that before the first byte is written
-static void run_open(Run *run, const TrainArgs *a) {
+// What can be checked without the model comes before it is built, and that before the first byte is written. --fit
+// changes the flags.
+static void run_open(Run *run, TrainArgs *a) {
     memset(run, 0, sizeof *run);
     run->args = a;
     run->backend = backend_choose((DeviceChoice)a->device, true, &run->backend_note);
@@ -1454,6 +1548,7 @@ static void run_open(Run *run, const TrainArgs *a) {
     Origin origin = choose_model(a, run->files.vocab_size);
     const GPT2Config *c = &origin.config;
     check_length(a, c);
+    if (a->fit) { choose_what_fits(stdout, a, c, run->backend); }
     check_text_fits(run, &origin);
     open_loaders(run, c->vocab_size);
     if (*origin.checkpoint) { restore_run(run, origin.checkpoint); }
@@ -1463,7 +1558,9 @@ static void run_open(Run *run, const TrainArgs *a) {
         prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, c->vocab_size, &run->prompt);
     check_disk(a, c);
 
-    gpt2_build(&run->model, *c, purpose_of(a, c, run->backend));
+    Purpose purpose = purpose_of(a, c, run->backend);
+    check_memory(a, c, &purpose);
+    gpt2_build(&run->model, *c, purpose);
     allocate_updates(run);
     load_weights(&run->model, &origin, (uint64_t)a->seed);
 
@@ -1514,7 +1611,7 @@ static void advance(Run *run) {
 }
 
 // the checkpoint comes first: what follows may take long, and somebody may be waiting for the end
-static void train(const TrainArgs *a) {
+static void train(TrainArgs *a) {
     Run run;
     run_open(&run, a);
     catch_signals();
@@ -1617,7 +1714,7 @@ static void tokenize_text(const TrainArgs *a) {
     token_files_close(&files);
 }
 
-static void print_plan(const TrainArgs *a) {
+static void print_plan(TrainArgs *a) {
     int data_vocab = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
@@ -1629,17 +1726,23 @@ static void print_plan(const TrainArgs *a) {
     if (!a->generate) { check_length(a, &origin.config); }
     PlanIndex index;
     const char *note;
-    Purpose purpose = purpose_of(a, &origin.config, backend_choose((DeviceChoice)a->device, false, &note));
+    const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
+    bool json_wanted = strcmp(a->plan, "json") == 0;
+    if (a->fit && !a->generate) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend); }
+    Purpose purpose = purpose_of(a, &origin.config, backend);
+    size_t llmc = purpose.training ? llmc_bytes(&origin.config, &purpose) : 0;
     Plan plan = gpt2_plan(&origin.config, &purpose, &index);
-    if (strcmp(a->plan, "json") == 0) {
+    if (json_wanted) {
         cJSON *json = cJSON_CreateObject();
         cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), plan_json(&plan, 0));
+        cJSON_AddNumberToObject(json, "llmc_total", (double)llmc);
         char *text = cJSON_Print(json);
         puts(text);
         free(text);
         cJSON_Delete(json);
     } else {
         plan_print(stdout, &plan);
+        if (llmc) { printf("%-60s %12.2f\n", "llm.c's layout at the same -b -t -r", mebibytes(llmc)); }
     }
     plan_free(&plan);
 }
@@ -1670,7 +1773,7 @@ static cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
-    flags_from_json(flag_table, NUM_FLAGS, args, json, "resume generate tokenize plan help version");
+    flags_from_json(flag_table, NUM_FLAGS, args, json, "resume generate tokenize fit plan help version");
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     return json;
 }

@@ -1,6 +1,6 @@
 /*
 Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
-defines: Backend, cpu_backend, cuda_backend (in builds with CUDA), backend_choose
+defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), backend_choose
 */
 #pragma once
 #include "cpu_ops.h"
@@ -20,9 +20,16 @@ typedef struct {
     size_t partials_bytes, matmul_workspace_bytes;
 } BackendScratch;
 
+// roughly what such a machine does in a second: only their ratios matter, where --fit weighs one choice against another
+typedef struct {
+    double flops, bytes;  // of products; of memory
+    double launch;        // seconds to start an operation
+} MachineRates;
+
 typedef struct {
     const Ops *ops;
     const Device *device;
+    MachineRates rates;
     // the bytes that a model of this shape takes in micro-batches of B x T; the pointers stay NULL
     BackendScratch (*scratch)(const GPT2Config *c, int B, int T);
     // readies ex for work; fast_matmuls: whether fp32 products may round their inputs to TF32
@@ -45,7 +52,8 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d threads, matmuls by %s", omp_get_max_threads(), onednn_version());
 }
 
-static const Backend cpu_backend = {&cpu_ops, &cpu_device, cpu_scratch, cpu_open, onednn_free, cpu_describe};
+static const Backend cpu_backend = {&cpu_ops, &cpu_device, {4e11, 3e10, 2e-6}, cpu_scratch,
+                                    cpu_open, onednn_free, cpu_describe};
 
 #ifdef HAVE_CUDA
 static inline BackendScratch cuda_scratch(const GPT2Config *c, int B, int T) {
@@ -97,7 +105,8 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
-static const Backend cuda_backend = {&cuda_ops, &cuda_device, cuda_scratch, cuda_open, cuda_close, cuda_describe};
+static const Backend cuda_backend = {&cuda_ops, &cuda_device, {5e14, 3.5e12, 2e-6}, cuda_scratch,
+                                     cuda_open, cuda_close,   cuda_describe};
 #endif
 
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES

@@ -65,6 +65,12 @@ static inline void cuda_exec_close(Exec *ex) {
 
 // ---- memory
 
+static inline size_t cuda_free_bytes(void) {
+    size_t room = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&room, &total));
+    return room;
+}
+
 static inline void *cuda_allocate(size_t bytes) {
     void *p = NULL;
     size_t room = 0, total = 0;
@@ -159,6 +165,7 @@ static const Device cuda_device = {
     .steps_ahead = 1,
     .allocate = cuda_allocate,
     .release = cuda_release,
+    .free_bytes = cuda_free_bytes,
     .allocate_host = cuda_allocate_host,
     .release_host = cuda_release_host,
     .fill = cuda_fill,

@@ -21,6 +21,7 @@ typedef struct {
     // ---- memory. Host memory for enqueued copies is a kind of its own: the device reads it while the host goes on
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
+    size_t (*free_bytes)(void);  // that allocate has left
     void *(*allocate_host)(size_t bytes);
     void (*release_host)(void *p);
 
@@ -55,6 +56,16 @@ static inline void *host_allocate(size_t bytes) {
     return p;
 }
 
+// what the kernel says is available without swapping; everything, where it does not say
+static inline size_t host_free_bytes(void) {
+    char line[128];
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) {}
+    if (file) { fclose(file); }
+    return kib ? (size_t)kib * 1024 : SIZE_MAX;
+}
+
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
 static inline void host_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 static inline void host_enqueue_fill(void *p, int byte, size_t bytes, Exec *ex) {
@@ -72,6 +83,7 @@ static const Device cpu_device = {
     .steps_ahead = 0,
     .allocate = host_allocate,
     .release = free,
+    .free_bytes = host_free_bytes,
     .allocate_host = host_allocate,
     .release_host = free,
     .fill = host_fill,

@@ -10,7 +10,8 @@ Command-line flags from one table: a row a flag drives parsing, --help, the bann
   FLAG_REAL     double           a decimal number, with an exponent or not, within min..max; no nan, no inf
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it was read from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; in "none|0 fp32|1" each has two spellings
-  FLAG_OPTION   const char *     nothing (stored as ""), or =word of `choices` if it has any; absent: NULL
+  FLAG_OPTION   const char *     nothing (stored as ""), or =word of `choices` if it has any, or =number within
+                                 min..max if those differ; absent: NULL
   FLAG_ABSENT   none             nothing: it names a letter of llm.c that there is not, and stops where it is given
 
 Any fault is one sentence that names the flag and says what it takes: exit 2.
@@ -57,6 +58,9 @@ static inline bool flag_has_value(const Flag *flag) { return !flag_is_heading(fl
 
 static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
+// an option whose value is a number
+static inline bool flag_is_amount(const Flag *flag) { return flag->type == FLAG_OPTION && flag->min < flag->max; }
+
 static inline const char *flag_label(const Flag *flag) { return flag->name ? flag->name : flag->letter; }
 
 // the integer nearest to a bound that the type holds
@@ -85,7 +89,7 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
 
 // "from 1 to 8", "of at least 0.1", "of at most 1" or ""
 static inline void flag_bounds_text(const Flag *flag, char text[FLAG_TEXT]) {
-    if (flag->type != FLAG_REAL) {
+    if (flag->type != FLAG_REAL && flag->type != FLAG_OPTION) {
         snprintf(text, FLAG_TEXT, "from %lld to %lld", flag_whole_bound(flag, flag->min),
                  flag_whole_bound(flag, flag->max));
         return;
@@ -130,7 +134,10 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
     case FLAG_ABSENT: return;
     case FLAG_OPTION:
-        if (!flag->choices) {
+        if (flag_is_amount(flag)) {
+            flag_bounds_text(flag, detail);
+            snprintf(text, FLAG_TEXT, "nothing or =a number %.200s", detail);
+        } else if (!flag->choices) {
             snprintf(text, FLAG_TEXT, "no value");
         } else {
             flag_choices_text(flag->choices, detail);
@@ -218,11 +225,16 @@ static inline bool flag_store_whole(const Flag *flag, char *field, const char *t
     return true;
 }
 
-static inline bool flag_store_real(const Flag *flag, char *field, const char *text) {
+static inline bool flag_read_real(const Flag *flag, double *value, const char *text) {
     if (!*text || text[strspn(text, "+-.0123456789eE")]) { return false; }  // strtod alone takes " 1", "nan", "0x1p3"
     char *end;
-    double value = strtod(text, &end);
-    if (*end || !isfinite(value) || value < flag->min || value > flag->max) { return false; }
+    *value = strtod(text, &end);
+    return !*end && isfinite(*value) && *value >= flag->min && *value <= flag->max;
+}
+
+static inline bool flag_store_real(const Flag *flag, char *field, const char *text) {
+    double value;
+    if (!flag_read_real(flag, &value, text)) { return false; }
     memcpy(field, &value, sizeof value);
     return true;
 }
@@ -238,9 +250,11 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
     case FLAG_CHOICE:
         if (index >= 0) { memcpy(field, &index, sizeof index); }
         return index >= 0;
-    case FLAG_OPTION:
-        if (index < 0) { return false; }
+    case FLAG_OPTION: {
+        double amount;
+        if (index < 0 && !(flag_is_amount(flag) && flag_read_real(flag, &amount, text))) { return false; }
         break;
+    }
     case FLAG_STRING: break;
     case FLAG_ABSENT: return false;
     }
@@ -366,7 +380,7 @@ static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
     const char *dashes = flag->name ? "--" : "", *name = flag->name ? flag->name : "";
     if (flag->type != FLAG_OPTION) {
         snprintf(text, FLAG_TEXT, "%s%s%s%s", dashes, name, flag->name ? " " : "", flag->value_name);
-    } else if (flag->choices) {
+    } else if (flag->choices || flag_is_amount(flag)) {
         snprintf(text, FLAG_TEXT, "%s%s[=%s]", dashes, name, flag->value_name);
     } else {
         snprintf(text, FLAG_TEXT, "%s%s", dashes, name);
@@ -378,7 +392,7 @@ static inline void flag_print_limits(FILE *file, const Flag *flag, const void *d
     char limits[FLAG_TEXT] = "", text[FLAG_TEXT];
     if (flag->choices) {
         flag_choices_text(flag->choices, limits);
-    } else if (flag_is_number(flag)) {
+    } else if (flag_is_number(flag) || flag_is_amount(flag)) {
         flag_bounds_text(flag, limits);
     }
     if (flag->type == FLAG_OPTION) {

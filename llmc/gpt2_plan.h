@@ -1,6 +1,6 @@
 /*
 What a GPT-2 holds on its device for a purpose: every tensor with its lifetime, made from the flags alone.
-defines: MasterKind, MASTER_CHOICES, Purpose, PlanIndex, classifier_chunk, gpt2_plan, best_segment, llmc_bytes
+defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, Purpose, PlanIndex, classifier_chunk, gpt2_plan, best_segment, llmc_bytes
 */
 #pragma once
 #include "activations.h"
@@ -9,7 +9,12 @@ defines: MasterKind, MASTER_CHOICES, Purpose, PlanIndex, classifier_chunk, gpt2_
 
 // -w: the fp32 master copy of weights that are bf16: none, whole, or the weight and the 16 bits it lacks
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
-#define MASTER_CHOICES "none fp32 split"
+#define MASTER_CHOICES "none|0 fp32|1 split|2"
+
+// -om and -gd
+#define MOMENT_CHOICES "fp32 bf16 8bit"
+#define GRADIENT_CHOICES "auto fp32 bf16"
+static const DType moment_types[] = {DT_REAL, DT_BF16, DT_U8};
 
 // what a model is built for
 typedef struct {
@@ -24,33 +29,55 @@ typedef struct {
     bool fuse_gelu;            // into the product before it: the forward's; the backward's always is
     Recompute recompute;
     int classifier_rows;  // of logits that exist at once; 0: classifier_chunk chooses
+    MasterKind master;    // where weights are bf16
+    DType moments;        // DT_REAL, DT_BF16 or DT_U8
+    DType gradients;      // DT_REAL or DT_BF16
 } Purpose;
 
 // where each planned tensor is in the plan; -1 where this purpose has none
 typedef struct {
-    int params, master, grads, m, v, spans;
+    int params, master, remainder, grads, m, v, m_scales, v_scales, spans;
     int activations[NUM_ACTIVATIONS], tokens, targets, results;
     int dresidual, narrow, normed, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials,
         matmul_workspace;
 } PlanIndex;
 
-// Rows of logits to hold at once. Where -lc does not say: as many as fit where the MLP's gradient lives anyway, but at
-// least 256, so that the weights are not streamed from memory for a handful of rows.
+// Rows of logits to hold at once. Where -lc does not say: about as many as fit where the MLP's gradient lives anyway,
+// but at least 256, so that the weights are not streamed from memory for a handful of rows; in equal chunks of whole
+// tiles of a product.
 static inline int classifier_chunk(const GPT2Config *c, const Purpose *p) {
+    enum { LEAST = 256, TILE = 128 };
     int64_t rows = (int64_t)p->B * p->T, chunk = p->classifier_rows;
-    if (chunk == 0) { chunk = rows * 4 * c->channels / c->padded_vocab_size; }
-    if (p->classifier_rows == 0 && chunk < 256) { chunk = 256; }
+    if (chunk == 0) {
+        int64_t room = rows * 4 * c->channels / c->padded_vocab_size;
+        if (room < LEAST) { room = LEAST; }
+        int64_t chunks = (rows + room / 2) / room;  // to the nearest
+        chunk = chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
+    }
     return (int)(chunk < rows ? chunk : rows);
+}
+
+static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const Purpose *p) {
+    bool rounds = DT_FLOATX == DT_BF16;
+    if (rounds && p->master == MASTER_FP32) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
+    if (rounds && p->master == MASTER_SPLIT) {
+        at->remainder = plan_add(plan, "remainder", STATE, DT_I16, dims1(total));
+    }
+    at->m = plan_add(plan, "m", STATE, p->moments, dims1(total));
+    at->v = plan_add(plan, "v", STATE, p->moments, dims1(total));
+    if (p->moments == DT_U8) {
+        size_t blocks = (total + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
+        at->m_scales = plan_add(plan, "m_scales", STATE, DT_F32, dims1(blocks));
+        at->v_scales = plan_add(plan, "v_scales", STATE, DT_F32, dims1(blocks));
+    }
 }
 
 static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
     size_t total = param_layout(c).total;
     at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(total));
     if (p->training) {
-        if (DT_FLOATX != DT_REAL) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
-        at->grads = plan_add(plan, "grads", STATE, DT_REAL, dims1(total));
-        at->m = plan_add(plan, "m", STATE, DT_REAL, dims1(total));
-        at->v = plan_add(plan, "v", STATE, DT_REAL, dims1(total));
+        at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(total));
+        plan_optimizer(plan, at, total, p);
         at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
     }
     if (p->decode_positions > 0) {
@@ -130,4 +157,18 @@ static inline int best_segment(const GPT2Config *c, Purpose p) {
         if (bytes < least) { least = bytes, best = every; }
     }
     return best;
+}
+
+// llm.c's layout of the same model and micro-batch, for comparison: gradients as weights, fp32 master and moments, all
+// logits at once, -r at most 2 (its fill_in_activation_sizes, with cuDNN's attention)
+static inline size_t llmc_bytes(const GPT2Config *c, const Purpose *p) {
+    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels, L = (size_t)c->num_layers;
+    size_t heads = (size_t)c->num_heads, total = param_layout(c).total;
+    size_t of_block = p->recompute.level == 0 ? 16 * C : p->recompute.level == 1 ? 12 * C : 10 * C;
+    size_t gelu = p->recompute.level == 0 ? 0 : 4 * C;
+    size_t output = larger(larger(3 * C, heads * (size_t)p->T), (size_t)c->padded_vocab_size);
+    size_t stored = N * (L * of_block + 2 * C + gelu + output + 5 * C);  // encoded, lnf; then two buffers of scratch
+    size_t statistics = N * (L * (heads + 4) + 3);
+    size_t master = DT_FLOATX == DT_REAL ? 0 : sizeof(real);
+    return (stored + 2 * total) * sizeof(floatX) + statistics * sizeof(real) + total * (2 * sizeof(real) + master);
 }

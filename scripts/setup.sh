@@ -40,6 +40,7 @@ need all          libcjson-dev     "cJSON, for the headers of checkpoints"      
 want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"             has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv       "the King James Bible, 4.1 MB of public-domain text"        has_command bible
 need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
+want test         python3-matplotlib "draws, for scripts/plot.py"                             has_module matplotlib
 want test         python3-regex    "GPT-2's way to cut words, for dev/data/hellaswag.py"     has_module regex
 need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h

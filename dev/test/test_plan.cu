@@ -1,0 +1,194 @@
+/*
+The memory plan in bf16, as a GPU would be planned for (the backend's own scratch included): the figures that README
+states, what each level of -r keeps, and what --fit chooses.
+*/
+#include "llmc/fit.h"
+#include "testing.h"
+
+static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
+static const GPT2Config gpt2_1558m = {1024, 50257, 50304, 48, 25, 1600};
+
+static Purpose training(int B, int level, int every) {
+    Purpose p;
+    memset(&p, 0, sizeof p);
+    p.backend = &cuda_backend, p.B = B, p.T = 1024, p.micro_steps = 1, p.training = true;
+    p.recompute.level = level, p.recompute.every = every, p.recompute.layers = 48;
+    p.master = MASTER_SPLIT, p.moments = DT_BF16, p.gradients = DT_BF16;
+    return p;
+}
+
+// MiB of one lifetime, or of all
+static double planned(const GPT2Config *c, Purpose p, Lifetime lifetime) {
+    PlanIndex at;
+    if (p.recompute.layers > c->num_layers) { p.recompute.layers = c->num_layers; }
+    if (p.recompute.every == 0) { p.recompute.every = best_segment(c, p); }
+    Plan plan = gpt2_plan(c, &p, &at);
+    double mib = mebibytes(plan_bytes(&plan, lifetime));
+    plan_free(&plan);
+    return mib;
+}
+
+static double activations(const GPT2Config *c, Purpose p) { return planned(c, p, SAVED) + planned(c, p, SCRATCH); }
+
+static void assert_under(const char *what, double mib, double limit) {
+    printf("    %-52s %9.1f MiB of %9.1f\n", what, mib, limit);
+    if (!(mib < limit)) { fail_msg("%s: %.1f MiB, expected less than %.1f", what, mib, limit); }
+}
+
+static void test_figures(void **state) {
+    (void)state;
+    assert_under("124M, B 4, -r 1, activations and scratch", activations(&gpt2_124m, training(4, 1, 1)), 1010);
+    assert_under("124M, B 4, -r 2", activations(&gpt2_124m, training(4, 2, 1)), 870);
+    assert_under("124M, B 4, -r 4", activations(&gpt2_124m, training(4, 4, 1)), 270);
+    assert_under("1558M, B 32, -r 4 -rk 1", activations(&gpt2_1558m, training(32, 4, 1)), 6.5 * 1024);
+    assert_under("1558M, B 32, -r 4 -rk 0", activations(&gpt2_1558m, training(32, 4, 0)), 5.5 * 1024);
+    double saved = activations(&gpt2_1558m, training(32, 1, 1)) - activations(&gpt2_1558m, training(32, 2, 1));
+    printf("    1558M, B 32: -r 2 takes %.1f MiB less than -r 1\n", saved);
+    assert_in_range((int)saved, 9600 - 100, 9600);
+    Purpose whole = training(4, 4, 1), small = whole;
+    small.moments = DT_U8;
+    assert_under("1558M whole, B 4, -r 4 -w split -om bf16", planned(&gpt2_1558m, whole, NUM_LIFETIMES), 16 * 1024);
+    assert_under("1558M whole, B 4, -r 4 -w split -om 8bit", planned(&gpt2_1558m, small, NUM_LIFETIMES), 13 * 1024);
+}
+
+// bytes of state a parameter, the spans' few aside
+static void test_bytes_a_parameter(void **state) {
+    (void)state;
+    const struct {
+        MasterKind master;
+        DType moments, gradients;
+        double bytes;
+    } cases[] = {{MASTER_FP32, DT_F32, DT_BF16, 16},
+                 {MASTER_SPLIT, DT_F32, DT_BF16, 14},
+                 {MASTER_SPLIT, DT_BF16, DT_BF16, 10},
+                 {MASTER_NONE, DT_BF16, DT_BF16, 8},
+                 {MASTER_SPLIT, DT_U8, DT_BF16, 8 + 8.0 / 128},
+                 {MASTER_SPLIT, DT_BF16, DT_F32, 12}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Purpose p = training(4, 1, 1);
+        p.master = cases[i].master, p.moments = cases[i].moments, p.gradients = cases[i].gradients;
+        double bytes = planned(&gpt2_1558m, p, STATE) * 1048576 / (double)param_layout(&gpt2_1558m).total;
+        printf("    %.4f bytes a parameter\n", bytes);
+        assert_true(fabs(bytes - cases[i].bytes) < 1e-4);
+    }
+}
+
+// what a block keeps a token, in channels of floatX: the slots counted by the table in activations.h
+static void test_levels_keep_what_they_say(void **state) {
+    (void)state;
+    enum { L = 7 };
+    const int kept_at[] = {16, 12, 10, 6, 1};
+    for (int level = 0; level <= REBUILD_BLOCK; level++) {
+        Recompute r = {level, 1, L};
+        Places p = places_make(&r, L);
+        int kept = 0;
+        for (int id = LN1; id <= RESIDUAL3; id++) {
+            const int channels[] = {0, 0, 1, 3, 4};
+            for (int l = 0; l < L && !activation_specs[id].statistic; l++) {
+                kept += place_of(&p, (ActivationId)id, l, L).kept ? channels[activation_specs[id].width] : 0;
+            }
+        }
+        assert_int_equal(kept, L * kept_at[level]);
+        places_free(&p);
+    }
+}
+
+// A slot is used by one kept tensor alone, and what a segment rebuilds is not shared within it.
+static void check_slots(const Recompute *r, int L) {
+    Places p = places_make(r, L);
+    for (int id = LN1; id <= RESIDUAL3; id++) {
+        const ActivationSpec *spec = &activation_specs[id];
+        for (int a = 0; a < L; a++) {
+            Place at = place_of(&p, (ActivationId)id, a, L);
+            if (!at.kept && spec->home != IN_SLOTS) { continue; }
+            assert_in_range(at.slot, 0, p.slots[id] - 1);
+            for (int b = a + 1; b < L; b++) {
+                Place other = place_of(&p, (ActivationId)id, b, L);
+                bool alive_together = at.kept || other.kept || segment_end(r, a) == segment_end(r, b);
+                if (alive_together && (other.kept || spec->home == IN_SLOTS)) {
+                    assert_int_not_equal(at.slot, other.slot);
+                }
+            }
+        }
+    }
+    int replayed = 0;
+    for (int l = L - 1; l >= 0; l--) { replayed += l + 1 - p.replay_from[l]; }
+    assert_int_equal(replayed, L);  // every block belongs to one segment
+    places_free(&p);
+}
+
+static void test_slots(void **state) {
+    (void)state;
+    for (int L = 1; L <= 6; L++) {
+        for (int i = 0; i < 5 * 6 * 7; i++) {
+            Recompute r = {i % 5, 1 + i / 5 % 6, i / 30};
+            if (r.layers <= L) { check_slots(&r, L); }
+        }
+    }
+}
+
+// the segment that needs least bytes: one block for 12, two for 36 and 48
+static void test_best_segment(void **state) {
+    (void)state;
+    Purpose p = training(8, 4, 1);
+    p.recompute.layers = 12;
+    assert_int_equal(best_segment(&gpt2_124m, p), 1);
+    p.recompute.layers = 48;
+    assert_int_equal(best_segment(&gpt2_1558m, p), 2);
+    p.recompute.level = 3;
+    assert_int_equal(best_segment(&gpt2_1558m, p), 1);
+}
+
+static DType lossless(int micro_steps) { return micro_steps > 1 ? DT_F32 : DT_BF16; }
+
+// Less room never makes it faster, and what it chooses fits as long as anything does.
+static void test_fit(void **state) {
+    (void)state;
+    const FitFree all = {true, true, true, true, true, true, true, true};
+    Purpose wanted = training(16, 1, 1);
+    wanted.moments = DT_F32, wanted.recompute.layers = 48;
+    double before = 0;
+    bool fitted = true;
+    for (int gib = 60; gib >= 8; gib -= 4) {
+        size_t budget = (size_t)gib << 30;
+        Fit fit = fit_choose(&gpt2_1558m, wanted, &all, budget, lossless);
+        const Purpose *p = &fit.purpose;
+        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -w %d -om %s -gd %s: %6.1f GiB, %.3f s\n", gib, p->B,
+               p->recompute.level, p->recompute.every, p->recompute.layers, p->master, dtype_name(p->moments),
+               dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds);
+        assert_int_equal(p->B * p->micro_steps, 16);
+        assert_int_equal(fit.bytes, gpt2_plan_bytes(&gpt2_1558m, p));
+        if (fit.bytes > budget) { fitted = false; }
+        assert_int_equal(fit.bytes <= budget, fitted);  // once nothing fits, nothing does in less
+        if (fitted) { assert_true(fit.weighed >= before), before = fit.weighed; }
+        if (gib == 60) { assert_true(p->recompute.level <= 1 && p->moments == DT_F32 && p->master == MASTER_SPLIT); }
+    }
+    assert_false(fitted);
+}
+
+// what may not be chosen stays
+static void test_fit_keeps_what_is_given(void **state) {
+    (void)state;
+    const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
+    Purpose wanted = training(16, 0, 1);
+    wanted.master = MASTER_FP32, wanted.moments = DT_F32;
+    Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, (size_t)40 << 30, lossless);
+    assert_int_equal(fit.purpose.B, 16);
+    assert_int_equal(fit.purpose.master, MASTER_FP32);
+    assert_int_equal(fit.purpose.moments, DT_F32);
+    assert_true(fit.bytes <= (size_t)40 << 30);
+    assert_true(fit.purpose.recompute.level >= REBUILD_UP_PROJECTION);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_bytes_a_parameter),
+        cmocka_unit_test(test_levels_keep_what_they_say),
+        cmocka_unit_test(test_slots),
+        cmocka_unit_test(test_best_segment),
+        cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_fit_keeps_what_is_given),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}

@@ -1,0 +1,164 @@
+/*
+--fit: the fastest way to train that fits into a number of bytes. Every combination of micro-batch, -r -rk -rn, -lc, -w,
+-om and -gd is planned (gpt2_plan counts its bytes exactly) and its time estimated; the fastest that fits is taken.
+The estimate, in seconds an update of n tokens:
+  n (6 N + 6 L C T + rebuilt) / (rate of products) + (bytes moved) / (rate of memory) + (launches) (time of one)
+    N          parameters that are multiplied with;  T/2 positions are attended to on average
+    rebuilt    FLOPs a token: 8 C^2 a block from level 3 on, 8 C^2 + 2 C T more at level 4, 8 C^2 more inside a segment
+    bytes      activations 108 C a block and token (forward and backward, each tensor read and written where it is),
+               16 C more for a rebuilt GELU, 4 C for each rebuilt layernorm, 20 C for a replayed block; weights
+               read and gradients written or added to in every micro-batch; the optimizer's state once an update
+  Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
+What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or bf16
+gradients that several micro-batches add to, by three times that with 8-bit moments, by ten without a master copy.
+Only ratios between choices matter; the rates are those of the backend (backend.h), rounded.
+defines: FitFree, Fit, fit_seconds, fit_choose
+*/
+#pragma once
+#include "gpt2_plan.h"
+#include <limits.h>
+
+// which of a purpose's fields may be chosen; the others stay as they are
+typedef struct {
+    bool micro_batch, recompute, every, layers, classifier, master, moments, gradients;
+} FitFree;
+
+// a purpose, what it takes and how long an update is estimated to take
+typedef struct {
+    Purpose purpose;
+    size_t bytes;
+    double seconds, weighed;  // weighed: with what rounded states count for
+} Fit;
+
+#define FIT_HALF_RATE 512.0
+#define FIT_LOSS 0.03
+
+// FLOPs a token that are done again in the backward
+static inline double fit_rebuilt_flops(const GPT2Config *c, const Purpose *p) {
+    const Recompute *r = &p->recompute;
+    double C = c->channels, flops = 0;
+    for (int l = 0; l < c->num_layers; l++) {
+        int level = layer_level(r, l);
+        if (level >= REBUILD_UP_PROJECTION) { flops += 8 * C * C; }
+        if (level >= REBUILD_BLOCK) { flops += 8 * C * C + 2 * C * p->T; }
+        if (level >= REBUILD_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }
+    }
+    return flops;
+}
+
+// bytes of activations a token that are read and written
+static inline double fit_activation_bytes(const GPT2Config *c, const Purpose *p) {
+    double C = c->channels, elements = 0;
+    for (int l = 0; l < c->num_layers; l++) {
+        int level = layer_level(&p->recompute, l);
+        elements += 54 * C;
+        if (level >= REBUILD_GELU) { elements += 8 * C; }
+        if (level >= REBUILD_NORMS) { elements += 4 * C; }
+        if (level >= REBUILD_BLOCK) { elements += 10 * C; }
+    }
+    return elements * (double)sizeof(floatX);
+}
+
+// bytes of weights and gradients that a micro-batch reads and writes
+static inline double fit_weight_bytes(const GPT2Config *c, const Purpose *p) {
+    double total = (double)param_layout(c).total, grad = (double)dtype_size(p->gradients);
+    double classifier = (double)c->padded_vocab_size * c->channels;
+    double chunks = ceil((double)p->B * p->T / classifier_chunk(c, p));
+    double writes = p->micro_steps > 1 ? 2 : 1;
+    return total * (2 * sizeof(floatX) + writes * grad) + (chunks - 1) * classifier * (2 * sizeof(floatX) + 2 * grad);
+}
+
+// bytes of an update: gradients twice (the norm reads them as well), weights, master, moments
+static inline double fit_update_bytes(const GPT2Config *c, const Purpose *p) {
+    double master = p->master == MASTER_FP32 ? 8 : p->master == MASTER_SPLIT ? 4 : 0;
+    double moments = 4 * (double)dtype_size(p->moments), grads = 2 * (double)dtype_size(p->gradients);
+    return (double)param_layout(c).total * (2 * sizeof(floatX) + master + moments + grads);
+}
+
+// an estimate of the seconds of an update
+static inline double fit_seconds(const GPT2Config *c, const Purpose *p) {
+    const double launches_of_block = 30;
+    const MachineRates *rates = &p->backend->rates;
+    double rows = (double)p->B * p->T, tokens = rows * p->micro_steps, C = c->channels;
+    double multiplied = (double)num_parameters(c) - (double)c->max_seq_len * C;
+    double flops = 6 * multiplied + 6 * C * c->num_layers * p->T + fit_rebuilt_flops(c, p);
+    double bytes =
+        tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
+    double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
+    return tokens * flops / rates->flops * (rows + FIT_HALF_RATE) / rows + bytes / rates->bytes +
+           launches * rates->launch;
+}
+
+static inline Fit fit_of(const GPT2Config *c, const Purpose *p) {
+    Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
+    int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + (p->gradients == DT_BF16 && p->micro_steps > 1);
+    bool weights_round = DT_FLOATX == DT_BF16 && p->master == MASTER_NONE;
+    fit.weighed = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
+    return fit;
+}
+
+// keeps in *best the faster one that fits, or while none does the smallest
+static inline void fit_consider(Fit *best, const GPT2Config *c, const Purpose *p, size_t budget) {
+    Fit fit = fit_of(c, p);
+    bool fits = fit.bytes <= budget, best_fits = best->bytes <= budget;
+    if (fits != best_fits ? fits : fits ? fit.weighed < best->weighed : fit.bytes < best->bytes) { *best = fit; }
+}
+
+// the fewest blocks at this level that fit: each more costs time and saves bytes
+static inline int fit_layers(const GPT2Config *c, Purpose p, size_t budget) {
+    int low = 0, high = c->num_layers;
+    while (low < high) {
+        p.recompute.layers = (low + high) / 2;
+        if (gpt2_plan_bytes(c, &p) <= budget) {
+            high = p.recompute.layers;
+        } else {
+            low = p.recompute.layers + 1;
+        }
+    }
+    return low;
+}
+
+static inline void fit_levels(Fit *best, const GPT2Config *c, Purpose p, const FitFree *may, size_t budget) {
+    int first = may->recompute ? 0 : p.recompute.level, last = may->recompute ? (int)REBUILD_BLOCK : first;
+    Recompute given = p.recompute;
+    for (p.recompute.level = first; p.recompute.level <= last; p.recompute.level++) {
+        p.recompute.every = given.every, p.recompute.layers = given.layers;
+        if (may->layers) { p.recompute.layers = fit_layers(c, p, budget); }
+        fit_consider(best, c, &p, budget);
+        if (!may->every || p.recompute.level < REBUILD_BLOCK) { continue; }
+        p.recompute.layers = may->layers ? c->num_layers : given.layers;
+        p.recompute.every = best_segment(c, p);
+        fit_consider(best, c, &p, budget);
+    }
+}
+
+static inline void fit_states(Fit *best, const GPT2Config *c, Purpose p, const FitFree *may, size_t budget) {
+    const DType moments[] = {p.moments, DT_BF16, DT_U8}, gradients[] = {p.gradients, DT_BF16};
+    const MasterKind masters[] = {p.master, MASTER_SPLIT, MASTER_NONE};
+    const int classifier[] = {p.classifier_rows, 64};
+    int num_masters = may->master && DT_FLOATX == DT_BF16 ? 3 : 1;
+    for (int i = 0; i < num_masters * 3 * 2 * 2; i++) {
+        int master = i % num_masters, moment = i / num_masters % 3, rest = i / num_masters / 3;
+        if ((moment && !may->moments) || (rest % 2 && !may->gradients) || (rest / 2 && !may->classifier)) { continue; }
+        p.master = masters[master], p.moments = moments[moment];
+        p.gradients = gradients[rest % 2], p.classifier_rows = classifier[rest / 2];
+        fit_levels(best, c, p, may, budget);
+    }
+}
+
+// Of the ways to train on wanted.B x wanted.micro_steps sequences an update, the fastest that takes at most `budget`
+// bytes; if there is none, the smallest. gradients_of says how gradients are kept by themselves for so many
+// micro-batches.
+static inline Fit fit_choose(const GPT2Config *c, Purpose wanted, const FitFree *may, size_t budget,
+                             DType (*gradients_of)(int micro_steps)) {
+    Fit best = fit_of(c, &wanted);
+    int sequences = wanted.B * wanted.micro_steps;
+    for (int B = 1; B <= sequences; B++) {
+        Purpose p = wanted;
+        if (sequences % B != 0 || (!may->micro_batch && B != wanted.B) || (int64_t)B * p.T > INT_MAX) { continue; }
+        p.B = B, p.micro_steps = sequences / B;
+        if (may->gradients) { p.gradients = gradients_of(p.micro_steps); }
+        fit_states(&best, c, p, may, budget);
+    }
+    return best;
+}
