@@ -202,7 +202,7 @@ static inline Array *add_gradient(Problem *p, const char *name, size_t n) {
     return add_array(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, p->gradients, n);
 }
 
-enum { GRADIENT_BF16 = 2, GRADIENT_VARIANTS = 4 };
+enum { GRADIENT_BF16 = 2, GRADIENT_BF16_ADD, GRADIENT_VARIANTS };
 
 // variants of a backward: GRAD_SET, GRAD_ADD; then the same two with gradients in bf16
 static inline void declare_gradients(Problem *p) {

@@ -643,7 +643,7 @@ static void test_bytes_and_flops(void **state) {
         {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
-        {"layernorm_backward", GRADIENT_BF16 + GRAD_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
+        {"layernorm_backward", GRADIENT_BF16_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
         {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
         {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
         {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
@@ -725,13 +725,13 @@ static void check_rounded_once(const char *op, const OpShape *s, int set_variant
 }
 
 static void check_embedding_rounded_once(const OpShape *s) {
-    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
-    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
 }
 
 static void check_layernorm_rounded_once(const OpShape *s) {
-    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_SET);
-    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16 + GRAD_ADD);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
 }
 
 static void check_matmul_rounded_once(const OpShape *s) {
