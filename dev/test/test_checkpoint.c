@@ -291,7 +291,7 @@ static void test_every_kind_round_trips(void **state) {
     }
 }
 
-// the file does not tell a master from a remainder, and what is loaded is bit for bit as if it had been so from the start
+// the file does not tell a master from a remainder, and what is loaded has the bits it would have had from the start
 static void test_masters_become_remainders_and_back(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -422,7 +422,7 @@ static void test_moments_are_converted(void **state) {
             for (size_t i = 0; i < n; i++) {
                 for (int is_v = 0; is_v < 2; is_v++) {
                     double was = moment_value(&saved.optimizer, is_v, i), is = moment_value(&loaded.optimizer, is_v, i);
-                    // below the first power of two the distance is that of the smallest: 4e-4 / 30720 is what is 1 there
+                    // below number 1, which is 4e-4 / 30720 here, codes are equidistant
                     double least = to == 2 ? (is_v ? 0 : 2e-8) : 0, limit = error[from == to ? 0 : to];
                     assert_true(fabs(is - was) <= 1.02 * limit * fmax(fabs(was), least) || (is_v && was < 2e-16));
                     assert_true(was == 0 || !is_v || is > 0);
