@@ -437,13 +437,14 @@ static void test_v_would_not_decay_to_nearest(void **state) {
 
 // ---- 8 bits: how far they are off
 
-typedef enum { RANDOM, TINY, SUBNORMAL, HUGE_ONES, EQUAL, SINGLE, ZERO, EVERY_SIZE, NUM_FILLS } Fill;
+typedef enum { RANDOM, TINY, SMALLEST, SUBNORMAL, HUGE_ONES, EQUAL, SINGLE, ZERO, EVERY_SIZE, NUM_FILLS } Fill;
 
 static real fill_value(Fill fill, size_t i, uint64_t seed) {
     double x = rng_normal(seed, 9, i);
     switch (fill) {
     case RANDOM: return (real)x;
     case TINY: return (real)(1e-18 * x);
+    case SMALLEST: return (real)(1e-36 * x);  // whose scale would be subnormal
     case SUBNORMAL: return (real)(1e-42 * x);
     case HUGE_ONES: return (real)(1e18 * x);
     case EQUAL: return (real)-0.37;
