@@ -197,8 +197,8 @@ EMULATED := $(addprefix build/emulated/,test_simt test_matmul test_matmul_bf16 t
 MODELS_EMULATED := build/emulated/test_gpt2 build/emulated/test_gpt2_bf16
 EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated test_ops_emulated)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
-TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_gpt2_bf16 \
-	test_gpt2_poisoned)
+TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_adamw_bf16 \
+	test_gpt2_bf16 	test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))

@@ -11,8 +11,10 @@ An element's new values depend on nothing but itself, and the scale of its block
 They are the twin's: the formulas are its adamw_weight and those of moments.h, and nvcc rounds division and square root
 correctly, unless told to be fast.
 The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are arguments.
-Bytes       as in adamw.h: 30 to 14 a parameter. 53 instructions a parameter in fp32, some 20 more for each array that is
-            rounded with a draw: a third, in 8 bits half of what an H200 can do while it moves them. Memory is the limit.
+Bytes       as in adamw.h. In the time that an H200 takes to move a byte it can do 7 instructions: 210 for the 30 bytes
+            of a parameter with fp32 states, which take 42 (54 without a master, with a rounding draw); 125 for the 18
+            bytes of bf16 moments and a remainder, which take 93; 98 for the 14 bytes of 8-bit moments, which take 160.
+            So memory is the limit but for these, whose time is by this count that of 23 bytes.
 defines: cuda_adamw_update, cuda_params_changed
 */
 #pragma once
@@ -43,29 +45,22 @@ static __device__ __forceinline__ void load_group(T (&x)[ADAMW_GROUP], const T *
     }
 }
 
-template <bool WHOLE, class T>
+// Each array is used once a step, but for params, which the next forward reads: STAY keeps them in the L2 cache.
+template <bool WHOLE, bool STAY = false, class T>
 static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GROUP], int count) {
     if constexpr (WHOLE) {
         GroupWords<T> words;
         memcpy(&words, &x, sizeof x);
-        __stcs(reinterpret_cast<GroupWords<T> *>(to), words);
+        if constexpr (STAY) {
+            __stcg(reinterpret_cast<GroupWords<T> *>(to), words);
+        } else {
+            __stcs(reinterpret_cast<GroupWords<T> *>(to), words);
+        }
     } else {
         UNROLL
         for (int k = 0; k < ADAMW_GROUP; k++) {
             if (k < count) { to[k] = x[k]; }
         }
-    }
-}
-
-// each array is used once a step, but for params, which the next forward reads: they stay cached
-template <bool WHOLE>
-static __device__ __forceinline__ void store_params(floatX *to, const floatX (&x)[ADAMW_GROUP], int count) {
-    if constexpr (WHOLE) {
-        GroupWords<floatX> words;
-        memcpy(&words, &x, sizeof x);
-        *reinterpret_cast<GroupWords<floatX> *>(to) = words;
-    } else {
-        store_group<false>(to, x, count);
     }
 }
 
@@ -97,7 +92,7 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
         if constexpr (WEIGHTS == WEIGHTS_WITH_REMAINDER) { store_group<WHOLE>(state.remainder + i, remainder, count); }
         store_group<WHOLE>(static_cast<M *>(state.m) + i, m, count);
         store_group<WHOLE>(static_cast<M *>(state.v) + i, v, count);
-        store_params<WHOLE>(state.params + i, w, count);
+        store_group<WHOLE, true>(state.params + i, w, count);
     }
 
     __device__ __forceinline__ float weight(int k) const {
@@ -124,8 +119,8 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
 static __device__ __forceinline__ float stored_float(float x) { return x; }
 static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_float(x); }
 
-// ---- moments as numbers and back. What is stored as fp32 or bf16 knows nothing of its neighbours, what has 8 bits has a
-// scale with the warp's other lanes, all of which come here
+// ---- moments to what is stored. An fp32 or a bf16 knows nothing of its neighbours; a code has its scale together with
+// those of the warp's other lanes, all of which come here
 
 static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
                                                      uint64_t) {
@@ -167,7 +162,7 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 
 // ---- the kernel
 
-// Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes without any go through it as well, with zeros.
+// Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes that have none compute with zeros.
 template <int WEIGHTS, class M, class G>
 static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
                                                    size_t i, int count, const AdamWTensor &t, const AdamWScales &s) {

@@ -4,11 +4,11 @@ AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by g
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
 All of it is computed in real. What is stored is chosen apart from that:
-  w   an fp32 master and params rounded from it; or params and what they lack of the master, 16 bits (floatx.h): the same
-      numbers, bit for bit; or params alone. Where these are bf16 they are rounded stochastically: to nearest, most
+  w   an fp32 master and params rounded from it; or params and what they lack of the master, 16 bits (floatx.h): the
+      same numbers, bit for bit; or params alone. Where these are bf16 they are rounded stochastically: to nearest, most
       updates would be lost
-  m v real; or bf16 rounded stochastically: with beta2 = 0.999 a step changes v by less than the distance of two bf16, and
-      to nearest it would never decay; or 8 bits with a scale for 128 neighbours (moments.h)
+  m v real; or bf16 rounded stochastically: with beta2 = 0.999 a step changes v by less than the distance of two bf16,
+      and to nearest it would never decay; or 8 bits with a scale for 128 neighbours (moments.h)
   g   real or bf16
 A draw depends on the seed, the step, the tensor, the element in it and which of w, m, v it rounds, and on nothing else.
 Where the gradients' norm is not finite, nothing is updated.

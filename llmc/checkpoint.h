@@ -1,15 +1,15 @@
 /*
 Checkpoints: a folder RUN/step_00000100 with
   model.safetensors + config.json   what Hugging Face's GPT-2 reads (Conv1D weights are (in, out) there, (out, in) here)
-  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are stored rounded and masters kept
+  optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded from masters
   state.json                        the step, the data position, the guards: what else a bit-exact resume needs
-Masters are F32, also those that a run keeps as 16 bits beside the weights. Moments are as the run has them, F32, BF16, or
-codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them: a scale in F32 for each 128 elements, which are
-counted in (out, in) order. A run that wants masters or moments otherwise than it finds them has them converted.
+Masters are F32, also those that a run keeps as 16 bits beside the weights. Moments are as the run has them: F32, BF16,
+or codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them, a scale in F32 for each 128 elements,
+counted in (out, in) order. What a run finds otherwise than it keeps it is converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
-         block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole, read_json,
-         try_read_json, write_json
+         block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole,
+         read_json, try_read_json, write_json
 */
 #pragma once
 #include "check.h"
@@ -259,9 +259,9 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
 
 // what one checkpoint takes on disk, within a few KiB; has_master: masters or remainders
 static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments) {
-    double scales = moments == DT_U8 ? 2.0 * sizeof(float) / (double)MOMENT_BLOCK : 0;
-    size_t master = has_master ? sizeof(real) : 0, count = num_parameters(config);
-    return count * (sizeof(floatX) + 2 * dtype_size(moments) + master) + (size_t)((double)count * scales);
+    size_t count = num_parameters(config), master = has_master ? sizeof(real) : 0;
+    size_t scales = moments == DT_U8 ? 2 * sizeof(float) * (count / MOMENT_BLOCK) : 0;
+    return count * (sizeof(floatX) + 2 * dtype_size(moments) + master) + scales;
 }
 
 // ---- the checkpoints of a run
@@ -533,7 +533,7 @@ static inline void model_read_tensor(const ModelFile *model, const char *prefix,
     free(stored);
 }
 
-// what is done with a tensor that was read: `count` numbers of one, in our orientation, which begin at element `at` of the
+// what is done with a tensor that was read: its numbers (count), in our orientation, belong at element `at` of the
 // blocks of `to`
 typedef void (*TensorSink)(void *to, const real *numbers, size_t at, size_t count, const Device *device);
 
@@ -563,8 +563,8 @@ static inline void block_load(const ModelFile *model, const char *prefix, real *
     tensors_load(model, prefix, block_sink, block, device);
 }
 
-// `count` weights at element `at` of the state's blocks: params are rounded half up where a master or a remainder is kept
-// of them, else to nearest even
+// `count` weights at element `at` of the state's blocks: params are rounded half up where a master or a remainder of
+// them is kept, else to nearest even
 static inline void weights_store(const OptimizerState *o, const real *numbers, size_t at, size_t count,
                                  const Device *device) {
     bool kept = o->master || o->remainder;
@@ -734,7 +734,7 @@ static inline void note_conversions(const ModelFile *optimizer, const OptimizerS
 }
 
 // Fills the whole state from a checkpoint folder, whose model.safetensors is opened already. The weights are exact
-// whatever the two builds' precisions: where they were stored rounded, it is the masters that are read, if there are any.
+// whatever the two builds' precisions: where they were stored rounded, masters are read if there are any.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;

@@ -76,9 +76,9 @@ static inline HOST_DEVICE bf16 bf16_round_stochastic(float f, uint32_t random_bi
 }
 
 // ---- an fp32 number as the bf16 nearest to it, ties away from zero, and 16 bits more: nothing is lost
-// bits = (weight << 16) + remainder, in two's complement and modulo 2^32. So each of the 2^32 patterns comes back, those
-// that carry into the exponent, to infinity or through the sign included. (Of the NaNs, those with all of the upper bits
-// set have a zero for a weight.)
+// bits = (weight << 16) + remainder, in two's complement and modulo 2^32: each of the 2^32 patterns comes back, those
+// that carry into the exponent, to infinity or through the sign included. (The NaNs whose upper bits are all set have a
+// zero as their weight.)
 
 static inline HOST_DEVICE bf16 split_weight(float f) {
     bf16 x = {(uint16_t)((float_to_bits(f) + 0x8000u) >> 16)};

@@ -3,8 +3,8 @@ The sum of squares of a flat array, in two fixed stages: at most NORM_RUNS runs 
 for their sums. Where an element is added depends on n alone (and on whether x is aligned to 16 bytes), so that every
 GPU gets the same bits.
 A thread adds up every 256th pack of its run, an accumulator for each element of a pack; the block adds its threads.
-Bytes       n fp32 or bf16, read once, 512 in a row by a warp: two or three instructions an element, nothing but memory to
-            wait for. They are not streamed, since AdamW reads them next.
+Bytes       n fp32 or bf16, read once, 512 in a row by a warp: two or three instructions an element, nothing but memory
+            to wait for. They are not streamed, since AdamW reads them next.
 defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once

@@ -2,21 +2,22 @@
 AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
 defines: NEAREST_BITS, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code
   m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
-  v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its square root, which has half the range
+  v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its root, which has half the range
 
 A number with M bits of mantissa is a code moved to where fp32 has its exponent and mantissa, with another bias. Below 1
 numbers are 2^-M apart and go down to 0; from 1 on there are 2^M in each power of two, up to 2^15 - 2^(14-M). The scale
 is such that the largest of the block has the last code, so it is never out of date.
-Rounding    is stochastic: random bits are added below those that are kept. 16 of them and a constant make the mean of m, and
-            of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger than it should be by the
-            variance of its root: at the most by 3 % once the steps have added up, 1.5 % of a step's length. Where a
-            conversion is to be to nearest, NEAREST_BITS stand for the random bits.
+Rounding    is stochastic: random bits are added below those that are kept. 16 of them and a constant make the mean of
+            m, and of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger by the variance of
+            its root: of gradients that keep their size v becomes 0.6 % too large with beta2 = 0.95, 2.4 % with 0.999,
+            and a step half of that too short. Where a conversion is to be to nearest, NEAREST_BITS stand for the
+            random bits.
 Error       from one code to the next, since either neighbour may be taken:
                 m     relative 2^-3;   below 1/30720 of the block's largest: 2^-3 / 30720 = 4.1e-6 of it
                 root  relative 2^-4;   below 1/31744 of the block's largest: 2^-4 / 31744 = 2.0e-6 of it
-            A v that is not 0 never has code 0: that beside an m that lives would be a step as large as epsilon allows.
-Extremes    a block of zeros has scale 0. The scale is never subnormal, so that it has an inverse: a block whose largest m
-            is below 3.6e-34 is as exact as one where it is that. Infinite moments, which no finite norm makes, are
+            A v that is not 0 never has code 0: that beside an m that lives would be as large a step as epsilon allows.
+Extremes    a block of zeros has scale 0. The scale is never subnormal, so that it has an inverse: a block whose largest
+            m is below 3.6e-34 is as exact as one where it is that. Infinite moments, which no finite norm makes, are
             stored as the largest that can be, 3.4e38, and keep the others of their block near 0.
 */
 #pragma once
@@ -24,30 +25,32 @@ Extremes    a block of zeros has scale 0. The scale is never subnormal, so that 
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
 
-// the number of a code: moved to where fp32 has its own, the first 2^mantissa codes are 0.5 to 1 where they should be 0 to
-// 1. No compiler's choice of fma changes a bit: both products are exact
+// The number of a code. Moved to where fp32 has its own, the first 2^mantissa codes are 0.5 to 1 where they should be 0
+// to 1. Both products are exact, so that a compiler may or may not make an fma of them.
 static inline HOST_DEVICE float code_number(uint32_t code, int mantissa) {
     float x = bits_to_float((code << (23 - mantissa)) + 0x3F000000u);
     return x < 1 ? 2 * x - 1 : x;
 }
 
-// The code of number y >= 0, cut off after `random` is added, which counts in units of 2^(mantissa - 23) of a code. Past
-// the last code where y is past the last number.
+// The code of number y >= 0, cut off after `random` is added, in units of 2^(mantissa - 23) of a code. Beyond the last
+// code where y is beyond the last number.
 static inline HOST_DEVICE uint32_t number_code(float y, int mantissa, uint32_t random) {
     float x = y < 1 ? 0.5f * y + 0.5f : y;
     return (float_to_bits(x) + random - 0x3F000000u) >> (23 - mantissa);
 }
 
-// ---- scales, from the largest magnitude of a block. `limit` squared, or itself, is still finite after its roundings
+// ---- scales, from the largest magnitude of a block; at `limit` a decoded moment is still finite
 
-static inline HOST_DEVICE float block_scale(float largest, float limit, float last_number) {
-    float scale = (largest < limit ? largest : limit) / last_number;
+static inline HOST_DEVICE float block_scale(float largest, float limit, float last_inverse) {
+    float scale = (largest < limit ? largest : limit) * last_inverse;
     if (scale < 0x1p-126f) { scale = 0x1p-126f; }
     return largest > 0 ? scale : 0;
 }
 
-static inline HOST_DEVICE float m_scale(float largest) { return block_scale(largest, 0x1.fffp127f, 30720); }
-static inline HOST_DEVICE float v_scale(float largest_root) { return block_scale(largest_root, 0x1.fffp63f, 31744); }
+static inline HOST_DEVICE float m_scale(float largest) { return block_scale(largest, 0x1.fffp127f, 1.0f / 30720); }
+static inline HOST_DEVICE float v_scale(float largest_root) {
+    return block_scale(largest_root, 0x1.fffp63f, 1.0f / 31744);
+}
 static inline HOST_DEVICE float inverse_scale(float scale) { return scale > 0 ? 1 / scale : 0; }
 
 // ---- codes; random_bits are 16
@@ -55,8 +58,8 @@ static inline HOST_DEVICE float inverse_scale(float scale) { return scale > 0 ? 
 static inline HOST_DEVICE uint8_t m_code(float m, float inverse, uint32_t random_bits) {
     uint32_t bits = float_to_bits(m);
     float magnitude = bits_to_float(bits & 0x7FFFFFFFu);
-    uint32_t code =
-        number_code(magnitude * inverse, M_MANTISSA, random_bits << 4 | 8);  // 8: the middle of what is left
+    // 8, and 4 below: the middle of the bits that are not random
+    uint32_t code = number_code(magnitude * inverse, M_MANTISSA, random_bits << 4 | 8);
     return (uint8_t)((code < 0x7F ? code : 0x7F) | (bits >> 24 & 0x80));
 }
 

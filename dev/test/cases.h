@@ -625,7 +625,7 @@ static inline int adamw_weights(int variant) { return variant % ADAMW_KINDS; }
 static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % ADAMW_KINDS; }
 static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
 
-// three tensors with a gap of elements that nothing may touch, the last two with a part of a block of moments at the end
+// three tensors with a gap of elements that nothing may touch; the last two end in the middle of a block of moments
 static inline void adamw_spans(TensorSpan *spans, size_t n) {
     const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
@@ -638,8 +638,8 @@ static inline void adamw_spans(TensorSpan *spans, size_t n) {
     }
 }
 
-// variants: ADAMW_VARIANT. Each kind of each comes without clipping, clipped to half the norm, and with a clip above the
-// norm. The numbers are such that each term of the update is seen: a large learning rate, an epsilon beside sqrt(v)
+// variants: ADAMW_VARIANT; each kind comes without clipping, clipped to half the norm, and with a clip above the norm.
+// The numbers are such that each term of the update is seen: a large learning rate, an epsilon beside sqrt(v)
 static inline void declare_adamw_update(Problem *p) {
     static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
     size_t n = p->shape.n, blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, updated = 0;
