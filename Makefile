@@ -172,7 +172,8 @@ build/bench/%: dev/bench/%.c build/flags
 build/bench/%: dev/oracle/%.c build/flags
 	$(compile)
 
-build/bench/bench_ops: dev/bench/bench_ops.cu build/flags
+build/bench/remat: options = -Wno-unused-function
+build/bench/%: dev/bench/%.cu build/flags
 	$(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 
 # the trainer is also C in the other precision, C++ and CUDA
@@ -193,7 +194,7 @@ build/check/nvcc: train_gpt2.cu $(wildcard llmc/*) dev/test/test_nvcc.sh
 
 # ---- tasks
 
-EMULATED := $(addprefix build/emulated/,test_simt test_matmul test_matmul_bf16 test_ops test_ops_bf16)
+EMULATED := $(addprefix build/emulated/,test_plan_bf16 test_simt test_matmul test_matmul_bf16 test_ops test_ops_bf16)
 MODELS_EMULATED := build/emulated/test_gpt2 build/emulated/test_gpt2_bf16
 EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated test_ops_emulated)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
@@ -201,7 +202,7 @@ TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 te
 	test_gpt2_bf16 	test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
-BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/oracle/*.c))))
+BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
 CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
@@ -216,11 +217,14 @@ test: ## build and run every test; the last line is `N passed, N failed`
 	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(EMULATED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') \
 		$(wildcard dev/test/test_*.sh) $(SANITIZED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(EMULATED_SANITIZED)
 
-test-programs: all $(BENCHES) build/bench/bench_ops $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
+test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
 	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
 
 bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply
 	@build/bench/bench_ops
+
+bench-remat: build/bench/remat ## time every level of -r, beside the bytes it saves
+	@build/bench/remat
 
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
@@ -246,4 +250,4 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench bench-cpu format format-check lint clean help
+.PHONY: all train test test-programs bench bench-remat bench-cpu format format-check lint clean help

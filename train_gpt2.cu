@@ -1173,8 +1173,9 @@ static void check_disk(const TrainArgs *a, const GPT2Config *c) {
     if (a->resume) { remove_unfinished(a->run_dir); }  // what a killed save left takes room
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }
+    bool keeps_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;
     double room = (double)disk.f_bavail * (double)disk.f_frsize,
-           needed = (double)checkpoint_bytes(c, DT_FLOATX != DT_REAL, DT_REAL);
+           needed = (double)checkpoint_bytes(c, keeps_masters, moment_types[a->moments]);
     if (room < needed) {
         input_error(
             "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "
@@ -1734,8 +1735,9 @@ static void print_plan(TrainArgs *a) {
     Plan plan = gpt2_plan(&origin.config, &purpose, &index);
     if (json_wanted) {
         cJSON *json = cJSON_CreateObject();
-        cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), plan_json(&plan, 0));
-        cJSON_AddNumberToObject(json, "llmc_total", (double)llmc);
+        cJSON *rank = plan_json(&plan, 0);
+        cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), rank);
+        if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         char *text = cJSON_Print(json);
         puts(text);
         free(text);

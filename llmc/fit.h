@@ -9,8 +9,8 @@ The estimate, in seconds an update of n tokens:
                16 C more for a rebuilt GELU, 4 C for each rebuilt layernorm, 20 C for a replayed block; weights
                read and gradients written or added to in every micro-batch; the optimizer's state once an update
   Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
-What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or bf16
-gradients that several micro-batches add to, by three times that with 8-bit moments, by ten without a master copy.
+What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or with
+bf16 gradients of fp32 weights or of several micro-batches, by three times that with 8-bit moments, by ten without a master copy.
 Only ratios between choices matter; the rates are those of the backend (backend.h), rounded.
 defines: FitFree, Fit, fit_seconds, fit_choose
 */
@@ -91,7 +91,8 @@ static inline double fit_seconds(const GPT2Config *c, const Purpose *p) {
 
 static inline Fit fit_of(const GPT2Config *c, const Purpose *p) {
     Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
-    int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + (p->gradients == DT_BF16 && p->micro_steps > 1);
+    bool sums_round = p->gradients == DT_BF16 && (p->micro_steps > 1 || DT_FLOATX != DT_BF16);
+    int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + sums_round;
     bool weights_round = DT_FLOATX == DT_BF16 && p->master == MASTER_NONE;
     fit.weighed = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
     return fit;

@@ -437,8 +437,8 @@ report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     says shards/step_00000002/model.safetensors '"wte.weight":{"dtype":"F32","shape":[50257,16]'
     holds "$(losses shards | head -n 1) > 10.7 && $(losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 --plan=json
-    # wte with padding, wpe, matmuls, vectors padded to 64
-    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 64))"
+    # wte with padding, wpe, matmuls, vectors padded to 128
+    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 128))"
     run 0 --generate 3 -e shards/step_00000002
     matches "$out" '^([0-9]+ ){4}$'
 )"
@@ -526,7 +526,7 @@ import json, sys
 plan = json.load(open(sys.argv[1]))
 assert list(plan) == ["ranks"] and len(plan["ranks"]) == 1
 rank = plan["ranks"][0]
-assert set(rank) == {"rank", "state", "saved", "scratch", "total", "tensors"}, set(rank)
+assert set(rank) == {"rank", "state", "saved", "scratch", "total", "tensors", "llmc_total"}, set(rank)
 for tensor in rank["tensors"]:
     assert set(tensor) == {"name", "lifetime", "shape", "dtype", "bytes"}, tensor
 for lifetime in "state", "saved", "scratch":
@@ -535,6 +535,35 @@ assert rank["total"] == sum(t["bytes"] for t in rank["tensors"])
 assert rank["state"] >= 16 * 124439808, rank["state"]
 EOF
     fi
+)"
+report "--fit chooses what --plan then shows, and nothing where nothing fits" "$(
+    run 0 --plan -e d48 -b 4 -t 1024 --fit=40
+    says "$out" "fit       40.00 GiB: -"
+    mib=$(awk '$1 == "total" { print $2 }' "$out") flags=$(sed -n 's/^fit.*GiB:\(.*\) takes.*/\1/p' "$out")
+    holds "$mib < 40 * 1024 && $mib > 20 * 1024"
+    read -ra chosen <<<"$flags"
+    run 0 --plan -e d48 -t 1024 "${chosen[@]}"
+    equal "$(awk '$1 == "total" { print $2 }' "$out")" "$mib"
+    run 0 --plan=json -e d48 -b 4 --fit=40
+    matches "$out" '^\{'
+    run 0 --plan -e d48 -b 4 -r 2 --fit=40
+    differ <(grep -o -- '-r [0-9]' "$out") <(echo "-r 2") >/dev/null
+    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 2 --fit -o fitted
+    matches "$out" '^fit  '
+)"
+report "every -r gives the same losses" "$(
+    for r in 0 1 2 3 4; do run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r $r -o level$r; done
+    for r in 1 2 3 4; do equal "$(losses level$r)" "$(losses level0)"; done
+    run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r 4 -rk 2 -rn 2 -lc 3 -o level5
+    holds "$(losses level5 | tail -n 1) - $(losses level0 | tail -n 1) < 1e-5"
+)"
+report "-om may change when a run is resumed, and is said" "$(
+    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 6 -n 3 -o moments
+    run 0 -i text -o moments -y 1 -x 8 -om bf16
+    says "$out" "note      moments were F32, are now BF16"
+    run 0 -i text -o moments -y 1 -x 10 -om 8bit
+    says "$out" "note      moments were BF16, are now U8"
+    equal "$(losses moments | wc -l)" 10
 )"
 report "--plan heeds --generate and -y" "$(
     run 0 --plan -e d12 --generate 1 && cp "$out" generating
@@ -618,6 +647,12 @@ refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 p
 refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" \
     -i text -e whole/step_00000006 -t 32 -o new
 refused "tokens that a saved model does not know" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
+refused "a model that no choice of flags makes fit" "too few; even with" -i text -e gpt3:c12288 -b 1 -t 16
+refused "--fit without room for anything" "--fit: no choice fits in 1.00 GiB; the smallest" -e d48 --plan --fit=1
+refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
+refused "-r past the last level" "-r takes a whole number from 0 to 4; found '5'" -i text -r 5
+refused "-w with a word that is none" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
+refused "-om with a type that is none" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
 refused "a flag of llm.c that is not here" "-lg (log the GPU's state every so many steps) is llm.c's" -lg 1
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
