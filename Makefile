@@ -226,6 +226,9 @@ bench: build/bench/bench_ops ## time every operation, as shares of what this mac
 bench-remat: build/bench/remat ## time every level of -r, beside the bytes it saves
 	@build/bench/remat
 
+bench-states: build/check/bf16 ## train a small model with every kind of optimizer state
+	@dev/bench/bench_states.py
+
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory $(PARALLEL) train_gpt2 $(BENCHES)
@@ -250,4 +253,4 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench bench-remat bench-cpu format format-check lint clean help
+.PHONY: all train test test-programs bench bench-remat bench-states bench-cpu format format-check lint clean help

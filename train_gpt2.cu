@@ -1013,7 +1013,7 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
             "--fit: no choice fits in %.2f GiB; the smallest,%s, takes %.2f GiB; a smaller -e, -t or -d needs less",
             gib, flags, (double)fit.bytes / (1 << 30));
     }
-    fprintf(out, "fit       %.2f GiB:%s takes %.2f; the fastest of all takes %.2f, and by estimate %.1f %% less time\n",
+    fprintf(out, "fit       %.2f GiB:%s takes %.2f; with room for all of it %.2f, and an estimated %.1f %% less time\n",
             gib, *flags ? flags : " as it is", (double)fit.bytes / (1 << 30), (double)unlimited.bytes / (1 << 30),
             100 * (1 - unlimited.seconds / fit.seconds));
     fit_apply(a, &fit.purpose);
