@@ -23,7 +23,7 @@ if [ ! -f "$text" ]; then
     echo "DATA=$text: there is no such file; give a text to train on" >&2
     exit 2
 fi
-model=(-i "$text" -e l4h4c128 -b 12 -t 64 -l 1e-3 -q 0.1 -c 0.1 -s 0)
+model=(-i "$text" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)
 
 # quoted WORD...: as one would type them
 quoted() { printf ' %q' "$@"; }
