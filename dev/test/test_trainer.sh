@@ -437,8 +437,8 @@ report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     says shards/step_00000002/model.safetensors '"wte.weight":{"dtype":"F32","shape":[50257,16]'
     holds "$(losses shards | head -n 1) > 10.7 && $(losses shards | head -n 1) < 10.95" # ln 50257 = 10.82
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 --plan=json
-    # wte with padding, wpe, matmuls, vectors padded to 64
-    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 64))"
+    # wte with padding, wpe, matmuls, vectors padded to 128
+    says "$out" "$((50304 * 16 + 16 * 16 + 12 * 16 * 16 + 10 * 128))"
     run 0 --generate 3 -e shards/step_00000002
     matches "$out" '^([0-9]+ ){4}$'
 )"
