@@ -15,7 +15,7 @@ Where the gradients' norm is not finite, nothing is updated.
 Every multiply-add is written as one fma, which a compiler neither splits nor forms by itself, so that all of them, and
 the CUDA kernel, compute the same bits.
 With -f 2 the rounded copy of the parameters (Exec.rounded) is written beside them, while they are in cache.
-Bytes       a parameter, all but g read and written, without the scales' 1/16:
+Bytes       a parameter, all but g read and written, without the scales' 1/8:
               fp32       28    w 4, m 4, v 4, g 4
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2

@@ -176,12 +176,12 @@ static void test_layout(void **state) {
             int first = group < 0 ? WTE : group < c.num_layers ? LN1W : LNFW;
             int last = group < 0 ? WPE : group < c.num_layers ? FCPROJB : LNFB;
             for (int id = first; id <= last; id++) {
-                at = (at + 63) / 64 * 64;
+                at = (at + 127) / 128 * 128;
                 assert_int_equal(param_offset(&layout, (ParamId)id, group < 0 ? 0 : group), at);
                 at += param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
             }
         }
-        assert_int_equal(layout.total, (at + 63) / 64 * 64);
+        assert_int_equal(layout.total, (at + 127) / 128 * 128);
     }
 }
 
