@@ -980,22 +980,27 @@ static void fit_apply(TrainArgs *a, const Purpose *p) {
     a->gradients = p->gradients == DT_REAL ? 1 : 2;
 }
 
-// "-b 8 -r 2 ...", what differs between two purposes
-static void fit_flags_text(char *text, size_t size, const Purpose *p, const Purpose *from) {
+// appends a flag and its value to a text of flags
+__attribute__((format(printf, 2, 3))) static void add_flag(char text[FLAG_TEXT], const char *format, ...) {
+    size_t length = strlen(text);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text + length, FLAG_TEXT - length, format, values);
+    va_end(values);
+}
+
+// " -b 8 -r 2 ...", what differs between two purposes
+static void fit_flags_text(char text[FLAG_TEXT], const Purpose *p, const Purpose *from) {
     const Recompute *r = &p->recompute, *was = &from->recompute;
-    int at = 0;
     text[0] = 0;
-#define SAY(differs, ...)                                                                                              \
-    if (differs) { at += snprintf(text + at, size - (size_t)at, __VA_ARGS__); }
-    SAY(p->B != from->B, " -b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps)
-    SAY(r->level != was->level, " -r %d", r->level)
-    SAY(r->every != was->every, " -rk %d", r->every)
-    SAY(r->layers != was->layers && r->level > 0, " -rn %d", r->layers)
-    SAY(p->classifier_rows != from->classifier_rows, " -lc %d", p->classifier_rows)
-    SAY(p->master != from->master, " -w %s", p->master == MASTER_NONE ? "none" : "split")
-    SAY(p->moments != from->moments, " -om %s", p->moments == DT_BF16 ? "bf16" : "8bit")
-    SAY(p->gradients != from->gradients, " -gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32")
-#undef SAY
+    if (p->B != from->B) { add_flag(text, " -b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps); }
+    if (r->level != was->level) { add_flag(text, " -r %d", r->level); }
+    if (r->every != was->every) { add_flag(text, " -rk %d", r->every); }
+    if (r->layers != was->layers && r->level > 0) { add_flag(text, " -rn %d", r->layers); }
+    if (p->classifier_rows != from->classifier_rows) { add_flag(text, " -lc %d", p->classifier_rows); }
+    if (p->master != from->master) { add_flag(text, " -w %s", p->master == MASTER_NONE ? "none" : "split"); }
+    if (p->moments != from->moments) { add_flag(text, " -om %s", p->moments == DT_BF16 ? "bf16" : "8bit"); }
+    if (p->gradients != from->gradients) { add_flag(text, " -gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); }
 }
 
 // Makes of the flags those of --fit, and says on `out` which and why.
@@ -1006,8 +1011,8 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
     FitFree may = fit_free(a);
     Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients),
         unlimited = fit_choose(c, wanted, &may, SIZE_MAX, auto_gradients);
-    char flags[256];
-    fit_flags_text(flags, sizeof flags, &fit.purpose, &wanted);
+    char flags[FLAG_TEXT];
+    fit_flags_text(flags, &fit.purpose, &wanted);
     if (fit.bytes > budget) {
         input_error(
             "--fit: no choice fits in %.2f GiB; the smallest,%s, takes %.2f GiB; a smaller -e, -t or -d needs less",
@@ -1025,8 +1030,8 @@ static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose 
     if (bytes <= room) { return; }
     FitFree may = fit_free(a);
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
-    char flags[256];
-    fit_flags_text(flags, sizeof flags, &fit.purpose, p);
+    char flags[FLAG_TEXT];
+    fit_flags_text(flags, &fit.purpose, p);
     input_error("this run takes %.1f MiB and %.1f are free: %.1f too few; %s%s%s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), fit.bytes <= room ? "it fits with" : "even with", flags,
                 fit.bytes <= room ? "" : " it does not fit: give a smaller -e, -t or -d");
