@@ -471,8 +471,8 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
                              HS, &m->exec);
 }
 
-// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on.
-// cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
+// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from
+// on. cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
 static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
