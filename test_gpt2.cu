@@ -1186,7 +1186,9 @@ static int diverge(const char *path) {
     return 0;
 }
 
-static void start_diverging(void *path) { execl("/proc/self/exe", "test_gpt2", "diverge", (char *)path, (char *)NULL); }
+static void start_diverging(void *path) {
+    execl("/proc/self/exe", "test_gpt2", "diverge", *(const char **)path, (char *)NULL);
+}
 
 // The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step
 // as one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
@@ -1216,7 +1218,7 @@ static void test_guards(void **state) {
     (void)state;
     const char *path = random_file("guards.txt", 2000);
     TrainArgs args = small_run(path);
-    assert_stops(1, "training diverged: step 1", start_diverging, (void *)(uintptr_t)path);
+    assert_stops(1, "training diverged: step 1", start_diverging, &path);
     args.loss_guard = 5;
     Run run;
     run_open(&run, &args);
