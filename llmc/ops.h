@@ -76,7 +76,7 @@ typedef struct {
                                        const floatX *residual, const floatX *weight, const floatX *bias, int N, int C,
                                        Exec *ex);
     // layernorm_forward's out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
-    // recomputation: the trainer does not call it yet
+    // recomputation
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
                                 const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
