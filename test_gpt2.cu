@@ -820,6 +820,37 @@ static void test_planned_is_allocated(void **state) {
     }
 }
 
+// every flag about memory gets where it is asked for
+static void test_flags_reach_the_purpose(void **state) {
+    (void)state;
+    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0";
+    char *argv[32];
+    int argc = 0;
+    for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) { argv[argc++] = word; }
+    TrainArgs a = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &a, argc, argv);
+    const GPT2Config config = {16, 67, 128, 12, 2, 24};
+    Purpose p = purpose_of(&a, &config, backend), usual = purpose_of(&default_args, &config, backend);
+    assert_true(p.B == 3 && p.T == 16 && p.micro_steps == 2 && p.training && !p.graph && usual.graph);
+    assert_true(p.recompute.level == 3 && p.recompute.every == 2 && p.recompute.layers == 4);
+    assert_true(p.classifier_rows == 5 && p.fuse_gelu && p.master == MASTER_NONE);
+    assert_true(p.moments == DT_U8 && p.gradients == DT_BF16);
+    assert_true(usual.recompute.level == 1 && usual.recompute.every == 1 && usual.recompute.layers == 12);
+    assert_true(usual.classifier_rows == 0 && !usual.fuse_gelu && usual.master == MASTER_SPLIT);
+    assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
+    a = default_args, a.recompute = 4, a.recompute_every = 0;
+    const GPT2Config deep = {1024, 50257, 50304, 48, 25, 1600};
+    assert_int_equal(purpose_of(&a, &deep, backend).recompute.every, 2);
+    Purpose chosen = purpose_of(&a, &deep, backend);
+    chosen.B = 2, chosen.micro_steps = 5, chosen.recompute.layers = 7, chosen.classifier_rows = 9;
+    chosen.master = MASTER_NONE, chosen.moments = DT_BF16, chosen.gradients = DT_BF16;
+    fit_apply(&a, &chosen, 48);  // and back
+    Purpose again = purpose_of(&a, &deep, backend);
+    assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
+    assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
+    assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
+}
+
 // over what -r -rk -rn -lc -w -om -gd can be
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
@@ -1514,6 +1545,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_generation),
         cmocka_unit_test(test_planned_is_allocated),
+        cmocka_unit_test(test_flags_reach_the_purpose),
         cmocka_unit_test(test_planned_is_allocated_for_all_flags),
         cmocka_unit_test(test_nothing_writes_past_its_end),
         cmocka_unit_test(test_scratch_misuse_stops),
