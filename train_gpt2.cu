@@ -1780,7 +1780,7 @@ static void print_version(void) {
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
 }
 
-#ifndef TESTING
+#if !defined(TESTING) && !defined(WITHOUT_MAIN)
 // A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away
 // the time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this
 // way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.
