@@ -190,8 +190,10 @@ template <class T> static __device__ __forceinline__ Pack<T> load128_streaming(c
     return pack_of_words<T>(__ldcs(reinterpret_cast<const uint4 *>(address)));
 }
 template <class T> static __device__ __forceinline__ void store128(T *address, Pack<T> x) {
-#ifdef __CUDACC__
-    *reinterpret_cast<uint4 *>(address) = words_of_pack(x);
+#ifdef __CUDACC__  // not a plain store: of words out of shared memory nvcc 13 makes four stores of 4 bytes
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(address)), "r"(x.word[0]),
+                 "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
+                 : "memory");
 #else
     simt::store_global(reinterpret_cast<uint4 *>(address), words_of_pack(x));
 #endif

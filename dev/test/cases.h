@@ -45,7 +45,7 @@ static const OpShapes embedding_shapes = {
              {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 16},  // more tokens than ids, so some come twice
              {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 2},
              {.B = 1, .T = 1, .maxT = 2, .C = 5, .V = 1, .Vp = 3},
-             // more rows than a block of a GPU sorts: tokens that stand in a hundred rows, and tokens of two digits
+             // more rows than a GPU's block sorts; tokens of many rows, whose sums are long, and tokens of two digits
              {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 4, .slack = 2},
              {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 304}},
 };
@@ -58,7 +58,7 @@ static const OpShapes layernorm_shapes = {
              {.B = 2, .T = 2, .C = 401},   // and one by one
              {.B = 1, .T = 1, .C = 33},
              {.B = 7, .T = 331, .C = 264},  // more rows than the blocks of a GPU's backward take at once
-             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these take as many registers as there are kernels for
+             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these three are every number of pieces a thread
              {.B = 1, .T = 2, .C = 2560},
              {.B = 1, .T = 5, .C = 9000},
              {.B = 2, .T = 3, .C = 1, .slack = 20}},  // rstd is 316 and multiplies what should be zero
