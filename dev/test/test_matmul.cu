@@ -1,5 +1,5 @@
 /*
-The GPU's linear layers (matmul.cuh, matmul_cublaslt.cuh) on the emulated runtime and cuBLASLt, against their plain C
+The GPU's linear layers (matmul*.cuh) on the emulated runtime and cuBLASLt, against their plain C
 twins: every operation and kind of epilogue, every way round a missing one, plans, the choice of algorithms, the pick
 file, capture.
 */
