@@ -15,8 +15,9 @@ defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 
 // ---- a product, whoever does what of it
 
-static inline void lt_multiply(CudaMatmuls *mm, LtProduct *p) {
-    const LtPlan *plan = lt_plan(mm, p);
+static inline void lt_multiply(const Exec *ex, LtProduct *p) {
+    CudaMatmuls *mm = ex->cuda->matmuls;
+    const LtPlan *plan = lt_plan(mm, p, !ex->rare_shapes);
     const LtKey *k = &p->key;
     if (plan->desc) {
         lt_set_pointers(mm, plan, p);
@@ -44,7 +45,7 @@ static inline void cuda_matmul_forward(floatX *out, const floatX *in, const floa
     LtProduct p = lt_product(out, DT_FLOATX, weight, true, in, false, OC, N, C);
     if (bias) { p.bias = bias, p.key.parts = LT_BIAS; }
     if (residual) { p.c = residual, p.key.add = LT_ADD_C; }
-    lt_multiply(ex->cuda->matmuls, &p);
+    lt_multiply(ex, &p);
 }
 
 static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
@@ -52,13 +53,13 @@ static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floa
     LtProduct p = lt_product(out, DT_FLOATX, weight, true, in, false, OC, N, C);
     p.aux = pre, p.bias = bias;
     p.key.parts = bias ? LT_GELU | LT_BIAS : LT_GELU;
-    lt_multiply(ex->cuda->matmuls, &p);
+    lt_multiply(ex, &p);
 }
 
 // Weight and bias gradients first, since dinp may be in. dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre) in
-// it, the bias gradient of the layer below: in bf16 rounded to bf16 where cuBLASLt makes them. It is left alone where
-// gelu_pre or dinp is NULL. cuBLASLt's sums have D's type: where that is bf16 they are not added to a gradient of bf16,
-// which would round them twice, nor do they become one of fp32 unless their product would have to be read again.
+// it, the bias gradient of the layer below. It is left alone where gelu_pre or dinp is NULL.
+// cuBLASLt's sums have D's type, so where that is bf16 they are only taken for a bf16 gradient that is set: added to one
+// they would be rounded twice, and how precise an fp32 one is must not depend on what was fastest.
 static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
                                         const floatX *dout, const floatX *in, const floatX *weight,
                                         const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
@@ -69,16 +70,16 @@ static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient
         LtProduct p = lt_product(dweight.at, dweight.dtype, in, false, dout, true, C, OC, N);
         if (mode == GRAD_ADD) { p.c = dweight.at, p.key.add = LT_ADD_IN_PLACE; }
         if (fuse_dbias) { p.sums = dbias, p.sums_mode = mode, p.key.parts = LT_SUM_B; }
-        lt_multiply(mm, &p);
+        lt_multiply(ex, &p);
     }
     if (dbias.at && !fuse_dbias) { lt_launch_sums(mm, dbias, dout, N, OC, mode); }
     if (dinp) {
         bool sums = gelu_pre && dgelu_bias.at;
-        bool fuse_sums = sums && (DT_FLOATX == DT_REAL || dgelu_bias.dtype == DT_REAL || mode == GRAD_SET);
+        bool fuse_sums = sums && (DT_FLOATX == DT_REAL || (dgelu_bias.dtype == DT_BF16 && mode == GRAD_SET));
         LtProduct p = lt_product(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
         if (gelu_pre) { p.aux = (floatX *)gelu_pre, p.key.parts = LT_DGELU; }
         if (fuse_sums) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
-        lt_multiply(mm, &p);
+        lt_multiply(ex, &p);
         if (sums && !fuse_sums) { lt_launch_sums(mm, dgelu_bias, dinp, N, C, mode); }
     }
 }

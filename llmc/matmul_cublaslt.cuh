@@ -44,6 +44,7 @@ typedef struct {
     cublasLtMatmulDesc_t desc;  // NULL: cuBLASLt cannot do it
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
+    bool provisional;  // it was made untimed, for a shape that was not expected again
 } LtPlan;
 
 // a line of the pick file
@@ -112,7 +113,8 @@ static inline cublasLtEpilogue_t lt_epilogue(int fused) {
     }
 }
 
-// where cuBLASLt writes its sums, which it can only with = and in D's type
+// Where cuBLASLt writes its sums, which it can only with = and in D's type: bf16 ones are asked for only where they can
+// go straight to their gradient
 static inline void *lt_sums(const CudaMatmuls *mm, const LtProduct *p) {
     return p->sums_mode == GRAD_SET && p->key.out == (int)p->sums.dtype ? p->sums.at : (void *)mm->scratch;
 }

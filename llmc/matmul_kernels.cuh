@@ -65,11 +65,11 @@ static __global__ void lt_sum_columns(float *partial, const floatX *x, int rows,
 }
 
 // out (cols) (+)= column sums of part (num,cols)
-template <class T> static __global__ void lt_fold(Gradient out, const T *part, int num, int cols, GradMode mode) {
+static __global__ void lt_fold(Gradient out, const float *part, int num, int cols, GradMode mode) {
     int col = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (col >= cols) { return; }
     float sum = 0;
-    for (int i = 0; i < num; i++) { sum += load_float(part + (size_t)i * cols + col); }
+    for (int i = 0; i < num; i++) { sum += part[(size_t)i * cols + col]; }
     gradient_put(out, (size_t)col, sum, mode);
 }
 
@@ -143,19 +143,13 @@ static inline void lt_launch_sums(const CudaMatmuls *mm, Gradient out, const flo
         LAUNCH((lt_sum_columns<1>), dim3(lt_blocks(cols, 32), slices), LT_THREADS, 0, mm->stream, mm->scratch, x, rows,
                cols, rows_of_slice);
     }
-    LAUNCH((lt_fold<float>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, out, mm->scratch, slices, cols,
-           mode);
+    LAUNCH(lt_fold, lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, out, mm->scratch, slices, cols, mode);
 }
 
-// adds to the product's sums, or writes, what cuBLASLt left in scratch
+// adds to the product's sums, or writes, what cuBLASLt left in scratch, which is fp32
 static inline void lt_launch_add_sums(const CudaMatmuls *mm, const LtProduct *p, int cols) {
-    if (p->key.out == DT_BF16) {
-        LAUNCH((lt_fold<bf16>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums,
-               (const bf16 *)mm->scratch, 1, cols, p->sums_mode);
-    } else {
-        LAUNCH((lt_fold<real>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums, mm->scratch, 1, cols,
-               p->sums_mode);
-    }
+    LAUNCH(lt_fold, lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums, mm->scratch, 1, cols,
+           p->sums_mode);
 }
 
 template <class T> static inline void lt_launch_tiles(const CudaMatmuls *mm, const LtProduct *p) {

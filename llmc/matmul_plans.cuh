@@ -5,7 +5,7 @@ and a fused one may be slower, since not all algorithms that split k have it.
 Every way is timed, rest included, on the product it is for, just before that runs for the first time. These runs write
 to the product's own outputs, which it overwrites afterwards; an output that it adds to is put back from a copy, and
 sums go to scratch. Picks are kept in a file, so that later runs of the program choose the same: with the same picks,
-the same bits.
+the same bits. Shapes that seldom come again (Exec.rare_shapes) get what cuBLASLt holds to be best, untimed.
 defines: lt_plan, cuda_matmuls_create, cuda_matmuls_free
 */
 #pragma once
@@ -20,6 +20,7 @@ enum {
     LT_CANDIDATES = LT_HEURISTICS + LT_SPLIT_BASES * LT_SPLITS
 };
 enum { LT_FEW_TILES = 256, LT_TILE_AREA = 128 * 128, LT_LEAST_DEPTH = 128, LT_REPEATS = 4 };
+static const float LT_HOPELESS = 1.3f;  // a run that takes so many times as long as the best is the algorithm's last
 
 static inline bool lt_fits(const CudaMatmuls *mm, const LtPlan *plan, const cublasLtMatmulAlgo_t *algo) {
     cublasLtMatmulHeuristicResult_t r = {};
@@ -79,11 +80,13 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtPlan *plan, cubla
     return lt_add_splits(mm, plan, list, count);
 }
 
-// the shortest of a few runs, in microseconds; infinite if the algorithm does not run after all
+// The shortest of a few runs, in microseconds; infinite if the algorithm does not run after all. So far the best took
+// `so_far`: what is much slower is run no more.
 static inline float lt_time(const CudaMatmuls *mm, const LtPlan *plan, const LtProduct *p,
-                            const cublasLtMatmulAlgo_t *algo, cudaEvent_t begin, cudaEvent_t end) {
+                            const cublasLtMatmulAlgo_t *algo, float so_far, cudaEvent_t begin, cudaEvent_t end) {
     float best = INFINITY;
     for (int i = 0; i <= LT_REPEATS; i++) {
+        if (i > 1 && best > LT_HOPELESS * so_far) { break; }
         CUDA_CHECK(cudaEventRecord(begin, mm->stream));
         if (lt_run(mm, plan, p, algo) != CUBLAS_STATUS_SUCCESS) { return INFINITY; }
         lt_run_rest(mm, plan, p);
@@ -107,12 +110,15 @@ static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
         words);
 }
 
-// Puts the plan's fastest algorithm into plan->algo and returns its microseconds: infinite if none runs, 0 if there is
-// no memory to try them. Outputs hold anything afterwards, but those that the product adds to are as they were.
-static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProduct *p) {
+// Puts the plan's fastest algorithm into plan->algo and returns its microseconds: infinite if none runs or is faster
+// than `so_far`; 0 with the one that cuBLASLt holds to be best, if it is not to be timed (plan->provisional) or there is
+// no memory to. Outputs hold anything afterwards, but those that the product adds to are as they were.
+static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProduct *p, float so_far) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     int count = lt_candidates(mm, plan, list);
     if (count == 0) { return INFINITY; }
+    plan->algo = list[0];
+    if (plan->provisional) { return 0; }
     lt_refuse_capture(mm, &p->key);
     LtProduct trial = *p;
     trial.sums.at = mm->trial_sums;
@@ -122,7 +128,6 @@ static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProd
     if (bytes && cudaMalloc(&saved, bytes) != cudaSuccess) {
         cudaGetLastError();
         fprintf(stderr, "train_gpt2: a matrix product is not tuned, as its %zu bytes of output found no room\n", bytes);
-        plan->algo = list[0];
         return 0;
     }
     CUDA_CHECK(cudaEventCreate(&begin));
@@ -130,9 +135,9 @@ static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProd
     if (saved) { CUDA_CHECK(cudaMemcpyAsync(saved, p->d, bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
     float best = INFINITY;
     for (int i = 0; i < count; i++) {
-        float microseconds = lt_time(mm, plan, &trial, &list[i], begin, end);
-        if (microseconds >= best) { continue; }
-        best = microseconds;
+        float microseconds = lt_time(mm, plan, &trial, &list[i], so_far, begin, end);
+        if (microseconds >= so_far) { continue; }
+        best = so_far = microseconds;
         plan->algo = list[i];
     }
     if (saved) { CUDA_CHECK(cudaMemcpyAsync(p->d, saved, bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
@@ -144,7 +149,8 @@ static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProd
 }
 
 // ---- the pick file, a line a product, with tabs between: GPU, cuBLASLt's version, product, the parts that are fused
-// (LT_BIAS .. as a number), the algorithm's bytes in hex, microseconds
+// (LT_BIAS .. as a number), the algorithm's bytes in hex, microseconds: 0 where it could not be timed. Of two lines for
+// the same product the latter counts.
 
 // Takes a line apart, which it changes; pick->name points into it. False if it is not one of ours.
 static inline bool lt_parse_pick(LtPick *pick, char *line) {
@@ -156,7 +162,7 @@ static inline bool lt_parse_pick(LtPick *pick, char *line) {
     }
     const char *time = field[0], *hex = field[1], *fused = field[2];
     pick->microseconds = strtof(time, &end);
-    if (end == time || *end != '\n' || !(pick->microseconds > 0)) { return false; }
+    if (end == time || *end != '\n' || !(pick->microseconds >= 0)) { return false; }
     pick->fused = (int)strtol(fused, &end, 10);
     if (end == fused || *end) { return false; }
     if (strspn(hex, "0123456789abcdef") != 2 * sizeof pick->algo || hex[2 * sizeof pick->algo]) { return false; }
@@ -192,10 +198,10 @@ static inline void lt_load_picks(CudaMatmuls *mm, bool first) {
     for (int number = 1; getline(&line, &room, file) > 0; number++) {
         LtPick pick;
         if (lt_parse_pick(&pick, line)) {
-            if (lt_find_pick(mm, pick.name)) { continue; }
-            LtPick *added = lt_add_pick(mm, pick.name);
-            pick.name = added->name;
-            *added = pick;
+            LtPick *known = lt_find_pick(mm, pick.name);
+            if (!known) { known = lt_add_pick(mm, pick.name); }
+            pick.name = known->name;
+            *known = pick;
         } else if (first) {
             fprintf(stderr, "train_gpt2: %s:%d is not a line of picks and is left out\n", mm->pick_path, number);
         }
@@ -204,22 +210,18 @@ static inline void lt_load_picks(CudaMatmuls *mm, bool first) {
     fclose(file);
 }
 
-// Writes the file anew, aside, then renamed. It is done after every new pick, so that a run that is killed and resumed
-// computes the same bits. Trouble is just said, once.
-static inline void lt_save_picks(CudaMatmuls *mm) {
+// Adds a line to the file: at once, so that a run that is killed and resumed computes the same bits, and with one write,
+// so that processes do not mix theirs. Trouble is just said, once.
+static inline void lt_save_pick(CudaMatmuls *mm, const LtPick *pick) {
     if (!mm->pick_path) { return; }
-    char aside[PATH_LENGTH];
-    format_path(aside, "%s.new", mm->pick_path);
-    FILE *file = fopen(aside, "w");
-    for (int i = 0; file && i < mm->num_picks; i++) {
-        fprintf(file, "%s\t%d\t", mm->picks[i].name, mm->picks[i].fused);
-        const unsigned char *byte = (const unsigned char *)&mm->picks[i].algo;
-        for (size_t j = 0; j < sizeof mm->picks[i].algo; j++) { fprintf(file, "%02x", byte[j]); }
-        fprintf(file, "\t%.2f\n", (double)mm->picks[i].microseconds);
+    FILE *file = fopen(mm->pick_path, "a");
+    if (file) {
+        fprintf(file, "%s\t%d\t", pick->name, pick->fused);
+        const unsigned char *byte = (const unsigned char *)&pick->algo;
+        for (size_t i = 0; i < sizeof pick->algo; i++) { fprintf(file, "%02x", byte[i]); }
+        fprintf(file, "\t%.2f\n", (double)pick->microseconds);
     }
-    bool written = file && !ferror(file);
-    written = file && fclose(file) == 0 && written && rename(aside, mm->pick_path) == 0;
-    if (!written) {
+    if (!file || fclose(file) != 0) {
         fprintf(stderr, "train_gpt2: could not write %s: %s; the next run will time its products again\n",
                 mm->pick_path, strerror(errno));
         free(mm->pick_path);
@@ -241,7 +243,7 @@ static inline bool lt_plan_from_pick(const CudaMatmuls *mm, LtPlan *plan, const 
 }
 
 // Tries the whole epilogue, then the parts that are easiest to have, then none, and keeps the fastest as *plan. Returns
-// its microseconds: infinite, with a plan that has no descriptor, if cuBLASLt has nothing; 0 if nothing could be timed.
+// its microseconds: infinite, with a plan that has no descriptor, if cuBLASLt has nothing; 0 if nothing was timed.
 static inline float lt_plan_by_timing(const CudaMatmuls *mm, LtPlan *plan, const LtProduct *p) {
     const int whole = p->key.parts, ways[] = {whole, whole & (LT_BIAS | LT_DGELU), 0};
     float best = INFINITY;
@@ -250,9 +252,10 @@ static inline float lt_plan_by_timing(const CudaMatmuls *mm, LtPlan *plan, const
         if (i > 0 && ways[i] == ways[i - 1]) { continue; }
         LtPlan way = {};
         way.key = p->key;
+        way.provisional = plan->provisional;
         way.fused = ways[i];
         lt_describe(mm, &way, p);
-        float microseconds = lt_fastest(mm, &way, p);
+        float microseconds = lt_fastest(mm, &way, p, best);
         if (microseconds < best) {
             lt_undescribe(plan);
             *plan = way;
@@ -264,7 +267,7 @@ static inline float lt_plan_by_timing(const CudaMatmuls *mm, LtPlan *plan, const
     return best;
 }
 
-static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p) {
+static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p, bool timed) {
     LtPlan plan = {};
     plan.key = p->key;
     char words[LT_WORDS], name[LT_WORDS + 320];
@@ -276,27 +279,34 @@ static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p) {
         known = lt_find_pick(mm, name);
     }
     if (lt_plan_from_pick(mm, &plan, p, known)) { return plan; }
+    plan.provisional = !timed;
     float microseconds = lt_plan_by_timing(mm, &plan, p);
-    if (microseconds == 0 || isinf(microseconds)) { return plan; }
+    if (!timed || isinf(microseconds)) { return plan; }
     if (!known) { known = lt_add_pick(mm, name); }
     known->fused = plan.fused, known->algo = plan.algo, known->microseconds = microseconds;
-    lt_save_picks(mm);
+    lt_save_pick(mm, known);
     return plan;
 }
 
-static inline const LtPlan *lt_plan(CudaMatmuls *mm, LtProduct *p) {
+// The product's plan. If there is none it is made: timed, or, what only a shape that seldom comes is content with, not.
+static inline const LtPlan *lt_plan(CudaMatmuls *mm, LtProduct *p, bool timed) {
     const void *pointers[LT_POINTERS] = {p->a, p->b, p->c, p->d, p->bias ? (const void *)p->bias : p->sums.at, p->aux};
     for (int i = 0; i < LT_POINTERS; i++) {
         uintptr_t bits = (uintptr_t)pointers[i] | LT_ALIGNMENT;
         p->key.aligned[i] = (int)(bits & (~bits + 1));
     }
-    for (int i = 0; i < mm->num_plans; i++) {
-        if (memcmp(&mm->plans[i].key, &p->key, sizeof p->key) == 0) { return &mm->plans[i]; }
+    int at = 0;
+    while (at < mm->num_plans && memcmp(&mm->plans[at].key, &p->key, sizeof p->key) != 0) { at++; }
+    bool known = at < mm->num_plans;
+    if (known && !(timed && mm->plans[at].provisional)) { return &mm->plans[at]; }
+    LtPlan plan = lt_make_plan(mm, p, timed);
+    if (known) {
+        lt_undescribe(&mm->plans[at]);
+    } else {
+        mm->plans = (LtPlan *)xrealloc(mm->plans, (size_t)++mm->num_plans * sizeof *mm->plans);
     }
-    LtPlan plan = lt_make_plan(mm, p);
-    mm->plans = (LtPlan *)xrealloc(mm->plans, (size_t)(mm->num_plans + 1) * sizeof *mm->plans);
-    mm->plans[mm->num_plans] = plan;
-    return &mm->plans[mm->num_plans++];
+    mm->plans[at] = plan;
+    return &mm->plans[at];
 }
 
 // workspace: device memory at a multiple of 256 bytes; 32 to 64 MiB above LT_SCRATCH_BYTES let cuBLASLt split k.
