@@ -58,12 +58,16 @@ static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GRO
 }
 
 // each array is used once a step, but for params, which the next forward reads: they stay cached
-template <bool WHOLE>
-static __device__ __forceinline__ void store_params(floatX *to, const floatX (&x)[ADAMW_GROUP], int count) {
+template <bool WHOLE, class T>
+static __device__ __forceinline__ void store_params(T *to, const T (&x)[ADAMW_GROUP], int count) {
     if constexpr (WHOLE) {
-        GroupWords<floatX> words;
+        GroupWords<T> words;
         memcpy(&words, &x, sizeof x);
-        *reinterpret_cast<GroupWords<floatX> *>(to) = words;
+        if constexpr (sizeof words == sizeof(uint4)) {
+            store128(to, pack_of_words<T>(words));
+        } else {
+            store64(to, words);
+        }
     } else {
         store_group<false>(to, x, count);
     }

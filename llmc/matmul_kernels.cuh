@@ -111,14 +111,13 @@ static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, co
     }
 }
 
-static inline bool lt_aligned(const void *p) { return (uintptr_t)p % LT_ALIGNMENT == 0; }
 static inline unsigned lt_blocks(size_t count, size_t of) { return (unsigned)ceil_div(count, of); }
 
 static inline void lt_launch_finish(const CudaMatmuls *mm, const LtProduct *p, int parts) {
     constexpr int PACK = Pack<floatX>::SIZE;
     floatX *d = (floatX *)p->d;
     size_t count = (size_t)p->key.m * p->key.n;
-    if (p->key.m % PACK == 0 && lt_aligned(d) && lt_aligned(p->bias) && lt_aligned(p->aux)) {
+    if (p->key.m % PACK == 0 && aligned_to_pack(d, p->bias, p->aux)) {
         LAUNCH((lt_finish_kernel<PACK>), lt_blocks(count, LT_THREADS * PACK), LT_THREADS, 0, mm->stream, d, parts,
                p->bias, p->aux, count, p->key.m);
     } else {
@@ -136,7 +135,7 @@ static inline void lt_launch_sums(const CudaMatmuls *mm, Gradient out, const flo
     int fit = (int)((size_t)LT_SUMS_BYTES / sizeof(float) / (size_t)cols);
     int rows_of_slice = max(ceil_div(rows, max(1, min(fit, (int)LT_MAX_SLICES))), (int)LT_ROWS_OF_SLICE);
     int slices = ceil_div(rows, rows_of_slice);
-    if (cols % PACK == 0 && lt_aligned(x)) {
+    if (cols % PACK == 0 && aligned_to_pack(x)) {
         LAUNCH((lt_sum_columns<PACK>), dim3(lt_blocks(cols, 32 * PACK), slices), LT_THREADS, 0, mm->stream, mm->scratch,
                x, rows, cols, rows_of_slice);
     } else {
