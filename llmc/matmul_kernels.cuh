@@ -92,14 +92,18 @@ static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, co
         }
         __syncthreads();  // the tiles are complete
         for (int p = 0; p < LT_DEPTH; p++) {
+            UNROLL
             for (int u = 0; u < 4; u++) {
                 float x = a_tile[p * LT_TILE + row + u * LT_STEP];
+                UNROLL
                 for (int v = 0; v < 4; v++) { sum[u][v] += x * (float)b_tile[p * LT_TILE + column + v * LT_STEP]; }
             }
         }
         __syncthreads();  // all have read them before they change
     }
+    UNROLL
     for (int u = 0; u < 4; u++) {
+        UNROLL
         for (int v = 0; v < 4; v++) {
             size_t i = i0 + row + u * LT_STEP, j = j0 + column + v * LT_STEP, at = j * m + i;
             if (i >= m || j >= n) { continue; }
