@@ -533,6 +533,7 @@ static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
 // the micro-batch given last -> activations up to the last block's output
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
+    m->exec.rare_shapes = B != m->purpose.B || T != m->purpose.T;
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) {
@@ -731,6 +732,7 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
+    m->exec.rare_shapes = true;
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
                               param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
