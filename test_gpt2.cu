@@ -524,9 +524,10 @@ static void test_recompute(void **state) {
     c.first_loss = (double)gpt2_loss(&plain, tokens, targets);
     c.grads = copy_block(&plain, grads_of(&plain));
     gpt2_free(&plain);
+    bool fast = backend == &cpu_backend;  // emulated kernels take a choice of them
     for (int level = 1; level <= REBUILD_BLOCK; level++) {
-        for (int layers = 0; layers <= L; layers++) {
-            for (int every = 1; every <= (level == REBUILD_BLOCK ? L : 1); every++) {
+        for (int layers = L; layers >= 0; layers -= fast ? 1 : 2) {
+            for (int every = 1; every <= (level < REBUILD_BLOCK ? 1 : fast ? L : 2); every++) {
                 Recompute recompute = {level, every, layers};
                 check_recompute(&c, recompute);
             }
@@ -1102,7 +1103,10 @@ static void test_resume_small_states(void **state) {
     TrainArgs args = small_run(random_file("states.txt", 200));
     for (args.master = MASTER_NONE; args.master <= MASTER_SPLIT; args.master++) {
         for (args.moments = 0; args.moments < 3; args.moments++) {
-            for (args.gradients = 1; args.gradients < 3; args.gradients++) { check_resumes(&args, 5, 5); }
+            for (args.gradients = 1; args.gradients < 3; args.gradients++) {
+                bool chosen = backend == &cpu_backend || (args.master + args.moments + args.gradients) % 3 == 0;
+                if (chosen) { check_resumes(&args, 5, 5); }
+            }
         }
     }
 }
@@ -1202,7 +1206,7 @@ static void test_sums_of_many_micro_batches(void **state) {
     print_message("    64 micro-batches: off by %.1e in fp32, %.1e in bf16\n", in_fp32, in_bf16);
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
     assert_true(in_bf16 > 1e-3);
-    for (int B = 1; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
+    for (int B = backend == &cpu_backend ? 1 : MANY / 4; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
     assert_int_equal(auto_gradients(64), DT_REAL);
     assert_int_equal(auto_gradients(1), DT_FLOATX);
 }
