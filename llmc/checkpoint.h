@@ -259,7 +259,7 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
 
 // what one checkpoint takes on disk, within a few KiB; has_master: masters or remainders
 static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments) {
-    double scales = moments == DT_U8 ? 2.0 * sizeof(float) / MOMENT_BLOCK : 0;
+    double scales = moments == DT_U8 ? 2.0 * sizeof(float) / (int)MOMENT_BLOCK : 0;
     size_t master = has_master ? sizeof(real) : 0, count = num_parameters(config);
     return count * (sizeof(floatX) + 2 * dtype_size(moments) + master) + (size_t)((double)count * scales);
 }

@@ -74,9 +74,9 @@ static const BenchRow bench_rows[] = {
     {"matmul_backward", "qkv, += dbias", MATMUL_DBIAS, C1, C3, false},
     {"matmul_backward", "qkv, bf16", MATMUL_BF16, C1, C3, false},
     {"layernorm_backward", "", GRAD_SET, 0, 0, false},
-    {"layernorm_backward", "+= bf16", GRADIENT_BF16 + GRAD_ADD, 0, 0, false},
+    {"layernorm_backward", "+= bf16", (int)GRADIENT_BF16 + (int)GRAD_ADD, 0, 0, false},
     {"embedding_backward", "", GRAD_SET, 0, 0, false},
-    {"embedding_backward", "+= bf16", GRADIENT_BF16 + GRAD_ADD, 0, 0, false},
+    {"embedding_backward", "+= bf16", (int)GRADIENT_BF16 + (int)GRAD_ADD, 0, 0, false},
     {"adamw_update", "params alone", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
 #ifdef PRECISION_BF16
     {"adamw_update", "master", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
