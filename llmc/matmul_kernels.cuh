@@ -92,11 +92,15 @@ static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, co
         }
         __syncthreads();  // the tiles are complete
         for (int p = 0; p < LT_DEPTH; p++) {
+            float x[4], y[4];
             UNROLL
             for (int u = 0; u < 4; u++) {
-                float x = a_tile[p * LT_TILE + row + u * LT_STEP];
+                x[u] = a_tile[p * LT_TILE + row + u * LT_STEP], y[u] = b_tile[p * LT_TILE + column + u * LT_STEP];
+            }
+            UNROLL
+            for (int u = 0; u < 4; u++) {
                 UNROLL
-                for (int v = 0; v < 4; v++) { sum[u][v] += x * (float)b_tile[p * LT_TILE + column + v * LT_STEP]; }
+                for (int v = 0; v < 4; v++) { sum[u][v] += x[u] * y[v]; }
             }
         }
         __syncthreads();  // all have read them before they change
