@@ -127,13 +127,14 @@ build/sanitize/%: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%_portable: dev/test/%.c build/flags
 	$(compile)
+build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
 build/sanitize/train_gpt2: train_gpt2.cu build/flags
 	$(compile)
 
 # the kernels, emulated
 build/emulated/%_bf16: precision = bf16
 build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka
-build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -Wno-unused-function
+build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: test_gpt2.cu build/flags
 	$(compile_emulated)
 build/emulated/train_gpt2: train_gpt2.cu build/flags
@@ -202,7 +203,7 @@ EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul
 	test_ops_emulated_bf16)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_adamw_bf16 \
-	test_gpt2_bf16 	test_gpt2_poisoned)
+	test_gpt2_bf16 test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))

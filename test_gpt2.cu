@@ -856,7 +856,8 @@ static void test_flags_reach_the_purpose(void **state) {
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
-    for (int i = 0; i < 5 * 3 * 3 * 2 * 3 * 3 * 2; i++) {
+    int step = backend == &cpu_backend ? 1 : 23;  // which shares no factor with the numbers of choices
+    for (int i = 0; i < 5 * 3 * 3 * 2 * 3 * 3 * 2; i += step) {
         Purpose p = training(2, 16);
         p.recompute.level = i % 5, p.recompute.every = 1 + i / 5 % 3;
         p.recompute.layers = i / 15 % 3 == 0 ? 5 : i / 15 % 3 + 1;
