@@ -99,8 +99,8 @@ static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, 
     const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
-        m_decode(m + block, m_codes + block, count, state->m_scales[scale]);
-        v_decode(v + block, v_codes + block, count, state->v_scales[scale]);
+        m_decode_block(m + block, m_codes + block, count, state->m_scales[scale]);
+        v_decode_block(v + block, v_codes + block, count, state->v_scales[scale]);
     }
 }
 
@@ -140,7 +140,7 @@ static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n
     uint8_t *codes = (uint8_t *)state->m + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         state->m_scales[(i + block) / MOMENT_BLOCK] =
-            m_encode(codes + block, tile->m + block, block_end(block, n) - block, tile->random_bits + block);
+            m_encode_block(codes + block, tile->m + block, block_end(block, n) - block, tile->random_bits + block);
     }
 }
 
@@ -148,7 +148,7 @@ static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n
     uint8_t *codes = (uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         state->v_scales[(i + block) / MOMENT_BLOCK] =
-            v_encode(codes + block, tile->v + block, block_end(block, n) - block, tile->random_bits + block);
+            v_encode_block(codes + block, tile->v + block, block_end(block, n) - block, tile->random_bits + block);
     }
 }
 

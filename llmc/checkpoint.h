@@ -639,10 +639,20 @@ static inline void codes_read(const ModelFile *file, const char *prefix, ParamId
     free(stored);
 }
 
+// the end of the block of codes that begins at i
+static inline size_t codes_end(const Codes *c, size_t i) {
+    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
+}
+
 static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
-    for (size_t i = 0, left; i < c->count; i += MOMENT_BLOCK) {
-        left = c->count - i < MOMENT_BLOCK ? c->count - i : MOMENT_BLOCK;
-        (is_v ? v_decode : m_decode)(numbers + i, c->codes + i, left, c->scales[i / MOMENT_BLOCK]);
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        float scale = c->scales[i / MOMENT_BLOCK];
+        if (is_v) {
+            v_decode_block(numbers + i, c->codes + i, n, scale);
+        } else {
+            m_decode_block(numbers + i, c->codes + i, n, scale);
+        }
     }
 }
 
@@ -650,9 +660,10 @@ static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
 static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
     uint16_t nearest[MOMENT_BLOCK];
     for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
-    for (size_t i = 0, left; i < c->count; i += MOMENT_BLOCK) {
-        left = c->count - i < MOMENT_BLOCK ? c->count - i : MOMENT_BLOCK;
-        c->scales[i / MOMENT_BLOCK] = (is_v ? v_encode : m_encode)(c->codes + i, numbers + i, left, nearest);
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
+                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
     }
 }
 

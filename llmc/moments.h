@@ -1,7 +1,7 @@
 /*
 AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
-defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code, m_encode,
-         v_encode, m_decode, v_decode
+defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code, m_encode_block,
+         v_encode_block, m_decode_block, v_decode_block
   m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
   v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its root, which has half the range
 
@@ -84,7 +84,7 @@ static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
 
 // ---- a block on the host, n of at most MOMENT_BLOCK moments; random_bits (n) are 16 each. Encoding returns the scale.
 
-static inline float m_encode(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
+static inline float m_encode_block(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
     float largest = 0;
 #pragma omp simd reduction(max : largest)
     for (size_t e = 0; e < n; e++) {
@@ -97,7 +97,7 @@ static inline float m_encode(uint8_t *codes, const real *m, size_t n, const uint
     return scale;
 }
 
-static inline float v_encode(uint8_t *codes, const real *v, size_t n, const uint16_t *random_bits) {
+static inline float v_encode_block(uint8_t *codes, const real *v, size_t n, const uint16_t *random_bits) {
     float largest = 0, root[MOMENT_BLOCK];
 #pragma omp simd reduction(max : largest)
     for (size_t e = 0; e < n; e++) {
@@ -110,12 +110,12 @@ static inline float v_encode(uint8_t *codes, const real *v, size_t n, const uint
     return scale;
 }
 
-static inline void m_decode(real *m, const uint8_t *codes, size_t n, float scale) {
+static inline void m_decode_block(real *m, const uint8_t *codes, size_t n, float scale) {
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { m[e] = m_of_code(codes[e], scale); }
 }
 
-static inline void v_decode(real *v, const uint8_t *codes, size_t n, float scale) {
+static inline void v_decode_block(real *v, const uint8_t *codes, size_t n, float scale) {
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { v[e] = v_of_code(codes[e], scale); }
 }
