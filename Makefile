@@ -143,13 +143,14 @@ build/sanitize/%: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%_portable: dev/test/%.c build/flags
 	$(compile)
+build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
 build/sanitize/train_gpt2: train_gpt2.cu build/flags
 	$(compile)
 
 # the kernels, emulated
 build/emulated/%_bf16: precision = bf16
-build/emulated/% build/sanitize/%_emulated: libraries = -lcmocka
-build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -Wno-unused-function
+build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka
+build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: test_gpt2.cu build/flags
 	$(compile_emulated)
 build/emulated/train_gpt2: train_gpt2.cu build/flags
@@ -159,10 +160,12 @@ build/emulated/%: dev/test/%.cu build/flags
 build/emulated/%_bf16: dev/test/%.cu build/flags
 	$(compile_emulated)
 # fibers and OpenMP's threads are more than AddressSanitizer follows: without -fopenmp
-build/sanitize/%_emulated: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
-build/sanitize/%_emulated: precision = bf16
-build/sanitize/%_emulated: onednn =
+build/sanitize/%_emulated build/sanitize/%_emulated_bf16: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
+build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
+build/sanitize/%_emulated_bf16: precision = bf16
 build/sanitize/%_emulated: dev/test/%.cu build/flags
+	$(compile_emulated)
+build/sanitize/%_emulated_bf16: dev/test/%.cu build/flags
 	$(compile_emulated)
 
 # what scripts/gpu_check.sh runs on a GPU: the same tests, the trainer, the benchmark
@@ -216,10 +219,11 @@ build/check/nccl: dev/bench/bench_comm.cu build/flags
 
 EMULATED := $(addprefix build/emulated/,test_plan_bf16 test_simt test_matmul test_matmul_bf16 test_ops test_ops_bf16)
 MODELS_EMULATED := build/emulated/test_gpt2 build/emulated/test_gpt2_bf16
-EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated test_ops_emulated)
+EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated_bf16 test_ops_emulated \
+	test_ops_emulated_bf16)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_adamw_bf16 \
-	test_gpt2_bf16 	test_gpt2_poisoned)
+	test_gpt2_bf16 test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))

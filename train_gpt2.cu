@@ -208,7 +208,11 @@ static void args_check(const TrainArgs *a) {
             "-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d",
             a->B, a->T, (long long)micro, INT_MAX);
     }
-    if (a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
+    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit will choose one that divides it
+    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % a->T != 0)) {
+        input_error("-d %lld is not a multiple of -t %d", (long long)a->batch_tokens, a->T);
+    }
+    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
         bool below = a->batch_tokens < micro;
         input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the %s is %lld", (long long)a->batch_tokens,
                     a->B, a->T, (long long)micro, below ? "least" : "nearest below",
@@ -228,6 +232,9 @@ static void args_check(const TrainArgs *a) {
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
     if (a->tokenize && (!a->train_data || !a->tokenizer)) {
         input_error("--tokenize %s writes the text of -i in the tokens of --tokenizer; give both", a->tokenize);
+    }
+    if (a->fit && a->generate) {
+        input_error("--fit chooses how to train; with --generate there is nothing to choose");
     }
     if (a->generate && !a->model && !a->plan) {
         input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
@@ -439,10 +446,10 @@ static floatX *block_input(const GPT2 *m, int layer) {
     return layer == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, layer - 1);
 }
 
-// In a POISON_SCRATCH build: what block `layer` will have rebuilt, up to tensor `last`, becomes NaN.
-static void poison_rebuilt(GPT2 *m, int layer, ActivationId last) {
+// In a POISON_SCRATCH build: what block `layer` will have rebuilt, of the tensors first..last, becomes NaN.
+static void poison_rebuilt(GPT2 *m, int layer, ActivationId first, ActivationId last) {
 #ifdef POISON_SCRATCH
-    for (int id = LN1; id <= (int)last; id++) {
+    for (int id = (int)first; id <= (int)last; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         if (kept(m, (ActivationId)id, layer) || spec->home != IN_SLOTS) { continue; }
         size_t size = spec->statistic ? sizeof(real) : sizeof(floatX);
@@ -451,7 +458,7 @@ static void poison_rebuilt(GPT2 *m, int layer, ActivationId last) {
         m->device->enqueue_fill(at, 0xFF, bytes, &m->exec);
     }
 #else
-    (void)m, (void)layer, (void)last;
+    (void)m, (void)layer, (void)first, (void)last;
 #endif
 }
 
@@ -471,8 +478,8 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
                              HS, &m->exec);
 }
 
-// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from on.
-// cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
+// N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from
+// on. cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
 static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -526,11 +533,15 @@ static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
 // the micro-batch given last -> activations up to the last block's output
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
+    m->exec.rare_shapes = B != m->purpose.B || T != m->purpose.T;
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) {
         block_forward(m, l, N, -1);
-        poison_rebuilt(m, l, FCH_GELU);
+        poison_rebuilt(m, l, LN1, FCH_GELU);
+        if (l > 0 && act(m, RESIDUAL3, l - 1) != act(m, RESIDUAL3, l)) {  // block l has read it
+            poison_rebuilt(m, l - 1, RESIDUAL3, RESIDUAL3);
+        }
     }
 }
 
@@ -663,7 +674,7 @@ static void gpt2_backward(GPT2 *m, real scale, GradMode mode) {
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         for (int replayed = m->places.replay_from[l]; replayed <= l; replayed++) { block_replay(m, replayed); }
         block_backward(m, l, mode);
-        poison_rebuilt(m, l, RESIDUAL3);
+        poison_rebuilt(m, l, LN1, RESIDUAL3);
     }
     m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
                                m->config.max_seq_len, C, &m->exec);
@@ -721,6 +732,7 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
+    m->exec.rare_shapes = true;
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
                               param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
@@ -963,73 +975,82 @@ static FitFree fit_free(const TrainArgs *a) {
     const TrainArgs *usual = &default_args;
     FitFree may;
     may.micro_batch = a->B == usual->B, may.recompute = a->recompute == usual->recompute;
-    may.every = a->recompute_every == usual->recompute_every;
+    may.every = a->recompute_every == usual->recompute_every || a->recompute_every == 0;
     may.layers = a->recompute_layers == usual->recompute_layers;
     may.classifier = a->classifier_rows == usual->classifier_rows;
     may.master = a->master == usual->master, may.moments = a->moments == usual->moments;
     may.gradients = a->gradients == usual->gradients;
     return may;
 }
+static const FitFree fit_all = {true, true, true, true, true, true, true, true};
 
-// the flags that say what was chosen
-static void fit_apply(TrainArgs *a, const Purpose *p) {
+// the flags that say what was chosen, those that say nothing at their defaults
+static void fit_apply(TrainArgs *a, const Purpose *p, int L) {
+    const Recompute *r = &p->recompute;
     a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps;
-    a->B = p->B, a->recompute = p->recompute.level, a->recompute_every = p->recompute.every;
-    a->recompute_layers = p->recompute.layers, a->classifier_rows = p->classifier_rows, a->master = (int)p->master;
-    a->moments = p->moments == DT_REAL ? 0 : p->moments == DT_BF16 ? 1 : 2;
+    a->B = p->B, a->recompute = r->level, a->recompute_every = r->every;
+    a->recompute_layers = r->level == 0 || r->layers == L ? -1 : r->layers;
+    a->classifier_rows = p->classifier_rows, a->master = (int)p->master;
+    a->moments = type_index(moment_types, p->moments);
     a->gradients = p->gradients == DT_REAL ? 1 : 2;
 }
 
-// "-b 8 -r 2 ...", what differs between two purposes
-static void fit_flags_text(char *text, size_t size, const Purpose *p, const Purpose *from) {
-    const Recompute *r = &p->recompute, *was = &from->recompute;
-    int at = 0;
-    text[0] = 0;
-#define SAY(differs, ...)                                                                                              \
-    if (differs) { at += snprintf(text + at, size - (size_t)at, __VA_ARGS__); }
-    SAY(p->B != from->B, " -b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps)
-    SAY(r->level != was->level, " -r %d", r->level)
-    SAY(r->every != was->every, " -rk %d", r->every)
-    SAY(r->layers != was->layers && r->level > 0, " -rn %d", r->layers)
-    SAY(p->classifier_rows != from->classifier_rows, " -lc %d", p->classifier_rows)
-    SAY(p->master != from->master, " -w %s", p->master == MASTER_NONE ? "none" : "split")
-    SAY(p->moments != from->moments, " -om %s", p->moments == DT_BF16 ? "bf16" : "8bit")
-    SAY(p->gradients != from->gradients, " -gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32")
-#undef SAY
+// what each choice saves and costs, the others being as they are
+static void print_fit(FILE *out, const Fit *fit, const Purpose *wanted, const GPT2Config *c) {
+    const char *gradients_lose = fit->purpose.gradients == DT_BF16 ? "; the gradients lose precision" : "";
+    const char *const loses[FIT_PARTS] = {
+        "", "", "", "; the weights lose precision", "; the moments lose precision", gradients_lose};
+    for (int i = 0; i < FIT_PARTS; i++) {
+        char text[FLAG_TEXT], was[FLAG_TEXT];
+        fit_part_text(text, (FitPart)i, &fit->purpose, c);
+        fit_part_text(was, (FitPart)i, wanted, c);
+        if (strcmp(text, was) == 0) { continue; }
+        Purpose without = fit->purpose;
+        fit_take(&without, wanted, (FitPart)i);
+        double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
+        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, was, -saved / (1 << 30),
+                100 * (fit->seconds / fit_seconds(c, &without) - 1), loses[i]);
+    }
 }
 
 // Makes of the flags those of --fit, and says on `out` which and why.
 static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend) {
-    double gib = *a->fit ? strtod(a->fit, NULL) : (double)backend->device->free_bytes() / (1 << 30);
-    size_t budget = (size_t)(gib * (1 << 30));
-    Purpose wanted = purpose_of(a, c, backend);
+    size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : backend->device->free_bytes();
+    double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
-    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients),
-        unlimited = fit_choose(c, wanted, &may, SIZE_MAX, auto_gradients);
-    char flags[256];
-    fit_flags_text(flags, sizeof flags, &fit.purpose, &wanted);
+    if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // any that divides -d
+    Purpose wanted = purpose_of(a, c, backend);
+    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), least;
+    char flags[FLAG_TEXT];
     if (fit.bytes > budget) {
-        input_error(
-            "--fit: no choice fits in %.2f GiB; the smallest,%s, takes %.2f GiB; a smaller -e, -t or -d needs less",
-            gib, flags, (double)fit.bytes / (1 << 30));
+        least = fit_choose(c, wanted, &fit_all, budget, auto_gradients);
+        fit_flags_text(flags, &least.purpose, &wanted, c);
+        input_error("--fit: nothing fits in %.2f GiB%s%s takes %.2f GiB; give more, or a smaller -e, -t or -d", gib,
+                    least.bytes < fit.bytes ? " with the flags that are given; " : "; the smallest, ", flags,
+                    (double)least.bytes / (1 << 30));
     }
-    fprintf(out, "fit       %.2f GiB:%s takes %.2f; with room for all of it %.2f, and an estimated %.1f %% less time\n",
-            gib, *flags ? flags : " as it is", (double)fit.bytes / (1 << 30), (double)unlimited.bytes / (1 << 30),
-            100 * (1 - unlimited.seconds / fit.seconds));
-    fit_apply(a, &fit.purpose);
+    fit_flags_text(flags, &fit.purpose, &wanted, c);
+    fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "as it is");
+    print_fit(out, &fit, &wanted, c);
+    fit_apply(a, &fit.purpose, c->num_layers);
 }
 
-// Stops a run whose plan is larger than what is free, and says which flags would make it fit.
+// Stops what would take more than is free, and says which flags would make it fit.
 static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose *p) {
     size_t bytes = gpt2_plan_bytes(c, p), room = p->backend->device->free_bytes();
     if (bytes <= room) { return; }
+    char flags[FLAG_TEXT] = "", sentence[2 * FLAG_TEXT];
     FitFree may = fit_free(a);
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
-    char flags[256];
-    fit_flags_text(flags, sizeof flags, &fit.purpose, p);
-    input_error("this run takes %.1f MiB and %.1f are free: %.1f too few; %s%s%s", mebibytes(bytes), mebibytes(room),
-                mebibytes(bytes - room), fit.bytes <= room ? "it fits with" : "even with", flags,
-                fit.bytes <= room ? "" : " it does not fit: give a smaller -e, -t or -d");
+    if (fit.bytes > room) { fit = fit_choose(c, *p, &fit_all, room, auto_gradients); }
+    if (p->training) { fit_flags_text(flags, &fit.purpose, p, c); }
+    snprintf(sentence, sizeof sentence,
+             fit.bytes <= room ? "it fits with %s" : "no flags make it fit: give a smaller -e%s",
+             fit.bytes <= room ? flags
+             : p->training     ? ", -t or -d"
+                               : "");
+    input_error("this takes %.1f MiB and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
+                mebibytes(bytes - room), sentence);
 }
 
 // The shape that -e asks for, `positions` being those of a shape without any; *file is opened where -e names weights.
@@ -1560,7 +1581,7 @@ static void run_open(Run *run, TrainArgs *a) {
     check_disk(a, c);
 
     Purpose purpose = purpose_of(a, c, run->backend);
-    check_memory(a, c, &purpose);
+    if (!a->fit || *a->fit) { check_memory(a, c, &purpose); }  // else it was asked a moment ago
     gpt2_build(&run->model, *c, purpose);
     allocate_updates(run);
     load_weights(&run->model, &origin, (uint64_t)a->seed);
@@ -1664,7 +1685,9 @@ static void generate_text(const TrainArgs *a) {
     bool has_tokenizer = find_tokenizer(&tokenizer, a, c->vocab_size);
     size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
-    gpt2_build(&model, *c, purpose_of(a, c, backend));
+    Purpose purpose = purpose_of(a, c, backend);
+    check_memory(a, c, &purpose);
+    gpt2_build(&model, *c, purpose);
     load_weights(&model, &origin, 0);
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
@@ -1729,7 +1752,7 @@ static void print_plan(TrainArgs *a) {
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     bool json_wanted = strcmp(a->plan, "json") == 0;
-    if (a->fit && !a->generate) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend); }
+    if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend); }
     Purpose purpose = purpose_of(a, &origin.config, backend);
     size_t llmc = purpose.training ? llmc_bytes(&origin.config, &purpose) : 0;
     Plan plan = gpt2_plan(&origin.config, &purpose, &index);
@@ -1744,7 +1767,11 @@ static void print_plan(TrainArgs *a) {
         cJSON_Delete(json);
     } else {
         plan_print(stdout, &plan);
-        if (llmc) { printf("%-60s %12.2f\n", "llm.c's layout at the same -b -t -r", mebibytes(llmc)); }
+        if (llmc) {
+            const char *what =
+                purpose.recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
+            printf("%-60s %12.2f\n", what, mebibytes(llmc));
+        }
     }
     plan_free(&plan);
 }
@@ -1755,7 +1782,7 @@ static void print_version(void) {
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
 }
 
-#ifndef TESTING
+#if !defined(TESTING) && !defined(WITHOUT_MAIN)
 // A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away
 // the time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this
 // way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.

@@ -21,11 +21,15 @@ defines: cuda_adamw_update, cuda_params_changed
 #include "adamw.h"
 #include "device.cuh"
 
-enum { ADAMW_THREADS = 256, ADAMW_BLOCKS_A_MULTIPROCESSOR = 4, ADAMW_GROUP = 4 };
+enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements a block takes at a time
 static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp takes a block of moments at a time");
 
 enum AdamWWeights { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
+
+// of a multiprocessor: remainders and moments that are rounded take more registers than a fourth would leave
+template <int WEIGHTS, class M>
+static constexpr int adamw_blocks = WEIGHTS == WEIGHTS_WITH_REMAINDER || !std::is_same_v<M, float> ? 3 : 4;
 
 // ---- a lane's elements, as they are stored
 
@@ -218,7 +222,7 @@ static __device__ __forceinline__ int adamw_span_at(const TensorSpan *spans, int
 }
 
 template <int WEIGHTS, class M, class G>
-static __global__ void __launch_bounds__(ADAMW_THREADS, ADAMW_BLOCKS_A_MULTIPROCESSOR)
+static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M>))
     adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
                  int num_spans, uint64_t seed, int step, AdamWScales scales) {
     if (!isfinite(*norm_squared)) { return; }
@@ -244,12 +248,21 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, ADAMW_BLOCKS_A_MULTIPROC
 typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
                             int num_spans, uint64_t seed, int step, AdamWScales scales);
 
-template <class M, class G> static inline AdamWKernel adamw_kernel_of(const OptimizerState *state) {
-    if (state->master) { return adamw_kernel<WEIGHTS_WITH_MASTER, M, G>; }
-    return state->remainder ? adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G> : adamw_kernel<WEIGHTS_ALONE, M, G>;
+typedef struct {
+    AdamWKernel kernel;
+    int blocks;  // of a multiprocessor
+} AdamWChoice;
+
+template <int WEIGHTS, class M, class G> static inline AdamWChoice adamw_choice() {
+    return {adamw_kernel<WEIGHTS, M, G>, adamw_blocks<WEIGHTS, M>};
 }
 
-template <class G> static inline AdamWKernel adamw_kernel_of(const OptimizerState *state) {
+template <class M, class G> static inline AdamWChoice adamw_kernel_of(const OptimizerState *state) {
+    if (state->master) { return adamw_choice<WEIGHTS_WITH_MASTER, M, G>(); }
+    return state->remainder ? adamw_choice<WEIGHTS_WITH_REMAINDER, M, G>() : adamw_choice<WEIGHTS_ALONE, M, G>();
+}
+
+template <class G> static inline AdamWChoice adamw_kernel_of(const OptimizerState *state) {
     if (state->moments == DT_U8) { return adamw_kernel_of<uint8_t, G>(state); }
     return state->moments == DT_BF16 ? adamw_kernel_of<bf16, G>(state) : adamw_kernel_of<float, G>(state);
 }
@@ -257,9 +270,9 @@ template <class G> static inline AdamWKernel adamw_kernel_of(const OptimizerStat
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                      const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex) {
     if (num_spans == 0) { return; }
-    AdamWKernel kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(state) : adamw_kernel_of<float>(state);
-    LAUNCH(kernel, ex->cuda->multiprocessors * ADAMW_BLOCKS_A_MULTIPROCESSOR, ADAMW_THREADS, 0, stream_of(ex), *state,
-           grads.at, norm_squared, spans, num_spans, hyper->seed, hyper->step, adamw_scales(hyper));
+    AdamWChoice of = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(state) : adamw_kernel_of<float>(state);
+    LAUNCH(of.kernel, ex->cuda->multiprocessors * of.blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at,
+           norm_squared, spans, num_spans, hyper->seed, hyper->step, adamw_scales(hyper));
 }
 
 // nothing is kept of them: kernels read params themselves

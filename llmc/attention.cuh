@@ -22,8 +22,6 @@ defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cu
 #pragma once
 #include "device.cuh"
 
-static constexpr float ATTENTION_LOG2E = 1.4426950408889634f, ATTENTION_LN2 = 0.6931471805599453f;
-
 // before a loop that shall stay one: unrolled, it would need more registers than there are
 #ifdef __CUDACC__
 #define ATTENTION_ROLLED _Pragma("unroll 1")
@@ -54,17 +52,6 @@ template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_h
     int C = s.NH * s.HS;
     T *q = qkv + (size_t)blockIdx.z * s.T * 3 * C + blockIdx.y * s.HS;
     return {q, q + C, q + 2 * C, 3 * C};
-}
-
-// x = W neighbours: one of them, or a pack
-template <int W> static __device__ __forceinline__ void attention_read(float (&x)[W], const floatX *from) {
-    if constexpr (W == 1) {
-        x[0] = to_real(*from);
-    } else {
-        Pack<floatX> pack = load128(from);
-        UNROLL
-        for (int i = 0; i < W; i++) { x[i] = pack[i]; }
-    }
 }
 
 // ---- tiles
@@ -260,7 +247,7 @@ template <int WIDTH_, int TILE> struct PlainTiles {
         for (int at = (int)threadIdx.x * W; at < NUM * WIDTH; at += THREADS * W) {
             int r = at / WIDTH, d = at % WIDTH;
             float x[W] = {};
-            if (first + r < s.T && d < s.HS) { attention_read(x, from + (size_t)(first + r) * stride + d); }
+            if (first + r < s.T && d < s.HS) { load_floats(x, from + (size_t)(first + r) * stride + d); }
             store_row(tile + r * ROW_BYTES + d * 4, x);
         }
     }
@@ -493,7 +480,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         float total = attention_row_sum<Tiles>(sum[r]);
         int t = first + Tiles::row(r);
         if (lane_id() % Tiles::LANES == 0 && t < s.T) {
-            lse[attention_rows_before(s) + t] = top[r] * ATTENTION_LN2 + logf(total);
+            lse[attention_rows_before(s) + t] = top[r] * LN_2 + logf(total);
         }
         sum[r] = 1.0f / total;
     }
@@ -514,8 +501,8 @@ static __global__ void __launch_bounds__(ATTENTION_DELTA_THREADS)
     float sum = 0;
     for (int d = lane_id() % LANES * W; d < s.HS; d += LANES * W) {
         float x[W], y[W];
-        attention_read(x, dout + begin + d);
-        attention_read(y, out + begin + d);
+        load_floats(x, dout + begin + d);
+        load_floats(y, out + begin + d);
         UNROLL
         for (int i = 0; i < W; i++) { sum += x[i] * y[i]; }
     }
@@ -594,7 +581,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
                 float2 pair = load_shared<float2>(pairs + b * PAIRS + (i + Tiles::column(c)) * 8);
                 UNROLL
                 for (int r = 0; r < ROWS; r++) {
-                    p[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -ATTENTION_LOG2E * pair.x));
+                    p[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -LOG2_E * pair.x));
                     ds[r][c] = p[r][c] * (ds[r][c] - pair.y);
                 }
             }
@@ -604,7 +591,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     }
     float one[ROWS], scale[ROWS];
     UNROLL
-    for (int r = 0; r < ROWS; r++) { one[r] = 1, scale[r] = s.scale * ATTENTION_LN2; }
+    for (int r = 0; r < ROWS; r++) { one[r] = 1, scale[r] = s.scale * LN_2; }
     AttentionQkv<floatX> to = attention_head(dqkv, s);
     // dK first: its barrier is also what ends the reads of the values' tile
     Tiles::store(to.k, to.stride, keys, first, s, dk, scale);
@@ -645,7 +632,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     UNROLL
     for (int r = 0; r < ROWS; r++) {
         int t = first + Tiles::row(r);
-        lse2[r] = t < s.T ? ATTENTION_LOG2E * lse[attention_rows_before(s) + t] : 0.0f;
+        lse2[r] = t < s.T ? LOG2_E * lse[attention_rows_before(s) + t] : 0.0f;
         own_delta[r] = t < s.T ? delta[attention_rows_before(s) + t] : 0.0f;
     }
     cp_async_wait<1>();
@@ -677,14 +664,14 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     }
     float scale[ROWS];
     UNROLL
-    for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * ATTENTION_LN2; }
+    for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * LN_2; }
     AttentionQkv<floatX> to = attention_head(dqkv, s);
     Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
 }
 
 // ---- decode: a block a head of a query
 
-enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256 };
+enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256, ATTENTION_MAX_BLOCKS = 65535 };
 
 // The keys or the values that a query sees: the first num_cached are in the cache, the others in qkv, from where other
 // blocks append them to the cache meanwhile.
@@ -702,7 +689,7 @@ template <int W>
 static __device__ __forceinline__ float attention_dot(SharedPtr<float> query, const floatX *key, int HS) {
     float sum = 0, x[W];
     for (int d = 0; d < HS; d += W) {
-        attention_read(x, key + d);
+        load_floats(x, key + d);
         UNROLL
         for (int i = 0; i < W; i++) { sum += query[d + i] * x[i]; }
     }
@@ -744,7 +731,7 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
         UNROLL
         for (int i = 0; i < W; i++) { sums[i] *= shrink; }
         for (int k = group; k < count; k += groups) {
-            attention_read(x, value.row(first + k) + column);
+            load_floats(x, value.row(first + k) + column);
             UNROLL
             for (int i = 0; i < W; i++) { sums[i] += weight[k] * x[i]; }
         }
@@ -764,14 +751,14 @@ static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
 
 // ---- launchers
 
-static inline bool attention_packs(int HS, const void *a, const void *b, const void *c) {
-    uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c;
-    return HS % Pack<floatX>::SIZE == 0 && bits % 16 == 0;
-}
-
-static inline AttentionShape attention_shape(int T, int NH, int HS, bool packs) {
+// B, or decode's new positions, and NH are numbers of blocks in a direction of the grid that has no more
+static inline AttentionShape attention_shape(int B, int T, int NH, int HS, bool aligned) {
     if (HS > ATTENTION_MAX_HS) { run_error("attention takes heads of at most %d, not %d", ATTENTION_MAX_HS, HS); }
-    AttentionShape s = {T, NH, HS, packs, ATTENTION_LOG2E / sqrtf((float)HS)};
+    if (B > ATTENTION_MAX_BLOCKS || NH > ATTENTION_MAX_BLOCKS) {
+        run_error("attention of %d sequences with %d heads: the kernels take up to %d of either", B, NH,
+                  ATTENTION_MAX_BLOCKS);
+    }
+    AttentionShape s = {T, NH, HS, aligned && HS % Pack<floatX>::SIZE == 0, LOG2_E / sqrtf((float)HS)};
     return s;
 }
 
@@ -802,7 +789,7 @@ template <int BYTES, class Kernel> static inline void attention_allow_shared(Ker
 
 static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
                                           Exec *ex) {
-    AttentionShape s = attention_shape(T, NH, HS, attention_packs(HS, out, qkv, nullptr));
+    AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(out, qkv));
     attention_with_tiles<floatX, false>(s, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int shared = attention_forward_shared<Tiles>();
@@ -817,12 +804,11 @@ static inline size_t attention_partials(int B, int T, int NH) { return (size_t)B
 
 static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                            const real *lse, int B, int T, int NH, int HS, Exec *ex) {
-    bool packs = attention_packs(HS, dqkv, dout, qkv) && attention_packs(HS, out, nullptr, nullptr);
-    AttentionShape s = attention_shape(T, NH, HS, packs);
+    AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(dqkv, dout, qkv, out));
     size_t rows = (size_t)B * T * NH;
     float *delta = partials_of<float>(ex, rows, "attention_backward");
     unsigned blocks = (unsigned)ceil_div(rows * ATTENTION_DELTA_LANES, (size_t)ATTENTION_DELTA_THREADS);
-    if (packs) {
+    if (s.packs) {
         LAUNCH((attention_delta_kernel<Pack<floatX>::SIZE>), blocks, ATTENTION_DELTA_THREADS, 0, stream_of(ex), delta,
                dout, out, rows, s);
     } else {
@@ -844,10 +830,9 @@ static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, con
 
 static inline void cuda_attention_decode(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n,
                                          int NH, int HS, Exec *ex) {
-    bool packs = attention_packs(HS, keys, values, qkv);
-    AttentionShape s = attention_shape(pos + n, NH, HS, packs);
+    AttentionShape s = attention_shape(n, pos + n, NH, HS, aligned_to_pack(keys, values, qkv));
     dim3 grid(NH, n);
-    if (packs) {
+    if (s.packs) {
         LAUNCH((attention_decode_kernel<Pack<floatX>::SIZE>), grid, ATTENTION_DECODE_THREADS, 0, stream_of(ex), out,
                keys, values, qkv, pos, NH, HS, s.scale);
     } else {

@@ -35,9 +35,9 @@ typedef struct {
 // one family of tensors in a file: "m." and its block
 typedef struct {
     const char *prefix;
-    DType dtype;               // in the file
     const void *block;         // NULL: this model does not have it
     const int16_t *remainder;  // NULL, or what the block, params, lacks of the masters that go to the file
+    DType dtype;               // in the file
     bool of_blocks;            // a number for each MOMENT_BLOCK elements of a tensor, not for each element
 } TensorFamily;
 
@@ -191,13 +191,13 @@ static inline int sync_folder(const char *path) {
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;
-    const TensorFamily model = {"", DT_FLOATX, o->params, NULL, false};
+    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false};
     const void *masters = o->remainder ? (const void *)o->params : o->master;
-    const TensorFamily optimizer[] = {{"m.", o->moments, o->m, NULL, false},
-                                      {"v.", o->moments, o->v, NULL, false},
-                                      {"m_scales.", DT_F32, o->m_scales, NULL, true},
-                                      {"v_scales.", DT_F32, o->v_scales, NULL, true},
-                                      {"master.", DT_REAL, masters, o->remainder, false}};
+    const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
+                                      {"v.", o->v, NULL, o->moments, false},
+                                      {"m_scales.", o->m_scales, NULL, DT_F32, true},
+                                      {"v_scales.", o->v_scales, NULL, DT_F32, true},
+                                      {"master.", masters, o->remainder, DT_REAL, false}};
     format_path(path, "%s/model.safetensors", folder);
     int error = families_save(path, &model, 1, s);
     if (error) { return error; }

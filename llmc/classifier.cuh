@@ -20,9 +20,6 @@ defines: cuda_classifier, cuda_loss_sum
 // threads a row: a block of a warp where the row has less than CLASSIFIER_WIDE columns, as in a model of bytes
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCKS_A_MULTIPROCESSOR = 3, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };
 
-#define LOG2_E 1.44269504f
-#define LN_2 0.693147181f
-
 // the sum of 2^(logit log2(e) - shift) over some logits, where shift = log2(e) max, rounded, of the same logits
 typedef struct {
     float max, shift, sum;
@@ -103,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS,
 static inline void cuda_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
                                    Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vp % PACK == 0 && reinterpret_cast<uintptr_t>(logits) % 16 == 0, wide = V >= CLASSIFIER_WIDE;
+    bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_WIDE;
     auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS> : classifier_kernel<PACK, 32>;
     auto one_by_one = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
     LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,

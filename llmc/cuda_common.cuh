@@ -1,7 +1,7 @@
 /*
 What every kernel shares. nvcc compiles it for the GPU (sm_80 and up); a C++20 compiler for the emulator of simt.h.
-defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id,
-         Pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16,
+defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
+         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16,
          SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
          ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
@@ -95,6 +95,8 @@ using simt::store_shared;
 
 // ---- numbers
 
+static constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
+
 // two floats to bf16, to nearest even; `low` in the lower half
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDACC__
@@ -177,6 +179,11 @@ template <class T> static __device__ __forceinline__ uint4 words_of_pack(Pack<T>
     return make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
+// whether packs can be read and written at all of these addresses; at NULL nothing is
+template <class... T> static inline bool aligned_to_pack(const T *...address) {
+    return ((reinterpret_cast<uintptr_t>(address) | ...) % sizeof(Pack<float>)) == 0;
+}
+
 // The address must be a multiple of 16 bytes. Streaming: the data is used once, so it should be the first to leave the
 // cache.
 template <class T> static __device__ __forceinline__ Pack<T> load128(const T *address) {
@@ -190,8 +197,10 @@ template <class T> static __device__ __forceinline__ Pack<T> load128_streaming(c
     return pack_of_words<T>(__ldcs(reinterpret_cast<const uint4 *>(address)));
 }
 template <class T> static __device__ __forceinline__ void store128(T *address, Pack<T> x) {
-#ifdef __CUDACC__
-    *reinterpret_cast<uint4 *>(address) = words_of_pack(x);
+#ifdef __CUDACC__  // not a plain store: of words out of shared memory nvcc 13 makes four stores of 4 bytes
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(address)), "r"(x.word[0]),
+                 "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
+                 : "memory");
 #else
     simt::store_global(reinterpret_cast<uint4 *>(address), words_of_pack(x));
 #endif
@@ -210,7 +219,8 @@ static __device__ __forceinline__ uint2 load64(const void *address) {
 }
 static __device__ __forceinline__ void store64(void *address, uint2 x) {
 #ifdef __CUDACC__
-    *static_cast<uint2 *>(address) = x;
+    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(address)), "r"(x.x), "r"(x.y)
+                 : "memory");
 #else
     simt::store_global(static_cast<uint2 *>(address), x);
 #endif

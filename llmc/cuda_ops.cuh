@@ -1,6 +1,6 @@
 /*
 The CUDA backend: every operation's kernels, in one table. A signature that drifts from ops.h does not compile.
-defines: cuda_ops, cuda_partials_bytes
+defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 */
 #pragma once
 #include "adamw.cuh"
@@ -36,4 +36,4 @@ static const Ops cuda_ops = {
 
 // ---- what a backend needs beside its table (backend.h)
 
-enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };  // cuBLASLt's, with room to split k, and the sums of matmul.cuh
+enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };  // cuBLASLt's, with room to split k, and the sums of matmul_kernels.cuh

@@ -65,10 +65,13 @@ static inline void cuda_exec_close(Exec *ex) {
 
 // ---- memory
 
+// for modules that are loaded late, cuBLASLt's handle, graphs, the copy of an output that tuning works on
+static const size_t CUDA_RESERVE = (size_t)512 << 20;
+
 static inline size_t cuda_free_bytes(void) {
     size_t room = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&room, &total));
-    return room;
+    return room > CUDA_RESERVE ? room - CUDA_RESERVE : 0;
 }
 
 static inline void *cuda_allocate(size_t bytes) {

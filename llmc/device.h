@@ -21,7 +21,7 @@ typedef struct {
     // ---- memory. Host memory for enqueued copies is a kind of its own: the device reads it while the host goes on
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
-    size_t (*free_bytes)(void);  // that allocate has left
+    size_t (*free_bytes)(void);  // what allocate has left for a plan, a reserve for the rest aside
     void *(*allocate_host)(size_t bytes);
     void (*release_host)(void *p);
 
@@ -57,14 +57,27 @@ static inline void *host_allocate(size_t bytes) {
     return p;
 }
 
-// what the kernel says is available without swapping; everything, where it does not say
+// the number in a file that holds one; SIZE_MAX where there is none ("max")
+static inline size_t number_in_file(const char *path) {
+    unsigned long long number;
+    FILE *file = fopen(path, "r");
+    bool read = file && fscanf(file, "%llu", &number) == 1;
+    if (file) { fclose(file); }
+    return read ? (size_t)number : SIZE_MAX;
+}
+
+// What is available without swapping, here and in the control group, less 3 % for what a run needs beside its plan.
+// SIZE_MAX where nobody says.
 static inline size_t host_free_bytes(void) {
     char line[128];
     unsigned long long kib = 0;
     FILE *file = fopen("/proc/meminfo", "r");
     while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) {}
     if (file) { fclose(file); }
-    return kib ? (size_t)kib * 1024 : SIZE_MAX;
+    size_t room = kib ? (size_t)kib * 1024 : SIZE_MAX;
+    size_t most = number_in_file("/sys/fs/cgroup/memory.max"), used = number_in_file("/sys/fs/cgroup/memory.current");
+    if (most != SIZE_MAX && used <= most && most - used < room) { room = most - used; }
+    return room == SIZE_MAX ? room : room - room / 32;
 }
 
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }

@@ -28,8 +28,6 @@ template <int WIDTH, class T> static __device__ __forceinline__ void embedding_a
     for (int i = 0; i < WIDTH; i++) { x[i] += old[i]; }
 }
 
-static inline bool embedding_aligned(const void *p) { return (uintptr_t)p % sizeof(Pack<floatX>) == 0; }
-
 // ---- forward
 
 static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward
@@ -55,7 +53,7 @@ static inline void cuda_embedding_forward(floatX *out, const int *tokens, const 
                                           int T, int C, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     int N = B * T, blocks = ceil_div(N, EMBEDDING_ROWS), threads = EMBEDDING_ROWS * 32;
-    if (C % PACK == 0 && embedding_aligned(out) && embedding_aligned(wte) && embedding_aligned(wpe)) {
+    if (C % PACK == 0 && aligned_to_pack(out, wte, wpe)) {
         LAUNCH((embedding_forward_kernel<PACK>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
     } else {
         LAUNCH((embedding_forward_kernel<1>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
@@ -358,7 +356,7 @@ static inline void cuda_embedding_backward(Gradient dwte, Gradient dwpe, const f
     int *counts = (int *)(scratch + 2 * s.pairs_bytes);
     float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
     embedding_sort(pairs, other, counts, &s, tokens, B * T, stream_of(ex));
-    if (C % PACK == 0 && embedding_aligned(dwte.at) && embedding_aligned(dwpe.at) && embedding_aligned(dout)) {
+    if (C % PACK == 0 && aligned_to_pack(dwte.at, dwpe.at, dout)) {
         embedding_launch_backward<PACK>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
     } else {
         embedding_launch_backward<1>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));

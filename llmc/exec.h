@@ -20,4 +20,5 @@ struct Exec {
     struct PreparedMatmuls *matmuls;
     RoundedCopies rounded;  // all NULL: matmuls take their inputs as they are stored
     struct CudaExec *cuda;  // NULL on a CPU
+    bool rare_shapes;  // what comes next has shapes that seldom come again: it is not worth choosing algorithms for
 };

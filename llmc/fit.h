@@ -1,6 +1,7 @@
 /*
---fit: the fastest way to train that fits into a number of bytes. Every combination of micro-batch, -r -rk -rn, -lc, -w,
--om and -gd is planned (gpt2_plan counts its bytes exactly) and its time estimated; the fastest that fits is taken.
+--fit: the fastest way to train that fits into a number of bytes, among combinations of every micro-batch that divides
+the update, every -r with the fewest blocks (-rn) that fit, -r 4 also with the segment (-rk) that needs least, -lc as
+given and 64, every -w, -om and -gd. Each is planned, which counts its bytes exactly, and its time estimated.
 The estimate, in seconds an update of n tokens:
   n (6 N + 6 L C T + rebuilt) / (rate of products) + (bytes moved) / (rate of memory) + (launches) (time of one)
     N          parameters that are multiplied with;  T/2 positions are attended to on average
@@ -10,13 +11,14 @@ The estimate, in seconds an update of n tokens:
                read and gradients written or added to in every micro-batch; the optimizer's state once an update
   Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
 What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or with
-bf16 gradients of fp32 weights or of several micro-batches, by three times that with 8-bit moments, by ten without a master copy.
+bf16 gradients of fp32 weights, of several micro-batches or of many chunks of logits, by three times that with 8-bit moments, by ten without a
+master copy.
 Only ratios between choices matter; the rates are those of the backend (backend.h), rounded.
-defines: FitFree, Fit, fit_seconds, fit_choose
+defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_text, fit_flags_text
 */
 #pragma once
+#include "flags.h"
 #include "gpt2_plan.h"
-#include <limits.h>
 
 // which of a purpose's fields may be chosen; the others stay as they are
 typedef struct {
@@ -91,7 +93,8 @@ static inline double fit_seconds(const GPT2Config *c, const Purpose *p) {
 
 static inline Fit fit_of(const GPT2Config *c, const Purpose *p) {
     Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
-    bool sums_round = p->gradients == DT_BF16 && (p->micro_steps > 1 || DT_FLOATX != DT_BF16);
+    int64_t chunks = ((int64_t)p->B * p->T - 1) / classifier_chunk(c, p) + 1;  // whose sums are wte's gradient
+    bool sums_round = p->gradients == DT_BF16 && (p->micro_steps > 1 || chunks > 16 || DT_FLOATX != DT_BF16);
     int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + sums_round;
     bool weights_round = DT_FLOATX == DT_BF16 && p->master == MASTER_NONE;
     fit.weighed = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
@@ -153,13 +156,88 @@ static inline void fit_states(Fit *best, const GPT2Config *c, Purpose p, const F
 static inline Fit fit_choose(const GPT2Config *c, Purpose wanted, const FitFree *may, size_t budget,
                              DType (*gradients_of)(int micro_steps)) {
     Fit best = fit_of(c, &wanted);
-    int sequences = wanted.B * wanted.micro_steps;
-    for (int B = 1; B <= sequences; B++) {
+    int64_t sequences = (int64_t)wanted.B * wanted.micro_steps, most = INT_MAX / wanted.T;
+    for (int64_t B = 1; B <= sequences && B <= most; B++) {
         Purpose p = wanted;
-        if (sequences % B != 0 || (!may->micro_batch && B != wanted.B) || (int64_t)B * p.T > INT_MAX) { continue; }
-        p.B = B, p.micro_steps = sequences / B;
+        if (sequences % B != 0 || sequences / B > INT_MAX || (!may->micro_batch && B != wanted.B)) { continue; }
+        p.B = (int)B, p.micro_steps = (int)(sequences / B);
         if (may->gradients) { p.gradients = gradients_of(p.micro_steps); }
         fit_states(&best, c, p, may, budget);
     }
     return best;
+}
+
+// ---- in words
+
+// what is chosen together
+typedef enum {
+    FIT_MICRO_BATCH,
+    FIT_RECOMPUTE,
+    FIT_CLASSIFIER,
+    FIT_MASTER,
+    FIT_MOMENTS,
+    FIT_GRADIENTS,
+    FIT_PARTS
+} FitPart;
+
+// one part of `from` into *to
+static inline void fit_take(Purpose *to, const Purpose *from, FitPart part) {
+    switch (part) {
+    case FIT_MICRO_BATCH: to->B = from->B, to->micro_steps = from->micro_steps; return;
+    case FIT_RECOMPUTE: to->recompute = from->recompute; return;
+    case FIT_CLASSIFIER: to->classifier_rows = from->classifier_rows; return;
+    case FIT_MASTER: to->master = from->master; return;
+    case FIT_MOMENTS: to->moments = from->moments; return;
+    case FIT_GRADIENTS: to->gradients = from->gradients; return;
+    case FIT_PARTS: return;
+    }
+}
+
+// the index of a type among those of a flag's choices
+static inline int type_index(const DType *types, DType type) {
+    int i = 0;
+    while (types[i] != type) { i++; }
+    return i;
+}
+
+// the flags of one part: "-r 2 -rn 40". `size` of the text is FLAG_TEXT
+static inline void fit_part_text(char *text, FitPart part, const Purpose *p, const GPT2Config *c) {
+    const Recompute *r = &p->recompute;
+    char word[FLAG_TEXT], more[FLAG_TEXT] = "";
+    text[0] = 0;
+    switch (part) {
+    case FIT_MICRO_BATCH:
+        snprintf(text, FLAG_TEXT, "-b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps);
+        return;
+    case FIT_RECOMPUTE:
+        if (r->level == REBUILD_BLOCK && r->every > 1) { snprintf(more, sizeof more, " -rk %d", r->every); }
+        if (r->level > 0 && r->layers < c->num_layers) {
+            snprintf(more + strlen(more), sizeof more - strlen(more), " -rn %d", r->layers);
+        }
+        snprintf(text, FLAG_TEXT, "-r %d%.99s", r->level, more);
+        return;
+    case FIT_CLASSIFIER: snprintf(text, FLAG_TEXT, "-lc %d", p->classifier_rows); return;
+    case FIT_MASTER:
+        flag_choice_text(MASTER_CHOICES, (int)p->master, word);
+        snprintf(text, FLAG_TEXT, "-w %.99s", word);
+        return;
+    case FIT_MOMENTS:
+        flag_choice_text(MOMENT_CHOICES, type_index(moment_types, p->moments), word);
+        snprintf(text, FLAG_TEXT, "-om %.99s", word);
+        return;
+    case FIT_GRADIENTS: snprintf(text, FLAG_TEXT, "-gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); return;
+    case FIT_PARTS: return;
+    }
+}
+
+// the flags of all parts in which *p differs from *from: "-b 8 -d 8192 -r 2", or ""
+static inline void fit_flags_text(char *text, const Purpose *p, const Purpose *from, const GPT2Config *c) {
+    char part[FLAG_TEXT], was[FLAG_TEXT];
+    text[0] = 0;
+    for (int i = 0; i < FIT_PARTS; i++) {
+        fit_part_text(part, (FitPart)i, p, c);
+        fit_part_text(was, (FitPart)i, from, c);
+        size_t length = strlen(text);
+        if (strcmp(part, was) != 0) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
+    }
 }

@@ -77,9 +77,8 @@ static __global__ void __launch_bounds__(GELU_THREADS)
 // ---- launchers
 
 // of n elements, how many make whole packs if all pointers are aligned to packs
-static inline size_t gelu_packed(size_t n, const void *a, const void *b, const void *c) {
-    bool aligned = ((uintptr_t)a | (uintptr_t)b | (uintptr_t)c) % sizeof(Pack<floatX>) == 0;
-    return aligned ? n - n % Pack<floatX>::SIZE : 0;
+template <class... T> static inline size_t gelu_packed(size_t n, const T *...address) {
+    return aligned_to_pack(address...) ? n - n % Pack<floatX>::SIZE : 0;
 }
 
 static inline unsigned gelu_blocks(size_t n, int width) {
@@ -88,7 +87,7 @@ static inline unsigned gelu_blocks(size_t n, int width) {
 
 static inline void cuda_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    size_t packed = gelu_packed(n, out, in, NULL), rest = n - packed;
+    size_t packed = gelu_packed(n, out, in), rest = n - packed;
     if (packed) {
         LAUNCH((gelu_forward_kernel<PACK>), gelu_blocks(packed, PACK), GELU_THREADS, 0, stream_of(ex), out, in, packed);
     }

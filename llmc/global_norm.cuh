@@ -60,7 +60,7 @@ template <class T> static inline void norm_squared_of(real *out, const T *x, siz
     size_t run = ceil_div(ceil_div(n, static_cast<size_t>(NORM_RUNS)), SWEEP) * SWEEP;
     int runs = n == 0 ? 1 : static_cast<int>(ceil_div(n, run));
     float *partials = partials_of<float>(ex, static_cast<size_t>(runs), "global_norm_squared");
-    auto kernel = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? norm_runs_kernel<WIDTH, T> : norm_runs_kernel<1, T>;
+    auto kernel = aligned_to_pack(x) ? norm_runs_kernel<WIDTH, T> : norm_runs_kernel<1, T>;
     LAUNCH(kernel, runs, NORM_THREADS, 0, stream_of(ex), partials, x, n, run);
     LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, runs);
 }

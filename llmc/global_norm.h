@@ -1,5 +1,5 @@
 /*
-Sum of squares of a flat array, in two fixed stages: blocks of 16384 elements, then the blocks in order. The result does
+Sum of squares of a flat array, in two fixed stages: blocks of 2048 elements, then the blocks in order. The result does
 not depend on the number of threads.
 Bytes       n real or bf16, read once. Squares are real.
 defines: cpu_global_norm_squared
@@ -7,7 +7,7 @@ defines: cpu_global_norm_squared
 #pragma once
 #include "ops.h"
 
-enum { NORM_BLOCK = 16384, NORM_GROUP = 1024 };  // elements a block; blocks whose sums are held at a time
+enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements a block; blocks whose sums are held at a time
 
 // at most NORM_BLOCK terms, spread over the vector's lanes
 static inline double sum_of_squares(const real *x, size_t n) {

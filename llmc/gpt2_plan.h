@@ -1,6 +1,7 @@
 /*
 What a GPT-2 holds on its device for a purpose: every tensor with its lifetime, made from the flags alone.
-defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, Purpose, PlanIndex, classifier_chunk, gpt2_plan, best_segment, llmc_bytes
+defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, Purpose, PlanIndex,
+         classifier_chunk, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "activations.h"

@@ -184,8 +184,6 @@ static __global__ void __launch_bounds__(THREADS == LAYERNORM_WARP ? LAYERNORM_W
     }
 }
 
-static inline bool layernorm_aligned(const void *p) { return (uintptr_t)p % sizeof(Pack<floatX>) == 0; }
-
 static inline void layernorm_check_channels(int C) {
     if (C > LAYERNORM_MAX_CHANNELS) {
         run_error("layernorm of %d channels: the kernels take up to %d", C, LAYERNORM_MAX_CHANNELS);
@@ -218,9 +216,8 @@ static inline void layernorm_launch_width(LayernormArrays arrays, int N, int C, 
 template <LayernormKind KIND>
 static inline void layernorm_launch(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool aligned = C % PACK == 0 && layernorm_aligned(arrays.sum) && layernorm_aligned(arrays.out) &&
-                   layernorm_aligned(arrays.in) && layernorm_aligned(arrays.residual) &&
-                   layernorm_aligned(arrays.weight) && layernorm_aligned(arrays.bias);
+    bool aligned = C % PACK == 0 &&
+                   aligned_to_pack(arrays.sum, arrays.out, arrays.in, arrays.residual, arrays.weight, arrays.bias);
     layernorm_check_channels(C);
     if (aligned) {
         layernorm_launch_width<PACK, KIND>(arrays, N, C, stream);
@@ -476,8 +473,7 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
                                            GradMode mode, int N, int C, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     LayernormGradients arrays = {dinp, dout, in, weight, mean, rstd};
-    bool aligned = C % PACK == 0 && layernorm_aligned(dinp) && layernorm_aligned(dout) && layernorm_aligned(in) &&
-                   layernorm_aligned(weight);
+    bool aligned = C % PACK == 0 && aligned_to_pack(dinp, dout, in, weight);
     float *partial = partials_of<float>(ex, layernorm_partials(N, C) / sizeof(float), "layernorm_backward");
     int blocks;
     layernorm_check_channels(C);

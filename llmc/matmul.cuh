@@ -7,186 +7,17 @@ written x', so every product is asked for transposed: D (m,n) = op(A) (m,k) op(B
                                                                    input is kept as cuBLASLt's "aux" matrix
   dinp = dout weight       dinp' = weight' dout'      C   N   OC   gelu'(aux); sums over the rows of D (DGELU_BGRAD)
   dweight (+)= dout^T in   dw' (+)= in' dout'^T       C   OC  N    += as C = D; sums of op(B) over k (BGRADB)
-Parts of an epilogue that cuBLASLt has no kernel for are done by kernels of this file, and so are whole products where
-it has none at all (lt_tile_kernel): bf16 weight gradients of fp32 inputs, for one. No atomics.
+What of this cuBLASLt has no kernel for is done by those of matmul_kernels.cuh; matmul_plans.cuh chooses who does what.
 defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 */
 #pragma once
-#include "gelu.cuh"
-#include "gradient.cuh"
-#include "matmul_cublaslt.cuh"
-
-// ---- kernels for what cuBLASLt does not do. WIDTH is 1, or a pack where all rows and pointers are aligned to packs
-
-// the elementwise parts of an epilogue on x, neighbours in a column of D; rounds where the twin rounds
-template <int WIDTH>
-static __device__ __forceinline__ void lt_finish(float (&x)[WIDTH], int parts, const floatX *bias, floatX *aux) {
-    float y[WIDTH];
-    if (parts & LT_BIAS) {
-        load_floats(y, bias);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
-    }
-    if (parts & LT_GELU) {
-        store_floats(aux, x);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = gelu_value_device(to_real(to_floatX(x[i]))); }
-    }
-    if (parts & LT_DGELU) {
-        load_floats(y, aux);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] = to_real(to_floatX(x[i])) * gelu_slope_device(y[i]); }
-    }
-}
-
-// d (m,n) in place
-template <int WIDTH>
-static __global__ void lt_finish_kernel(floatX *d, int parts, const floatX *bias, floatX *aux, size_t count, int m) {
-    size_t at = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * WIDTH;
-    if (at >= count) { return; }
-    float x[WIDTH];
-    load_floats(x, d + at);
-    lt_finish(x, parts, bias + at % m, aux + at);
-    store_floats(d + at, x);
-}
-
-enum { LT_THREADS = 256, LT_WARPS = LT_THREADS / 32, LT_TILE = 64, LT_DEPTH = 16, LT_STEP = 16 };
-
-// partial (slices,cols) = column sums of each slice of rows of x (rows,cols), row-major. A warp takes every 8th row
-template <int WIDTH>
-static __global__ void lt_sum_columns(float *partial, const floatX *x, int rows, int cols, int rows_of_slice) {
-    SHARED_ARRAY(float, of_warp, LT_THREADS *WIDTH);
-    int first = (int)blockIdx.x * 32 * WIDTH, col = first + lane_id() * WIDTH;
-    int begin = (int)blockIdx.y * rows_of_slice, end = min(begin + rows_of_slice, rows);
-    float sum[WIDTH] = {}, y[WIDTH];
-    for (int row = begin + warp_id(); col < cols && row < end; row += LT_WARPS) {
-        load_floats(y, x + (size_t)row * cols + col);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { sum[i] += y[i]; }
-    }
-    for (int i = 0; i < WIDTH; i++) { of_warp[(int)threadIdx.x * WIDTH + i] = sum[i]; }
-    __syncthreads();  // all warps' sums are there
-    if ((int)threadIdx.x >= 32 * WIDTH || first + (int)threadIdx.x >= cols) { return; }
-    float total = 0;
-    for (int warp = 0; warp < LT_WARPS; warp++) { total += of_warp[warp * 32 * WIDTH + (int)threadIdx.x]; }
-    partial[(size_t)blockIdx.y * cols + first + threadIdx.x] = total;
-}
-
-// out (cols) (+)= column sums of part (num,cols)
-template <class T> static __global__ void lt_fold(Gradient out, const T *part, int num, int cols, GradMode mode) {
-    int col = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (col >= cols) { return; }
-    float sum = 0;
-    for (int i = 0; i < num; i++) { sum += load_float(part + (size_t)i * cols + col); }
-    gradient_put(out, (size_t)col, sum, mode);
-}
-
-// A product of any shape with the elementwise parts of its epilogue: a block makes 64 x 64 of D, a thread 4 x 4 of
-// these, 16 apart. T is D's type. Not fast.
-template <class T>
-static __global__ void lt_tile_kernel(T *d, const floatX *a, const floatX *b, const T *c, const floatX *bias,
-                                      floatX *aux, LtKey key) {
-    SHARED_ARRAY(float, a_tile, LT_DEPTH *LT_TILE);
-    SHARED_ARRAY(float, b_tile, LT_DEPTH *LT_TILE);
-    size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
-    size_t i0 = (size_t)blockIdx.x * LT_TILE, j0 = (size_t)blockIdx.y * LT_TILE;
-    int row = (int)threadIdx.x % LT_STEP, column = (int)threadIdx.x / LT_STEP;
-    float sum[4][4] = {};
-    for (size_t p0 = 0; p0 < k; p0 += LT_DEPTH) {
-        for (int at = (int)threadIdx.x; at < LT_DEPTH * LT_TILE; at += LT_THREADS) {
-            size_t i = i0 + at % LT_TILE, j = j0 + at % LT_TILE, p = p0 + at / LT_TILE;
-            a_tile[at] = i < m && p < k ? to_real(a[key.transpose_a ? i * k + p : p * m + i]) : 0.0f;
-            b_tile[at] = j < n && p < k ? to_real(b[key.transpose_b ? p * n + j : j * k + p]) : 0.0f;
-        }
-        __syncthreads();  // the tiles are complete
-        for (int p = 0; p < LT_DEPTH; p++) {
-            for (int u = 0; u < 4; u++) {
-                float x = a_tile[p * LT_TILE + row + u * LT_STEP];
-                for (int v = 0; v < 4; v++) { sum[u][v] += x * (float)b_tile[p * LT_TILE + column + v * LT_STEP]; }
-            }
-        }
-        __syncthreads();  // all have read them before they change
-    }
-    for (int u = 0; u < 4; u++) {
-        for (int v = 0; v < 4; v++) {
-            size_t i = i0 + row + u * LT_STEP, j = j0 + column + v * LT_STEP, at = j * m + i;
-            if (i >= m || j >= n) { continue; }
-            float x[1] = {sum[u][v]};
-            if (key.add != LT_SET) { x[0] += load_float(c + at); }
-            lt_finish(x, key.parts, bias + i, aux + at);
-            store_float(d + at, x[0]);
-        }
-    }
-}
-
-static inline bool lt_aligned(const void *p) { return (uintptr_t)p % LT_ALIGNMENT == 0; }
-static inline unsigned lt_blocks(size_t count, size_t of) { return (unsigned)ceil_div(count, of); }
-
-static inline void lt_launch_finish(const CudaMatmuls *mm, const LtProduct *p, int parts) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    floatX *d = (floatX *)p->d;
-    size_t count = (size_t)p->key.m * p->key.n;
-    if (p->key.m % PACK == 0 && lt_aligned(d) && lt_aligned(p->bias) && lt_aligned(p->aux)) {
-        LAUNCH((lt_finish_kernel<PACK>), lt_blocks(count, LT_THREADS * PACK), LT_THREADS, 0, mm->stream, d, parts,
-               p->bias, p->aux, count, p->key.m);
-    } else {
-        LAUNCH((lt_finish_kernel<1>), lt_blocks(count, LT_THREADS), LT_THREADS, 0, mm->stream, d, parts, p->bias,
-               p->aux, count, p->key.m);
-    }
-}
-
-enum { LT_MAX_SLICES = 64, LT_ROWS_OF_SLICE = 64 };
-
-// out (cols) (+)= column sums of x (rows,cols), in two stages: slices of rows, then over the slices
-static inline void lt_launch_sums(const CudaMatmuls *mm, Gradient out, const floatX *x, int rows, int cols,
-                                  GradMode mode) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    int fit = (int)((size_t)LT_SUMS_BYTES / sizeof(float) / (size_t)cols);
-    int rows_of_slice = max(ceil_div(rows, max(1, min(fit, (int)LT_MAX_SLICES))), (int)LT_ROWS_OF_SLICE);
-    int slices = ceil_div(rows, rows_of_slice);
-    if (cols % PACK == 0 && lt_aligned(x)) {
-        LAUNCH((lt_sum_columns<PACK>), dim3(lt_blocks(cols, 32 * PACK), slices), LT_THREADS, 0, mm->stream, mm->scratch,
-               x, rows, cols, rows_of_slice);
-    } else {
-        LAUNCH((lt_sum_columns<1>), dim3(lt_blocks(cols, 32), slices), LT_THREADS, 0, mm->stream, mm->scratch, x, rows,
-               cols, rows_of_slice);
-    }
-    LAUNCH((lt_fold<float>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, out, mm->scratch, slices, cols,
-           mode);
-}
-
-// adds to the product's sums, or writes, what cuBLASLt left in scratch
-static inline void lt_launch_add_sums(const CudaMatmuls *mm, const LtProduct *p, int cols) {
-    if (p->key.out == DT_BF16) {
-        LAUNCH((lt_fold<bf16>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums,
-               (const bf16 *)mm->scratch, 1, cols, p->sums_mode);
-    } else {
-        LAUNCH((lt_fold<real>), lt_blocks(cols, LT_THREADS), LT_THREADS, 0, mm->stream, p->sums, mm->scratch, 1, cols,
-               p->sums_mode);
-    }
-}
-
-template <class T> static inline void lt_launch_tiles(const CudaMatmuls *mm, const LtProduct *p) {
-    dim3 grid(lt_blocks(p->key.m, LT_TILE), lt_blocks(p->key.n, LT_TILE));
-    LAUNCH((lt_tile_kernel<T>), grid, LT_THREADS, 0, mm->stream, (T *)p->d, p->a, p->b, (const T *)p->c, p->bias,
-           p->aux, p->key);
-}
-
-static inline void lt_run_rest(const CudaMatmuls *mm, const LtPlan *plan, const LtProduct *p) {
-    const LtKey *k = &p->key;
-    int left = k->parts & ~plan->fused;
-    if (left & ~LT_SUMS) { lt_launch_finish(mm, p, left & ~LT_SUMS); }
-    if (left & LT_SUM_D) { lt_launch_sums(mm, p->sums, (const floatX *)p->d, k->n, k->m, p->sums_mode); }
-    if (left & LT_SUM_B) { lt_launch_sums(mm, p->sums, p->b, k->k, k->n, p->sums_mode); }
-    if ((plan->fused & LT_SUMS) && lt_sums(mm, p) != p->sums.at) {
-        lt_launch_add_sums(mm, p, plan->fused & LT_SUM_D ? k->m : k->n);
-    }
-}
+#include "matmul_plans.cuh"
 
 // ---- a product, whoever does what of it
 
-static inline void lt_multiply(CudaMatmuls *mm, LtProduct *p) {
-    const LtPlan *plan = lt_plan(mm, p);
+static inline void lt_multiply(const Exec *ex, LtProduct *p) {
+    CudaMatmuls *mm = ex->cuda->matmuls;
+    const LtPlan *plan = lt_plan(mm, p, !ex->rare_shapes);
     const LtKey *k = &p->key;
     if (plan->desc) {
         lt_set_pointers(mm, plan, p);
@@ -214,7 +45,7 @@ static inline void cuda_matmul_forward(floatX *out, const floatX *in, const floa
     LtProduct p = lt_product(out, DT_FLOATX, weight, true, in, false, OC, N, C);
     if (bias) { p.bias = bias, p.key.parts = LT_BIAS; }
     if (residual) { p.c = residual, p.key.add = LT_ADD_C; }
-    lt_multiply(ex->cuda->matmuls, &p);
+    lt_multiply(ex, &p);
 }
 
 static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
@@ -222,13 +53,13 @@ static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floa
     LtProduct p = lt_product(out, DT_FLOATX, weight, true, in, false, OC, N, C);
     p.aux = pre, p.bias = bias;
     p.key.parts = bias ? LT_GELU | LT_BIAS : LT_GELU;
-    lt_multiply(ex->cuda->matmuls, &p);
+    lt_multiply(ex, &p);
 }
 
 // Weight and bias gradients first, since dinp may be in. dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre) in
-// it, the bias gradient of the layer below: in bf16 rounded to bf16 where cuBLASLt makes them. It is left alone where
-// gelu_pre or dinp is NULL. cuBLASLt's sums have D's type: where that is bf16 they are not added to a gradient of bf16,
-// which would round them twice, nor do they become one of fp32 unless their product would have to be read again.
+// it, the bias gradient of the layer below. It is left alone where gelu_pre or dinp is NULL.
+// cuBLASLt's sums have D's type, so where that is bf16 they are only taken for a bf16 gradient that is set: added to one
+// they would be rounded twice, and how precise an fp32 one is must not depend on what was fastest.
 static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
                                         const floatX *dout, const floatX *in, const floatX *weight,
                                         const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
@@ -239,16 +70,16 @@ static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient
         LtProduct p = lt_product(dweight.at, dweight.dtype, in, false, dout, true, C, OC, N);
         if (mode == GRAD_ADD) { p.c = dweight.at, p.key.add = LT_ADD_IN_PLACE; }
         if (fuse_dbias) { p.sums = dbias, p.sums_mode = mode, p.key.parts = LT_SUM_B; }
-        lt_multiply(mm, &p);
+        lt_multiply(ex, &p);
     }
     if (dbias.at && !fuse_dbias) { lt_launch_sums(mm, dbias, dout, N, OC, mode); }
     if (dinp) {
         bool sums = gelu_pre && dgelu_bias.at;
-        bool fuse_sums = sums && (DT_FLOATX == DT_REAL || dgelu_bias.dtype == DT_REAL || mode == GRAD_SET);
+        bool fuse_sums = sums && (DT_FLOATX == DT_REAL || (dgelu_bias.dtype == DT_BF16 && mode == GRAD_SET));
         LtProduct p = lt_product(dinp, DT_FLOATX, weight, false, dout, false, C, N, OC);
         if (gelu_pre) { p.aux = (floatX *)gelu_pre, p.key.parts = LT_DGELU; }
         if (fuse_sums) { p.sums = dgelu_bias, p.sums_mode = mode, p.key.parts |= LT_SUM_D; }
-        lt_multiply(mm, &p);
+        lt_multiply(ex, &p);
         if (sums && !fuse_sums) { lt_launch_sums(mm, dgelu_bias, dinp, N, C, mode); }
     }
 }

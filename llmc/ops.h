@@ -4,8 +4,9 @@ defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, OptimizerState, MOM
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
-Types       floatX is storage, real is arithmetic (floatx.h). Statistics and losses are real. A parameter gradient is real
-            or bf16: its sums are made in real, the old value with GRAD_ADD included, and rounded once, to nearest even.
+Types       floatX is storage, real is arithmetic (floatx.h). Statistics and losses are real. A parameter gradient is
+            real or bf16: its sums are made in real, the old value with GRAD_ADD included, and rounded once, to nearest
+            even.
 Semantics   outputs are written with = unless the line says += ; GRAD_ADD turns a parameter gradient's = into += .
             An output may not overlap an input unless the line says "in place".
 An operation <op> has its formula and its plain C twin in llmc/<op>.h. The twins are collected in cpu_ops (cpu_ops.h).
@@ -75,7 +76,7 @@ typedef struct {
                                        const floatX *residual, const floatX *weight, const floatX *bias, int N, int C,
                                        Exec *ex);
     // layernorm_forward's out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
-    // recomputation: the trainer does not call it yet
+    // recomputation
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
                                 const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL

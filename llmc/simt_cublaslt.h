@@ -1,5 +1,5 @@
 /*
-The part of cuBLASLt that matmul_cublaslt.cuh calls, so that it runs where there is no GPU:
+The part of cuBLASLt that matmul_cublaslt.cuh and matmul_plans.cuh call, so that it runs where there is no GPU:
 D = epilogue(alpha op(A) op(B) + beta C) on the emulated streams of simt_runtime.h. Names and arguments are its own.
 defines: cublasLtCreate .. cublasLtMatmul with the types and constants they need; simt::lt_settings, simt::lt_counts
 As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has a row of D each;

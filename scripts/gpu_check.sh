@@ -15,7 +15,7 @@
 #            compile. Each step has its limit, and what would pass 530 s in all is left out and said
 # FLOPs      a token takes 6 N + 6 L C T: N counts every parameter but wpe's, which is added, not multiplied; half of
 #            attention is masked. The share is of the rate of a large square bf16 product, measured in the same run
-# memory     1558M takes 66 GB (train_gpt2 --plan -e d48 -b 16), of which 25 GB are weights, gradients and moments
+# memory     1558M takes 49 GiB (train_gpt2 --plan -e d48 -b 16), of which 21 are weights, gradients and moments
 # disk       tokens 8 MB, programs 30 MB, what PyTorch compiled 50 MB
 set -uo pipefail
 export LC_ALL=C

@@ -28,8 +28,8 @@ def our_times(text, case, precision, threads):
     """milliseconds of each step of a short run of ours, the first ones left out"""
     with tempfile.TemporaryDirectory() as run:
         command = [os.path.join(ROOT, "train_gpt2"), "-i", text, "-e", case["shape"], "-b", str(case["B"]),
-                   "-t", str(case["T"]), "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0", "-f", str(precision),
-                   "--threads", str(threads), "-o", run]
+                   "-t", str(case["T"]), "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0",
+                   "-f", str(precision), "--threads", str(threads), "-o", run]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with open(os.path.join(run, "metrics.jsonl")) as metrics:
             return [json.loads(line)["ms"] for line in metrics][case["skip"]:]

@@ -4,9 +4,10 @@
     make bench-states      (or: /usr/bin/python3 dev/bench/bench_states.py [--steps 2000] [--seeds 3])
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the bytes of the King James Bible, each kind of
-state from the same seeds: of the initial weights, the data's order and the rounding. Two runs at a time, a thread each.
-A gap is the mean over the seeds of the difference to fp32 states at the same seed. What it has to be seen against is the
-noise: the standard deviation over the seeds of the loss with fp32 states. Keeps its table in dev/results/states.md.
+state from the same seeds: of the initial weights, the data's order and the rounding. Two runs at a time, a thread
+each. A gap is the mean over the seeds of the difference to fp32 states at the same seed. What it has to be seen against
+is the noise: the standard deviation over the seeds of the loss with fp32 states. Keeps its table in
+dev/results/states.md.
 """
 import argparse
 import concurrent.futures

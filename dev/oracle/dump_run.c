@@ -5,7 +5,7 @@ the validation batches.
 FOLDER/step_00000000/model.safetensors with Hugging Face's names; FOLDER/train.i32 int32 [steps][B][T+1]; FOLDER/val.i32
 [batches][B][T+1]. A row is a sequence's T inputs and its last target.
 */
-#define TESTING
+#define WITHOUT_MAIN
 #include "train_gpt2.cu"
 
 // appends one micro-batch: each row's inputs and the token after them

@@ -31,7 +31,7 @@ typedef struct {
     double slack;  // factor on the row's tolerance, if not 1
 } OpShape;
 
-enum { MAX_SHAPES = 9 };
+enum { MAX_SHAPES = 12 };
 
 // GPT-2 124M's, where B and T are whatever a benchmark asks for; then those of the tests: GPT-2's cut small, odd ones,
 // tiny ones
@@ -44,7 +44,10 @@ static const OpShapes embedding_shapes = {
     .test = {{.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 512},
              {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 16},  // more tokens than ids, so some come twice
              {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 2},
-             {.B = 1, .T = 1, .maxT = 2, .C = 5, .V = 1, .Vp = 3}},
+             {.B = 1, .T = 1, .maxT = 2, .C = 5, .V = 1, .Vp = 3},
+             // more rows than a GPU's block sorts; tokens of many rows, whose sums are long, and tokens of two digits
+             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 4, .slack = 2},
+             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 304}},
 };
 
 static const OpShapes layernorm_shapes = {
@@ -54,6 +57,10 @@ static const OpShapes layernorm_shapes = {
              {.B = 1, .T = 3, .C = 3208},  // more than a warp of a GPU holds, in packs
              {.B = 2, .T = 2, .C = 401},   // and one by one
              {.B = 1, .T = 1, .C = 33},
+             {.B = 7, .T = 331, .C = 264},  // more rows than the blocks of a GPU's backward take at once
+             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these three are every number of pieces a thread
+             {.B = 1, .T = 2, .C = 2560},
+             {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, in turn where a compiler makes no vectors
              {.B = 2, .T = 3, .C = 1, .slack = 20}},  // rstd is 316 and multiplies what should be zero
 };
 
@@ -79,6 +86,8 @@ static const OpShapes attention_shapes = {
              {.B = 1, .T = 300, .NH = 1, .HS = 64},
              {.B = 1, .T = 130, .NH = 1, .HS = 128},
              {.B = 1, .T = 67, .NH = 3, .HS = 80},
+             {.B = 1, .T = 130, .NH = 1, .HS = 32},
+             {.B = 1, .T = 37, .NH = 2, .HS = 160},
              {.B = 2, .T = 37, .NH = 1, .HS = 33},
              {.B = 1, .T = 33, .NH = 1, .HS = 16},
              {.B = 1, .T = 19, .NH = 3, .HS = 5},
@@ -100,6 +109,11 @@ static const OpShapes loss_shapes = {
 };
 
 // the parameters
+static const OpShapes norm_shapes = {
+    .gpt2 = {.n = 124475904},
+    .test = {{.n = 98304}, {.n = 1407}, {.n = 1}, {.n = 5000000}},  // the last keeps every block of a GPU busy twice
+};
+
 static const OpShapes update_shapes = {
     .gpt2 = {.n = 124475904},
     .test = {{.n = 98304}, {.n = 1407}, {.n = 1, .slack = 2}},  // a unit, not half, where rounding is stochastic
@@ -750,7 +764,7 @@ static const OpCase op_cases[] = {
     OP_CASE(layernorm,  layernorm_backward,  GRADIENT_VARIANTS,        4e-6,  fill_statistics),  // one channel
     OP_CASE(attention,  attention_backward,  1,                        7e-7,  fill_softmax),     // exp of sums of 80
     OP_CASE(embedding,  embedding_backward,  GRADIENT_VARIANTS,        3e-7,  NULL),             // sums of rows
-    OP_CASE(update,     global_norm_squared, 2,                        4e-6,  NULL),             // sums of blocks
+    OP_CASE(norm,       global_norm_squared, 2,                        4e-6,  NULL),             // sums of blocks
     OP_CASE(update,     adamw_update,        ADAMW_VARIANTS,           1e-6,  fill_update),      // a weight near 0
     OP_CASE(update,     params_changed,      1,                        0,     NULL),             // nothing is fp32
 };

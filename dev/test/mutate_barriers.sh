@@ -19,7 +19,7 @@ declare -A rows=(
     [cuda_common.cuh]="loss_sum global_norm_squared classifier layernorm_forward attention_decode"
     [embedding.cuh]="embedding_backward"
     [layernorm.cuh]="layernorm_backward"
-    [matmul.cuh]="matmul_forward matmul_backward"
+    [matmul_kernels.cuh]="matmul_forward matmul_backward"
 )
 
 # Why a statement that no test misses is kept: "file: the line, without indentation"

@@ -139,6 +139,57 @@ static void test_best_segment(void **state) {
     assert_int_equal(best_segment(&gpt2_1558m, p), 1);
 }
 
+// llm.c's, counted by hand for 124M, B 4, T 1024, -r 1: rows of 768 channels, logits, statistics, 16 bytes a parameter
+static void test_llmc_bytes(void **state) {
+    (void)state;
+    const double N = 4 * 1024, parameters = (double)param_layout(&gpt2_124m).total;
+    double of_block = 3 + 1 + 1 + 1 + 1 + 4 + 1;      // qkv atty residual2 residual3 ln1 fch ln2
+    double rows = 12 * of_block + 1 + 1 + 4 + 4 + 1;  // encoded lnf gelu and two buffers
+    double statistics = 12 * (4 + 12) + 2 + 1;        // of layernorms and attention; losses
+    double bytes = N * (2 * (768 * rows + 50304) + 4 * statistics) + 16 * parameters;
+    Purpose p = training(4, 1, 1);
+    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes);
+    p.recompute.level = 2;  // without ln1 and ln2
+    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes - N * 2 * 768 * 12 * 2);
+    p.recompute.level = 0;  // with every GELU
+    assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes + N * 2 * 768 * 4 * 11);
+}
+
+// every term of the estimate is there: whatever is rebuilt, rounded less, or done in smaller pieces takes longer
+static void test_estimate(void **state) {
+    (void)state;
+    const GPT2Config *c = &gpt2_1558m;
+    const double C = 1600, T = 1024;
+    Purpose p = training(16, 0, 1);
+    assert_true(fit_rebuilt_flops(c, &p) == 0);
+    double before = fit_seconds(c, &p);
+    for (p.recompute.level = 1; p.recompute.level <= REBUILD_BLOCK; p.recompute.level++) {
+        assert_true(fit_seconds(c, &p) > before);
+        before = fit_seconds(c, &p);
+    }
+    p.recompute.level = REBUILD_BLOCK;
+    assert_true(fit_rebuilt_flops(c, &p) == 48 * (16 * C * C + 2 * C * T));
+    p.recompute.every = 2;  // of every pair, the first needs its output as well
+    assert_true(fit_rebuilt_flops(c, &p) == 48 * (16 * C * C + 2 * C * T) + 24 * 8 * C * C);
+    p.recompute.level = REBUILD_UP_PROJECTION, p.recompute.layers = 10;
+    assert_true(fit_rebuilt_flops(c, &p) == 10 * 8 * C * C);
+
+    Purpose base = training(16, 1, 1), other = base;
+    other.moments = DT_F32;
+    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
+    other = base, other.master = MASTER_FP32;
+    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
+    other = base, other.gradients = DT_F32;
+    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
+    other = base, other.classifier_rows = 64;
+    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
+    assert_true(fit_of(c, &other).weighed > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
+    assert_true(fit_of(c, &base).weighed > fit_of(c, &base).seconds);    // bf16 moments
+    other = base, other.B = 1, other.micro_steps = 16;
+    double products = 6 * 1.5e9 * 16 * T / base.backend->rates.flops;  // a third of whose rate is lost on 1024 rows
+    assert_true(fit_seconds(c, &other) > fit_seconds(c, &base) + 0.4 * products);
+}
+
 static DType lossless(int micro_steps) { return micro_steps > 1 ? DT_F32 : DT_BF16; }
 
 // Less room never makes it faster, and what it chooses fits as long as anything does.
@@ -166,6 +217,23 @@ static void test_fit(void **state) {
     assert_false(fitted);
 }
 
+// the choice among levels and blocks is the best there is
+static void test_fit_is_the_best(void **state) {
+    (void)state;
+    const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
+    const Purpose wanted = training(8, 0, 1);
+    for (size_t budget = (size_t)16 << 30; budget < (size_t)44 << 30; budget += (size_t)3 << 30) {
+        double best = 1e9;
+        for (int i = 0; i < 5 * 49; i++) {
+            Purpose p = wanted;
+            p.recompute.level = i % 5, p.recompute.layers = i / 5;
+            if (gpt2_plan_bytes(&gpt2_1558m, &p) <= budget) { best = fmin(best, fit_of(&gpt2_1558m, &p).weighed); }
+        }
+        Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, budget, lossless);
+        assert_true(fit.bytes > budget || fit.weighed <= best * (1 + 1e-12));
+    }
+}
+
 // what may not be chosen stays
 static void test_fit_keeps_what_is_given(void **state) {
     (void)state;
@@ -189,6 +257,9 @@ int main(void) {
         cmocka_unit_test(test_best_segment),
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_fit_keeps_what_is_given),
+        cmocka_unit_test(test_fit_is_the_best),
+        cmocka_unit_test(test_llmc_bytes),
+        cmocka_unit_test(test_estimate),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }
