@@ -1,8 +1,8 @@
 /*
 Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
-defines: Comm, CommBackend, CommTicket, comm_chunk, comm_part, comm_bytes_sent, comm_seconds, comm_all_reduce,
-         comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for, comm_barrier, comm_split,
-         comm_close, comm_single
+defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
+         comm_seconds, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for,
+         comm_max, comm_barrier, comm_split, comm_close, comm_new, comm_single
   single   one process: nothing is sent and nothing is waited for
   MPI      host memory, and device memory through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
@@ -26,7 +26,7 @@ Streams   A call takes the Exec of the work it stands among. It starts when all 
           when the call is done. Calls of one group are done in order, so joining one joins those before it.
           The host waits for nothing on NCCL; on MPI the call is done when it returns, and joining costs nothing. Both
           kinds of waiting are events between streams: they may be recorded (Device.record_begin) where the group's
-          backend `records`, if every ticket of a recording is joined before it ends.
+          backend `records`, if a recording joins all its own tickets, and no others.
               ticket = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...
               comm_join(ticket, dp, ex);                                            before the bucket is used again
@@ -55,7 +55,7 @@ typedef struct {
     void (*broadcast)(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex);
     void (*join)(CommTicket ticket, Comm *comm, Exec *ex);
     void (*wait_for)(int mark, Comm *comm, Exec *ex);
-    void (*barrier)(Comm *comm);
+    long long (*max)(long long value, Comm *comm);
     Comm *(*split)(Comm *comm, int colour, int key);
     void (*close)(Comm *comm);
 } CommBackend;
@@ -64,9 +64,9 @@ struct Comm {
     const CommBackend *backend;
     const Device *device;  // whose memory the calls take
     int rank, size;        // in this group
-    int local_rank;        // among the world's processes on this machine: the GPU to take
+    int local_rank;        // in the world: among its processes on this machine, so the GPU to take
     double timeout;        // seconds without an answer after which a rank is given up
-    uint64_t sent_bytes;   // by this rank to others, in this group, so far
+    uint64_t sent_bytes;   // by this rank to others, in this group's collectives so far; comm_max counts as nothing
     CommTicket calls;
     struct MpiGroup *mpi;    // comm_mpi.h
     struct NcclGroup *nccl;  // comm_nccl.cuh
@@ -162,11 +162,15 @@ static inline void comm_join(CommTicket ticket, Comm *comm, Exec *ex) { comm->ba
 // comm: the world. Every call whose ticket was joined before the mark, of any group, is done then.
 static inline void comm_wait_for(int mark, Comm *comm, Exec *ex) { comm->backend->wait_for(mark, comm, ex); }
 
-// The host goes on when every rank's host has come here.
-static inline void comm_barrier(Comm *comm) {
+// The largest of the values that the ranks' hosts give: whether a signal came to any, how far all are. Need not
+// wait for work.
+static inline long long comm_max(long long value, Comm *comm) {
     comm->calls++;
-    comm->backend->barrier(comm);
+    return comm->backend->max(value, comm);
 }
+
+// The host goes on when every rank's host has come here.
+static inline void comm_barrier(Comm *comm) { comm_max(0, comm); }
 
 // The group of those ranks that give the same colour, in the order of their keys and then of their ranks here. Every
 // rank of `comm` calls it. The caller closes what it returns, before `comm`.
@@ -202,7 +206,10 @@ static inline void single_join(CommTicket ticket, Comm *comm, Exec *ex) { (void)
 
 static inline void single_wait_for(int mark, Comm *comm, Exec *ex) { comm->device->wait_for(mark, ex); }
 
-static inline void single_barrier(Comm *comm) { (void)comm; }
+static inline long long single_max(long long value, Comm *comm) {
+    (void)comm;
+    return value;
+}
 
 static inline Comm *single_split(Comm *comm, int colour, int key) {
     (void)colour, (void)key;
@@ -212,8 +219,8 @@ static inline Comm *single_split(Comm *comm, int colour, int key) {
 static inline void single_close(Comm *comm) { free(comm); }
 
 static const CommBackend comm_single_backend = {
-    "single",    true,           single_all_reduce, single_copy,  single_copy, single_broadcast,
-    single_join, single_wait_for, single_barrier,   single_split, single_close,
+    "single",        true,       single_all_reduce, single_copy,  single_copy, single_broadcast, single_join,
+    single_wait_for, single_max, single_split,      single_close,
 };
 
 // The group of this process alone; comm_close frees it.

@@ -262,7 +262,8 @@ static inline void sum_in_order(void *out, const void *mine, const void *others,
         // -0 and not 0: (-0) + x is x for every x, so that the sum begins with x_0 itself
         for (size_t i = 0; i < n; i++) { sum[i] = -0.0f; }
         for (int rank = 0; rank < comm->size; rank++) {
-            const char *x = rank == comm->rank ? (const char *)mine : (const char *)others + (size_t)rank * count * width;
+            const char *x =
+                rank == comm->rank ? (const char *)mine : (const char *)others + (size_t)rank * count * width;
             sum_add(sum, x + begin * width, n, dtype);
         }
         sum_store((char *)out + begin * width, sum, n, dtype);
@@ -389,15 +390,22 @@ static inline void mpi_broadcast(void *buffer, size_t count, DType dtype, int ro
     }
 }
 
-// a byte to and from every rank
-static inline void mpi_barrier(Comm *comm) {
-    const char token = 1;
-    MpiCall c = mpi_call("barrier", 4, 1, (size_t)comm->size, DT_U8, comm);
+// a number to and from every rank
+static inline long long mpi_max(long long value, Comm *comm) {
+    const size_t bytes = sizeof value;
+    const uint64_t sent_by_collectives = comm->sent_bytes;
+    long long *values = (long long *)comm->mpi->received, most = value;
+    MpiCall c = mpi_call("barrier", 4, bytes, bytes * (size_t)comm->size, DT_U8, comm);
     for (int rank = 0; rank < comm->size; rank++) {
-        mpi_receive(comm->mpi->received + rank, 1, rank, comm);
-        mpi_send(&token, 1, rank, comm);
+        mpi_receive(&values[rank], bytes, rank, comm);
+        mpi_send(&value, bytes, rank, comm);
     }
     mpi_wait(comm, c.name);
+    for (int rank = 0; rank < comm->size; rank++) {
+        if (rank != comm->rank && values[rank] > most) { most = values[rank]; }
+    }
+    comm->sent_bytes = sent_by_collectives;
+    return most;
 }
 
 static inline Comm *mpi_split(Comm *comm, int colour, int key);
@@ -405,7 +413,7 @@ static inline void mpi_close(Comm *comm);
 
 static const CommBackend comm_mpi_backend = {
     "mpi",       false,           mpi_all_reduce, mpi_reduce_scatter, mpi_all_gather, mpi_broadcast,
-    single_join, single_wait_for, mpi_barrier,    mpi_split,          mpi_close,
+    single_join, single_wait_for, mpi_max,        mpi_split,          mpi_close,
 };
 
 // a group of one has nothing to send
@@ -415,8 +423,8 @@ static inline Comm *mpi_split_alone(Comm *comm, int colour, int key) {
 }
 
 static const CommBackend comm_mpi_alone = {
-    "mpi",       true,            single_all_reduce, single_copy,     single_copy, single_broadcast,
-    single_join, single_wait_for, single_barrier,    mpi_split_alone, mpi_close,
+    "mpi",           true,       single_all_reduce, single_copy, single_copy, single_broadcast, single_join,
+    single_wait_for, single_max, mpi_split_alone,   mpi_close,
 };
 
 // ---- groups

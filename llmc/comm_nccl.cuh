@@ -11,7 +11,8 @@ which is longer but no less safe.
 Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, with
 NCCL_LAUNCH_ORDER_IMPLICIT, which is set here unless the environment says otherwise.
 A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both. With
-MPI beside it (`host`) it names the silent rank; without, the launcher ends the rest (srun --kill-on-bad-exit).
+MPI beside it (`host`) it names the silent rank; without, each rank says what it knows, and the launcher ends the rest
+(srun --kill-on-bad-exit).
 */
 #pragma once
 #include "comm.h"
@@ -29,9 +30,9 @@ struct NcclGroup {
     Comm *host;  // the same ranks through MPI; NULL without it
     bool is_world;
     cudaStream_t stream;
-    cudaEvent_t given;              // what the compute stream was given before the latest call
-    cudaEvent_t done[NCCL_EVENTS];  // call n's is n % NCCL_EVENTS
-    float *token;                   // what a barrier without MPI sums, on the device
+    cudaEvent_t given;               // what the compute stream was given before the latest call
+    cudaEvent_t done[NCCL_EVENTS];   // call n's is n % NCCL_EVENTS
+    long long *value, *given_value;  // what comm_max without MPI works on, on the device and on the host
 };
 
 static inline void nccl_check(ncclResult_t result, const char *call) {
@@ -131,16 +132,18 @@ static inline void nccl_wait_for_event(cudaEvent_t event, Comm *comm) {
 
 static inline void nccl_wait_for(int mark, Comm *comm, Exec *ex) { nccl_wait_for_event(ex->cuda->marks[mark], comm); }
 
-static inline void nccl_barrier(Comm *comm) {
+static inline long long nccl_max(long long value, Comm *comm) {
     struct NcclGroup *g = comm->nccl;
-    if (g->host) {
-        comm_barrier(g->host);
-        return;
-    }
-    NCCL_CHECK(ncclAllReduce(g->token, g->token, 1, ncclFloat32, ncclSum, g->nccl, g->stream));
+    if (g->host) { return comm_max(value, g->host); }
+    const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
+    *g->given_value = value;
+    CUDA_CHECK(cudaMemcpyAsync(g->value, g->given_value, bytes, cudaMemcpyHostToDevice, g->stream));
+    NCCL_CHECK(ncclAllReduce(g->value, g->value, 1, ncclInt64, ncclMax, g->nccl, g->stream));
+    CUDA_CHECK(cudaMemcpyAsync(g->given_value, g->value, bytes, cudaMemcpyDeviceToHost, g->stream));
     CUDA_CHECK(cudaEventRecord(done, g->stream));
     nccl_wait_for_event(done, comm);
+    return *g->given_value;
 }
 
 static inline Comm *nccl_split(Comm *comm, int colour, int key);
@@ -148,7 +151,7 @@ static inline void nccl_close(Comm *comm);
 
 static const CommBackend comm_nccl_backend = {
     "nccl",    true,          nccl_all_reduce, nccl_reduce_scatter, nccl_all_gather, nccl_broadcast,
-    nccl_join, nccl_wait_for, nccl_barrier,    nccl_split,          nccl_close,
+    nccl_join, nccl_wait_for, nccl_max,        nccl_split,          nccl_close,
 };
 
 // ---- groups
@@ -166,10 +169,11 @@ static inline Comm *nccl_group(ncclComm_t nccl, Comm *host) {
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->given, cudaEventDisableTiming));
-    for (int i = 0; i < NCCL_EVENTS; i++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming));
+    for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
+    if (!host) {
+        g->value = static_cast<long long *>(cuda_allocate(sizeof *g->value));
+        g->given_value = static_cast<long long *>(cuda_allocate_host(sizeof *g->given_value));
     }
-    if (!host) { g->token = static_cast<float *>(cuda_allocate(sizeof *g->token)); }
     return comm;
 }
 
@@ -180,14 +184,24 @@ static inline void nccl_free(struct NcclGroup *g) {
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(g->done[i])); }
     CUDA_CHECK(cudaEventDestroy(g->given));
     CUDA_CHECK(cudaStreamDestroy(g->stream));
-    if (g->token) { cuda_release(g->token); }
+    if (g->value) {
+        cuda_release(g->value);
+        cuda_release_host(g->given_value);
+    }
     free(g);
+}
+
+// StopHook where there is no MPI: ends this process at once, as its usual end would wait for work that waits for others
+static inline void nccl_stop(void *world, int status, const char *sentence) {
+    fprintf(stderr, "train_gpt2: rank %d: %s\n", static_cast<const Comm *>(world)->rank, sentence);
+    _exit(status);
 }
 
 // the host's group of the world is the caller's
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     if (g->host && !g->is_world) { comm_close(g->host); }
+    if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
     nccl_free(g);
     free(comm);
 }
@@ -222,5 +236,6 @@ static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int loca
     comm->nccl->is_world = true;
     comm->local_rank = local_rank;
     comm->timeout = timeout;
+    if (!host) { *stop_hook() = {nccl_stop, comm}; }
     return comm;
 }

@@ -69,10 +69,8 @@ static inline ncclUniqueId comm_meet(const CommOptions *o, int rank, int size, C
 static inline bool comm_take_gpu(int local_rank, Comm *host) {
     const char *why;
     int gpus = cuda_device_count(&why);
-    float without = local_rank < gpus ? 0 : 1;
     if (gpus > 0) { CUDA_CHECK(cudaSetDevice(local_rank % gpus)); }
-    comm_all_reduce(&without, 1, DT_F32, host, NULL);
-    return without == 0;
+    return comm_max(local_rank >= gpus, host) == 0;
 }
 
 static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {

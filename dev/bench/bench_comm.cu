@@ -1,6 +1,6 @@
 /*
 How fast processes tell each other what they know: every collective, by size, as a Markdown table.
-    mpirun -np N --bind-to none build/bench/bench_comm [largest buffer in MiB, 64]
+    OMP_NUM_THREADS=cores/N mpirun -np N --bind-to none build/bench/bench_comm [largest buffer in MiB, 64]
 The buffer is the whole: what all_reduce sums, what is scattered and gathered. Times are the median of rank 0's calls,
 a barrier before each. Sent: what a rank gives to others; that over the time is the bandwidth its link would need.
 Built with DEVICE=cuda, where there is a GPU, it is that GPU's memory, through NCCL or through the host.
@@ -84,7 +84,7 @@ static void bench_row(int which, size_t bytes, Bench *b) {
     sent = b->world->sent_bytes - sent;
     double seconds = median_seconds(collectives[which].run, bytes / 4, b);
     if (b->world->rank == 0) {
-        printf("| %-20s | %4s | %d | %9.3f | %9.3f | %9.3f | %7.2f |\n", collectives[which].name,
+        printf("| %-20s | %-6s | %d | %9.3f | %9.3f | %9.3f | %7.2f |\n", collectives[which].name,
                b->world->backend->name, b->world->size, (double)bytes / (1 << 20), (double)sent / (1 << 20),
                seconds * 1e3, (double)sent / seconds / 1e9);
         fflush(stdout);
@@ -126,8 +126,8 @@ int main(int argc, char **argv) {
     comm_backends(backends, sizeof backends);
     if (b.world->rank == 0) {
         printf("built with %s\n\n", backends);
-        printf("| collective           | by   | N | buffer MiB| sent MiB  | ms        | GB/s    |\n");
-        printf("|----------------------|------|---|----------:|----------:|----------:|--------:|\n");
+        printf("| collective           | by     | N | buffer MiB| sent MiB  | ms        | GB/s    |\n");
+        printf("|----------------------|--------|---|----------:|----------:|----------:|--------:|\n");
     }
     for (int i = 0; i < (int)(sizeof collectives / sizeof collectives[0]); i++) {
         for (size_t bytes = 4096; bytes <= largest; bytes *= 16) { bench_row(i, bytes, &b); }

@@ -1,6 +1,7 @@
 /*
 Processes that work as one.
     test_comm                 a group of one; the sizes of chunks; rendezvous between processes
+    test_comm backends        what it was built with
     mpirun test_comm ranks    every collective on every group of this world against a serial sum, bit for bit
     mpirun test_comm FAULT R  rank R does what a run must not hang on; dev/test/test_comm.sh looks at what comes out
 */
@@ -8,6 +9,7 @@ Processes that work as one.
 #include "../../llmc/comm_open.h"
 #include "../../llmc/rng.h"
 #include <arpa/inet.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -51,6 +53,7 @@ static void test_single(void **state) {
     comm_wait_for(0, part, NULL);
     comm_barrier(part);
     assert_memory_equal(y, expected, sizeof y);
+    assert_int_equal(comm_max(-7, part), -7);
     assert_int_equal(part->sent_bytes, 0);
     assert_int_equal(part->size, 1);
     comm_close(part);
@@ -402,6 +405,14 @@ static void check_sent(uint64_t before, uint64_t expected, const char *call, con
     CHECK(sent == expected, "%s sent %lu bytes, expected %lu", call, (unsigned long)sent, (unsigned long)expected);
 }
 
+// A broadcast's tree: one rank sends more than another, all together once to each that does not have it
+static void check_all_sent(uint64_t before, uint64_t expected, const Bench *b) {
+    long long sent = 0, mine = (long long)(b->comm->sent_bytes - before);
+    for (int r = 0; r < b->comm->size; r++) { sent += comm_max(r == b->comm->rank ? mine : -1, b->comm); }
+    CHECK(sent == (long long)expected, "broadcast: the ranks sent %lld bytes, expected %lu", sent,
+          (unsigned long)expected);
+}
+
 static void check_all_reduce(size_t count, DType dtype, Bench *b) {
     size_t bytes = count * dtype_size(dtype);
     give(b->given, 0, count, dtype, b->members[b->comm->rank], b);
@@ -452,7 +463,9 @@ static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
     give(b->sum, 0, count, dtype, b->members[root], b);
     lay_out(b->out, b->comm->rank == root ? b->sum : NULL, bytes, b);
     come_late(b);
+    uint64_t before = b->comm->sent_bytes;
     comm_broadcast(b->out, count, dtype, root, b->comm, NULL);
+    check_all_sent(before, (uint64_t)(b->comm->size - 1) * bytes, b);
     check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
 }
 
@@ -548,6 +561,43 @@ static void check_barrier(Comm *world) {
     }
 }
 
+// The largest of values of both signs and of all sizes, given by each rank in turn; nothing is counted as sent.
+static void check_max(Comm *world) {
+    uint64_t sent = world->sent_bytes;
+    for (int best = 0; best < world->size; best++) {
+        bool mine = best == world->rank;
+        CHECK(comm_max(mine ? -1 : LLONG_MIN, world) == -1, "comm_max of rank %d's -1", best);
+        CHECK(comm_max(mine, world) == 1, "comm_max of rank %d's 1", best);
+        CHECK(comm_max(mine ? LLONG_MAX : world->rank, world) == LLONG_MAX, "comm_max of rank %d's LLONG_MAX", best);
+        CHECK(comm_max(LLONG_MAX - best - world->rank, world) == LLONG_MAX - best, "comm_max of large values");
+    }
+    CHECK(world->sent_bytes == sent, "comm_max counted as a collective");
+}
+
+// Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
+static void check_tickets(Comm *world) {
+    float in[2][8 * 3], out[2][3], gathered[8] = {0}, own = (float)world->rank;
+    CommTicket tickets[2], first = world->calls;
+    Comm *same = comm_split(world, 0, world->rank);
+    for (int layer = 0; layer < 2; layer++) {
+        for (int i = 0; i < world->size * 3; i++) { in[layer][i] = (float)(100 * layer + i); }
+        tickets[layer] = comm_reduce_scatter(out[layer], in[layer], 3, DT_F32, world, NULL);
+    }
+    CommTicket gather = comm_all_gather(gathered, &own, 1, DT_F32, same, NULL);
+    CHECK(tickets[0] > first && tickets[1] == tickets[0] + 1 && gather == 1, "tickets are not counted by group");
+    comm_join(gather, same, NULL);
+    comm_join(tickets[1], world, NULL);
+    comm_join(tickets[0], world, NULL);
+    comm_join(tickets[1], world, NULL);
+    for (int i = 0; i < 6; i++) {
+        float expected = (float)(world->size * (100 * (i / 3) + world->rank * 3 + i % 3));
+        CHECK(out[i / 3][i % 3] == expected, "layer %d: %g, expected %g", i / 3, (double)out[i / 3][i % 3],
+              (double)expected);
+    }
+    for (int r = 0; r < world->size; r++) { CHECK(gathered[r] == (float)r, "gathered from rank %d", r); }
+    comm_close(same);
+}
+
 static void check_device(Comm *world) {
 #ifdef HAVE_MPI
     const Device far_memory = far_device();
@@ -566,8 +616,10 @@ static int run_ranks(void) {
     }
     check_many(world);
     check_barrier(world);
+    check_max(world);
+    check_tickets(world);
     check_device(world);
-    if (world->rank == 0) { printf("[  PASSED  ] 5 test(s).\n"); }
+    if (world->rank == 0) { printf("every rank agrees\n"); }
     comm_close(world);
     return 0;
 }
@@ -613,8 +665,14 @@ static int run_fault(const char *fault, int culprit) {
     return 0;
 }
 
+static int say_backends(void) {
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    return puts(backends) == EOF;
+}
+
 int main(int argc, char **argv) {
-    if (argc == 2) { return run_ranks(); }
+    if (argc == 2) { return strcmp(argv[1], "backends") == 0 ? say_backends() : run_ranks(); }
     if (argc == 3) { return run_fault(argv[1], atoi(argv[2])); }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks),
