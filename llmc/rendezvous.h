@@ -4,7 +4,8 @@ defines: Meeting, rendezvous_file, rendezvous_tcp
   file   in a folder that all see. Rank r leaves a random number in JOB.ask.r; rank 0 puts it before its answer, in
          JOB.answer.r; r takes an answer to its own number only, and removes both files. So nothing that an earlier
          run left behind is taken for an answer, nor an earlier question for one that is still asked.
-  tcp    rank 0 listens at `server`; every other connects, gives the job's name and its rank, and gets the answer.
+  tcp    rank 0 listens at `server`; every other connects, gives the job's name and its rank, gets the answer, and
+         thanks for it: whoever hangs up before has yet to come.
 Files appear whole, by renaming. Whoever waits longer than `timeout` stops with a sentence that names the ranks missing.
 Neither is encrypted: whoever can write the folder or reach the port can take part.
 */
@@ -226,7 +227,9 @@ static inline int meeting_serve_tcp(const Meeting *m, int listener) {
     if (meeting_receive(peer, &question, sizeof question) && question.rank > 0 && question.rank < (uint64_t)m->size) {
         Question expected = meeting_question(m, (int)question.rank, question.number);
         Answer answer = meeting_answer(m, question);
-        if (memcmp(&question, &expected, sizeof question) == 0 && meeting_send(peer, &answer, sizeof answer)) {
+        char thanks;
+        if (memcmp(&question, &expected, sizeof question) == 0 && meeting_send(peer, &answer, sizeof answer) &&
+            meeting_receive(peer, &thanks, 1)) {
             rank = (int)question.rank;
         }
     }
@@ -241,7 +244,7 @@ static inline bool meeting_ask_tcp(const Meeting *m, const struct addrinfo *addr
     int peer = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
     bool taken = peer >= 0 && connect(peer, address->ai_addr, address->ai_addrlen) == 0 &&
                  meeting_send(peer, &question, sizeof question) && meeting_receive(peer, &answer, sizeof answer) &&
-                 meeting_take(m, &question, &answer);
+                 meeting_take(m, &question, &answer) && meeting_send(peer, "", 1);
     if (peer >= 0) { close(peer); }
     return taken;
 }

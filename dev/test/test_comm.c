@@ -250,16 +250,26 @@ static void test_tcp(void **state) {
     }
 }
 
-// a caller that says nothing, one that hangs up, one of another job, and one of no rank there is
+// connects, asks unless question is NULL, and is gone
+static void hang_up(const struct addrinfo *address, const Question *question) {
+    int caller = socket(AF_INET, SOCK_STREAM, 0);
+    while (connect(caller, address->ai_addr, address->ai_addrlen) != 0) { meeting_pause(); }
+    if (question) { assert_true(meeting_send(caller, question, sizeof *question)); }
+    close(caller);
+}
+
+// callers: one that says nothing, one that hangs up, one that asks first, one of another job, one of no rank there is
 static void test_tcp_ignores_strangers(void **state) {
     (void)state;
     Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
     pid_t host = start(&guest), stranger;
     Guest other = {1, 2, "other", NULL, guest.server, 0.3, 0}, third = {2, 9, "job", NULL, guest.server, 0.3, 0};
     struct addrinfo *address = meeting_addresses(guest.server, false);
-    int hasty = socket(AF_INET, SOCK_STREAM, 0), silent = socket(AF_INET, SOCK_STREAM, 0);
-    while (connect(hasty, address->ai_addr, address->ai_addrlen) != 0) { meeting_pause(); }
-    close(hasty);
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+    hang_up(address, NULL);
+    const Meeting early = {1, 2, "job", 1, NULL, 0};
+    const Question question = meeting_question(&early, 1, 1);
+    hang_up(address, &question);
     assert_stops(1, "job 'other', rank 1 of 2: rank 0 did not come", attend, &other);
     assert_stops(1, "rank 2 of 9: rank 0 did not come", attend, &third);
     assert_int_equal(connect(silent, address->ai_addr, address->ai_addrlen), 0);
