@@ -280,4 +280,5 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench bench-remat bench-states bench-comm bench-cpu format format-check lint clean help
+.PHONY: all train test test-programs bench bench-remat bench-states bench-comm bench-cpu format format-check lint \
+	clean help

@@ -226,8 +226,8 @@ static inline ncclUniqueId nccl_draw_id(void) {
     return id;
 }
 
-// The world of `size` processes with a GPU each: this one's is the current one. host: the same ranks through MPI, closed
-// after what is returned; NULL without MPI.
+// The world of `size` processes with a GPU each: this one's is the current one. host: the same ranks through MPI, which
+// the caller closes after what is returned; NULL without MPI.
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, double timeout) {
     ncclComm_t nccl = NULL;
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);

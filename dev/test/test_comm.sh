@@ -37,7 +37,8 @@ report() {
 for ranks in 1 2 3 4; do
     run "$ranks" ranks
     status=$?
-    report "collectives on $ranks" "$([ "$status $(grep -c "^every rank agrees" "$out")" = "0 1" ] || echo "exit status $status")"
+    said=$(grep -c "^every rank agrees" "$out")
+    report "collectives on $ranks" "$([ "$status $said" = "0 1" ] || echo "exit status $status")"
 done
 
 # silent if no process of the job runs any more; it has a second to go. (Z: it has ended, and its parent is told later)
