@@ -476,20 +476,29 @@ static void test_threads(void **state) {
     check_same((const Golden *)*state, "two threads", GOLDEN_B, GOLDEN_ROWS, 2, tolerance->order);
 }
 
+enum { RECOMPUTE_L = 5, RECOMPUTE_ROWS = 2 * 24 * 2 };
+
 typedef struct {
     GPT2Config config;
-    const int *tokens, *targets;
+    Purpose purpose;  // but for what is rebuilt
+    int tokens[RECOMPUTE_ROWS], targets[RECOMPUTE_ROWS];
     double loss, first_loss;  // of an update, of its first micro-batch alone, and the gradients, of -r 0
-    real *grads;
+    unsigned char *grads;
 } RecomputeCase;
+
+static GPT2 recompute_model(const RecomputeCase *c, Recompute recompute) {
+    Purpose purpose = c->purpose;
+    GPT2 m;
+    purpose.recompute = recompute;
+    gpt2_build(&m, c->config, purpose);
+    gpt2_init(&m, 5);
+    return m;
+}
 
 // loss and gradients with this much rebuilt are those of -r 0, bit for bit, and so is the loss alone
 static void check_recompute(const RecomputeCase *c, Recompute recompute) {
-    Purpose purpose = training(2, 24);
-    GPT2 m;
-    purpose.recompute = recompute, purpose.fuse_gelu = false;
-    gpt2_build(&m, c->config, purpose);
-    gpt2_init(&m, 5);
+    GPT2 m = recompute_model(c, recompute);
+    size_t size = dtype_size(m.grads.dtype);
     for (int times = 0; times < 2; times++) {  // the second time as a recording, on a device that can
         double loss = gradients(&m, c->tokens, c->targets);
         if (loss != c->loss) {
@@ -498,42 +507,65 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
         }
         for (int s = 0; s < m.num_spans; s++) {
             const TensorSpan *t = &m.spans[s];
-            if (memcmp(grads_of(&m) + t->begin, c->grads + t->begin, t->count * sizeof(real)) != 0) {
+            if (memcmp((char *)m.grads.at + t->begin * size, c->grads + t->begin * size, t->count * size) != 0) {
                 fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
                          recompute.layers, t->tensor);
             }
+        }
+        if (m.purpose.decode_positions) {  // a sample between two updates
+            float logits[61];
+            gpt2_prefill(&m, c->tokens, 0, 11, logits);
+            settle(&m);
         }
     }
     assert_true((double)gpt2_loss(&m, c->tokens, c->targets) == c->first_loss);
     gpt2_free(&m);
 }
 
+static RecomputeCase recompute_case(Purpose purpose) {
+    RecomputeCase c = {.config = {24, 61, 128, RECOMPUTE_L, 2, 16}, .purpose = purpose};
+    for (int i = 0; i < RECOMPUTE_ROWS; i++) { c.tokens[i] = i * 31 % 61, c.targets[i] = i * 17 % 61; }
+    c.purpose.fuse_gelu = false;
+    GPT2 plain = recompute_model(&c, (Recompute){0, 1, 0});
+    size_t bytes = plain.layout.total * dtype_size(plain.grads.dtype);
+    c.loss = gradients(&plain, c.tokens, c.targets);
+    c.first_loss = (double)gpt2_loss(&plain, c.tokens, c.targets);
+    c.grads = (unsigned char *)memcpy(xmalloc(bytes), plain.grads.at, bytes);
+    gpt2_free(&plain);
+    return c;
+}
+
 // every level, every length of segment, every number of blocks at that level
 static void test_recompute(void **state) {
     (void)state;
-    enum { L = 5, ROWS = 2 * 24 * 2 };
-    int tokens[ROWS], targets[ROWS];
-    RecomputeCase c = {{24, 61, 128, L, 2, 16}, tokens, targets, 0, 0, NULL};
-    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 31 % 61, targets[i] = i * 17 % 61; }
-    Purpose purpose = training(2, 24);
-    GPT2 plain;
-    purpose.fuse_gelu = false;
-    gpt2_build(&plain, c.config, purpose);
-    gpt2_init(&plain, 5);
-    c.loss = gradients(&plain, tokens, targets);
-    c.first_loss = (double)gpt2_loss(&plain, tokens, targets);
-    c.grads = copy_block(&plain, grads_of(&plain));
-    gpt2_free(&plain);
+    RecomputeCase c = recompute_case(training(2, 24));
     bool fast = backend == &cpu_backend;  // emulated kernels take a choice of them
     for (int level = 1; level <= REBUILD_BLOCK; level++) {
-        for (int layers = L; layers >= 0; layers -= fast ? 1 : 2) {
-            for (int every = 1; every <= (level < REBUILD_BLOCK ? 1 : fast ? L : 2); every++) {
+        for (int layers = RECOMPUTE_L; layers >= 0; layers -= fast ? 1 : 2) {
+            for (int every = 1; every <= (level < REBUILD_BLOCK ? 1 : fast ? RECOMPUTE_L : 2); every++) {
                 Recompute recompute = {level, every, layers};
                 check_recompute(&c, recompute);
             }
         }
     }
     free(c.grads);
+}
+
+// with gradients in bf16, with rounded inputs of products, with samples between updates
+static void test_recompute_beside_other_choices(void **state) {
+    (void)state;
+    Purpose narrow = training(2, 24), sampling = training(2, 24);
+    narrow.gradients = DT_BF16, sampling.decode_positions = 24;
+    const Purpose purposes[] = {narrow, rounding(training(2, 24)), sampling};
+    for (int i = 0; i < 3; i++) {
+        RecomputeCase c = recompute_case(purposes[i]);
+        for (int level = 1; level <= REBUILD_BLOCK; level++) {
+            Recompute whole = {level, 1, RECOMPUTE_L}, part = {level, level < REBUILD_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
+            check_recompute(&c, whole);
+            check_recompute(&c, part);
+        }
+        free(c.grads);
+    }
 }
 
 // the same bits twice, from one model and from another; and the loss alone neither differs nor touches the gradients
@@ -1545,6 +1577,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_recompute_beside_other_choices),
         cmocka_unit_test(test_initial_weights),
         cmocka_unit_test(test_memorises_a_batch),
         cmocka_unit_test(test_cache),

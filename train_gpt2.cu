@@ -1531,6 +1531,9 @@ static void print_banner(const Run *run) {
     if (run->args->run_dir && run->args->checkpoint_every == 0) {
         printf("note      no checkpoint will be saved: -n is not given\n");
     }
+    if (run->args->recompute_every != 1 && run->args->recompute < REBUILD_BLOCK) {
+        printf("note      -rk does nothing below -r %d\n", REBUILD_BLOCK);
+    }
     if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
     if (run->args->resume && run->step == 0) {
         printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl begin anew\n",
@@ -1751,6 +1754,9 @@ static void print_plan(TrainArgs *a) {
     PlanIndex index;
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
+    if (a->fit && !*a->fit && backend != backend_choose(DEVICE_AUTO, true, &note) && a->device != DEVICE_CPU) {
+        input_error("--fit: there is no GPU here whose free memory it could take; give the GiB, as in --fit=80");
+    }
     bool json_wanted = strcmp(a->plan, "json") == 0;
     if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend); }
     Purpose purpose = purpose_of(a, &origin.config, backend);

@@ -91,18 +91,16 @@ static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_
     return buffer;
 }
 
+// the end of the block of moments that begins at element `block` of a tile of n
+static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
+
 // m and v from 8 bits
 static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
     const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        float m_scale = state->m_scales[(i + block) / MOMENT_BLOCK];
-        float v_scale = state->v_scales[(i + block) / MOMENT_BLOCK];
-        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
-#pragma omp simd
-        for (size_t e = block; e < end; e++) {
-            m[e] = m_of_code(m_codes[e], m_scale);
-            v[e] = v_of_code(v_codes[e], v_scale);
-        }
+        size_t count = block_end(block, n) - block, scale = (i + block) / MOMENT_BLOCK;
+        m_decode_block(m + block, m_codes + block, count, state->m_scales[scale]);
+        v_decode_block(v + block, v_codes + block, count, state->v_scales[scale]);
     }
 }
 
@@ -138,37 +136,19 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
     }
 }
 
-static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile) {
+static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const AdamWTile *tile) {
     uint8_t *codes = (uint8_t *)state->m + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
-        float largest = 0;
-#pragma omp simd reduction(max : largest)
-        for (size_t e = block; e < end; e++) {
-            float magnitude = fabsf((float)tile->m[e]);
-            largest = magnitude > largest ? magnitude : largest;
-        }
-        float scale = m_scale(largest), inverse = inverse_scale(scale);
-        state->m_scales[(i + block) / MOMENT_BLOCK] = scale;
-#pragma omp simd
-        for (size_t e = block; e < end; e++) { codes[e] = m_code((float)tile->m[e], inverse, tile->random_bits[e]); }
+        state->m_scales[(i + block) / MOMENT_BLOCK] =
+            m_encode_block(codes + block, tile->m + block, block_end(block, n) - block, tile->random_bits + block);
     }
 }
 
-static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile) {
+static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const AdamWTile *tile) {
     uint8_t *codes = (uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
-        size_t end = block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n;
-        float largest = 0, root[MOMENT_BLOCK];
-#pragma omp simd reduction(max : largest)
-        for (size_t e = block; e < end; e++) {
-            root[e - block] = sqrtf((float)tile->v[e]);
-            largest = root[e - block] > largest ? root[e - block] : largest;
-        }
-        float scale = v_scale(largest), inverse = inverse_scale(scale);
-        state->v_scales[(i + block) / MOMENT_BLOCK] = scale;
-#pragma omp simd
-        for (size_t e = block; e < end; e++) { codes[e] = v_code(root[e - block], inverse, tile->random_bits[e]); }
+        state->v_scales[(i + block) / MOMENT_BLOCK] =
+            v_encode_block(codes + block, tile->v + block, block_end(block, n) - block, tile->random_bits + block);
     }
 }
 

@@ -51,15 +51,13 @@ static inline void transpose_bytes(unsigned char *out, const unsigned char *in, 
 
 // ---- writing
 
-static inline size_t blocks_of(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
-
 static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const GPT2Config *config) {
     char name[NAME_LENGTH], full[2 * NAME_LENGTH];
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t rows = param_used_rows(p, config), cols = param_cols(p, config);
         bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE || family->of_blocks;
-        size_t length = family->of_blocks ? blocks_of(rows * cols) : cols;
+        size_t length = family->of_blocks ? moment_blocks(rows * cols) : cols;
         size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
         for (int layer = 0; layer < param_layers(p, config); layer++) {
             param_name(name, sizeof name, p, layer);
@@ -608,7 +606,7 @@ typedef struct {
 } Codes;
 
 static inline Codes codes_make(size_t count) {
-    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(blocks_of(count) * sizeof(float)), count};
+    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(moment_blocks(count) * sizeof(float)), count};
     return c;
 }
 
@@ -624,12 +622,13 @@ static inline void codes_read(const ModelFile *file, const char *prefix, ParamId
     param_name(name, sizeof name, id, layer);
     const SafeTensor *scales = model_find(file, scales_prefix, name);
     size_t rows = param_used_rows(id, &file->config), cols = param_cols(id, &file->config);
-    if (!scales || scales->dtype != DT_F32 || scales->num_dims != 1 || scales->shape[0] != blocks_of(c->count)) {
+    if (!scales || scales->dtype != DT_F32 || scales->num_dims != 1 || scales->shape[0] != moment_blocks(c->count)) {
         input_error("'%s' has %s tensor %s%s, expected %zu numbers in F32, the scales of the codes in %s%s; take the "
                     "checkpoint before it",
-                    file->file.path, scales ? "another" : "no", scales_prefix, name, blocks_of(c->count), prefix, name);
+                    file->file.path, scales ? "another" : "no", scales_prefix, name, moment_blocks(c->count), prefix,
+                    name);
     }
-    safetensors_read(&file->file, scales, 0, c->scales, blocks_of(c->count) * sizeof *c->scales);
+    safetensors_read(&file->file, scales, 0, c->scales, moment_blocks(c->count) * sizeof *c->scales);
     if (!param_specs[id].transposed) {
         safetensors_read(&file->file, t, 0, c->codes, c->count);
         return;
@@ -640,34 +639,37 @@ static inline void codes_read(const ModelFile *file, const char *prefix, ParamId
     free(stored);
 }
 
+// the end of the block of codes that begins at i
+static inline size_t codes_end(const Codes *c, size_t i) {
+    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
+}
+
 static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
-    for (size_t i = 0; i < c->count; i++) {
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
         float scale = c->scales[i / MOMENT_BLOCK];
-        numbers[i] = is_v ? v_of_code(c->codes[i], scale) : m_of_code(c->codes[i], scale);
+        if (is_v) {
+            v_decode_block(numbers + i, c->codes + i, n, scale);
+        } else {
+            m_decode_block(numbers + i, c->codes + i, n, scale);
+        }
     }
 }
 
 // to nearest, as a conversion is made once
 static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
-    for (size_t begin = 0; begin < c->count; begin += MOMENT_BLOCK) {
-        size_t end = begin + MOMENT_BLOCK < c->count ? begin + MOMENT_BLOCK : c->count;
-        float values[MOMENT_BLOCK], largest = 0;
-        for (size_t i = begin; i < end; i++) {
-            float x = values[i - begin] = is_v ? sqrtf((float)numbers[i]) : (float)numbers[i];
-            if (fabsf(x) > largest) { largest = fabsf(x); }
-        }
-        float scale = is_v ? v_scale(largest) : m_scale(largest), inverse = inverse_scale(scale);
-        c->scales[begin / MOMENT_BLOCK] = scale;
-        for (size_t i = begin; i < end; i++) {
-            float x = values[i - begin];
-            c->codes[i] = is_v ? v_code(x, inverse, NEAREST_BITS) : m_code(x, inverse, NEAREST_BITS);
-        }
+    uint16_t nearest[MOMENT_BLOCK];
+    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
+                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
     }
 }
 
 static inline void codes_upload(const Codes *c, const Moments *to, size_t at, const Device *device) {
     device->upload((uint8_t *)to->block + at, c->codes, c->count);
-    device->upload(to->scales + at / MOMENT_BLOCK, c->scales, blocks_of(c->count) * sizeof *c->scales);
+    device->upload(to->scales + at / MOMENT_BLOCK, c->scales, moment_blocks(c->count) * sizeof *c->scales);
 }
 
 // `count` moments at element `at` of the block, as the run has them

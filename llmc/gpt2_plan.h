@@ -7,6 +7,7 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
 #include "activations.h"
 #include "backend.h"
 #include "memory.h"
+#include "moments.h"
 
 // -w: the fp32 master copy of weights that are bf16: none, whole, or the weight and the 16 bits it lacks
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
@@ -67,9 +68,8 @@ static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const
     at->m = plan_add(plan, "m", STATE, p->moments, dims1(total));
     at->v = plan_add(plan, "v", STATE, p->moments, dims1(total));
     if (p->moments == DT_U8) {
-        size_t blocks = (total + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
-        at->m_scales = plan_add(plan, "m_scales", STATE, DT_F32, dims1(blocks));
-        at->v_scales = plan_add(plan, "v_scales", STATE, DT_F32, dims1(blocks));
+        at->m_scales = plan_add(plan, "m_scales", STATE, DT_F32, dims1(moment_blocks(total)));
+        at->v_scales = plan_add(plan, "v_scales", STATE, DT_F32, dims1(moment_blocks(total)));
     }
 }
 

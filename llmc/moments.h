@@ -1,6 +1,7 @@
 /*
 AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
-defines: NEAREST_BITS, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code
+defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code, m_encode_block,
+         v_encode_block, m_decode_block, v_decode_block
   m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
   v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its root, which has half the range
 
@@ -24,6 +25,8 @@ Extremes    a block of zeros has scale 0. The scale is never subnormal, so that 
 #include "ops.h"
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
+
+static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
 
 // The number of a code. Moved to where fp32 has its own, the first 2^mantissa codes are 0.5 to 1 where they should be 0
 // to 1. Both products are exact, so that a compiler may or may not make an fma of them.
@@ -77,4 +80,42 @@ static inline HOST_DEVICE uint8_t v_code(float root, float inverse, uint32_t ran
 static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
     float root = code_number(code, V_MANTISSA) * scale;
     return root * root;
+}
+
+// ---- a block on the host, n of at most MOMENT_BLOCK moments; random_bits (n) are 16 each. Encoding returns the scale.
+
+static inline float m_encode_block(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
+    float largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (size_t e = 0; e < n; e++) {
+        float magnitude = fabsf((float)m[e]);
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    float scale = m_scale(largest), inverse = inverse_scale(scale);
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { codes[e] = m_code((float)m[e], inverse, random_bits[e]); }
+    return scale;
+}
+
+static inline float v_encode_block(uint8_t *codes, const real *v, size_t n, const uint16_t *random_bits) {
+    float largest = 0, root[MOMENT_BLOCK];
+#pragma omp simd reduction(max : largest)
+    for (size_t e = 0; e < n; e++) {
+        root[e] = sqrtf((float)v[e]);
+        largest = root[e] > largest ? root[e] : largest;
+    }
+    float scale = v_scale(largest), inverse = inverse_scale(scale);
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { codes[e] = v_code(root[e], inverse, random_bits[e]); }
+    return scale;
+}
+
+static inline void m_decode_block(real *m, const uint8_t *codes, size_t n, float scale) {
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { m[e] = m_of_code(codes[e], scale); }
+}
+
+static inline void v_decode_block(real *v, const uint8_t *codes, size_t n, float scale) {
+#pragma omp simd
+    for (size_t e = 0; e < n; e++) { v[e] = v_of_code(codes[e], scale); }
 }

@@ -656,7 +656,7 @@ static inline void adamw_spans(TensorSpan *spans, size_t n) {
 // The numbers are such that each term of the update is seen: a large learning rate, an epsilon beside sqrt(v)
 static inline void declare_adamw_update(Problem *p) {
     static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
-    size_t n = p->shape.n, blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, updated = 0;
+    size_t n = p->shape.n, blocks = moment_blocks(n), updated = 0;
     int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant), grads = adamw_grads(p->variant);
     TensorSpan spans[NUM_SPANS];
     adamw_spans(spans, n);

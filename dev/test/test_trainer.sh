@@ -560,6 +560,12 @@ report "--fit chooses what --plan then shows, and leaves what is given" "$(
     run 0 -i text -o fitted -y 1 -x 4
     equal "$(losses fitted | wc -l)" 4
 )"
+report "-rk below -r 4 is said to do nothing" "$(
+    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2
+    says "$out" "note      -rk does nothing below -r 4"
+    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2 -r 4
+    equal "$(grep -c -- "-rk does" "$out")" 0
+)"
 report "a run that does not fit is told flags that do" "$(
     available=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
     sequences=$((available / 7)) # of 9 MiB each
