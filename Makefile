@@ -27,8 +27,12 @@ endif
 
 precision = $(PRECISION)
 onednn = $(HAVE_ONEDNN)
+# yes in programs that talk to other processes: through MPI, and NCCL where nvcc compiles, if those are found
+comm =
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
-defines = -DPRECISION_$(shell echo $(precision) | tr a-z A-Z) $(if $(onednn),-DHAVE_ONEDNN)
+defines = -DPRECISION_$(shell echo $(precision) | tr a-z A-Z) $(if $(onednn),-DHAVE_ONEDNN) \
+	$(if $(and $(comm),$(HAVE_MPI)),-DHAVE_MPI $(MPI_CFLAGS))
+mpi_libraries = $(if $(and $(comm),$(HAVE_MPI)),$(MPI_LIBS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 
 # the GPU at hand, or every kind that the kernels are written for
@@ -43,8 +47,10 @@ $(announce)
 @echo 'compile    $@'
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
 	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=native,-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
-	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(dependencies) $< -o $@ \
-	$(if $(onednn),-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp $(libraries)
+	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(if $(and $(comm),$(HAVE_NCCL)),-DHAVE_NCCL) \
+	$(dependencies) $< -o $@ $(if $(onednn),-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp \
+	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) \
+	$(if $(and $(comm),$(HAVE_NCCL)),-lnccl) $(libraries)
 endef
 
 # the kernels executed on the CPU (llmc/simt.h)
@@ -53,7 +59,7 @@ $(announce)
 @mkdir -p $(@D) build/depend
 @echo 'compile    $@'
 @$(CXX) -x c++ -std=c++20 -DSIMT $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) -O2 $(options) $(defines) $(dependencies) \
-	$< -o $@ $(if $(onednn),-ldnnl) -lcjson -lm -lpthread -lgomp $(libraries)
+	$< -o $@ $(if $(onednn),-ldnnl) -lcjson -lm -lpthread -lgomp $(mpi_libraries) $(libraries)
 endef
 
 define compile
@@ -61,12 +67,13 @@ $(announce)
 @mkdir -p $(@D) build/depend
 @echo 'compile    $@'
 @$(CC) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
-	$(if $(onednn),-ldnnl) -lcjson -lm -lpthread $(libraries)
+	$(if $(onednn),-ldnnl) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
 endef
 
 # says what this machine has before the first command of a build, so never when there is nothing to do
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)' \
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' \
+	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)' \
 	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
 	$(file < build/found)))
 
@@ -74,6 +81,13 @@ announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISI
 # and every program depends on it; those in build/cuda, which DEVICE does not change, on build/cuda/flags.
 links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
 	2>/dev/null && echo yes)
+# MPI's own headers warn, so they are a system's. NCCL is looked for by nvcc when something asks, which takes a second.
+MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null || \
+	mpicc --showme:compile 2>/dev/null))
+MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
+HAVE_NCCL = $(eval HAVE_NCCL := $(shell mkdir -p build && echo 'int main(void) { return 0; }' > build/nccl.cu && \
+	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
+	echo yes; rm -f build/nccl.cu build/nccl.out))$(HAVE_NCCL)
 # remember FILE,TEXT: writes the text to the file, unless it is there already
 remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' > $(1).new; \
 	cmp -s $(1).new $(1) && rm $(1).new || mv $(1).new $(1))
@@ -84,13 +98,14 @@ cuda_compiler = $(NVCC) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --versi
 ifneq ($(GOALS),)
 HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
+HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
 endif
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) \
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI) \
 	$(if $(filter cuda,$(device)),$(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI))
 endif
 
 # ---- programs
@@ -110,6 +125,7 @@ build/test/% build/sanitize/%: libraries = -lcmocka
 build/test/test_gradients: precision = fp64
 build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
+build/test/test_comm build/sanitize/test_comm build/bench/bench_comm build/check/nccl: comm = yes
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
 build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # the whole model in bf16, and with scratch that is NaN once released
@@ -193,6 +209,10 @@ build/check/nvcc: train_gpt2.cu $(wildcard llmc/*) dev/test/test_nvcc.sh
 	@echo 'compile    train_gpt2.cu with nvcc, for every architecture'
 	@dev/test/test_nvcc.sh > $@ 2>&1 || true
 
+# the communicator between GPUs compiles and links
+build/check/nccl: dev/bench/bench_comm.cu build/flags
+	$(compile_cuda)
+
 -include $(wildcard build/depend/*.d)
 
 # ---- tasks
@@ -207,7 +227,7 @@ TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 te
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
-CHECKS := $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc))
+CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl)))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text
@@ -233,6 +253,9 @@ bench-remat: build/bench/remat ## time every level of -r, beside the bytes it sa
 bench-states: build/check/bf16 ## train a small model with every kind of optimizer state
 	@dev/bench/bench_states.py
 
+bench-comm: build/bench/bench_comm ## bandwidth between processes: mpirun -np 2 --bind-to none build/bench/bench_comm
+	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
+
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
 	@$(MAKE) --no-print-directory $(PARALLEL) train_gpt2 $(BENCHES)
@@ -257,4 +280,5 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench bench-remat bench-states bench-cpu format format-check lint clean help
+.PHONY: all train test test-programs bench bench-remat bench-states bench-comm bench-cpu format format-check lint \
+	clean help

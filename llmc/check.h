@@ -1,6 +1,6 @@
 /*
 How the program stops: one sentence on stderr, and an exit status other programs can rely on.
-defines: input_error, run_error, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path
+defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path
   input_error  wrong usage or input: exit 2. Said before any work, with nothing overwritten.
   run_error    failed while running: exit 1. What was already written stays whole.
 A sentence names the file, flag or rank, what was found, what was expected, and what to do.
@@ -15,6 +15,18 @@ A sentence names the file, flag or rank, what was found, what was expected, and 
 
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
+// Where several processes work as one, a sentence ends them all and is said once: what does that is set by comm_mpi.h,
+// or by comm_nccl.cuh where there is no MPI. The program's only variable state outside of main, because an error can arise anywhere.
+typedef struct {
+    void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: this process is alone
+    void *of;
+} StopHook;
+
+static inline StopHook *stop_hook(void) {
+    static StopHook hook;
+    return &hook;
+}
+
 __attribute__((noreturn)) static inline void stop_with(int status, const char *format, va_list args) {
     char sentence[8192];
     vsnprintf(sentence, sizeof sentence, format, args);
@@ -22,6 +34,9 @@ __attribute__((noreturn)) static inline void stop_with(int status, const char *f
         if ((unsigned char)*c < ' ') { *c = '?'; }  // a file's name may hold a newline; a message is one line
     }
     fflush(stdout);
+    StopHook hook = *stop_hook();
+    stop_hook()->stop = NULL;  // an error on the way out is this process's own
+    if (hook.stop) { hook.stop(hook.of, status, sentence); }
     fprintf(stderr, "train_gpt2: %s\n", sentence);
     exit(status);
 }

@@ -136,6 +136,10 @@ static inline void cuda_enqueue_download(void *host, const void *device, size_t 
     CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(ex)));
 }
 
+static inline void cuda_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(ex)));
+}
+
 static inline void cuda_mark(int which, Exec *ex) {
     CUDA_CHECK(cudaEventRecord(ex->cuda->marks[which], stream_of(ex)));
 }
@@ -177,6 +181,7 @@ static const Device cuda_device = {
     .enqueue_fill = cuda_enqueue_fill,
     .enqueue_upload = cuda_enqueue_upload,
     .enqueue_download = cuda_enqueue_download,
+    .enqueue_copy = cuda_enqueue_copy,
     .mark = cuda_mark,
     .wait_for = cuda_wait_for,
     .record_begin = cuda_record_begin,

@@ -34,6 +34,7 @@ typedef struct {
     void (*enqueue_fill)(void *p, int byte, size_t bytes, Exec *ex);
     void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: of allocate_host
     void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: of allocate_host
+    void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);          // from device to device
 
     // ---- mark 0 or 1 stands after the work given so far; wait_for returns when that is done
     void (*mark)(int which, Exec *ex);
@@ -105,6 +106,7 @@ static const Device cpu_device = {
     .enqueue_fill = host_enqueue_fill,
     .enqueue_upload = host_enqueue_copy,
     .enqueue_download = host_enqueue_copy,
+    .enqueue_copy = host_enqueue_copy,
     .mark = host_mark,
     .wait_for = host_mark,
     .record_begin = NULL,

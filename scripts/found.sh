@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Says what a build found on this machine and what that means. Called by the Makefile, which passes what it chose:
-# CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), and HAVE_ONEDNN, HAVE_CMOCKA, GPU (empty: not found).
+# CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), and HAVE_ONEDNN, HAVE_CMOCKA, HAVE_MPI, HAVE_NCCL, GPU
+# (empty: not found).
 # Fails, with the remedy, where something is missing that every build needs.
 set -euo pipefail
 
@@ -38,8 +39,11 @@ else
     say cmocka "not found: ./test_gpt2 is left out (install libcmocka-dev)"
 fi
 
-mpi=$(command -v mpicc || true)
-say MPI "${mpi:-no mpicc}; not used yet: training is one process"
+if [ -n "$HAVE_MPI" ]; then
+    say MPI "found; not used yet: training is one process"
+else
+    say MPI "not found: programs run as one process (install openmpi-bin, libopenmpi-dev)"
+fi
 # shellcheck disable=SC2153  # the Makefile sets it
 nvcc=$(command -v "$NVCC" || true)
 release=$([ -z "$nvcc" ] || "$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/ \1/p')
@@ -48,5 +52,10 @@ if [ "$DEVICE" = cuda ] && [ -z "$nvcc" ]; then
     exit 1
 fi
 say CUDA "${nvcc:-no nvcc}$release; the kernels are$([ "$DEVICE" = cuda ] || echo ' not') built for a GPU"
+if [ "$DEVICE" = cuda ] && [ -n "$HAVE_NCCL" ]; then
+    say NCCL "found"
+elif [ "$DEVICE" = cuda ]; then
+    say NCCL "not found: several GPUs would talk through MPI and host memory (install libnccl-dev)"
+fi
 say GPU "${GPU:-none found}"
 say chosen "DEVICE=$DEVICE PRECISION=$PRECISION"

@@ -9,6 +9,11 @@ mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu dev/test/test_*.c dev/benc
 mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 options=(-D_GNU_SOURCE -I.)
 printf '#include <oneapi/dnnl/dnnl.h>\n' | cc -E -x c - >/dev/null 2>&1 && options+=(-DHAVE_ONEDNN)
+mpi=()  # where mpi.h is; it is a system's header, as it has findings of its own
+if pkg-config --exists ompi-c 2>/dev/null; then
+    options+=(-DHAVE_MPI)
+    read -ra mpi < <(pkg-config --cflags-only-I ompi-c | sed 's/-I/-isystem /g')
+fi
 # clang has no omp.h of its own without libomp; gcc's is found last, so that nothing else of gcc's is
 omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
 status=0
@@ -22,7 +27,7 @@ echo "clang-tidy   ${#programs[@]} programs"
 tidy() { clang-tidy --quiet "$1" -- -x c -std=gnu11 -fopenmp "${@:2}" 2>/dev/null; }
 for program in "${programs[@]}"; do
     [[ $program == *gradients* ]] && precision=FP64 || precision=FP32
-    tidy "$program" "${options[@]}" -DPRECISION_"$precision" -idirafter "$omp" || status=1
+    tidy "$program" "${options[@]}" "${mpi[@]}" -DPRECISION_"$precision" -idirafter "$omp" || status=1
 done
 
 # va_end_missing: the functions that stop the program; invalidFunctionArg, uninitvar: take loops for empty that are not,

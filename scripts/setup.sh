@@ -42,6 +42,8 @@ want "train bench" bible-kjv       "the King James Bible, 4.1 MB of public-domai
 need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
 want test         python3-matplotlib "draws, for scripts/plot.py"                             has_module matplotlib
 want test         python3-regex    "GPT-2's way to cut words, for dev/data/hellaswag.py"     has_module regex
+want test         openmpi-bin      "mpirun, which starts several processes as one run"        has_command mpirun
+want test         libopenmpi-dev   "MPI, through which those processes talk (50 MB with it)"   has_command mpicc
 need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint         clang-format     "lays out the sources"                                      has_command clang-format

@@ -1,0 +1,138 @@
+/*
+How fast processes tell each other what they know: every collective, by size, as a Markdown table.
+    OMP_NUM_THREADS=cores/N mpirun -np N --bind-to none build/bench/bench_comm [largest buffer in MiB, 64]
+The buffer is the whole: what all_reduce sums, what is scattered and gathered. Times are the median of rank 0's calls,
+a barrier before each. Sent: what a rank gives to others; that over the time is the bandwidth its link would need.
+Built with DEVICE=cuda, where there is a GPU, it is that GPU's memory, through NCCL or through the host.
+*/
+#include "llmc/comm_open.h"
+#include "llmc/exec.h"
+#if defined(__CUDACC__)
+#include "llmc/device.cuh"
+#define HAVE_CUDA
+#endif
+
+enum { MAX_ROUNDS = 51 };
+
+typedef struct {
+    const Device *device;
+    Exec exec;
+    Comm *host, *world;
+    char *buffer;
+} Bench;
+
+typedef CommTicket Collective(char *buffer, size_t count, Bench *bench);
+
+static CommTicket run_all_reduce(char *buffer, size_t count, Bench *b) {
+    return comm_all_reduce(buffer, count, DT_F32, b->world, &b->exec);
+}
+
+static CommTicket run_reduce_scatter(char *buffer, size_t count, Bench *b) {
+    size_t chunk = comm_chunk(count, b->world->size);
+    return comm_reduce_scatter(buffer + (size_t)b->world->rank * chunk * 4, buffer, chunk, DT_F32, b->world, &b->exec);
+}
+
+static CommTicket run_reduce_scatter_bf16(char *buffer, size_t count, Bench *b) {
+    size_t chunk = comm_chunk(2 * count, b->world->size);
+    return comm_reduce_scatter(buffer + (size_t)b->world->rank * chunk * 2, buffer, chunk, DT_BF16, b->world, &b->exec);
+}
+
+static CommTicket run_all_gather(char *buffer, size_t count, Bench *b) {
+    size_t chunk = comm_chunk(count, b->world->size);
+    return comm_all_gather(buffer, buffer + (size_t)b->world->rank * chunk * 4, chunk, DT_F32, b->world, &b->exec);
+}
+
+static CommTicket run_broadcast(char *buffer, size_t count, Bench *b) {
+    return comm_broadcast(buffer, count, DT_F32, 0, b->world, &b->exec);
+}
+
+static const struct {
+    const char *name;
+    Collective *run;
+} collectives[] = {
+    {"all_reduce fp32", run_all_reduce},
+    {"reduce_scatter fp32", run_reduce_scatter},
+    {"reduce_scatter bf16", run_reduce_scatter_bf16},
+    {"all_gather", run_all_gather},
+    {"broadcast", run_broadcast},
+};
+
+static int by_time(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_seconds(Collective *run, size_t count, Bench *b) {
+    double seconds[MAX_ROUNDS];
+    int rounds = count > (1 << 20) ? 9 : MAX_ROUNDS;
+    for (int i = -2; i < rounds; i++) {  // two to warm up
+        comm_barrier(b->world);
+        double start = comm_seconds();
+        comm_join(run(b->buffer, count, b), b->world, &b->exec);
+        b->device->mark(0, &b->exec);
+        comm_wait_for(0, b->world, &b->exec);
+        if (i >= 0) { seconds[i] = comm_seconds() - start; }
+    }
+    qsort(seconds, (size_t)rounds, sizeof seconds[0], by_time);
+    return seconds[rounds / 2];
+}
+
+// a line of the table: `bytes` of buffer
+static void bench_row(int which, size_t bytes, Bench *b) {
+    uint64_t sent = b->world->sent_bytes;
+    collectives[which].run(b->buffer, bytes / 4, b);
+    sent = b->world->sent_bytes - sent;
+    double seconds = median_seconds(collectives[which].run, bytes / 4, b);
+    if (b->world->rank == 0) {
+        printf("| %-20s | %-6s | %d | %9.3f | %9.3f | %9.3f | %7.2f |\n", collectives[which].name,
+               b->world->backend->name, b->world->size, (double)bytes / (1 << 20), (double)sent / (1 << 20),
+               seconds * 1e3, (double)sent / seconds / 1e9);
+        fflush(stdout);
+    }
+}
+
+static Bench bench_open(size_t bytes) {
+    Bench b;
+    memset(&b, 0, sizeof b);
+    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "bench", COMM_TIMEOUT};
+    b.host = comm_open();
+    b.device = &cpu_device;
+#ifdef HAVE_CUDA
+    const char *why;
+    if (cuda_device_count(&why) > 0) { b.device = &cuda_device; }
+#endif
+    b.world = comm_open_for(b.device, &options, b.host);
+#ifdef HAVE_CUDA
+    if (b.device == &cuda_device) { cuda_exec_open(&b.exec, NULL, 0); }
+#endif
+    b.buffer = (char *)b.device->allocate(bytes + 64 * (size_t)b.world->size);  // and what chunks are padded with
+    b.device->fill(b.buffer, 0, bytes + 64 * (size_t)b.world->size);
+    return b;
+}
+
+static void bench_close(Bench *b) {
+    b->device->release(b->buffer);
+    if (b->world != b->host) { comm_close(b->world); }
+#ifdef HAVE_CUDA
+    if (b->exec.cuda) { cuda_exec_close(&b->exec); }
+#endif
+    comm_close(b->host);
+}
+
+int main(int argc, char **argv) {
+    size_t largest = (size_t)(argc > 1 ? atoi(argv[1]) : 64) << 20;
+    Bench b = bench_open(largest);
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    if (b.world->rank == 0) {
+        printf("built with %s\n\n", backends);
+        printf("| collective           | by     | N | buffer MiB| sent MiB  | ms        | GB/s    |\n");
+        printf("|----------------------|--------|---|----------:|----------:|----------:|--------:|\n");
+    }
+    for (int i = 0; i < (int)(sizeof collectives / sizeof collectives[0]); i++) {
+        for (size_t bytes = 4096; bytes <= largest; bytes *= 16) { bench_row(i, bytes, &b); }
+        if ((largest & (largest - 1)) || __builtin_ctzll(largest) % 4) { bench_row(i, largest, &b); }
+    }
+    bench_close(&b);
+    return 0;
+}

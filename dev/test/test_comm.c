@@ -1,0 +1,702 @@
+/*
+Processes that work as one.
+    test_comm                 a group of one; the sizes of chunks; rendezvous between processes
+    test_comm backends        what it was built with
+    mpirun test_comm ranks    every collective on every group of this world against a serial sum, bit for bit
+    mpirun test_comm FAULT R  rank R does what a run must not hang on; dev/test/test_comm.sh looks at what comes out
+*/
+#include "testing.h"
+#include "../../llmc/comm_open.h"
+#include "../../llmc/rng.h"
+#include <arpa/inet.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+// ---- one process
+
+static void test_chunks(void **state) {
+    (void)state;
+    for (int size = 1; size <= 9; size++) {
+        for (size_t count = 0; count <= 40; count++) {
+            size_t chunk = comm_chunk(count, size), sum = 0;
+            uint64_t sent = 0;
+            for (int rank = 0; rank < size; rank++) {
+                size_t part = comm_part(count, chunk, rank);
+                assert_true(part <= chunk);
+                assert_true(part == chunk || sum + part == count);  // only the last ones are short
+                sum += part;
+                sent += comm_bytes_reduced(count, DT_F32, rank, size);
+            }
+            assert_int_equal(sum, count);
+            assert_int_equal(sent, 2 * (size_t)(size - 1) * count * 4);
+        }
+    }
+}
+
+static void test_single(void **state) {
+    (void)state;
+    Comm *comm = comm_single(&cpu_device), *part = comm_split(comm, 3, 5);
+    float x[4] = {1, 2, 3, 4}, y[4] = {0};
+    comm_all_reduce(x, 4, DT_F32, part, NULL);
+    comm_broadcast(x, 4, DT_F32, 0, part, NULL);
+    comm_reduce_scatter(x, x, 4, DT_F32, part, NULL);
+    comm_all_gather(y, x, 4, DT_F32, part, NULL);
+    const float expected[4] = {1, 2, 3, 4};
+    assert_memory_equal(x, expected, sizeof x);
+    assert_memory_equal(y, expected, sizeof y);
+    memset(y, 0, sizeof y);
+    CommTicket ticket = comm_reduce_scatter(y, x, 4, DT_F32, part, NULL);
+    assert_int_equal(ticket, 5);
+    comm_join(ticket, part, NULL);
+    comm_wait_for(0, part, NULL);
+    comm_barrier(part);
+    assert_memory_equal(y, expected, sizeof y);
+    assert_int_equal(comm_max(-7, part), -7);
+    assert_int_equal(part->sent_bytes, 0);
+    assert_int_equal(part->size, 1);
+    comm_close(part);
+    comm_close(comm);
+}
+
+static void sum_bytes(void *comm) {
+    char x[4] = {0};
+    comm_all_reduce(x, 4, DT_U8, (Comm *)comm, NULL);
+}
+
+static void gather_halves(void *comm) {
+    char x[8] = {0};
+    comm_all_gather(x, x, 4, DT_F16, (Comm *)comm, NULL);
+}
+
+static void overlap(void *comm) {
+    float x[8] = {0};
+    comm_all_gather(x, x + 1, 4, DT_F32, (Comm *)comm, NULL);
+}
+
+static void broadcast_from_nobody(void *comm) {
+    float x = 0;
+    comm_broadcast(&x, 1, DT_F32, 1, (Comm *)comm, NULL);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    Comm *comm = comm_single(&cpu_device);
+    assert_stops(1, "all_reduce of type U8", sum_bytes, comm);
+    assert_stops(1, "all_gather of type F16", gather_halves, comm);
+    assert_stops(1, "overlaps", overlap, comm);
+    assert_stops(1, "broadcast from rank 1 of 1", broadcast_from_nobody, comm);
+    comm_close(comm);
+}
+
+static void cpus_through_a_file(void *host) {
+    const CommOptions options = {COMM_INIT_FILE, 2, 0, 1, NULL, "/tmp", "job", 1};
+    comm_open_for(&cpu_device, &options, (Comm *)host);
+}
+
+static void test_open(void **state) {
+    (void)state;
+    const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "job", 5};
+    Comm *host = comm_open();
+    assert_int_equal(host->size, 1);
+    assert_ptr_equal(comm_open_for(&cpu_device, &options, host), host);
+    assert_true(host->timeout == 5);
+    assert_stops(2, "but this run is on CPUs", cpus_through_a_file, host);
+    comm_close(host);
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    assert_int_equal(strncmp(backends, "single", 6), 0);
+#ifdef HAVE_MPI
+    assert_non_null(strstr(backends, ", MPI ("));
+#endif
+}
+
+// ---- rendezvous. A process each; those that do not get the answer of rank 0 exit with 1
+
+static const char answer_text[] = "what rank 0 has to say";
+
+typedef struct {
+    int rank, size;
+    const char *job, *folder, *server;
+    double timeout, delay;
+} Guest;
+
+static void attend(void *guest) {
+    const Guest *g = (const Guest *)guest;
+    char answer[sizeof answer_text] = "";
+    Meeting meeting = {g->rank, g->size, g->job, g->timeout, answer, sizeof answer};
+    if (g->rank == 0) { memcpy(answer, answer_text, sizeof answer); }
+    usleep((useconds_t)(g->delay * 1e6));
+    if (g->folder) {
+        rendezvous_file(&meeting, g->folder);
+    } else {
+        rendezvous_tcp(&meeting, g->server);
+    }
+    if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
+}
+
+static pid_t start(const Guest *guest) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        attend((void *)guest);
+        _exit(0);
+    }
+    return child;
+}
+
+// starts `size` guests, the last first or last; all get the answer
+static void assert_all_meet(Guest like, bool rank_0_last) {
+    pid_t children[8];
+    for (int rank = 0; rank < like.size; rank++) {
+        Guest guest = like;
+        guest.rank = rank;
+        guest.delay = rank_0_last == (rank == 0) ? 0.1 : 0;
+        children[rank] = start(&guest);
+    }
+    for (int rank = 0; rank < like.size; rank++) {
+        int status;
+        assert_int_equal(waitpid(children[rank], &status, 0), children[rank]);
+        if (status != 0) { fail_msg("rank %d of %d ended with wait status %d", rank, like.size, status); }
+    }
+}
+
+static void assert_empty_folder(const char *folder) { assert_int_equal(rmdir(folder), 0); }
+
+static const char *new_folder(const char *name) {
+    const char *folder = temp_path(name);
+    assert_int_equal(mkdir(folder, 0777), 0);
+    return folder;
+}
+
+static void test_file(void **state) {
+    (void)state;
+    for (int size = 1; size <= 4; size++) {
+        const char *folder = new_folder("meeting");
+        Guest guest = {0, size, "job", folder, NULL, 20, 0};
+        assert_all_meet(guest, true);
+        assert_all_meet(guest, false);  // a second time, as when a job is started again
+        assert_empty_folder(folder);
+    }
+}
+
+// what a run that was killed left: questions and answers of the same job. Nobody must take that answer.
+static void test_file_ignores_what_is_left(void **state) {
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        const char *folder = new_folder("left");
+        char stale[sizeof answer_text] = "an answer of yesterday", path[PATH_LENGTH];
+        Meeting old = {0, 3, "job", 1, stale, sizeof stale};
+        for (int rank = 1; rank < 3; rank++) {
+            Answer answer = meeting_answer(&old, meeting_question(&old, rank, 42));
+            meeting_path(path, &old, folder, "ask", rank);
+            meeting_write(path, &answer.to, sizeof answer.to);
+            meeting_path(path, &old, folder, "answer", rank);
+            meeting_write(path, &answer, sizeof answer);
+        }
+        Guest guest = {0, 3, "job", folder, NULL, 20, 0};
+        assert_all_meet(guest, late);
+        assert_empty_folder(folder);
+    }
+}
+
+static void test_file_keeps_jobs_apart(void **state) {
+    (void)state;
+    const char *folder = new_folder("jobs");
+    Guest one = {1, 2, "one", folder, NULL, 20, 0}, other = {0, 2, "other", folder, NULL, 0.3, 0};
+    pid_t waiting = start(&one);
+    assert_stops(1, "job 'other', rank 0 of 2: rank 1 did not come", attend, &other);
+    one.rank = 0;
+    attend(&one);
+    int status;
+    waitpid(waiting, &status, 0);
+    assert_int_equal(status, 0);
+    assert_empty_folder(folder);
+}
+
+static void test_file_timeout(void **state) {
+    (void)state;
+    Guest guest = {2, 4, "job", new_folder("alone"), NULL, 0.2, 0};
+    assert_stops(1, "job 'job', rank 2 of 4: rank 0 did not come", attend, &guest);
+    guest.rank = 0;
+    assert_stops(1, "rank 1, rank 2, rank 3 did not come", attend, &guest);  // rank 2 has asked and gone
+    Guest nowhere = {1, 2, "job", "/nonexistent/folder", NULL, 0.2, 0};
+    assert_stops(2, "could not be written (No such file", attend, &nowhere);
+}
+
+// 127.0.0.1 and a port that was free a moment ago
+static const char *free_address(void) {
+    static char address[32];
+    struct sockaddr_in any;
+    socklen_t length = sizeof any;
+    memset(&any, 0, sizeof any);
+    any.sin_family = AF_INET;
+    any.sin_addr.s_addr = htonl(INADDR_ANY);
+    int probe = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(probe, (struct sockaddr *)&any, sizeof any), 0);
+    assert_int_equal(getsockname(probe, (struct sockaddr *)&any, &length), 0);
+    close(probe);
+    snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(any.sin_port));
+    return address;
+}
+
+static void test_tcp(void **state) {
+    (void)state;
+    for (int size = 1; size <= 4; size++) {
+        Guest guest = {0, size, "job", NULL, free_address(), 20, 0};
+        assert_all_meet(guest, true);
+        assert_all_meet(guest, false);
+    }
+}
+
+// connects, asks unless question is NULL, and is gone
+static void hang_up(const struct addrinfo *address, const Question *question) {
+    int caller = socket(AF_INET, SOCK_STREAM, 0);
+    while (connect(caller, address->ai_addr, address->ai_addrlen) != 0) { meeting_pause(); }
+    if (question) { assert_true(meeting_send(caller, question, sizeof *question)); }
+    close(caller);
+}
+
+// callers: one that says nothing, one that hangs up, one that asks first, one of another job, one of no rank there is
+static void test_tcp_ignores_strangers(void **state) {
+    (void)state;
+    Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
+    pid_t host = start(&guest), stranger;
+    Guest other = {1, 2, "other", NULL, guest.server, 0.3, 0}, third = {2, 9, "job", NULL, guest.server, 0.3, 0};
+    struct addrinfo *address = meeting_addresses(guest.server, false);
+    int silent = socket(AF_INET, SOCK_STREAM, 0);
+    hang_up(address, NULL);
+    const Meeting early = {1, 2, "job", 1, NULL, 0};
+    const Question question = meeting_question(&early, 1, 1);
+    hang_up(address, &question);
+    assert_stops(1, "job 'other', rank 1 of 2: rank 0 did not come", attend, &other);
+    assert_stops(1, "rank 2 of 9: rank 0 did not come", attend, &third);
+    assert_int_equal(connect(silent, address->ai_addr, address->ai_addrlen), 0);
+    freeaddrinfo(address);
+    guest.rank = 1;
+    stranger = start(&guest);
+    int status;
+    waitpid(stranger, &status, 0);
+    assert_int_equal(status, 0);
+    waitpid(host, &status, 0);
+    assert_int_equal(status, 0);
+    close(silent);
+}
+
+static void test_tcp_refusals(void **state) {
+    (void)state;
+    Guest guest = {0, 3, "job", NULL, free_address(), 0.2, 0};
+    assert_stops(1, "rank 1, rank 2 did not come", attend, &guest);
+    guest.rank = 1;
+    assert_stops(1, "rank 1 of 3: rank 0 did not come", attend, &guest);
+    const char *const nowhere[] = {"here", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http"};
+    for (int i = 0; i < 5; i++) {
+        guest.server = nowhere[i];
+        assert_stops(2, "as the place to meet, expected HOST:PORT", attend, &guest);
+    }
+}
+
+// ---- a rank of several
+
+#define CHECK(holds, ...)                                                                                              \
+    do {                                                                                                               \
+        if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
+    } while (0)
+
+// The memory of a device that the host cannot reach: addresses beyond what a process has, so that a read is a crash.
+static const ptrdiff_t FAR_AWAY = (ptrdiff_t)1 << 62;
+
+static void *far_host(const void *p) { return (char *)p - FAR_AWAY; }
+static void *far_allocate(size_t bytes) { return (char *)host_allocate(bytes) + FAR_AWAY; }
+static void far_release(void *p) { free(far_host(p)); }
+static void far_fill(void *p, int byte, size_t bytes) { memset(far_host(p), byte, bytes); }
+static void far_upload(void *device, const void *host, size_t bytes) { memcpy(far_host(device), host, bytes); }
+static void far_download(void *host, const void *device, size_t bytes) { memcpy(host, far_host(device), bytes); }
+static void far_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    (void)ex;
+    memcpy(far_host(to), far_host(from), bytes);
+}
+
+static Device far_device(void) {
+    Device device = cpu_device;
+    device.allocate = far_allocate, device.release = far_release, device.fill = far_fill;
+    device.upload = far_upload, device.download = far_download, device.enqueue_copy = far_copy;
+    return device;
+}
+
+enum { EDGE = 64, PIECES = 2200013 };  // bytes past a buffer, which no call may touch; two pieces of bf16
+
+// what the checks of one world share
+typedef struct {
+    const int *members;  // the group's world ranks, in its order
+    Comm *comm;
+    char *in, *out;           // device memory
+    char *given, *got, *sum;  // host memory
+    uint64_t checks;
+} Bench;
+
+static const size_t counts[] = {1, 7, 1000003, PIECES};
+
+// element i of what a rank of the world gives in this check: as different in size as sums need to depend on their order
+static float given_value(uint64_t check, int world_rank, size_t i) {
+    uint64_t bits = rng_mix((check * 8 + (uint64_t)world_rank) << 32 | i);
+    if (i % 64 == 6) { return -0.0f; }  // on every rank: so is the sum
+    float value = (float)(int32_t)(uint32_t)bits * 0x1p-31f;
+    return value * (float)(1 << (bits >> 32) % 8);
+}
+
+static void put(void *to, size_t i, float value, DType dtype) {
+    if (dtype == DT_F32) {
+        ((float *)to)[i] = value;
+    } else if (dtype == DT_BF16) {
+        ((bf16 *)to)[i] = float_to_bf16(value);
+    } else {
+        ((uint8_t *)to)[i] = (uint8_t)float_to_bits(value);
+    }
+}
+
+static float stored(float value, DType dtype) { return dtype == DT_F32 ? value : bf16_to_float(float_to_bf16(value)); }
+
+// A serial sum in the order of the group's ranks, in fp32, rounded once.
+static void serial_sum(void *to, size_t first, size_t count, DType dtype, const Bench *b) {
+    for (size_t i = 0; i < count; i++) {
+        float sum = stored(given_value(b->checks, b->members[0], first + i), dtype);
+        for (int r = 1; r < b->comm->size; r++) {
+            sum += stored(given_value(b->checks, b->members[r], first + i), dtype);
+        }
+        put(to, i, sum, dtype);
+    }
+}
+
+static void give(char *to, size_t first, size_t count, DType dtype, int world_rank, const Bench *b) {
+    for (size_t i = 0; i < count; i++) { put(to, i, given_value(b->checks, world_rank, first + i), dtype); }
+}
+
+// One rank of the group comes late, another one in each check; the sums must not care.
+static void come_late(const Bench *b) {
+    if (b->checks % (uint64_t)b->comm->size == (uint64_t)b->comm->rank) { usleep(b->checks % 7 ? 1000 : 30000); }
+}
+
+// the device's memory: `given` and a poisoned edge
+static void lay_out(char *memory, const void *given, size_t bytes, Bench *b) {
+    if (given) {
+        b->comm->device->upload(memory, given, bytes);
+    } else {
+        b->comm->device->fill(memory, 0xAA, bytes);
+    }
+    b->comm->device->fill(memory + bytes, 0xAA, EDGE);
+}
+
+// the device's memory holds these bytes and the poison after them, and every rank's is the same where `alike`
+static void check_memory(const char *memory, const void *expected, size_t bytes, bool alike, const char *call,
+                         DType dtype, Bench *b) {
+    b->comm->device->download(b->got, memory, bytes + EDGE);
+    for (size_t i = 0; i < bytes; i++) {
+        CHECK(b->got[i] == ((const char *)expected)[i],
+              "%s of %zu bytes of %s in a group of %d: byte %zu is %02x, expected %02x", call, bytes, dtype_name(dtype),
+              b->comm->size, i, (uint8_t)b->got[i], ((const uint8_t *)expected)[i]);
+    }
+    for (size_t i = bytes; i < bytes + EDGE; i++) {
+        CHECK((uint8_t)b->got[i] == 0xAA, "%s wrote past its end, at %zu of %zu bytes", call, i, bytes);
+    }
+    if (!alike) { return; }
+    uint64_t hash = 0, hashes[8];
+    for (size_t i = 0; i < bytes; i++) { hash = (hash ^ (uint8_t)b->got[i]) * 0x100000001B3u; }
+    char *place = b->out + (2 << 20);  // the results' own memory is done with
+    b->comm->device->upload(place + (size_t)b->comm->rank * sizeof hash, &hash, sizeof hash);
+    comm_all_gather(place, place + (size_t)b->comm->rank * sizeof hash, sizeof hash, DT_U8, b->comm, NULL);
+    b->comm->device->download(hashes, place, (size_t)b->comm->size * sizeof hash);
+    for (int r = 0; r < b->comm->size; r++) { CHECK(hashes[r] == hash, "%s: rank %d has other bits", call, r); }
+}
+
+static void check_sent(uint64_t before, uint64_t expected, const char *call, const Bench *b) {
+    uint64_t sent = b->comm->sent_bytes - before;
+    CHECK(sent == expected, "%s sent %lu bytes, expected %lu", call, (unsigned long)sent, (unsigned long)expected);
+}
+
+// A broadcast's tree: one rank sends more than another, all together once to each that does not have it
+static void check_all_sent(uint64_t before, uint64_t expected, const Bench *b) {
+    long long sent = 0, mine = (long long)(b->comm->sent_bytes - before);
+    for (int r = 0; r < b->comm->size; r++) { sent += comm_max(r == b->comm->rank ? mine : -1, b->comm); }
+    CHECK(sent == (long long)expected, "broadcast: the ranks sent %lld bytes, expected %lu", sent,
+          (unsigned long)expected);
+}
+
+static void check_all_reduce(size_t count, DType dtype, Bench *b) {
+    size_t bytes = count * dtype_size(dtype);
+    give(b->given, 0, count, dtype, b->members[b->comm->rank], b);
+    serial_sum(b->sum, 0, count, dtype, b);
+    lay_out(b->out, b->given, bytes, b);
+    come_late(b);
+    uint64_t before = b->comm->sent_bytes;
+    comm_join(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
+    check_sent(before, comm_bytes_reduced(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
+    check_memory(b->out, b->sum, bytes, true, "all_reduce", dtype, b);
+}
+
+static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench *b) {
+    int size = b->comm->size, rank = b->comm->rank;
+    size_t chunk = comm_chunk(count, size), bytes = chunk * dtype_size(dtype), own = (size_t)rank * bytes;
+    give(b->given, 0, (size_t)size * chunk, dtype, b->members[rank], b);
+    serial_sum(b->sum, (size_t)rank * chunk, chunk, dtype, b);
+    lay_out(b->in, b->given, (size_t)size * bytes, b);
+    lay_out(b->out, NULL, bytes, b);
+    come_late(b);
+    uint64_t before = b->comm->sent_bytes;
+    comm_reduce_scatter(in_place ? b->in + own : b->out, b->in, chunk, dtype, b->comm, NULL);
+    check_sent(before, comm_bytes_gathered(chunk, dtype, size), "reduce_scatter", b);
+    if (in_place) {
+        memcpy(b->given + own, b->sum, bytes);
+    } else {
+        check_memory(b->out, b->sum, bytes, false, "reduce_scatter", dtype, b);
+    }
+    check_memory(b->in, b->given, (size_t)size * bytes, false, "reduce_scatter, what it read", dtype, b);
+}
+
+static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b) {
+    int size = b->comm->size, rank = b->comm->rank;
+    size_t chunk = comm_chunk(count, size), bytes = chunk * dtype_size(dtype);
+    for (int r = 0; r < size; r++) { give(b->sum + (size_t)r * bytes, 0, chunk, dtype, b->members[r], b); }
+    lay_out(b->out, NULL, (size_t)size * bytes, b);
+    char *own = in_place ? b->out + (size_t)rank * bytes : b->in;
+    b->comm->device->upload(own, b->sum + (size_t)rank * bytes, bytes);
+    come_late(b);
+    uint64_t before = b->comm->sent_bytes;
+    comm_all_gather(b->out, own, chunk, dtype, b->comm, NULL);
+    check_sent(before, comm_bytes_gathered(chunk, dtype, size), "all_gather", b);
+    check_memory(b->out, b->sum, (size_t)size * bytes, true, "all_gather", dtype, b);
+}
+
+static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
+    size_t bytes = count * dtype_size(dtype);
+    give(b->sum, 0, count, dtype, b->members[root], b);
+    lay_out(b->out, b->comm->rank == root ? b->sum : NULL, bytes, b);
+    come_late(b);
+    uint64_t before = b->comm->sent_bytes;
+    comm_broadcast(b->out, count, dtype, root, b->comm, NULL);
+    check_all_sent(before, (uint64_t)(b->comm->size - 1) * bytes, b);
+    check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
+}
+
+// every collective of a group, with the first of `counts`
+static void check_group(Comm *comm, const int *members, int num_counts, Bench *b) {
+    const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
+    b->comm = comm;
+    b->members = members;
+    for (int d = 0; d < 3; d++) {
+        for (int c = 0; c < num_counts; c++) {
+            for (int in_place = 0; in_place < 2; in_place++) {
+                if (dtypes[d] != DT_U8) {
+                    b->checks++;
+                    check_reduce_scatter(counts[c], dtypes[d], in_place, b);
+                }
+                b->checks++;
+                check_all_gather(counts[c], dtypes[d], in_place, b);
+            }
+            b->checks += 2;
+            if (dtypes[d] != DT_U8) { check_all_reduce(counts[c], dtypes[d], b); }
+            check_broadcast(counts[c], dtypes[d], (int)(b->checks % (uint64_t)comm->size), b);
+        }
+    }
+}
+
+static void bench_allocate(Bench *b, const Device *device) {
+    size_t bytes = (PIECES + 16) * sizeof(float) + EDGE;
+    b->in = (char *)device->allocate(bytes), b->out = (char *)device->allocate(bytes);
+    b->given = (char *)host_allocate(bytes), b->got = (char *)host_allocate(bytes);
+    b->sum = (char *)host_allocate(bytes);
+}
+
+static void bench_free(Bench *b, const Device *device) {
+    device->release(b->in), device->release(b->out);
+    free(b->given), free(b->got), free(b->sum);
+}
+
+// the whole world, on host memory or a device's
+static void check_world(Comm *world) {
+    Bench b = {0};
+    const int members[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    bench_allocate(&b, world->device);
+    check_group(world, members, 4, &b);
+    bench_free(&b, world->device);
+}
+
+// dp x t, tp fastest; dp's ranks run backwards, by their keys
+static void check_split(Comm *world, int t) {
+    Bench b = {0};
+    int members[8], last = world->size - t + world->rank % t;
+    Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, -world->rank);
+    CHECK(tp->size == t && tp->rank == world->rank % t, "tp: rank %d of %d", tp->rank, tp->size);
+    CHECK(dp->size == world->size / t && dp->rank == (last - world->rank) / t, "dp: rank %d of %d", dp->rank, dp->size);
+    bench_allocate(&b, world->device);
+    for (int r = 0; r < t; r++) { members[r] = world->rank / t * t + r; }
+    check_group(tp, members, t > 1 ? 3 : 0, &b);
+    for (int r = 0; r < dp->size; r++) { members[r] = last - r * t; }
+    check_group(dp, members, dp->size > 1 ? 3 : 0, &b);
+    bench_free(&b, world->device);
+    comm_close(tp);
+    comm_close(dp);
+}
+
+// Thousands of small calls on groups that overlap, with no barrier between: none may take another's message.
+static void check_many(Comm *world) {
+    int t = world->size % 2 == 0 ? 2 : 1, round;
+    Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, world->rank);
+    for (round = 0; round < 2000; round++) {
+        float x = (float)(world->rank + 1), y[8];
+        comm_all_reduce(&x, 1, DT_F32, tp, NULL);
+        comm_all_reduce(&x, 1, DT_F32, dp, NULL);
+        CHECK(2 * x == (float)(world->size * (world->size + 1)), "round %d: the sum is %g", round, (double)x);
+        x = (float)(round * 8 + tp->rank);
+        comm_all_gather(y, &x, 1, DT_F32, tp, NULL);
+        for (int r = 0; r < t; r++) { CHECK(y[r] == (float)(round * 8 + r), "round %d, rank %d", round, r); }
+        if (round % 100 == 99) { comm_barrier(round % 200 == 99 ? tp : dp); }
+    }
+    comm_close(tp);
+    comm_close(dp);
+}
+
+// No rank leaves before the last has come.
+static void check_barrier(Comm *world) {
+    for (int last = 0; last < world->size; last++) {
+        double came[8] = {0};
+        if (world->rank == last) { usleep(50000); }
+        came[world->rank] = comm_seconds();
+        comm_barrier(world);
+        double left = comm_seconds();
+        comm_all_gather(came, &came[world->rank], sizeof left, DT_U8, world, NULL);
+        for (int r = 0; r < world->size; r++) {
+            CHECK(left >= came[r], "a rank left a barrier %g s before rank %d came", came[r] - left, r);
+        }
+    }
+}
+
+// The largest of values of both signs and of all sizes, given by each rank in turn; nothing is counted as sent.
+static void check_max(Comm *world) {
+    uint64_t sent = world->sent_bytes;
+    for (int best = 0; best < world->size; best++) {
+        bool mine = best == world->rank;
+        CHECK(comm_max(mine ? -1 : LLONG_MIN, world) == -1, "comm_max of rank %d's -1", best);
+        CHECK(comm_max(mine, world) == 1, "comm_max of rank %d's 1", best);
+        CHECK(comm_max(mine ? LLONG_MAX : world->rank, world) == LLONG_MAX, "comm_max of rank %d's LLONG_MAX", best);
+        CHECK(comm_max(LLONG_MAX - best - world->rank, world) == LLONG_MAX - best, "comm_max of large values");
+    }
+    CHECK(world->sent_bytes == sent, "comm_max counted as a collective");
+}
+
+// Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
+static void check_tickets(Comm *world) {
+    float in[2][8 * 3], out[2][3], gathered[8] = {0}, own = (float)world->rank;
+    CommTicket tickets[2], first = world->calls;
+    Comm *same = comm_split(world, 0, world->rank);
+    for (int layer = 0; layer < 2; layer++) {
+        for (int i = 0; i < world->size * 3; i++) { in[layer][i] = (float)(100 * layer + i); }
+        tickets[layer] = comm_reduce_scatter(out[layer], in[layer], 3, DT_F32, world, NULL);
+    }
+    CommTicket gather = comm_all_gather(gathered, &own, 1, DT_F32, same, NULL);
+    CHECK(tickets[0] > first && tickets[1] == tickets[0] + 1 && gather == 1, "tickets are not counted by group");
+    comm_join(gather, same, NULL);
+    comm_join(tickets[1], world, NULL);
+    comm_join(tickets[0], world, NULL);
+    comm_join(tickets[1], world, NULL);
+    for (int i = 0; i < 3; i++) {
+        float expected = (float)(world->size * (world->rank * 3 + i)), more = (float)(world->size * 100);
+        CHECK(out[0][i] == expected, "layer 0: %g, expected %g", (double)out[0][i], (double)expected);
+        CHECK(out[1][i] == expected + more, "layer 1: %g, expected %g", (double)out[1][i], (double)(expected + more));
+    }
+    for (int r = 0; r < world->size; r++) { CHECK(gathered[r] == (float)r, "gathered from rank %d", r); }
+    comm_close(same);
+}
+
+static void check_device(Comm *world) {
+#ifdef HAVE_MPI
+    const Device far_memory = far_device();
+    Comm *staged = comm_mpi_for_device(world, &far_memory);
+    check_world(staged);
+    comm_close(staged);
+#endif
+    (void)world;
+}
+
+static int run_ranks(void) {
+    Comm *world = comm_open();
+    check_world(world);
+    for (int t = 1; t < world->size; t++) {
+        if (world->size % t == 0) { check_split(world, t); }
+    }
+    check_many(world);
+    check_barrier(world);
+    check_max(world);
+    check_tickets(world);
+    check_device(world);
+    if (world->rank == 0) { printf("every rank agrees\n"); }
+    comm_close(world);
+    return 0;
+}
+
+// ---- faults
+
+// dp x 2, each step a sum over both groups
+static void step(Comm *tp, Comm *dp) {
+    float x = 1;
+    comm_all_reduce(&x, 1, DT_F32, tp, NULL);
+    comm_all_reduce(&x, 1, DT_F32, dp, NULL);
+}
+
+static void commit(const char *fault, Comm *world) {
+    float x = 1, y[8];
+    if (strcmp(fault, "killed") == 0) { raise(SIGKILL); }
+    if (strcmp(fault, "stopped") == 0) { raise(SIGSTOP); }
+    if (strcmp(fault, "leaves") == 0) { exit(0); }
+    if (strcmp(fault, "fails") == 0) { run_error("step 20: the loss is NaN"); }
+    if (strcmp(fault, "refuses") == 0) { input_error("shard 3 is cut short"); }
+    if (strcmp(fault, "confuses") == 0) { comm_all_gather(y, &x, 1, DT_F32, world, NULL); }
+}
+
+// every rank says its process id first, so that what is left can be looked for
+static int run_fault(const char *fault, int culprit) {
+    Comm *world = comm_open();
+    world->timeout = 1;
+    printf("process %d\n", (int)getpid());
+    fflush(stdout);
+    comm_barrier(world);
+    if (strcmp(fault, "all-refuse") == 0) { input_error("data/none.bin: no such file"); }
+    int t = world->size % 2 == 0 ? 2 : 1;
+    Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, world->rank);
+    for (int i = 0; i < 40; i++) {
+        if (i == 20 && world->rank == culprit) { commit(fault, world); }
+        step(tp, dp);
+    }
+    float x = 1;
+    comm_all_reduce(&x, 1, DT_F32, world, NULL);
+    comm_close(dp);
+    comm_close(tp);
+    comm_close(world);
+    return 0;
+}
+
+static int say_backends(void) {
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    return puts(backends) == EOF;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2) { return strcmp(argv[1], "backends") == 0 ? say_backends() : run_ranks(); }
+    if (argc == 3) { return run_fault(argv[1], atoi(argv[2])); }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_single),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_open),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_file_ignores_what_is_left),
+        cmocka_unit_test(test_file_keeps_jobs_apart),
+        cmocka_unit_test(test_file_timeout),
+        cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_tcp_ignores_strangers),
+        cmocka_unit_test(test_tcp_refusals),
+    };
+    return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
+}

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Several processes through mpirun: every collective on 1, 2, 3 and 4 ranks, and what becomes of a job one of whose
+# ranks is killed, hangs, stops on bad input, fails, leaves, or makes another call than the rest.
+#   PROGRAM=build/test/test_comm dev/test/test_comm.sh
+# A job that ends badly is to say one sentence that names the rank, exit as that rank did, and leave no process.
+# Skipped where there is no mpirun, or no MPI was built in.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+program=${PROGRAM:-build/test/test_comm}
+skip() {
+    echo "$1: no test of several processes"
+    echo "[  SKIPPED ] 14 test(s)."
+    exit 0
+}
+command -v mpirun >/dev/null || skip "mpirun is not installed"
+"$program" backends | grep -q MPI || skip "$program was built without MPI"
+# more ranks than cores: one that waits gives its core away
+export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+run() { timeout -k 5 60 mpirun -np "$1" --oversubscribe --bind-to none "$program" "${@:2}" >"$out" 2>&1 </dev/null; }
+
+passed=0 failed=0
+# NAME TROUBLE
+report() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok $1"
+    else
+        failed=$((failed + 1))
+        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
+        sed 's/^/    | /' "$out"
+    fi
+}
+
+for ranks in 1 2 3 4; do
+    run "$ranks" ranks
+    status=$?
+    said=$(grep -c "^every rank agrees" "$out")
+    report "collectives on $ranks" "$([ "$status $said" = "0 1" ] || echo "exit status $status")"
+done
+
+# silent if no process of the job runs any more; it has a second to go. (Z: it has ended, and its parent is told later)
+all_gone() {
+    local left
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        left=$(sed -n 's/^process //p' "$out" | while read -r id; do
+            grep -s '^State:' "/proc/$id/status" | grep -qv 'Z (' && echo "$id"
+        done)
+        [ -n "$left" ] || return
+        sleep 0.1
+    done
+    echo "still running: $left"
+}
+
+# RANKS FAULT RANK STATUS PATTERN [SENTENCES, 1]
+fault() {
+    local status
+    run "$1" "$2" "$3"
+    status=$?
+    report "$2, rank $3 of $1" "$(
+        [ "$status" -eq "$4" ] || echo "exit status $status, expected $4"
+        [ "$(grep -c '^process' "$out")" -eq "$1" ] || echo "not every process said who it is"
+        grep -qE -- "$5" "$out" || echo "expected /$5/"
+        [ "$(grep -c 'train_gpt2:' "$out")" -eq "${6:-1}" ] || echo "expected ${6:-1} sentence(s)"
+        all_gone
+    )"
+}
+
+fault 2 refuses 1 2 '^train_gpt2: rank 1: shard 3 is cut short$'
+fault 4 refuses 0 2 '^train_gpt2: rank 0: shard 3 is cut short$'
+fault 3 fails 2 1 '^train_gpt2: rank 2: step 20: the loss is NaN$'
+fault 1 fails 0 1 '^train_gpt2: step 20: the loss is NaN$'
+fault 4 all-refuse 0 2 '^train_gpt2: rank [0-3]: data/none.bin: no such file$'
+# every other rank waits, some of them for ranks that wait
+fault 2 stopped 0 1 '^train_gpt2: rank 1: rank 0 has not answered for 1 s'
+fault 4 stopped 3 1 '^train_gpt2: rank [0-2]: rank 3 has not answered for 1 s'
+fault 4 confuses 1 1 '^train_gpt2: rank [0-3]: all_[a-z]* has waited 1 s though every rank answers'
+# mpirun says it
+fault 3 killed 1 137 'rank 1 .*exited on signal 9' 0
+fault 3 leaves 2 1 'due to process rank 2 ' 0
+
+[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
+echo "[  PASSED  ] $passed test(s)."
+[ "$failed" -eq 0 ]

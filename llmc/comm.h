@@ -1,0 +1,227 @@
+/*
+Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
+defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
+         comm_seconds, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for,
+         comm_max, comm_barrier, comm_split, comm_close, comm_new, comm_single
+  single   one process: nothing is sent and nothing is waited for
+  MPI      host memory, and device memory through host buffers (comm_mpi.h)
+  NCCL     device memory, between GPUs (comm_nccl.cuh)
+comm_open.h chooses one.
+
+Ranks     A process has a rank, 0 to size - 1, in every group it belongs to. The world is dp x tp with tp fastest:
+          world rank = dp_rank * t + tp_rank, so that
+              tp = comm_split(world, world->rank / t, world->rank)     t neighbours
+              dp = comm_split(world, world->rank % t, world->rank)     every t-th
+Calls     Every rank of a group makes the same calls with the same sizes in the same order, and every rank the same
+          calls on different groups in the same order, as the program text does by itself.
+Chunks    Sizes are in elements. What is scattered or gathered is `size` chunks of `chunk` elements, rank r's at
+          r * chunk. Nothing has to divide by anything: a bucket of n elements gets room for
+          size * comm_chunk(n, size), and what lies past n is summed and sent like the rest.
+Types     DT_F32 and DT_BF16; all_gather and broadcast also DT_U8, bytes of anything.
+Sums      On MPI ((x0 + x1) + x2) + ... in fp32, in the order of ranks, rounded once to bf16: the same bits on every
+          rank and in every run, whoever comes first. On NCCL in its order, the same on every rank.
+Streams   A call takes the Exec of the work it stands among. It starts when all work given to ex so far is done, so it
+          may read what that work writes and overwrite what that work reads; it runs beside the work given to ex after
+          it, which must leave its memory alone until comm_join(ticket, comm, ex): work given to ex after that starts
+          when the call is done. Calls of one group are done in order, so joining one joins those before it.
+          The host waits for nothing on NCCL; on MPI the call is done when it returns, and joining costs nothing. Both
+          kinds of waiting are events between streams: they may be recorded (Device.record_begin) where the group's
+          backend `records`, if a recording joins all its own tickets, and no others.
+              ticket = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
+              ... the backward of layer l - 1, into another bucket ...
+              comm_join(ticket, dp, ex);                                            before the bucket is used again
+Failure   A process that stops with run_error or input_error ends all of them, with its sentence and its rank, once.
+          One that waits longer than `timeout` seconds for another names those that do not answer, and does the same.
+          One that is killed is named by the launcher, which ends the others.
+*/
+#pragma once
+#include "check.h"
+#include "device.h"
+#include "floatx.h"
+#include <stdbool.h>
+#include <time.h>
+
+typedef struct Comm Comm;
+typedef uint64_t CommTicket;  // the n-th call of its group
+
+typedef struct {
+    const char *name;
+    bool records;  // its calls can be part of a recording
+
+    // ---- see the functions comm_...; sizes and types are checked there
+    void (*all_reduce)(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex);
+    void (*reduce_scatter)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
+    void (*all_gather)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
+    void (*broadcast)(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex);
+    void (*join)(CommTicket ticket, Comm *comm, Exec *ex);
+    void (*wait_for)(int mark, Comm *comm, Exec *ex);
+    long long (*max)(long long value, Comm *comm);
+    Comm *(*split)(Comm *comm, int colour, int key);
+    void (*close)(Comm *comm);
+} CommBackend;
+
+struct Comm {
+    const CommBackend *backend;
+    const Device *device;  // whose memory the calls take
+    int rank, size;        // in this group
+    int local_rank;        // in the world: among its processes on this machine, so the GPU to take
+    double timeout;        // seconds without an answer after which a rank is given up
+    uint64_t sent_bytes;   // by this rank to others, in this group's collectives so far; comm_max counts as nothing
+    CommTicket calls;
+    struct MpiGroup *mpi;    // comm_mpi.h
+    struct NcclGroup *nccl;  // comm_nccl.cuh
+};
+
+#define COMM_TIMEOUT 600.0
+
+// ---- sizes
+
+// elements of each rank's chunk of `count`
+static inline size_t comm_chunk(size_t count, int size) { return (count + (size_t)size - 1) / (size_t)size; }
+
+// how many of `count` elements in chunks of `chunk` are in RANK's: fewer than `chunk`, or none, in the last ones
+static inline size_t comm_part(size_t count, size_t chunk, int rank) {
+    size_t begin = (size_t)rank * chunk;
+    size_t left = begin < count ? count - begin : 0;
+    return left < chunk ? left : chunk;
+}
+
+// What a rank sends to others for one call, in bytes; it receives as much. all_reduce is a reduce_scatter and an
+// all_gather of its chunks: 2 (size - 1) / size of the buffer, but for the last chunk's size. So is a ring's traffic.
+static inline uint64_t comm_bytes_gathered(size_t chunk, DType dtype, int size) {
+    return (uint64_t)(size - 1) * chunk * dtype_size(dtype);
+}
+static inline uint64_t comm_bytes_reduced(size_t count, DType dtype, int rank, int size) {
+    size_t mine = comm_part(count, comm_chunk(count, size), rank);
+    return (count - mine + (uint64_t)(size - 1) * mine) * dtype_size(dtype);
+}
+
+static inline double comm_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// ---- calls
+
+static inline CommTicket comm_begin(Comm *comm, const char *call, DType dtype, bool sum) {
+    if (dtype != DT_F32 && dtype != DT_BF16 && (sum || dtype != DT_U8)) {
+        run_error("%s of type %s: the communicator takes F32 and BF16%s, a bug", call, dtype_name(dtype),
+                  sum ? "" : " and U8");
+    }
+    return ++comm->calls;
+}
+
+// Does the own chunk stand where it is in the whole? If not, they must lie apart.
+static inline bool comm_in_place(const void *whole, const void *own, size_t chunk, DType dtype, const Comm *comm) {
+    uintptr_t bytes = chunk * dtype_size(dtype), at = (uintptr_t)own, begin = (uintptr_t)whole;
+    if (at == begin + (uintptr_t)comm->rank * bytes) { return true; }
+    if (at + bytes > begin && at < begin + (uintptr_t)comm->size * bytes) {
+        run_error("a chunk overlaps the whole in another place than its own: a bug");
+    }
+    return false;
+}
+
+// buffer (count) = the sum of every rank's buffer
+static inline CommTicket comm_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
+    CommTicket ticket = comm_begin(comm, "all_reduce", dtype, true);
+    comm->backend->all_reduce(buffer, count, dtype, comm, ex);
+    return ticket;
+}
+
+// out (chunk) = the sum of every rank's in (size, chunk)[rank]. out is apart from in, or in place: in + rank * chunk;
+// the rest of `in` is left as it was.
+static inline CommTicket comm_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm,
+                                             Exec *ex) {
+    CommTicket ticket = comm_begin(comm, "reduce_scatter", dtype, true);
+    comm_in_place(in, out, chunk, dtype, comm);
+    comm->backend->reduce_scatter(out, in, chunk, dtype, comm, ex);
+    return ticket;
+}
+
+// out (size, chunk) = every rank's in (chunk). in is apart from out, or in place: out + rank * chunk.
+static inline CommTicket comm_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    CommTicket ticket = comm_begin(comm, "all_gather", dtype, false);
+    comm_in_place(out, in, chunk, dtype, comm);
+    comm->backend->all_gather(out, in, chunk, dtype, comm, ex);
+    return ticket;
+}
+
+// buffer (count) = rank root's
+static inline CommTicket comm_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
+    CommTicket ticket = comm_begin(comm, "broadcast", dtype, false);
+    if (root < 0 || root >= comm->size) { run_error("broadcast from rank %d of %d: a bug", root, comm->size); }
+    comm->backend->broadcast(buffer, count, dtype, root, comm, ex);
+    return ticket;
+}
+
+// Work given to ex from now on starts when the call of this ticket, and those of the group before it, are done.
+static inline void comm_join(CommTicket ticket, Comm *comm, Exec *ex) { comm->backend->join(ticket, comm, ex); }
+
+// Device.wait_for, but not for ever: stops the program when the work before the mark waits for a rank that has gone.
+// comm: the world. Every call whose ticket was joined before the mark, of any group, is done then.
+static inline void comm_wait_for(int mark, Comm *comm, Exec *ex) { comm->backend->wait_for(mark, comm, ex); }
+
+// The largest of the values that the ranks' hosts give: whether a signal came to any, how far all are. Need not
+// wait for work.
+static inline long long comm_max(long long value, Comm *comm) {
+    comm->calls++;
+    return comm->backend->max(value, comm);
+}
+
+// The host goes on when every rank's host has come here.
+static inline void comm_barrier(Comm *comm) { comm_max(0, comm); }
+
+// The group of those ranks that give the same colour, in the order of their keys and then of their ranks here. Every
+// rank of `comm` calls it. The caller closes what it returns, before `comm`.
+static inline Comm *comm_split(Comm *comm, int colour, int key) { return comm->backend->split(comm, colour, key); }
+
+// Frees a group when its calls are done. Every rank of it calls it; closing the world ends the connection.
+static inline void comm_close(Comm *comm) { comm->backend->close(comm); }
+
+// ---- single: a group of one
+
+static inline Comm *comm_new(const CommBackend *backend, const Device *device) {
+    Comm *comm = (Comm *)xcalloc(1, sizeof *comm);
+    comm->backend = backend;
+    comm->device = device;
+    comm->size = 1;
+    comm->timeout = COMM_TIMEOUT;
+    return comm;
+}
+
+static inline void single_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
+    (void)buffer, (void)count, (void)dtype, (void)comm, (void)ex;
+}
+
+static inline void single_copy(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    if (out != in) { comm->device->enqueue_copy(out, in, chunk * dtype_size(dtype), ex); }
+}
+
+static inline void single_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
+    (void)buffer, (void)count, (void)dtype, (void)root, (void)comm, (void)ex;
+}
+
+static inline void single_join(CommTicket ticket, Comm *comm, Exec *ex) { (void)ticket, (void)comm, (void)ex; }
+
+static inline void single_wait_for(int mark, Comm *comm, Exec *ex) { comm->device->wait_for(mark, ex); }
+
+static inline long long single_max(long long value, Comm *comm) {
+    (void)comm;
+    return value;
+}
+
+static inline Comm *single_split(Comm *comm, int colour, int key) {
+    (void)colour, (void)key;
+    return comm_new(comm->backend, comm->device);
+}
+
+static inline void single_close(Comm *comm) { free(comm); }
+
+static const CommBackend comm_single_backend = {
+    "single",        true,       single_all_reduce, single_copy,  single_copy, single_broadcast, single_join,
+    single_wait_for, single_max, single_split,      single_close,
+};
+
+// The group of this process alone; comm_close frees it.
+static inline Comm *comm_single(const Device *device) { return comm_new(&comm_single_backend, device); }

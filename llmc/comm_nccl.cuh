@@ -1,0 +1,241 @@
+/*
+The communicator between GPUs: NCCL on a stream of its own beside the one that computes.
+defines: comm_nccl_open, nccl_draw_id, nccl_version
+Each call puts three things into streams, and the host goes on:
+  an event in the compute stream, which the group's stream waits for      what the call reads has been written, what it
+                                                                          overwrites has been read
+  the collective, in the group's stream
+  an event after it, which comm_join makes the compute stream wait for    what it wrote may be read
+The events of latest calls are kept in a ring; a slot that was taken by a later call makes its waiter wait for that one,
+which is longer but no less safe.
+Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, with
+NCCL_LAUNCH_ORDER_IMPLICIT, which is set here unless the environment says otherwise.
+A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both. With
+MPI beside it (`host`) it names the silent rank; without, each rank says what it knows, and the launcher ends the rest
+(srun --kill-on-bad-exit).
+*/
+#pragma once
+#include "comm.h"
+#include "device.cuh"
+#ifdef HAVE_MPI
+#include "comm_mpi.h"
+#endif
+#include <nccl.h>
+#include <unistd.h>
+
+enum { NCCL_EVENTS = 8 };
+
+struct NcclGroup {
+    ncclComm_t nccl;
+    Comm *host;  // the same ranks through MPI; NULL without it
+    bool is_world;
+    cudaStream_t stream;
+    cudaEvent_t given;               // what the compute stream was given before the latest call
+    cudaEvent_t done[NCCL_EVENTS];   // call n's is n % NCCL_EVENTS
+    long long *value, *given_value;  // what comm_max without MPI works on, on the device and on the host
+};
+
+static inline void nccl_check(ncclResult_t result, const char *call) {
+    if (result != ncclSuccess) { run_error("%s: %s", call, ncclGetErrorString(result)); }
+}
+#define NCCL_CHECK(call) nccl_check((call), #call)
+
+static inline int nccl_version(void) {
+    int version = 0;
+    NCCL_CHECK(ncclGetVersion(&version));
+    return version;
+}
+
+static inline ncclDataType_t nccl_type(DType dtype) {
+    return dtype == DT_F32 ? ncclFloat32 : dtype == DT_BF16 ? ncclBfloat16 : ncclUint8;
+}
+
+// ---- calls
+
+static inline void nccl_begin(Comm *comm, Exec *ex) {
+    struct NcclGroup *g = comm->nccl;
+    CUDA_CHECK(cudaEventRecord(g->given, stream_of(ex)));
+    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->given, 0));
+}
+
+static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {
+    CUDA_CHECK(cudaEventRecord(comm->nccl->done[comm->calls % NCCL_EVENTS], comm->nccl->stream));
+    comm->sent_bytes += sent_bytes;
+}
+
+static inline void nccl_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
+    nccl_begin(comm, ex);
+    NCCL_CHECK(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, comm->nccl->nccl, comm->nccl->stream));
+    nccl_end(comm, comm_bytes_reduced(count, dtype, comm->rank, comm->size));
+}
+
+static inline void nccl_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    nccl_begin(comm, ex);
+    NCCL_CHECK(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, comm->nccl->nccl, comm->nccl->stream));
+    nccl_end(comm, comm_bytes_gathered(chunk, dtype, comm->size));
+}
+
+static inline void nccl_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    nccl_begin(comm, ex);
+    NCCL_CHECK(ncclAllGather(in, out, chunk, nccl_type(dtype), comm->nccl->nccl, comm->nccl->stream));
+    nccl_end(comm, comm_bytes_gathered(chunk, dtype, comm->size));
+}
+
+// a chain: every rank but the last hands it on
+static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
+    nccl_begin(comm, ex);
+    NCCL_CHECK(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, comm->nccl->nccl, comm->nccl->stream));
+    bool last = (comm->rank + 1) % comm->size == root;
+    nccl_end(comm, last ? 0 : count * dtype_size(dtype));
+}
+
+static inline void nccl_join(CommTicket ticket, Comm *comm, Exec *ex) {
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(ex), comm->nccl->done[ticket % NCCL_EVENTS], 0));
+}
+
+// ---- waiting on the host
+
+// after `waited` seconds for the device: stops the program if NCCL knows of an error, or the time is up
+static inline void nccl_watch(Comm *comm, double waited) {
+    ncclResult_t state = ncclSuccess;
+    NCCL_CHECK(ncclCommGetAsyncError(comm->nccl->nccl, &state));
+    if (state != ncclSuccess && state != ncclInProgress) {
+        run_error("NCCL lost another rank (%s): what that rank last said tells why", ncclGetErrorString(state));
+    }
+#ifdef HAVE_MPI
+    Comm *host = comm->nccl->host;
+    if (host && host->mpi) {
+        mpi_give_signs(host->mpi->job);
+        if (waited > comm->timeout) { mpi_give_up(host, "NCCL"); }
+    }
+#endif
+    if (waited > comm->timeout) {
+        run_error("a rank has not answered for %g s (rank %d of %d waits, in NCCL); if nothing hangs, give a longer "
+                  "--comm-timeout",
+                  comm->timeout, comm->rank, comm->size);
+    }
+}
+
+static inline void nccl_wait_for_event(cudaEvent_t event, Comm *comm) {
+    double start = comm_seconds(), watched = start;
+    cudaError_t state;
+    while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
+        double now = comm_seconds();
+        if (now - watched > 1e-2) {
+            nccl_watch(comm, now - start);
+            watched = now;
+        }
+        if (now - start > 1e-3) { usleep(20); }
+    }
+    CUDA_CHECK(state);
+}
+
+static inline void nccl_wait_for(int mark, Comm *comm, Exec *ex) { nccl_wait_for_event(ex->cuda->marks[mark], comm); }
+
+static inline long long nccl_max(long long value, Comm *comm) {
+    struct NcclGroup *g = comm->nccl;
+    if (g->host) { return comm_max(value, g->host); }
+    const size_t bytes = sizeof value;
+    cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
+    *g->given_value = value;
+    CUDA_CHECK(cudaMemcpyAsync(g->value, g->given_value, bytes, cudaMemcpyHostToDevice, g->stream));
+    NCCL_CHECK(ncclAllReduce(g->value, g->value, 1, ncclInt64, ncclMax, g->nccl, g->stream));
+    CUDA_CHECK(cudaMemcpyAsync(g->given_value, g->value, bytes, cudaMemcpyDeviceToHost, g->stream));
+    CUDA_CHECK(cudaEventRecord(done, g->stream));
+    nccl_wait_for_event(done, comm);
+    return *g->given_value;
+}
+
+static inline Comm *nccl_split(Comm *comm, int colour, int key);
+static inline void nccl_close(Comm *comm);
+
+static const CommBackend comm_nccl_backend = {
+    "nccl",    true,          nccl_all_reduce, nccl_reduce_scatter, nccl_all_gather, nccl_broadcast,
+    nccl_join, nccl_wait_for, nccl_max,        nccl_split,          nccl_close,
+};
+
+// ---- groups
+
+// takes over `nccl`; `host` is the caller's
+static inline Comm *nccl_group(ncclComm_t nccl, Comm *host) {
+    Comm *comm = comm_new(&comm_nccl_backend, &cuda_device);
+    struct NcclGroup *g = comm->nccl = static_cast<struct NcclGroup *>(xcalloc(1, sizeof *g));
+    NCCL_CHECK(ncclCommUserRank(nccl, &comm->rank));
+    NCCL_CHECK(ncclCommCount(nccl, &comm->size));
+    g->nccl = nccl;
+    g->host = host;
+    // before compute kernels where both could run: a collective is waited for on other GPUs too
+    int least = 0, greatest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
+    CUDA_CHECK(cudaEventCreateWithFlags(&g->given, cudaEventDisableTiming));
+    for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
+    if (!host) {
+        g->value = static_cast<long long *>(cuda_allocate(sizeof *g->value));
+        g->given_value = static_cast<long long *>(cuda_allocate_host(sizeof *g->given_value));
+    }
+    return comm;
+}
+
+static inline void nccl_free(struct NcclGroup *g) {
+    CUDA_CHECK(cudaStreamSynchronize(g->stream));
+    NCCL_CHECK(ncclCommFinalize(g->nccl));
+    NCCL_CHECK(ncclCommDestroy(g->nccl));
+    for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(g->done[i])); }
+    CUDA_CHECK(cudaEventDestroy(g->given));
+    CUDA_CHECK(cudaStreamDestroy(g->stream));
+    if (g->value) {
+        cuda_release(g->value);
+        cuda_release_host(g->given_value);
+    }
+    free(g);
+}
+
+// StopHook where there is no MPI: ends this process at once, as its usual end would wait for work that waits for others
+static inline void nccl_stop(void *world, int status, const char *sentence) {
+    fprintf(stderr, "train_gpt2: rank %d: %s\n", static_cast<const Comm *>(world)->rank, sentence);
+    _exit(status);
+}
+
+// the host's group of the world is the caller's
+static inline void nccl_close(Comm *comm) {
+    struct NcclGroup *g = comm->nccl;
+    if (g->host && !g->is_world) { comm_close(g->host); }
+    if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
+    nccl_free(g);
+    free(comm);
+}
+
+static inline Comm *nccl_split(Comm *comm, int colour, int key) {
+    struct NcclGroup *g = comm->nccl;
+    ncclComm_t nccl = NULL;
+    comm_barrier(comm);  // which gives up on a rank that does not come
+    NCCL_CHECK(ncclCommSplit(g->nccl, colour, key, &nccl, NULL));
+    Comm *part = nccl_group(nccl, g->host ? comm_split(g->host, colour, key) : NULL);
+    part->local_rank = comm->local_rank;
+    part->timeout = comm->timeout;
+    if (part->size > 1) { return part; }
+    nccl_close(part);  // a group of one has nothing to send
+    return comm_single(&cuda_device);
+}
+
+// The id that one rank draws and all need; the others get it by comm_broadcast or by llmc/rendezvous.h.
+static inline ncclUniqueId nccl_draw_id(void) {
+    ncclUniqueId id;
+    NCCL_CHECK(ncclGetUniqueId(&id));
+    return id;
+}
+
+// The world of `size` processes with a GPU each: this one's is the current one. host: the same ranks through MPI, which
+// the caller closes after what is returned; NULL without MPI.
+static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, double timeout) {
+    ncclComm_t nccl = NULL;
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    NCCL_CHECK(ncclCommInitRank(&nccl, size, id, rank));
+    Comm *comm = nccl_group(nccl, host);
+    comm->nccl->is_world = true;
+    comm->local_rank = local_rank;
+    comm->timeout = timeout;
+    if (!host) { *stop_hook() = {nccl_stop, comm}; }
+    return comm;
+}
