@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The trainer as a user meets it at the command line: what it prints, what it leaves on the disk, how it ends.
 #   TRAINER=./train_gpt2 CUDA_TRAINER=build/nvcc/train_gpt2 dev/test/test_trainer.sh
-# The second is a build for GPUs, which dev/test/test_nvcc.sh leaves where there is nvcc; it is run where there is no GPU.
+# The second is a build for GPUs, which dev/test/test_nvcc.sh leaves where nvcc is; it is run where there is no GPU.
 # One line a case; what a failed case saw follows it, indented. Ends as cmocka does: `[  PASSED  ] N test(s).`
 set -uo pipefail
 
