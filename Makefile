@@ -204,9 +204,10 @@ build/check/c++: train_gpt2.cu build/flags
 	@echo 'compile    train_gpt2.cu as C++20'
 	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
 # the test of what nvcc says keeps its results, and is quick when it is run again
-build/check/nvcc: train_gpt2.cu $(wildcard llmc/*) dev/test/test_nvcc.sh
+build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/test_ops.cu dev/test/test_nvcc.sh \
+		$(wildcard llmc/* dev/test/*.h)
 	@mkdir -p $(@D)
-	@echo 'compile    train_gpt2.cu with nvcc, for every architecture'
+	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
 	@dev/test/test_nvcc.sh > $@ 2>&1 || true
 
 # the communicator between GPUs compiles and links

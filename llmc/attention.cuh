@@ -12,7 +12,9 @@ the diagonal are neither loaded nor computed.
 Each kernel is written once, over a struct that says how tiles lie and how products are made:
   TensorTiles  bf16, heads of 32, 64, 80 or 128, arrays aligned to 16 bytes: mma on tensor cores; cp.async copies a tile
                while the one before is used. A warp has 32 rows of its own (16 where heads are wide), so that what is
-               read from shared memory serves 2 or 4 mma: bound by the tensor cores, not by shared memory
+               read from shared memory serves 2 or 4 mma. Forward and dQ are bound by the tensor cores; dK, dV as much
+               by ldmatrix: with heads of 64 a step of 16 queries has 64 mma and 24 ldmatrix, 8 of them for values
+               that no registers are left to hold
   PlainTiles   all else up to heads of 256: fp32 in shared memory, a thread multiplies 4 rows by 4
 Bytes: a block reads its rows once, and those of the other side up to the diagonal. Over a head these are read
 T / (2 OWN) times, from L2, since the blocks of a head run at about the same time. Outputs are written once, 16 bytes a

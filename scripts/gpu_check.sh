@@ -11,8 +11,8 @@
 #            found through NVCC, PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161.
 #            60 steps of each take 6 s and 17 s at 550 TFLOP/s, a little over half of a Hopper's bf16 peak
-# time       build 60 s, tests 30 s, sanitizers 60 s, operations 40 s, training 100 s, PyTorch 200 s, half of that to
-#            compile. Each step has its limit, and what would pass 530 s in all is left out and said
+# time       build 60 s, tests and sanitizers, all at once on 16 cores, 100 s, operations 40 s, training 100 s, PyTorch
+#            200 s, half of that to compile. Each step has its limit; what would pass 530 s in all is left out and said
 # FLOPs      a token takes 6 N + 6 L C T: N counts every parameter but wpe's, which is added, not multiplied; half of
 #            attention is masked. The share is of the rate of a large square bf16 product, measured in the same run
 # memory     1558M takes 49 GiB (train_gpt2 --plan -e d48 -b 16), of which 21 are weights, gradients and moments
@@ -64,15 +64,21 @@ report() {
     printf '%4d s  %s: %s%s\n' $((SECONDS - started)) "$1" "$word" "${3:+; $3}"
 }
 
-# logged NAME SECONDS COMMAND...: runs it with its output in a log, whose end is shown if it fails, and reports
-logged() {
+# start NAME SECONDS COMMAND...: begins it, with its output in a log
+declare -A process=()
+start() {
+    bounded "${@:2}" >"$build/log/$1.txt" 2>&1 </dev/null &
+    process[$1]=$!
+}
+
+# finish NAME: waits for what was started and reports; the end of its log is shown if it fails
+finish() {
     local name=$1 log=$build/log/$1.txt status
-    bounded "${@:2}" >"$log" 2>&1 </dev/null
+    wait "${process[$name]}"
     status=$?
     report "$name" $status \
         "$(sed -n 's/^\[ *PASSED *\] \([0-9]* test(s)\).*/\1/p; s/.* SUMMARY: //p' "$log" | tail -n 1)"
     case $status in 0 | 125) ;; *) tail -n 15 "$log" | sed 's/^/        /' ;; esac
-    return $status
 }
 
 # ---- CUDA, from its toolkit or from wheels
@@ -261,6 +267,14 @@ timed() {
     case $2 in 0 | 125) ;; *) tail -n 5 "$3" | sed 's/^/        /' ;; esac
 }
 
+# check_first_loss METRICS: a model that has learned nothing is off by ln 50257 = 10.82, and a little as its logits vary
+check_first_loss() {
+    local loss
+    loss=$(sed -n 's/^{"step":1,"loss":\([^,]*\),.*/\1/p' "$1")
+    awk -v loss="$loss" 'BEGIN { exit !(loss >= 10.8 && loss <= 11.1) }'
+    report "the first loss of 124M" $? "step 1 has loss ${loss:-none}; random weights and tokens give 10.8 to 11.1"
+}
+
 # time_ours ROUND MODEL L C BATCH SECONDS
 time_ours() {
     local folder=$build/run log=$build/log/ours_$2_$1.txt ms=() status
@@ -274,6 +288,7 @@ time_ours() {
             "$(cat $folder/first)"
     fi
     timed "train $2, run $1" $status "$log" "${ms[0]:-}"
+    [ "$status $2" != "0 124M" ] || check_first_loss $folder/metrics.jsonl
 }
 
 # time_torch ROUND MODEL L C BATCH SECONDS
@@ -304,17 +319,27 @@ same_bits() {
     timed "the same bits twice, 20 steps of 124M" $? "$log"
 }
 
-# sanitize TOOL: compute-sanitizer over two small steps, whose matmul algorithms are chosen beforehand
-sanitize() {
-    local small=("$programs/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 2 -t 64 -x 2 -v 0 -s 0)
-    built train_gpt2 || return
-    if [ -z "$sanitizer" ]; then
-        report "$1" skipped "there is no compute-sanitizer"
-        return
-    fi
-    bounded 20 "${small[@]}" >$build/log/small.txt 2>&1
-    # without the variable the program would start itself again, which the tool does not follow
-    GOMP_SPINCOUNT=1000 logged "$1" 60 "$sanitizer" --tool "$1" --error-exitcode 9 "${small[@]}"
+# check_kernels: the tests, and compute-sanitizer over two steps of a small model whose kernels are those for tensor
+# cores. All at once: the tests wait for the host's sums, the tools for the host's driver
+check_kernels() {
+    local small=("$programs/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 4 -t 300 -x 2 -v 0 -s 0)
+    local tools=(memcheck racecheck synccheck initcheck) name
+    built train_gpt2 && bounded 20 "${small[@]}" >$build/log/small.txt 2>&1  # chooses the matmul algorithms
+    # without GOMP_SPINCOUNT the program would start itself again, which the tools do not follow
+    local settings=(env TEST_DEVICE=cuda GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=$((($(nproc) + 1) / 2)))
+    for name in test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32; do
+        built $name && start $name 150 "${settings[@]}" "$programs/$name"
+    done
+    for name in "${tools[@]}"; do
+        if [ -z "$sanitizer" ]; then
+            report "$name" skipped "there is no compute-sanitizer"
+        elif built train_gpt2; then
+            start "$name" 120 "${settings[@]}" "$sanitizer" --tool "$name" --error-exitcode 9 "${small[@]}"
+        fi
+    done
+    for name in "${tools[@]}" test_gpt2_bf16 test_gpt2_fp32 test_ops_bf16 test_ops_fp32; do
+        [ -z "${process[$name]:-}" ] || finish "$name"
+    done
 }
 
 # ---- the report
@@ -382,16 +407,10 @@ torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torc
 rm -f $build/picks.txt
 make_tokens $tokens 4200000 1
 
-for test in test_ops_bf16 test_ops_fp32; do
-    built $test && logged $test 60 "$programs/$test"
-done
-for test in test_gpt2_bf16 test_gpt2_fp32; do
-    built $test && TEST_DEVICE=cuda logged $test 60 "$programs/$test"
-done
-sanitize memcheck
-sanitize racecheck
+check_kernels
 if built bench_ops; then
-    logged bench_ops 80 "$programs/bench_ops" --device cuda
+    start bench_ops 80 "$programs/bench_ops" --device cuda
+    finish bench_ops
     gemm=$(sed -n 's/^Ceilings.* matmul of .* \([0-9.]*\) TFLOP.*/\1/p' $build/log/bench_ops.txt | head -n 1)
 fi
 for round in 1 2; do

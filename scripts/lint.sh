@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The width of every line, clang-tidy and cppcheck over the C sources, shellcheck over the scripts; fails if any of them
-# finds something.
+# The width of every line, the lists of what headers define, clang-tidy and cppcheck over the C sources, shellcheck over
+# the scripts; fails if any of them finds something.
 # .clang-tidy says which checks are on. Headers are read through the programs that include them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -22,6 +22,21 @@ mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*
 echo "width        ${#sources[@]} files"
 # the locale makes grep count characters, not bytes; it succeeds where it finds something
 LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1
+
+# Each name in a header's `defines:` list begins something there: a declaration, or a line of an enum. The emulator's
+# lists are sentences, about names that are CUDA's.
+mapfile -t headers < <(git ls-files -co --exclude-standard llmc | grep -v /simt)
+echo "defines:     ${#headers[@]} headers"
+defined() { # HEADER: the names in its list
+    sed -nE '/^defines:/,/^$|^\*\/|^ {0,8}[^ ]/ { /^(defines:| {9}[^ ])/p }' "$1" |
+        sed -E 's/^defines://; s/\([^)]*\)//g' | grep -oE '\w+'
+}
+for header in "${headers[@]}"; do
+    for name in $(defined "$header"); do
+        sed '1,/^\*\//d' "$header" | grep -qE "^[^ /].*\b$name\b|^ +$name( =|,|\$)" && continue
+        echo "$header: \`defines:\` names $name, which is not there" && status=1
+    done
+done
 
 echo "clang-tidy   ${#programs[@]} programs"
 tidy() { clang-tidy --quiet "$1" -- -x c -std=gnu11 -fopenmp "${@:2}" 2>/dev/null; }

@@ -1,8 +1,10 @@
 /*
-Every operation at GPT-2 124M's shapes, as a share of what the machine can do.
-    bench_ops [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]      prints a table in Markdown
+Every operation at GPT-2's shapes, as a share of what the machine can do.
+    bench_ops [-e d12|d48] [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]     prints a table in Markdown
 One source, as the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
 
+Shapes    124M's, or with -e d48 1558M's. The arrays of the optimizer and of the norm are 124M's in both: their rates do
+          not depend on it.
 Ceilings  are measured first, and again at the end: if the two differ, something else was running. The 10th percentile
           of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes written; on a
           GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward of a large
@@ -28,6 +30,7 @@ Every row then has a second line. What the candidate leaves alone comes out at a
 */
 #include "../../llmc/backend.h"
 #include "../../llmc/flags.h"
+#include "../../llmc/gpt2_plan.h"
 #include "../../llmc/logger.h"
 #include "../test/cases.h"
 #include <time.h>
@@ -42,58 +45,60 @@ enum { MAX_TABLES = 1 };
 enum { WARM_UP = 3, MIN_RUNS = 20, MAX_RUNS = 50 };
 static const double ENOUGH_SECONDS = 0.3;
 
-static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
+#define MODEL_CHOICES "d12 d48"
+static const GPT2Config models[] = {{1024, 50257, 50304, 12, 12, 768}, {1024, 50257, 50304, 48, 25, 1600}};
 
 // what an operation is measured at, if not at its row's shape and variant 0 alone
 typedef struct {
     const char *op, *what;
-    int variant, C, OC;  // 0: the row's
-    bool chunk;          // of as many rows as the trainer holds logits of
+    int variant;
+    Dim C, OC;   // OWN: those of the operation's row
+    bool chunk;  // of as many rows as the trainer holds logits of
 } BenchRow;
-
-enum { C1 = 768, C3 = 3 * C1, C4 = 4 * C1, LOGITS = 50304 };
+#define OWN DIM_ONE
 
 static const BenchRow bench_rows[] = {
-    {"matmul_forward", "qkv", MATMUL_WITH_BIAS, C1, C3, false},
-    {"matmul_forward", "attproj + residual", MATMUL_WITH_BOTH, C1, C1, false},
-    {"matmul_forward", "fcproj + residual", MATMUL_WITH_BOTH, C4, C1, false},
-    {"matmul_forward", "logits", 0, C1, LOGITS, true},
-    {"matmul_gelu_forward", "fc", 0, C1, C4, false},
-    {"attention_decode", "at once", 0, 0, 0, false},
-    {"attention_decode", "one by one", 1, 0, 0, false},
-    {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, 0, 0, true},
-    {"classifier", "loss", CLASSIFIER_LOSS, 0, 0, true},
-    {"matmul_backward", "logits, dinp", MATMUL_DINP, C1, LOGITS, true},
-    {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, C1, LOGITS, true},
-    {"matmul_backward", "fcproj and gelu", MATMUL_GELU, C4, C1, false},  // with fc's dbias
-    {"matmul_backward", "fc, dinp", MATMUL_DINP, C1, C4, false},
-    {"matmul_backward", "fc, dweight", MATMUL_DWEIGHT, C1, C4, false},
-    {"matmul_backward", "attproj", MATMUL_SET, C1, C1, false},
-    {"matmul_backward", "qkv", MATMUL_SET, C1, C3, false},
-    {"matmul_backward", "qkv, +=", MATMUL_ADD, C1, C3, false},
-    {"matmul_backward", "qkv, += dbias", MATMUL_DBIAS, C1, C3, false},
-    {"matmul_backward", "qkv, bf16", MATMUL_BF16, C1, C3, false},
-    {"layernorm_backward", "", GRAD_SET, 0, 0, false},
-    {"layernorm_backward", "+= bf16", GRADIENT_BF16_ADD, 0, 0, false},
-    {"embedding_backward", "", GRAD_SET, 0, 0, false},
-    {"embedding_backward", "+= bf16", GRADIENT_BF16_ADD, 0, 0, false},
-    {"adamw_update", "params alone", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
+    {"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false},
+    {"matmul_forward", "attproj + residual", MATMUL_WITH_BOTH, DIM_C, DIM_C, false},
+    {"matmul_forward", "fcproj + residual", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false},
+    {"matmul_forward", "logits", 0, DIM_C, DIM_VP, true},
+    {"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false},
+    {"attention_decode", "at once", 0, OWN, OWN, false},
+    {"attention_decode", "one by one", 1, OWN, OWN, false},
+    {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, OWN, OWN, true},
+    {"classifier", "loss", CLASSIFIER_LOSS, OWN, OWN, true},
+    {"matmul_backward", "logits, dinp", MATMUL_DINP, DIM_C, DIM_VP, true},
+    {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, DIM_C, DIM_VP, true},
+    {"matmul_backward", "fcproj and gelu", MATMUL_GELU, DIM_4C, DIM_C, false},  // with fc's dbias
+    {"matmul_backward", "fc, dinp", MATMUL_DINP, DIM_C, DIM_4C, false},
+    {"matmul_backward", "fc, dweight", MATMUL_DWEIGHT, DIM_C, DIM_4C, false},
+    {"matmul_backward", "attproj", MATMUL_SET, DIM_C, DIM_C, false},
+    {"matmul_backward", "qkv", MATMUL_SET, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, +=", MATMUL_ADD, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, += dbias", MATMUL_DBIAS, DIM_C, DIM_3C, false},
+    {"matmul_backward", "qkv, bf16", MATMUL_BF16, DIM_C, DIM_3C, false},
+    {"layernorm_backward", "", GRAD_SET, OWN, OWN, false},
+    {"layernorm_backward", "+= bf16", GRADIENT_BF16_ADD, OWN, OWN, false},
+    {"embedding_backward", "", GRAD_SET, OWN, OWN, false},
+    {"embedding_backward", "+= bf16", GRADIENT_BF16_ADD, OWN, OWN, false},
+    {"adamw_update", "params alone", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), OWN, OWN, false},
 #ifdef PRECISION_BF16
-    {"adamw_update", "master", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), 0, 0, false},
-    {"adamw_update", "split, bf16 moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), 0, 0, false},
-    {"adamw_update", "split, 8-bit moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), 0, 0, false},
+    {"adamw_update", "master", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), OWN, OWN, false},
+    {"adamw_update", "split, bf16 moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), OWN, OWN, false},
+    {"adamw_update", "split, 8-bit moments", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), OWN, OWN, false},
 #endif
-    {"adamw_update", "alone, bf16 moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BF16, ADAMW_BF16), 0, 0, false},
-    {"adamw_update", "alone, 8-bit moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BYTES, ADAMW_BF16), 0, 0, false},
+    {"adamw_update", "alone, bf16 moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BF16, ADAMW_BF16), OWN, OWN, false},
+    {"adamw_update", "alone, 8-bit moments", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_BYTES, ADAMW_BF16), OWN, OWN, false},
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
 typedef struct {
-    int B, T, device;
+    int model, B, T, device;
     const char *only, *small;
 } Options;
 
 static const Flag flags[] = {
+    {"e", NULL, FLAG_CHOICE, offsetof(Options, model), 0, 0, MODEL_CHOICES, NULL, "the model: 124M or 1558M"},
     {"b", NULL, FLAG_INT, offsetof(Options, B), 0, 1 << 16, NULL, "B", "sequences (0: 64 on a GPU, 4 on a CPU)"},
     {"t", NULL, FLAG_INT, offsetof(Options, T), 0, 1024, NULL, "T", "tokens of each (0: 1024 on a GPU, 64 on a CPU)"},
     {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", "operations whose name contains it"},
@@ -107,6 +112,7 @@ enum { NUM_FLAGS = sizeof flags / sizeof flags[0] };
 
 typedef struct {
     Options options;
+    const GPT2Config *model;
     const Backend *backend;
     Exec exec;
     BackendScratch scratch;
@@ -133,10 +139,11 @@ static size_t cache_bytes(const Exec *ex) {
 static void bench_open(Bench *b) {
     const Device *device = b->backend->device;
     bool gpu = b->backend != &cpu_backend;
+    b->model = &models[b->options.model];
     int B = gpu ? 64 : 4, T = gpu ? 1024 : 64;
     if (b->options.B == 0 || b->options.small) { b->options.B = B; }
     if (b->options.T == 0 || b->options.small) { b->options.T = T; }
-    b->scratch = b->backend->scratch(&gpt2_124m, b->options.B, b->options.T);
+    b->scratch = b->backend->scratch(b->model, b->options.B, b->options.T);
     b->scratch.partials = device->allocate(b->scratch.partials_bytes);
     b->scratch.matmul_workspace = device->allocate(b->scratch.matmul_workspace_bytes);
     b->backend->open(&b->exec, &b->scratch, false);
@@ -394,10 +401,15 @@ static void print_times(const Bench *b, const Problem *p, const char *name, cons
 static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
     OpShape s = op_shape_gpt2(op, b->options.B, b->options.T);
     if (b->options.small) { return *op_shape(op, 0); }
-    if (row->C) { s.C = row->C, s.OC = row->OC; }
-    if (row->chunk) {  // the trainer's classifier_chunk
-        int rows = s.B * s.T, fits = (int)((int64_t)rows * C4 / LOGITS);
-        s.B = 1, s.T = fits < 256 ? (rows < 256 ? rows : 256) : fits;
+    s.C = s.C / models[0].channels * b->model->channels;  // the rows of cases.h are 124M's
+    s.OC = s.OC / models[0].channels * b->model->channels;
+    s.NH = s.NH ? b->model->num_heads : 0;
+    if (row->C != OWN) { s.C = (int)dim_size(row->C, b->model), s.OC = (int)dim_size(row->OC, b->model); }
+    if (row->chunk) {
+        Purpose purpose;
+        memset(&purpose, 0, sizeof purpose);
+        purpose.B = s.B, purpose.T = s.T;
+        s.B = 1, s.T = classifier_chunk(b->model, &purpose);
     }
     return s;
 }
@@ -431,7 +443,7 @@ static bool op_chosen(const Bench *b, const OpCase *op) {
 }
 
 static void bench_operation(Bench *b, const OpCase *op) {
-    const BenchRow plain = {op->name, "", 0, 0, 0, false};
+    const BenchRow plain = {op->name, "", 0, OWN, OWN, false};
     int rows = 0;
     for (int i = 0; i < NUM_BENCH_ROWS; i++) {
         if (strcmp(bench_rows[i].op, op->name) == 0) { bench_row(b, op, &bench_rows[i]), rows++; }

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Does nvcc compile the trainer and all kernels, for every GPU generation, without a warning and without a register
-# spilled?   dev/test/test_nvcc.sh [table]      `table` also prints what each kernel takes:
-#   kernel, with its template arguments | registers on each architecture | bytes of static shared memory
-# Each precision is compiled once and its PTX assembled for every architecture: no kernel asks which one it is on, so
-# the same PTX would come out. Half a minute on two free cores, nothing if nothing changed; skipped where nvcc is not.
+# spilled, and what else runs on a GPU, tests and benchmark, without a warning?   dev/test/test_nvcc.sh
+# Prints the registers that each kernel takes on each architecture, and its shared memory: what it declares itself, and
+# what attention's launchers ask for.
+# The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
+# says where cuBLASLt is. Two minutes on two free cores; only what changed is compiled again; skipped where nvcc is not.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -13,31 +14,58 @@ if ! command -v nvcc >/dev/null; then
 fi
 
 # those of ours that this nvcc knows
-known=" $(nvcc --list-gpu-code | tr '\n' ' ') " architectures=()
-for sm in sm_80 sm_90 sm_100 sm_120; do [[ $known != *" $sm "* ]] || architectures+=("$sm"); done
-list=$(IFS=, && echo "${architectures[*]}")
+known=" $(nvcc --list-gpu-code | tr '\n' ' ') " architectures=() every=()
+for sm in 80 90 100 120; do
+    [[ $known == *" sm_$sm "* ]] || continue
+    architectures+=("sm_$sm")
+    every+=(-gencode "arch=compute_$sm,code=sm_$sm")
+done
+one=("${every[@]: -2}")
 
-# ---- compile; what the compilers say of each precision goes to a file, kept until a source or nvcc changes
+# ---- compile; what the compilers say goes to a file, kept until a source or nvcc changes
 
-key=$({ nvcc --version && cat "$0" train_gpt2.cu llmc/*; } | sha256sum | cut -c 1-16)
-said=build/nvcc/$key
-[ -d "$said" ] || { rm -rf build/nvcc && mkdir -p "$said"; }
+said=build/nvcc
+mkdir -p $said
+shopt -s extglob
+headers=(llmc/!(simt*))
+compiler=$(nvcc --version && echo "${NVCC_PREPEND_FLAGS:-} ${NVCC_APPEND_FLAGS:-}" "${CUDA_FLAGS:-}")
+
+# compile NAME SOURCE PRECISION FLAG...: into $said/NAME.o, with what was said in $said/NAME
 compile() {
-    [ ! -e "$said/$1" ] || return
-    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DPRECISION_"$1" -gencode "arch=compute_80,code=[$list]" -Xptxas -v \
-        -Xcompiler -fopenmp,-Wall,-Wextra,-Wno-missing-field-initializers -c train_gpt2.cu -o "$said/$1.o" \
-        >"$said/$1.new" 2>&1 && mv "$said/$1.new" "$said/$1"
-    rm -f "$said/$1.o"
+    local name=$1 source=$2 key read=("$0" "${headers[@]}" "$2")
+    [[ $source == train_gpt2.cu ]] || read+=(dev/test/*.h train_gpt2.cu)
+    key=$({ echo "$compiler" "$@" && cat "${read[@]}"; } | sha256sum)
+    [ "$(cat $said/"$name".key 2>/dev/null)" != "$key" ] || return 0
+    rm -f $said/"$name"{,.key}
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DPRECISION_"$3" "${@:4}" -Xcompiler \
+        -O1,-fopenmp,-Wall,-Wextra,-Wno-missing-field-initializers -c "$source" -o $said/"$name".o \
+        >$said/"$name".failed 2>&1 || return
+    if [ "$name" = BF16 ]; then
+        # shellcheck disable=SC2086  # flags
+        nvcc "${one[@]}" $said/BF16.o -o $said/train_gpt2 ${CUDA_FLAGS:--lcublasLt} -lcjson -lgomp \
+            >>$said/"$name".failed 2>&1 || return
+    fi
+    rm -f $said/"$name".o
+    mv $said/"$name".failed $said/"$name" && echo "$key" >$said/"$name".key
 }
-compile BF16 &
-compile FP32 &
+
+kernels=(BF16 FP32) others=(test_ops test_gpt2 bench_ops)
+compile BF16 train_gpt2.cu BF16 "${every[@]}" -Xptxas -v &
+compile FP32 train_gpt2.cu FP32 "${every[@]}" -Xptxas -v &
+for source in dev/test/test_ops.cu test_gpt2.cu dev/bench/bench_ops.cu; do
+    while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+    # the kernels were optimized above: here only the compilers' words are wanted
+    compile "$(basename $source .cu)" $source BF16 "${one[@]}" -DTESTING -Xptxas -O0 -Xcompiler -Wno-unused-function &
+done
 wait
-for precision in BF16 FP32; do
-    [ ! -e "$said/$precision" ] || continue
-    echo "nvcc failed in $precision:" && cat "$said/$precision.new"
+for name in "${kernels[@]}" "${others[@]}"; do
+    [ ! -e "$said/$name.key" ] || continue
+    echo "nvcc failed with $name:" && cat "$said/$name.failed"
     echo "[  FAILED  ] 1 test(s)."
     exit 1
 done
+
+# ---- tables
 
 # "kernel architecture registers static-shared stack spills" of every kernel
 kernels() {
@@ -52,32 +80,68 @@ kernels() {
         }' "$said/$1"
 }
 
+# "kernel|bytes" of the shared memory that attention's launchers ask for, from their own constants
+attention_shared() {
+    cat >$said/shared.cpp <<'END'
+#include "llmc/attention.cuh"
+#include <cxxabi.h>
+template <class Tiles> static void say(const char *kernel, int bytes) {
+    printf("%s<%s >|%d\n", kernel, abi::__cxa_demangle(typeid(Tiles).name(), NULL, NULL, NULL), bytes);
+}
+int main() {
+    for (int i = 0; i < 2 * ATTENTION_MAX_HS; i++) {
+        AttentionShape s = {1, 1, i / 2 + 1, i % 2 == 1, 1.0f};
+        attention_with_tiles<floatX, false>(s, [](auto tiles) {
+            say<decltype(tiles)>("attention_forward_kernel", attention_forward_shared<decltype(tiles)>());
+        });
+        attention_with_tiles<floatX, true>(s, [](auto tiles) {
+            say<decltype(tiles)>("attention_dkv_kernel", attention_dkv_shared<decltype(tiles)>());
+            say<decltype(tiles)>("attention_dq_kernel", attention_dq_shared<decltype(tiles)>());
+        });
+    }
+    return 0;
+}
+END
+    g++ -std=c++20 -D_GNU_SOURCE -I. -w -DSIMT -DPRECISION_"$1" $said/shared.cpp -o $said/shared -lpthread &&
+        $said/shared | sort -u
+}
+
 # a line a kernel, with its name as in the sources
 table() {
-    printf '\n%-62s %s   shared\n' "$1" "$(printf ' %7s' "${architectures[@]}")"
-    kernels "$1" | awk '
-        { used[$1] = used[$1] sprintf(" %7d", $3); shared[$1] = $4 }
-        END { for (kernel in used) { print kernel "|" used[kernel] sprintf(" %8d", shared[kernel]) } }' |
-        c++filt -p | sort -V | awk -F '|' '{ printf "%-62s %s\n", $1, $2 }'
+    printf '%-64s %s  shared + asked for  spilled\n' "registers, bytes: $1" "$(printf '%7s' "${architectures[@]}")"
+    {
+        attention_shared "$1"
+        kernels "$1" | awk '
+            { used[$1] = used[$1] sprintf("%7d", $3); shared[$1] = $4; spilled[$1] += $5 + $6 }
+            END { for (kernel in used) { print kernel "|" used[kernel] "|" shared[kernel] "|" spilled[kernel] } }' |
+            c++filt -p | sort -V
+    } | awk -F '|' 'NF == 2 { asked[$1] = $2; next }
+        { printf "%-64s %s %7d %11s %8d\n", $1, $2, $3, asked[$1], $4; delete asked[$1] }
+        END { for (kernel in asked) { print kernel ": launched, but ptxas spoke of none" } }'
 }
 
 # ---- judge
 
 trouble=() counts=()
-for precision in BF16 FP32; do
-    mapfile -t warnings < <(grep -vE '^ptxas info|^ +[0-9]+ bytes stack frame' "$said/$precision")
-    mapfile -t spilled < <(kernels "$precision" | c++filt -p |
+for name in "${kernels[@]}" "${others[@]}"; do
+    mapfile -t warnings < <(grep -vE '^ptxas info|^ +[0-9]+ bytes stack frame' $said/"$name")
+    trouble+=("${warnings[@]/#/$name: }")
+done
+for name in "${kernels[@]}"; do
+    mapfile -t spilled < <(kernels "$name" | c++filt -p |
         awk '$(NF - 1) + $NF > 0 { stack = $(NF - 1); spill = $NF; NF -= 4
             print $0 ": a stack of " stack " bytes, " spill " bytes spilled" }')
-    trouble+=("${warnings[@]/#/$precision: }" "${spilled[@]/#/$precision: }")
-    counts+=("$(kernels "$precision" | cut -d ' ' -f 1 | sort -u | wc -l)")
-    [ "${counts[-1]}" -gt 0 ] || trouble+=("$precision: ptxas spoke of no kernel")
+    trouble+=("${spilled[@]/#/$name: }")
+    counts+=("$(kernels "$name" | cut -d ' ' -f 1 | sort -u | wc -l)")
+    [ "${counts[-1]}" -gt 0 ] || trouble+=("$name: ptxas spoke of no kernel")
+    tables=$(table "$name")
+    echo "$tables" && echo
+    [[ $tables != *"launched, but"* && $tables == *attention_dq_kernel* ]] || trouble+=("$name: see the table")
 done
-if [ "${1:-}" = table ]; then table BF16 && table FP32; fi
 if [ ${#trouble[@]} -gt 0 ]; then
     printf '%s\n' "${trouble[@]}"
     echo "[  FAILED  ] 1 test(s)."
     exit 1
 fi
-echo "${counts[0]} kernels in bf16, ${counts[1]} in fp32, for ${list//,/ }: no warning, nothing spilled"
+echo "${counts[0]} kernels in bf16, ${counts[1]} in fp32, for ${architectures[*]}: no warning, nothing spilled"
 echo "[  PASSED  ] 1 test(s)."
