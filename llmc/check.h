@@ -16,7 +16,8 @@ A sentence names the file, flag or rank, what was found, what was expected, and 
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 // Where several processes work as one, a sentence ends them all and is said once: what does that is set by comm_mpi.h,
-// or by comm_nccl.cuh where there is no MPI. The program's only variable state outside of main, because an error can arise anywhere.
+// or by comm_nccl.cuh where there is no MPI. The program's only variable state outside of main, because an error can
+// arise anywhere.
 typedef struct {
     void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: this process is alone
     void *of;

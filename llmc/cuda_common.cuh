@@ -1,8 +1,8 @@
 /*
 What every kernel shares. nvcc compiles it for the GPU (sm_80 and up); a C++20 compiler for the emulator of simt.h.
 defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
-         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16,
-         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
+         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
+         unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
          ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
          reciprocal_fast, load_float, store_float, load_floats, store_floats

@@ -11,8 +11,8 @@ The estimate, in seconds an update of n tokens:
                read and gradients written or added to in every micro-batch; the optimizer's state once an update
   Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
 What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or with
-bf16 gradients of fp32 weights, of several micro-batches or of many chunks of logits, by three times that with 8-bit moments, by ten without a
-master copy.
+bf16 gradients of fp32 weights, of several micro-batches or of many chunks of logits, by three times that with 8-bit
+moments, by ten without a master copy.
 Only ratios between choices matter; the rates are those of the backend (backend.h), rounded.
 defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_text, fit_flags_text
 */

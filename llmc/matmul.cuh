@@ -56,10 +56,10 @@ static inline void cuda_matmul_gelu_forward(floatX *out, floatX *pre, const floa
     lt_multiply(ex, &p);
 }
 
-// Weight and bias gradients first, since dinp may be in. dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre) in
-// it, the bias gradient of the layer below. It is left alone where gelu_pre or dinp is NULL.
-// cuBLASLt's sums have D's type, so where that is bf16 they are only taken for a bf16 gradient that is set: added to one
-// they would be rounded twice, and how precise an fp32 one is must not depend on what was fastest.
+// Weight and bias gradients first, since dinp may be in. dgelu_bias (C) (+)= column sums of dinp with gelu'(gelu_pre)
+// in it, the bias gradient of the layer below. It is left alone where gelu_pre or dinp is NULL.
+// cuBLASLt's sums have D's type, so where that is bf16 they are only taken for a bf16 gradient that is set: added to
+// one they would be rounded twice, and how precise an fp32 one is must not depend on what was fastest.
 static inline void cuda_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
                                         const floatX *dout, const floatX *in, const floatX *weight,
                                         const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {

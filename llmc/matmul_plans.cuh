@@ -111,8 +111,8 @@ static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
 }
 
 // Puts the plan's fastest algorithm into plan->algo and returns its microseconds: infinite if none runs or is faster
-// than `so_far`; 0 with the one that cuBLASLt holds to be best, if it is not to be timed (plan->provisional) or there is
-// no memory to. Outputs hold anything afterwards, but those that the product adds to are as they were.
+// than `so_far`; 0 with the one that cuBLASLt holds to be best, if it is not to be timed (plan->provisional) or there
+// is no memory to. Outputs hold anything afterwards, but those that the product adds to are as they were.
 static inline float lt_fastest(const CudaMatmuls *mm, LtPlan *plan, const LtProduct *p, float so_far) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     int count = lt_candidates(mm, plan, list);
@@ -210,8 +210,8 @@ static inline void lt_load_picks(CudaMatmuls *mm, bool first) {
     fclose(file);
 }
 
-// Adds a line to the file: at once, so that a run that is killed and resumed computes the same bits, and with one write,
-// so that processes do not mix theirs. Trouble is just said, once.
+// Adds a line to the file: at once, so that a run that is killed and resumed computes the same bits, and with one
+// write, so that processes do not mix theirs. Trouble is just said, once.
 static inline void lt_save_pick(CudaMatmuls *mm, const LtPick *pick) {
     if (!mm->pick_path) { return; }
     FILE *file = fopen(mm->pick_path, "a");

@@ -1,7 +1,7 @@
 /*
 AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
-defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code, m_encode_block,
-         v_encode_block, m_decode_block, v_decode_block
+defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
+         m_encode_block, v_encode_block, m_decode_block, v_decode_block
   m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
   v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its root, which has half the range
 

@@ -348,8 +348,8 @@ static void run_fused(Gpu *gpu, Layer *l) {
     run_backward(gpu, l, ADD | WITH_DWEIGHT | WITH_DBIAS);
 }
 
-// Where it is faster, all that cuBLASLt has is used: one product, and a kernel of ours only to add sums. But the sums of
-// bf16 products are not made in fp32 by it: these take two kernels of ours.
+// Where it is faster, all that cuBLASLt has is used: one product, and a kernel of ours only to add sums. But the sums
+// of bf16 products are not made in fp32 by it: these take two kernels of ours.
 static void test_everything_is_fused(void **state) {
     (void)state;
     Gpu gpu;

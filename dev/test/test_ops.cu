@@ -16,7 +16,8 @@ static const double FP32_TOLERANCE = 1e-5;
 
 enum { PARTIALS = 64 << 20 };
 
-// under the sanitizers, which take minutes, shapes that are not small run in one order of the warps, large ones not at all
+// under the sanitizers, which take minutes, shapes that are not small run in one order of the warps, large ones not at
+// all
 #ifdef __SANITIZE_ADDRESS__
 static const bool SANITIZED = true;
 #else
