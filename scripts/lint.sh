@@ -32,8 +32,9 @@ defined() { # HEADER: the names in its list
         sed -E 's/^defines://; s/\([^)]*\)//g' | grep -oE '\w+'
 }
 for header in "${headers[@]}"; do
+    code=$(sed '1,/^\*\//d' "$header")
     for name in $(defined "$header"); do
-        sed '1,/^\*\//d' "$header" | grep -qE "^[^ /].*\b$name\b|^ +$name( =|,|\$)" && continue
+        grep -qE "^[^ /].*\b$name\b|^ +$name( =|,|\$)" <<<"$code" && continue
         echo "$header: \`defines:\` names $name, which is not there" && status=1
     done
 done

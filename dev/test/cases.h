@@ -61,7 +61,7 @@ static const OpShapes layernorm_shapes = {
              {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these three are every number of pieces a thread
              {.B = 1, .T = 2, .C = 2560},
              {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, in turn where a compiler makes no vectors
-             {.B = 2, .T = 3, .C = 1, .slack = 20}},  // rstd is 316 and multiplies what should be zero
+             {.B = 2, .T = 3, .C = 1, .slack = 20}},   // rstd is 316 and multiplies what should be zero
 };
 
 static const OpShapes gelu_shapes = {

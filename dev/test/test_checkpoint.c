@@ -300,7 +300,7 @@ static void test_masters_become_remainders_and_back(void **state) {
     for (int from = 1; from <= 2; from++) {
         Kind kind = kind_of(from, 0), other = kind_of(3 - from, 0);
         const char *folder = save_kind(run, 1 + from, "", kind);
-        ModelState expected = random_kind(&c, (uint64_t)(1 + from), other), loaded = load_kind(folder, &c, other);
+        ModelState expected = random_kind(&c, (uint64_t)from + 1, other), loaded = load_kind(folder, &c, other);
         assert_same_weights(&loaded.optimizer, &expected.optimizer, n);
         for (size_t i = 0; loaded.optimizer.master && i < n; i++) {
             floatX weight = to_floatX_half_up(loaded.optimizer.master[i]);
