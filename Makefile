@@ -245,7 +245,7 @@ test: ## build and run every test; the last line is `N passed, N failed`
 test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
 	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
 
-bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply
+bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply; minutes
 	@build/bench/bench_ops
 
 bench-remat: build/bench/remat ## time every level of -r, beside the bytes it saves

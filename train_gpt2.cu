@@ -1025,9 +1025,11 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
     if (fit.bytes > budget) {
         least = fit_choose(c, wanted, &fit_all, budget, auto_gradients);
         fit_flags_text(flags, &least.purpose, &wanted, c);
-        input_error("--fit: nothing fits in %.2f GiB%s%s takes %.2f GiB; give more, or a smaller -e, -t or -d", gib,
+        input_error("--fit: nothing fits in %.2f GiB%s%s takes %.2f GiB; %s", gib,
                     least.bytes < fit.bytes ? " with the flags that are given; " : "; the smallest, ", flags,
-                    (double)least.bytes / (1 << 30));
+                    (double)least.bytes / (1 << 30),
+                    least.bytes <= budget ? "leave out what stands against that"
+                                          : "give more, or a smaller -e, -t or -d");
     }
     fit_flags_text(flags, &fit.purpose, &wanted, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "as it is");
@@ -1041,6 +1043,7 @@ static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose 
     if (bytes <= room) { return; }
     char flags[FLAG_TEXT] = "", sentence[2 * FLAG_TEXT];
     FitFree may = fit_free(a);
+    may.micro_batch = true;  // it costs no precision
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
     if (fit.bytes > room) { fit = fit_choose(c, *p, &fit_all, room, auto_gradients); }
     if (p->training) { fit_flags_text(flags, &fit.purpose, p, c); }
@@ -1534,6 +1537,9 @@ static void print_banner(const Run *run) {
     if (run->args->recompute_every != 1 && run->args->recompute < REBUILD_BLOCK) {
         printf("note      -rk does nothing below -r %d\n", REBUILD_BLOCK);
     }
+    if (run->args->master != default_args.master && DT_FLOATX == DT_REAL) {
+        printf("note      -w does nothing in this build, whose weights are fp32 themselves\n");
+    }
     if (run->step > 0) { printf("resumed   at step %lld\n", run->step); }
     if (run->args->resume && run->step == 0) {
         printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl begin anew\n",
@@ -1784,7 +1790,7 @@ static void print_plan(TrainArgs *a) {
 
 static void print_version(void) {
     printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes one\n",
-           dtype_name(DT_FLOATX), dtype_name(DT_REAL), &DEVICE_CHOICES[sizeof "auto"], onednn_version(),
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, onednn_version(),
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
 }
 

@@ -1,6 +1,7 @@
 /*
 Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
-defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), backend_choose
+defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN,
+         backend_choose
 */
 #pragma once
 #include "cpu_ops.h"
@@ -110,10 +111,11 @@ static const Backend cuda_backend = {&cuda_ops, &cuda_device, {5e14, 3.5e12, 2e-
 #endif
 
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
-#ifdef HAVE_CUDA
 #define DEVICE_CHOICES "auto cpu cuda"
+#ifdef HAVE_CUDA
+#define DEVICES_BUILT_IN "cpu cuda"
 #else
-#define DEVICE_CHOICES "auto cpu"
+#define DEVICES_BUILT_IN "cpu"
 #endif
 
 // The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
@@ -129,7 +131,11 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
         input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
     }
     *note = why;
+#else
+    if (choice == DEVICE_CUDA) {
+        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc");
+    }
 #endif
-    (void)choice, (void)here;
+    (void)here;
     return &cpu_backend;
 }

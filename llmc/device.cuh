@@ -39,7 +39,9 @@ template <class T> static inline T *partials_of(const Exec *ex, size_t count, co
 static inline int cuda_device_count(const char **why) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
-    *why = error == cudaSuccess ? "" : cudaGetErrorString(error);
+    int driver = 0;
+    bool no_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    *why = error == cudaSuccess ? "" : no_driver ? "no NVIDIA driver is installed" : cudaGetErrorString(error);
     cudaGetLastError();  // so that the next call does not report it again
     return error == cudaSuccess ? count : 0;
 }

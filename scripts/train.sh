@@ -66,7 +66,7 @@ train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}
 made=$((10#${checkpoint##*_}))
-generate=(./train_gpt2 --generate 400 -e "$checkpoint" --temperature 0.8 --top-k 40)
+generate=(./train_gpt2 --generate 400 -e "$run" --temperature 0.8 --top-k 40)
 [ -n "${1:-}" ] || generate+=(--prompt "And the LORD said")
 echo
 echo "The model in its own words:"

@@ -204,9 +204,10 @@ static void test_fit(void **state) {
         size_t budget = (size_t)gib << 30;
         Fit fit = fit_choose(&gpt2_1558m, wanted, &all, budget, lossless);
         const Purpose *p = &fit.purpose;
-        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -w %d -om %s -gd %s: %6.1f GiB, %.3f s\n", gib, p->B,
+        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -w %d -om %s -gd %s: %6.1f GiB, %.3f s%s\n", gib, p->B,
                p->recompute.level, p->recompute.every, p->recompute.layers, p->master, dtype_name(p->moments),
-               dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds);
+               dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds,
+               fit.bytes > budget ? ": too much" : "");
         assert_int_equal(p->B * p->micro_steps, 16);
         assert_int_equal(fit.bytes, gpt2_plan_bytes(&gpt2_1558m, p));
         if (fit.bytes > budget) { fitted = false; }

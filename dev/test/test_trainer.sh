@@ -675,6 +675,9 @@ refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 p
     -i text -e whole/step_00000006 -t 32 -o new
 refused "tokens that a saved model does not know" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
 refused "a model that no choice of flags makes fit" "too few; no flags make it fit" -i text -e gpt3:c12288 -b 1 -t 16
+if "$trainer" --version | grep -q 'devices cpu,'; then
+    refused "--device cuda of a build without it" "this program was built without CUDA" -i text --device cuda
+fi
 refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest, " -e d48 --plan --fit=1
 refused "--fit without training" "--fit chooses how to train" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
