@@ -239,8 +239,9 @@ train: ## train a small GPT for at most two minutes on the King James Bible; DAT
 test: ## build and run every test; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory $(PARALLEL) test-programs
-	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(EMULATED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') \
-		$(wildcard dev/test/test_*.sh) $(SANITIZED) 'dev/test/tiny_run.sh build/sanitize/train_gpt2' $(EMULATED_SANITIZED)
+	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(wildcard dev/test/test_*.sh) $(SANITIZED) \
+		'dev/test/tiny_run.sh build/sanitize/train_gpt2' \
+		--together $(EMULATED_SANITIZED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') $(EMULATED)
 
 test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
 	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
