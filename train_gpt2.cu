@@ -719,7 +719,9 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
 }
 
 // the square of the gradients' global norm; it stays on the device, for gpt2_update
-static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
+static void gpt2_norm(GPT2 *m) {
+    m->ops->global_norm_squared(m->norm_squared, m->grads, GRAD_SET, m->layout.total, &m->exec);
+}
 
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);

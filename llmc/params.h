@@ -255,7 +255,7 @@ static inline int num_param_tensors(const GPT2Config *c) {
 }
 
 static inline TensorSpan param_span(const ParamLayout *layout, ParamId id, int layer, const GPT2Config *c) {
-    TensorSpan span = {param_offset(layout, id, layer), param_rows(id, c) * param_cols(id, c), param_specs[id].decay,
+    TensorSpan span = {param_offset(layout, id, layer), param_rows(id, c) * param_cols(id, c), 0, param_specs[id].decay,
                        layer * NUM_PARAM_TENSORS + (int)id};
     return span;
 }
