@@ -125,6 +125,7 @@ build/test/% build/sanitize/%: libraries = -lcmocka
 build/test/test_gradients: precision = fp64
 build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
+train_gpt2 build/emulated/train_gpt2 build/cuda/train_gpt2 build/sanitize/train_gpt2: comm = yes
 build/test/test_comm build/sanitize/test_comm build/bench/bench_comm build/check/nccl: comm = yes
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
 build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
