@@ -1598,6 +1598,44 @@ static void show_sample(Run *run) {
     puts("---");
 }
 
+// ---- do all ranks still have the same parameters?
+
+// of all that every rank of the group has whole: at -z 3, of what is not gathered a layer at a time
+static uint64_t hash_replicated_params(GPT2 *m) {
+    uint64_t hash = 0;
+    zero_join_params(&m->zero);
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        if (zero_gathers_layers(&m->zero, b)) { continue; }
+        size_t bytes = param_bucket(&m->layout, b).size * sizeof(floatX);
+        void *host = xmalloc(bytes);
+        m->device->download(host, zero_params(&m->zero, b), bytes);
+        hash = hash_bytes(hash, host, bytes);
+        free(host);
+    }
+    return hash;
+}
+
+// Stops the run and names the first rank whose parameters are not those of most ranks, or of the first of them.
+static void check_replicas(Run *run) {
+    Comm *dp = run->groups.dp;
+    if (dp->size == 1) { return; }
+    long long mine = (long long)(hash_replicated_params(&run->model) >> 1);
+    if (comm_max(mine, dp) == -comm_max(-mine, dp)) { return; }
+    long long *hashes = (long long *)xmalloc((size_t)dp->size * sizeof *hashes);
+    int usual = 0, most = 0, other = 0;
+    for (int r = 0; r < dp->size; r++) { hashes[r] = comm_max(r == dp->rank ? mine : -1, dp); }
+    for (int r = 0; r < dp->size; r++) {
+        int same = 0;
+        for (int s = 0; s < dp->size; s++) { same += hashes[s] == hashes[r]; }
+        if (same > most) { usual = r, most = same; }
+    }
+    while (hashes[other] == hashes[usual]) { other++; }
+    run_error(
+        "after step %lld rank %d has other parameters than rank %d, which %d of %d ranks have: they should be the "
+        "same, so memory or arithmetic there is at fault; go on with -y 1 without that machine",
+        run->step, other, usual, most, dp->size);
+}
+
 // ---- one step
 
 static AdamW step_hyper(const Run *run) {
@@ -1863,7 +1901,7 @@ static bool due(long long step, int every, bool last) { return every > 0 && (las
 static bool pauses_after(const Run *run, long long step) {
     const TrainArgs *a = run->args;
     return step >= run->max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
-           due(step, a->checkpoint_every, false);
+           due(step, a->checkpoint_every, false) || due(step, a->check_replicas, false);
 }
 
 // Updates until something else is due or the run is cut short. The device gets the next one before the last is read, if
@@ -1896,6 +1934,7 @@ static void train(TrainArgs *a, Comm *host) {
             printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
             fflush(stdout);
         }
+        if (due(run.step, a->check_replicas, false)) { check_replicas(&run); }  // before they are saved
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
             save_checkpoint(&run);
             saved = run.step;
@@ -2050,16 +2089,6 @@ static void print_version(void) {
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "", backends);
 }
 
-#if !defined(TESTING) && !defined(WITHOUT_MAIN)
-// A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away
-// the time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this
-// way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.
-static void limit_spinning(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
-    setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv("/proc/self/exe", argv);  // where that is not possible the program goes on as it is
-}
-
 // Which processes there are: mpirun says so, or the flags.
 static void args_meet(TrainArgs *a, const Comm *host) {
     bool by_mpi = a->init_method == COMM_INIT_MPI, others = a->num_processes > 1 && a->num_processes != host->size;
@@ -2086,6 +2115,16 @@ static void take_a_share(const TrainArgs *a, Comm *host) {
     int sharing = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / sharing;
     if (sharing > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
+}
+
+#if !defined(TESTING) && !defined(WITHOUT_MAIN)
+// A waiting OpenMP thread should spin for a moment only: on a core it shares with another program it would spin away
+// the time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this
+// way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.
+static void limit_spinning(char **argv) {
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
+    setenv("GOMP_SPINCOUNT", "1000", 1);
+    execv("/proc/self/exe", argv);  // where that is not possible the program goes on as it is
 }
 
 // The flags, the defaults of a resumed run being those it had: its config.json, which the strings in *args then point
