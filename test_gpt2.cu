@@ -26,6 +26,22 @@ static const Backend *backend;  // the one under test
 
 static int device_choice(void) { return backend == &cpu_backend ? DEVICE_CPU : DEVICE_AUTO; }
 
+// the groups of one process, which last as long as it
+static Comm *alone_host(void) {
+    static Comm *host;
+    if (!host) { host = comm_single(&cpu_device); }
+    return host;
+}
+
+static Groups alone(void) {
+    static Comm *world;
+    if (!world) { world = comm_single(backend->device); }
+    Groups groups = {world, world};
+    return groups;
+}
+
+static int num_spans(const GPT2 *m) { return m->first_span[num_buckets(&m->layout)]; }
+
 // relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
 typedef struct {
     double loss, logits, gradient, grad_norm;  // of the first step, against PyTorch
@@ -172,7 +188,7 @@ static real gradient_value(Gradient g, size_t i) {
 // Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
 static void spoil_gradients(GPT2 *m) {
     size_t size = dtype_size(m->grads.dtype);
-    for (int s = 0; s < m->num_spans; s++) {
+    for (int s = 0; s < num_spans(m); s++) {
         memset((unsigned char *)m->grads.at + m->spans[s].begin * size, 0xFF, m->spans[s].count * size);
     }
 }
@@ -184,7 +200,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
         gpt2_give_batch(m, tokens + first, targets + first);
-        gpt2_micro_step(m, first == 0 ? GRAD_SET : GRAD_ADD);
+        gpt2_micro_step(m, first / rows);
     }
     return (double)device_number(m, m->loss);
 }
@@ -281,23 +297,25 @@ static int golden_close(void **state) {
 
 // a model with the golden parameters
 static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
-    gpt2_build(m, g->file.config, purpose);
-    weights_load(&g->file, "params.", &m->optimizer, m->device);
+    gpt2_build(m, g->file.config, purpose, alone());
+    ModelState state = gpt2_state(m);
+    weights_load(&g->file, "params.", &state);
     gpt2_params_changed(m);
 }
 
 // for updates of GOLDEN_B sequences, or of B if that is more
 static Purpose training(int B, int T) {
-    Purpose p = {
-        backend,     B,       T,      B < GOLDEN_B ? GOLDEN_B / B : 1, true, 0, false, false, true, true, {0, 1, 0}, 0,
-        MASTER_FP32, DT_REAL, DT_REAL};
+    Purpose p = {backend,     B,       T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
+                 true,        0,       false,     false,
+                 true,        true,    {0, 1, 0}, 0,
+                 MASTER_FP32, DT_REAL, DT_REAL,   {1, 0, 0}};
     return p;
 }
 
 static Purpose decoding(int T, int positions) {
     Purpose p = {
-        backend, 1,           T,       1,      false, positions, false, false, false, true, {FORWARD_ONLY, 1, 1000},
-        0,       MASTER_NONE, DT_REAL, DT_REAL};
+        backend, 1,           T,       1,       false,    positions, false, false, false, true, {FORWARD_ONLY, 1, 1000},
+        0,       MASTER_NONE, DT_REAL, DT_REAL, {1, 0, 0}};
     return p;
 }
 
@@ -452,7 +470,7 @@ static void test_chosen_chunks(void **state) {
     GPT2 m;
     int tokens[ROWS], targets[ROWS];
     for (int i = 0; i < ROWS; i++) { tokens[i] = i * 31 % 256, targets[i] = i * 17 % 256; }
-    gpt2_build(&m, config, training(8, 65));
+    gpt2_build(&m, config, training(8, 65), alone());
     gpt2_init(&m, 1);
     assert_int_equal(m.classifier_rows, 384);
     double loss = gradients(&m, tokens, targets);
@@ -490,7 +508,7 @@ static GPT2 recompute_model(const RecomputeCase *c, Recompute recompute) {
     Purpose purpose = c->purpose;
     GPT2 m;
     purpose.recompute = recompute;
-    gpt2_build(&m, c->config, purpose);
+    gpt2_build(&m, c->config, purpose, alone());
     gpt2_init(&m, 5);
     return m;
 }
@@ -505,7 +523,7 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
             fail_msg("-r %d -rk %d -rn %d: loss %.9g instead of %.9g", recompute.level, recompute.every,
                      recompute.layers, loss, c->loss);
         }
-        for (int s = 0; s < m.num_spans; s++) {
+        for (int s = 0; s < num_spans(&m); s++) {
             const TensorSpan *t = &m.spans[s];
             if (memcmp((char *)m.grads.at + t->begin * size, c->grads + t->begin * size, t->count * size) != 0) {
                 fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
@@ -615,7 +633,7 @@ static void test_initial_weights(void **state) {
     int before = omp_get_max_threads();
     for (int i = 0; i < 3; i++) {
         omp_set_num_threads(i == 0 ? 1 : 2);
-        gpt2_build(&m[i], config, training(1, 32));
+        gpt2_build(&m[i], config, training(1, 32), alone());
         gpt2_init(&m[i], i == 2 ? 43 : 42);
     }
     omp_set_num_threads(before);
@@ -667,7 +685,7 @@ static void test_memorises_a_batch(void **state) {
     a.overfit = 1, a.max_steps = 200, a.lr = 3e-3, a.weight_decay = 0;
     Run run;
     StepReport report;
-    run_open(&run, &a);
+    run_open(&run, &a, alone_host());
     for (int i = 0; i < a.max_steps; i++) { report = train_step(&run); }
     print_message("    a batch of 128 tokens, 200 steps: loss %.4f\n", report.loss);
     assert_true(report.loss < tolerance->memorised);
@@ -821,7 +839,7 @@ static int list_views(const void **list, const GPT2 *m) {
 static void check_plan(const GPT2Config *c, Purpose p) {
     const void *views[MAX_VIEWS];
     GPT2 m;
-    gpt2_build(&m, *c, p);
+    gpt2_build(&m, *c, p, alone());
     int num_views = list_views(views, &m);
     assert_int_equal(num_views, m.plan.count);
     size_t end = 0;
@@ -923,7 +941,7 @@ static void check_gaps(Purpose purpose) {
     int tokens[21], targets[21];
     float logits[67];
     for (int i = 0; i < 21; i++) { tokens[i] = i % 67, targets[i] = i * 5 % 67; }
-    gpt2_build(&m, config, purpose);
+    gpt2_build(&m, config, purpose, alone());
     assert_true(visit_gaps(&m, true) > m.plan.count);
     gpt2_init(&m, 1);
     gradients(&m, tokens, targets);
@@ -979,7 +997,7 @@ static cJSON *planned_in_little_memory(TrainArgs *args) {
         struct rlimit limit = {most, most};
         capture_stdout(path);
         if (setrlimit(RLIMIT_AS, &limit) != 0) { _exit(3); }
-        print_plan(args);
+        print_plan(args, alone_host());
         fflush(stdout);
         _exit(0);
     }
@@ -1069,7 +1087,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
 
     Run run;
     StepReport report;
-    run_open(&run, &begin);
+    run_open(&run, &begin, alone_host());
     fill_guards(&run);
     for (int i = 0; i < stop; i++) {
         report = train_step(&run);
@@ -1082,7 +1100,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     release_stdout(saved);
     run_close(&run);
 
-    run_open(&run, &go_on);
+    run_open(&run, &go_on, alone_host());
     assert_int_equal(run.step, stop);
     for (int i = stop; i < RUN_STEPS; i++) {
         report = train_step(&run);
@@ -1097,7 +1115,7 @@ static void check_resumes(TrainArgs *args, int first, int last) {
     Run straight;
     StepReport reports[RUN_STEPS];
     int skipped = 0;
-    run_open(&straight, args);
+    run_open(&straight, args, alone_host());
     fill_guards(&straight);
     for (int i = 0; i < RUN_STEPS; i++) {
         reports[i] = train_step(&straight);
@@ -1151,8 +1169,8 @@ static void test_split_masters(void **state) {
     TrainArgs whole_args = small_run(random_file("masters.txt", 2000)), split_args = whole_args;
     split_args.master = MASTER_SPLIT;
     Run whole, split;
-    run_open(&whole, &whole_args);
-    run_open(&split, &split_args);
+    run_open(&whole, &whole_args, alone_host());
+    run_open(&split, &split_args, alone_host());
     size_t total = whole.model.layout.total;
     const OptimizerState *a = &whole.model.optimizer, *b = &split.model.optimizer;
     assert_true(DT_FLOATX == DT_REAL ? !b->remainder : !!b->remainder);
@@ -1175,9 +1193,9 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
     for (int i = 0; i < MANY; i++) {
         spoil_gradients(m);
         gpt2_give_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
-        gpt2_micro_step(m, GRAD_SET);
+        gpt2_micro_step(m, 0);
         settle(m);
-        for (size_t k = 0; k < (size_t)m->num_spans; k++) {
+        for (size_t k = 0; k < (size_t)num_spans(m); k++) {
             const TensorSpan *t = &m->spans[k];
             for (size_t e = t->begin; e < t->begin + t->count; e++) { sum[e] += (double)gradient_value(m->grads, e); }
         }
@@ -1194,15 +1212,15 @@ static double accumulation_error(DType gradients_type) {
     exact.micro_steps = rounded.micro_steps = MANY;
     rounded.gradients = gradients_type;
     GPT2 a, b;
-    gpt2_build(&a, config, exact);
-    gpt2_build(&b, config, rounded);
+    gpt2_build(&a, config, exact, alone());
+    gpt2_build(&b, config, rounded, alone());
     gpt2_init(&a, 3);
     gpt2_init(&b, 3);
     size_t total = a.layout.total;
     double *sum = (double *)xcalloc(2 * total, sizeof *sum), *got = sum + total;
     exact_sum(sum, &a, tokens, targets);
     gradients(&b, tokens, targets);
-    for (int k = 0; k < b.num_spans; k++) {
+    for (int k = 0; k < num_spans(&b); k++) {
         const TensorSpan *t = &b.spans[k];
         for (size_t e = t->begin; e < t->begin + t->count; e++) { got[e] = (double)gradient_value(b.grads, e); }
     }
@@ -1224,7 +1242,7 @@ static void check_loss_of_micro_batches(int B) {
         Purpose purpose = training(i ? B : MANY, MANY_T);
         purpose.micro_steps = MANY / purpose.B;
         GPT2 m;
-        gpt2_build(&m, config, purpose);
+        gpt2_build(&m, config, purpose, alone());
         gpt2_init(&m, 3);
         losses[i] = gradients(&m, tokens, targets);
         gpt2_free(&m);
@@ -1252,8 +1270,8 @@ static void test_accumulation(void **state) {
     whole_args.B = 4, whole_args.batch_tokens = -1;
     split_args.B = 1;
     Run whole, split;
-    run_open(&whole, &whole_args);
-    run_open(&split, &split_args);
+    run_open(&whole, &whole_args, alone_host());
+    run_open(&split, &split_args, alone_host());
     for (int i = 0; i < 5; i++) {
         StepReport a = train_step(&whole), b = train_step(&split);
         assert_close("loss of accumulated steps", relative_difference(b.loss, a.loss), order_of_products());
@@ -1283,7 +1301,7 @@ static void test_flags_reach_the_update(void **state) {
     a.beta1 = 0.7, a.beta2 = 0.8, a.epsilon = 1e-3, a.weight_decay = 0.9, a.clip = 0.4, a.warmup = 2;
     a.schedule = SCHEDULE_CONSTANT;
     Run run;
-    run_open(&run, &a);
+    run_open(&run, &a, alone_host());
     GPT2 *model = &run.model;
     Tensor list[MAX_TENSORS];
     int count = list_tensors(list, &model->config);
@@ -1318,7 +1336,7 @@ static void spoil_weights(GPT2 *m) { m->optimizer.params[param_offset(&m->layout
 static int diverge(const char *path) {
     TrainArgs args = small_run(path);
     Run run;
-    run_open(&run, &args);
+    run_open(&run, &args, alone_host());
     spoil_weights(&run.model);
     train_step(&run);
     return 0;
@@ -1335,7 +1353,7 @@ static void test_step_waits_for_nothing(void **state) {
 #ifdef SIMT
     TrainArgs args = small_run(random_file("stream.txt", 2000));
     Run run;
-    run_open(&run, &args);
+    run_open(&run, &args, alone_host());
     for (int i = 0; i < 2; i++) { train_step(&run); }
     const auto &count = simt::runtime();
     uint64_t graphs = count.graph_launches, waits = count.host_synchronisations, copies = count.pageable_copies;
@@ -1359,7 +1377,7 @@ static void test_guards(void **state) {
     assert_stops(1, "training diverged: step 1", start_diverging, &path);
     args.loss_guard = 5;
     Run run;
-    run_open(&run, &args);
+    run_open(&run, &args, alone_host());
     train_step(&run);
     for (uint64_t i = 0; i < GUARD_WINDOW; i++) { guard_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
@@ -1423,7 +1441,7 @@ static void test_checkpoint_keeps_every_bit(void **state) {
 
     ModelFile file = model_open(folder);
     assert_memory_equal(&file.config, &saved.config, sizeof file.config);
-    gpt2_build(&loaded, file.config, purpose);
+    gpt2_build(&loaded, file.config, purpose, alone());
     gpt2_resume(&loaded, folder, &file);
     assert_models_equal(&saved, &loaded);
     golden_step(&saved, g, golden_hyper(3));
@@ -1456,7 +1474,7 @@ static void random_model(GPT2 *m) {
     GPT2Config config = {POSITIONS, GOLDEN_V, 128, 2, 2, 128};
     Tensor list[MAX_TENSORS];
     int count = list_tensors(list, &config);
-    gpt2_build(m, config, training(1, 4));
+    gpt2_build(m, config, training(1, 4), alone());
     for (int i = 0; i < count; i++) {
         floatX *tensor = m->optimizer.params + list[i].at;
         for (size_t e = 0; e < list[i].count; e++) { tensor[e] = to_floatX((real)rng_normal(3, (uint64_t)i, e)); }
@@ -1541,7 +1559,7 @@ static void test_other_exports_load(void **state) {
         export_weights(path, folder, prefixes[i]);
         ModelFile file = model_open(path);
         assert_memory_equal(&file.config, &m.config, sizeof file.config);
-        gpt2_build(&loaded, file.config, training(1, 4));
+        gpt2_build(&loaded, file.config, training(1, 4), alone());
         gpt2_load(&loaded, &file);
         assert_memory_equal(loaded.optimizer.params, m.optimizer.params, m.layout.total * sizeof(floatX));
         model_close(&file);

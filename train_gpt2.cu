@@ -21,6 +21,8 @@ operation in llmc/; the backward is its mirror image, and finish_step reads the 
 #include "llmc/memory.h"       // Plan, Arena, Scratch
 #include "llmc/params.h"       // GPT2Config, ParamId, param_layout, param_init_tensor
 #include "llmc/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
+#include "llmc/comm_open.h"    // Comm, comm_open, comm_max: the processes that train together
+#include "llmc/zero.h"         // Zero: which of them keeps what, and when it travels
 #include "llmc/gpt2_plan.h"    // Purpose, gpt2_plan
 #include "llmc/fit.h"          // fit_choose: --fit
 #include "llmc/checkpoint.h"   // ModelState, checkpoint_save, checkpoint_load, model_open
@@ -57,6 +59,9 @@ typedef struct {
     int overfit, matmul_precision, threads, device, graph;
     int recompute, recompute_every, recompute_layers, classifier_rows, fuse_gelu;
     int master, moments, gradients;
+    int zero, num_processes, rank, gpus_per_node, init_method, check_replicas;
+    const char *server, *shared_folder;
+    double comm_timeout;
     int64_t seed;
     const char *fit, *plan, *help, *version;
 } TrainArgs;
@@ -85,6 +90,8 @@ static const TrainArgs default_args = {
     .recompute_every = 1,
     .recompute_layers = -1,
     .master = MASTER_SPLIT,
+    .gpus_per_node = 8,
+    .comm_timeout = COMM_TIMEOUT,
     .seed = 42,
 };
 
@@ -118,7 +125,7 @@ static const Flag flag_table[] = {
     {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "sequences", "sequences that are computed at once"},
     {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "tokens", "tokens in a sequence"},
     {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens",
-     "tokens of one update, by accumulation; a multiple of b x t; -1: b x t"},
+     "tokens of one update, by accumulation; a multiple of b x t x processes; -1: that product"},
     FLAG_HEADING("memory"),
     {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4",
      "what the backward makes again: 1 GELU, 2 and layernorms, 3 and the MLP's first product, 4 whole blocks"},
@@ -180,22 +187,81 @@ static const Flag flag_table[] = {
     {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2",
      "rounding of fp32 matmul inputs: 1 to TF32 on a GPU, 2 to bf16 where the CPU multiplies it faster; sums stay "
      "fp32"},
+    FLAG_HEADING("processes"),
+    {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3",
+     "what each process keeps its part of only: 1 the optimizer's state, 2 and gradients, 3 and parameters"},
+    {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME",
+     "how processes find each other: mpi, if mpirun started them; fs or tcp, where each has its GPU"},
+    {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N",
+     "how many there are, for fs, tcp and --plan; 0: as many as mpirun started"},
+    {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", "which of them this is, for fs and tcp"},
+    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N",
+     "processes on a machine, for fs and tcp"},
+    {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", "of rank 0, for tcp"},
+    {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", "one that all processes see, for fs"},
+    {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "seconds",
+     "the silence after which a process is given up, and the run with it"},
+    {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "steps",
+     "compare every so many steps what all processes have of the parameters; 0: never"},
     FLAG_HEADING("information"),
     {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT",
      "print the memory this command line takes, and exit; needs no data"},
     {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
     // llm.c's letters that are not here yet
-    FLAG_LLMC("z", "the ZeRO stage"),
     FLAG_LLMC("lg", "log the GPU's state every so many steps"),
-    FLAG_LLMC("pn", "the number of processes"),
-    FLAG_LLMC("pr", "this process's rank"),
-    FLAG_LLMC("pg", "GPUs a node"),
-    FLAG_LLMC("pi", "how the processes meet: mpi, tcp or fs"),
-    FLAG_LLMC("ps", "the server's address, where processes meet by tcp"),
-    FLAG_LLMC("pf", "the shared folder, where processes meet by fs"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
+
+// the processes that train together, each on its own part of the data; args_meet has set them
+static int num_ranks(const TrainArgs *a) { return a->num_processes > 1 ? a->num_processes : 1; }
+
+// what no single flag can check of -d
+static void args_check_batch(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T, together = micro * num_ranks(a);
+    char processes[64] = "", number[64] = "";
+    if (num_ranks(a) > 1) {
+        snprintf(processes, sizeof processes, " x processes");
+        snprintf(number, sizeof number, " x %d", num_ranks(a));
+    }
+    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit will choose one that divides it
+    int64_t sequences = (int64_t)a->T * num_ranks(a);
+    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % sequences != 0)) {
+        input_error("-d %lld is not a multiple of -t%s %d%s", (long long)a->batch_tokens, processes, a->T, number);
+    }
+    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
+        bool below = a->batch_tokens < together;
+        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
+                    (long long)a->batch_tokens, processes, a->B, a->T, number, (long long)together,
+                    below ? "least" : "nearest below",
+                    (long long)(below ? together : a->batch_tokens / together * together));
+    }
+    if (a->batch_tokens / together > INT_MAX) {
+        input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld, more than the %d possible; give a larger -b",
+                    (long long)a->batch_tokens, (long long)(a->batch_tokens / together), processes, (long long)together,
+                    INT_MAX);
+    }
+}
+
+// what no single flag can check of the processes
+static void args_check_processes(const TrainArgs *a) {
+    bool alone = num_ranks(a) == 1;
+    if (!alone && (a->generate || a->tokenize) && !a->plan) {
+        input_error("%s is the work of one process; found %d: start it without mpirun",
+                    a->generate ? "--generate" : "--tokenize", num_ranks(a));
+    }
+    if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
+    if (a->rank >= num_ranks(a)) {
+        input_error("-pr %d: of the %d processes of -pn the ranks are 0 to %d", a->rank, num_ranks(a),
+                    num_ranks(a) - 1);
+    }
+    if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
+        input_error("-pi fs meets in a folder that all processes see: give it with -pf");
+    }
+    if (a->init_method == COMM_INIT_TCP && !a->server) {
+        input_error("-pi tcp meets at rank 0: give its address with -ps HOST:PORT");
+    }
+}
 
 // what no single flag can check
 static void args_check(const TrainArgs *a) {
@@ -208,20 +274,8 @@ static void args_check(const TrainArgs *a) {
             "-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d",
             a->B, a->T, (long long)micro, INT_MAX);
     }
-    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit will choose one that divides it
-    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % a->T != 0)) {
-        input_error("-d %lld is not a multiple of -t %d", (long long)a->batch_tokens, a->T);
-    }
-    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < micro || a->batch_tokens % micro != 0)) {
-        bool below = a->batch_tokens < micro;
-        input_error("-d %lld is not a multiple of -b x -t = %d x %d = %lld; the %s is %lld", (long long)a->batch_tokens,
-                    a->B, a->T, (long long)micro, below ? "least" : "nearest below",
-                    (long long)(below ? micro : a->batch_tokens / micro * micro));
-    }
-    if (a->batch_tokens / micro > INT_MAX) {
-        input_error("-d %lld is %lld micro-batches of -b x -t = %lld, more than the %d possible; give a larger -b",
-                    (long long)a->batch_tokens, (long long)(a->batch_tokens / micro), (long long)micro, INT_MAX);
-    }
+    args_check_batch(a);
+    args_check_processes(a);
     if (a->checkpoint_every > 0 && !a->run_dir) {
         input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every);
     }
@@ -241,21 +295,34 @@ static void args_check(const TrainArgs *a) {
     }
 }
 
+// micro-batches of an update that each process makes
 static int accumulation_steps(const TrainArgs *a) {
-    return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T));
+    return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T * num_ranks(a)));
+}
+
+static long long tokens_of_update(const TrainArgs *a) {
+    return (long long)accumulation_steps(a) * a->B * a->T * num_ranks(a);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. the model
 
+// the processes that train a model
+typedef struct {
+    Comm *world;  // all of them
+    Comm *dp;     // those whose data differ
+} Groups;
+
 typedef struct {
     GPT2Config config;
     Purpose purpose;
+    Groups groups;
     const Ops *ops;
     const Device *device;
     Exec exec;
     ParamLayout layout;
-    int num_spans;
+    Zero zero;        // where parameters and gradients are, and when they travel
+    int *first_span;  // (buckets + 1) of each bucket, and how many there are
     Plan plan;
     PlanIndex index;
     Places places;  // of the activations
@@ -263,10 +330,10 @@ typedef struct {
     int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
     int *staged;  // host memory for the micro-batches on their way: inputs and targets, a slot each
     int num_slots, next_slot;
-    Recording *recordings[2];  // of a micro-step, by GradMode; NULL: none yet
-    int runs[2];               // how often each has run without one
+    Recording *recordings[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
+    int runs[4];               // how often each has run without one
     // ---- views into the arena
-    OptimizerState optimizer;            // weights, masters and moments, (layout.total) each
+    OptimizerState optimizer;            // what this rank keeps: weights, masters and moments, (layout.total) each
     Gradient grads;                      // (layout.total)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width)
     int *tokens, *targets;               // (B,T)
@@ -300,6 +367,11 @@ static void gpt2_lay_out(GPT2 *m) {
     m->optimizer.v_scales = (float *)planned(m, at->v_scales);
     m->grads.at = planned(m, at->grads);
     m->grads.dtype = m->purpose.gradients;
+    m->zero.params = at->gathered < 0 ? m->optimizer.params : (floatX *)planned(m, at->gathered);
+    m->zero.params_shard = m->optimizer.params;
+    m->zero.grads = m->grads;
+    m->zero.grads_shard.at = planned(m, at->grads_shard);
+    m->zero.grads_shard.dtype = at->grads_shard < 0 ? m->grads.dtype : m->plan.tensors[at->grads_shard].dtype;
     for (int id = 0; id < NUM_ACTIVATIONS; id++) { m->activations[id] = planned(m, at->activations[id]); }
     m->tokens = (int *)planned(m, at->tokens);
     m->targets = (int *)planned(m, at->targets);
@@ -326,9 +398,15 @@ static void open_backend(GPT2 *m) {
 }
 
 static void upload_spans(GPT2 *m) {
-    TensorSpan *spans;
-    m->num_spans = param_spans(&spans, &m->config);
-    if (m->spans) { m->device->upload(m->spans, spans, (size_t)m->num_spans * sizeof *spans); }
+    int buckets = num_buckets(&m->layout), count = 0;
+    TensorSpan *spans = (TensorSpan *)xmalloc((size_t)num_param_tensors(&m->config) * sizeof *spans);
+    m->first_span = (int *)xmalloc((size_t)(buckets + 1) * sizeof *m->first_span);
+    for (int b = 0; b < buckets; b++) {
+        m->first_span[b] = count;
+        count += bucket_spans(spans + count, &m->layout, b, &m->config);
+    }
+    m->first_span[buckets] = count;
+    if (m->spans) { m->device->upload(m->spans, spans, (size_t)count * sizeof *spans); }
     free(spans);
 }
 
@@ -341,18 +419,20 @@ static void allocate_staging(GPT2 *m) {
 }
 
 // allocates the plan; the parameters are still zero. Free with gpt2_free. *m must stay where it is.
-static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
+static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose, Groups groups) {
     memset(m, 0, sizeof *m);
     m->config = config;
     m->purpose = purpose;
+    m->groups = groups;
     m->ops = purpose.backend->ops;
     m->device = purpose.backend->device;
-    m->layout = param_layout(&config);
+    m->layout = param_layout_among(&config, purpose.shards);
     m->plan = gpt2_plan(&config, &purpose, &m->index);
     m->places = places_make(&purpose.recompute, config.num_layers);
     m->arena = arena_create(&m->plan, m->device);
     m->B = purpose.B, m->T = purpose.T;
     m->classifier_rows = classifier_chunk(&config, &purpose);
+    zero_open(&m->zero, &m->layout, groups.dp, m->ops, &m->exec);
     gpt2_lay_out(m);
     open_backend(m);
     upload_spans(m);
@@ -360,32 +440,39 @@ static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose) {
 }
 
 static void gpt2_free(GPT2 *m) {
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 4; i++) {
         if (m->recordings[i]) { m->device->discard(m->recordings[i]); }
     }
     m->purpose.backend->close(&m->exec);
     m->device->release_host(m->staged);
     arena_free(&m->arena);
+    zero_close(&m->zero);
+    free(m->first_span);
     places_free(&m->places);
     plan_free(&m->plan);
 }
 
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->optimizer};
+    ModelState state = {&m->config, m->device, m->optimizer, m->purpose.shards, m->groups.world};
     return state;
 }
 
-static void gpt2_params_changed(GPT2 *m) { m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec); }
+// this rank has filled what it keeps of the parameters
+static void gpt2_params_changed(GPT2 *m) {
+    m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec);
+    for (int b = 0; b < num_buckets(&m->layout); b++) { zero_params_changed(&m->zero, b); }
+}
 
 // GPT-2's initial weights, made on the host a tensor at a time
 static void gpt2_init(GPT2 *m, uint64_t seed) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t count = param_used_rows(p, &m->config) * param_cols(p, &m->config);
-        real *init = (real *)xmalloc(count * sizeof(real));
+        size_t used = param_used_rows(p, &m->config) * param_cols(p, &m->config);
+        real *init = (real *)xmalloc(used * sizeof(real));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
-            param_init_tensor(init, p, layer, &m->config, seed);
-            weights_store(&m->optimizer, init, param_offset(&m->layout, p, layer), count, m->device);
+            ParamPiece piece = param_kept_piece(&m->layout, p, layer, used);
+            param_init_tensor(init, p, layer, piece.first, piece.count, &m->config, seed);
+            weights_store(&m->optimizer, init, piece, m->device);
         }
         free(init);
     }
@@ -401,17 +488,28 @@ static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
 
 // the weights of an opened model of the same shape
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
-    weights_load(file, "", &m->optimizer, m->device);
+    ModelState state = gpt2_state(m);
+    weights_load(file, "", &state);
     gpt2_params_changed(m);
 }
 
 // ---- one tensor of one layer
 
+static size_t offset_in_bucket(const GPT2 *m, ParamId id, int layer, int bucket) {
+    return param_offset(&m->layout, id, layer) - param_bucket(&m->layout, bucket).begin;
+}
 static const floatX *param(const GPT2 *m, ParamId id, int layer) {
-    return m->optimizer.params + param_offset(&m->layout, id, layer);
+    int bucket = param_bucket_of(&m->layout, id, layer);
+    return zero_params(&m->zero, bucket) + offset_in_bucket(m, id, layer, bucket);
 }
 static Gradient grad(const GPT2 *m, ParamId id, int layer) {
-    return gradient_at(m->grads, param_offset(&m->layout, id, layer));
+    int bucket = param_bucket_of(&m->layout, id, layer);
+    return gradient_at(zero_grads(&m->zero, bucket), offset_in_bucket(m, id, layer, bucket));
+}
+
+// The parameters of a block may be read from here on, those of `next` are read after it; 0 layers further is none.
+static void params_ready(GPT2 *m, int layer, int next) {
+    zero_params_ready(&m->zero, layer_bucket(layer), next < m->config.num_layers ? layer_bucket(next) : 0);
 }
 static const Gradient no_gradient = {NULL, DT_REAL};
 
@@ -513,6 +611,7 @@ static void block_forward(GPT2 *m, int l, int N, int decode_from) {
 static floatX *final_norm_forward(GPT2 *m, int N) {
     int C = m->config.channels;
     floatX *lnf = (floatX *)scratch_take(&m->normed, "lnf", (size_t)N * (size_t)C * sizeof(floatX));
+    zero_params_ready(&m->zero, num_buckets(&m->layout) - 1, 0);
     m->ops->layernorm_forward(lnf, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
                               block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N, C,
                               &m->exec);
@@ -534,9 +633,11 @@ static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
     m->exec.rare_shapes = B != m->purpose.B || T != m->purpose.T;
+    zero_params_ready(&m->zero, 0, layer_bucket(0));
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
                               m->config.channels, &m->exec);
     for (int l = 0; l < m->config.num_layers; l++) {
+        params_ready(m, l, l + 1);
         block_forward(m, l, N, -1);
         poison_rebuilt(m, l, LN1, FCH_GELU);
         if (l > 0 && act(m, RESIDUAL3, l - 1) != act(m, RESIDUAL3, l)) {  // block l has read it
@@ -659,9 +760,27 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to. scale is 1 / (rows of the whole
-// update).
-static void gpt2_backward(GPT2 *m, real scale, GradMode mode) {
+// the block whose parameters the backward reads after those of block l, -1 for none
+static int read_after(const GPT2 *m, int l) {
+    int next = l - 1;
+    return next >= 0 && m->places.replay_from[next] < next ? m->places.replay_from[next] : next;
+}
+
+// block l's backward, after those blocks have been replayed whose replay stands before it
+static void replay_and_backward(GPT2 *m, int l, GradMode mode) {
+    for (int replayed = m->places.replay_from[l]; replayed <= l; replayed++) {
+        params_ready(m, replayed, replayed < l ? replayed + 1 : read_after(m, l));
+        block_replay(m, replayed);
+    }
+    params_ready(m, l, read_after(m, l));
+    block_backward(m, l, mode);
+    zero_gradients_done(&m->zero, layer_bucket(l));
+}
+
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to as zero_micro_step says. scale is
+// 1 / (rows of the whole update).
+static void gpt2_backward(GPT2 *m, real scale) {
+    GradMode mode = zero_grad_mode(&m->zero);
     int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     size_t row = (size_t)N * (size_t)C * sizeof(floatX);
     floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
@@ -671,42 +790,60 @@ static void gpt2_backward(GPT2 *m, real scale, GradMode mode) {
                                block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
                                statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
     scratch_release(&m->narrow);
+    zero_gradients_done(&m->zero, num_buckets(&m->layout) - 1);
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        for (int replayed = m->places.replay_from[l]; replayed <= l; replayed++) { block_replay(m, replayed); }
-        block_backward(m, l, mode);
+        replay_and_backward(m, l, mode);
         poison_rebuilt(m, l, LN1, RESIDUAL3);
     }
     m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
                                m->config.max_seq_len, C, &m->exec);
+    zero_gradients_done(&m->zero, 0);
+    zero_backward_done(&m->zero);
 }
 
-// Forward and backward of the micro-batch given last. Its work is the same every time, so that from the second time on
-// a device that can is given it as one recording; the first time, products may try out their algorithms.
-static void gpt2_micro_step(GPT2 *m, GradMode mode) {
+// Forward and backward of the micro-batch given last, the update's `micro`-th. Its work is the same every time, so that
+// from the second time on a device that can is given it as one recording; the first time, products may try out their
+// algorithms. A recording waits for nothing that was sent before it, so that is waited for first.
+static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
-    real scale = 1 / ((real)m->B * (real)m->T * (real)m->purpose.micro_steps);
-    bool records = device->record_begin && m->purpose.graph && m->runs[mode] > 0;
-    if (records && m->recordings[mode]) {
-        device->replay(m->recordings[mode], &m->exec);
+    int micro_steps = m->purpose.micro_steps, kind = (micro > 0) + 2 * (micro == micro_steps - 1);
+    real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
+    bool records = device->record_begin && m->purpose.graph && m->groups.dp->backend->records && m->runs[kind] > 0;
+    zero_micro_step(&m->zero, micro, micro_steps);
+    if (records) { zero_join_params(&m->zero); }
+    if (records && m->recordings[kind]) {
+        device->replay(m->recordings[kind], &m->exec);
         return;
     }
     if (records) { device->record_begin(&m->exec); }
     gpt2_forward(m);
-    gpt2_backward(m, scale, mode);
-    m->runs[mode]++;
+    gpt2_backward(m, scale);
+    m->runs[kind]++;
     if (records) {
-        m->recordings[mode] = device->record_end(&m->exec);
-        device->replay(m->recordings[mode], &m->exec);
+        m->recordings[kind] = device->record_end(&m->exec);
+        device->replay(m->recordings[kind], &m->exec);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. update
 
-static real device_number(const GPT2 *m, const real *x) {
+// waits for it, but no longer for other processes than --comm-timeout
+static real device_number(GPT2 *m, const real *x) {
     real value;
+    m->device->mark(0, &m->exec);
+    comm_wait_for(0, m->groups.world, &m->exec);
     m->device->download(&value, x, sizeof value);
     return value;
+}
+
+// the sum of every rank's x, in fp32
+static double sum_over_ranks(GPT2 *m, double x) {
+    if (m->groups.dp->size == 1) { return x; }
+    real value = (real)x;
+    m->device->upload(m->loss, &value, sizeof value);
+    comm_join(comm_all_reduce(m->loss, 1, DT_REAL, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
+    return (double)device_number(m, m->loss);
 }
 
 // mean loss of one micro-batch, without gradients
@@ -718,11 +855,48 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
-// the square of the gradients' global norm; it stays on the device, for gpt2_update
-static void gpt2_norm(GPT2 *m) { m->ops->global_norm_squared(m->norm_squared, m->grads, m->layout.total, &m->exec); }
+// The square of the gradients' global norm, and the loss, of all ranks: each adds up what it owns, at every stage of -z
+// the same. They stay on the device, for gpt2_update.
+static void gpt2_norm(GPT2 *m) {
+    Comm *dp = m->groups.dp;
+    if (dp->size == 1) {
+        m->ops->global_norm_squared(m->norm_squared, m->grads, GRAD_SET, m->layout.total, &m->exec);
+        return;
+    }
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        size_t chunk = param_bucket(&m->layout, b).chunk;
+        GradMode mode = b == 0 ? GRAD_SET : GRAD_ADD;
+        m->ops->global_norm_squared(m->norm_squared, zero_own_grads(&m->zero, b), mode, chunk, &m->exec);
+    }
+    comm_join(comm_all_reduce(m->loss, 2, DT_REAL, dp, &m->exec), dp, &m->exec);
+}
 
+// the optimizer's state of this rank's chunk of a bucket
+static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
+    OptimizerState o = m->optimizer;
+    size_t at = param_bucket(&m->layout, bucket).shard, bytes = at * dtype_size(o.moments);
+    o.params = zero_own_params(&m->zero, bucket);
+    if (o.master) { o.master += at; }
+    if (o.remainder) { o.remainder += at; }
+    o.m = (char *)o.m + bytes, o.v = (char *)o.v + bytes;
+    if (o.m_scales) { o.m_scales += at / MOMENT_BLOCK, o.v_scales += at / MOMENT_BLOCK; }
+    return o;
+}
+
+// All at once; or, where each rank has its part, a bucket after the other, so that one travels while the next is made.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->spans, m->num_spans, hyper, &m->exec);
+    int buckets = num_buckets(&m->layout);
+    const int *first = m->first_span;
+    if (m->layout.shards.stage == 0) {
+        m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->spans, first[buckets], hyper, &m->exec);
+        return;
+    }
+    for (int b = 0; b < buckets; b++) {
+        OptimizerState own = optimizer_of(m, b);
+        m->ops->adamw_update(&own, zero_own_grads(&m->zero, b), m->norm_squared, m->spans + first[b],
+                             first[b + 1] - first[b], hyper, &m->exec);
+        zero_params_changed(&m->zero, b);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -733,9 +907,13 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
     m->exec.rare_shapes = true;
+    zero_params_ready(&m->zero, 0, layer_bucket(0));
     m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
                               param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
-    for (int l = 0; l < m->config.num_layers; l++) { block_forward(m, l, n, from); }
+    for (int l = 0; l < m->config.num_layers; l++) {
+        params_ready(m, l, l + 1);
+        block_forward(m, l, n, from);
+    }
     const floatX *last = final_norm_forward(m, n) + (size_t)(n - 1) * (size_t)C;
     floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)Vp * sizeof(floatX));
     m->ops->matmul_forward(row, last, param(m, WTE, 0), NULL, NULL, 1, C, Vp, &m->exec);
@@ -756,6 +934,9 @@ static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *log
 }
 
 static volatile sig_atomic_t stop_signal;  // a signal handler has nowhere else to leave its word
+
+// the signal that came to any rank, 0 for none; every rank asks at the same time
+static int agreed_signal(const GPT2 *m) { return (int)comm_max(stop_signal, m->groups.world); }
 
 static void ask_to_stop(int signal_number) {
     if (stop_signal) {  // the second time it is not a request
@@ -815,7 +996,7 @@ static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, siz
     memcpy(tokens, prompt, prompt_length * sizeof(int));
     size_t length = prompt_length, unread = prompt_length;
     for (size_t i = 0; i < prompt_length; i++) { print_token(tokenizer, prompt[i]); }
-    for (int i = 0; i < count && !stop_signal; i++) {
+    for (int i = 0; i < count && !agreed_signal(m); i++) {
         if ((size_t)at + unread > (size_t)positions) {
             unread = (size_t)(positions + 1) / 2;
             at = 0;
@@ -904,6 +1085,8 @@ typedef struct {
     const TrainArgs *args;
     const Backend *backend;
     const char *backend_note;  // "" or why it is not another
+    Comm *host;                // the processes as they were started; whoever opened it closes it
+    Groups groups;
     GPT2 model;
     TokenFiles files, train_files, val_files;
     char fingerprint[17];  // of the tokens that are trained on: their contents, not their paths
@@ -955,7 +1138,11 @@ static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend
     p.T = p.training ? a->T : 64;
     p.micro_steps = p.training ? accumulation_steps(a) : 1;
     p.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
-    p.round_matmul_inputs = a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs();
+    p.shards.ranks = num_ranks(a), p.shards.rank = a->rank;
+    p.shards.stage = num_ranks(a) > 1 ? a->zero : 0;
+    // the rounded copy is of parameters that this process changes itself
+    p.round_matmul_inputs =
+        a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && p.shards.stage == 0;
     p.tf32 = a->matmul_precision > 0;
     p.graph = p.training && a->graph != 0;
     p.fuse_gelu = a->fuse_gelu > 0;
@@ -987,7 +1174,7 @@ static const FitFree fit_all = {true, true, true, true, true, true, true, true};
 // the flags that say what was chosen, those that say nothing at their defaults
 static void fit_apply(TrainArgs *a, const Purpose *p, int L) {
     const Recompute *r = &p->recompute;
-    a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps;
+    a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps * num_ranks(a);
     a->B = p->B, a->recompute = r->level, a->recompute_every = r->every;
     a->recompute_layers = r->level == 0 || r->layers == L ? -1 : r->layers;
     a->classifier_rows = p->classifier_rows, a->master = (int)p->master;
@@ -1013,9 +1200,18 @@ static void print_fit(FILE *out, const Fit *fit, const Purpose *wanted, const GP
     }
 }
 
+// The bytes that each process may take of its device: the least that any finds, host memory divided among those of a
+// machine.
+static size_t room_for_each(const Backend *backend, Comm *world) {
+    size_t room = backend->device->free_bytes(), most = (size_t)LLONG_MAX;
+    size_t sharing = (size_t)comm_max(world->local_rank, world) + 1;
+    if (backend->device == &cpu_device && room != SIZE_MAX) { room /= sharing; }
+    return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
+}
+
 // Makes of the flags those of --fit, and says on `out` which and why.
-static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend) {
-    size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : backend->device->free_bytes();
+static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
+    size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
     double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
     if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // any that divides -d
@@ -1038,8 +1234,8 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
 }
 
 // Stops what would take more than is free, and says which flags would make it fit.
-static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose *p) {
-    size_t bytes = gpt2_plan_bytes(c, p), room = p->backend->device->free_bytes();
+static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose *p, Comm *world) {
+    size_t bytes = gpt2_plan_bytes(c, p), room = room_for_each(p->backend, world);
     if (bytes <= room) { return; }
     char flags[FLAG_TEXT] = "", sentence[2 * FLAG_TEXT];
     FitFree may = fit_free(a);
@@ -1240,14 +1436,15 @@ static void open_loaders(Run *run, int V) {
     const TrainArgs *a = run->args;
     token_files_check_ids(&run->train_files, V);
     token_files_check_ids(&run->val_files, V);
-    run->train_loader = dataloader_open(&run->train_files, a->B, a->T, true, (uint64_t)a->seed, 0, 1, V);
-    if (a->val_every > 0) { run->val_loader = dataloader_open(&run->val_files, a->B, a->T, false, 0, 0, 1, V); }
+    int rank = run->groups.dp->rank, ranks = run->groups.dp->size;
+    run->train_loader = dataloader_open(&run->train_files, a->B, a->T, true, (uint64_t)a->seed, rank, ranks, V);
+    if (a->val_every > 0) { run->val_loader = dataloader_open(&run->val_files, a->B, a->T, false, 0, rank, ranks, V); }
     if (a->hellaswag) { run->hellaswag = open_hellaswag(a, V); }
 }
 
 static int64_t steps_of_an_epoch(const Run *run) {
-    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&run->train_loader) /
-                    ((int64_t)run->args->B * accumulation_steps(run->args));
+    int64_t steps =
+        (int64_t)dataloader_sequences_per_epoch(&run->train_loader) / (tokens_of_update(run->args) / run->args->T);
     return steps > 0 ? steps : 1;
 }
 
@@ -1273,7 +1470,7 @@ static void save_checkpoint(Run *run) {
     ModelState model = gpt2_state(&run->model);
     cJSON *state = run_state(run);
     checkpoint_save(a->run_dir, run->step, &model, state);
-    checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
+    if (is_first_rank(&model)) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
     char folder[PATH_LENGTH];
     checkpoint_path(folder, a->run_dir, run->step);
     logger_saved(&run->log, run->step, folder);
@@ -1331,56 +1528,67 @@ static void restore_run(Run *run, const char *folder) {
 
 // ---- the end before the end
 
-// why training ends before its last step, "" where it does not
+// Why training ends before its last step, "" where it does not. Every rank asks at the same time, and all get the same
+// answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
-    if (stop_signal) { return stop_signal == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
+    int signal_number = agreed_signal(&run->model);
+    if (signal_number) { return signal_number == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
     double limit = run->args->time_limit;
-    return limit > 0 && now_seconds() - run->started > limit ? "--time-limit is up" : "";
+    bool up = limit > 0 && now_seconds() - run->started > limit;
+    return comm_max(up, run->groups.world) ? "--time-limit is up" : "";
 }
 
 // ---- evaluation
 
+// The batches are dealt to the ranks in turn. All make as many forwards, since at -z 3 they make them together: what is
+// left over counts for nothing.
 static double validate(Run *run) {
+    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
     int64_t sequences = (int64_t)dataloader_sequences_per_epoch(&run->val_loader);
     int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
     int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
     double sum = 0;
     dataloader_seek(&run->val_loader, 0);
-    for (int64_t i = 0; i < batches && !stop_signal; i++) {
+    for (int64_t i = 0; i < batches && !agreed_signal(&run->model); i += ranks) {
         dataloader_next(&run->val_loader);
-        sum += (double)gpt2_loss(&run->model, run->val_loader.inputs, run->val_loader.targets);
+        double loss = (double)gpt2_loss(&run->model, run->val_loader.inputs, run->val_loader.targets);
+        if (i + rank < batches) { sum += loss; }
     }
-    return sum / (double)batches;
+    return sum_over_ranks(&run->model, sum) / (double)batches;
 }
 
-// accuracy on HellaSwag
+// accuracy on HellaSwag, whose batches are dealt as in a validation
 static double score_hellaswag(Run *run) {
+    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
     GPT2 *m = &run->model;
     HellaSwag *set = &run->hellaswag;
     size_t bytes = (size_t)set->B * (size_t)set->T * sizeof(real);
     real *losses = (real *)xmalloc(bytes);
     hellaswag_rewind(set);
     m->B = set->B, m->T = set->T;
-    for (int i = hellaswag_batches(set); i > 0 && !stop_signal; i--) {
+    int rounds = (hellaswag_batches(set) + ranks - 1) / ranks;
+    for (int i = 0; i < rounds && !agreed_signal(m); i++) {
+        for (int other = 0; other < rank; other++) { hellaswag_next_batch(set); }
         hellaswag_next_batch(set);
         gpt2_loss(m, set->inputs, set->targets);
         m->device->download(losses, statistic(m, LOSSES, 0), bytes);
         hellaswag_score(set, losses);
+        for (int other = rank + 1; other < ranks; other++) { hellaswag_next_batch(set); }
     }
     m->B = m->purpose.B, m->T = m->purpose.T;
     free(losses);
-    return hellaswag_accuracy(set);
+    return sum_over_ranks(m, set->correct) / set->num_examples;
 }
 
 // A signal cuts it short, and what is found of a part says nothing.
 static void evaluate(Run *run) {
     double loss = validate(run);
-    if (stop_signal) { return; }
+    if (agreed_signal(&run->model)) { return; }
     logger_val(&run->log, run->step, loss);
     if (!run->args->hellaswag || run->step == 0) { return; }
     double accuracy = score_hellaswag(run);
-    if (!stop_signal) { logger_hellaswag(&run->log, run->step, accuracy); }
+    if (!agreed_signal(&run->model)) { logger_hellaswag(&run->log, run->step, accuracy); }
 }
 
 static void show_sample(Run *run) {
@@ -1391,6 +1599,44 @@ static void show_sample(Run *run) {
     generate(&run->model, run->has_tokenizer ? &run->tokenizer : NULL, run->prompt, run->prompt_length,
              a->sample_tokens, how);
     puts("---");
+}
+
+// ---- do all ranks still have the same parameters?
+
+// of all that every rank of the group has whole: at -z 3, of what is not gathered a layer at a time
+static uint64_t hash_replicated_params(GPT2 *m) {
+    uint64_t hash = 0;
+    zero_join_params(&m->zero);
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        if (zero_gathers_layers(&m->zero, b)) { continue; }
+        size_t bytes = param_bucket(&m->layout, b).size * sizeof(floatX);
+        void *host = xmalloc(bytes);
+        m->device->download(host, zero_params(&m->zero, b), bytes);
+        hash = hash_bytes(hash, host, bytes);
+        free(host);
+    }
+    return hash;
+}
+
+// Stops the run and names the first rank whose parameters are not those of most ranks, or of the first of them.
+static void check_replicas(Run *run) {
+    Comm *dp = run->groups.dp;
+    if (dp->size == 1) { return; }
+    long long mine = (long long)(hash_replicated_params(&run->model) >> 1);
+    if (comm_max(mine, dp) == -comm_max(-mine, dp)) { return; }
+    long long *hashes = (long long *)xmalloc((size_t)dp->size * sizeof *hashes);
+    int usual = 0, most = 0, other = 0;
+    for (int r = 0; r < dp->size; r++) { hashes[r] = comm_max(r == dp->rank ? mine : -1, dp); }
+    for (int r = 0; r < dp->size; r++) {
+        int same = 0;
+        for (int s = 0; s < dp->size; s++) { same += hashes[s] == hashes[r]; }
+        if (same > most) { usual = r, most = same; }
+    }
+    while (hashes[other] == hashes[usual]) { other++; }
+    run_error(
+        "after step %lld rank %d has other parameters than rank %d, which %d of %d ranks have: they should be the "
+        "same, so memory or arithmetic there is at fault; go on with -y 1 without that machine",
+        run->step, other, usual, most, dp->size);
 }
 
 // ---- one step
@@ -1413,7 +1659,7 @@ static void know_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
     Update *u = &run->updates[n % 2];
     if (u->known) { return; }
-    run->model.device->wait_for((int)(n % 2), &run->model.exec);
+    comm_wait_for((int)(n % 2), run->groups.world, &run->model.exec);
     u->loss = (double)u->results[0], u->norm = sqrt((double)u->results[1]);
     double z_loss = guard_zscore(&run->loss_guard, u->loss), z_norm = guard_zscore(&run->norm_guard, u->norm);
     if (a->loss_guard > 0 && z_loss > a->loss_guard) {
@@ -1426,7 +1672,7 @@ static void know_results(Run *run, long long n) {
 
 // Gives the device one update: micro-batches forward and backward, the norm, AdamW. Nothing here waits for the device,
 // unless the guards have to see the results before AdamW.
-// Cut short between micro-batches it leaves no trace and returns false.
+// A process alone that is cut short between micro-batches leaves no trace and returns false.
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     uint64_t position = dataloader_position(&run->train_loader);
@@ -1436,13 +1682,13 @@ static bool start_step(Run *run) {
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(&run->train_loader, 0); }
     for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
-        if (micro > 0 && *cut_short(run)) {
+        if (micro > 0 && num_ranks(run->args) == 1 && *cut_short(run)) {
             dataloader_seek(&run->train_loader, position);
             return false;
         }
         dataloader_next(&run->train_loader);
         gpt2_give_batch(m, run->train_loader.inputs, run->train_loader.targets);
-        gpt2_micro_step(m, micro == 0 ? GRAD_SET : GRAD_ADD);
+        gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
     m->device->enqueue_download(u->results, m->loss, 2 * sizeof(real), &m->exec);
@@ -1457,7 +1703,6 @@ static bool start_step(Run *run) {
 
 // The oldest update that was given is done after this. AdamW changed nothing if it diverged.
 static StepReport finish_step(Run *run) {
-    GPT2 *m = &run->model;
     Update *u = &run->updates[run->step % 2];
     know_results(run, run->step);
     if (!*u->note && (!isfinite(u->loss) || !isfinite(u->norm))) {
@@ -1468,7 +1713,7 @@ static StepReport finish_step(Run *run) {
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
     double begin = u->began > run->last_finish ? u->began : run->last_finish;
-    double tokens = (double)m->B * m->T * m->purpose.micro_steps;
+    double tokens = (double)tokens_of_update(run->args);
     double left = limit > 0 ? limit - (now - run->started) : -1;
     run->last_finish = now;
     StepReport report = {run->step, run->max_steps, u->loss, u->norm, u->learning_rate, (now - begin) * 1000,
@@ -1519,12 +1764,19 @@ static void print_banner(const Run *run) {
            mebibytes(plan_bytes(&run->model.plan, SCRATCH)));
     printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n",
            token_files_total(&run->train_files), token_files_total(&run->val_files), run->max_steps,
-           (long long)accumulation_steps(run->args) * run->args->B * run->args->T);
+           tokens_of_update(run->args));
     char machine[256];
     run->backend->describe(machine, sizeof machine);
     bool rounds = run->model.purpose.round_matmul_inputs, in_vain = run->args->matmul_precision == 2 && !rounds;
     printf("machine   %s%s%s\n", machine, rounds ? " with bf16 inputs" : "",
-           in_vain ? " (-f 2: this build or machine has no fast bf16 products of fp32)" : "");
+           in_vain ? run->model.purpose.shards.stage > 0
+                         ? " (-f 2 does nothing at -z 1 and above)"
+                         : " (-f 2: this build or machine has no fast bf16 products of fp32)"
+                   : "");
+    if (num_ranks(run->args) > 1) {
+        printf("processes %d through %s, -z %d: each sends %.2f MiB an update\n", num_ranks(run->args),
+               run->groups.world->backend->name, run->args->zero, mebibytes(gpt2_sent_bytes(c, &run->model.purpose)));
+    }
     if (*run->backend_note) {
         printf("note      this program can use a GPU, but finds none (%s)\n", run->backend_note);
     }
@@ -1567,19 +1819,50 @@ static void allocate_updates(Run *run) {
     run->given = run->step;
 }
 
+// the group of all processes on the memory of the device
+static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
+    const char *job = getenv("SLURM_JOB_ID");
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a),   a->rank,
+                           a->gpus_per_node,         a->server,      a->shared_folder,
+                           job ? job : "train_gpt2", a->comm_timeout};
+    Groups groups;
+    groups.world = comm_open_for(device, &options, host);
+    groups.dp = groups.world;
+    return groups;
+}
+
+static bool writes_files(const Run *run) { return run->args->run_dir && run->groups.world->rank == 0; }
+
+// the run's folder and what is in it besides checkpoints are the first rank's
+static void open_run_dir(Run *run) {
+    const TrainArgs *a = run->args;
+    if (writes_files(run)) {
+        make_run_dir(a->run_dir);
+        if (run->lock < 0) { lock_run_dir(run); }
+        if (run->step > 0) { print_changed_flags(run); }
+        save_run_config(run);
+    }
+    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step);
+}
+
 // What can be checked without the model comes before it is built, and that before the first byte is written. --fit
 // changes the flags.
-static void run_open(Run *run, TrainArgs *a) {
+static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;
+    run->host = host;
+    run->lock = -1;
     run->backend = backend_choose((DeviceChoice)a->device, true, &run->backend_note);
-    check_run_dir(a);
-    lock_run_dir(run);
+    run->groups = open_groups(a, run->backend->device, host);
+    if (writes_files(run)) {
+        check_run_dir(a);
+        lock_run_dir(run);
+    }
     open_data(run);
     Origin origin = choose_model(a, run->files.vocab_size);
     const GPT2Config *c = &origin.config;
     check_length(a, c);
-    if (a->fit) { choose_what_fits(stdout, a, c, run->backend); }
+    if (a->fit) { choose_what_fits(stdout, a, c, run->backend, run->groups.world); }
     check_text_fits(run, &origin);
     open_loaders(run, c->vocab_size);
     if (*origin.checkpoint) { restore_run(run, origin.checkpoint); }
@@ -1587,21 +1870,16 @@ static void run_open(Run *run, TrainArgs *a) {
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
     run->prompt_length =
         prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, c->vocab_size, &run->prompt);
-    check_disk(a, c);
+    if (writes_files(run)) { check_disk(a, c); }
 
     Purpose purpose = purpose_of(a, c, run->backend);
-    if (!a->fit || *a->fit) { check_memory(a, c, &purpose); }  // else it was asked a moment ago
-    gpt2_build(&run->model, *c, purpose);
+    if (!a->fit || *a->fit) { check_memory(a, c, &purpose, run->groups.world); }  // else it was asked a moment ago
+    comm_barrier(run->groups.world);  // what one allocates is not free for another that still asks
+    gpt2_build(&run->model, *c, purpose, run->groups);
     allocate_updates(run);
     load_weights(&run->model, &origin, (uint64_t)a->seed);
-
-    if (a->run_dir) {
-        make_run_dir(a->run_dir);
-        if (run->lock < 0) { lock_run_dir(run); }
-        if (run->step > 0) { print_changed_flags(run); }
-        save_run_config(run);
-    }
-    run->log = logger_open(a->run_dir, run->step);
+    comm_barrier(run->groups.world);  // nothing is written before all ranks have found everything in order
+    open_run_dir(run);
 }
 
 static void run_close(Run *run) {
@@ -1616,6 +1894,7 @@ static void run_close(Run *run) {
     free(run->prompt);
     for (int i = 0; i < 2; i++) { run->model.device->release_host(run->updates[i].results); }
     gpt2_free(&run->model);
+    if (run->groups.world != run->host) { comm_close(run->groups.world); }
     if (run->lock >= 0) { close(run->lock); }
 }
 
@@ -1628,7 +1907,7 @@ static bool due(long long step, int every, bool last) { return every > 0 && (las
 static bool pauses_after(const Run *run, long long step) {
     const TrainArgs *a = run->args;
     return step >= run->max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
-           due(step, a->checkpoint_every, false);
+           due(step, a->checkpoint_every, false) || due(step, a->check_replicas, false);
 }
 
 // Updates until something else is due or the run is cut short. The device gets the next one before the last is read, if
@@ -1642,9 +1921,9 @@ static void advance(Run *run) {
 }
 
 // the checkpoint comes first: what follows may take long, and somebody may be waiting for the end
-static void train(TrainArgs *a) {
+static void train(TrainArgs *a, Comm *host) {
     Run run;
-    run_open(&run, a);
+    run_open(&run, a, host);
     catch_signals();
     print_banner(&run);
     run.started = now_seconds();
@@ -1661,11 +1940,12 @@ static void train(TrainArgs *a) {
             printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
             fflush(stdout);
         }
+        if (due(run.step, a->check_replicas, false)) { check_replicas(&run); }  // before they are saved
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
             save_checkpoint(&run);
             saved = run.step;
         }
-        if (stop_signal && last) { break; }  // whoever sent it waits
+        if (last && agreed_signal(&run.model)) { break; }  // whoever sent it waits
         if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
             evaluate(&run);
             evaluated = run.step;
@@ -1674,12 +1954,12 @@ static void train(TrainArgs *a) {
             show_sample(&run);
             sampled = run.step;
         }
-        if (!last && !stop_signal) { advance(&run); }
+        if (!last && !agreed_signal(&run.model)) { advance(&run); }
     }
     run_close(&run);
 }
 
-static void generate_text(const TrainArgs *a) {
+static void generate_text(const TrainArgs *a, Comm *host) {
     Origin origin = choose_model(a, BYTE_VOCABULARY);
     if (!origin.has_weights) {
         input_error(
@@ -1695,12 +1975,14 @@ static void generate_text(const TrainArgs *a) {
     size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
     Purpose purpose = purpose_of(a, c, backend);
-    check_memory(a, c, &purpose);
-    gpt2_build(&model, *c, purpose);
+    Groups groups = open_groups(a, backend->device, host);
+    check_memory(a, c, &purpose, groups.world);
+    gpt2_build(&model, *c, purpose, groups);
     load_weights(&model, &origin, 0);
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
     gpt2_free(&model);
+    if (groups.world != host) { comm_close(groups.world); }
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     free(prompt);
 }
@@ -1747,7 +2029,39 @@ static void tokenize_text(const TrainArgs *a) {
     token_files_close(&files);
 }
 
-static void print_plan(TrainArgs *a) {
+// {"ranks":[...]}: what each process takes of its device, and sends to others for an update
+static void print_plan_json(const TrainArgs *a, const GPT2Config *c, Purpose purpose, size_t llmc) {
+    cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
+    for (purpose.shards.rank = 0; purpose.shards.rank < num_ranks(a); purpose.shards.rank++) {
+        PlanIndex index;
+        Plan plan = gpt2_plan(c, &purpose, &index);
+        cJSON *rank = plan_json(&plan, purpose.shards.rank);
+        cJSON_AddItemToArray(ranks, rank);
+        if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &purpose)); }
+        if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
+        plan_free(&plan);
+    }
+    char *text = cJSON_Print(json);
+    puts(text);
+    free(text);
+    cJSON_Delete(json);
+}
+
+static void print_plan_table(const TrainArgs *a, const GPT2Config *c, const Purpose *purpose, size_t llmc) {
+    PlanIndex index;
+    Plan plan = gpt2_plan(c, purpose, &index);
+    const char *what = purpose->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
+    plan_print(stdout, &plan);
+    if (num_ranks(a) > 1) {
+        char of[64];
+        snprintf(of, sizeof of, "all this in each of %d processes; sent by it an update", num_ranks(a));
+        printf("%-60s %12.2f\n", of, mebibytes(gpt2_sent_bytes(c, purpose)));
+    }
+    if (llmc) { printf("%-60s %12.2f\n", what, mebibytes(llmc)); }
+    plan_free(&plan);
+}
+
+static void print_plan(TrainArgs *a, Comm *host) {
     int data_vocab = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
@@ -1757,41 +2071,56 @@ static void print_plan(TrainArgs *a) {
     Origin origin = choose_model(a, data_vocab);
     if (origin.has_weights) { model_close(&origin.weights); }
     if (!a->generate) { check_length(a, &origin.config); }
-    PlanIndex index;
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     if (a->fit && !*a->fit && backend != backend_choose(DEVICE_AUTO, true, &note) && a->device != DEVICE_CPU) {
         input_error("--fit: there is no GPU here whose free memory it could take; give the GiB, as in --fit=80");
     }
     bool json_wanted = strcmp(a->plan, "json") == 0;
-    if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend); }
+    if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend, host); }
     Purpose purpose = purpose_of(a, &origin.config, backend);
     size_t llmc = purpose.training ? llmc_bytes(&origin.config, &purpose) : 0;
-    Plan plan = gpt2_plan(&origin.config, &purpose, &index);
     if (json_wanted) {
-        cJSON *json = cJSON_CreateObject();
-        cJSON *rank = plan_json(&plan, 0);
-        cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "ranks"), rank);
-        if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
-        char *text = cJSON_Print(json);
-        puts(text);
-        free(text);
-        cJSON_Delete(json);
+        print_plan_json(a, &origin.config, purpose, llmc);
     } else {
-        plan_print(stdout, &plan);
-        if (llmc) {
-            const char *what =
-                purpose.recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
-            printf("%-60s %12.2f\n", what, mebibytes(llmc));
-        }
+        print_plan_table(a, &origin.config, &purpose, llmc);
     }
-    plan_free(&plan);
 }
 
 static void print_version(void) {
-    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes one\n",
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes %s\n",
            dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, onednn_version(),
-           matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "");
+           matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "", backends);
+}
+
+// Which processes there are: mpirun says so, or the flags.
+static void args_meet(TrainArgs *a, const Comm *host) {
+    bool by_mpi = a->init_method == COMM_INIT_MPI, others = a->num_processes > 1 && a->num_processes != host->size;
+    if (!by_mpi && host->size > 1) {
+        input_error("-pi %s is for processes that mpirun did not start; leave it out",
+                    a->init_method == COMM_INIT_TCP ? "tcp" : "fs");
+    }
+    if (by_mpi && others && !(a->plan && host->size == 1)) {
+        input_error("-pn %d, but mpirun started %d; start as many with mpirun -np %d, or give -pi fs or tcp",
+                    a->num_processes, host->size, a->num_processes);
+    }
+    if (by_mpi && host->size > 1) { a->num_processes = host->size, a->rank = host->rank; }
+    if (by_mpi && host->size == 1) { a->rank = 0; }
+    if (num_ranks(a) > 1 && a->batch_tokens == -1) {  // so that a run that goes on with fewer has the same
+        a->batch_tokens = (int64_t)a->B * a->T * num_ranks(a);
+    }
+}
+
+// What is printed is the first rank's; and where processes share a machine, they share its cores.
+static void take_a_share(const TrainArgs *a, Comm *host) {
+    if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
+        run_error("could not open /dev/null: %s", strerror(errno));
+    }
+    int sharing = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / sharing;
+    if (sharing > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
+    if (a->threads > 0) { omp_set_num_threads(a->threads); }
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
@@ -1814,7 +2143,9 @@ static cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
-    flags_from_json(flag_table, NUM_FLAGS, args, json, "resume generate tokenize fit plan help version");
+    flags_from_json(flag_table, NUM_FLAGS, args, json,
+                    "resume generate tokenize fit plan help version init-method processes process-rank "
+                    "gpus-per-node server shared-folder");
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     return json;
 }
@@ -1823,9 +2154,11 @@ int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // oneDNN's primitives stay with the thread that made them
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit is then a failed write, which is reported as a full disk is
+    Comm *host = comm_open();  // from here on an error is said once for all processes
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);
-    if (args.threads > 0) { omp_set_num_threads(args.threads); }
+    args_meet(&args, host);
+    take_a_share(&args, host);
     if (args.help) {
         flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS,
                          &default_args);
@@ -1834,17 +2167,18 @@ int main(int argc, char **argv) {
     } else {
         args_check(&args);
         if (args.plan) {
-            print_plan(&args);
+            print_plan(&args, host);
         } else if (args.tokenize) {
             tokenize_text(&args);
         } else if (args.generate) {
-            generate_text(&args);
+            generate_text(&args, host);
         } else {
-            train(&args);
+            train(&args, host);
         }
     }
     cJSON_Delete(run_flags);
     if (fflush(stdout) != 0 || ferror(stdout)) { run_error("could not write to stdout: %s", strerror(errno)); }
+    comm_close(host);
     return 0;
 }
 #endif

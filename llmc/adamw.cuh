@@ -177,7 +177,8 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     } else {
         group.template load<false>(state, grads, i, count);
     }
-    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = (i - t.span.begin) / ADAMW_GROUP, weight_draw = 0;
+    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = (t.span.first + i - t.span.begin) / ADAMW_GROUP,
+             weight_draw = 0;
     if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = rounding_draw(t.seed, t.step, tensor, ROUND_WEIGHT, draw); }
     float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
     if constexpr (CODES) { m_old = state.m_scales[block], v_old = state.v_scales[block]; }

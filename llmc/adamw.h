@@ -127,7 +127,7 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
 #pragma omp simd
         for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
     } else if (DT_FLOATX == DT_BF16) {
-        tile_draw(tile->random_bits, ROUND_WEIGHT, i - t.span.begin, n, t);
+        tile_draw(tile->random_bits, ROUND_WEIGHT, t.span.first + i - t.span.begin, n, t);
         tile_round((bf16 *)(void *)params, w, tile->random_bits, n);
     }
     if (state->remainder) {
@@ -156,13 +156,13 @@ static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n
 static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, AdamWTensor t) {
     if (state->moments == DT_REAL) { return; }
     bool bytes = state->moments == DT_U8;
-    tile_draw(tile->random_bits, ROUND_M, i - t.span.begin, n, t);
+    tile_draw(tile->random_bits, ROUND_M, t.span.first + i - t.span.begin, n, t);
     if (bytes) {
         tile_encode_m(state, i, n, tile);
     } else {
         tile_round((bf16 *)state->m + i, tile->m, tile->random_bits, n);
     }
-    tile_draw(tile->random_bits, ROUND_V, i - t.span.begin, n, t);
+    tile_draw(tile->random_bits, ROUND_V, t.span.first + i - t.span.begin, n, t);
     if (bytes) {
         tile_encode_v(state, i, n, tile);
     } else {
@@ -170,7 +170,7 @@ static inline void tile_store_moments(const OptimizerState *state, size_t i, siz
     }
 }
 
-// elements i .. i + n - 1 of the flat block, which lie in one tensor; i - span.begin is a multiple of ADAMW_TILE
+// elements i .. i + n - 1 of the flat blocks, which lie in one span; i - span.begin is a multiple of ADAMW_TILE
 static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, AdamWTensor t,
                               AdamWScales s) {
     AdamWTile tile;

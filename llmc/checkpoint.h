@@ -7,12 +7,15 @@ Masters are F32, also those that a run keeps as 16 bits beside the weights. Mome
 or codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them, a scale in F32 for each 128 elements,
 counted in (out, in) order. What a run finds otherwise than it keeps it is converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
+Of several processes each writes the elements that it owns (params.h), and reads what it keeps: the files are the same
+whatever their number and -z.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
          block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole,
          read_json, try_read_json, write_json
 */
 #pragma once
 #include "check.h"
+#include "comm.h"
 #include "device.h"
 #include "moments.h"
 #include "params.h"
@@ -25,14 +28,23 @@ defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, check
 
 enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
 
-// a model on its device: blocks laid out by param_layout
+// a model on its device: blocks laid out by param_layout_among
 typedef struct {
     const GPT2Config *config;
     const Device *device;
     OptimizerState optimizer;
+    Shards shards;  // of several processes, which this is and what it keeps
+    Comm *world;    // all that save together; NULL: a process alone
 } ModelState;
 
-// one family of tensors in a file: "m." and its block
+// the largest of all ranks' errors: what one could not do none has done
+static inline int agreed_error(int error, const ModelState *s) {
+    return s->world ? (int)comm_max(error, s->world) : error;
+}
+
+static inline bool is_first_rank(const ModelState *s) { return !s->world || s->world->rank == 0; }
+
+// one family of tensors in a file: "m." and its block. Without a prefix it is the parameters'
 typedef struct {
     const char *prefix;
     const void *block;         // NULL: this model does not have it
@@ -67,54 +79,121 @@ static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *fami
     }
 }
 
-// host (count) = the family's numbers from number `at` on, as the file has them
-static inline void family_fetch(void *host, const TensorFamily *family, size_t at, size_t count, const Device *device) {
-    size_t size = dtype_size(family->dtype);
+// host (piece.count, or a number for each block of those) = the family's numbers of a piece, as the file has them
+static inline void family_fetch(void *host, const TensorFamily *family, ParamPiece piece, const Device *device) {
+    size_t size = dtype_size(family->dtype), count = piece.count;
     if (!family->remainder) {
+        size_t at = *family->prefix ? piece.state : piece.params;
+        if (family->of_blocks) { at /= MOMENT_BLOCK, count = moment_blocks(count); }
         device->download(host, (const unsigned char *)family->block + at * size, count * size);
         return;
     }
     floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
     int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
-    device->download(weights, (const floatX *)family->block + at, count * sizeof *weights);
-    device->download(remainder, family->remainder + at, count * sizeof *remainder);
+    device->download(weights, (const floatX *)family->block + piece.params, count * sizeof *weights);
+    device->download(remainder, family->remainder + piece.state, count * sizeof *remainder);
     for (size_t i = 0; i < count; i++) { ((real *)host)[i] = joined_real(weights[i], remainder[i]); }
     free(weights);
     free(remainder);
 }
 
-// writes the family's tensors, whose first index is `index`, in the order they were declared
+// how many elements before `element` of a tensor with so many columns are in column `col`
+static inline size_t rows_before(size_t element, size_t col, size_t cols) {
+    return element > col ? (element - col + cols - 1) / cols : 0;
+}
+
+// Writes a piece of a tensor that the file has the other way round: a column of it is a run there. Columns that follow
+// each other, as all do where the piece is the whole tensor, are written at once.
+static inline void write_transposed(SafeTensorsWriter *w, int index, const unsigned char *host, ParamPiece piece,
+                                    size_t rows, size_t cols, size_t size) {
+    size_t end = piece.first + piece.count;
+    size_t *begins = (size_t *)xmalloc((cols + 1) * sizeof *begins);  // of the columns, among the piece's elements
+    unsigned char *flipped = (unsigned char *)xmalloc(piece.count * size);
+    begins[0] = 0;
+    for (size_t c = 0; c < cols; c++) {
+        begins[c + 1] = begins[c] + rows_before(end, c, cols) - rows_before(piece.first, c, cols);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t c = 0; c < cols; c++) {
+        size_t from = rows_before(piece.first, c, cols) * cols + c - piece.first;
+        for (size_t i = begins[c]; i < begins[c + 1]; i++) {
+            memcpy(flipped + i * size, host + (from + (i - begins[c]) * cols) * size, size);
+        }
+    }
+    for (size_t c = 0, next; c < cols; c = next) {
+        size_t row = rows_before(piece.first, c, cols);
+        for (next = c + 1; next < cols && row + begins[next] - begins[c] == (next - c) * rows &&
+                           rows_before(piece.first, next, cols) == 0;) {
+            next++;
+        }
+        safetensors_write(w, index, (c * rows + row) * size, flipped + begins[c] * size,
+                          (begins[next] - begins[c]) * size);
+    }
+    free(flipped);
+    free(begins);
+}
+
+// writes this rank's part of the family's tensors, whose first index is `index`, in the order they were declared
 static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
-    ParamLayout layout = param_layout(s->config);
-    size_t size = dtype_size(family->dtype), per_number = family->of_blocks ? MOMENT_BLOCK : 1;
+    ParamLayout layout = param_layout_among(s->config, s->shards);
+    size_t size = dtype_size(family->dtype);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        bool flip = param_specs[id].transposed && !family->of_blocks;
         size_t rows = param_used_rows(p, s->config), cols = param_cols(p, s->config);
-        size_t count = (rows * cols + per_number - 1) / per_number, bytes = count * size;
-        unsigned char *host = (unsigned char *)xmalloc(2 * bytes), *flipped = host + bytes;
-        for (int layer = 0; layer < param_layers(p, s->config); layer++) {
-            family_fetch(host, family, param_offset(&layout, p, layer) / per_number, count, s->device);
-            if (flip) { transpose_bytes(flipped, host, rows, cols, size); }
-            safetensors_write(w, index++, 0, flip ? flipped : host, bytes);
+        unsigned char *host = (unsigned char *)xmalloc(rows * cols * size);
+        for (int layer = 0; layer < param_layers(p, s->config); layer++, index++) {
+            ParamPiece piece = param_own_piece(&layout, p, layer, rows * cols);
+            if (piece.count == 0) { continue; }
+            family_fetch(host, family, piece, s->device);
+            if (family->of_blocks) {
+                size_t first = piece.first / MOMENT_BLOCK;
+                safetensors_write(w, index, first * size, host, moment_blocks(piece.count) * size);
+            } else if (param_specs[id].transposed) {
+                write_transposed(w, index, host, piece, rows, cols, size);
+            } else {
+                safetensors_write(w, index, piece.first * size, host, piece.count * size);
+            }
         }
         free(host);
     }
 }
 
-// writes the families that the model has into one file; 0 or an errno
-static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s) {
-    SafeTensorsWriter w = safetensors_create(path);
+static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
     for (int i = 0; i < count; i++) {
-        if (families[i].block) { family_declare(&w, &families[i], s->config); }
+        if (families[i].block) { family_declare(w, &families[i], s->config); }
     }
-    safetensors_begin(&w);
+    safetensors_begin(w);
+}
+
+// Opens the file on every rank: the first makes it, the others come when it is there. *error: 0 or an errno, agreed.
+static inline SafeTensorsWriter families_open(const char *path, const TensorFamily *families, int count,
+                                              const ModelState *s, int *error) {
+    SafeTensorsWriter w;
+    memset(&w, 0, sizeof w);
+    if (is_first_rank(s)) {
+        w = safetensors_create(path);
+        w.shared = s->world && s->world->size > 1;
+        families_begin(&w, families, count, s);
+    }
+    *error = agreed_error(w.error, s);
+    if (!is_first_rank(s)) {
+        w = safetensors_join(path);
+        families_begin(&w, families, count, s);
+    }
+    return w;
+}
+
+// writes the families that the model has into one file; 0 or an errno, the same on every rank
+static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s) {
+    int error;
+    SafeTensorsWriter w = families_open(path, families, count, s, &error);
     for (int i = 0, index = 0; i < count; i++) {
         if (!families[i].block) { continue; }
-        family_write(&w, &families[i], s, index);
+        if (!error) { family_write(&w, &families[i], s, index); }
         index += num_param_tensors(s->config);
     }
-    return safetensors_finish(&w);
+    int finished = safetensors_finish(&w);
+    return agreed_error(error ? error : finished, s);
 }
 
 // writes and syncs a small text file; 0 or an errno
@@ -185,7 +264,20 @@ static inline int sync_folder(const char *path) {
     return error;
 }
 
-// the four files of a checkpoint into `folder`; 0 or an errno
+// config.json and state.json; 0 or an errno
+static inline int checkpoint_write_json(const char *folder, const ModelState *s, const cJSON *state) {
+    char path[PATH_LENGTH];
+    cJSON *config = model_config_json(s->config);
+    format_path(path, "%s/config.json", folder);
+    int error = write_json(path, config);
+    cJSON_Delete(config);
+    if (error) { return error; }
+    format_path(path, "%s/state.json", folder);
+    error = write_json(path, state);
+    return error ? error : sync_folder(folder);
+}
+
+// the four files of a checkpoint into `folder`; 0 or an errno, the same on every rank
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;
@@ -202,14 +294,7 @@ static inline int checkpoint_write_files(const char *folder, const ModelState *s
     format_path(path, "%s/optimizer.safetensors", folder);
     error = families_save(path, optimizer, 5, s);
     if (error) { return error; }
-    cJSON *config = model_config_json(s->config);
-    format_path(path, "%s/config.json", folder);
-    error = write_json(path, config);
-    cJSON_Delete(config);
-    if (error) { return error; }
-    format_path(path, "%s/state.json", folder);
-    error = write_json(path, state);
-    return error ? error : sync_folder(folder);
+    return agreed_error(is_first_rank(s) ? checkpoint_write_json(folder, s, state) : 0, s);
 }
 
 static inline void checkpoint_path(char *path, const char *run_dir, long long step) {
@@ -237,22 +322,25 @@ static inline void remove_unfinished(const char *run_dir) {
     if (dir) { closedir(dir); }
 }
 
-// Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. A failure (a full disk, say) removes
-// the half-written folder and stops with exit 1; the checkpoints before it are untouched.
+// Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. All ranks of a run call it. A failure (a
+// full disk, say) removes the half-written folder and stops with exit 1; the checkpoints before it are untouched.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
+    bool first = is_first_rank(s);
     checkpoint_path(folder, run_dir, step);
     format_path(aside, "%s.tmp", folder);
-    remove_unfinished(run_dir);
-    int error = mkdir(aside, 0777) == 0 ? checkpoint_write_files(aside, s, state) : errno;
-    if (!error && rename(aside, folder) != 0) { error = errno; }
+    if (first) { remove_unfinished(run_dir); }
+    int error = agreed_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s);
+    if (!error) { error = checkpoint_write_files(aside, s, state); }
+    if (!error) { error = agreed_error(first && rename(aside, folder) != 0 ? errno : 0, s); }
+    if (error && first) { remove_folder(aside); }
     if (error) {
-        remove_folder(aside);
+        agreed_error(error, s);  // nobody ends the others before it is removed
         run_error(
             "could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
             folder, strerror(error));
     }
-    sync_folder(run_dir);
+    if (first) { sync_folder(run_dir); }
 }
 
 // what one checkpoint takes on disk, within a few KiB; has_master: masters or remainders
@@ -531,61 +619,62 @@ static inline void model_read_tensor(const ModelFile *model, const char *prefix,
     free(stored);
 }
 
-// what is done with a tensor that was read: its numbers (count), in our orientation, belong at element `at` of the
-// blocks of `to`
-typedef void (*TensorSink)(void *to, const real *numbers, size_t at, size_t count, const Device *device);
+// what is done with what this rank keeps of a tensor: the piece's numbers, in our orientation, for the blocks of `to`
+typedef void (*TensorSink)(void *to, const real *numbers, ParamPiece piece, const Device *device);
 
 // every tensor named prefix + name into the sink, one after another
-static inline void tensors_load(const ModelFile *model, const char *prefix, TensorSink sink, void *to,
-                                const Device *device) {
+static inline void tensors_load(const ModelFile *model, const char *prefix, const ParamLayout *layout, TensorSink sink,
+                                void *to, const Device *device) {
     const GPT2Config *c = &model->config;
-    ParamLayout layout = param_layout(c);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t count = param_used_rows(p, c) * param_cols(p, c);
         real *host = (real *)xmalloc(count * sizeof(real));
         for (int layer = 0; layer < param_layers(p, c); layer++) {
+            ParamPiece piece = param_kept_piece(layout, p, layer, count);
+            if (piece.count == 0) { continue; }
             model_read_tensor(model, prefix, p, layer, host);
-            sink(to, host, param_offset(&layout, p, layer), count, device);
+            sink(to, host + piece.first, piece, device);
         }
         free(host);
     }
 }
 
-static inline void block_sink(void *to, const real *numbers, size_t at, size_t count, const Device *device) {
-    device->upload((real *)to + at, numbers, count * sizeof(real));
+static inline void block_sink(void *to, const real *numbers, ParamPiece piece, const Device *device) {
+    device->upload((real *)to + piece.state, numbers, piece.count * sizeof(real));
 }
 
-// fills a block of real from the tensors named prefix + name
+// fills a whole block of real from the tensors named prefix + name
 static inline void block_load(const ModelFile *model, const char *prefix, real *block, const Device *device) {
-    tensors_load(model, prefix, block_sink, block, device);
+    ParamLayout layout = param_layout(&model->config);
+    tensors_load(model, prefix, &layout, block_sink, block, device);
 }
 
-// `count` weights at element `at` of the state's blocks: params are rounded half up where a master or a remainder of
-// them is kept, else to nearest even
-static inline void weights_store(const OptimizerState *o, const real *numbers, size_t at, size_t count,
-                                 const Device *device) {
+// The weights (piece.count) of a piece of the state: params are rounded half up where a master or a remainder of them is
+// kept, else to nearest even.
+static inline void weights_store(const OptimizerState *o, const real *numbers, ParamPiece piece, const Device *device) {
     bool kept = o->master || o->remainder;
+    size_t count = piece.count;
     floatX *weights = (floatX *)xmalloc(count * sizeof *weights);
     for (size_t i = 0; i < count; i++) { weights[i] = kept ? to_floatX_half_up(numbers[i]) : to_floatX(numbers[i]); }
-    device->upload(o->params + at, weights, count * sizeof *weights);
+    device->upload(o->params + piece.params, weights, count * sizeof *weights);
     free(weights);
-    if (o->master) { device->upload(o->master + at, numbers, count * sizeof *numbers); }
+    if (o->master) { device->upload(o->master + piece.state, numbers, count * sizeof *numbers); }
     if (!o->remainder) { return; }
     int16_t *remainder = (int16_t *)xmalloc(count * sizeof *remainder);
     for (size_t i = 0; i < count; i++) { remainder[i] = remainder_of(numbers[i]); }
-    device->upload(o->remainder + at, remainder, count * sizeof *remainder);
+    device->upload(o->remainder + piece.state, remainder, count * sizeof *remainder);
     free(remainder);
 }
 
-static inline void weights_sink(void *to, const real *numbers, size_t at, size_t count, const Device *device) {
-    weights_store((const OptimizerState *)to, numbers, at, count, device);
+static inline void weights_sink(void *to, const real *numbers, ParamPiece piece, const Device *device) {
+    weights_store((const OptimizerState *)to, numbers, piece, device);
 }
 
-// fills params, and their masters or remainders, from the tensors named prefix + name
-static inline void weights_load(const ModelFile *model, const char *prefix, const OptimizerState *to,
-                                const Device *device) {
-    tensors_load(model, prefix, weights_sink, (void *)to, device);
+// fills what this rank keeps of params, and of their masters or remainders, from the tensors named prefix + name
+static inline void weights_load(const ModelFile *model, const char *prefix, const ModelState *to) {
+    ParamLayout layout = param_layout_among(&model->config, to->shards);
+    tensors_load(model, prefix, &layout, weights_sink, (void *)&to->optimizer, to->device);
 }
 
 // ---- moments, in three types in the file and three in the run
@@ -667,9 +756,12 @@ static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
     }
 }
 
-static inline void codes_upload(const Codes *c, const Moments *to, size_t at, const Device *device) {
-    device->upload((uint8_t *)to->block + at, c->codes, c->count);
-    device->upload(to->scales + at / MOMENT_BLOCK, c->scales, moment_blocks(c->count) * sizeof *c->scales);
+// `count` codes from `first` on, a multiple of MOMENT_BLOCK, to element `at` of the block
+static inline void codes_upload(const Codes *c, size_t first, size_t count, const Moments *to, size_t at,
+                                const Device *device) {
+    device->upload((uint8_t *)to->block + at, c->codes + first, count);
+    device->upload(to->scales + at / MOMENT_BLOCK, c->scales + first / MOMENT_BLOCK,
+                   moment_blocks(count) * sizeof *c->scales);
 }
 
 // `count` moments at element `at` of the block, as the run has them
@@ -678,7 +770,7 @@ static inline void moments_store(const Moments *to, const real *numbers, size_t 
     if (to->dtype == DT_U8) {
         Codes codes = codes_make(count);
         codes_encode(&codes, to->is_v, numbers);
-        codes_upload(&codes, to, at, device);
+        codes_upload(&codes, 0, count, to, at, device);
         codes_free(&codes);
     } else if (to->dtype == DT_BF16) {
         bf16 *rounded = (bf16 *)xmalloc(count * sizeof *rounded);
@@ -690,11 +782,13 @@ static inline void moments_store(const Moments *to, const real *numbers, size_t 
     }
 }
 
-// One tensor of moments. Codes stay the codes they are, if that is what the run has: they are its bits.
+// What is kept of one tensor of moments. Codes stay the codes they are, if that is what the run has: they are its bits.
 static inline void moments_load_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer,
-                                       const Moments *to, size_t at, const Device *device) {
+                                       const Moments *to, const ParamLayout *layout, const Device *device) {
     size_t count = param_used_rows(id, &file->config) * param_cols(id, &file->config);
     bool coded = model_tensor(file, prefix, id, layer)->dtype == DT_U8;
+    ParamPiece piece = param_kept_piece(layout, id, layer, count);
+    if (piece.count == 0) { return; }
     real *numbers = (real *)xmalloc(count * sizeof *numbers);
     Codes codes = codes_make(count);
     if (coded) {
@@ -704,20 +798,19 @@ static inline void moments_load_tensor(const ModelFile *file, const char *prefix
         model_read_tensor(file, prefix, id, layer, numbers);
     }
     if (coded && to->dtype == DT_U8) {
-        codes_upload(&codes, to, at, device);
+        codes_upload(&codes, piece.first, piece.count, to, piece.state, device);
     } else {
-        moments_store(to, numbers, at, count, device);
+        moments_store(to, numbers + piece.first, piece.state, piece.count, device);
     }
     codes_free(&codes);
     free(numbers);
 }
 
-static inline void moments_load(const ModelFile *file, const char *prefix, const Moments *to, const Device *device) {
-    ParamLayout layout = param_layout(&file->config);
+static inline void moments_load(const ModelFile *file, const char *prefix, const Moments *to, const ParamLayout *layout,
+                                const Device *device) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, &file->config); layer++) {
-            size_t at = param_offset(&layout, (ParamId)id, layer);
-            moments_load_tensor(file, prefix, (ParamId)id, layer, to, at, device);
+            moments_load_tensor(file, prefix, (ParamId)id, layer, to, layout, device);
         }
     }
 }
@@ -735,7 +828,7 @@ static inline void note_conversions(const ModelFile *optimizer, const OptimizerS
     }
 }
 
-// Fills the whole state from a checkpoint folder, whose model.safetensors is opened already. The weights are exact
+// Fills what this rank keeps of the state from a checkpoint folder, whose model.safetensors is opened already. The weights are exact
 // whatever the two builds' precisions: where they were stored rounded, masters are read if there are any.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
@@ -745,10 +838,11 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     const Moments m = {o->m, o->moments, o->m_scales, false}, v = {o->v, o->moments, o->v_scales, true};
-    moments_load(&optimizer, "m.", &m, s->device);
-    moments_load(&optimizer, "v.", &v, s->device);
+    ParamLayout layout = param_layout_among(s->config, s->shards);
+    moments_load(&optimizer, "m.", &m, &layout, s->device);
+    moments_load(&optimizer, "v.", &v, &layout, s->device);
     bool masters = rounded && has_masters;
-    weights_load(masters ? &optimizer : model, masters ? "master." : "", o, s->device);
+    weights_load(masters ? &optimizer : model, masters ? "master." : "", s);
     note_conversions(&optimizer, o, rounded && !has_masters);
     model_close(&optimizer);
 }

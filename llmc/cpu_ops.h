@@ -9,6 +9,7 @@ defines: cpu_ops
 #include "embedding.h"
 #include "gelu.h"
 #include "global_norm.h"
+#include "gradient_accumulate.h"
 #include "layernorm.h"
 #include "matmul.h"
 
@@ -29,6 +30,7 @@ static const Ops cpu_ops = {
     .layernorm_backward = cpu_layernorm_backward,
     .attention_backward = cpu_attention_backward,
     .embedding_backward = cpu_embedding_backward,
+    .gradient_accumulate = cpu_gradient_accumulate,
     .global_norm_squared = cpu_global_norm_squared,
     .adamw_update = cpu_adamw_update,
     .params_changed = cpu_params_changed,

@@ -9,6 +9,7 @@ defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 #include "embedding.cuh"
 #include "gelu.cuh"
 #include "global_norm.cuh"
+#include "gradient_accumulate.cuh"
 #include "layernorm.cuh"
 #include "matmul.cuh"
 
@@ -29,6 +30,7 @@ static const Ops cuda_ops = {
     .layernorm_backward = cuda_layernorm_backward,
     .attention_backward = cuda_attention_backward,
     .embedding_backward = cuda_embedding_backward,
+    .gradient_accumulate = cuda_gradient_accumulate,
     .global_norm_squared = cuda_global_norm_squared,
     .adamw_update = cuda_adamw_update,
     .params_changed = cuda_params_changed,

@@ -47,14 +47,14 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 }
 
 static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
-    norm_total_kernel(float *out, const float *partials, int count) {
+    norm_total_kernel(float *out, const float *partials, int count, GradMode mode) {
     float sum = 0;
     for (int i = static_cast<int>(threadIdx.x); i < count; i += NORM_FINAL_THREADS) { sum += partials[i]; }
     sum = block_sum<NORM_FINAL_THREADS>(sum);
-    if (threadIdx.x == 0) { *out = sum; }
+    if (threadIdx.x == 0) { *out = mode == GRAD_ADD ? sum + *out : sum; }
 }
 
-template <class T> static inline void norm_squared_of(real *out, const T *x, size_t n, Exec *ex) {
+template <class T> static inline void norm_squared_of(real *out, const T *x, GradMode mode, size_t n, Exec *ex) {
     constexpr int WIDTH = Pack<T>::SIZE;
     constexpr size_t SWEEP = NORM_THREADS * WIDTH;
     size_t run = ceil_div(ceil_div(n, static_cast<size_t>(NORM_RUNS)), SWEEP) * SWEEP;
@@ -62,13 +62,13 @@ template <class T> static inline void norm_squared_of(real *out, const T *x, siz
     float *partials = partials_of<float>(ex, static_cast<size_t>(runs), "global_norm_squared");
     auto kernel = aligned_to_pack(x) ? norm_runs_kernel<WIDTH, T> : norm_runs_kernel<1, T>;
     LAUNCH(kernel, runs, NORM_THREADS, 0, stream_of(ex), partials, x, n, run);
-    LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, runs);
+    LAUNCH(norm_total_kernel, 1, NORM_FINAL_THREADS, 0, stream_of(ex), out, partials, runs, mode);
 }
 
-static inline void cuda_global_norm_squared(real *out, Gradient x, size_t n, Exec *ex) {
+static inline void cuda_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
     if (x.dtype == DT_BF16) {
-        norm_squared_of(out, static_cast<const bf16 *>(x.at), n, ex);
+        norm_squared_of(out, static_cast<const bf16 *>(x.at), mode, n, ex);
     } else {
-        norm_squared_of(out, static_cast<const float *>(x.at), n, ex);
+        norm_squared_of(out, static_cast<const float *>(x.at), mode, n, ex);
     }
 }

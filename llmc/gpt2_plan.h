@@ -1,13 +1,14 @@
 /*
 What a GPT-2 holds on its device for a purpose: every tensor with its lifetime, made from the flags alone.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, Purpose, PlanIndex,
-         classifier_chunk, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
+         classifier_chunk, gpt2_plan, gpt2_plan_bytes, gpt2_sent_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "activations.h"
 #include "backend.h"
 #include "memory.h"
 #include "moments.h"
+#include "zero.h"
 
 // -w: the fp32 master copy of weights that are bf16: none, whole, or the weight and the 16 bits it lacks
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
@@ -34,11 +35,12 @@ typedef struct {
     MasterKind master;    // where weights are bf16
     DType moments;        // DT_REAL, DT_BF16 or DT_U8
     DType gradients;      // DT_REAL or DT_BF16
+    Shards shards;        // of several processes: which of them this is, and what it keeps
 } Purpose;
 
 // where each planned tensor is in the plan; -1 where this purpose has none
 typedef struct {
-    int params, master, remainder, grads, m, v, m_scales, v_scales, spans;
+    int params, gathered, master, remainder, grads, grads_shard, m, v, m_scales, v_scales, spans;
     int activations[NUM_ACTIVATIONS], tokens, targets, results;
     int dresidual, narrow, normed, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials,
         matmul_workspace;
@@ -74,11 +76,17 @@ static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const
 }
 
 static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
-    size_t total = param_layout(c).total;
-    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(total));
+    ParamLayout layout = param_layout_among(c, p->shards);
+    int stage = p->shards.stage;
+    size_t total = layout.total;
+    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(stage < 3 ? total : layout.shard));
+    if (stage >= 3) { at->gathered = plan_add(plan, "gathered", STATE, DT_FLOATX, dims1(bucket_buffers(&layout))); }
     if (p->training) {
-        at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(total));
-        plan_optimizer(plan, at, total, p);
+        size_t written = stage < 2 ? total : bucket_buffers(&layout);
+        DType summed = p->micro_steps > 1 ? DT_REAL : p->gradients;
+        at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(written));
+        if (stage >= 2) { at->grads_shard = plan_add(plan, "grads_shard", STATE, summed, dims1(layout.shard)); }
+        plan_optimizer(plan, at, stage < 1 ? total : layout.shard, p);
         at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
     }
     if (p->decode_positions > 0) {
@@ -144,6 +152,15 @@ static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
     Plan plan = gpt2_plan(c, p, &at);
     size_t bytes = plan_bytes(&plan, NUM_LIFETIMES);
     plan_free(&plan);
+    return bytes;
+}
+
+// What a rank sends to others for an update, by zero.h.
+static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const Purpose *p) {
+    ParamLayout layout = param_layout_among(c, p->shards);
+    Places places = places_make(&p->recompute, c->num_layers);
+    uint64_t bytes = zero_sent_bytes(&layout, p->gradients, p->micro_steps, places.replay_from);
+    places_free(&places);
     return bytes;
 }
 

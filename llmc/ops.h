@@ -37,11 +37,12 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
 
-// a tensor of the flat parameter block: elements [begin, begin + count). begin is a multiple of MOMENT_BLOCK
+// A tensor, or a piece of one, in the flat blocks that AdamW works on: elements [begin, begin + count) are those of the
+// tensor from `first` on. begin and first are multiples of MOMENT_BLOCK
 typedef struct {
-    size_t begin, count;
+    size_t begin, count, first;
     bool decay;
-    int tensor;  // which one: its rounding is keyed by it, wherever it lies. Below 2^20
+    int tensor;  // which one. Rounding is keyed by it and the element of it, wherever that lies. Below 2^20
 } TensorSpan;
 
 // one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1
@@ -121,8 +122,10 @@ typedef struct {
                                int B, int T, int maxT, int C, Exec *ex);
 
     // ---- update
-    // *out = sum of squares of x (n)
-    void (*global_norm_squared)(real *out, Gradient x, size_t n, Exec *ex);
+    // sum (n) (+)= x (n), a part of the gradients of which other micro-batches have another
+    void (*gradient_accumulate)(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex);
+    // *out (+)= sum of squares of x (n)
+    void (*global_norm_squared)(real *out, Gradient x, GradMode mode, size_t n, Exec *ex);
     // one AdamW step on params, their masters or remainders, and the moments;  grads are scaled by
     // min(1, clip / sqrt(*norm_squared)), and if that norm is not finite nothing changes.  Where there are neither
     // masters nor remainders, params that are bf16 are rounded stochastically, and so are moments that are not real.

@@ -1,8 +1,8 @@
 /*
 .safetensors files, read and written a piece at a time: no tensor, let alone a file, has to fit in memory.
 defines: SafeTensor, SafeTensors, safetensors_try_open, safetensors_open, safetensors_find, safetensors_read,
-         safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create, safetensors_declare,
-         safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
+         safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create, safetensors_join,
+         safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
 The file:
   8 bytes      N, the header's length, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
@@ -397,6 +397,7 @@ typedef struct {
     int num_tensors;
     SafeTensor *tensors;  // in the order of their declaration
     uint64_t *written;    // bytes written so far of each tensor
+    bool shared, joined;  // other processes write parts of it as well; one of them has made it
 } SafeTensorsWriter;
 
 static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t bytes, uint64_t offset) {
@@ -413,6 +414,17 @@ static inline SafeTensorsWriter safetensors_create(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
     w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w.fd < 0) { w.error = errno; }
+    return w;
+}
+
+// Opens the file at PATH, which another process has made and begun, to write a part of it: the same tensors are declared,
+// begin writes nothing, and whether all of every tensor is written is not this process's to know.
+static inline SafeTensorsWriter safetensors_join(const char *path) {
+    SafeTensorsWriter w;
+    memset(&w, 0, sizeof w);
+    w.shared = w.joined = true;
+    w.fd = open(path, O_WRONLY | O_CLOEXEC);
     if (w.fd < 0) { w.error = errno; }
     return w;
 }
@@ -490,8 +502,10 @@ static inline void safetensors_begin(SafeTensorsWriter *w) {
     if (fclose(out) != 0) { run_error("out of host memory: could not build a safetensors header"); }
     uint64_t header_bytes = length;
     w->data_start = sizeof header_bytes + header_bytes;
-    st_pwrite(w, &header_bytes, sizeof header_bytes, 0);
-    st_pwrite(w, text, length, sizeof header_bytes);
+    if (!w->joined) {
+        st_pwrite(w, &header_bytes, sizeof header_bytes, 0);
+        st_pwrite(w, text, length, sizeof header_bytes);
+    }
     free(text);
     free(order);
 }
@@ -508,10 +522,11 @@ static inline void safetensors_write(SafeTensorsWriter *w, int index, uint64_t b
 }
 
 // Syncs, closes and frees. Returns 0: the whole file is on the disk; or the errno of the first failure, ENODATA where
-// a tensor was not written in full.
+// a tensor was not written in full, by a process that writes alone.
 static inline int safetensors_finish(SafeTensorsWriter *w) {
     for (int i = 0; i < w->num_tensors; i++) {
-        if (!w->error && w->written[i] != w->tensors[i].end - w->tensors[i].begin) { w->error = ENODATA; }
+        bool whole = w->written[i] == w->tensors[i].end - w->tensors[i].begin;
+        if (!w->error && !whole && !w->shared) { w->error = ENODATA; }
         free(w->tensors[i].name);
     }
     if (!w->error && !w->data_start) { w->error = ENODATA; }

@@ -44,7 +44,7 @@ static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
         gpt2_give_batch(m, tokens, tokens + 1);
-        gpt2_micro_step(m, micro == 0 ? GRAD_SET : GRAD_ADD);
+        gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
     gpt2_update(m, hyper);
@@ -59,7 +59,10 @@ static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *l
     args.recompute = level->level, args.recompute_every = level->every;
     args.recompute_layers = level->half ? c->num_layers / 2 : -1;
     GPT2 m;
-    gpt2_build(&m, *c, purpose_of(&args, c, backend_choose((DeviceChoice)a->device, true, &note)));
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    Comm *alone = comm_single(backend->device);
+    Groups groups = {alone, alone};
+    gpt2_build(&m, *c, purpose_of(&args, c, backend), groups);
     gpt2_init(&m, 1);
     *mib = mebibytes(plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH));
     AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
@@ -72,6 +75,7 @@ static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *l
         if (i >= 0) { ms[runs++] = (now_seconds() - before) * 1000; }
     }
     gpt2_free(&m);
+    comm_close(alone);
     return median(ms, runs);
 }
 

@@ -38,7 +38,8 @@ int main(int argc, char **argv) {
     args_check(&args);
     make_run_dir(argv[1]);
     Run run;
-    run_open(&run, &args);
+    Comm *host = comm_single(&cpu_device);
+    run_open(&run, &args, host);
     ModelState model = gpt2_state(&run.model);
     cJSON *state = run_state(&run);
     checkpoint_save(argv[1], 0, &model, state);
@@ -46,5 +47,6 @@ int main(int argc, char **argv) {
     dump_batches(argv[1], "train.i32", &run.train_loader, run.max_steps * accumulation_steps(run.args), &args);
     dump_batches(argv[1], "val.i32", &run.val_loader, args.val_batches, &args);
     run_close(&run);
+    comm_close(host);
     return 0;
 }

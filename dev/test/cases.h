@@ -618,14 +618,29 @@ static inline void run_loss_sum(Problem *p, const Ops *ops, Exec *ex) {
     ops->loss_sum(real_of(p, "total"), real_of(p, "losses"), p->scale, (int)shape_rows(&p->shape), ex);
 }
 
-// variants: real, bf16
+// the result is set or added to: real, with x of either type
+static inline void add_result(Problem *p, const char *name, size_t n) {
+    add_real(p, name, p->mode == GRAD_ADD ? INOUT : OUTPUT, n);
+}
+
+static inline void declare_gradient_accumulate(Problem *p) {
+    declare_gradients(p);
+    add_result(p, "sum", p->shape.n);
+    add_array(p, "x", INPUT, p->gradients, p->shape.n);
+}
+
+static inline void run_gradient_accumulate(Problem *p, const Ops *ops, Exec *ex) {
+    ops->gradient_accumulate(real_of(p, "sum"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
+}
+
 static inline void declare_global_norm_squared(Problem *p) {
-    add_real(p, "norm_squared", OUTPUT, 1);
-    add_array(p, "grads", INPUT, p->variant ? DT_BF16 : DT_REAL, p->shape.n);
+    declare_gradients(p);
+    add_result(p, "norm_squared", 1);
+    add_array(p, "grads", INPUT, p->gradients, p->shape.n);
 }
 
 static inline void run_global_norm_squared(Problem *p, const Ops *ops, Exec *ex) {
-    ops->global_norm_squared(real_of(p, "norm_squared"), gradient_of(p, "grads"), p->shape.n, ex);
+    ops->global_norm_squared(real_of(p, "norm_squared"), gradient_of(p, "grads"), p->mode, p->shape.n, ex);
 }
 
 // an operation's variant: weights 0 are params alone, 1 with a master, 2 with a remainder; moments and gradients 0 are
@@ -639,15 +654,17 @@ static inline int adamw_weights(int variant) { return variant % ADAMW_KINDS; }
 static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % ADAMW_KINDS; }
 static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
 
-// three tensors with a gap of elements that nothing may touch; the last two end in the middle of a block of moments
+// A tensor, a piece of another, and a whole one again, with a gap of elements that nothing may touch; the last two end in
+// the middle of a block of moments
 static inline void adamw_spans(TensorSpan *spans, size_t n) {
     const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t begin[NUM_SPANS] = {0, first, third}, count[NUM_SPANS] = {first, n / 4, n - third};
     const int tensor[NUM_SPANS] = {0, 7, 2};
+    const size_t of_tensor[NUM_SPANS] = {0, 5 * MOMENT_BLOCK, 0};
     memset(spans, 0, NUM_SPANS * sizeof *spans);  // what pads a struct is compared too
     for (int i = 0; i < NUM_SPANS; i++) {
-        spans[i].begin = begin[i], spans[i].count = count[i];
+        spans[i].begin = begin[i], spans[i].count = count[i], spans[i].first = of_tensor[i];
         spans[i].decay = i != 1, spans[i].tensor = tensor[i];
     }
 }
@@ -764,7 +781,8 @@ static const OpCase op_cases[] = {
     OP_CASE(layernorm,  layernorm_backward,  GRADIENT_VARIANTS,        4e-6,  fill_statistics),  // one channel
     OP_CASE(attention,  attention_backward,  1,                        7e-7,  fill_softmax),     // exp of sums of 80
     OP_CASE(embedding,  embedding_backward,  GRADIENT_VARIANTS,        3e-7,  NULL),             // sums of rows
-    OP_CASE(norm,       global_norm_squared, 2,                        4e-6,  NULL),             // sums of blocks
+    OP_CASE(norm,       gradient_accumulate, GRADIENT_VARIANTS,        1e-7,  NULL),             // one rounding
+    OP_CASE(norm,       global_norm_squared, GRADIENT_VARIANTS,        4e-6,  NULL),             // sums of blocks
     OP_CASE(update,     adamw_update,        ADAMW_VARIANTS,           1e-6,  fill_update),      // a weight near 0
     OP_CASE(update,     params_changed,      1,                        0,     NULL),             // nothing is fp32
 };

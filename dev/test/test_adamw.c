@@ -30,7 +30,7 @@ static Model model_make(Weights weights, DType moments, const size_t counts[NUM_
     Model m;
     memset(&m, 0, sizeof m);
     for (int t = 0; t < NUM_TENSORS; t++) {
-        TensorSpan span = {m.n, counts[t], t != 1, t};
+        TensorSpan span = {m.n, counts[t], 0, t != 1, t};
         m.spans[t] = span;
         m.n += (counts[t] + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     }
@@ -91,6 +91,24 @@ static void step(Model *m, AdamW hyper) {
 static AdamW usual_hyper(int step_number) {
     AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 0, step_number, 42};
     return hyper;
+}
+
+// the same for elements [begin, end) of the first tensor alone, in blocks that begin with them
+static void step_of_piece(Model *m, size_t begin, size_t end, int step_number) {
+    size_t size = dtype_size(m->state.moments);
+    OptimizerState part = m->state;
+    part.params += begin;
+    part.m = (char *)part.m + begin * size, part.v = (char *)part.v + begin * size;
+    if (part.master) { part.master += begin; }
+    if (part.remainder) { part.remainder += begin; }
+    if (part.m_scales) { part.m_scales += begin / MOMENT_BLOCK, part.v_scales += begin / MOMENT_BLOCK; }
+    Exec ex;
+    Gradient grads = {m->grads + begin, DT_REAL};
+    TensorSpan span = {0, end - begin, begin, m->spans[0].decay, m->spans[0].tensor};
+    AdamW hyper = usual_hyper(step_number);
+    real norm_squared = 1;
+    memset(&ex, 0, sizeof ex);
+    cpu_adamw_update(&part, grads, &norm_squared, &span, 1, &hyper, &ex);
 }
 
 // ---- weights and what they lack of fp32
@@ -174,6 +192,32 @@ static void test_split_is_the_master(void **state) {
         assert_memory_equal(master.state.v, split.state.v, master.n * dtype_size(moment_types[type]));
         model_free(&master);
         model_free(&split);
+    }
+}
+
+// A tensor in pieces, each in an update of its own whose blocks begin with it, is rounded as the whole, bit for bit.
+static void test_pieces_are_the_whole(void **state) {
+    (void)state;
+    static const size_t counts[NUM_TENSORS] = {700, 0, 0}, cuts[] = {0, 256, 384, 700};
+    for (int k = 0; k < 9; k++) {
+        Model whole = model_make((Weights)(k % 3), moment_types[k / 3], counts);
+        Model pieces = model_make((Weights)(k % 3), moment_types[k / 3], counts);
+        Model *both[] = {&whole, &pieces};
+        for (int i = 0; i < 2; i++) {
+            set_random_weights(both[i]);
+            set_random_grads(both[i], 1);
+        }
+        for (int i = 1; i <= 3; i++) {
+            step(&whole, usual_hyper(i));
+            for (int piece = 0; piece < 3; piece++) { step_of_piece(&pieces, cuts[piece], cuts[piece + 1], i); }
+        }
+        for (size_t i = 0; i < whole.n; i++) {
+            assert_true(weight_of(&whole.state, i) == weight_of(&pieces.state, i));
+            assert_true(m_of(&whole.state, i) == m_of(&pieces.state, i));
+            assert_true(v_of(&whole.state, i) == v_of(&pieces.state, i));
+        }
+        model_free(&whole);
+        model_free(&pieces);
     }
 }
 
@@ -618,6 +662,7 @@ int main(void) {
         cmocka_unit_test(test_every_pattern_is_split_and_joined),
         cmocka_unit_test(test_the_split_of_special_numbers),
         cmocka_unit_test(test_split_is_the_master),
+        cmocka_unit_test(test_pieces_are_the_whole),
         cmocka_unit_test(test_nothing_changes_without_a_norm),
         cmocka_unit_test(test_rounding_to_bf16),
         cmocka_unit_test(test_rounding_to_codes),

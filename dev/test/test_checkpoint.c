@@ -37,7 +37,7 @@ static Kind usual_kind(void) {
 // what a trainer keeps: all of it zero, as in a new arena
 static ModelState empty_model(const GPT2Config *c, Kind kind) {
     size_t n = param_layout(c).total;
-    ModelState s = {c, &cpu_device, {0}};
+    ModelState s = {c, &cpu_device, {0}, {0}, NULL};
     OptimizerState *o = &s.optimizer;
     o->params = (floatX *)xcalloc(n, sizeof(floatX));
     if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
@@ -118,7 +118,8 @@ static ModelState random_kind(const GPT2Config *c, uint64_t seed, Kind kind) {
     size_t n = param_layout(c).total;
     real *weights = (real *)xcalloc(n, sizeof(real));
     fill_block(weights, c, seed);
-    weights_store(o, weights, 0, n, s.device);
+    const ParamPiece all = {0, n, 0, 0};
+    weights_store(o, weights, all, s.device);
     fill_moments(o->m, kind.moments, o->m_scales, c, seed + 1);
     fill_moments(o->v, kind.moments, o->v_scales, c, seed + 2);
     free(weights);
@@ -233,7 +234,7 @@ static void test_round_trip(void **state) {
 // FOLDER/NAME: the families of a model, of another precision than this build's perhaps
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
-    ModelState s = {&c, &cpu_device, {0}};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL};
     assert_int_equal(families_save(joined(folder, name), families, count, &s), 0);
 }
 
@@ -446,7 +447,7 @@ static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
     GPT2Config c = small_config(), other = small_config();
     config_set_vocab(&other, 2 * V);
     const TensorFamily m = {"m.", zeros, NULL, DT_U8, false}, scales = {"m_scales.", zeros, NULL, DT_F32, true};
-    ModelState s = {&c, &cpu_device, {0}}, s_other = {&other, &cpu_device, {0}};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL};
     SafeTensorsWriter w = safetensors_create(joined(folder, "optimizer.safetensors"));
     family_declare(&w, &m, &c);
     family_declare(&w, &scales, &other);
@@ -1137,7 +1138,7 @@ static void load_weights(void *folder) {
     GPT2Config c = small_config();
     ModelState s = empty_model(&c, usual_kind());
     ModelFile file = model_open((const char *)folder);
-    weights_load(&file, "", &s.optimizer, s.device);
+    weights_load(&file, "", &s);
 }
 
 static void test_integer_weights(void **state) {

@@ -189,8 +189,9 @@ static void test_spans(void **state) {
     (void)state;
     GPT2Config c = described("l4h2c6");
     ParamLayout layout = param_layout(&c);
-    TensorSpan *spans;
-    int count = param_spans(&spans, &c);
+    TensorSpan spans[4 + 12 * 4];
+    int count = 0;
+    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_spans(spans + count, &layout, b, &c); }
     assert_int_equal(count, 4 + 12 * c.num_layers);
     signed char *covered = (signed char *)malloc(layout.total);
     assert_non_null(covered);
@@ -216,7 +217,88 @@ static void test_spans(void **state) {
     }
     for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // the gaps are in no span
     free(covered);
-    free(spans);
+}
+
+// ---- among several ranks
+
+// Buckets follow each other, their chunks have one size, and what all ranks own is the block.
+static void check_buckets(const ParamLayout *layout) {
+    size_t at = 0, shard = 0, ranks = (size_t)layout->shards.ranks, rank = (size_t)layout->shards.rank;
+    for (int i = 0; i < num_buckets(layout); i++) {
+        Bucket b = param_bucket(layout, i);
+        assert_int_equal(b.begin, at);
+        assert_int_equal(b.size, b.chunk * ranks);
+        assert_int_equal(b.own, b.begin + rank * b.chunk);
+        assert_int_equal(b.shard, shard);
+        assert_int_equal(b.chunk % MOMENT_BLOCK, 0);
+        at += b.size, shard += b.chunk;
+    }
+    assert_int_equal(at, layout->total);
+    assert_int_equal(shard, layout->shard);
+}
+
+// Two neighbouring layers, and the other buckets, are in different buffers.
+static void check_buffers(const ParamLayout *layout) {
+    for (int i = 0; i < num_buckets(layout); i++) {
+        size_t from = bucket_buffer(layout, i), end = from + param_bucket(layout, i).size;
+        assert_true(end <= bucket_buffers(layout));
+        for (int k = 0; k < i; k++) {
+            size_t other = bucket_buffer(layout, k), other_end = other + param_bucket(layout, k).size;
+            bool same =
+                bucket_kind(layout, i) == LAYER_BUCKET && bucket_kind(layout, k) == LAYER_BUCKET && (i - k) % 2 == 0;
+            assert_true(same ? from == other : from >= other_end || end <= other);
+        }
+    }
+}
+
+// marks in `seen` (layout.total) what this rank owns of every tensor; where it lies is where the spans say
+static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Config *c) {
+    TensorSpan spans[LAYER_PARAMS];
+    for (int i = 0; i < num_buckets(layout); i++) {
+        Bucket b = param_bucket(layout, i);
+        int count = bucket_spans(spans, layout, i, c);
+        for (int s = 0; s < count; s++) {
+            ParamId id = (ParamId)(spans[s].tensor % NUM_PARAM_TENSORS);
+            int layer = spans[s].tensor / NUM_PARAM_TENSORS, stage = layout->shards.stage;
+            size_t used = param_rows(id, c) * param_cols(id, c), tensor = param_offset(layout, id, layer);
+            ParamPiece own = param_own_piece(layout, id, layer, used), kept = param_kept_piece(layout, id, layer, used);
+            assert_int_equal(spans[s].first % MOMENT_BLOCK, 0);
+            assert_int_equal(spans[s].begin % MOMENT_BLOCK, 0);
+            assert_int_equal(spans[s].first, kept.first);
+            assert_int_equal(spans[s].count, kept.count);
+            assert_int_equal(kept.count, stage == 0 ? used : own.count);
+            assert_int_equal(kept.state, spans[s].begin + (stage == 0 ? 0 : b.shard));
+            assert_int_equal(kept.params, stage < 3 ? tensor + kept.first : kept.state);
+            for (size_t e = own.first; e < own.first + own.count; e++) { seen[tensor + e]++; }
+        }
+    }
+}
+
+static void test_shards(void **state) {
+    (void)state;
+    static const char *const words[] = {"l1h1c1", "l3h2c6", "l4h4c64"};
+    for (int k = 0; k < 3 * 4 * 7; k++) {
+        GPT2Config c = described(words[k % 3]);
+        Shards shards = {1 + k / 12, 0, k / 3 % 4};
+        ParamLayout layout = param_layout_among(&c, shards);
+        signed char *seen = (signed char *)calloc(layout.total, 1);
+        for (; shards.rank < shards.ranks; shards.rank++) {
+            layout = param_layout_among(&c, shards);
+            check_buckets(&layout);
+            check_buffers(&layout);
+            mark_own(seen, &layout, &c);
+        }
+        for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+            size_t used = param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
+            for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++) {
+                signed char *tensor = seen + param_offset(&layout, (ParamId)id, layer);
+                for (size_t e = 0; e < used; e++) { assert_int_equal(tensor[e], 1); }  // owned once
+                memset(tensor, 0, used);
+            }
+        }
+        for (size_t i = 0; i < layout.total; i++) { assert_int_equal(seen[i], 0); }
+        free(seen);
+    }
 }
 
 // ---- first values
@@ -227,7 +309,10 @@ static real *initialised(const GPT2Config *c, uint64_t seed) {
     real *params = (real *)xcalloc(layout.total, sizeof(real));
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
-            param_init_tensor(params + param_offset(&layout, (ParamId)id, layer), (ParamId)id, layer, c, seed);
+            size_t count = param_used_rows((ParamId)id, c) * param_cols((ParamId)id, c), half = count / 2;
+            real *tensor = params + param_offset(&layout, (ParamId)id, layer);
+            param_init_tensor(tensor, (ParamId)id, layer, 0, half, c, seed);
+            param_init_tensor(tensor + half, (ParamId)id, layer, half, count - half, c, seed);
         }
     }
     return params;
@@ -311,6 +396,7 @@ int main(void) {
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_shards),
         cmocka_unit_test(test_init),
         cmocka_unit_test(test_init_zero_outside),
         cmocka_unit_test(test_init_is_reproducible),

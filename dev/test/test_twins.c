@@ -312,9 +312,15 @@ static void expect_loss_sum(Reference *r) {
     for (size_t i = 0; i < shape_rows(&r->p->shape); i++) { *after(r, "total") += r->p->scale * losses[i]; }
 }
 
+static void expect_gradient_accumulate(Reference *r) {
+    const double *x = before(r, "x");
+    double *sum = after(r, "sum");
+    for (size_t i = 0; i < r->p->shape.n; i++) { sum[i] = x[i] + (r->p->mode == GRAD_ADD ? sum[i] : 0); }
+}
+
 static void expect_global_norm_squared(Reference *r) {
     const double *grads = before(r, "grads");
-    *after(r, "norm_squared") = 0;
+    if (r->p->mode == GRAD_SET) { *after(r, "norm_squared") = 0; }
     for (size_t i = 0; i < r->p->shape.n; i++) { *after(r, "norm_squared") += grads[i] * grads[i]; }
 }
 
@@ -433,7 +439,7 @@ static const Expectation expectations[] = {
     EXPECTATION(attention_decode),    EXPECTATION(attention_backward),
     EXPECTATION(classifier),          EXPECTATION(loss_sum),
     EXPECTATION(global_norm_squared), EXPECTATION(adamw_update),
-    EXPECTATION(params_changed),
+    EXPECTATION(params_changed),      EXPECTATION(gradient_accumulate),
 };
 #undef EXPECTATION
 enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };
@@ -664,7 +670,9 @@ static void test_bytes_and_flops(void **state) {
         {"classifier", CLASSIFIER_LOSS, N * V, N, 0, N, 0},
         {"loss_sum", 0, 0, N + 2, 0, 0, 0},
         {"global_norm_squared", 0, 0, n + 1, 0, 0, 0},
-        {"global_norm_squared", 1, 0, 1, 0, n / 2, 0},  // two bf16 in the place of an int, as below
+        {"global_norm_squared", GRADIENT_BF16, 0, 1, n, 0, 0},
+        {"gradient_accumulate", GRAD_SET, 0, 2 * n, 0, 0, 0},
+        {"gradient_accumulate", GRADIENT_BF16_ADD, 0, 2 * n, n, 0, 0},
         {"adamw_update", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 2 * updated, 5 * updated + 1, 0, 0, 0},
         {"adamw_update", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), updated, 7 * updated + 1, 0, 0, 0},
         {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), 2 * updated, 1, 0, 14 * updated / 4, 0},
@@ -919,7 +927,7 @@ static void test_global_norm_of_many_blocks(void **state) {
         expected += x[i] * x[i];
     }
     Gradient all = {x, DT_REAL};
-    cpu_ops.global_norm_squared(&norm_squared, all, n, NULL);
+    cpu_ops.global_norm_squared(&norm_squared, all, GRAD_SET, n, NULL);
     assert_true(fabs(norm_squared - expected) <= 1e-6 * expected);
     free(x);
 }

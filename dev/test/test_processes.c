@@ -1,0 +1,263 @@
+/*
+The trainer's model among several processes, by its own functions.
+    test_processes                      a process alone: -z is of no consequence, and what a plan counts
+    mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against one
+                                        process, bits against -z 0, bytes held and sent against the plan
+    mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
+dev/test/test_processes.sh runs them, and the trainer itself.
+*/
+#ifndef TESTING
+#define TESTING
+#endif
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "../../train_gpt2.cu"
+#pragma GCC diagnostic pop
+#include "testing.h"
+
+enum { L = 5, B = 2, T = 12, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };
+static const GPT2Config config = {13, 61, 128, L, 3, 24};
+
+#define CHECK(holds, ...)                                                                                              \
+    do {                                                                                                               \
+        if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
+    } while (0)
+
+// what a model is built for; r: level of recomputation, 4 in segments of two blocks
+static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
+    Purpose p;
+    memset(&p, 0, sizeof p);
+    p.backend = &cpu_backend, p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
+    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 2 : 1, p.recompute.layers = L;
+    p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
+    p.moments = moment_types[r / 2];
+    p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
+    p.shards.ranks = dp->size, p.shards.rank = dp->rank, p.shards.stage = dp->size > 1 ? stage : 0;
+    return p;
+}
+
+static GPT2 *model_make(Purpose p, Comm *dp) {
+    GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
+    Groups groups = {dp, dp};
+    gpt2_build(m, config, p, groups);
+    gpt2_init(m, 7);
+    return m;
+}
+
+static void model_free(GPT2 *m) {
+    gpt2_free(m);
+    free(m);
+}
+
+// inputs and targets of micro-batch n of update `step`
+static void draw_batch(int *tokens, int step, int n) {
+    for (int i = 0; i < 2 * ROWS; i++) {
+        tokens[i] = (int)(rng_bits(5, (uint64_t)(1000 * step + n), (uint64_t)i) % (uint64_t)config.vocab_size);
+    }
+}
+
+// Loss, gradients and their norm of update `step`, as far as AdamW. A model alone makes what `ranks` ranks make together.
+static void make_gradients(GPT2 *m, int step, int ranks) {
+    int tokens[2 * ROWS], rank = ranks == 1 ? m->groups.dp->rank : 0, size = m->groups.dp->size;
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
+    for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
+        draw_batch(tokens, step, micro * size + rank);
+        gpt2_give_batch(m, tokens, tokens + ROWS);
+        gpt2_micro_step(m, micro);
+    }
+    gpt2_norm(m);
+}
+
+static void update(GPT2 *m, int step) {
+    AdamW hyper = {(real)1e-2, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
+    make_gradients(m, step, 1);
+    gpt2_update(m, &hyper);
+}
+
+static double own_gradient(const GPT2 *m, int bucket, size_t i) {
+    Gradient g = zero_own_grads(&m->zero, bucket);
+    return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
+}
+
+// What this rank owns of every tensor's gradient is that of a process alone, up to `limit` of the tensor's norm.
+static void check_gradients(const GPT2 *m, const GPT2 *alone, double limit) {
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t used = param_rows(p, &config) * param_cols(p, &config);
+        for (int layer = 0; layer < param_layers(p, &config); layer++) {
+            int bucket = param_bucket_of(&m->layout, p, layer);
+            Bucket b = param_bucket(&m->layout, bucket);
+            ParamPiece own = param_own_piece(&m->layout, p, layer, used);
+            size_t in_chunk = param_offset(&m->layout, p, layer) + own.first - b.own;
+            Gradient expected = grad(alone, p, layer);
+            double difference = 0, norm = 0;
+            for (size_t i = 0; i < used; i++) {
+                double x = expected.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)expected.at)[i])
+                                                     : (double)((const real *)expected.at)[i];
+                bool mine = i >= own.first && i < own.first + own.count;
+                double error = mine ? own_gradient(m, bucket, in_chunk + i - own.first) - x : 0;
+                difference += error * error, norm += x * x;
+            }
+            CHECK(difference <= limit * limit * norm, "-z %d: the gradient of %s, layer %d, is off by %.2g",
+                  m->purpose.shards.stage, param_specs[id].name, layer, sqrt(difference / norm));
+        }
+    }
+}
+
+static void check_number(const char *what, double got, double expected, double limit, const GPT2 *m) {
+    CHECK(fabs(got - expected) <= limit * fabs(expected), "-z %d -r %d, %d micro-batches: %s is %.9g, not %.9g",
+          m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, what, got, expected);
+}
+
+static bool same_part(const void *a, const void *b, size_t a_at, size_t b_at, size_t count, size_t size) {
+    return !a || memcmp((const char *)a + a_at * size, (const char *)b + b_at * size, count * size) == 0;
+}
+
+// what this rank owns has the same bits in both, parameters and the optimizer's state
+static void check_same_bits(const GPT2 *m, const GPT2 *first) {
+    const OptimizerState *a = &m->optimizer, *b = &first->optimizer;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        ParamId p = (ParamId)id;
+        size_t used = param_rows(p, &config) * param_cols(p, &config), size = dtype_size(a->moments);
+        for (int layer = 0; layer < param_layers(p, &config); layer++) {
+            ParamPiece x = param_own_piece(&m->layout, p, layer, used);
+            ParamPiece y = param_own_piece(&first->layout, p, layer, used);
+            size_t n = x.count, blocks = moment_blocks(n);
+            bool same =
+                same_part(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
+                same_part(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
+                same_part(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
+                same_part(a->m, b->m, x.state, y.state, n, size) && same_part(a->v, b->v, x.state, y.state, n, size) &&
+                same_part(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
+                same_part(a->v_scales, b->v_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4);
+            CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->purpose.shards.stage,
+                  m->purpose.recompute.level, param_specs[id].name, layer);
+        }
+    }
+}
+
+// every rank computes with the parameters that their owner has
+static void check_gathered(GPT2 *m, Comm *dp) {
+    Run run;
+    memset(&run, 0, sizeof run);
+    run.groups.dp = dp;
+    uint64_t hash = hash_replicated_params(m) >> 1;
+    CHECK(comm_max((long long)hash, dp) == -comm_max(-(long long)hash, dp), "-z %d: the ranks' parameters differ",
+          m->purpose.shards.stage);
+}
+
+static void check_bytes(const GPT2 *m, uint64_t sent) {
+    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->purpose), planned = gpt2_plan_bytes(&config, &m->purpose);
+    CHECK(m->arena.bytes == planned, "-z %d: allocated %zu, planned %zu", m->purpose.shards.stage, m->arena.bytes,
+          (size_t)planned);
+    CHECK(sent == planned_sent, "-z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
+          m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, (size_t)sent,
+          (size_t)planned_sent);
+}
+
+// one way to train at all stages
+static void check_layouts(int r, int micro_steps, Comm *dp) {
+    double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
+    Comm *single = comm_single(&cpu_device);
+    GPT2 *alone = model_make(purpose_for(0, r, micro_steps * dp->size, single), single), *first = NULL;
+    alone->purpose.gradients = DT_REAL;
+    make_gradients(alone, 0, dp->size);
+    for (int stage = 0; stage <= 3; stage++) {
+        GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), dp);
+        make_gradients(m, 0, 1);
+        check_gradients(m, alone, limit);
+        check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
+        check_number("the norm", (double)*m->norm_squared, (double)*alone->norm_squared, limit, m);
+        update(m, 0);
+        uint64_t sent = dp->sent_bytes;
+        update(m, 1);
+        check_bytes(m, dp->sent_bytes - sent);
+        check_gathered(m, dp);
+        if (first && micro_steps == 1) { check_same_bits(m, first); }
+        if (stage == 0) {
+            first = m;
+        } else {
+            model_free(m);
+        }
+    }
+    model_free(first);
+    model_free(alone);
+    comm_close(single);
+}
+
+static int run_layouts(void) {
+    Comm *world = comm_open();
+    const int levels[] = {0, 2, 4};
+    for (int i = 0; i < 3; i++) {
+        check_layouts(levels[i], 1, world);
+        check_layouts(levels[i], MICRO_STEPS, world);
+    }
+    if (world->rank == 0) { printf("every layout agrees\n"); }
+    comm_close(world);
+    return 0;
+}
+
+// ---- a replica that drifts
+
+static int run_drift(int culprit, int argc, char **argv) {
+    Comm *host = comm_open();
+    TrainArgs args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
+    args_meet(&args, host);
+    take_a_share(&args, host);
+    args_check(&args);
+    Run run;
+    run_open(&run, &args, host);
+    for (int step = 0; step < 3; step++) {
+        start_step(&run);
+        finish_step(&run);
+        if (step == 1 && run.groups.dp->rank == culprit) {
+            floatX *weight = (floatX *)param(&run.model, WTE, 0);
+            *weight = to_floatX(to_real(*weight) * (real)1.01);
+        }
+        check_replicas(&run);
+        if (host->rank == 0) { fprintf(stderr, "step %d is sound\n", step + 1); }
+    }
+    run_close(&run);
+    comm_close(host);
+    return 0;
+}
+
+// ---- one process
+
+static void test_alone(void **state) {
+    (void)state;
+    Comm *single = comm_single(&cpu_device);
+    check_layouts(0, 1, single);
+    check_layouts(4, 2, single);
+    assert_int_equal(single->sent_bytes, 0);
+    comm_close(single);
+}
+
+// A layer is gathered once in the forward; and in the backward, but for the two that are there, once at -r 0 and -r 4.
+// In segments of three blocks, all but the last of each are read again after their replay.
+static void test_layer_gathers(void **state) {
+    (void)state;
+    const struct {
+        int level, every, layers, gathers;
+    } cases[] = {{0, 1, 1, 1},   {0, 1, 2, 2},           {0, 1, 12, 22},           {4, 1, 12, 22},
+                 {4, 2, 12, 22}, {4, 3, 12, 12 + 4 * 4}, {4, 12, 12, 12 + 12 + 10}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Recompute r = {cases[i].level, cases[i].every, cases[i].layers};
+        Places places = places_make(&r, cases[i].layers);
+        printf("    -r %d -rk %d, %d layers: %d\n", r.level, r.every, r.layers,
+               zero_layer_gathers(places.replay_from, r.layers));
+        assert_int_equal(zero_layer_gathers(places.replay_from, r.layers), cases[i].gathers);
+        places_free(&places);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
+    if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_layer_gathers),
+    };
+    return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
+}
