@@ -63,6 +63,8 @@ static const BenchRow bench_rows[] = {
     {"attention_decode", "one by one", 1, 0, 0, false},
     {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, 0, 0, true},
     {"classifier", "loss", CLASSIFIER_LOSS, 0, 0, true},
+    {"classifier_statistics", "of 2 ranks", 0, 0, 0, true},
+    {"classifier_from_statistics", "of 2 ranks, loss and gradient", CLASSIFIER_GRADIENT, 0, 0, true},
     {"matmul_backward", "logits, dinp", MATMUL_DINP, C1, LOGITS, true},
     {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, C1, LOGITS, true},
     {"matmul_backward", "fcproj and gelu", MATMUL_GELU, C4, C1, false},  // with fc's dbias
