@@ -725,11 +725,13 @@ static void classify_in_parts(const Problem *p, real *losses, floatX *dlogits, i
 // with as many processes as there are columns, some have padding alone
 static void check_classifier_in_parts(const OpShape *s) {
     const int counts[] = {1, 3, s->Vp};
-    for (int i = 0; i < 3; i++) {
-        if (s->Vp % counts[i] || s->Vp > 1000 * counts[i]) { continue; }
+    for (int i = 0; i < 6; i++) {
+        int ranks = counts[i / 2];
+        if (s->Vp % ranks || ranks > 100) { continue; }
         Problem p = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
-        classify_in_parts(&p, real_of(&p, "losses"), x_of(&p, "logits"), counts[i]);
-        assert_expected(&p, 1);
+        if (i % 2) { scale_start(&p, "logits", 100); }  // exponentials overflow
+        classify_in_parts(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
+        assert_expected(&p, i % 2 ? LARGE_SLACK : 1);
         problem_free(&p);
     }
 }
