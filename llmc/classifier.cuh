@@ -12,8 +12,8 @@ max log2(e) rounded, and the loss uses the same shift, so that its rounding canc
 Bytes       NVp floatX read and, where a gradient is wanted, written. About 13 instructions an element and 2.1 of the
             special function unit, which take half as long as the memory does: several rows at a time hide one behind
             the other.
-In several processes the two passes are two kernels. From the other processes' statistics, 12 bytes a row and rank, every
-thread works out the same sum.
+In several processes the two passes are two kernels. From the statistics of all, 12 bytes a row and rank, every thread
+works out the same sum.
 defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
 */
 #pragma once
@@ -60,7 +60,7 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
     return {max, shift, block_sum<THREADS>(s.sum * exp2_fast(s.shift - shift))};
 }
 
-// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum;  target is -1 where it is no column
+// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum, target -1 where it is no column
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
                                                     int V, int Vp) {

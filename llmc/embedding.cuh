@@ -112,7 +112,7 @@ static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe,
 static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way
 static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block at the most
 
-// dwpe[t] (+)= sum of the rows of dout (N,C) at position t, of which row 0 is at position `first`, in order; what has no
+// dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order, where row 0 is at position `first`; what has no
 // rows is set to 0. Block x is the position, y a range of columns
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
@@ -296,7 +296,7 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     for (int i = begin; i < end; i += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            bool here = i + j < end && pairs[i + j].x < rows;
+            bool here = i + j < end && pairs[i + j].x < rows;  // no other row need be read
             if (here) { load_floats(row[j], dout + (size_t)pairs[i + j].y * C + c); }
         }
         UNROLL

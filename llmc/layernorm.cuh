@@ -241,7 +241,7 @@ static inline void cuda_layernorm_forward(floatX *out, real *mean, real *rstd, c
     layernorm_launch<LAYERNORM_PLAIN>(arrays, N, C, stream_of(ex));
 }
 
-// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are the layernorm of that.
+// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
 // sum may be in or residual, in_bias may be NULL
 static inline void cuda_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                                    const floatX *in_bias, const floatX *residual, const floatX *weight,

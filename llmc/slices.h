@@ -14,7 +14,7 @@ Nothing has to divide by anything. Rank r has heads [r*heads, r*heads + heads), 
 last one are inert: zeros, whose gradients are exactly zero, so that they stay zeros. The last ranks may have inert ones
 alone. Activations have all C channels, and heads*HS or units where a split tensor made them.
 A slice is at most three rectangles of the whole tensor. Its elements are dealt with in runs, which are neighbours here
-and there: what depends on an element's place, its first value and how it is rounded, is keyed by its place in the whole.
+and there. What depends on an element's place, its first value and its rounding, is keyed by its place in the whole.
 */
 #pragma once
 #include "comm.h"

@@ -80,7 +80,7 @@ static Tensors whole_tensors(const Case *k, Arrays *arrays) {
             size_t used = param_used_rows(id, &k->config) * param_cols(id, &k->config);
             memset(p.value[id][l], 0, p.count[id] * sizeof(floatX));
             for (size_t j = 0; j < used; j++) {
-                double noise = 0.3 * rng_normal(GPT2_SEED, (uint64_t)(l * NUM_PARAM_TENSORS + i), j);
+                double noise = 0.3 * rng_normal(GPT2_SEED, (uint64_t)l * NUM_PARAM_TENSORS + (uint64_t)i, j);
                 p.value[id][l][j] = to_floatX((real)((param_specs[id].init == INIT_ONE) + noise));
             }
         }
@@ -238,16 +238,15 @@ static Rank make_rank(Team *team, const Tensors *whole, int r, Arrays *arrays) {
     return rank;
 }
 
-// for each rank *m of the team
-#define EACH_RANK(team, m) for (Rank *m = (team)->rank; m < (team)->rank + (team)->t; m++)
+static Rank *end_of(Team *team) { return team->rank + team->t; }
 
 // ---- the collectives. Every one is over all ranks, of chunks of rows
 
 // all_gather(A, own_A), in place
 static void gather_A(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
-    EACH_RANK(team, from) {
-        EACH_RANK(team, to) {
+    for (Rank *from = team->rank; from < end_of(team); from++) {
+        for (Rank *to = team->rank; to < end_of(team); to++) {
             if (to != from) { memcpy(to->A + (size_t)from->shape.rank * chunk, from->own_A, chunk * sizeof(floatX)); }
         }
     }
@@ -256,8 +255,8 @@ static void gather_A(Team *team) {
 // all_gather(B, dresidual)
 static void gather_B(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
-    EACH_RANK(team, from) {
-        EACH_RANK(team, to) {
+    for (Rank *from = team->rank; from < end_of(team); from++) {
+        for (Rank *to = team->rank; to < end_of(team); to++) {
             memcpy(to->B + (size_t)from->shape.rank * chunk, from->dresidual, chunk * sizeof(floatX));
         }
     }
@@ -266,10 +265,12 @@ static void gather_B(Team *team) {
 // reduce_scatter(own_P, P), in place; in fp32 or double, in the order of ranks
 static void scatter_P(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
-    EACH_RANK(team, to) {
+    for (Rank *to = team->rank; to < end_of(team); to++) {
         for (size_t i = 0; i < chunk; i++) {
             real sum = 0;
-            EACH_RANK(team, from) { sum += to_real(from->P[(size_t)to->shape.rank * chunk + i]); }
+            for (Rank *from = team->rank; from < end_of(team); from++) {
+                sum += to_real(from->P[(size_t)to->shape.rank * chunk + i]);
+            }
             to->own_P[i] = to_floatX(sum);
         }
     }
@@ -278,9 +279,9 @@ static void scatter_P(Team *team) {
 // all_gather(statistics (t, rows, 3), its own), in place
 static void gather_statistics(Team *team, int rows) {
     size_t chunk = 3 * (size_t)rows;
-    EACH_RANK(team, from) {
+    for (Rank *from = team->rank; from < end_of(team); from++) {
         size_t at = (size_t)from->shape.rank * chunk;
-        EACH_RANK(team, to) {
+        for (Rank *to = team->rank; to < end_of(team); to++) {
             if (to != from) { memcpy(to->statistics + at, from->statistics + at, chunk * sizeof(real)); }
         }
     }
@@ -294,7 +295,7 @@ static void release(Team *team, floatX *buffer) {
 
 static void keep_A(Team *team, int which) {
     size_t gathered = (size_t)team->t * (size_t)team->chunk * (size_t)team->C;
-    EACH_RANK(team, m) { memcpy(m->kept[which], m->A, gathered * sizeof(floatX)); }
+    for (Rank *m = team->rank; m < end_of(team); m++) { memcpy(m->kept[which], m->A, gathered * sizeof(floatX)); }
 }
 
 // ---- forward
@@ -313,7 +314,7 @@ static void block_forward(Team *team, int l) {
     int N = team->N, C = team->C, HS = config_head_size(&k->config);
     gather_A(team);
     keep_A(team, 2 * l);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         int width = m->shape.attention;
         cpu_ops.matmul_forward(b->qkv, m->A, param(&m->p, QKVW, l), param(&m->p, QKVB, l), NULL, N, C, 3 * width,
@@ -323,13 +324,13 @@ static void block_forward(Team *team, int l) {
         cpu_ops.matmul_forward(m->P, b->atty, param(&m->p, ATTPROJW, l), NULL, NULL, N, width, C, &team->ex);
     }
     scatter_P(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         residual_norm(team, m, b->residual2, b->input, param(&m->p, ATTPROJB, l), LN2W, LN2B, l, b->mean2, b->rstd2);
     }
     gather_A(team);
     keep_A(team, 2 * l + 1);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         int units = m->shape.units;
         cpu_ops.matmul_gelu_forward(b->gelu, b->fch, m->A, param(&m->p, FCW, l), param(&m->p, FCB, l), N, C, units,
@@ -338,7 +339,7 @@ static void block_forward(Team *team, int l) {
         cpu_ops.matmul_forward(m->P, b->gelu, param(&m->p, FCPROJW, l), NULL, NULL, N, units, C, &team->ex);
     }
     scatter_P(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l], *next = &m->block[l + 1];
         bool last = l + 1 == LAYERS;
         residual_norm(team, m, next->input, b->residual2, param(&m->p, FCPROJB, l), last ? LNFW : LN1W,
@@ -348,12 +349,12 @@ static void block_forward(Team *team, int l) {
 
 static void embedding_forward(Team *team) {
     int C = team->C;
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.token_embedding_forward(m->P, team->tokens, param(&m->p, WTE, 0), m->shape.rank * m->shape.vocab,
                                         m->shape.vocab, team->N, C, &team->ex);
     }
     scatter_P(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[0];
         memcpy(b->input, m->own_P, (size_t)m->rows * (size_t)C * sizeof(floatX));
         cpu_ops.position_embedding_forward(b->input, param(&m->p, WPE, 0), m->first, m->rows, team->k->T, C, &team->ex);
@@ -370,7 +371,7 @@ static void classify(Team *team) {
     gather_A(team);
     for (int at = 0; at < team->N; at += CLASSIFIER_ROWS) {
         int rows = team->N - at < CLASSIFIER_ROWS ? team->N - at : (int)CLASSIFIER_ROWS;
-        EACH_RANK(team, m) {
+        for (Rank *m = team->rank; m < end_of(team); m++) {
             int vocab = m->shape.vocab, first = m->shape.rank * vocab;
             cpu_ops.matmul_forward(m->logits, m->A + (size_t)at * (size_t)C, param(&m->p, WTE, 0), NULL, NULL, rows, C,
                                    vocab, &team->ex);
@@ -378,7 +379,7 @@ static void classify(Team *team) {
                                           first, rows, V, vocab, &team->ex);
         }
         gather_statistics(team, rows);
-        EACH_RANK(team, m) {
+        for (Rank *m = team->rank; m < end_of(team); m++) {
             int vocab = m->shape.vocab, first = m->shape.rank * vocab;
             cpu_ops.classifier_from_statistics(m->losses + at, m->logits, m->statistics, team->targets + at, scale,
                                                team->t, first, rows, V, vocab, &team->ex);
@@ -387,7 +388,7 @@ static void classify(Team *team) {
                                     at == 0 ? GRAD_SET : GRAD_ADD, rows, C, vocab, &team->ex);
         }
     }
-    EACH_RANK(team, m) { release(team, m->A); }
+    for (Rank *m = team->rank; m < end_of(team); m++) { release(team, m->A); }
 }
 
 // ---- backward
@@ -397,7 +398,7 @@ static void regather(Team *team, ParamId weight, int l) {
     size_t gathered = (size_t)team->t * (size_t)team->chunk * (size_t)team->C;
     bool first = weight == LN1W;
     if (team->choices.stale) { return; }
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         if (team->choices.keep_gathered) {
             memcpy(m->A, m->kept[2 * l + (first ? 0 : 1)], gathered * sizeof(floatX));
@@ -413,7 +414,7 @@ static void regather(Team *team, ParamId weight, int l) {
 // the gradient of a layernorm's output, in own_P, through it to dresidual
 static void norm_backward(Team *team, ParamId weight, ParamId bias, int l, int block) {
     scatter_P(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[block];
         bool second = weight == LN2W;
         cpu_ops.layernorm_backward(m->dresidual, grad(&m->p, weight, l), grad(&m->p, bias, l), m->own_P,
@@ -426,7 +427,7 @@ static void norm_backward(Team *team, ParamId weight, ParamId bias, int l, int b
 
 // dresidual's column sums over the rank's rows: the gradient of the bias that was added there
 static void bias_backward(Team *team, ParamId bias, int l) {
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(NULL, no_gradient, grad(&m->p, bias, l), no_gradient, m->dresidual, NULL, NULL, NULL,
                                 GRAD_SET, m->rows, 0, team->C, &team->ex);
     }
@@ -437,14 +438,14 @@ static void block_backward(Team *team, int l) {
     int N = team->N, C = team->C, HS = config_head_size(&k->config);
     bias_backward(team, FCPROJB, l);
     gather_B(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         cpu_ops.matmul_backward(b->gelu, grad(&m->p, FCPROJW, l), no_gradient, grad(&m->p, FCB, l), m->B, b->gelu,
                                 param(&m->p, FCPROJW, l), b->fch, GRAD_SET, N, m->shape.units, C, &team->ex);
         release(team, m->B);
     }
     regather(team, LN2W, l);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(m->P, grad(&m->p, FCW, l), no_gradient, no_gradient, m->block[l].gelu, m->A,
                                 param(&m->p, FCW, l), NULL, GRAD_SET, N, C, m->shape.units, &team->ex);
         release(team, m->A);
@@ -452,7 +453,7 @@ static void block_backward(Team *team, int l) {
     norm_backward(team, LN2W, LN2B, l, l);
     bias_backward(team, ATTPROJB, l);
     gather_B(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         cpu_ops.matmul_backward(m->datty, grad(&m->p, ATTPROJW, l), no_gradient, no_gradient, m->B, b->atty,
                                 param(&m->p, ATTPROJW, l), NULL, GRAD_SET, N, m->shape.attention, C, &team->ex);
@@ -461,7 +462,7 @@ static void block_backward(Team *team, int l) {
                                    &team->ex);
     }
     regather(team, LN1W, l);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(m->P, grad(&m->p, QKVW, l), grad(&m->p, QKVB, l), no_gradient, m->dqkv, m->A,
                                 param(&m->p, QKVW, l), NULL, GRAD_SET, N, C, 3 * m->shape.attention, &team->ex);
         release(team, m->A);
@@ -471,7 +472,7 @@ static void block_backward(Team *team, int l) {
 
 static void embedding_backward(Team *team) {
     gather_B(team);
-    EACH_RANK(team, m) {
+    for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.token_embedding_backward(grad(&m->p, WTE, 0), m->B, team->tokens, m->shape.rank * m->shape.vocab,
                                          m->shape.vocab, team->N, team->C, &team->ex);
         cpu_ops.position_embedding_backward(grad(&m->p, WPE, 0), m->dresidual, GRAD_SET, m->first, m->rows, team->k->T,
@@ -485,12 +486,16 @@ static double team_model(Team *team) {
     embedding_forward(team);
     for (int l = 0; l < LAYERS; l++) { block_forward(team, l); }
     classify(team);
-    EACH_RANK(team, m) { memset(m->dresidual, 0, (size_t)m->rows * (size_t)team->C * sizeof(floatX)); }
+    for (Rank *m = team->rank; m < end_of(team); m++) {
+        memset(m->dresidual, 0, (size_t)m->rows * (size_t)team->C * sizeof(floatX));
+    }
     norm_backward(team, LNFW, LNFB, 0, LAYERS);
     for (int l = LAYERS - 1; l >= 0; l--) { block_backward(team, l); }
     embedding_backward(team);
     cpu_ops.loss_sum(&loss, team->rank[0].losses, 1 / (real)team->N, team->N, &team->ex);
-    EACH_RANK(team, m) { assert_memory_equal(m->losses, team->rank[0].losses, (size_t)team->N * sizeof(real)); }
+    for (Rank *m = team->rank; m < end_of(team); m++) {
+        assert_memory_equal(m->losses, team->rank[0].losses, (size_t)team->N * sizeof(real));
+    }
     return (double)loss;
 }
 
