@@ -60,7 +60,7 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
     return {max, shift, block_sum<THREADS>(s.sum * exp2_fast(s.shift - shift))};
 }
 
-// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum, target -1 where it is no column
+// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum;  target may be no column
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
                                                     int V, int Vp) {
@@ -163,10 +163,8 @@ static __global__ void __launch_bounds__(THREADS,
     OnlineSum s = online_combine(&logit, statistics, ranks, N, n);
     if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
     if (dloss == 0) { return; }
-    int target = targets[n] - first;
-    if (target < 0 || target >= columns) { target = -1; }
-    gradient_row<WIDTH, THREADS>(logits + static_cast<size_t>(n) * Vl, target, s.shift, dloss / s.sum, dloss, columns,
-                                 Vl);
+    gradient_row<WIDTH, THREADS>(logits + static_cast<size_t>(n) * Vl, targets[n] - first, s.shift, dloss / s.sum,
+                                 dloss, columns, Vl);
 }
 
 static inline void cuda_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
