@@ -924,7 +924,7 @@ static const OpCase op_cases[] = {
     OP_CASE(attention,  attention_forward,   1,                        5e-7,  NULL),             // exp of sums of 80
     OP_CASE(attention,  attention_decode,    3,                        5e-7,  NULL),             // exp of sums of 80
     OP_CASE(classifier, classifier,          CLASSIFIER_VARIANTS,      1e-5,  fill_padding),     // sums of 50257
-    OP_CASE(part_classifier, classifier_statistics, 1,                 1e-5,  fill_part_padding),     // sums of 25041
+    OP_CASE(part_classifier, classifier_statistics, 1,                 3e-5,  fill_part_padding),     // sums of 25041
     OP_CASE(part_classifier, classifier_from_statistics, CLASSIFIER_VARIANTS, 1e-5, fill_rank_statistics),  // the same
     OP_CASE(loss,       loss_sum,            1,                        3e-6,  NULL),             // a total near 0
     OP_CASE(matmul,     matmul_backward,     MATMUL_BACKWARD_VARIANTS, 5e-6,  NULL),             // a GELU slope near 0
