@@ -122,7 +122,7 @@ test_gpt2: test_gpt2.cu build/flags
 
 # unit tests, as they are and under the sanitizers; test_twins also without oneDNN and in bf16
 build/test/% build/sanitize/%: libraries = -lcmocka
-build/test/test_gradients: precision = fp64
+build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
 build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
 train_gpt2 build/emulated/train_gpt2 build/cuda/train_gpt2 build/sanitize/train_gpt2: comm = yes

@@ -12,9 +12,12 @@ max log2(e) rounded, and the loss uses the same shift, so that its rounding canc
 Bytes       NVp floatX read and, where a gradient is wanted, written. About 13 instructions an element and 2.1 of the
             special function unit, which take half as long as the memory does: several rows at a time hide one behind
             the other.
-defines: cuda_classifier, cuda_loss_sum
+In several processes the two passes are two kernels. From the statistics of all, 12 bytes a row and rank, every thread
+works out the same sum.
+defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
 */
 #pragma once
+#include "classifier.h"
 #include "device.cuh"
 
 // threads a row: a block of a warp where the row has less than CLASSIFIER_WIDE columns, as in a model of bytes
@@ -43,7 +46,7 @@ template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum
 // Over the row's V logits, by the whole block: every thread receives the same
 template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum online_row(const floatX *row, int V) {
     int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
-    OnlineSum s = {-1e30f, -1e30f * LOG2_E, 0};  // finite, since inf - inf would be NaN
+    OnlineSum s = {CLASSIFIER_LEAST, CLASSIFIER_LEAST * LOG2_E, 0};
     float x[WIDTH];
     for (int p = thread; p < packs; p += THREADS) {
         load_floats(x, row + p * WIDTH);
@@ -57,7 +60,7 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
     return {max, shift, block_sum<THREADS>(s.sum * exp2_fast(s.shift - shift))};
 }
 
-// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum
+// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum;  target may be no column
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
                                                     int V, int Vp) {
@@ -105,6 +108,76 @@ static inline void cuda_classifier(real *losses, floatX *logits, const int *targ
     auto one_by_one = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
     LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,
            targets, dloss, V, Vp);
+}
+
+template <int WIDTH, int THREADS>
+static __global__ void __launch_bounds__(THREADS,
+                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+    classifier_statistics_kernel(float *statistics, const floatX *logits, const int *targets, int first, int columns,
+                                 int Vl) {
+    unsigned n = gridDim.x - 1 - blockIdx.x;
+    const floatX *row = logits + static_cast<size_t>(n) * Vl;
+    OnlineSum s = online_row<WIDTH, THREADS>(row, columns);
+    if (threadIdx.x > 0) { return; }
+    int target = targets[n] - first;
+    float *to = statistics + 3 * static_cast<size_t>(n);
+    to[0] = s.max, to[1] = s.sum;
+    to[2] = target >= 0 && target < columns ? to_real(row[target]) : 0;
+}
+
+static inline void cuda_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
+                                              int N, int V, int Vl, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    auto of_packs =
+        wide ? classifier_statistics_kernel<PACK, CLASSIFIER_THREADS> : classifier_statistics_kernel<PACK, 32>;
+    auto one_by_one = wide ? classifier_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_statistics_kernel<1, 32>;
+    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), statistics, logits,
+           targets, first, classifier_columns(first, V, Vl), Vl);
+}
+
+// The sum of row n over all ranks, and in *target the target's logit
+static __device__ __forceinline__ OnlineSum online_combine(float *target, const float *statistics, int ranks, int N,
+                                                           unsigned n) {
+    const float *of_row = statistics + 3 * static_cast<size_t>(n);
+    size_t stride = 3 * static_cast<size_t>(N);
+    float max = CLASSIFIER_LEAST, sum = 0;
+    for (int r = 0; r < ranks; r++) { max = fmaxf(max, of_row[r * stride]); }
+    float shift = max * LOG2_E;
+    *target = 0;
+    for (int r = 0; r < ranks; r++) {
+        float own_shift = of_row[r * stride] * LOG2_E;  // that of the rank's sum
+        sum = fmaf(of_row[r * stride + 1], exp2_fast(own_shift - shift), sum);
+        *target += of_row[r * stride + 2];
+    }
+    return {max, shift, sum};
+}
+
+template <int WIDTH, int THREADS>
+static __global__ void __launch_bounds__(THREADS,
+                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+    classifier_from_statistics_kernel(float *losses, floatX *logits, const float *statistics, const int *targets,
+                                      float dloss, int ranks, int first, int N, int columns, int Vl) {
+    unsigned n = gridDim.x - 1 - blockIdx.x;
+    float logit;
+    OnlineSum s = online_combine(&logit, statistics, ranks, N, n);
+    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
+    if (dloss == 0) { return; }
+    gradient_row<WIDTH, THREADS>(logits + static_cast<size_t>(n) * Vl, targets[n] - first, s.shift, dloss / s.sum,
+                                 dloss, columns, Vl);
+}
+
+static inline void cuda_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
+                                                   const int *targets, real dloss, int ranks, int first, int N, int V,
+                                                   int Vl, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    auto of_packs = wide ? classifier_from_statistics_kernel<PACK, CLASSIFIER_THREADS>
+                         : classifier_from_statistics_kernel<PACK, 32>;
+    auto one_by_one =
+        wide ? classifier_from_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_from_statistics_kernel<1, 32>;
+    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,
+           statistics, targets, dloss, ranks, first, N, classifier_columns(first, V, Vl), Vl);
 }
 
 // Adds x to *sum, and what rounding loses of it to *lost, to be subtracted from the next (Kahan 1965).

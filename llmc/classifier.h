@@ -4,26 +4,43 @@ Softmax cross entropy over a chunk of rows, loss and gradient in one visit of th
   dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns V..Vp are set to 0
 The padded columns take no part: whatever the matmul left there is not read.
 Bytes       NVp floatX read, and written where a gradient is wanted; a row stays in cache between its three passes.
-defines: cpu_classifier, cpu_loss_sum
+Where each of several processes has some columns of the logits, a row's statistics are its largest logit m, the sum s of
+exp(logit - m), and the logit of the target. Of all processes' together
+  M = max m;  Z = sum s exp(m - M);  loss = log Z - (target - M);  dlogits as above, with Z the sum and M the largest
+classifier_statistics reads the logits twice, classifier_from_statistics reads and writes them once: the row goes
+through memory once more than in one process.
+defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statistics, classifier_columns, cpu_loss_sum
 */
 #pragma once
 #include "ops.h"
 #include "vector_math.h"
 
-static inline void classifier_row(real *loss, floatX *logits, int target, real dloss, int V, int Vp) {
-    real max = to_real(logits[0]), sum = 0;
+// the largest of V logits, and the sum of exp(logit - largest)
+static inline void classifier_sum(real *largest, real *total, const floatX *logits, int V) {
+    real max = CLASSIFIER_LEAST, sum = 0;
 #pragma omp simd reduction(max : max)
     for (int v = 0; v < V; v++) { max = to_real(logits[v]) > max ? to_real(logits[v]) : max; }
 #pragma omp simd reduction(+ : sum)
     for (int v = 0; v < V; v++) { sum += fast_exp(to_real(logits[v]) - max); }
-    *loss = REAL_MATH(log)(sum) - (to_real(logits[target]) - max);
-    if (dloss == 0) { return; }
+    *largest = max, *total = sum;
+}
+
+// logits become their gradient; target is outside of [0, V) where another process has it
+static inline void classifier_gradient(floatX *logits, int target, real max, real sum, real dloss, int V, int Vp) {
+    bool here = target >= 0 && target < V;
     real scale = dloss / sum;
-    real at_target = fast_exp(to_real(logits[target]) - max) * scale - dloss;
+    real at_target = here ? fast_exp(to_real(logits[target]) - max) * scale - dloss : 0;
 #pragma omp simd
     for (int v = 0; v < V; v++) { logits[v] = to_floatX(fast_exp(to_real(logits[v]) - max) * scale); }
-    logits[target] = to_floatX(at_target);
+    if (here) { logits[target] = to_floatX(at_target); }
     for (int v = V; v < Vp; v++) { logits[v] = to_floatX(0); }
+}
+
+static inline void classifier_row(real *loss, floatX *logits, int target, real dloss, int V, int Vp) {
+    real max, sum;
+    classifier_sum(&max, &sum, logits, V);
+    *loss = REAL_MATH(log)(sum) - (to_real(logits[target]) - max);
+    if (dloss != 0) { classifier_gradient(logits, target, max, sum, dloss, V, Vp); }
 }
 
 static inline void cpu_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
@@ -31,6 +48,54 @@ static inline void cpu_classifier(real *losses, floatX *logits, const int *targe
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) { classifier_row(losses + n, logits + (size_t)n * Vp, targets[n], dloss, V, Vp); }
+}
+
+// of the Vl columns from `first`, those that mean something
+static inline int classifier_columns(int first, int V, int Vl) {
+    int left = V > first ? V - first : 0;
+    return left < Vl ? left : Vl;
+}
+
+static inline void cpu_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
+                                             int N, int V, int Vl, Exec *ex) {
+    (void)ex;
+    int columns = classifier_columns(first, V, Vl);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const floatX *row = logits + (size_t)n * Vl;
+        int target = targets[n] - first;
+        bool here = target >= 0 && target < columns;
+        classifier_sum(&statistics[3 * (size_t)n], &statistics[3 * (size_t)n + 1], row, columns);
+        statistics[3 * (size_t)n + 2] = here ? to_real(row[target]) : 0;
+    }
+}
+
+// The three numbers of row n over all ranks
+static inline void classifier_combine(real *max, real *sum, real *target, const real *statistics, int ranks, int N,
+                                      int n) {
+    const real *of_row = statistics + 3 * (size_t)n;
+    size_t stride = 3 * (size_t)N;
+    *max = CLASSIFIER_LEAST, *sum = *target = 0;
+    for (int r = 0; r < ranks; r++) { *max = of_row[r * stride] > *max ? of_row[r * stride] : *max; }
+    for (int r = 0; r < ranks; r++) {
+        *sum += of_row[r * stride + 1] * fast_exp(of_row[r * stride] - *max);
+        *target += of_row[r * stride + 2];
+    }
+}
+
+static inline void cpu_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
+                                                  const int *targets, real dloss, int ranks, int first, int N, int V,
+                                                  int Vl, Exec *ex) {
+    (void)ex;
+    int columns = classifier_columns(first, V, Vl);
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        real max, sum, target;
+        classifier_combine(&max, &sum, &target, statistics, ranks, N, n);
+        losses[n] = REAL_MATH(log)(sum) - (target - max);
+        if (dloss == 0) { continue; }
+        classifier_gradient(logits + (size_t)n * Vl, targets[n] - first, max, sum, dloss, columns, Vl);
+    }
 }
 
 static inline void cpu_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {

@@ -13,14 +13,16 @@ Then a block has EMBEDDING_CHUNK sorted pairs, whatever their tokens, so a frequ
 Its threads have a pack of columns each and walk the pairs, several rows under way. Where a token's run ends inside the
 chunk it began in, its sum goes to dwte: nobody else has that row. A run over several chunks leaves a sum in each; the
 block of a last kernel that belongs to the chunk where it began adds those up, eight warps side by side, and then dwte.
-defines: cuda_embedding_forward, cuda_embedding_backward, embedding_partials
+Tokens of which another process has the row come last in the order, and their pairs are not walked.
+defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_embedding_forward,
+         cuda_embedding_backward, cuda_token_embedding_backward, cuda_position_embedding_backward, embedding_partials
 */
 #pragma once
 #include "device.cuh"
 #include "embedding.h"
 #include "gradient.cuh"
 
-// x += the columns of a gradient
+// x += as many columns of an array
 template <int WIDTH, class T> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const T *from) {
     float old[WIDTH];
     load_floats(old, from);
@@ -60,32 +62,108 @@ static inline void cuda_embedding_forward(floatX *out, const int *tokens, const 
     }
 }
 
+template <int WIDTH>
+static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
+    token_embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens,
+                                   const floatX *__restrict__ wte, int first, int rows, int N, int C) {
+    int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
+    if (row >= N) { return; }
+    int token = tokens[row] - first;
+    bool here = token >= 0 && token < rows;
+    for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
+        float x[WIDTH] = {};
+        if (here) { load_floats(x, wte + (size_t)token * C + c); }
+        store_floats(out + (size_t)row * C + c, x);
+    }
+}
+
+static inline void cuda_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first, int rows,
+                                                int N, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(out, wte);
+    LAUNCH((packed ? token_embedding_forward_kernel<PACK> : token_embedding_forward_kernel<1>),
+           ceil_div(N, EMBEDDING_ROWS), EMBEDDING_ROWS * 32, 0, stream_of(ex), out, tokens, wte, first, rows, N, C);
+}
+
+template <int WIDTH>
+static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
+    position_embedding_forward_kernel(floatX *x, const floatX *__restrict__ wpe, int first, int N, int T, int C) {
+    int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
+    if (row >= N) { return; }
+    const floatX *position = wpe + (size_t)((first + row) % T) * C;
+    for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
+        float sum[WIDTH];
+        load_floats(sum, x + (size_t)row * C + c);
+        embedding_add(sum, position + c);
+        store_floats(x + (size_t)row * C + c, sum);
+    }
+}
+
+static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+                                                   Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(x, wpe);
+    LAUNCH((packed ? position_embedding_forward_kernel<PACK> : position_embedding_forward_kernel<1>),
+           ceil_div(N, EMBEDDING_ROWS), EMBEDDING_ROWS * 32, 0, stream_of(ex), x, wpe, first, N, T, C);
+}
+
 // ---- backward: dwpe
 
 static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way
 static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block at the most
 
-// dwpe[t] (+)= sum over b of dout[b,t]; what has no dout is set to 0. Block x is the position, y a range of columns
+// dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order, where row 0 is at position `first`; what has no
+// rows is set to 0. Block x is the position, y a range of columns
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int B, int positions, int C) {
+    embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int first, int N, int positions, int C) {
     int t = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
+    int begin = t < positions ? t - first + (t < first ? positions : 0) : N;
     float sum[WIDTH] = {}, row[EMBEDDING_AT_ONCE][WIDTH];
-    for (int b = 0; t < positions && b < B; b += EMBEDDING_AT_ONCE) {
+    for (int n = begin; n < N; n += EMBEDDING_AT_ONCE * positions) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            if (b + j < B) { load_floats(row[j], dout + ((size_t)(b + j) * positions + t) * C + c); }
+            if (n + j * positions < N) { load_floats(row[j], dout + (size_t)(n + j * positions) * C + c); }
         }
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
             UNROLL
-            for (int i = 0; b + j < B && i < WIDTH; i++) { sum[i] += row[j][i]; }
+            for (int i = 0; n + j * positions < N && i < WIDTH; i++) { sum[i] += row[j][i]; }
         }
     }
     T *to = dwpe + (size_t)t * C + c;
     if (mode == GRAD_ADD) { embedding_add(sum, to); }
     store_floats(to, sum);
+}
+
+template <int WIDTH, class T>
+static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradMode mode, int first, int N,
+                                              int positions, int maxT, int C, cudaStream_t stream) {
+    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
+    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(packs, threads));
+    LAUNCH((embedding_positions_kernel<WIDTH, T>), grid, threads, 0, stream, dwpe, dout, mode, first % positions, N,
+           positions, C);
+}
+
+template <int WIDTH>
+static inline void embedding_launch_dwpe(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N, int T,
+                                         int maxT, int C, cudaStream_t stream) {
+    if (dwpe.dtype == DT_BF16) {
+        embedding_launch_positions<WIDTH>((bf16 *)dwpe.at, dout, mode, first, N, T, maxT, C, stream);
+    } else {
+        embedding_launch_positions<WIDTH>((real *)dwpe.at, dout, mode, first, N, T, maxT, C, stream);
+    }
+}
+
+static inline void cuda_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
+                                                    int T, int maxT, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    if (C % PACK == 0 && aligned_to_pack(dwpe.at, dout)) {
+        embedding_launch_dwpe<PACK>(dwpe, dout, mode, first, N, T, maxT, C, stream_of(ex));
+    } else {
+        embedding_launch_dwpe<1>(dwpe, dout, mode, first, N, T, maxT, C, stream_of(ex));
+    }
 }
 
 // ---- backward: the sort
@@ -97,18 +175,18 @@ static constexpr int EMBEDDING_SORT_THREADS = EMBEDDING_DIGITS, EMBEDDING_SORT_W
 static constexpr int EMBEDDING_ROUNDS = 8;  // pairs a thread has of a tile
 static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_ROUNDS;
 
-// x: the token; y: its position in (B,T)
+// x: the token, less the first that is here, so that what is not here is `rows` or more; y: its row
 typedef uint2 EmbeddingPair;
 
 static __device__ __forceinline__ int embedding_digit(unsigned token, int pass) {
     return (int)(token >> (pass * EMBEDDING_DIGIT_BITS)) & (EMBEDDING_DIGITS - 1);
 }
 
-// pairs (N) of tokens and positions;  counts (tiles,DIGITS) of the lowest digit, which start as 0
-static __global__ void embedding_pairs_kernel(EmbeddingPair *pairs, int *counts, const int *tokens, int N) {
+// pairs (N) of tokens and rows;  counts (tiles,DIGITS) of the lowest digit, which start as 0
+static __global__ void embedding_pairs_kernel(EmbeddingPair *pairs, int *counts, const int *tokens, int first, int N) {
     int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= N) { return; }
-    unsigned token = (unsigned)tokens[n];
+    unsigned token = (unsigned)(tokens[n] - first);
     pairs[n] = make_uint2(token, (unsigned)n);
     atomicAdd(counts + n / EMBEDDING_TILE * EMBEDDING_DIGITS + embedding_digit(token, 0), 1);
 }
@@ -205,10 +283,11 @@ static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pai
 
 // Sums over the runs of equal tokens in a chunk, block x, for columns of block y. A run that neither began before the
 // chunk nor goes on after it is added to dwte. Otherwise its sum is left in partial (chunks,2,C): the first row of a
-// run that began before, the second of one that begins here.
+// run that began before, the second of one that begins here. Pairs whose token is not here come last and are left out.
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
-    embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N, int C) {
+    embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, unsigned rows, int N,
+                          int C) {
     int begin = (int)blockIdx.x * EMBEDDING_CHUNK, end = min(begin + EMBEDDING_CHUNK, N);
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
@@ -217,11 +296,13 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     for (int i = begin; i < end; i += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            if (i + j < end) { load_floats(row[j], dout + (size_t)pairs[i + j].y * C + c); }
+            bool here = i + j < end && pairs[i + j].x < rows;  // no other row need be read
+            if (here) { load_floats(row[j], dout + (size_t)pairs[i + j].y * C + c); }
         }
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
             if (i + j >= end) { break; }
+            if (pairs[i + j].x >= rows) { return; }
             UNROLL
             for (int k = 0; k < WIDTH; k++) { sum[k] += row[j][k]; }
             bool goes_on = embedding_joined(pairs, i + j + 1, N);
@@ -260,11 +341,12 @@ static constexpr int EMBEDDING_FOLD_WARPS = 8;
 // Adds to dwte the sums of the run that begins in chunk x and goes on, if there is one. A lane has a column, a warp
 // every 8th chunk of the run.
 static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
-    embedding_fold_kernel(Gradient dwte, const float *partial, const EmbeddingPair *pairs, int N, int C) {
+    embedding_fold_kernel(Gradient dwte, const float *partial, const EmbeddingPair *pairs, unsigned rows, int N,
+                          int C) {
     SHARED_ARRAY(float, of_warp, EMBEDDING_FOLD_WARPS * 32);
     int chunk = (int)blockIdx.x, after = (chunk + 1) * EMBEDDING_CHUNK, c = (int)blockIdx.y * 32 + lane_id();
     bool begins = chunk == 0 || pairs[chunk * EMBEDDING_CHUNK - 1].x != pairs[after - 1].x;
-    if (!begins || !embedding_joined(pairs, after, N)) { return; }
+    if (!begins || !embedding_joined(pairs, after, N) || pairs[after].x >= rows) { return; }
     int chunks = embedding_last_chunk(pairs, chunk, N) - chunk + 1;
     float sum = 0;
     for (int i = warp_id(); c < C && i < chunks; i += EMBEDDING_FOLD_WARPS) {
@@ -285,9 +367,9 @@ typedef struct {
     size_t pairs_bytes, counts_bytes, sums_bytes;  // of one array of pairs; of all passes' counters; of a last stage
 } EmbeddingScratch;
 
-static inline EmbeddingScratch embedding_scratch(int B, int T, int C) {
+static inline EmbeddingScratch embedding_scratch(int N, int C) {
     EmbeddingScratch s;
-    s.tiles = ceil_div(B * T, EMBEDDING_TILE), s.chunks = ceil_div(B * T, EMBEDDING_CHUNK);
+    s.tiles = ceil_div(N, EMBEDDING_TILE), s.chunks = ceil_div(N, EMBEDDING_CHUNK);
     s.pairs_bytes = (size_t)s.tiles * EMBEDDING_TILE * sizeof(EmbeddingPair);
     s.counts_bytes = (size_t)s.tiles * EMBEDDING_PASSES * EMBEDDING_DIGITS * sizeof(int);
     s.sums_bytes = (size_t)s.chunks * 2 * (size_t)C * sizeof(float);
@@ -296,15 +378,15 @@ static inline EmbeddingScratch embedding_scratch(int B, int T, int C) {
 
 // the bytes of scratch that the backward takes
 static inline size_t embedding_partials(int B, int T, int C) {
-    EmbeddingScratch s = embedding_scratch(B, T, C);
+    EmbeddingScratch s = embedding_scratch(B * T, C);
     return 2 * s.pairs_bytes + s.counts_bytes + s.sums_bytes;
 }
 
 // the tokens as pairs in `pairs`, sorted; `other` is as large, counts is for all passes
 static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, int *counts, const EmbeddingScratch *s,
-                                  const int *tokens, int N, cudaStream_t stream) {
+                                  const int *tokens, int first, int N, cudaStream_t stream) {
     CUDA_CHECK(cudaMemsetAsync(counts, 0, s->counts_bytes, stream));
-    LAUNCH(embedding_pairs_kernel, ceil_div(N, 256), 256, 0, stream, pairs, counts, tokens, N);
+    LAUNCH(embedding_pairs_kernel, ceil_div(N, 256), 256, 0, stream, pairs, counts, tokens, first, N);
     for (int pass = 0; pass < EMBEDDING_PASSES; pass++) {
         int *next = counts + (size_t)s->tiles * EMBEDDING_DIGITS;
         LAUNCH(embedding_sort_kernel, s->tiles, EMBEDDING_SORT_THREADS, 0, stream, pass % 2 ? pairs : other, next,
@@ -314,51 +396,45 @@ static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, in
 }
 
 template <int WIDTH, class T>
-static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradMode mode, int B, int positions,
-                                              int maxT, int C, cudaStream_t stream) {
-    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
-    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(packs, threads));
-    LAUNCH((embedding_positions_kernel<WIDTH, T>), grid, threads, 0, stream, dwpe, dout, mode, B, positions, C);
-}
-
-template <int WIDTH, class T>
-static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, int N,
-                                         int C, cudaStream_t stream) {
+static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs,
+                                         int rows, int N, int C, cudaStream_t stream) {
     int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
     dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(packs, threads));
-    LAUNCH((embedding_runs_kernel<WIDTH, T>), grid, threads, 0, stream, dwte, partial, dout, pairs, N, C);
+    LAUNCH((embedding_runs_kernel<WIDTH, T>), grid, threads, 0, stream, dwte, partial, dout, pairs, (unsigned)rows, N,
+           C);
 }
 
 template <int WIDTH>
-static inline void embedding_launch_backward(Gradient dwte, Gradient dwpe, float *partial, const floatX *dout,
-                                             const EmbeddingPair *pairs, GradMode mode, int B, int T, int maxT, int C,
-                                             cudaStream_t stream) {
-    if (dwpe.dtype == DT_BF16) {
-        embedding_launch_positions<WIDTH>((bf16 *)dwpe.at, dout, mode, B, T, maxT, C, stream);
-    } else {
-        embedding_launch_positions<WIDTH>((real *)dwpe.at, dout, mode, B, T, maxT, C, stream);
-    }
+static inline void embedding_launch_dwte(Gradient dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs,
+                                         int rows, int N, int C, cudaStream_t stream) {
     if (dwte.dtype == DT_BF16) {
-        embedding_launch_runs<WIDTH>((bf16 *)dwte.at, partial, dout, pairs, B * T, C, stream);
+        embedding_launch_runs<WIDTH>((bf16 *)dwte.at, partial, dout, pairs, rows, N, C, stream);
     } else {
-        embedding_launch_runs<WIDTH>((real *)dwte.at, partial, dout, pairs, B * T, C, stream);
+        embedding_launch_runs<WIDTH>((real *)dwte.at, partial, dout, pairs, rows, N, C, stream);
     }
-    dim3 grid((unsigned)ceil_div(B * T, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
-    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte, partial, pairs, B * T, C);
+    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
+    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte, partial, pairs, (unsigned)rows, N,
+           C);
+}
+
+static inline void cuda_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
+                                                 int rows, int N, int C, Exec *ex) {
+    constexpr int PACK = Pack<floatX>::SIZE;
+    EmbeddingScratch s = embedding_scratch(N, C);
+    char *scratch = partials_of<char>(ex, embedding_partials(1, N, C), "token_embedding_backward");
+    EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + s.pairs_bytes);
+    int *counts = (int *)(scratch + 2 * s.pairs_bytes);
+    float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
+    embedding_sort(pairs, other, counts, &s, tokens, first, N, stream_of(ex));
+    if (C % PACK == 0 && aligned_to_pack(dwte.at, dout)) {
+        embedding_launch_dwte<PACK>(dwte, partial, dout, pairs, rows, N, C, stream_of(ex));
+    } else {
+        embedding_launch_dwte<1>(dwte, partial, dout, pairs, rows, N, C, stream_of(ex));
+    }
 }
 
 static inline void cuda_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
                                            GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    EmbeddingScratch s = embedding_scratch(B, T, C);
-    char *scratch = partials_of<char>(ex, embedding_partials(B, T, C), "embedding_backward");
-    EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + s.pairs_bytes);
-    int *counts = (int *)(scratch + 2 * s.pairs_bytes);
-    float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
-    embedding_sort(pairs, other, counts, &s, tokens, B * T, stream_of(ex));
-    if (C % PACK == 0 && aligned_to_pack(dwte.at, dwpe.at, dout)) {
-        embedding_launch_backward<PACK>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
-    } else {
-        embedding_launch_backward<1>(dwte, dwpe, partial, dout, pairs, mode, B, T, maxT, C, stream_of(ex));
-    }
+    cuda_position_embedding_backward(dwpe, dout, mode, 0, B * T, T, maxT, C, ex);
+    cuda_token_embedding_backward(dwte, dout, tokens, 0, INT_MAX, B * T, C, ex);
 }

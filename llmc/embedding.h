@@ -3,13 +3,19 @@ Token plus position embedding.
   forward   out[b,t] = wte[tokens[b,t]] + wpe[t]
   backward  dwte[tokens[b,t]] += dout[b,t];  dwpe[t] (+)= sum_b dout[b,t]
 Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, or less as tokens repeat.
+The two tables apart, for a process that has rows [first, first + rows) of wte, or rows first.. of (B,T):
+  token     out[n] = wte[tokens[n] - first], or 0 where another process has that row;  backward as above, its own rows
+  position  x[n] += wpe[(first + n) % T];  backward as above, over the rows that there are
+The token rows of all processes add up without rounding, all but one being 0, so the position's sum has the same bits.
 A token may occur many times: the backward adds up its rows in order before its gradient is touched, so that a sum has
 one order whatever the number of threads, and is rounded once.
-defines: cpu_embedding_forward, cpu_embedding_backward
+defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedding_forward, cpu_embedding_backward,
+         cpu_token_embedding_backward, cpu_position_embedding_backward
 */
 #pragma once
 #include "check.h"
 #include "gradient.h"
+#include <limits.h>
 
 static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
                                          int T, int C, Exec *ex) {
@@ -24,24 +30,53 @@ static inline void cpu_embedding_forward(floatX *out, const int *tokens, const f
     }
 }
 
+static inline void cpu_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first, int rows,
+                                               int N, int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        int token = tokens[n] - first;
+        bool here = token >= 0 && token < rows;
+        floatX *row = out + (size_t)n * C;
+        for (int c = 0; c < C; c++) { row[c] = here ? wte[(size_t)token * C + c] : to_floatX(0); }
+    }
+}
+
+static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+                                                  Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        const floatX *position = wpe + (size_t)((first + n) % T) * C;
+        floatX *row = x + (size_t)n * C;
+#pragma omp simd
+        for (int c = 0; c < C; c++) { row[c] = to_floatX(to_real(row[c]) + to_real(position[c])); }
+    }
+}
+
 enum { EMBEDDING_SLICE = 64 };  // channels whose sums a thread holds in registers
 
-// Rows of equal tokens as chains, in order: first[token] is the token's first row, next[row] the one after, -1 the end.
-// `next` (N) is to be freed; first is behind it.
+// Rows of equal tokens in [begin, begin + rows) as chains, in order: first[token - begin] is the token's first row,
+// next[row] the one after, -1 the end. `next` (N) is to be freed; first is behind it.
 typedef struct {
     int *next, *first;
 } TokenChains;
 
-static inline TokenChains embedding_chains(const int *tokens, int N) {
+static inline TokenChains embedding_chains(const int *tokens, int begin, int rows, int N) {
     int most = 0;
-    for (int n = 0; n < N; n++) { most = tokens[n] > most ? tokens[n] : most; }
+    for (int n = 0; n < N; n++) {
+        int token = tokens[n] - begin;
+        most = token < rows && token > most ? token : most;
+    }
     TokenChains chains;
     chains.next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
     chains.first = chains.next + N;
     memset(chains.first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
     for (int n = N - 1; n >= 0; n--) {
-        chains.next[n] = chains.first[tokens[n]];
-        chains.first[tokens[n]] = n;
+        int token = tokens[n] - begin;
+        if (token < 0 || token >= rows) { continue; }
+        chains.next[n] = chains.first[token];
+        chains.first[token] = n;
     }
     return chains;
 }
@@ -72,23 +107,35 @@ static inline void embedding_backward_position(Gradient g, const floatX *dout, i
     }
 }
 
-static inline void cpu_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
-                                          GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
+                                                int rows, int N, int C, Exec *ex) {
     (void)ex;
-    int N = B * T, positions = mode == GRAD_SET ? maxT : T;
-    TokenChains chains = embedding_chains(tokens, N);
-#pragma omp parallel
-    {
-#pragma omp for schedule(static) nowait
-        for (int t = 0; t < positions; t++) {
-            int first = t < T ? t : N;  // what has no rows is set to 0
-            embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, first, mode, N, T, C);
-        }
-#pragma omp for schedule(static, 4)
-        for (int n = 0; n < N; n++) {  // most tokens' first rows are early ones: in turns
-            Gradient token = gradient_at(dwte, (size_t)tokens[n] * C);
-            if (chains.first[tokens[n]] == n) { embedding_backward_token(token, dout, chains.next, n, C); }
-        }
+    TokenChains chains = embedding_chains(tokens, first, rows, N);
+#pragma omp parallel for schedule(static, 4)
+    for (int n = 0; n < N; n++) {  // most tokens' first rows are early ones: in turns
+        int token = tokens[n] - first;
+        if (token < 0 || token >= rows || chains.first[token] != n) { continue; }
+        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, chains.next, n, C);
     }
     free(chains.next);
+}
+
+// the first of `N` rows, of which row 0 is row `first` of (B,T), that is at position t
+static inline int embedding_first_row(int t, int first, int T) { return (t + T - first % T) % T; }
+
+static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
+                                                   int T, int maxT, int C, Exec *ex) {
+    (void)ex;
+    int positions = mode == GRAD_SET ? maxT : T;
+#pragma omp parallel for schedule(static)
+    for (int t = 0; t < positions; t++) {
+        int row = t < T ? embedding_first_row(t, first, T) : N;  // what has no rows is set to 0
+        embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, row, mode, N, T, C);
+    }
+}
+
+static inline void cpu_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                          GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+    cpu_position_embedding_backward(dwpe, dout, mode, 0, B * T, T, maxT, C, ex);
+    cpu_token_embedding_backward(dwte, dout, tokens, 0, INT_MAX, B * T, C, ex);
 }

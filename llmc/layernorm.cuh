@@ -85,17 +85,25 @@ template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum
 }
 
 struct LayernormArrays {
-    floatX *sum, *out;  // sum and residual: with LAYERNORM_RESIDUAL
+    floatX *sum, *out;  // sum, in_bias (or NULL) and residual: with LAYERNORM_RESIDUAL
     real *mean, *rstd;  // read by LAYERNORM_NORMALISE, written by the others
-    const floatX *in, *residual, *weight, *bias;
+    const floatX *in, *in_bias, *residual, *weight, *bias;
 };
 
+// x + bias + residual, or without a bias where that is NULL
 template <int WIDTH>
-static __device__ __forceinline__ LayernormPiece<WIDTH> layernorm_add(LayernormPiece<WIDTH> a,
-                                                                      LayernormPiece<WIDTH> b) {
+static __device__ __forceinline__ LayernormPiece<WIDTH> layernorm_add(LayernormPiece<WIDTH> x, const floatX *bias,
+                                                                      LayernormPiece<WIDTH> residual) {
     float sum[WIDTH];
     UNROLL
-    for (int i = 0; i < WIDTH; i++) { sum[i] = layernorm_element(a, i) + layernorm_element(b, i); }
+    for (int i = 0; i < WIDTH; i++) { sum[i] = layernorm_element(x, i); }
+    if (bias) {
+        LayernormPiece<WIDTH> b = layernorm_load<WIDTH>(bias);
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { sum[i] += layernorm_element(b, i); }
+    }
+    UNROLL
+    for (int i = 0; i < WIDTH; i++) { sum[i] += layernorm_element(residual, i); }
     return layernorm_piece<WIDTH>(sum);
 }
 
@@ -113,7 +121,7 @@ static __device__ __forceinline__ LayernormPiece<WIDTH> layernorm_normalised(Lay
     return layernorm_piece<WIDTH>(y);
 }
 
-// The thread's pieces of the row that begins at element `at`: of in, or of in + residual
+// The thread's pieces of the row that begins at element `at`: of in, or of in + in_bias + residual
 template <int STRIDE, int PIECES, int WIDTH, LayernormKind KIND>
 static __device__ __forceinline__ void layernorm_load_row(LayernormPiece<WIDTH> (&x)[PIECES],
                                                           const LayernormArrays &arrays, size_t at, int begin, int C) {
@@ -127,8 +135,9 @@ static __device__ __forceinline__ void layernorm_load_row(LayernormPiece<WIDTH> 
     }
     UNROLL
     for (int p = 0; p < PIECES; p++) {
-        if (KIND != LAYERNORM_RESIDUAL || begin + p * STRIDE >= C) { break; }
-        x[p] = layernorm_add<WIDTH>(x[p], residual[p]);
+        int c = begin + p * STRIDE;
+        if (KIND != LAYERNORM_RESIDUAL || c >= C) { break; }
+        x[p] = layernorm_add<WIDTH>(x[p], arrays.in_bias ? arrays.in_bias + c : NULL, residual[p]);
     }
 }
 
@@ -216,8 +225,8 @@ static inline void layernorm_launch_width(LayernormArrays arrays, int N, int C, 
 template <LayernormKind KIND>
 static inline void layernorm_launch(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool aligned = C % PACK == 0 &&
-                   aligned_to_pack(arrays.sum, arrays.out, arrays.in, arrays.residual, arrays.weight, arrays.bias);
+    bool aligned = C % PACK == 0 && aligned_to_pack(arrays.sum, arrays.out, arrays.in, arrays.in_bias, arrays.residual,
+                                                    arrays.weight, arrays.bias);
     layernorm_check_channels(C);
     if (aligned) {
         layernorm_launch_width<PACK, KIND>(arrays, N, C, stream);
@@ -228,22 +237,22 @@ static inline void layernorm_launch(LayernormArrays arrays, int N, int C, cudaSt
 
 static inline void cuda_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                                           const floatX *bias, int N, int C, Exec *ex) {
-    LayernormArrays arrays = {NULL, out, mean, rstd, in, NULL, weight, bias};
+    LayernormArrays arrays = {NULL, out, mean, rstd, in, NULL, NULL, weight, bias};
     layernorm_launch<LAYERNORM_PLAIN>(arrays, N, C, stream_of(ex));
 }
 
-// sum (N,C) = in + residual, rounded to floatX;  out (N,C), mean, rstd (N) are the layernorm of that.  sum may be in or
-// residual
+// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
+// sum may be in or residual, in_bias may be NULL
 static inline void cuda_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
-                                                   const floatX *residual, const floatX *weight, const floatX *bias,
-                                                   int N, int C, Exec *ex) {
-    LayernormArrays arrays = {sum, out, mean, rstd, in, residual, weight, bias};
+                                                   const floatX *in_bias, const floatX *residual, const floatX *weight,
+                                                   const floatX *bias, int N, int C, Exec *ex) {
+    LayernormArrays arrays = {sum, out, mean, rstd, in, in_bias, residual, weight, bias};
     layernorm_launch<LAYERNORM_RESIDUAL>(arrays, N, C, stream_of(ex));
 }
 
 static inline void cuda_layernorm_normalise(floatX *out, const floatX *in, const real *mean, const real *rstd,
                                             const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
-    LayernormArrays arrays = {NULL, out, (real *)mean, (real *)rstd, in, NULL, weight, bias};
+    LayernormArrays arrays = {NULL, out, (real *)mean, (real *)rstd, in, NULL, NULL, weight, bias};
     layernorm_launch<LAYERNORM_NORMALISE>(arrays, N, C, stream_of(ex));
 }
 

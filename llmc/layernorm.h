@@ -43,17 +43,21 @@ static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, co
     }
 }
 
-// sum (N,C) = in + residual, rounded to floatX;  out (N,C), mean, rstd (N) are the layernorm of that.  sum may be in or
-// residual. For where a reduction over devices stands between a product and its residual
+// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
+// sum may be in or residual, in_bias may be NULL. For where a reduction over devices stands between a product and its
+// bias and residual
 static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
-                                                  const floatX *residual, const floatX *weight, const floatX *bias,
-                                                  int N, int C, Exec *ex) {
+                                                  const floatX *in_bias, const floatX *residual, const floatX *weight,
+                                                  const floatX *bias, int N, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * C;
 #pragma omp simd
-        for (int c = 0; c < C; c++) { sum[row + c] = to_floatX(to_real(in[row + c]) + to_real(residual[row + c])); }
+        for (int c = 0; c < C; c++) {
+            real x = to_real(in[row + c]) + (in_bias ? to_real(in_bias[c]) : 0);
+            sum[row + c] = to_floatX(x + to_real(residual[row + c]));
+        }
         layernorm_statistics(&mean[n], &rstd[n], sum + row, C);
         layernorm_row(out + row, sum + row, mean[n], rstd[n], weight, bias, C);
     }

@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, Ops
+defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -35,6 +35,9 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
     return further;
 }
 
+// what the largest of no logits is: below all others, and finite, since inf - inf is NaN
+#define CLASSIFIER_LEAST ((real)-1e30)
+
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
 
 // A tensor, or a piece of one, in the flat blocks that AdamW works on: elements [begin, begin + count) are those of the
@@ -68,14 +71,21 @@ typedef struct {
     // out (N,C) = wte (Vp,C)[tokens] + wpe (maxT,C)[t];  tokens (B,T) int32
     void (*embedding_forward)(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C,
                               Exec *ex);
+    // the two apart, for a process that has a part of wte, or of the rows. tokens (N)
+    // out (N,C) = wte (rows,C)[tokens - first], or 0 where that is outside of [0, rows)
+    void (*token_embedding_forward)(floatX *out, const int *tokens, const floatX *wte, int first, int rows, int N,
+                                    int C, Exec *ex);
+    // x (N,C) += wpe (maxT,C)[(first + n) % T];  x is rows first.. of (B,T)
+    void (*position_embedding_forward)(floatX *x, const floatX *wpe, int first, int N, int T, int C, Exec *ex);
     // out (N,C) = (in - mean) * rstd * weight + bias;  mean, rstd (N) are written too
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
-    // sum (N,C) = in + residual;  out, mean, rstd are sum's layernorm;  sum may be in or residual. For where a
-    // reduction over devices stands between a product and its residual: the trainer does not call it yet
+    // sum (N,C) = in + in_bias (C) + residual;  out, mean, rstd are sum's layernorm;  sum may be in or residual,
+    // in_bias may be NULL. For where a reduction over devices stands between a product and its bias and residual: the
+    // trainer does not call it yet
     void (*residual_layernorm_forward)(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
-                                       const floatX *residual, const floatX *weight, const floatX *bias, int N, int C,
-                                       Exec *ex);
+                                       const floatX *in_bias, const floatX *residual, const floatX *weight,
+                                       const floatX *bias, int N, int C, Exec *ex);
     // layernorm_forward's out from stored mean and rstd: no reductions, bit for bit what layernorm_forward wrote. For
     // recomputation
     void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
@@ -97,6 +107,14 @@ typedef struct {
     // losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place, logits become their own gradient times dloss,
     // columns V.. become 0;  logits are left alone where dloss is 0
     void (*classifier)(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp, Exec *ex);
+    // The classifier in two steps, for a process that has columns [first, first + Vl) of the logits, in (N,Vl):
+    // statistics (N,3) = of each row's columns below V the largest, the sum of exp(logit - largest), and the target's
+    // logit;  CLASSIFIER_LEAST and 0 where there are no such columns, 0 where the target is elsewhere
+    void (*classifier_statistics)(real *statistics, const floatX *logits, const int *targets, int first, int N, int V,
+                                  int Vl, Exec *ex);
+    // then, from those of all processes, (ranks,N,3), summed in order: losses and logits as the classifier's
+    void (*classifier_from_statistics)(real *losses, floatX *logits, const real *statistics, const int *targets,
+                                       real dloss, int ranks, int first, int N, int V, int Vl, Exec *ex);
     // *total += scale * sum of losses (N)
     void (*loss_sum)(real *total, const real *losses, real scale, int N, Exec *ex);
 
@@ -120,6 +138,13 @@ typedef struct {
     // dwte (Vp,C)[tokens] += dout (N,C);  dwpe (maxT,C) (+)= sums over sequences, rows T.. set to 0 by GRAD_SET
     void (*embedding_backward)(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens, GradMode mode,
                                int B, int T, int maxT, int C, Exec *ex);
+    // the two apart: dwte (rows,C)[tokens - first] += dout (N,C), where that is in [0, rows)
+    void (*token_embedding_backward)(Gradient dwte, const floatX *dout, const int *tokens, int first, int rows, int N,
+                                     int C, Exec *ex);
+    // dwpe (maxT,C) (+)= sums over the rows of dout (N,C), which are rows first.. of (B,T), at each position;  those of
+    // none are set to 0 by GRAD_SET
+    void (*position_embedding_backward)(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N, int T,
+                                        int maxT, int C, Exec *ex);
 
     // ---- update
     // sum (n) (+)= x (n), a part of the gradients of which other micro-batches have another

@@ -67,6 +67,8 @@ static const BenchRow bench_rows[] = {
     {"attention_decode", "one by one", 1, OWN, OWN, false},
     {"classifier", "loss and gradient", CLASSIFIER_GRADIENT, OWN, OWN, true},
     {"classifier", "loss", CLASSIFIER_LOSS, OWN, OWN, true},
+    {"classifier_statistics", "of 2 ranks", 0, OWN, OWN, true},
+    {"classifier_from_statistics", "of 2 ranks, loss and gradient", CLASSIFIER_GRADIENT, OWN, OWN, true},
     {"matmul_backward", "logits, dinp", MATMUL_DINP, DIM_C, DIM_VP, true},
     {"matmul_backward", "logits, dweight", MATMUL_DWEIGHT, DIM_C, DIM_VP, true},
     {"matmul_backward", "fcproj and gelu", MATMUL_GELU, DIM_4C, DIM_C, false},  // with fc's dbias

@@ -18,6 +18,7 @@ To add an operation: its shapes, unless a neighbour's fit; declare_<op>, which n
 a fill_ function if normal values will not do; run_<op>, the call; and its row in the table at the end.
 */
 #pragma once
+#include "../../llmc/comm.h"
 #include "../../llmc/cpu_ops.h"
 #include "../../llmc/rng.h"
 #include "compare.h"
@@ -27,8 +28,9 @@ a fill_ function if normal values will not do; run_<op>, the call; and its row i
 // what an operation does not use is 0; attention's C is NH*HS
 typedef struct {
     int B, T, maxT, C, NH, HS, OC, V, Vp;
-    size_t n;      // the elements of a flat array
-    double slack;  // factor on the row's tolerance, if not 1
+    int ranks, rank;  // of processes, each of which has Vp ids of the vocabulary, or its part of the B*T rows
+    size_t n;         // the elements of a flat array
+    double slack;     // factor on the row's tolerance, if not 1
 } OpShape;
 
 enum { MAX_SHAPES = 12 };
@@ -48,6 +50,18 @@ static const OpShapes embedding_shapes = {
              // more rows than a GPU's block sorts; tokens of many rows, whose sums are long, and tokens of two digits
              {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 4, .slack = 2},
              {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 304}},
+};
+
+// rank r has ids [r*Vp, r*Vp + Vp)
+static const OpShapes part_shapes = {
+    .gpt2 = {.maxT = 1024, .C = 768, .V = 50257, .Vp = 25216, .ranks = 2},
+    .test = {{.B = 2, .T = 64, .maxT = 128, .C = 768, .V = 500, .Vp = 256, .ranks = 2, .rank = 1},
+             {.B = 3, .T = 7, .maxT = 11, .C = 130, .V = 13, .Vp = 4, .ranks = 4, .rank = 2},  // from within a sequence
+             {.B = 2, .T = 3, .maxT = 3, .C = 1, .V = 2, .Vp = 1, .ranks = 2, .rank = 1},
+             {.B = 1, .T = 5, .maxT = 6, .C = 5, .V = 1, .Vp = 3, .ranks = 3, .rank = 2},  // one row, no token
+             // as above: long runs that end beside what is elsewhere, and ids below and above those that are here
+             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 3, .Vp = 2, .ranks = 2, .slack = 2},
+             {.B = 5, .T = 460, .maxT = 460, .C = 8, .V = 300, .Vp = 100, .ranks = 3, .rank = 1}},
 };
 
 static const OpShapes layernorm_shapes = {
@@ -103,6 +117,15 @@ static const OpShapes classifier_shapes = {
              {.B = 1, .T = 1, .V = 1, .Vp = 3}},
 };
 
+static const OpShapes part_classifier_shapes = {
+    .gpt2 = {.V = 50257, .Vp = 25216, .ranks = 2},
+    .test = {{.B = 1, .T = 4, .V = 50257, .Vp = 25216, .ranks = 2, .rank = 1},
+             {.B = 3, .T = 5, .V = 67, .Vp = 18, .ranks = 4, .rank = 3},
+             {.B = 3, .T = 5, .V = 67, .Vp = 24, .ranks = 3},
+             {.B = 2, .T = 3, .V = 5, .Vp = 8, .ranks = 2, .rank = 1},  // padding alone
+             {.B = 1, .T = 1, .V = 1, .Vp = 3, .ranks = 1}},
+};
+
 static const OpShapes loss_shapes = {
     .gpt2 = {.B = 0},
     .test = {{.B = 64, .T = 1536}, {.B = 3, .T = 469}, {.B = 1, .T = 1}},
@@ -121,6 +144,14 @@ static const OpShapes update_shapes = {
 
 static inline size_t shape_rows(const OpShape *s) { return (size_t)s->B * s->T; }
 static inline size_t shape_elements(const OpShape *s) { return shape_rows(s) * s->C; }
+
+// of a rank's part: its first id, the ids that are in the vocabulary; its first row and its number of rows
+static inline int part_first_id(const OpShape *s) { return s->rank * s->Vp; }
+static inline int part_ids(const OpShape *s) { return classifier_columns(part_first_id(s), s->V, s->Vp); }
+static inline size_t part_first_row(const OpShape *s) { return s->rank * comm_chunk(shape_rows(s), s->ranks); }
+static inline size_t part_rows(const OpShape *s) {
+    return comm_part(shape_rows(s), comm_chunk(shape_rows(s), s->ranks), s->rank);
+}
 
 // ---- what an operation is given
 
@@ -225,8 +256,10 @@ static inline void declare_gradients(Problem *p) {
 }
 
 // indices in [0, end)
-static inline void add_indices(Problem *p, const char *name, size_t n, int end) {
-    add_array(p, name, INPUT, DT_I32, n)->end = end;
+static inline Array *add_indices(Problem *p, const char *name, size_t n, int end) {
+    Array *a = add_array(p, name, INPUT, DT_I32, n);
+    a->end = end;
+    return a;
 }
 
 // ---- filling and reading arrays of any type
@@ -315,6 +348,70 @@ static inline void run_embedding_backward(Problem *p, const Ops *ops, Exec *ex) 
                             p->mode, s->B, s->T, s->maxT, s->C, ex);
 }
 
+// of rows with tokens that are spread evenly over the vocabulary, those whose token is here
+static inline size_t rows_here(const OpShape *s) { return shape_rows(s) * (size_t)part_ids(s) / (size_t)s->V; }
+
+// ids that must be touched for them
+static inline size_t ids_here(const OpShape *s) {
+    size_t ids = (size_t)part_ids(s);
+    return rows_here(s) < ids ? rows_here(s) : ids;
+}
+
+static inline void declare_token_embedding_forward(Problem *p) {
+    const OpShape *s = &p->shape;
+    add_x(p, "out", OUTPUT, shape_elements(s));
+    add_indices(p, "tokens", shape_rows(s), s->V);
+    add_x(p, "wte", INPUT, (size_t)s->Vp * s->C)->moved = ids_here(s) * s->C;
+}
+
+static inline void run_token_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->token_embedding_forward(x_of(p, "out"), int_of(p, "tokens"), x_of(p, "wte"), part_first_id(s), s->Vp,
+                                 s->B * s->T, s->C, ex);
+}
+
+static inline size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
+
+static inline void declare_position_embedding_forward(Problem *p) {
+    const OpShape *s = &p->shape;
+    add_x(p, "x", INOUT, part_rows(s) * s->C);
+    add_x(p, "wpe", INPUT, (size_t)s->maxT * s->C)->moved = smaller_of(part_rows(s), s->T) * s->C;
+}
+
+static inline void run_position_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->position_embedding_forward(x_of(p, "x"), x_of(p, "wpe"), (int)part_first_row(s), (int)part_rows(s), s->T, s->C,
+                                    ex);
+}
+
+static inline void declare_token_embedding_backward(Problem *p) {
+    const OpShape *s = &p->shape;
+    p->mode = GRAD_ADD, p->gradients = p->variant ? DT_BF16 : DT_REAL;
+    add_gradient(p, "dwte", (size_t)s->Vp * s->C)->moved = 2 * ids_here(s) * s->C;
+    add_x(p, "dout", INPUT, shape_elements(s))->moved = rows_here(s) * s->C;
+    add_indices(p, "tokens", shape_rows(s), s->V);
+}
+
+static inline void run_token_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->token_embedding_backward(gradient_of(p, "dwte"), x_of(p, "dout"), int_of(p, "tokens"), part_first_id(s), s->Vp,
+                                  s->B * s->T, s->C, ex);
+}
+
+static inline void declare_position_embedding_backward(Problem *p) {
+    const OpShape *s = &p->shape;
+    declare_gradients(p);
+    Array *dwpe = add_gradient(p, "dwpe", (size_t)s->maxT * s->C);
+    if (p->mode == GRAD_ADD) { dwpe->moved = 2 * smaller_of(part_rows(s), s->T) * s->C; }
+    add_x(p, "dout", INPUT, part_rows(s) * s->C);
+}
+
+static inline void run_position_embedding_backward(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->position_embedding_backward(gradient_of(p, "dwpe"), x_of(p, "dout"), p->mode, (int)part_first_row(s),
+                                     (int)part_rows(s), s->T, s->maxT, s->C, ex);
+}
+
 static inline void declare_layernorm_forward(Problem *p) {
     const OpShape *s = &p->shape;
     add_x(p, "out", OUTPUT, shape_elements(s));
@@ -331,17 +428,19 @@ static inline void run_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
                            x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
+// variants: with in_bias, without
 static inline void declare_residual_layernorm_forward(Problem *p) {
     add_x(p, "sum", OUTPUT, shape_elements(&p->shape));
     declare_layernorm_forward(p);
     add_x(p, "residual", INPUT, shape_elements(&p->shape));
+    if (p->variant == 0) { add_x(p, "in_bias", INPUT, (size_t)p->shape.C); }
 }
 
 static inline void run_residual_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
     ops->residual_layernorm_forward(x_of(p, "sum"), x_of(p, "out"), real_of(p, "mean"), real_of(p, "rstd"),
-                                    x_of(p, "in"), x_of(p, "residual"), x_of(p, "weight"), x_of(p, "bias"), s->B * s->T,
-                                    s->C, ex);
+                                    x_of(p, "in"), x_of(p, "in_bias"), x_of(p, "residual"), x_of(p, "weight"),
+                                    x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
 static inline void declare_layernorm_normalise(Problem *p) {
@@ -608,6 +707,71 @@ static inline void run_classifier(Problem *p, const Ops *ops, Exec *ex) {
                     ex);
 }
 
+static inline void declare_classifier_statistics(Problem *p) {
+    const OpShape *s = &p->shape;
+    size_t N = shape_rows(s);
+    add_real(p, "statistics", OUTPUT, 3 * N);
+    Array *logits = add_x(p, "logits", INPUT, N * s->Vp);
+    logits->scale = 3;
+    logits->moved = N * (size_t)part_ids(s);
+    add_indices(p, "targets", N, s->V);
+}
+
+// the padded columns, as fill_padding's
+static inline void fill_part_padding(Problem *p) {
+    const Array *logits = find_array(p, "logits");
+    for (size_t n = 0; n < shape_rows(&p->shape); n++) {
+        for (int v = part_ids(&p->shape); v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
+    }
+}
+
+static inline void run_classifier_statistics(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->classifier_statistics(real_of(p, "statistics"), x_of(p, "logits"), int_of(p, "targets"), part_first_id(s),
+                               s->B * s->T, s->V, s->Vp, ex);
+}
+
+// variants: as the classifier's
+static inline void declare_classifier_from_statistics(Problem *p) {
+    const OpShape *s = &p->shape;
+    size_t N = shape_rows(s);
+    bool gradient = p->variant == CLASSIFIER_GRADIENT;
+    p->scale = gradient ? (real)0.25 : 0;
+    add_real(p, "losses", OUTPUT, N);
+    Array *logits = add_x(p, "logits", gradient ? INOUT : INPUT, N * s->Vp);
+    logits->scale = 3;
+    logits->moved = gradient ? N * (size_t)part_ids(s) + logits->n : 0;
+    add_real(p, "statistics", INPUT, (size_t)s->ranks * N * 3);
+    add_indices(p, "targets", N, s->V)->moved = gradient ? N : 0;
+}
+
+// the rank's own statistics are those of its logits; the others' are such as theirs might be
+static inline void fill_rank_statistics(Problem *p) {
+    const OpShape *s = &p->shape;
+    size_t N = shape_rows(s);
+    real *statistics = real_of(p, "statistics");
+    fill_part_padding(p);
+    for (int r = 0; r < s->ranks; r++) {
+        int first = r * s->Vp, columns = classifier_columns(first, s->V, s->Vp);
+        for (size_t n = 0; n < N; n++) {
+            real *of_row = statistics + 3 * ((size_t)r * N + n), below = (real)fabs((double)of_row[2]);
+            int target = int_of(p, "targets")[n] - first;
+            of_row[0] = columns ? 9 + of_row[0] : CLASSIFIER_LEAST;
+            of_row[1] = columns ? 1 + (real)0.01 * (real)columns : 0;
+            of_row[2] = target >= 0 && target < columns ? of_row[0] - below : 0;
+        }
+    }
+    cpu_classifier_statistics(statistics + 3 * (size_t)s->rank * N, x_of(p, "logits"), int_of(p, "targets"),
+                              part_first_id(s), s->B * s->T, s->V, s->Vp, NULL);
+}
+
+static inline void run_classifier_from_statistics(Problem *p, const Ops *ops, Exec *ex) {
+    const OpShape *s = &p->shape;
+    ops->classifier_from_statistics(real_of(p, "losses"), x_of(p, "logits"), real_of(p, "statistics"),
+                                    int_of(p, "targets"), p->scale, s->ranks, part_first_id(s), s->B * s->T, s->V,
+                                    s->Vp, ex);
+}
+
 static inline void declare_loss_sum(Problem *p) {
     p->scale = (real)0.37;
     add_real(p, "total", INOUT, 1);
@@ -766,8 +930,10 @@ static inline void run_params_changed(Problem *p, const Ops *ops, Exec *ex) {
 static const OpCase op_cases[] = {
     //      shapes      operation            variants                  tol.  fill                largest in
     OP_CASE(embedding,  embedding_forward,   1,                        1e-7,  NULL),             // one rounding
+    OP_CASE(part,       token_embedding_forward, 1,                    0,     NULL),             // a copy
+    OP_CASE(part,       position_embedding_forward, 1,                 1e-7,  NULL),             // one rounding
     OP_CASE(layernorm,  layernorm_forward,   1,                        5e-6,  NULL),             // a mean near 0
-    OP_CASE(layernorm,  residual_layernorm_forward, 1,                 5e-6,  NULL),             // a mean near 0
+    OP_CASE(layernorm,  residual_layernorm_forward, 2,                 5e-6,  NULL),             // a mean near 0
     OP_CASE(layernorm,  layernorm_normalise, 1,                        4e-7,  fill_statistics),  // three roundings
     OP_CASE(matmul,     matmul_forward,      MATMUL_FORWARD_VARIANTS,  6e-7,  NULL),             // sums of 259
     OP_CASE(matmul,     matmul_gelu_forward, 1,                        5e-7,  NULL),             // sums of 259
@@ -775,12 +941,16 @@ static const OpCase op_cases[] = {
     OP_CASE(attention,  attention_forward,   1,                        5e-7,  NULL),             // exp of sums of 80
     OP_CASE(attention,  attention_decode,    3,                        5e-7,  NULL),             // exp of sums of 80
     OP_CASE(classifier, classifier,          CLASSIFIER_VARIANTS,      1e-5,  fill_padding),     // sums of 50257
+    OP_CASE(part_classifier, classifier_statistics, 1,                 3e-5,  fill_part_padding),     // sums of 25041
+    OP_CASE(part_classifier, classifier_from_statistics, CLASSIFIER_VARIANTS, 1e-5, fill_rank_statistics),  // the same
     OP_CASE(loss,       loss_sum,            1,                        3e-6,  NULL),             // a total near 0
     OP_CASE(matmul,     matmul_backward,     MATMUL_BACKWARD_VARIANTS, 5e-6,  NULL),             // a GELU slope near 0
     OP_CASE(gelu,       gelu_backward,       2,                        1e-5,  NULL),             // a GELU slope near 0
     OP_CASE(layernorm,  layernorm_backward,  GRADIENT_VARIANTS,        4e-6,  fill_statistics),  // one channel
     OP_CASE(attention,  attention_backward,  1,                        7e-7,  fill_softmax),     // exp of sums of 80
     OP_CASE(embedding,  embedding_backward,  GRADIENT_VARIANTS,        3e-7,  NULL),             // sums of rows
+    OP_CASE(part,       token_embedding_backward, 2,                   3e-7,  NULL),             // sums of rows
+    OP_CASE(part,       position_embedding_backward, GRADIENT_VARIANTS, 3e-7, NULL),             // sums of rows
     OP_CASE(norm,       gradient_accumulate, GRADIENT_VARIANTS,        1e-7,  NULL),             // one rounding
     OP_CASE(norm,       global_norm_squared, GRADIENT_VARIANTS,        4e-6,  NULL),             // sums of blocks
     OP_CASE(update,     adamw_update,        ADAMW_VARIANTS,           1e-6,  fill_update),      // a weight near 0
@@ -861,11 +1031,12 @@ static inline void problem_free(Problem *p) {
 static inline const char *problem_title(const Problem *p) {
     static char title[160];
     const OpShape *s = &p->shape;
-    const char *const letters[] = {"B", "T", "maxT", "C", "NH", "HS", "OC", "V", "Vp", "n"};
-    const size_t sizes[] = {(size_t)s->B,  (size_t)s->T,  (size_t)s->maxT, (size_t)s->C,  (size_t)s->NH,
-                            (size_t)s->HS, (size_t)s->OC, (size_t)s->V,    (size_t)s->Vp, s->n};
+    const char *const letters[] = {"B", "T", "maxT", "C", "NH", "HS", "OC", "V", "Vp", "ranks", "rank", "n"};
+    const size_t sizes[] = {(size_t)s->B,  (size_t)s->T,     (size_t)s->maxT, (size_t)s->C,
+                            (size_t)s->NH, (size_t)s->HS,    (size_t)s->OC,   (size_t)s->V,
+                            (size_t)s->Vp, (size_t)s->ranks, (size_t)s->rank, s->n};
     int length = snprintf(title, sizeof title, "%s variant %d", p->op->name, p->variant);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < (int)(sizeof sizes / sizeof sizes[0]); i++) {
         if (sizes[i]) {
             length += snprintf(title + length, sizeof title - (size_t)length, " %s=%zu", letters[i], sizes[i]);
         }

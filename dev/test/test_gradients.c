@@ -105,6 +105,7 @@ typedef struct {
 
 static const GradientCase gradient_cases[] = {
     {"embedding_forward", "embedding_backward", 0, 2, {{"wte", "dwte"}, {"wpe", "dwpe"}}},
+    {"token_embedding_forward", "token_embedding_backward", 0, 1, {{"wte", "dwte"}}},
     {"layernorm_forward", "layernorm_backward", 0, 2, {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
     {"matmul_forward",
      "matmul_backward",

@@ -66,6 +66,51 @@ static void expect_embedding_backward(Reference *r) {
     }
 }
 
+static void expect_token_embedding_forward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *wte = before(r, "wte"), *tokens = before(r, "tokens");
+    double *out = after(r, "out");
+    for (int n = 0; n < s->B * s->T; n++) {
+        if ((int)tokens[n] / s->Vp != s->rank) { continue; }
+        for (int c = 0; c < s->C; c++) { out[n * s->C + c] = wte[(int)tokens[n] % s->Vp * s->C + c]; }
+    }
+}
+
+static void expect_token_embedding_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
+    double *dwte = after(r, "dwte");
+    for (int n = 0; n < s->B * s->T; n++) {
+        if ((int)tokens[n] / s->Vp != s->rank) { continue; }
+        for (int c = 0; c < s->C; c++) { dwte[(int)tokens[n] % s->Vp * s->C + c] += dout[n * s->C + c]; }
+    }
+}
+
+// where rank's row n is in (B,T), and whether it has such a row: the rows of all are dealt out in equal chunks
+static bool row_of_rank(const OpShape *s, int n, int *row) {
+    int all = s->B * s->T, chunk = all / s->ranks + (all % s->ranks > 0);
+    *row = s->rank * chunk + n;
+    return n < chunk && *row < all;
+}
+
+static void expect_position_embedding_forward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *wpe = before(r, "wpe");
+    double *x = after(r, "x");
+    for (int n = 0, row; row_of_rank(s, n, &row); n++) {
+        for (int c = 0; c < s->C; c++) { x[n * s->C + c] += wpe[row % s->T * s->C + c]; }
+    }
+}
+
+static void expect_position_embedding_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *dout = before(r, "dout");
+    double *dwpe = after(r, "dwpe");
+    for (int n = 0, row; row_of_rank(s, n, &row); n++) {
+        for (int c = 0; c < s->C; c++) { dwpe[row % s->T * s->C + c] += dout[n * s->C + c]; }
+    }
+}
+
 static double mean_of(const double *x, int n) {
     double sum = 0;
     for (int i = 0; i < n; i++) { sum += x[i]; }
@@ -96,9 +141,11 @@ static void expect_layernorm_forward(Reference *r) { expect_layernorm_of(before(
 
 static void expect_residual_layernorm_forward(Reference *r) {
     size_t n = shape_elements(&r->p->shape);
-    const double *in = before(r, "in"), *residual = before(r, "residual");
+    const double *in = before(r, "in"), *in_bias = before(r, "in_bias"), *residual = before(r, "residual");
     double *sum = after(r, "sum");
-    for (size_t i = 0; i < n; i++) { sum[i] = as_stored(in[i] + residual[i]); }
+    for (size_t i = 0; i < n; i++) {
+        sum[i] = as_stored(in[i] + (in_bias ? in_bias[i % (size_t)r->p->shape.C] : 0) + residual[i]);
+    }
     expect_layernorm_of(sum, r);
 }
 
@@ -307,6 +354,44 @@ static void expect_classifier(Reference *r) {
     }
 }
 
+static void expect_classifier_statistics(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets");
+    for (int n = 0; n < s->B * s->T; n++) {
+        double *of_row = after(r, "statistics") + 3 * n;
+        of_row[0] = CLASSIFIER_LEAST;
+        for (int i = 0; i < 2 * s->Vp; i++) {  // first the largest, then the sum
+            int v = i % s->Vp, id = s->rank * s->Vp + v;
+            double logit = logits[n * s->Vp + v];
+            if (id >= s->V) { continue; }
+            if (i < s->Vp) { of_row[0] = fmax(of_row[0], logit); }
+            if (i >= s->Vp) { of_row[1] += exp(logit - of_row[0]); }
+            if (id == (int)targets[n]) { of_row[2] = logit; }
+        }
+    }
+}
+
+static void expect_classifier_from_statistics(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets"), *statistics = before(r, "statistics");
+    double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
+    int N = s->B * s->T;
+    for (int n = 0; n < N; n++) {
+        double top = -INFINITY, sum = 0;
+        for (int k = 0; k < s->ranks; k++) { top = fmax(top, statistics[3 * (k * N + n)]); }
+        for (int k = 0; k < s->ranks; k++) {
+            const double *of_row = statistics + 3 * (k * N + n);
+            sum += of_row[1] * exp(of_row[0] - top);
+        }
+        losses[n] = top + log(sum) - statistics[3 * ((int)targets[n] / s->Vp * N + n) + 2];
+        for (int v = 0; dloss != 0 && v < s->Vp; v++) {
+            int id = s->rank * s->Vp + v;
+            double softmax = id < s->V ? exp(logits[n * s->Vp + v] - top) / sum : 0;
+            dlogits[n * s->Vp + v] = (softmax - (id == (int)targets[n])) * dloss;
+        }
+    }
+}
+
 static void expect_loss_sum(Reference *r) {
     const double *losses = before(r, "losses");
     for (size_t i = 0; i < shape_rows(&r->p->shape); i++) { *after(r, "total") += r->p->scale * losses[i]; }
@@ -430,16 +515,32 @@ typedef struct {
 #define EXPECTATION(name)                                                                                              \
     { #name, expect_##name }
 static const Expectation expectations[] = {
-    EXPECTATION(embedding_forward),   EXPECTATION(embedding_backward),
-    EXPECTATION(layernorm_forward),   EXPECTATION(residual_layernorm_forward),
-    EXPECTATION(layernorm_normalise), EXPECTATION(layernorm_backward),
-    EXPECTATION(matmul_forward),      EXPECTATION(matmul_gelu_forward),
-    EXPECTATION(matmul_backward),     EXPECTATION(gelu_forward),
-    EXPECTATION(gelu_backward),       EXPECTATION(attention_forward),
-    EXPECTATION(attention_decode),    EXPECTATION(attention_backward),
-    EXPECTATION(classifier),          EXPECTATION(loss_sum),
-    EXPECTATION(global_norm_squared), EXPECTATION(adamw_update),
-    EXPECTATION(params_changed),      EXPECTATION(gradient_accumulate),
+    EXPECTATION(embedding_forward),
+    EXPECTATION(embedding_backward),
+    EXPECTATION(layernorm_forward),
+    EXPECTATION(residual_layernorm_forward),
+    EXPECTATION(layernorm_normalise),
+    EXPECTATION(layernorm_backward),
+    EXPECTATION(matmul_forward),
+    EXPECTATION(matmul_gelu_forward),
+    EXPECTATION(matmul_backward),
+    EXPECTATION(gelu_forward),
+    EXPECTATION(gelu_backward),
+    EXPECTATION(attention_forward),
+    EXPECTATION(attention_decode),
+    EXPECTATION(attention_backward),
+    EXPECTATION(classifier),
+    EXPECTATION(loss_sum),
+    EXPECTATION(global_norm_squared),
+    EXPECTATION(adamw_update),
+    EXPECTATION(params_changed),
+    EXPECTATION(token_embedding_forward),
+    EXPECTATION(token_embedding_backward),
+    EXPECTATION(position_embedding_forward),
+    EXPECTATION(position_embedding_backward),
+    EXPECTATION(classifier_statistics),
+    EXPECTATION(classifier_from_statistics),
+    EXPECTATION(gradient_accumulate),
 };
 #undef EXPECTATION
 enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };
@@ -585,11 +686,97 @@ static void check_large_attention(const OpShape *s) {
 }
 
 static void check_large_logits(const OpShape *s) { check_large("classifier", s, "logits", 100); }
+static void check_large_part(const OpShape *s) { check_large("classifier_statistics", s, "logits", 100); }
 
 static void test_softmax_of_large_inputs(void **state) {
     (void)state;
     for_each_shape("attention_forward", check_large_attention);
     for_each_shape("classifier", check_large_logits);
+    for_each_shape("classifier_statistics", check_large_part);
+}
+
+// ---- what several processes do between them
+
+// columns [first, first + width) of logits (N,Vp)
+static floatX *columns_of(const floatX *logits, int first, int width, int N, int Vp) {
+    floatX *part = (floatX *)xmalloc((size_t)N * (size_t)width * sizeof *part);
+    for (int n = 0; n < N; n++) {
+        memcpy(part + (size_t)n * width, logits + (size_t)n * Vp + first, (size_t)width * sizeof *part);
+    }
+    return part;
+}
+
+// the classifier's problem p, of V columns, by `ranks` processes that have Vp / ranks columns each
+static void classify_in_parts(const Problem *p, real *losses, floatX *dlogits, int ranks) {
+    int N = p->shape.B * p->shape.T, V = p->shape.V, Vp = p->shape.Vp, width = Vp / ranks;
+    const floatX *logits = (const floatX *)find_array(p, "logits")->start;
+    const int *targets = int_of(p, "targets");
+    real *statistics = (real *)xmalloc((size_t)ranks * N * 3 * sizeof *statistics);
+    for (int r = 0; r < ranks; r++) {
+        floatX *part = columns_of(logits, r * width, width, N, Vp);
+        cpu_ops.classifier_statistics(statistics + 3 * (size_t)r * N, part, targets, r * width, N, V, width, NULL);
+        free(part);
+    }
+    for (int r = 0; r < ranks; r++) {
+        floatX *part = columns_of(logits, r * width, width, N, Vp);
+        cpu_ops.classifier_from_statistics(losses, part, statistics, targets, p->scale, ranks, r * width, N, V, width,
+                                           NULL);
+        for (int n = 0; n < N; n++) {
+            memcpy(dlogits + (size_t)n * Vp + r * width, part + (size_t)n * width, (size_t)width * sizeof *part);
+        }
+        free(part);
+    }
+    free(statistics);
+}
+
+// with as many processes as there are columns, some have padding alone
+static void check_classifier_in_parts(const OpShape *s) {
+    const int counts[] = {1, 3, s->Vp};
+    for (int i = 0; i < 6; i++) {
+        int ranks = counts[i / 2];
+        if (s->Vp % ranks || ranks > 100) { continue; }
+        Problem p = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+        if (i % 2) { scale_start(&p, "logits", 100); }  // exponentials overflow
+        classify_in_parts(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
+        assert_expected(&p, i % 2 ? LARGE_SLACK : 1);
+        problem_free(&p);
+    }
+}
+
+static void test_classifier_in_parts(void **state) {
+    (void)state;
+    const OpShape shape = {.B = 3, .T = 5, .V = 67, .Vp = 72};
+    for_each_shape("classifier", check_classifier_in_parts);
+    check_classifier_in_parts(&shape);
+}
+
+// tokens' rows from `ranks` parts of the vocabulary, added up, then positions: the same bits as at once
+static void check_embedding_in_parts(const OpShape *s) {
+    enum { RANKS = 3 };
+    int N = s->B * s->T, C = s->C, rows = (s->Vp + RANKS - 1) / RANKS, half = N / 2;
+    Problem p = problem_make(op_case("embedding_forward"), s, 0);
+    floatX *wte = (floatX *)xcalloc((size_t)RANKS * rows * C, sizeof *wte);
+    floatX *sum = (floatX *)xcalloc((size_t)N * C, sizeof *sum),
+           *part = (floatX *)xmalloc((size_t)N * C * sizeof *part);
+    memcpy(wte, x_of(&p, "wte"), (size_t)s->Vp * C * sizeof *wte);
+    problem_run(&p, &cpu_ops, NULL);
+    for (int r = 0; r < RANKS; r++) {
+        cpu_ops.token_embedding_forward(part, int_of(&p, "tokens"), wte + (size_t)r * rows * C, r * rows, rows, N, C,
+                                        NULL);
+        for (int i = 0; i < N * C; i++) { sum[i] = to_floatX(to_real(sum[i]) + to_real(part[i])); }
+    }
+    cpu_ops.position_embedding_forward(sum, x_of(&p, "wpe"), 0, half, s->T, C, NULL);
+    cpu_ops.position_embedding_forward(sum + (size_t)half * C, x_of(&p, "wpe"), half, N - half, s->T, C, NULL);
+    assert_memory_equal(sum, x_of(&p, "out"), (size_t)N * C * sizeof *sum);
+    free(wte);
+    free(sum);
+    free(part);
+    problem_free(&p);
+}
+
+static void test_embedding_in_parts_has_the_same_bits(void **state) {
+    (void)state;
+    for_each_shape("embedding_forward", check_embedding_in_parts);
 }
 
 // ---- the table of cases
@@ -646,6 +833,18 @@ static void test_bytes_and_flops(void **state) {
         {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, 0, N, 0},
         {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, 0, N, 0},
         {"embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C + 1024 * C, N, 0},
+        // 25216 of 50257 ids, so of 2048 rows 1027; half of the rows
+        {"token_embedding_forward", 0, N * C + 1027 * C, 0, 0, N, 0},
+        {"token_embedding_backward", 0, 1027 * C, 2 * 1027 * C, 0, N, 0},
+        {"token_embedding_backward", 1, 1027 * C, 0, 2 * 1027 * C, N, 0},
+        {"position_embedding_forward", 0, N * C + 512 * C, 0, 0, 0, 0},
+        {"position_embedding_backward", GRAD_SET, N / 2 * C, 1024 * C, 0, 0, 0},
+        {"position_embedding_backward", GRAD_ADD, N / 2 * C, 2 * 512 * C, 0, 0, 0},
+        {"residual_layernorm_forward", 0, 4 * N * C + 3 * C, 2 * N, 0, 0, 0},
+        {"residual_layernorm_forward", 1, 4 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"classifier_statistics", 0, N * 25216, 3 * N, 0, N, 0},
+        {"classifier_from_statistics", CLASSIFIER_GRADIENT, 2 * N * 25216, N + 6 * N, 0, N, 0},
+        {"classifier_from_statistics", CLASSIFIER_LOSS, 0, N + 6 * N, 0, 0, 0},
         {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
@@ -737,6 +936,11 @@ static void check_embedding_rounded_once(const OpShape *s) {
     check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
 }
 
+static void check_positions_rounded_once(const OpShape *s) {
+    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+}
+
 static void check_layernorm_rounded_once(const OpShape *s) {
     check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16);
     check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
@@ -752,6 +956,7 @@ static void check_matmul_rounded_once(const OpShape *s) {
 static void test_bf16_gradients_are_rounded_once(void **state) {
     (void)state;
     for_each_shape("embedding_backward", check_embedding_rounded_once);
+    for_each_shape("position_embedding_backward", check_positions_rounded_once);
     for_each_shape("layernorm_backward", check_layernorm_rounded_once);
     for_each_shape("matmul_backward", check_matmul_rounded_once);
 }
@@ -969,6 +1174,8 @@ int main(void) {
         cmocka_unit_test(test_normalise_has_the_forwards_bits),
         cmocka_unit_test(test_loss_alone_leaves_logits),
         cmocka_unit_test(test_softmax_of_large_inputs),
+        cmocka_unit_test(test_classifier_in_parts),
+        cmocka_unit_test(test_embedding_in_parts_has_the_same_bits),
         cmocka_unit_test(test_every_operation_has_a_row),
         cmocka_unit_test(test_every_row_has_outputs),
         cmocka_unit_test(test_a_difference_is_noticed),
