@@ -57,7 +57,8 @@ sentences() {
     [ "$found" -eq "$1" ] || echo "$found sentences, expected $1"
 }
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
-losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
+# of training, and of validations
+losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
 same_run() { # RUN RUN STEP: every bit
     cmp <(metrics "$1") <(metrics "$2") 2>&1
     local file
@@ -85,7 +86,7 @@ fi
 model=(-i text -e l3h3c24 -t 16 -l 3e-3 -c 0.1 -s 8 -g 4 --top-k 3)
 together=("${model[@]}" -d 192 -v 10 -m 7)
 
-report "one process, 50 steps" "$(run 0 1 "${together[@]}" -b 2 -x 50 -n 50 -o one)"
+report "one process, 50 steps" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
 for layout in "2 0" "3 1" "2 2" "4 3" "3 3 -r 4 -rk 2"; do
     read -r ranks stage more <<<"$layout"
     # shellcheck disable=SC2086
@@ -102,6 +103,32 @@ report "an update of one micro-batch has the same bits at every -z" "$(
     done
 )"
 report "the samples of several processes are printed once" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo no)"
+
+# uint16, little-endian
+words() {
+    local word bytes=
+    for word; do
+        printf -v word '%04x' "$word"
+        bytes+="\\x${word:2:2}\\x${word:0:2}"
+    done
+    printf '%b' "$bytes"
+}
+report "HellaSwag's examples are dealt to the processes" "$(
+    mkdir -p dev/data/hellaswag
+    {
+        words 55434 308 1 0 11 0 36 0 # magic number, version, examples, bytes of the longest
+        head -c 1008 /dev/zero
+        for i in 0 1 2 3 4 5 6 7 8 9 10; do # bytes, place, label; a context of 3 and endings of 1, 2, 1, 1
+            words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
+        done
+    } >dev/data/hellaswag/hellaswag_val.bin
+    for ranks in 1 2 4; do
+        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -z 3 -h 1 -o "hella_$ranks"
+        found=$(grep -c hellaswag "hella_$ranks/metrics.jsonl")
+        [ "$found" -eq 2 ] || echo "$found scores, expected 2"
+        diff <(grep hellaswag hella_1/metrics.jsonl) <(grep hellaswag "hella_$ranks/metrics.jsonl")
+    done
+)"
 
 # ---- checkpoints know no layout
 
@@ -121,9 +148,9 @@ for layout in "1 0" "2 1" "3 2"; do
     )"
 done
 report "and one process's is gone on with on 4" "$(
-    run 0 1 "${together[@]}" -b 12 -x 10 -n 5 -o alone
+    run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
     cp -r alone four && rm -r four/step_00000010
-    run 0 4 -o four -y 1 -z 3 -b 3
+    run 0 4 -o four -y 1 -z 3
     close_run four alone 1e-5
 )"
 
