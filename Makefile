@@ -228,7 +228,7 @@ EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul
 	test_ops_emulated_bf16)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_adamw_bf16 \
-	test_gpt2_bf16 test_gpt2_poisoned)
+	test_processes_bf16 test_gpt2_bf16 test_gpt2_poisoned)
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))

@@ -40,7 +40,7 @@ else
 fi
 
 if [ -n "$HAVE_MPI" ]; then
-    say MPI "found; not used yet: training is one process"
+    say MPI "found: mpirun -np N ./train_gpt2 trains in N processes"
 else
     say MPI "not found: programs run as one process (install openmpi-bin, libopenmpi-dev)"
 fi

@@ -73,6 +73,23 @@ static void test_bytes_a_parameter(void **state) {
     }
 }
 
+// What -z leaves of them on each of 8 processes; at stages 2 and 3 a process also has buffers for two layers and what is
+// in no layer, of gradients, and at 3 of parameters
+static void test_bytes_a_parameter_among_processes(void **state) {
+    (void)state;
+    const double N = 8, total = (double)param_layout(&gpt2_1558m).total;
+    const double layer = 12.0 * 1600 * 1600, outside = 1600.0 * (50304 + 1024);
+    const double buffers = 2 * layer + outside, kept[] = {10, 4 + 6 / N, 2 + 8 / N, 10 / N};
+    for (int stage = 0; stage <= 3; stage++) {
+        Purpose p = training(4, 1, 1);
+        p.shards.ranks = (int)N, p.shards.stage = stage;
+        double buffered = stage < 2 ? 0 : stage < 3 ? 2 * buffers : 4 * buffers;
+        double bytes = planned(&gpt2_1558m, p, STATE) * 1048576, expected = kept[stage] * total + buffered;
+        printf("    -z %d: %.2f bytes a parameter, %.2f of them buffers\n", stage, bytes / total, buffered / total);
+        assert_true(fabs(bytes - expected) < 1e-3 * expected);
+    }
+}
+
 // what a block keeps a token, in channels of floatX: the slots counted by the table in activations.h
 static void test_levels_keep_what_they_say(void **state) {
     (void)state;
@@ -253,6 +270,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_bytes_a_parameter),
+        cmocka_unit_test(test_bytes_a_parameter_among_processes),
         cmocka_unit_test(test_levels_keep_what_they_say),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_best_segment),

@@ -1,0 +1,257 @@
+#!/usr/bin/env bash
+# Training by several processes through mpirun, whatever each of them keeps (-z): against one process, stopped and gone on
+# with in another number, and one of whose processes is killed, hangs, or is given bad data.
+#   PROGRAM=build/test/test_processes TRAINER=./train_gpt2 EMULATED=build/emulated/train_gpt2 dev/test/test_processes.sh
+# Skipped where there is no mpirun, or no MPI was built in.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+program=$(realpath "${PROGRAM:-build/test/test_processes}")
+trainer=$(realpath "${TRAINER:-./train_gpt2}")
+emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
+skip() {
+    echo "$1: no test of several processes"
+    echo "[  SKIPPED ] 1 test(s)."
+    exit 0
+}
+command -v mpirun >/dev/null || skip "mpirun is not installed"
+"$trainer" --version | grep -q 'MPI (' || skip "$trainer was built without MPI"
+# more ranks than cores: one that waits gives its core away
+export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+folder=$(mktemp -d) out=
+out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+cat llmc/*.h >"$folder/text"
+cd "$folder" || exit
+
+mpi=(mpirun --oversubscribe --bind-to none)
+launch() { timeout -k 5 100 "${mpi[@]}" -np "$1" "${@:2}" >"$out" 2>&1 </dev/null; }
+
+passed=0 failed=0
+# NAME TROUBLE
+report() {
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+        echo "ok $1"
+    else
+        failed=$((failed + 1))
+        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
+        sed 's/^/    | /' "$out"
+    fi
+}
+
+# checks speak where something is wrong and are silent otherwise
+run() { # STATUS RANKS ARGUMENTS...: the trainer, which is to end with this status; 1 rank without mpirun
+    local status=0
+    if [ "$2" -eq 1 ]; then
+        "$trainer" "${@:3}" >"$out" 2>&1 </dev/null || status=$?
+    else
+        launch "$2" "$trainer" "${@:3}" || status=$?
+    fi
+    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1: ${*:2}"
+}
+says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
+sentences() {
+    local found
+    found=$(grep -c 'train_gpt2: ' "$out")
+    [ "$found" -eq "$1" ] || echo "$found sentences, expected $1"
+}
+metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+# of training, and of validations
+losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
+same_run() { # RUN RUN STEP: every bit
+    cmp <(metrics "$1") <(metrics "$2") 2>&1
+    local file
+    for file in model.safetensors optimizer.safetensors; do cmp "$1/$3/$file" "$2/$3/$file" 2>&1; done
+}
+close_run() { # RUN RUN LIMIT: losses, relative
+    [ "$(losses "$1" | wc -l)" -eq "$(losses "$2" | wc -l)" ] || echo "another number of losses"
+    paste <(losses "$1") <(losses "$2") | awk -v limit="$3" \
+        '{ off = ($1 - $2) / $2; if (off < 0) off = -off; if (!(off <= limit)) print "loss " $1 ", expected " $2 }'
+}
+
+# ---- the model, by its functions
+
+for ranks in 1 2 3 4; do
+    launch "$ranks" "$program" layouts
+    report "gradients, bits and bytes of every -z on $ranks" "$(says "^every layout agrees")"
+done
+if [ -x "${program}_bf16" ]; then
+    launch 3 "${program}_bf16" layouts
+    report "and in bf16 on 3" "$(says "^every layout agrees")"
+fi
+
+# ---- the trainer: 12 sequences an update
+
+model=(-i text -e l3h3c24 -t 16 -l 3e-3 -c 0.1 -s 8 -g 4 --top-k 3)
+together=("${model[@]}" -d 192 -v 10 -m 7)
+
+report "one process, 50 steps" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
+for layout in "2 0" "3 1" "2 2" "4 3" "3 3 -r 4 -rk 2"; do
+    read -r ranks stage more <<<"$layout"
+    # shellcheck disable=SC2086
+    report "50 steps, -z $stage on $ranks${more:+ $more}, are those of one process" "$(
+        run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -n 50 -o "many_$ranks$stage" $more
+        close_run "many_$ranks$stage" one 1e-4
+    )"
+done
+
+report "an update of one micro-batch has the same bits at every -z" "$(
+    for stage in 0 1 2 3; do
+        run 0 4 "${together[@]}" -b 3 -z "$stage" -x 6 -n 6 -om 8bit -o "bits_$stage"
+        same_run "bits_$stage" bits_0 step_00000006
+    done
+)"
+report "the samples of several processes are printed once" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo no)"
+
+# uint16, little-endian
+words() {
+    local word bytes=
+    for word; do
+        printf -v word '%04x' "$word"
+        bytes+="\\x${word:2:2}\\x${word:0:2}"
+    done
+    printf '%b' "$bytes"
+}
+report "HellaSwag's examples are dealt to the processes" "$(
+    mkdir -p dev/data/hellaswag
+    {
+        words 55434 308 1 0 11 0 36 0 # magic number, version, examples, bytes of the longest
+        head -c 1008 /dev/zero
+        for i in 0 1 2 3 4 5 6 7 8 9 10; do # bytes, place, label; a context of 3 and endings of 1, 2, 1, 1
+            words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
+        done
+    } >dev/data/hellaswag/hellaswag_val.bin
+    for ranks in 1 2 4; do
+        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -z 3 -h 1 -o "hella_$ranks"
+        found=$(grep -c hellaswag "hella_$ranks/metrics.jsonl")
+        [ "$found" -eq 2 ] || echo "$found scores, expected 2"
+        diff <(grep hellaswag hella_1/metrics.jsonl) <(grep hellaswag "hella_$ranks/metrics.jsonl")
+    done
+)"
+
+# ---- checkpoints know no layout
+
+report "a run on 4 at -z 3, whole and in two pieces" "$(
+    run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o whole
+    run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o split --time-limit 0
+    rm -r split/step_00000010
+    run 0 4 -b 1 -o split -y 1 -x 10
+    same_run split whole step_00000010
+)"
+for layout in "1 0" "2 1" "3 2"; do
+    read -r ranks stage <<<"$layout"
+    report "goes on with on $ranks at -z $stage" "$(
+        cp -r whole "again_$ranks" && rm -r "again_$ranks/step_00000010"
+        run 0 "$ranks" -o "again_$ranks" -y 1 -x 10 -z "$stage" -b 1
+        close_run "again_$ranks" whole 1e-5
+    )"
+done
+report "and one process's is gone on with on 4" "$(
+    run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
+    cp -r alone four && rm -r four/step_00000010
+    run 0 4 -o four -y 1 -z 3
+    close_run four alone 1e-5
+)"
+
+# ---- the plan
+
+report "the plan is what each process takes and sends" "$(
+    run 0 4 "${together[@]}" -b 3 -z 3 -x 1 -o planned
+    taken=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out") sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
+    run 0 1 "${together[@]}" -b 3 -z 3 --plan=json -pn 4
+    [ "$(grep -c '"rank":' "$out")" -eq 4 ] || echo "expected 4 ranks"
+    awk -v taken="$taken" -v sent="$sent" '/"total":/ { found += sprintf("%.1f", $2 / 1048576) == taken }
+        /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
+        END { if (found != 8) print found " of 8 numbers are what the run said: " taken " " sent }' "$out"
+)"
+
+# ---- trouble
+
+refused() { report "refused: $1" "$(
+    run 2 "${@:3}"
+    says "$2"
+    sentences 1
+    [ ! -e refused ] || echo "something was written"
+)"; }
+refused "a batch that the processes do not divide" \
+    '-d 192 is not a multiple of -b x -t x processes = 2 x 16 x 4 = 128; the nearest below is 128' \
+    4 "${model[@]}" -b 2 -d 192 -o refused
+refused "another number of processes" '-pn 3, but mpirun started 2' 2 "${model[@]}" -b 1 -pn 3 -o refused
+refused "text from several processes" '--generate is the work of one process; found 2' 2 --generate 5 -e one/step_00000050
+
+head -c 500 text >short
+other=(-i short -e l3h3c24 -t 400 -b 1)
+timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : -np 1 "$trainer" "${other[@]}" \
+    >"$out" 2>&1 </dev/null
+status=$?
+report "data that are too short on rank 1 alone" "$(
+    [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
+    says 'train_gpt2: rank 1: -i: a sequence of length 400'
+    sentences 1
+    [ ! -e bad ] || echo "something was written"
+)"
+
+launch 3 "$program" drift 1 "${together[@]}" -b 1
+status=$?
+report "a replica that drifts is named" "$(
+    [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
+    says '^step 1 is sound'
+    says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
+    sentences 1
+)"
+report "replicas that do not are silent" "$(run 0 2 "${together[@]}" -b 1 -x 4 --check-replicas 2 -z 1)"
+
+# SIGNAL STATUS: a long run of 3, one of whose ranks gets the signal; afterwards none is left
+strike() {
+    timeout -k 5 60 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk 2 -o "struck_$1" --comm-timeout 2 \
+        >"$out" 2>&1 </dev/null &
+    local job=$! status=0 ranks victim id
+    until [ -d "struck_$1/step_00000008" ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    ranks=$(pgrep -P "$(pgrep -P "$job")")  # of mpirun, of timeout
+    victim=$(sed -n 2p <<<"$ranks")
+    kill -s "$1" "$victim"
+    wait "$job" || status=$?
+    [ "$status" -eq "$2" ] || echo "exit status $status, expected $2"
+    for id in $ranks; do
+        grep -s '^State:' "/proc/$id/status" | grep -v 'Z (' | sed "s/^/process $id is left: /"
+    done
+}
+# the last checkpoint can be gone on with, in another layout
+goes_on() {
+    local last
+    last=$(find "$1" -name 'step_*' ! -name '*.tmp' | sort | tail -n 1)
+    last=$((10#${last##*_}))
+    run 0 2 -o "$1" -y 1 -z 2 -b 1 -x $((last + 2)) -v 0 -s 0
+    [ -d "$1/$(printf 'step_%08d' $((last + 2)))" ] || echo "no checkpoint of step $((last + 2))"
+}
+report "a rank is killed" "$(strike KILL 137 && says 'exited on signal 9' && sentences 0)"
+report "and the run goes on" "$(goes_on struck_KILL)"
+report "a rank hangs" "$(strike STOP 1 && says 'train_gpt2: rank [0-2]: rank [0-2] has not answered for 2 s' && sentences 1)"
+report "and the run goes on" "$(goes_on struck_STOP)"
+report "a signal to one rank ends all with a checkpoint" "$(
+    strike TERM 0
+    says 'told to end by SIGTERM'
+    goes_on struck_TERM
+)"
+
+# ---- the kernels, emulated: device memory through the host
+
+if [ -x "$emulated" ]; then
+    tiny=(-i text -e l2h1c8 -t 8 -d 32 -v 0 -s 0 -x 2 -n 2 -lc 64)
+    report "emulated kernels on 2" "$(
+        trainer=$emulated
+        export TRAIN_GPT2_PICKS=$folder/picks  # which algorithm is fastest is found out once
+        run 0 1 "${tiny[@]}" -b 4 -o emulated_one
+        run 0 2 "${tiny[@]}" -b 2 -o first
+        for stage in 0 2 3; do
+            run 0 2 "${tiny[@]}" -b 2 -z "$stage" -o "emulated_$stage"
+            close_run "emulated_$stage" emulated_one 1e-5
+            same_run "emulated_$stage" emulated_0 step_00000002
+        done
+    )"
+fi
+
+[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
+echo "[  PASSED  ] $passed test(s)."
+[ "$failed" -eq 0 ]
