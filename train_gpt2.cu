@@ -403,7 +403,7 @@ static void upload_spans(GPT2 *m) {
     m->first_span = (int *)xmalloc((size_t)(buckets + 1) * sizeof *m->first_span);
     for (int b = 0; b < buckets; b++) {
         m->first_span[b] = count;
-        count += bucket_spans(spans + count, &m->layout, b, &m->config);
+        count += bucket_spans(spans + count, &m->layout, b);
     }
     m->first_span[buckets] = count;
     if (m->spans) { m->device->upload(m->spans, spans, (size_t)count * sizeof *spans); }

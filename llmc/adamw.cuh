@@ -166,6 +166,24 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 
 // ---- the kernel
 
+// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the ends
+// of short rows
+static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
+    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = 0;
+    if (t.span.place.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
+    size_t element = span_element(t.span.place, first);
+    bool together = span_element(t.span.place, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
+    if (element % ADAMW_GROUP == 0 && together) {
+        return rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+    }
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        element = span_element(t.span.place, first + k);
+        uint64_t of_group = rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        draw |= static_cast<uint64_t>(rounding_part(of_group, element % ADAMW_GROUP)) << (16 * k);
+    }
+    return draw;
+}
+
 // Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes that have none compute with zeros.
 template <int WEIGHTS, class M, class G>
 static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
@@ -177,9 +195,9 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     } else {
         group.template load<false>(state, grads, i, count);
     }
-    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = (t.span.first + i - t.span.begin) / ADAMW_GROUP,
-             weight_draw = 0;
-    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = rounding_draw(t.seed, t.step, tensor, ROUND_WEIGHT, draw); }
+    size_t first = t.span.first + i - t.span.begin;
+    uint64_t weight_draw = 0;
+    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = adamw_draw(t, ROUND_WEIGHT, first); }
     float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
     if constexpr (CODES) { m_old = state.m_scales[block], v_old = state.v_scales[block]; }
     UNROLL
@@ -194,12 +212,12 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     }
     if constexpr (CODES) {
         // every lane has used the old scales before the maxima, for which it waits, are there
-        float m_new = m_encode(group.m, m, rounding_draw(t.seed, t.step, tensor, ROUND_M, draw));
-        float v_new = v_encode(group.v, v, rounding_draw(t.seed, t.step, tensor, ROUND_V, draw));
+        float m_new = m_encode(group.m, m, adamw_draw(t, ROUND_M, first));
+        float v_new = v_encode(group.v, v, adamw_draw(t, ROUND_V, first));
         if (lane_id() == 0) { state.m_scales[block] = m_new, state.v_scales[block] = v_new; }
     } else {
-        moments_store(group.m, m, rounding_draw(t.seed, t.step, tensor, ROUND_M, draw));
-        moments_store(group.v, v, rounding_draw(t.seed, t.step, tensor, ROUND_V, draw));
+        moments_store(group.m, m, adamw_draw(t, ROUND_M, first));
+        moments_store(group.v, v, adamw_draw(t, ROUND_V, first));
     }
     if (count == ADAMW_GROUP) {
         group.template store<true>(state, i, count);

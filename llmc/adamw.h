@@ -20,7 +20,7 @@ Bytes       a parameter, all but g read and written, without the scales' 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, cpu_adamw_update
+defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, span_element, cpu_adamw_update
 */
 #pragma once
 #include "exec.h"
@@ -64,6 +64,11 @@ typedef struct {
     real grad_scale;
 } AdamWTensor;
 
+// where element e of a process's part of a tensor is in the whole
+static inline HOST_DEVICE size_t span_element(SpanPlace place, size_t e) {
+    return place.cols == 0 ? e : place.origin + e / place.cols * place.stride + e % place.cols;
+}
+
 // ---- the twin: a tile of elements at a time, so that no loop over them asks what they are stored as
 
 enum { ADAMW_TILE = 512 };  // elements a thread updates at a time: whole blocks of moments, all of it in the L1 cache
@@ -106,9 +111,24 @@ static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, 
 
 // ---- back to where they are stored
 
+// the bits of a part of a tensor, whose neighbours here need not be neighbours in the whole
+static inline void tile_draw_part(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
+    uint64_t draw = 0;
+    for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
+        size_t element = span_element(t.span.place, first + e), group = element / 4;
+        if (group != last) { draw = rounding_draw(t.seed, t.step, (uint64_t)t.span.tensor, what, group); }
+        random_bits[e] = (uint16_t)rounding_part(draw, element % 4);
+        last = group;
+    }
+}
+
 // a tile's random bits for w, m or v; `first` is the place of its beginning in the tensor, a multiple of 4
 static inline void tile_draw(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
     uint64_t draws[ADAMW_TILE / 4];
+    if (t.span.place.cols > 0) {
+        tile_draw_part(random_bits, what, first, n, t);
+        return;
+    }
     for (size_t group = 0; group < (n + 3) / 4; group++) {
         draws[group] = rounding_draw(t.seed, t.step, (uint64_t)t.span.tensor, what, first / 4 + group);
     }

@@ -18,7 +18,7 @@ defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, check
 #include "comm.h"
 #include "device.h"
 #include "moments.h"
-#include "params.h"
+#include "layout.h"
 #include "safetensors.h"
 #include <cjson/cJSON.h>
 #include <dirent.h>

@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST, Ops
+defines: GradMode, Gradient, gradient_at, SpanPlace, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -40,12 +40,19 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
 
+// Where the elements of a process's part of a tensor are in the whole: rows of `cols` elements, `stride` apart there, the
+// first from `origin` on. 0 cols: the part is the whole
+typedef struct {
+    size_t origin, cols, stride;
+} SpanPlace;
+
 // A tensor, or a piece of one, in the flat blocks that AdamW works on: elements [begin, begin + count) are those of the
 // tensor from `first` on. begin and first are multiples of MOMENT_BLOCK
 typedef struct {
     size_t begin, count, first;
     bool decay;
     int tensor;  // which one. Rounding is keyed by it and the element of it, wherever that lies. Below 2^20
+    SpanPlace place;
 } TensorSpan;
 
 // one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1

@@ -1,7 +1,7 @@
 /*
 Tensor parallelism: what rank r of t holds of each parameter tensor.
 defines: LocalShape, local_shape, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun, slice_num_runs,
-         slice_run, slice_extract, slice_insert, slice_init_tensor
+         slice_run, slice_run_within, slice_extract, slice_insert, slice_init_tensor
 
   tensor                 split along                         a rank's                          gradient over the ranks
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        its own
@@ -134,6 +134,14 @@ static inline SliceRun slice_run(const Slice *s, size_t i) {
     return run;
 }
 
+// what of it lies in [first, first + count) of the rank's tensor; count is 0 where nothing does
+static inline SliceRun slice_run_within(SliceRun run, size_t first, size_t count) {
+    size_t from = run.local > first ? run.local : first, end = run.local + run.count;
+    size_t to = end < first + count ? end : first + count;
+    SliceRun part = {from, run.global + from - run.local, from < to ? to - from : 0};
+    return part;
+}
+
 // ---- between the rank's tensor (rows,cols) and the whole one (global_rows,global_cols), elements of `size` bytes each
 
 // local = the rank's part, and zeros where it is inert
@@ -155,17 +163,17 @@ static inline void slice_insert(void *global, const void *local, const Slice *s,
     }
 }
 
-// the rank's part of what param_init_tensor makes, out (rows,cols), and zeros where it is inert
-static inline void slice_init_tensor(real *out, const Slice *s, ParamId id, int layer, const GPT2Config *global,
-                                     uint64_t seed) {
+// out (count) = the first values of elements first.. of the rank's tensor, zeros where they are inert
+static inline void slice_init_tensor(real *out, const Slice *s, ParamId id, int layer, size_t first, size_t count,
+                                     const GPT2Config *global, uint64_t seed) {
     size_t runs = slice_num_runs(s);
-    memset(out, 0, s->rows * s->cols * sizeof *out);
+    memset(out, 0, count * sizeof *out);
 #pragma omp parallel
     for (size_t i = 0; i < runs; i++) {
-        SliceRun run = slice_run(s, i);
+        SliceRun run = slice_run_within(slice_run(s, i), first, count);
 #pragma omp for schedule(static) nowait
         for (size_t j = 0; j < run.count; j++) {
-            out[run.local + j] = param_init_value(id, layer, run.global + j, global, seed);
+            out[run.local - first + j] = param_init_value(id, layer, run.global + j, global, seed);
         }
     }
 }

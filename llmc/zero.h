@@ -21,7 +21,7 @@ defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, 
 #include "activations.h"
 #include "comm.h"
 #include "ops.h"
-#include "params.h"
+#include "layout.h"
 
 typedef struct {
     ParamLayout layout;

@@ -30,7 +30,7 @@ static Model model_make(Weights weights, DType moments, const size_t counts[NUM_
     Model m;
     memset(&m, 0, sizeof m);
     for (int t = 0; t < NUM_TENSORS; t++) {
-        TensorSpan span = {m.n, counts[t], 0, t != 1, t};
+        TensorSpan span = {m.n, counts[t], 0, t != 1, t, {0, 0, 0}};
         m.spans[t] = span;
         m.n += (counts[t] + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     }
@@ -104,7 +104,7 @@ static void step_of_piece(Model *m, size_t begin, size_t end, int step_number) {
     if (part.m_scales) { part.m_scales += begin / MOMENT_BLOCK, part.v_scales += begin / MOMENT_BLOCK; }
     Exec ex;
     Gradient grads = {m->grads + begin, DT_REAL};
-    TensorSpan span = {0, end - begin, begin, m->spans[0].decay, m->spans[0].tensor};
+    TensorSpan span = {0, end - begin, begin, m->spans[0].decay, m->spans[0].tensor, {0, 0, 0}};
     AdamW hyper = usual_hyper(step_number);
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);

@@ -1,7 +1,7 @@
 // params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first
 // values.
 #include "testing.h"
-#include "../../llmc/params.h"
+#include "../../llmc/layout.h"
 #include <omp.h>
 
 enum { DATA_VOCAB = 300, DATA_T = 77 };
@@ -191,7 +191,7 @@ static void test_spans(void **state) {
     ParamLayout layout = param_layout(&c);
     TensorSpan spans[4 + 12 * 4];
     int count = 0;
-    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_spans(spans + count, &layout, b, &c); }
+    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_spans(spans + count, &layout, b); }
     assert_int_equal(count, 4 + 12 * c.num_layers);
     signed char *covered = (signed char *)malloc(layout.total);
     assert_non_null(covered);
@@ -256,7 +256,7 @@ static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Con
     TensorSpan spans[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
-        int count = bucket_spans(spans, layout, i, c);
+        int count = bucket_spans(spans, layout, i);
         for (int s = 0; s < count; s++) {
             ParamId id = (ParamId)(spans[s].tensor % NUM_PARAM_TENSORS);
             int layer = spans[s].tensor / NUM_PARAM_TENSORS, stage = layout->shards.stage;
@@ -279,7 +279,7 @@ static void test_shards(void **state) {
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l4h4c64"};
     for (int k = 0; k < 3 * 4 * 7; k++) {
         GPT2Config c = described(words[k % 3]);
-        Shards shards = {1 + k / 12, 0, k / 3 % 4};
+        Shards shards = {1 + k / 12, 0, k / 3 % 4, 1, 0};
         ParamLayout layout = param_layout_among(&c, shards);
         signed char *seen = (signed char *)calloc(layout.total, 1);
         for (; shards.rank < shards.ranks; shards.rank++) {
