@@ -19,7 +19,9 @@ operation in llmc/; the backward is its mirror image, and finish_step reads the 
 #include "llmc/device.h"       // Device
 #include "llmc/backend.h"      // Backend, backend_choose
 #include "llmc/memory.h"       // Plan, Arena, Scratch
-#include "llmc/params.h"       // GPT2Config, ParamId, param_layout, param_init_tensor
+#include "llmc/params.h"       // GPT2Config, ParamId, param_specs
+#include "llmc/slices.h"       // LocalShape, RowShare, slice_init_tensor: what a process has of a model with -tp
+#include "llmc/layout.h"       // Shards, ParamLayout, param_layout_among: where parameters lie
 #include "llmc/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
 #include "llmc/comm_open.h"    // Comm, comm_open, comm_max: the processes that train together
 #include "llmc/zero.h"         // Zero: which of them keeps what, and when it travels
@@ -59,7 +61,7 @@ typedef struct {
     int overfit, matmul_precision, threads, device, graph;
     int recompute, recompute_every, recompute_layers, classifier_rows, fuse_gelu;
     int master, moments, gradients;
-    int zero, num_processes, rank, gpus_per_node, init_method, check_replicas;
+    int zero, tensor_parallel, gather_again, num_processes, rank, gpus_per_node, init_method, check_replicas;
     const char *server, *shared_folder;
     double comm_timeout;
     int64_t seed;
@@ -90,6 +92,8 @@ static const TrainArgs default_args = {
     .recompute_every = 1,
     .recompute_layers = -1,
     .master = MASTER_SPLIT,
+    .tensor_parallel = 1,
+    .gather_again = 1,
     .gpus_per_node = 8,
     .comm_timeout = COMM_TIMEOUT,
     .seed = 42,
@@ -190,6 +194,10 @@ static const Flag flag_table[] = {
     FLAG_HEADING("processes"),
     {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3",
      "what each process keeps its part of only: 1 the optimizer's state, 2 and gradients, 3 and parameters"},
+    {"tp", "tensor-parallel", FLAG_INT, ARG(tensor_parallel), 1, 65536, NULL, "N",
+     "so many neighbouring processes share each tensor and each micro-batch; the others train on other data"},
+    {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1",
+     "with -tp, the backward gathers inputs of products again; 0 keeps them, at -r 0 and 1: more memory, less sent"},
     {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME",
      "how processes find each other: mpi, if mpirun started them; fs or tcp, where each has its GPU"},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N",
@@ -213,19 +221,22 @@ static const Flag flag_table[] = {
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
-// the processes that train together, each on its own part of the data; args_meet has set them
+// the processes that train together; args_meet has set them
 static int num_ranks(const TrainArgs *a) { return a->num_processes > 1 ? a->num_processes : 1; }
+
+// groups of them that have their own part of the data each; args_check_processes sees that -tp divides
+static int data_ranks(const TrainArgs *a) { return num_ranks(a) / a->tensor_parallel; }
 
 // what no single flag can check of -d
 static void args_check_batch(const TrainArgs *a) {
-    int64_t micro = (int64_t)a->B * a->T, together = micro * num_ranks(a);
+    int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
     char processes[64] = "", number[64] = "";
-    if (num_ranks(a) > 1) {
-        snprintf(processes, sizeof processes, " x processes");
-        snprintf(number, sizeof number, " x %d", num_ranks(a));
+    if (data_ranks(a) > 1) {
+        snprintf(processes, sizeof processes, a->tensor_parallel > 1 ? " x processes / -tp" : " x processes");
+        snprintf(number, sizeof number, " x %d", data_ranks(a));
     }
     bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit will choose one that divides it
-    int64_t sequences = (int64_t)a->T * num_ranks(a);
+    int64_t sequences = (int64_t)a->T * data_ranks(a);
     if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % sequences != 0)) {
         input_error("-d %lld is not a multiple of -t%s %d%s", (long long)a->batch_tokens, processes, a->T, number);
     }
@@ -246,6 +257,11 @@ static void args_check_batch(const TrainArgs *a) {
 // what no single flag can check of the processes
 static void args_check_processes(const TrainArgs *a) {
     bool alone = num_ranks(a) == 1;
+    if (num_ranks(a) % a->tensor_parallel != 0) {
+        input_error("-tp %d takes a number of processes that is a multiple of it; found %d: start others, or give "
+                    "another -tp",
+                    a->tensor_parallel, num_ranks(a));
+    }
     if (!alone && (a->generate || a->tokenize) && !a->plan) {
         input_error("%s is the work of one process; found %d: start it without mpirun",
                     a->generate ? "--generate" : "--tokenize", num_ranks(a));
@@ -274,8 +290,8 @@ static void args_check(const TrainArgs *a) {
             "-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d",
             a->B, a->T, (long long)micro, INT_MAX);
     }
-    args_check_batch(a);
     args_check_processes(a);
+    args_check_batch(a);
     if (a->checkpoint_every > 0 && !a->run_dir) {
         input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every);
     }
@@ -297,11 +313,11 @@ static void args_check(const TrainArgs *a) {
 
 // micro-batches of an update that each process makes
 static int accumulation_steps(const TrainArgs *a) {
-    return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T * num_ranks(a)));
+    return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T * data_ranks(a)));
 }
 
 static long long tokens_of_update(const TrainArgs *a) {
-    return (long long)accumulation_steps(a) * a->B * a->T * num_ranks(a);
+    return (long long)accumulation_steps(a) * a->B * a->T * data_ranks(a);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -311,6 +327,7 @@ static long long tokens_of_update(const TrainArgs *a) {
 typedef struct {
     Comm *world;  // all of them
     Comm *dp;     // those whose data differ
+    Comm *tp;     // those that share a model whose tensors are split; neighbours in the world
 } Groups;
 
 typedef struct {
@@ -320,6 +337,7 @@ typedef struct {
     const Ops *ops;
     const Device *device;
     Exec exec;
+    LocalShape local;  // its slices of split tensors
     ParamLayout layout;
     Zero zero;        // where parameters and gradients are, and when they travel
     int *first_span;  // (buckets + 1) of each bucket, and how many there are
@@ -328,7 +346,8 @@ typedef struct {
     Places places;  // of the activations
     Arena arena;
     int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
-    int *staged;  // host memory for the micro-batches on their way: inputs and targets, a slot each
+    bool decoding;  // all rows are every rank's
+    int *staged;    // host memory for the micro-batches on their way: inputs and targets, a slot each
     int num_slots, next_slot;
     Recording *recordings[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
     int runs[4];               // how often each has run without one
@@ -340,11 +359,14 @@ typedef struct {
     real *loss, *norm_squared;           // one number each, neighbours
     TensorSpan *spans;                   // (num_spans)
     BackendScratch own;                  // the backend's
+    floatX *replicated;                  // with -tp: gradients of tensors that are not split, on their way
+    real *statistics;                    // with -tp: (t,classifier_rows,3) of the logits
     floatX *dresidual;                   // (B,T,C) gradient of the residual stream, from the last block to the first
-    Scratch narrow;                      // (B,T,C): dlnf dln2 datty dln1
-    Scratch normed;                      // (B,T,C): lnf, and ln1 ln2 where they are rebuilt
+    Scratch narrow;                      // (B,T,C): dlnf dln2 datty dln1, and with -tp sums before they are scattered
+    Scratch normed;                      // (B,T,C): lnf, and ln1 ln2 where they are rebuilt or gathered
+    Scratch gathered_gradient;           // with -tp: (B,T,C) dresidual of all ranks
     Scratch wide;           // (B,T,4C) or a chunk of logits: fch_gelu and dfch where they are rebuilt, dqkv, logits
-    floatX *keys, *values;  // (L,decode_positions,C)
+    floatX *keys, *values;  // (L,decode_positions,C), with -tp of its heads
     int classifier_rows;    // rows of logits that exist at once
 } GPT2;
 
@@ -378,9 +400,12 @@ static void gpt2_lay_out(GPT2 *m) {
     m->loss = (real *)planned(m, at->results);
     m->norm_squared = m->loss + 1;
     m->spans = (TensorSpan *)planned(m, at->spans);
+    m->replicated = planned(m, at->replicated);
+    m->statistics = (real *)planned(m, at->statistics);
     m->dresidual = (floatX *)planned(m, at->dresidual);
     m->narrow = planned_scratch(m, at->narrow);
     m->normed = planned_scratch(m, at->normed);
+    m->gathered_gradient = planned_scratch(m, at->gathered_gradient);
     m->wide = planned_scratch(m, at->wide);
     m->keys = (floatX *)planned(m, at->keys);
     m->values = (floatX *)planned(m, at->values);
@@ -426,6 +451,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose, Groups group
     m->groups = groups;
     m->ops = purpose.backend->ops;
     m->device = purpose.backend->device;
+    m->local = purpose_shape(&config, &purpose);
     m->layout = param_layout_among(&config, purpose.shards);
     m->plan = gpt2_plan(&config, &purpose, &m->index);
     m->places = places_make(&purpose.recompute, config.num_layers);
@@ -467,11 +493,11 @@ static void gpt2_params_changed(GPT2 *m) {
 static void gpt2_init(GPT2 *m, uint64_t seed) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t used = param_used_rows(p, &m->config) * param_cols(p, &m->config);
+        size_t used = param_used(&m->layout, p);
         real *init = (real *)xmalloc(used * sizeof(real));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
             ParamPiece piece = param_kept_piece(&m->layout, p, layer, used);
-            param_init_tensor(init, p, layer, piece.first, piece.count, &m->config, seed);
+            slice_init_tensor(init, &m->layout.slice[id], p, layer, piece.first, piece.count, &m->config, seed);
             weights_store(&m->optimizer, init, piece, m->device);
         }
         free(init);
@@ -513,9 +539,13 @@ static void params_ready(GPT2 *m, int layer, int next) {
 }
 static const Gradient no_gradient = {NULL, DT_REAL};
 
+// elements of a slot
+static size_t activation_size(const GPT2 *m, ActivationId id) {
+    size_t rows = activation_rows(id, m->B * m->T, m->local.ranks, !m->purpose.gather_again);
+    return rows * width_size(activation_specs[id].width, &m->config, &m->local);
+}
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
-    size_t width = width_size(activation_specs[id].width, &m->config);
-    return (size_t)m->B * (size_t)m->T * width * (size_t)place_of(&m->places, id, layer, m->config.num_layers).slot;
+    return activation_size(m, id) * (size_t)place_of(&m->places, id, layer, m->config.num_layers).slot;
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) {
     return (floatX *)m->activations[id] + activation_offset(m, id, layer);
@@ -527,16 +557,71 @@ static bool kept(const GPT2 *m, ActivationId id, int layer) {
     return place_of(&m->places, id, layer, m->config.num_layers).kept;
 }
 
-// LN1, LN2 or FCH_GELU of a block: where it is kept, or the scratch it lives in, taken until drop
+// ---- rows of layernorms and of the residual stream: with -tp each rank has its own, and products take all of them
+
+static bool rows_are_split(const GPT2 *m) { return m->local.ranks > 1 && !m->decoding; }
+
+static RowShare rows_of(const GPT2 *m, int N) {
+    RowShare all = {N, 0, N};
+    return rows_are_split(m) ? row_share(N, m->local.ranks, m->local.rank) : all;
+}
+
+// elements before this rank's rows of N, and of the ranks' rows together
+static size_t elements_before(const GPT2 *m, int N) { return (size_t)rows_of(m, N).first * (size_t)m->config.channels; }
+static size_t gathered_elements(const GPT2 *m, int N) {
+    size_t chunks = rows_are_split(m) ? (size_t)m->local.ranks : 1;
+    return chunks * (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+}
+
+// a scratch buffer for the ranks' rows together
+static floatX *take_rows(GPT2 *m, Scratch *scratch, const char *holder, int N) {
+    return (floatX *)scratch_take(scratch, holder, gathered_elements(m, N) * sizeof(floatX));
+}
+
+// all = the rows of every rank, of which this one has `own`, there or elsewhere. A process alone has them all.
+static const floatX *gather_rows(GPT2 *m, floatX *all, const floatX *own, int N) {
+    Comm *tp = m->groups.tp;
+    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    if (!rows_are_split(m)) { return own; }
+    comm_join(comm_all_gather(all, own, chunk, DT_FLOATX, tp, &m->exec), tp, &m->exec);
+    return all;
+}
+
+// partial becomes the sum of every rank's, of which each gets its own rows. Returns where they begin.
+static floatX *sum_rows(GPT2 *m, floatX *partial, int N) {
+    Comm *tp = m->groups.tp;
+    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    floatX *own = partial + elements_before(m, N);
+    if (m->local.ranks == 1) { return partial; }
+    comm_join(m->decoding ? comm_all_reduce(partial, chunk, DT_FLOATX, tp, &m->exec)
+                          : comm_reduce_scatter(own, partial, chunk, DT_FLOATX, tp, &m->exec),
+              tp, &m->exec);
+    return own;
+}
+
+// LN1, LN2 or FCH_GELU of a block: where it is kept, or the scratch it lives in, taken until drop. Of a layernorm, the
+// first of this rank's rows
 static floatX *hold(GPT2 *m, ActivationId id, int layer) {
     const ActivationSpec *spec = &activation_specs[id];
-    if (kept(m, id, layer)) { return act(m, id, layer); }
-    size_t count = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config);
-    return (floatX *)scratch_take(spec->home == IN_WIDE ? &m->wide : &m->normed, spec->name, count * sizeof(floatX));
+    size_t first = is_norm(id) ? elements_before(m, m->B * m->T) : 0;
+    if (kept(m, id, layer)) { return act(m, id, layer) + (m->purpose.gather_again ? 0 : first); }
+    if (is_norm(id)) { return take_rows(m, &m->normed, spec->name, m->B * m->T) + first; }
+    return (floatX *)scratch_take(&m->wide, spec->name, activation_size(m, id) * sizeof(floatX));
 }
 static void drop(GPT2 *m, ActivationId id, int layer) {
-    if (kept(m, id, layer)) { return; }
+    bool gathered_apart = is_norm(id) && rows_are_split(m) && m->purpose.gather_again;
+    if (kept(m, id, layer) && !gathered_apart) { return; }
     scratch_release(activation_specs[id].home == IN_WIDE ? &m->wide : &m->normed);
+}
+
+// LN1 or LN2 of all ranks' rows, from `own` ones that hold has given: where those are, or where they are kept alone (-ra
+// 1) in scratch
+static const floatX *gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
+    int N = m->B * m->T;
+    if (!rows_are_split(m)) { return own; }
+    bool apart = kept(m, id, layer) && m->purpose.gather_again;
+    floatX *all = apart ? take_rows(m, &m->normed, activation_specs[id].name, N) : own - elements_before(m, N);
+    return gather_rows(m, all, own, N);
 }
 
 // what block `layer` reads: the output of the one before it
@@ -550,8 +635,8 @@ static void poison_rebuilt(GPT2 *m, int layer, ActivationId first, ActivationId 
     for (int id = (int)first; id <= (int)last; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         if (kept(m, (ActivationId)id, layer) || spec->home != IN_SLOTS) { continue; }
-        size_t size = spec->statistic ? sizeof(real) : sizeof(floatX);
-        size_t bytes = (size_t)m->B * (size_t)m->T * width_size(spec->width, &m->config) * size;
+        size_t size = spec->statistic ? sizeof(real) : sizeof(floatX),
+               bytes = activation_size(m, (ActivationId)id) * size;
         void *at = (unsigned char *)m->activations[id] + activation_offset(m, (ActivationId)id, layer) * size;
         m->device->enqueue_fill(at, 0xFF, bytes, &m->exec);
     }
@@ -565,15 +650,31 @@ static void poison_rebuilt(GPT2 *m, int layer, ActivationId first, ActivationId 
 
 // attention over whole sequences, or over a cache when decoding
 static void block_attention(GPT2 *m, int l, int N, int decode_from) {
-    const GPT2Config *c = &m->config;
-    int NH = c->num_heads, HS = config_head_size(c);
+    int NH = m->local.heads, HS = config_head_size(&m->config);
     if (decode_from < 0) {
         m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->B, m->T, NH, HS, &m->exec);
         return;
     }
-    size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)c->channels;
+    size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)m->local.attention;
     m->ops->attention_decode(act(m, ATTY, l), m->keys + layer, m->values + layer, act(m, QKV, l), decode_from, N, NH,
                              HS, &m->exec);
+}
+
+// out (N,C) = in (N,K) weight (C,K)^T + bias + residual (N,C). With -tp each rank has some of the K columns: its product
+// is a part of the sum, to which bias and residual are added once, and out and residual are its own rows.
+static void project_forward(GPT2 *m, floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                            const floatX *residual, int N, int K) {
+    int C = m->config.channels;
+    if (m->local.ranks == 1) {
+        m->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, &m->exec);
+        return;
+    }
+    floatX *partial = take_rows(m, &m->narrow, "partial", N);
+    m->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, &m->exec);
+    const floatX *sum = sum_rows(m, partial, N);
+    m->ops->residual_layernorm_forward(out, NULL, NULL, NULL, sum, bias, residual, NULL, NULL, rows_of(m, N).own, C,
+                                       &m->exec);
+    scratch_release(&m->narrow);
 }
 
 // N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from
@@ -581,41 +682,42 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
 static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int C = m->config.channels;
+    int C = m->config.channels, attention = m->local.attention, units = m->local.units, own = rows_of(m, N).own;
     const floatX *input = block_input(m, l);
-    floatX *ln1 = hold(m, LN1, l);
-    ops->layernorm_forward(ln1, statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l),
-                           param(m, LN1B, l), N, C, ex);
-    ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+    floatX *own_ln1 = hold(m, LN1, l);
+    ops->layernorm_forward(own_ln1, statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l),
+                           param(m, LN1B, l), own, C, ex);
+    const floatX *ln1 = gather_norm(m, LN1, l, own_ln1);
+    ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * attention, ex);
     drop(m, LN1, l);
     block_attention(m, l, N, decode_from);
-    ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N,
-                        C, C, ex);
-    floatX *ln2 = hold(m, LN2, l);
-    ops->layernorm_forward(ln2, statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
-                           param(m, LN2W, l), param(m, LN2B, l), N, C, ex);
+    project_forward(m, act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N,
+                    attention);
+    floatX *own_ln2 = hold(m, LN2, l);
+    ops->layernorm_forward(own_ln2, statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
+                           param(m, LN2W, l), param(m, LN2B, l), own, C, ex);
+    const floatX *ln2 = gather_norm(m, LN2, l, own_ln2);
     floatX *gelu = hold(m, FCH_GELU, l);
     if (m->purpose.fuse_gelu) {
-        ops->matmul_gelu_forward(gelu, act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), N, C, 4 * C, ex);
+        ops->matmul_gelu_forward(gelu, act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), N, C, units, ex);
     } else {
-        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, 4 * C, ex);
-        ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * 4 * (size_t)C, ex);
+        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, units, ex);
+        ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * (size_t)units, ex);
     }
     drop(m, LN2, l);
-    ops->matmul_forward(act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N,
-                        4 * C, C, ex);
+    project_forward(m, act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N,
+                    units);
     drop(m, FCH_GELU, l);
 }
 
 // the last residual -> its layernorm, in m->normed, which the caller releases
-static floatX *final_norm_forward(GPT2 *m, int N) {
-    int C = m->config.channels;
-    floatX *lnf = (floatX *)scratch_take(&m->normed, "lnf", (size_t)N * (size_t)C * sizeof(floatX));
+static const floatX *final_norm_forward(GPT2 *m, int N) {
+    floatX *lnf = take_rows(m, &m->normed, "lnf", N), *own = lnf + elements_before(m, N);
     zero_params_ready(&m->zero, num_buckets(&m->layout) - 1, 0);
-    m->ops->layernorm_forward(lnf, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
-                              block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0), N, C,
-                              &m->exec);
-    return lnf;
+    m->ops->layernorm_forward(own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
+                              block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0),
+                              rows_of(m, N).own, m->config.channels, &m->exec);
+    return gather_rows(m, lnf, own, N);
 }
 
 // Sends a micro-batch, inputs and targets (B,T), on its way to the device. The arrays may change afterwards.
@@ -629,13 +731,30 @@ static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
     m->device->enqueue_upload(m->targets, slot + N, bytes, &m->exec);
 }
 
+// ENCODED of B sequences of T tokens, from position `from` on. With -tp the embedding of a token is one rank's, and the
+// others' are 0.
+static void embed(GPT2 *m, int B, int T, int from) {
+    int C = m->config.channels, N = B * T, vocab = m->local.vocab;
+    const floatX *positions = param(m, WPE, 0) + (size_t)from * (size_t)C;
+    floatX *encoded = act(m, ENCODED, 0);
+    zero_params_ready(&m->zero, 0, layer_bucket(0));
+    if (m->local.ranks == 1) {
+        m->ops->embedding_forward(encoded, m->tokens, param(m, WTE, 0), positions, B, T, C, &m->exec);
+        return;
+    }
+    RowShare rows = rows_of(m, N);
+    floatX *partial = take_rows(m, &m->narrow, "partial", N);
+    m->ops->token_embedding_forward(partial, m->tokens, param(m, WTE, 0), m->local.rank * vocab, vocab, N, C, &m->exec);
+    m->device->enqueue_copy(encoded, sum_rows(m, partial, N), (size_t)rows.own * (size_t)C * sizeof(floatX), &m->exec);
+    m->ops->position_embedding_forward(encoded, positions, rows.first, rows.own, T, C, &m->exec);
+    scratch_release(&m->narrow);
+}
+
 // the micro-batch given last -> activations up to the last block's output
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
     m->exec.rare_shapes = B != m->purpose.B || T != m->purpose.T;
-    zero_params_ready(&m->zero, 0, layer_bucket(0));
-    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0), param(m, WPE, 0), B, T,
-                              m->config.channels, &m->exec);
+    embed(m, B, T, 0);
     for (int l = 0; l < m->config.num_layers; l++) {
         params_ready(m, l, l + 1);
         block_forward(m, l, N, -1);
@@ -646,23 +765,40 @@ static void gpt2_forward(GPT2 *m) {
     }
 }
 
+// Losses of `rows` rows from `first` on, and their logits' gradient times dloss, in place; with -tp of this rank's columns
+static void classify_rows(GPT2 *m, floatX *logits, int first, int rows, real dloss) {
+    Exec *ex = &m->exec;
+    Comm *tp = m->groups.tp;
+    int V = m->config.vocab_size, Vl = m->local.vocab, begin = m->local.rank * Vl;
+    real *losses = statistic(m, LOSSES, 0) + first;
+    const int *targets = m->targets + first;
+    if (m->local.ranks == 1) {
+        m->ops->classifier(losses, logits, targets, dloss, rows, V, Vl, ex);
+        return;
+    }
+    size_t count = 3 * (size_t)rows;
+    real *own = m->statistics + (size_t)tp->rank * count;
+    m->ops->classifier_statistics(own, logits, targets, begin, rows, V, Vl, ex);
+    comm_join(comm_all_gather(m->statistics, own, count, DT_REAL, tp, ex), tp, ex);
+    m->ops->classifier_from_statistics(losses, logits, m->statistics, targets, dloss, tp->size, begin, rows, V, Vl, ex);
+}
+
 // The final layernorm, then logits a chunk of rows at a time: *loss += scale * sum of losses. With dlnf (B,T,C), also
 // the gradient of scale * loss: dlnf is written and wte's gradient set or added to.
 static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    int chunk = m->classifier_rows;
+    int N = m->B * m->T, C = m->config.channels, vocab = m->local.vocab, chunk = m->classifier_rows;
     const floatX *lnf = final_norm_forward(m, N);
     for (int first = 0; first < N; first += chunk) {
         int rows = N - first < chunk ? N - first : chunk;
         size_t at = (size_t)first * (size_t)C;
-        floatX *logits = (floatX *)scratch_take(&m->wide, "logits", (size_t)rows * (size_t)Vp * sizeof(floatX));
-        ops->matmul_forward(logits, lnf + at, param(m, WTE, 0), NULL, NULL, rows, C, Vp, ex);
-        ops->classifier(statistic(m, LOSSES, 0) + first, logits, m->targets + first, dlnf ? scale : 0, rows, V, Vp, ex);
+        floatX *logits = (floatX *)scratch_take(&m->wide, "logits", (size_t)rows * (size_t)vocab * sizeof(floatX));
+        ops->matmul_forward(logits, lnf + at, param(m, WTE, 0), NULL, NULL, rows, C, vocab, ex);
+        classify_rows(m, logits, first, rows, dlnf ? scale : 0);
         if (dlnf) {
             ops->matmul_backward(dlnf + at, grad(m, WTE, 0), no_gradient, no_gradient, logits, lnf + at,
-                                 param(m, WTE, 0), NULL, first == 0 ? mode : GRAD_ADD, rows, C, Vp, ex);
+                                 param(m, WTE, 0), NULL, first == 0 ? mode : GRAD_ADD, rows, C, vocab, ex);
         }
         scratch_release(&m->wide);
     }
@@ -676,21 +812,19 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // LN1 or LN2 of a block, kept or normalised again from the stored statistics; taken until drop
 static const floatX *rebuilt_norm(GPT2 *m, ActivationId id, int l) {
     const floatX *in = id == LN1 ? block_input(m, l) : act(m, RESIDUAL2, l);
-    floatX *out = hold(m, id, l);
-    if (kept(m, id, l)) { return out; }
-    m->ops->layernorm_normalise(out, in, statistic(m, id == LN1 ? LN1_MEAN : LN2_MEAN, l),
+    int N = m->B * m->T;
+    floatX *own = hold(m, id, l);
+    if (kept(m, id, l)) { return m->purpose.gather_again ? gather_norm(m, id, l, own) : own - elements_before(m, N); }
+    m->ops->layernorm_normalise(own, in, statistic(m, id == LN1 ? LN1_MEAN : LN2_MEAN, l),
                                 statistic(m, id == LN1 ? LN1_RSTD : LN2_RSTD, l), param(m, id == LN1 ? LN1W : LN2W, l),
-                                param(m, id == LN1 ? LN1B : LN2B, l), m->B * m->T, m->config.channels, &m->exec);
-    return out;
+                                param(m, id == LN1 ? LN1B : LN2B, l), rows_of(m, N).own, m->config.channels, &m->exec);
+    return gather_norm(m, id, l, own);
 }
 
 // the GELU of a block, kept or made again; taken until drop
 static floatX *rebuilt_gelu(GPT2 *m, int l) {
     floatX *gelu = hold(m, FCH_GELU, l);
-    if (!kept(m, FCH_GELU, l)) {
-        size_t count = (size_t)m->B * (size_t)m->T * 4 * (size_t)m->config.channels;
-        m->ops->gelu_forward(gelu, act(m, FCH, l), count, &m->exec);
-    }
+    if (!kept(m, FCH_GELU, l)) { m->ops->gelu_forward(gelu, act(m, FCH, l), activation_size(m, FCH), &m->exec); }
     return gelu;
 }
 
@@ -698,26 +832,44 @@ static floatX *rebuilt_gelu(GPT2 *m, int l) {
 static void block_replay(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels;
+    int N = m->B * m->T, C = m->config.channels, attention = m->local.attention, units = m->local.units;
     if (!kept(m, QKV, l)) {
         const floatX *ln1 = rebuilt_norm(m, LN1, l);
-        ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * C, ex);
+        ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * attention, ex);
         drop(m, LN1, l);
         block_attention(m, l, N, -1);
-        ops->matmul_forward(act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l),
-                            block_input(m, l), N, C, C, ex);
+        project_forward(m, act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l),
+                        block_input(m, l), N, attention);
     }
     if (!kept(m, FCH, l)) {
         const floatX *ln2 = rebuilt_norm(m, LN2, l);
-        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, 4 * C, ex);
+        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, units, ex);
         drop(m, LN2, l);
     }
     if (!kept(m, RESIDUAL3, l)) {
         const floatX *gelu = rebuilt_gelu(m, l);
-        ops->matmul_forward(act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l),
-                            act(m, RESIDUAL2, l), N, 4 * C, C, ex);
+        project_forward(m, act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l),
+                        N, units);
         drop(m, FCH_GELU, l);
     }
+}
+
+// The backward of project_forward, from dresidual: din (N,K), times gelu' where gelu_pre is given, and the gradients of
+// its weight and bias, and of the bias before the GELU. din may be in.
+static void project_backward(GPT2 *m, floatX *din, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                             const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode, int K) {
+    int N = m->B * m->T, C = m->config.channels;
+    if (m->local.ranks == 1) {
+        m->ops->matmul_backward(din, dweight, dbias, dgelu_bias, m->dresidual, in, weight, gelu_pre, mode, N, K, C,
+                                &m->exec);
+        return;
+    }
+    m->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, m->dresidual, NULL, NULL, NULL, mode,
+                            rows_of(m, N).own, 0, C, &m->exec);
+    floatX *all = take_rows(m, &m->gathered_gradient, "dresidual", N);
+    gather_rows(m, all, m->dresidual, N);
+    m->ops->matmul_backward(din, dweight, no_gradient, dgelu_bias, all, in, weight, gelu_pre, mode, N, K, C, &m->exec);
+    scratch_release(&m->gathered_gradient);
 }
 
 // dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it
@@ -726,37 +878,38 @@ static void block_replay(GPT2 *m, int l) {
 static void block_backward(GPT2 *m, int l, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
-    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
-    int NH = m->config.num_heads, HS = config_head_size(&m->config);
-    size_t row = (size_t)N * (size_t)C * sizeof(floatX);
+    int B = m->B, T = m->T, N = B * T, C = m->config.channels, own = rows_of(m, N).own;
+    int NH = m->local.heads, HS = config_head_size(&m->config), attention = m->local.attention, units = m->local.units;
+    size_t row = (size_t)N * (size_t)attention * sizeof(floatX);
 
     floatX *gelu = rebuilt_gelu(m, l), *dfch = gelu;
-    ops->matmul_backward(dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), m->dresidual, gelu,
-                         param(m, FCPROJW, l), act(m, FCH, l), mode, N, 4 * C, C, ex);
-    floatX *dln2 = (floatX *)scratch_take(&m->narrow, "dln2", row);
+    project_backward(m, dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), gelu, param(m, FCPROJW, l),
+                     act(m, FCH, l), mode, units);
+    floatX *dln2 = take_rows(m, &m->narrow, "dln2", N);
     const floatX *ln2 = rebuilt_norm(m, LN2, l);
     ops->matmul_backward(dln2, grad(m, FCW, l), no_gradient, no_gradient, dfch, ln2, param(m, FCW, l), NULL, mode, N, C,
-                         4 * C, ex);
+                         units, ex);
     drop(m, LN2, l);
     drop(m, FCH_GELU, l);
-    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), dln2, act(m, RESIDUAL2, l),
-                            param(m, LN2W, l), statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), mode, N, C, ex);
+    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), sum_rows(m, dln2, N),
+                            act(m, RESIDUAL2, l), param(m, LN2W, l), statistic(m, LN2_MEAN, l),
+                            statistic(m, LN2_RSTD, l), mode, own, C, ex);
     scratch_release(&m->narrow);
 
     floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
-    ops->matmul_backward(datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), no_gradient, m->dresidual, act(m, ATTY, l),
-                         param(m, ATTPROJW, l), NULL, mode, N, C, C, ex);
+    project_backward(m, datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), no_gradient, act(m, ATTY, l),
+                     param(m, ATTPROJW, l), NULL, mode, attention);
     floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
     ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
     scratch_release(&m->narrow);
-    floatX *dln1 = (floatX *)scratch_take(&m->narrow, "dln1", row);
+    floatX *dln1 = take_rows(m, &m->narrow, "dln1", N);
     const floatX *ln1 = rebuilt_norm(m, LN1, l);
     ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), no_gradient, dqkv, ln1, param(m, QKVW, l), NULL,
-                         mode, N, C, 3 * C, ex);
+                         mode, N, C, 3 * attention, ex);
     drop(m, LN1, l);
     scratch_release(&m->wide);
-    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), dln1, block_input(m, l),
-                            param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, N, C, ex);
+    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), sum_rows(m, dln1, N), block_input(m, l),
+                            param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, own, C, ex);
     scratch_release(&m->narrow);
 }
 
@@ -777,26 +930,41 @@ static void replay_and_backward(GPT2 *m, int l, GradMode mode) {
     zero_gradients_done(&m->zero, layer_bucket(l));
 }
 
+// The embeddings' gradients, wte's added to that of the logits.
+static void embed_backward(GPT2 *m, GradMode mode) {
+    int B = m->B, T = m->T, N = B * T, maxT = m->config.max_seq_len, C = m->config.channels, vocab = m->local.vocab;
+    if (m->local.ranks == 1) {
+        m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T, maxT, C,
+                                   &m->exec);
+        return;
+    }
+    RowShare rows = rows_of(m, N);
+    floatX *all = take_rows(m, &m->gathered_gradient, "dresidual", N);
+    gather_rows(m, all, m->dresidual, N);
+    m->ops->token_embedding_backward(grad(m, WTE, 0), all, m->tokens, m->local.rank * vocab, vocab, N, C, &m->exec);
+    m->ops->position_embedding_backward(grad(m, WPE, 0), m->dresidual, mode, rows.first, rows.own, T, maxT, C,
+                                        &m->exec);
+    scratch_release(&m->gathered_gradient);
+}
+
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to as zero_micro_step says. scale is
 // 1 / (rows of the whole update).
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
-    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
-    size_t row = (size_t)N * (size_t)C * sizeof(floatX);
-    floatX *dlnf = (floatX *)scratch_take(&m->narrow, "dlnf", row);
+    int N = m->B * m->T, C = m->config.channels, own = rows_of(m, N).own;
+    floatX *dlnf = take_rows(m, &m->narrow, "dlnf", N);
     gpt2_classify(m, dlnf, scale, mode);
-    m->device->enqueue_fill(m->dresidual, 0, row, &m->exec);
-    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), dlnf,
+    m->device->enqueue_fill(m->dresidual, 0, (size_t)own * (size_t)C * sizeof(floatX), &m->exec);
+    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), sum_rows(m, dlnf, N),
                                block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
-                               statistic(m, LNF_RSTD, 0), mode, N, C, &m->exec);
+                               statistic(m, LNF_RSTD, 0), mode, own, C, &m->exec);
     scratch_release(&m->narrow);
     zero_gradients_done(&m->zero, num_buckets(&m->layout) - 1);
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         replay_and_backward(m, l, mode);
         poison_rebuilt(m, l, LN1, RESIDUAL3);
     }
-    m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T,
-                               m->config.max_seq_len, C, &m->exec);
+    embed_backward(m, mode);
     zero_gradients_done(&m->zero, 0);
     zero_backward_done(&m->zero);
 }
@@ -808,7 +976,7 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->purpose.micro_steps, kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
-    bool records = device->record_begin && m->purpose.graph && m->groups.dp->backend->records && m->runs[kind] > 0;
+    bool records = device->record_begin && m->purpose.graph && m->groups.world->backend->records && m->runs[kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
     if (records) { zero_join_params(&m->zero); }
     if (records && m->recordings[kind]) {
@@ -855,20 +1023,54 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
+// the gradients of a bucket's tensors that every slice has whole, to m->replicated + at, or back; returns where they end
+static size_t copy_replicated(GPT2 *m, int bucket, size_t at, bool back) {
+    Stretch stretches[LAYER_PARAMS];
+    Gradient grads = zero_kept_grads(&m->zero, bucket), together = {m->replicated, grads.dtype};
+    int count = bucket_stretches(stretches, &m->layout, bucket, false, false);
+    for (int i = 0; i < count; i++) {
+        void *there = gradient_at(grads, stretches[i].at).at, *here = gradient_at(together, at).at;
+        size_t bytes = stretches[i].count * dtype_size(grads.dtype);
+        m->device->enqueue_copy(back ? there : here, back ? here : there, bytes, &m->exec);
+        at += stretches[i].count;
+    }
+    return at;
+}
+
+// With -tp each rank has made the gradients of such tensors for its own rows: their sum, in one call.
+static void sum_replicated(GPT2 *m) {
+    Comm *tp = m->groups.tp;
+    size_t count = 0, at = 0;
+    for (int b = 0; b < num_buckets(&m->layout); b++) { count = copy_replicated(m, b, count, false); }
+    DType dtype = zero_kept_grads(&m->zero, 0).dtype;
+    comm_join(comm_all_reduce(m->replicated, count, dtype, tp, &m->exec), tp, &m->exec);
+    for (int b = 0; b < num_buckets(&m->layout); b++) { at = copy_replicated(m, b, at, true); }
+}
+
+// the squares of what this rank owns of a bucket's gradients; those that every slice has are the first one's
+static void add_squares(GPT2 *m, int bucket) {
+    Stretch stretches[LAYER_PARAMS] = {{0, param_bucket(&m->layout, bucket).chunk}};
+    bool first = m->local.rank == 0;
+    int count = first ? 1 : bucket_stretches(stretches, &m->layout, bucket, true, true);
+    for (int i = 0; i < count; i++) {
+        Gradient part = gradient_at(zero_own_grads(&m->zero, bucket), stretches[i].at);
+        m->ops->global_norm_squared(m->norm_squared, part, GRAD_ADD, stretches[i].count, &m->exec);
+    }
+}
+
 // The square of the gradients' global norm, and the loss, of all ranks: each adds up what it owns, at every stage of -z
-// the same. They stay on the device, for gpt2_update.
+// the same. Ranks of one model have the same loss, which counts once. They stay on the device, for gpt2_update.
 static void gpt2_norm(GPT2 *m) {
-    Comm *dp = m->groups.dp;
-    if (dp->size == 1) {
+    Comm *world = m->groups.world;
+    if (world->size == 1) {
         m->ops->global_norm_squared(m->norm_squared, m->grads, GRAD_SET, m->layout.total, &m->exec);
         return;
     }
-    for (int b = 0; b < num_buckets(&m->layout); b++) {
-        size_t chunk = param_bucket(&m->layout, b).chunk;
-        GradMode mode = b == 0 ? GRAD_SET : GRAD_ADD;
-        m->ops->global_norm_squared(m->norm_squared, zero_own_grads(&m->zero, b), mode, chunk, &m->exec);
-    }
-    comm_join(comm_all_reduce(m->loss, 2, DT_REAL, dp, &m->exec), dp, &m->exec);
+    if (m->local.ranks > 1) { sum_replicated(m); }
+    m->device->enqueue_fill(m->norm_squared, 0, sizeof(real), &m->exec);
+    for (int b = 0; b < num_buckets(&m->layout); b++) { add_squares(m, b); }
+    if (m->local.rank > 0) { m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec); }
+    comm_join(comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec), world, &m->exec);
 }
 
 // the optimizer's state of this rank's chunk of a bucket
@@ -904,20 +1106,23 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 
 // Appends n tokens at positions from.. of one sequence to the cache; logits (V) of the last one, on the host as float.
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    int C = m->config.channels, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
+    int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
+    Comm *tp = m->groups.tp;
     m->device->upload(m->tokens, tokens, (size_t)n * sizeof(int));
     m->exec.rare_shapes = true;
-    zero_params_ready(&m->zero, 0, layer_bucket(0));
-    m->ops->embedding_forward(act(m, ENCODED, 0), m->tokens, param(m, WTE, 0),
-                              param(m, WPE, 0) + (size_t)from * (size_t)C, 1, n, C, &m->exec);
+    m->decoding = true;
+    embed(m, 1, n, from);
     for (int l = 0; l < m->config.num_layers; l++) {
         params_ready(m, l, l + 1);
         block_forward(m, l, n, from);
     }
     const floatX *last = final_norm_forward(m, n) + (size_t)(n - 1) * (size_t)C;
-    floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)Vp * sizeof(floatX));
-    m->ops->matmul_forward(row, last, param(m, WTE, 0), NULL, NULL, 1, C, Vp, &m->exec);
+    floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)(vocab * m->local.ranks) * sizeof(floatX));
+    floatX *own = row + (size_t)(m->local.rank * vocab);
+    m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
+    comm_join(comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec), tp, &m->exec);
     scratch_release(&m->normed);
+    m->decoding = false;
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     m->device->download(host, row, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
@@ -927,7 +1132,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
 
 // the same for any number of tokens, as many at a time as the activations have rows
 static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    int most = m->B * m->T;
+    int most = row_share(m->B * m->T, m->local.ranks, 0).chunk;
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }
@@ -1129,6 +1334,13 @@ static DType gradients_of(const TrainArgs *a) {
     return types[a->gradients];
 }
 
+// what process `rank` keeps: neighbours have slices of one model
+static Shards shards_of(const TrainArgs *a, int rank) {
+    int t = a->tensor_parallel;
+    Shards s = {data_ranks(a), rank / t, data_ranks(a) > 1 ? a->zero : 0, t, rank % t};
+    return s;
+}
+
 static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     Purpose p;
     memset(&p, 0, sizeof p);
@@ -1138,8 +1350,8 @@ static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend
     p.T = p.training ? a->T : 64;
     p.micro_steps = p.training ? accumulation_steps(a) : 1;
     p.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
-    p.shards.ranks = num_ranks(a), p.shards.rank = a->rank;
-    p.shards.stage = num_ranks(a) > 1 ? a->zero : 0;
+    p.shards = shards_of(a, a->rank);
+    p.gather_again = a->gather_again != 0;
     // the rounded copy is of parameters that this process changes itself
     p.round_matmul_inputs =
         a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && p.shards.stage == 0;
@@ -1174,7 +1386,7 @@ static const FitFree fit_all = {true, true, true, true, true, true, true, true};
 // the flags that say what was chosen, those that say nothing at their defaults
 static void fit_apply(TrainArgs *a, const Purpose *p, int L) {
     const Recompute *r = &p->recompute;
-    a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps * num_ranks(a);
+    a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps * data_ranks(a);
     a->B = p->B, a->recompute = r->level, a->recompute_every = r->every;
     a->recompute_layers = r->level == 0 || r->layers == L ? -1 : r->layers;
     a->classifier_rows = p->classifier_rows, a->master = (int)p->master;
@@ -1774,8 +1986,11 @@ static void print_banner(const Run *run) {
                          : " (-f 2: this build or machine has no fast bf16 products of fp32)"
                    : "");
     if (num_ranks(run->args) > 1) {
-        printf("processes %d through %s, -z %d: each sends %.2f MiB an update\n", num_ranks(run->args),
-               run->groups.world->backend->name, run->args->zero, mebibytes(gpt2_sent_bytes(c, &run->model.purpose)));
+        char layout[64] = "";
+        if (run->args->tensor_parallel > 1) { snprintf(layout, sizeof layout, " -tp %d,", run->args->tensor_parallel); }
+        printf("processes %d through %s,%s -z %d: each sends %.2f MiB an update\n", num_ranks(run->args),
+               run->groups.world->backend->name, layout, run->args->zero,
+               mebibytes(gpt2_sent_bytes(c, &run->model.purpose)));
     }
     if (*run->backend_note) {
         printf("note      this program can use a GPU, but finds none (%s)\n", run->backend_note);
@@ -1788,6 +2003,10 @@ static void print_banner(const Run *run) {
     }
     if (run->args->recompute_every != 1 && run->args->recompute < REBUILD_BLOCK) {
         printf("note      -rk does nothing below -r %d\n", REBUILD_BLOCK);
+    }
+    if (run->args->gather_again == 0 && (run->args->tensor_parallel == 1 || run->args->recompute >= REBUILD_NORMS)) {
+        printf("note      -ra 0 does nothing without -tp, and nothing from -r %d on, which keeps no layernorms\n",
+               REBUILD_NORMS);
     }
     if (run->args->master != default_args.master && DT_FLOATX == DT_REAL) {
         printf("note      -w does nothing in this build, whose weights are fp32 themselves\n");
@@ -1826,9 +2045,18 @@ static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) 
                            a->gpus_per_node,         a->server,      a->shared_folder,
                            job ? job : "train_gpt2", a->comm_timeout};
     Groups groups;
-    groups.world = comm_open_for(device, &options, host);
-    groups.dp = groups.world;
+    int t = a->tensor_parallel;
+    Comm *world = comm_open_for(device, &options, host);
+    groups.world = groups.dp = world;
+    groups.tp = t > 1 ? comm_split(world, world->rank / t, world->rank) : comm_single(device);
+    if (t > 1) { groups.dp = comm_split(world, world->rank % t, world->rank); }
     return groups;
+}
+
+static void close_groups(const Groups *groups, const Comm *host) {
+    if (groups->dp != groups->world) { comm_close(groups->dp); }
+    comm_close(groups->tp);
+    if (groups->world != host) { comm_close(groups->world); }
 }
 
 static bool writes_files(const Run *run) { return run->args->run_dir && run->groups.world->rank == 0; }
@@ -1894,7 +2122,7 @@ static void run_close(Run *run) {
     free(run->prompt);
     for (int i = 0; i < 2; i++) { run->model.device->release_host(run->updates[i].results); }
     gpt2_free(&run->model);
-    if (run->groups.world != run->host) { comm_close(run->groups.world); }
+    close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }
 }
 
@@ -1982,7 +2210,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
     gpt2_free(&model);
-    if (groups.world != host) { comm_close(groups.world); }
+    close_groups(&groups, host);
     if (has_tokenizer) { tokenizer_free(&tokenizer); }
     free(prompt);
 }
@@ -2032,10 +2260,11 @@ static void tokenize_text(const TrainArgs *a) {
 // {"ranks":[...]}: what each process takes of its device, and sends to others for an update
 static void print_plan_json(const TrainArgs *a, const GPT2Config *c, Purpose purpose, size_t llmc) {
     cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
-    for (purpose.shards.rank = 0; purpose.shards.rank < num_ranks(a); purpose.shards.rank++) {
+    for (int r = 0; r < num_ranks(a); r++) {
         PlanIndex index;
+        purpose.shards = shards_of(a, r);
         Plan plan = gpt2_plan(c, &purpose, &index);
-        cJSON *rank = plan_json(&plan, purpose.shards.rank);
+        cJSON *rank = plan_json(&plan, r);
         cJSON_AddItemToArray(ranks, rank);
         if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &purpose)); }
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
@@ -2108,8 +2337,8 @@ static void args_meet(TrainArgs *a, const Comm *host) {
     }
     if (by_mpi && host->size > 1) { a->num_processes = host->size, a->rank = host->rank; }
     if (by_mpi && host->size == 1) { a->rank = 0; }
-    if (num_ranks(a) > 1 && a->batch_tokens == -1) {  // so that a run that goes on with fewer has the same
-        a->batch_tokens = (int64_t)a->B * a->T * num_ranks(a);
+    if (data_ranks(a) > 1 && a->batch_tokens == -1) {  // so that a run that goes on with fewer has the same
+        a->batch_tokens = (int64_t)a->B * a->T * data_ranks(a);
     }
 }
 

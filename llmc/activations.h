@@ -11,12 +11,14 @@ The statistics of the layernorms are always kept (16 bytes a token and block), a
 At level 4 the inputs of every k-th block are kept (-rk k): a segment of k blocks is replayed before the backward of its
 last one. Of the last one the down-projection is not made again: nothing reads its value.
 What is rebuilt lives in slots that all blocks share (a segment needs as many as it has blocks), or in scratch.
-defines: ActivationId, ActivationSpec, activation_specs, width_size, Recompute, forward_only, Place, Places,
+With tensor parallelism a rank has its own heads and units, and of layernorms and the residual stream its own rows. Where
+layernorms are kept, -ra 0 keeps them as they were gathered; -ra 1 gathers them again in the backward.
+defines: ActivationId, ActivationSpec, activation_specs, width_size, activation_rows, Recompute, forward_only, Place, Places,
          places_make, places_free, place_of
 */
 #pragma once
 #include "check.h"
-#include "params.h"
+#include "slices.h"
 
 typedef enum {
     ENCODED,  // the embeddings' sum: the first block's input
@@ -39,8 +41,11 @@ typedef enum {
     NUM_ACTIVATIONS
 } ActivationId;
 
-// elements a token: WIDTH_1 one, WIDTH_NH one a head, WIDTH_C one a channel, ...
-typedef enum { WIDTH_1, WIDTH_NH, WIDTH_C, WIDTH_3C, WIDTH_4C } Width;
+// elements a token: one, one a head, one a channel, one a channel of attention's heads, three of those, one a unit
+typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTENTION, WIDTH_QKV, WIDTH_UNITS } Width;
+
+// of a process with tensor parallelism: all rows of the micro-batch, or its own
+typedef enum { ALL_ROWS, OWN_ROWS } Rows;
 
 // the levels of -r; a model without a backward keeps nothing
 enum { REBUILD_GELU = 1, REBUILD_NORMS, REBUILD_UP_PROJECTION, REBUILD_BLOCK, FORWARD_ONLY };
@@ -51,6 +56,7 @@ typedef enum { IN_SLOTS, IN_NORMED, IN_WIDE } Home;
 typedef struct {
     const char *name;
     Width width;
+    Rows rows;
     bool statistic;  // real, not floatX
     bool layered;
     int rebuilt_at;  // the level of -r from which it is not kept
@@ -58,29 +64,38 @@ typedef struct {
 } ActivationSpec;
 
 static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
-    {"encoded", WIDTH_C, false, false, FORWARD_ONLY + 1, IN_SLOTS},
-    {"ln1", WIDTH_C, false, true, REBUILD_NORMS, IN_NORMED},
-    {"ln1_mean", WIDTH_1, true, true, FORWARD_ONLY, IN_SLOTS},
-    {"ln1_rstd", WIDTH_1, true, true, FORWARD_ONLY, IN_SLOTS},
-    {"qkv", WIDTH_3C, false, true, REBUILD_BLOCK, IN_SLOTS},
-    {"atty", WIDTH_C, false, true, REBUILD_BLOCK, IN_SLOTS},
-    {"lse", WIDTH_NH, true, true, REBUILD_BLOCK, IN_SLOTS},
-    {"residual2", WIDTH_C, false, true, REBUILD_BLOCK, IN_SLOTS},
-    {"ln2", WIDTH_C, false, true, REBUILD_NORMS, IN_NORMED},
-    {"ln2_mean", WIDTH_1, true, true, FORWARD_ONLY, IN_SLOTS},
-    {"ln2_rstd", WIDTH_1, true, true, FORWARD_ONLY, IN_SLOTS},
-    {"fch", WIDTH_4C, false, true, REBUILD_UP_PROJECTION, IN_SLOTS},
-    {"fch_gelu", WIDTH_4C, false, true, REBUILD_GELU, IN_WIDE},
-    {"residual3", WIDTH_C, false, true, REBUILD_BLOCK, IN_SLOTS},  // but the last of a segment is kept
-    {"lnf_mean", WIDTH_1, true, false, FORWARD_ONLY + 1, IN_SLOTS},
-    {"lnf_rstd", WIDTH_1, true, false, FORWARD_ONLY + 1, IN_SLOTS},
-    {"losses", WIDTH_1, true, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"encoded", WIDTH_C, OWN_ROWS, false, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"ln1", WIDTH_C, OWN_ROWS, false, true, REBUILD_NORMS, IN_NORMED},
+    {"ln1_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
+    {"ln1_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
+    {"qkv", WIDTH_QKV, ALL_ROWS, false, true, REBUILD_BLOCK, IN_SLOTS},
+    {"atty", WIDTH_ATTENTION, ALL_ROWS, false, true, REBUILD_BLOCK, IN_SLOTS},
+    {"lse", WIDTH_HEADS, ALL_ROWS, true, true, REBUILD_BLOCK, IN_SLOTS},
+    {"residual2", WIDTH_C, OWN_ROWS, false, true, REBUILD_BLOCK, IN_SLOTS},
+    {"ln2", WIDTH_C, OWN_ROWS, false, true, REBUILD_NORMS, IN_NORMED},
+    {"ln2_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
+    {"ln2_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
+    {"fch", WIDTH_UNITS, ALL_ROWS, false, true, REBUILD_UP_PROJECTION, IN_SLOTS},
+    {"fch_gelu", WIDTH_UNITS, ALL_ROWS, false, true, REBUILD_GELU, IN_WIDE},
+    {"residual3", WIDTH_C, OWN_ROWS, false, true, REBUILD_BLOCK, IN_SLOTS},  // but the last of a segment is kept
+    {"lnf_mean", WIDTH_1, OWN_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"lnf_rstd", WIDTH_1, OWN_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"losses", WIDTH_1, ALL_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
 };
 
-static inline size_t width_size(Width width, const GPT2Config *c) {
-    const size_t C = (size_t)c->channels;
-    const size_t sizes[] = {1, (size_t)c->num_heads, C, 3 * C, 4 * C};
+static inline size_t width_size(Width width, const GPT2Config *c, const LocalShape *local) {
+    const size_t attention = (size_t)local->attention, heads = (size_t)local->heads;
+    const size_t sizes[] = {1, heads, (size_t)c->channels, attention, 3 * attention, (size_t)local->units};
     return sizes[width];
+}
+
+static inline bool is_norm(ActivationId id) { return id == LN1 || id == LN2; }
+
+// rows that a slot has, of N; gathered: -ra 0
+static inline size_t activation_rows(ActivationId id, int N, int ranks, bool gathered) {
+    if (activation_specs[id].rows == ALL_ROWS) { return (size_t)N; }
+    size_t chunk = comm_chunk((size_t)N, ranks);
+    return gathered && is_norm(id) ? chunk * (size_t)ranks : chunk;
 }
 
 // -r -rk -rn as a model of L blocks has them

@@ -36,15 +36,22 @@ typedef struct {
     DType moments;        // DT_REAL, DT_BF16 or DT_U8
     DType gradients;      // DT_REAL or DT_BF16
     Shards shards;        // of several processes: which of them this is, and what it keeps
+    bool gather_again;    // -ra, with tensor parallelism: gathered inputs of products are not kept for the backward
 } Purpose;
 
 // where each planned tensor is in the plan; -1 where this purpose has none
 typedef struct {
     int params, gathered, master, remainder, grads, grads_shard, m, v, m_scales, v_scales, spans;
     int activations[NUM_ACTIVATIONS], tokens, targets, results;
-    int dresidual, narrow, normed, wide, keys, values, rounded_in, rounded_dout, rounded_params, partials,
-        matmul_workspace;
+    int replicated, statistics, dresidual, narrow, normed, gathered_gradient, wide, keys, values, rounded_in,
+        rounded_dout, rounded_params, partials, matmul_workspace;
 } PlanIndex;
+
+// processes that share a model whose tensors are split, and what this one has of it
+static inline int purpose_slices(const Purpose *p) { return p->shards.slices > 1 ? p->shards.slices : 1; }
+static inline LocalShape purpose_shape(const GPT2Config *c, const Purpose *p) {
+    return local_shape(c, purpose_slices(p), p->shards.slice);
+}
 
 // Rows of logits to hold at once. Where -lc does not say: about as many as fit where the MLP's gradient lives anyway,
 // but at least 256, so that the weights are not streamed from memory for a handful of rows; in equal chunks of whole
@@ -53,7 +60,8 @@ static inline int classifier_chunk(const GPT2Config *c, const Purpose *p) {
     enum { LEAST = 256, TILE = 128 };
     int64_t rows = (int64_t)p->B * p->T, chunk = p->classifier_rows;
     if (chunk == 0) {
-        int64_t room = rows * 4 * c->channels / c->padded_vocab_size;
+        LocalShape shape = purpose_shape(c, p);
+        int64_t room = rows * shape.units / shape.vocab;
         if (room < LEAST) { room = LEAST; }
         int64_t chunks = (rows + room / 2) / room;  // to the nearest
         chunk = chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
@@ -77,6 +85,7 @@ static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const
 
 static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
     ParamLayout layout = param_layout_among(c, p->shards);
+    LocalShape shape = purpose_shape(c, p);
     int stage = p->shards.stage;
     size_t total = layout.total;
     at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(stage < 3 ? total : layout.shard));
@@ -86,11 +95,15 @@ static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, co
         DType summed = p->micro_steps > 1 ? DT_REAL : p->gradients;
         at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(written));
         if (stage >= 2) { at->grads_shard = plan_add(plan, "grads_shard", STATE, summed, dims1(layout.shard)); }
+        if (shape.ranks > 1) {
+            at->replicated = plan_add(plan, "replicated_grads", STATE, stage < 2 ? p->gradients : summed,
+                                      dims1(num_replicated(&layout)));
+        }
         plan_optimizer(plan, at, stage < 1 ? total : layout.shard, p);
         at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
     }
     if (p->decode_positions > 0) {
-        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)c->channels);
+        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)shape.attention);
         at->keys = plan_add(plan, "decode_keys", STATE, DT_FLOATX, cache);
         at->values = plan_add(plan, "decode_values", STATE, DT_FLOATX, cache);
     }
@@ -102,10 +115,13 @@ static inline void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, co
     at->tokens = plan_add(plan, "tokens", SAVED, DT_I32, dims2(B, T));
     at->targets = plan_add(plan, "targets", SAVED, DT_I32, dims2(B, T));
     Places places = places_make(&p->recompute, c->num_layers);
+    LocalShape shape = purpose_shape(c, p);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         if (places.slots[id] == 0) { continue; }
-        Dims dims = dims4((size_t)places.slots[id], B, T, width_size(spec->width, c));
+        size_t slots = (size_t)places.slots[id], width = width_size(spec->width, c, &shape);
+        size_t rows = activation_rows((ActivationId)id, p->B * p->T, shape.ranks, !p->gather_again);
+        Dims dims = spec->rows == ALL_ROWS || shape.ranks == 1 ? dims4(slots, B, T, width) : dims3(slots, rows, width);
         at->activations[id] = plan_add(plan, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
     }
     places_free(&places);
@@ -113,20 +129,31 @@ static inline void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, co
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// normed holds one layernorm's output at a time; wide the MLP's widest tensor, the gradient of QKV, a chunk of logits
+// normed holds one layernorm's output at a time; wide the MLP's widest tensor, the gradient of QKV, a chunk of logits.
+// With tensor parallelism normed, narrow and gathered_gradient are the three buffers that are gathered into and summed
+// from, whatever the layers are.
 static inline void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
-    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels;
-    size_t logits = (size_t)classifier_chunk(c, p) * (size_t)c->padded_vocab_size;
+    LocalShape shape = purpose_shape(c, p);
+    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels, units = (size_t)shape.units;
+    size_t chunk = comm_chunk(N, shape.ranks), all = chunk * (size_t)shape.ranks, rows = (size_t)classifier_chunk(c, p);
+    size_t decoded = p->decode_positions > 0 ? (size_t)shape.ranks : 1, qkv = 3 * (size_t)shape.attention;
+    size_t logits = larger(rows, decoded) * (size_t)shape.vocab;
     bool gelu_is_kept = layer_level(&p->recompute, 0) < REBUILD_GELU;
-    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(larger(logits, N * (gelu_is_kept ? 3 : 4) * C)));
-    at->normed = plan_add(plan, "normed", SCRATCH, DT_FLOATX, dims2(N, C));
+    size_t widest = larger(qkv, gelu_is_kept ? 0 : units);
+    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(larger(logits, N * widest)));
+    at->normed = plan_add(plan, "normed", SCRATCH, DT_FLOATX, dims2(all, C));
     if (p->training) {
-        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(N, C));
-        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(N, C));
+        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(chunk, C));
+        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(all, C));
+    }
+    if (shape.ranks > 1) {
+        at->gathered_gradient = plan_add(plan, "gathered_gradient", SCRATCH, DT_FLOATX, dims2(all, C));
+        at->statistics = plan_add(plan, "statistics", SCRATCH, DT_REAL, dims3((size_t)shape.ranks, rows, 3));
     }
     if (p->round_matmul_inputs) {
-        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, 4 * C));
-        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(larger(logits, N * 4 * C)));
+        size_t inner = larger(widest, larger(units, C));
+        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, inner));
+        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
     }
     at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
     BackendScratch own = p->backend->scratch(c, p->B, p->T);
@@ -155,11 +182,43 @@ static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
     return bytes;
 }
 
-// What a rank sends to others for an update, by zero.h.
+// How often a micro-step with tensor parallelism gathers rows or scatters sums of them: for a block 4 times in the
+// forward, 4 in the backward, once more for each input of a product that is gathered again, and for what is replayed; the
+// embeddings' sum and its gradient; the classifier's input and its gradient.
+static inline int row_exchanges(const Places *places, int L, bool gather_again) {
+    int exchanges = 4;
+    for (int l = 0; l < L; l++) {
+        const ActivationId norms[] = {LN1, LN2};
+        exchanges += 8;
+        for (int i = 0; i < 2; i++) { exchanges += gather_again || !place_of(places, norms[i], l, L).kept; }
+        exchanges += place_of(places, QKV, l, L).kept ? 0 : 2;
+        exchanges += !place_of(places, FCH, l, L).kept + !place_of(places, RESIDUAL3, l, L).kept;
+    }
+    return exchanges;
+}
+
+// what a rank sends to those that have the other slices, for an update
+static inline uint64_t slices_sent_bytes(const GPT2Config *c, const Purpose *p, const ParamLayout *layout,
+                                         const Places *places) {
+    int t = purpose_slices(p), N = p->B * p->T, rows = classifier_chunk(c, p);
+    size_t chunk = comm_chunk((size_t)N, t) * (size_t)c->channels;
+    DType summed = p->micro_steps > 1 && p->shards.stage >= 2 ? DT_REAL : p->gradients;
+    uint64_t exchanges = (uint64_t)row_exchanges(places, c->num_layers, p->gather_again);
+    uint64_t sent = exchanges * comm_bytes_gathered(chunk, DT_FLOATX, t);
+    for (int at = 0; at < N; at += rows) {
+        sent += comm_bytes_gathered(3 * (size_t)(N - at < rows ? N - at : rows), DT_REAL, t);
+    }
+    return sent * (uint64_t)p->micro_steps + comm_bytes_reduced(num_replicated(layout), summed, p->shards.slice, t);
+}
+
+// What a rank sends to others for an update: by zero.h, by tensor parallelism, and its loss and norm.
 static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const Purpose *p) {
     ParamLayout layout = param_layout_among(c, p->shards);
     Places places = places_make(&p->recompute, c->num_layers);
+    int t = purpose_slices(p), world = layout.shards.ranks * t, rank = layout.shards.rank * t + p->shards.slice;
     uint64_t bytes = zero_sent_bytes(&layout, p->gradients, p->micro_steps, places.replay_from);
+    bytes += comm_bytes_reduced(2, DT_REAL, rank, world);
+    if (t > 1) { bytes += slices_sent_bytes(c, p, &layout, &places); }
     places_free(&places);
     return bytes;
 }

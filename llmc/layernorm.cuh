@@ -180,7 +180,7 @@ static __global__ void __launch_bounds__(THREADS == LAYERNORM_WARP ? LAYERNORM_W
         mean = arrays.mean[row], rstd = arrays.rstd[row];
     } else {
         layernorm_find_statistics<THREADS, PIECES, WIDTH>(mean, rstd, x, begin, C);
-        if (begin == 0) { arrays.mean[row] = mean, arrays.rstd[row] = rstd; }
+        if (begin == 0 && arrays.out) { arrays.mean[row] = mean, arrays.rstd[row] = rstd; }
     }
     UNROLL
     for (int p = 0; p < PIECES; p++) {
@@ -188,7 +188,10 @@ static __global__ void __launch_bounds__(THREADS == LAYERNORM_WARP ? LAYERNORM_W
         if (c >= C) { break; }
         LayernormPiece<WIDTH> weight = layernorm_load<WIDTH>(arrays.weight + c);
         LayernormPiece<WIDTH> bias = layernorm_load<WIDTH>(arrays.bias + c);
-        if constexpr (KIND == LAYERNORM_RESIDUAL) { layernorm_store<WIDTH>(arrays.sum + at + c, x[p]); }
+        if constexpr (KIND == LAYERNORM_RESIDUAL) {
+            layernorm_store<WIDTH>(arrays.sum + at + c, x[p]);
+            if (!arrays.out) { continue; }
+        }
         layernorm_store<WIDTH>(arrays.out + at + c, layernorm_normalised<WIDTH>(x[p], mean, rstd, weight, bias));
     }
 }
@@ -242,7 +245,7 @@ static inline void cuda_layernorm_forward(floatX *out, real *mean, real *rstd, c
 }
 
 // sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
-// sum may be in or residual, in_bias may be NULL
+// sum may be in or residual, in_bias may be NULL, and so may out: then there is no layernorm
 static inline void cuda_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                                    const floatX *in_bias, const floatX *residual, const floatX *weight,
                                                    const floatX *bias, int N, int C, Exec *ex) {

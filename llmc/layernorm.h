@@ -44,8 +44,8 @@ static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, co
 }
 
 // sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
-// sum may be in or residual, in_bias may be NULL. For where a reduction over devices stands between a product and its
-// bias and residual
+// sum may be in or residual, in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over
+// devices stands between a product and its bias and residual
 static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                                   const floatX *in_bias, const floatX *residual, const floatX *weight,
                                                   const floatX *bias, int N, int C, Exec *ex) {
@@ -58,6 +58,7 @@ static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real
             real x = to_real(in[row + c]) + (in_bias ? to_real(in_bias[c]) : 0);
             sum[row + c] = to_floatX(x + to_real(residual[row + c]));
         }
+        if (!out) { continue; }
         layernorm_statistics(&mean[n], &rstd[n], sum + row, C);
         layernorm_row(out + row, sum + row, mean[n], rstd[n], weight, bias, C);
     }

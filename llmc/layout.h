@@ -3,7 +3,7 @@ One flat block of parameters, laid out layer by layer; and who keeps which part 
 model.
 defines: Shards, ParamLayout, param_layout, param_layout_among, param_offset, param_count, param_used, Bucket,
          num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamPiece, param_own_piece,
-         param_kept_piece, bucket_spans
+         param_kept_piece, Stretch, bucket_stretches, num_replicated, bucket_spans
 
 Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
             tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism
@@ -163,6 +163,42 @@ static inline ParamPiece param_kept_piece(const ParamLayout *layout, ParamId id,
     size_t tensor = param_offset(layout, id, layer);
     ParamPiece whole = {0, used, tensor, tensor};
     return layout->shards.stage < 1 ? whole : param_own_piece(layout, id, layer, used);
+}
+
+// `count` elements of a bucket, the first being element `at` from where what this rank owns, or keeps, of it begins
+typedef struct {
+    size_t at, count;
+} Stretch;
+
+// What this rank owns, or keeps, of those tensors of a bucket that are split among the slices, or of those that every
+// slice has whole; neighbours, and the gaps between them, together. Writes at most LAYER_PARAMS and returns their number.
+static inline int bucket_stretches(Stretch *stretches, const ParamLayout *layout, int bucket, bool split, bool owned) {
+    Bucket b = param_bucket(layout, bucket);
+    int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0, last = -1;
+    size_t begin = owned || layout->shards.stage > 0 ? b.own : b.begin;
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        ParamId p = (ParamId)id;
+        size_t elements = param_count(layout, p);
+        ParamPiece piece =
+            owned ? param_own_piece(layout, p, layer, elements) : param_kept_piece(layout, p, layer, elements);
+        if (piece.count == 0 || (param_split(p) != SPLIT_NONE) != split) { continue; }
+        size_t at = param_offset(layout, p, layer) + piece.first - begin;
+        if (last != id - 1) { stretches[count++].at = at; }
+        stretches[count - 1].count = at + piece.count - stretches[count - 1].at;
+        last = id;
+    }
+    return count;
+}
+
+// what this rank keeps of tensors that every slice has whole
+static inline size_t num_replicated(const ParamLayout *layout) {
+    Stretch stretches[LAYER_PARAMS];
+    size_t count = 0;
+    for (int b = 0; b < num_buckets(layout); b++) {
+        int n = bucket_stretches(stretches, layout, b, false, false);
+        for (int i = 0; i < n; i++) { count += stretches[i].count; }
+    }
+    return count;
 }
 
 // Where a slice's elements are in the whole tensor. Its pieces lie as regularly as its rows: they are its rows, if there

@@ -88,8 +88,8 @@ typedef struct {
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
     // sum (N,C) = in + in_bias (C) + residual;  out, mean, rstd are sum's layernorm;  sum may be in or residual,
-    // in_bias may be NULL. For where a reduction over devices stands between a product and its bias and residual: the
-    // trainer does not call it yet
+    // in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over devices stands between
+    // a product and its bias and residual
     void (*residual_layernorm_forward)(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                        const floatX *in_bias, const floatX *residual, const floatX *weight,
                                        const floatX *bias, int N, int C, Exec *ex);

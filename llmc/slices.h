@@ -1,6 +1,6 @@
 /*
 Tensor parallelism: what rank r of t holds of each parameter tensor.
-defines: LocalShape, local_shape, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun, slice_num_runs,
+defines: LocalShape, local_shape, RowShare, row_share, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun, slice_num_runs,
          slice_run, slice_run_within, slice_extract, slice_insert, slice_init_tensor
 
   tensor                 split along                         a rank's                          gradient over the ranks
@@ -38,6 +38,20 @@ static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
     s.attention = s.heads * config_head_size(c);
     s.units = units % t == 0 ? units / t : (units / t / UNIT_PADDING + 1) * UNIT_PADDING;
     s.vocab = (c->vocab_size + whole - 1) / whole * VOCAB_PADDING;
+    return s;
+}
+
+// which rows of N a rank has, where they are split too: layernorms and the residual stream
+typedef struct {
+    int chunk;       // N / t, rounded up: the ranks' rows, gathered, are t * chunk, of which N mean something
+    int first, own;  // of the N; own is less than chunk in the last ranks
+} RowShare;
+
+static inline RowShare row_share(int N, int t, int r) {
+    RowShare s;
+    s.chunk = (int)comm_chunk((size_t)N, t);
+    s.first = r * s.chunk;
+    s.own = (int)comm_part((size_t)N, (size_t)s.chunk, r);
     return s;
 }
 

@@ -13,7 +13,8 @@ Sums are those of comm.h. With MPI they do not depend on the stage: an update of
 of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 1) / N:
   0    2 P gradients                          2    G P gradients + P parameters
   1    P gradients + P parameters             3    G P gradients + nearly 2 G P parameters (zero_sent_bytes)
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_params_ready,
+defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_kept_grads,
+         zero_params_ready,
          zero_join_params, zero_params_changed, zero_micro_step, zero_grad_mode, zero_gradients_done, zero_backward_done,
          zero_layer_gathers, zero_sent_bytes
 */
@@ -72,6 +73,11 @@ static inline floatX *zero_own_params(const Zero *z, int bucket) {
 static inline Gradient zero_own_grads(const Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
     return z->layout.shards.stage < 2 ? gradient_at(z->grads, b.own) : gradient_at(z->grads_shard, b.shard);
+}
+
+// all that it keeps of the bucket: at stage 0 the whole
+static inline Gradient zero_kept_grads(const Zero *z, int bucket) {
+    return z->layout.shards.stage == 0 ? zero_grads(z, bucket) : zero_own_grads(z, bucket);
 }
 
 // ---- parameters
@@ -182,12 +188,11 @@ static inline int zero_layer_gathers(const int *replay_from, int L) {
     return gathers;
 }
 
-// What this rank sends to others for an update: what its group counts in sent_bytes, the update's loss and norm
-// included. gradients: what they are where the backward writes them; replay_from as in Places.
+// What this rank sends to others for an update of buckets: what its group counts in sent_bytes. gradients: what they are where the backward writes them; replay_from as in Places.
 static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradients, int micro_steps,
                                        const int *replay_from) {
     int ranks = layout->shards.ranks, rank = layout->shards.rank, stage = layout->shards.stage;
-    uint64_t sent = comm_bytes_reduced(2, DT_REAL, rank, ranks), updates = stage < 2 ? 1 : (uint64_t)micro_steps;
+    uint64_t sent = 0, updates = stage < 2 ? 1 : (uint64_t)micro_steps;
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
         bool by_layer = stage >= 3 && bucket_kind(layout, i) == LAYER_BUCKET;

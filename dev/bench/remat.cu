@@ -61,7 +61,7 @@ static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *l
     GPT2 m;
     const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
     Comm *alone = comm_single(backend->device);
-    Groups groups = {alone, alone};
+    Groups groups = {alone, alone, alone};
     gpt2_build(&m, *c, purpose_of(&args, c, backend), groups);
     gpt2_init(&m, 1);
     *mib = mebibytes(plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH));

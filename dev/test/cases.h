@@ -428,12 +428,17 @@ static inline void run_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
                            x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
-// variants: with in_bias, without
+// variants: with in_bias, without, without a layernorm
+enum { RESIDUAL_ALONE = 2, RESIDUAL_VARIANTS };
 static inline void declare_residual_layernorm_forward(Problem *p) {
     add_x(p, "sum", OUTPUT, shape_elements(&p->shape));
-    declare_layernorm_forward(p);
+    if (p->variant == RESIDUAL_ALONE) {
+        add_x(p, "in", INPUT, shape_elements(&p->shape));
+    } else {
+        declare_layernorm_forward(p);
+    }
     add_x(p, "residual", INPUT, shape_elements(&p->shape));
-    if (p->variant == 0) { add_x(p, "in_bias", INPUT, (size_t)p->shape.C); }
+    if (p->variant != 1) { add_x(p, "in_bias", INPUT, (size_t)p->shape.C); }
 }
 
 static inline void run_residual_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -933,7 +938,7 @@ static const OpCase op_cases[] = {
     OP_CASE(part,       token_embedding_forward, 1,                    0,     NULL),             // a copy
     OP_CASE(part,       position_embedding_forward, 1,                 1e-7,  NULL),             // one rounding
     OP_CASE(layernorm,  layernorm_forward,   1,                        5e-6,  NULL),             // a mean near 0
-    OP_CASE(layernorm,  residual_layernorm_forward, 2,                 5e-6,  NULL),             // a mean near 0
+    OP_CASE(layernorm,  residual_layernorm_forward, RESIDUAL_VARIANTS, 5e-6,  NULL),             // a mean near 0
     OP_CASE(layernorm,  layernorm_normalise, 1,                        4e-7,  fill_statistics),  // three roundings
     OP_CASE(matmul,     matmul_forward,      MATMUL_FORWARD_VARIANTS,  6e-7,  NULL),             // sums of 259
     OP_CASE(matmul,     matmul_gelu_forward, 1,                        5e-7,  NULL),             // sums of 259

@@ -38,7 +38,7 @@ static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
 
 static GPT2 *model_make(Purpose p, Comm *dp) {
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
-    Groups groups = {dp, dp};
+    Groups groups = {dp, dp, single};
     gpt2_build(m, config, p, groups);
     gpt2_init(m, 7);
     return m;
