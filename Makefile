@@ -128,8 +128,8 @@ build/test/%_bf16: precision = bf16
 train_gpt2 build/emulated/train_gpt2 build/cuda/train_gpt2 build/sanitize/train_gpt2: comm = yes
 build/test/test_comm build/sanitize/test_comm build/test/test_processes build/test/test_processes_bf16 \
 	build/sanitize/test_processes build/bench/bench_comm build/check/nccl: comm = yes
-build/test/test_processes%: options = -Wno-unused-function
-build/test/test_processes: options = -Wno-unused-function
+build/test/test_processes%: options = -DPOISON_SCRATCH -Wno-unused-function
+build/test/test_processes: options = -DPOISON_SCRATCH -Wno-unused-function
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
 build/sanitize/%: options = -w -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 # the whole model in bf16, and with scratch that is NaN once released

@@ -183,7 +183,7 @@ static inline int bucket_stretches(Stretch *stretches, const ParamLayout *layout
             owned ? param_own_piece(layout, p, layer, elements) : param_kept_piece(layout, p, layer, elements);
         if (piece.count == 0 || (param_split(p) != SPLIT_NONE) != split) { continue; }
         size_t at = param_offset(layout, p, layer) + piece.first - begin;
-        if (last != id - 1) { stretches[count++].at = at; }
+        if (count == 0 || last != id - 1) { stretches[count++].at = at; }
         stretches[count - 1].count = at + piece.count - stretches[count - 1].at;
         last = id;
     }

@@ -3,6 +3,7 @@ The trainer's model among several processes, by its own functions.
     test_processes                      a process alone: -z is of no consequence, and what a plan counts
     mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against one
                                         process, bits against -z 0, bytes held and sent against the plan
+    mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
 dev/test/test_processes.sh runs them, and the trainer itself.
 */
@@ -15,8 +16,8 @@ dev/test/test_processes.sh runs them, and the trainer itself.
 #pragma GCC diagnostic pop
 #include "testing.h"
 
-enum { L = 5, B = 2, T = 12, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };
-static const GPT2Config config = {13, 61, 128, L, 3, 24};
+enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };
+static const GPT2Config config = {13, 300, 384, L, 3, 24};
 
 #define CHECK(holds, ...)                                                                                              \
     do {                                                                                                               \
@@ -33,12 +34,12 @@ static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
     p.shards.ranks = dp->size, p.shards.rank = dp->rank, p.shards.stage = dp->size > 1 ? stage : 0;
+    p.shards.slices = 1;
     return p;
 }
 
-static GPT2 *model_make(Purpose p, Comm *dp) {
+static GPT2 *model_make(Purpose p, Groups groups) {
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
-    Groups groups = {dp, dp, single};
     gpt2_build(m, config, p, groups);
     gpt2_init(m, 7);
     return m;
@@ -79,34 +80,54 @@ static double own_gradient(const GPT2 *m, int bucket, size_t i) {
     return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
 }
 
-// What this rank owns of every tensor's gradient is that of a process alone, up to `limit` of the tensor's norm.
+// a tensor's gradient in a process alone, whose gradients are real: what this rank has of it, and its norm squared
+static real *expected_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double *norm) {
+    const real *whole = (const real *)grad(alone, p, layer).at;
+    real *part = (real *)xmalloc(param_count(&m->layout, p) * sizeof *part);
+    slice_extract(part, whole, &m->layout.slice[p], sizeof *part);
+    *norm = 0;
+    for (size_t i = 0; i < param_count(&alone->layout, p); i++) { *norm += (double)whole[i] * (double)whole[i]; }
+    return part;
+}
+
+// What this rank owns of a tensor's gradient is that of a process alone, up to `limit` of the tensor's norm; of what is
+// inert it is 0.
+static void check_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double limit) {
+    int bucket = param_bucket_of(&m->layout, p, layer);
+    ParamPiece own = param_own_piece(&m->layout, p, layer, param_count(&m->layout, p));
+    size_t in_chunk = param_offset(&m->layout, p, layer) - param_bucket(&m->layout, bucket).own, ones = config.channels;
+    ones *= 4 * ones + (size_t)config.padded_vocab_size;
+    double norm, difference = 0;
+    real *expected = expected_gradient(m, alone, p, layer, &norm);
+    unsigned char *all = (unsigned char *)xmalloc(ones),
+                  *is_real = (unsigned char *)xmalloc(param_count(&m->layout, p));
+    memset(all, 1, ones);
+    slice_extract(is_real, all, &m->layout.slice[p], 1);
+    for (size_t i = own.first; i < own.first + own.count; i++) {
+        double got = own_gradient(m, bucket, in_chunk + i), error = got - (double)expected[i];
+        difference += error * error;
+        CHECK(is_real[i] || got == 0, "inert element %zu of %s has a gradient", i, param_specs[p].name);
+    }
+    CHECK(difference <= limit * limit * norm, "-tp %d -z %d -r %d -ra %d: the gradient of %s, layer %d, is off by %.2g",
+          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.gather_again,
+          param_specs[p].name, layer, sqrt(difference / norm));
+    free(is_real);
+    free(all);
+    free(expected);
+}
+
 static void check_gradients(const GPT2 *m, const GPT2 *alone, double limit) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        ParamId p = (ParamId)id;
-        size_t used = param_rows(p, &config) * param_cols(p, &config);
-        for (int layer = 0; layer < param_layers(p, &config); layer++) {
-            int bucket = param_bucket_of(&m->layout, p, layer);
-            Bucket b = param_bucket(&m->layout, bucket);
-            ParamPiece own = param_own_piece(&m->layout, p, layer, used);
-            size_t in_chunk = param_offset(&m->layout, p, layer) + own.first - b.own;
-            Gradient expected = grad(alone, p, layer);
-            double difference = 0, norm = 0;
-            for (size_t i = 0; i < used; i++) {
-                double x = expected.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)expected.at)[i])
-                                                     : (double)((const real *)expected.at)[i];
-                bool mine = i >= own.first && i < own.first + own.count;
-                double error = mine ? own_gradient(m, bucket, in_chunk + i - own.first) - x : 0;
-                difference += error * error, norm += x * x;
-            }
-            CHECK(difference <= limit * limit * norm, "-z %d: the gradient of %s, layer %d, is off by %.2g",
-                  m->purpose.shards.stage, param_specs[id].name, layer, sqrt(difference / norm));
+        for (int layer = 0; layer < param_layers((ParamId)id, &config); layer++) {
+            check_gradient(m, alone, (ParamId)id, layer, limit);
         }
     }
 }
 
 static void check_number(const char *what, double got, double expected, double limit, const GPT2 *m) {
-    CHECK(fabs(got - expected) <= limit * fabs(expected), "-z %d -r %d, %d micro-batches: %s is %.9g, not %.9g",
-          m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, what, got, expected);
+    CHECK(fabs(got - expected) <= limit * fabs(expected), "-tp %d -z %d -r %d, %d micro-batches: %s is %.9g, not %.9g",
+          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, what, got,
+          expected);
 }
 
 static bool same_part(const void *a, const void *b, size_t a_at, size_t b_at, size_t count, size_t size) {
@@ -118,7 +139,7 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
     const OptimizerState *a = &m->optimizer, *b = &first->optimizer;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t used = param_rows(p, &config) * param_cols(p, &config), size = dtype_size(a->moments);
+        size_t used = param_count(&m->layout, p), size = dtype_size(a->moments);
         for (int layer = 0; layer < param_layers(p, &config); layer++) {
             ParamPiece x = param_own_piece(&m->layout, p, layer, used);
             ParamPiece y = param_own_piece(&first->layout, p, layer, used);
@@ -150,20 +171,30 @@ static void check_bytes(const GPT2 *m, uint64_t sent) {
     uint64_t planned_sent = gpt2_sent_bytes(&config, &m->purpose), planned = gpt2_plan_bytes(&config, &m->purpose);
     CHECK(m->arena.bytes == planned, "-z %d: allocated %zu, planned %zu", m->purpose.shards.stage, m->arena.bytes,
           (size_t)planned);
-    CHECK(sent == planned_sent, "-z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
-          m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, (size_t)sent,
+    CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
+          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, (size_t)sent,
           (size_t)planned_sent);
+}
+
+static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
+
+// a process alone, which has made what `ranks` make together
+static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
+    Groups groups = {single, single, single};
+    Purpose p = purpose_for(0, r, micro_steps * ranks, single);
+    p.gradients = DT_REAL;
+    GPT2 *alone = model_make(p, groups);
+    make_gradients(alone, 0, ranks);
+    return alone;
 }
 
 // one way to train at all stages
 static void check_layouts(int r, int micro_steps, Comm *dp) {
-    double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
     Comm *single = comm_single(&cpu_device);
-    GPT2 *alone = model_make(purpose_for(0, r, micro_steps * dp->size, single), single), *first = NULL;
-    alone->purpose.gradients = DT_REAL;
-    make_gradients(alone, 0, dp->size);
+    Groups groups = {dp, dp, single};
+    GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
-        GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), dp);
+        GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), groups);
         make_gradients(m, 0, 1);
         check_gradients(m, alone, limit);
         check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
@@ -194,6 +225,70 @@ static int run_layouts(void) {
     }
     if (world->rank == 0) { printf("every layout agrees\n"); }
     comm_close(world);
+    return 0;
+}
+
+// ---- tensor parallelism
+
+static uint64_t hash_own_gradients(const GPT2 *m) {
+    uint64_t hash = 0;
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        Gradient own = zero_own_grads(&m->zero, b);
+        hash = hash_bytes(hash, own.at, param_bucket(&m->layout, b).chunk * dtype_size(own.dtype));
+    }
+    return hash;
+}
+
+static uint64_t sent_by(const Groups *g) { return g->world->sent_bytes + g->dp->sent_bytes + g->tp->sent_bytes; }
+
+// Returns the hash of this rank's gradients.
+static uint64_t check_slices(const GPT2 *alone, Purpose p, const Groups *groups) {
+    GPT2 *m = model_make(p, *groups);
+    make_gradients(m, 0, 1);
+    uint64_t hash = hash_own_gradients(m);
+    check_gradients(m, alone, limit);
+    check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
+    check_number("the norm", (double)*m->norm_squared, (double)*alone->norm_squared, limit, m);
+    update(m, 0);
+    uint64_t sent = sent_by(groups);
+    update(m, 1);
+    check_bytes(m, sent_by(groups) - sent);
+    check_gathered(m, groups->dp);
+    model_free(m);
+    return hash;
+}
+
+// -r and -ra do not change a bit, and with one micro-batch no more does -z.
+static void check_slices_at(int micro_steps, const Groups *groups) {
+    Comm *single = comm_single(&cpu_device);
+    GPT2 *alone = model_alone(0, micro_steps, groups->dp->size, single);
+    uint64_t first = 0;
+    for (int k = 0; k < 4 * 3 * 2; k++) {
+        int stage = k / 6, r = k / 2 % 3 * 2, again = k % 2;
+        if (stage > 0 && groups->dp->size == 1) { break; }
+        Purpose p = purpose_for(stage, r, micro_steps, groups->dp);
+        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        p.gather_again = again;
+        uint64_t hash = check_slices(alone, p, groups);
+        if (k == 0 || (micro_steps > 1 && r == 0 && again == 0)) { first = hash; }
+        CHECK(hash == first, "-tp %d -z %d -r %d -ra %d, %d micro-batches: the gradients have other bits",
+              groups->tp->size, stage, r, again, micro_steps);
+    }
+    model_free(alone);
+    comm_close(single);
+}
+
+static int run_slices(int t) {
+    Groups groups;
+    groups.world = comm_open();
+    groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
+    groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
+    check_slices_at(1, &groups);
+    check_slices_at(MICRO_STEPS, &groups);
+    if (groups.world->rank == 0) { printf("every layout agrees\n"); }
+    comm_close(groups.dp);
+    comm_close(groups.tp);
+    comm_close(groups.world);
     return 0;
 }
 
@@ -240,8 +335,13 @@ static void test_layer_gathers(void **state) {
     (void)state;
     const struct {
         int level, every, layers, gathers;
-    } cases[] = {{0, 1, 1, 1},   {0, 1, 2, 2},           {0, 1, 12, 22},           {4, 1, 12, 22},
-                 {4, 2, 12, 22}, {4, 3, 12, 12 + 3 + 3 * 4}, {4, 12, 12, 12 + 12 + 10}};
+    } cases[] = {{0, 1, 1, 1},
+                 {0, 1, 2, 2},
+                 {0, 1, 12, 22},
+                 {4, 1, 12, 22},
+                 {4, 2, 12, 22},
+                 {4, 3, 12, 12 + 3 + 3 * 4},
+                 {4, 12, 12, 12 + 12 + 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Recompute r = {cases[i].level, cases[i].every, cases[i].layers};
         Places places = places_make(&r, cases[i].layers);
@@ -254,6 +354,7 @@ static void test_layer_gathers(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
+    if (argc == 3 && strcmp(argv[1], "slices") == 0) { return run_slices(atoi(argv[2])); }
     if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
