@@ -221,6 +221,41 @@ static void test_pieces_are_the_whole(void **state) {
     }
 }
 
+// A part of a tensor's columns, as a process has it with tensor parallelism, is rounded as the whole, bit for bit: but for
+// codes, whose scales are those of other neighbours.
+static void test_columns_are_rounded_as_the_whole(void **state) {
+    (void)state;
+    enum { ROWS = 60, COLS = 30 };
+    static const size_t first[] = {0, 7, 8, 17}, cols[] = {30, 11, 4, 13};
+    for (int k = 0; k < 4 * 3 * 2; k++) {
+        size_t origin = first[k % 4], width = cols[k % 4];
+        const size_t all[NUM_TENSORS] = {ROWS * COLS, 0, 0}, some[NUM_TENSORS] = {ROWS * width, 0, 0};
+        Model whole = model_make((Weights)(k / 4 % 3), moment_types[k / 12], all);
+        Model part = model_make((Weights)(k / 4 % 3), moment_types[k / 12], some);
+        const SpanPlace place = {origin, width, COLS};
+        part.spans[0].place = place;
+        set_random_weights(&whole);
+        set_random_grads(&whole, 1);
+        for (size_t i = 0; i < some[0]; i++) {
+            size_t there = origin + i / width * COLS + i % width;
+            set_weight(&part.state, i, weight_of(&whole.state, there));
+            part.grads[i] = whole.grads[there];
+        }
+        for (int i = 1; i <= 3; i++) {
+            step(&whole, usual_hyper(i));
+            step(&part, usual_hyper(i));
+        }
+        for (size_t i = 0; i < some[0]; i++) {
+            size_t there = origin + i / width * COLS + i % width;
+            assert_true(weight_of(&whole.state, there) == weight_of(&part.state, i));
+            assert_true(m_of(&whole.state, there) == m_of(&part.state, i));
+            assert_true(v_of(&whole.state, there) == v_of(&part.state, i));
+        }
+        model_free(&whole);
+        model_free(&part);
+    }
+}
+
 // a norm that is not finite changes nothing, whatever there is
 static void test_nothing_changes_without_a_norm(void **state) {
     (void)state;
@@ -663,6 +698,7 @@ int main(void) {
         cmocka_unit_test(test_the_split_of_special_numbers),
         cmocka_unit_test(test_split_is_the_master),
         cmocka_unit_test(test_pieces_are_the_whole),
+        cmocka_unit_test(test_columns_are_rounded_as_the_whole),
         cmocka_unit_test(test_nothing_changes_without_a_norm),
         cmocka_unit_test(test_rounding_to_bf16),
         cmocka_unit_test(test_rounding_to_codes),

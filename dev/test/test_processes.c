@@ -268,7 +268,7 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
         if (stage > 0 && groups->dp->size == 1) { break; }
         Purpose p = purpose_for(stage, r, micro_steps, groups->dp);
         p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
-        p.gather_again = again;
+        p.gather_again = again, p.master = MASTER_SPLIT;
         uint64_t hash = check_slices(alone, p, groups);
         if (k == 0 || (micro_steps > 1 && r == 0 && again == 0)) { first = hash; }
         CHECK(hash == first, "-tp %d -z %d -r %d -ra %d, %d micro-batches: the gradients have other bits",
