@@ -7,8 +7,9 @@ Masters are F32, also those that a run keeps as 16 bits beside the weights. Mome
 or codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them, a scale in F32 for each 128 elements,
 counted in (out, in) order. What a run finds otherwise than it keeps it is converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
-Of several processes each writes the elements that it owns (params.h), and reads what it keeps: the files are the same
-whatever their number and -z.
+Of several processes each writes the elements that it owns (layout.h), and reads what it keeps: the files are the same
+whatever their number, -z and -tp. But with -tp moments that are codes are written as F32: their scales are those of 128
+neighbours in a process's own part of a tensor, and are found anew when they are read.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
          block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole,
          read_json, try_read_json, write_json
@@ -51,6 +52,7 @@ typedef struct {
     const int16_t *remainder;  // NULL, or what the block, params, lacks of the masters that go to the file
     DType dtype;               // in the file
     bool of_blocks;            // a number for each MOMENT_BLOCK elements of a tensor, not for each element
+    const float *scales;       // NULL, or those of the codes in the block, which go to the file as numbers
 } TensorFamily;
 
 // out (cols,rows) = transpose of in (rows,cols), elements of `size` bytes
@@ -58,6 +60,53 @@ static inline void transpose_bytes(unsigned char *out, const unsigned char *in, 
 #pragma omp parallel for schedule(static)
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < cols; c++) { memcpy(out + (c * rows + r) * size, in + (r * cols + c) * size, size); }
+    }
+}
+
+// ---- moments in 8 bits
+
+// the codes of one tensor in our orientation, and their scales
+typedef struct {
+    uint8_t *codes;
+    float *scales;
+    size_t count;
+} Codes;
+
+static inline Codes codes_make(size_t count) {
+    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(moment_blocks(count) * sizeof(float)), count};
+    return c;
+}
+
+static inline void codes_free(Codes *c) {
+    free(c->codes);
+    free(c->scales);
+}
+
+// the end of the block of codes that begins at i
+static inline size_t codes_end(const Codes *c, size_t i) {
+    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
+}
+
+static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        float scale = c->scales[i / MOMENT_BLOCK];
+        if (is_v) {
+            v_decode_block(numbers + i, c->codes + i, n, scale);
+        } else {
+            m_decode_block(numbers + i, c->codes + i, n, scale);
+        }
+    }
+}
+
+// to nearest, as a conversion is made once
+static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
+    uint16_t nearest[MOMENT_BLOCK];
+    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
+                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
     }
 }
 
@@ -79,9 +128,23 @@ static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *fami
     }
 }
 
+// host (piece.count) = the codes of a piece as numbers
+static inline void fetch_codes(real *host, const TensorFamily *family, ParamPiece piece, const Device *device) {
+    Codes codes = codes_make(piece.count);
+    device->download(codes.codes, (const uint8_t *)family->block + piece.state, piece.count);
+    device->download(codes.scales, family->scales + piece.state / MOMENT_BLOCK,
+                     moment_blocks(piece.count) * sizeof *codes.scales);
+    codes_decode(&codes, family->prefix[0] == 'v', host);
+    codes_free(&codes);
+}
+
 // host (piece.count, or a number for each block of those) = the family's numbers of a piece, as the file has them
 static inline void family_fetch(void *host, const TensorFamily *family, ParamPiece piece, const Device *device) {
     size_t size = dtype_size(family->dtype), count = piece.count;
+    if (family->scales) {
+        fetch_codes((real *)host, family, piece, device);
+        return;
+    }
     if (!family->remainder) {
         size_t at = *family->prefix ? piece.state : piece.params;
         if (family->of_blocks) { at /= MOMENT_BLOCK, count = moment_blocks(count); }
@@ -102,56 +165,84 @@ static inline size_t rows_before(size_t element, size_t col, size_t cols) {
     return element > col ? (element - col + cols - 1) / cols : 0;
 }
 
-// Writes a piece of a tensor that the file has the other way round: a column of it is a run there. Columns that follow
-// each other, as all do where the piece is the whole tensor, are written at once.
+// those rows of column `col` of a slice's rectangle, counted from its first, that lie in a piece of the tensor
+typedef struct {
+    size_t first, count;
+} ColumnRows;
+
+static inline ColumnRows column_rows(const Slice *slice, const SlicePiece *rectangle, ParamPiece piece, size_t col) {
+    size_t row = rectangle->local / slice->cols, c = rectangle->local % slice->cols + col, end = row + rectangle->rows;
+    size_t from = rows_before(piece.first, c, slice->cols);
+    size_t to = rows_before(piece.first + piece.count, c, slice->cols);
+    from = from > row ? from : row, to = to < end ? to : end;
+    ColumnRows rows = {from - row, from < to ? to - from : 0};
+    return rows;
+}
+
+// Writes what a piece of a tensor, host (piece.count), has of a rectangle of the slice, where the file has the tensor the
+// other way round: a column is a run there. Columns that follow each other, as all do where the piece is the whole
+// tensor, are written at once.
 static inline void write_transposed(SafeTensorsWriter *w, int index, const unsigned char *host, ParamPiece piece,
-                                    size_t rows, size_t cols, size_t size) {
-    size_t end = piece.first + piece.count;
-    size_t *begins = (size_t *)xmalloc((cols + 1) * sizeof *begins);  // of the columns, among the piece's elements
+                                    const Slice *slice, const SlicePiece *rectangle, size_t size) {
+    size_t cols = rectangle->cols, global_rows = slice->global_rows;
+    size_t row = rectangle->global / slice->global_cols, col = rectangle->global % slice->global_cols;
+    size_t *begins = (size_t *)xmalloc((cols + 1) * sizeof *begins);  // of the columns, among the elements written
     unsigned char *flipped = (unsigned char *)xmalloc(piece.count * size);
     begins[0] = 0;
-    for (size_t c = 0; c < cols; c++) {
-        begins[c + 1] = begins[c] + rows_before(end, c, cols) - rows_before(piece.first, c, cols);
-    }
+    for (size_t c = 0; c < cols; c++) { begins[c + 1] = begins[c] + column_rows(slice, rectangle, piece, c).count; }
 #pragma omp parallel for schedule(static)
     for (size_t c = 0; c < cols; c++) {
-        size_t from = rows_before(piece.first, c, cols) * cols + c - piece.first;
-        for (size_t i = begins[c]; i < begins[c + 1]; i++) {
-            memcpy(flipped + i * size, host + (from + (i - begins[c]) * cols) * size, size);
+        ColumnRows rows = column_rows(slice, rectangle, piece, c);
+        const unsigned char *from = host + (rectangle->local + rows.first * slice->cols + c - piece.first) * size;
+        for (size_t i = 0; i < rows.count; i++) {
+            memcpy(flipped + (begins[c] + i) * size, from + i * slice->cols * size, size);
         }
     }
     for (size_t c = 0, next; c < cols; c = next) {
-        size_t row = rows_before(piece.first, c, cols);
-        for (next = c + 1; next < cols && row + begins[next] - begins[c] == (next - c) * rows &&
-                           rows_before(piece.first, next, cols) == 0;) {
+        ColumnRows rows = column_rows(slice, rectangle, piece, c);
+        for (next = c + 1; next < cols && rows.first == 0 && begins[next] - begins[c] == (next - c) * global_rows &&
+                           column_rows(slice, rectangle, piece, next).first == 0;) {
             next++;
         }
-        safetensors_write(w, index, (c * rows + row) * size, flipped + begins[c] * size,
+        safetensors_write(w, index, ((col + c) * global_rows + row + rows.first) * size, flipped + begins[c] * size,
                           (begins[next] - begins[c]) * size);
     }
     free(flipped);
     free(begins);
 }
 
-// writes this rank's part of the family's tensors, whose first index is `index`, in the order they were declared
+// Writes a piece of a tensor, host (piece.count).
+static inline void write_piece(SafeTensorsWriter *w, int index, const unsigned char *host, ParamPiece piece,
+                               const Slice *slice, bool transposed, size_t size) {
+    for (int i = 0; transposed && i < slice->num_pieces; i++) {
+        write_transposed(w, index, host, piece, slice, &slice->pieces[i], size);
+    }
+    for (size_t i = 0; !transposed && i < slice_num_runs(slice); i++) {
+        SliceRun run = slice_run_within(slice_run(slice, i), piece.first, piece.count);
+        if (run.count == 0) { continue; }
+        safetensors_write(w, index, run.global * size, host + (run.local - piece.first) * size, run.count * size);
+    }
+}
+
+// Writes this rank's part of the family's tensors, whose first index is `index`, in the order they were declared. What
+// every slice has is written by the first.
 static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s, int index) {
     ParamLayout layout = param_layout_among(s->config, s->shards);
     size_t size = dtype_size(family->dtype);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t rows = param_used_rows(p, s->config), cols = param_cols(p, s->config);
-        unsigned char *host = (unsigned char *)xmalloc(rows * cols * size);
+        size_t used = param_used(&layout, p);
+        bool others = param_split(p) == SPLIT_NONE && s->shards.slice > 0;
+        unsigned char *host = (unsigned char *)xmalloc(used * size);
         for (int layer = 0; layer < param_layers(p, s->config); layer++, index++) {
-            ParamPiece piece = param_own_piece(&layout, p, layer, rows * cols);
-            if (piece.count == 0) { continue; }
+            ParamPiece piece = param_own_piece(&layout, p, layer, used);
+            if (piece.count == 0 || others) { continue; }
             family_fetch(host, family, piece, s->device);
             if (family->of_blocks) {
                 size_t first = piece.first / MOMENT_BLOCK;
                 safetensors_write(w, index, first * size, host, moment_blocks(piece.count) * size);
-            } else if (param_specs[id].transposed) {
-                write_transposed(w, index, host, piece, rows, cols, size);
             } else {
-                safetensors_write(w, index, piece.first * size, host, piece.count * size);
+                write_piece(w, index, host, piece, &layout.slice[id], param_specs[id].transposed, size);
             }
         }
         free(host);
@@ -277,17 +368,24 @@ static inline int checkpoint_write_json(const char *folder, const ModelState *s,
     return error ? error : sync_folder(folder);
 }
 
+// what moments are in a checkpoint
+static inline DType stored_moments(DType moments, const Shards *shards) {
+    return moments == DT_U8 && shards->slices > 1 ? DT_REAL : moments;
+}
+
 // the four files of a checkpoint into `folder`; 0 or an errno, the same on every rank
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;
-    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false};
+    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false, NULL};
     const void *masters = o->remainder ? (const void *)o->params : o->master;
-    const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
-                                      {"v.", o->v, NULL, o->moments, false},
-                                      {"m_scales.", o->m_scales, NULL, DT_F32, true},
-                                      {"v_scales.", o->v_scales, NULL, DT_F32, true},
-                                      {"master.", masters, o->remainder, DT_REAL, false}};
+    bool sliced = s->shards.slices > 1, codes = !sliced && o->moments == DT_U8;
+    DType moments = stored_moments(o->moments, &s->shards);
+    const TensorFamily optimizer[] = {{"m.", o->m, NULL, moments, false, sliced ? o->m_scales : NULL},
+                                      {"v.", o->v, NULL, moments, false, sliced ? o->v_scales : NULL},
+                                      {"m_scales.", codes ? o->m_scales : NULL, NULL, DT_F32, true, NULL},
+                                      {"v_scales.", codes ? o->v_scales : NULL, NULL, DT_F32, true, NULL},
+                                      {"master.", masters, o->remainder, DT_REAL, false, NULL}};
     format_path(path, "%s/model.safetensors", folder);
     int error = families_save(path, &model, 1, s);
     if (error) { return error; }
@@ -628,14 +726,16 @@ static inline void tensors_load(const ModelFile *model, const char *prefix, cons
     const GPT2Config *c = &model->config;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t count = param_used_rows(p, c) * param_cols(p, c);
-        real *host = (real *)xmalloc(count * sizeof(real));
+        real *host = (real *)xmalloc(param_used_rows(p, c) * param_cols(p, c) * sizeof(real));
+        real *part = (real *)xmalloc(param_count(layout, p) * sizeof(real));
         for (int layer = 0; layer < param_layers(p, c); layer++) {
-            ParamPiece piece = param_kept_piece(layout, p, layer, count);
+            ParamPiece piece = param_kept_piece(layout, p, layer, param_used(layout, p));
             if (piece.count == 0) { continue; }
             model_read_tensor(model, prefix, p, layer, host);
-            sink(to, host + piece.first, piece, device);
+            slice_extract(part, host, &layout->slice[id], sizeof(real));
+            sink(to, part + piece.first, piece, device);
         }
+        free(part);
         free(host);
     }
 }
@@ -687,23 +787,6 @@ typedef struct {
     bool is_v;
 } Moments;
 
-// the codes of one tensor in our orientation, and their scales
-typedef struct {
-    uint8_t *codes;
-    float *scales;
-    size_t count;
-} Codes;
-
-static inline Codes codes_make(size_t count) {
-    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(moment_blocks(count) * sizeof(float)), count};
-    return c;
-}
-
-static inline void codes_free(Codes *c) {
-    free(c->codes);
-    free(c->scales);
-}
-
 static inline void codes_read(const ModelFile *file, const char *prefix, ParamId id, int layer, Codes *c) {
     const SafeTensor *t = model_tensor(file, prefix, id, layer);
     char scales_prefix[16], name[NAME_LENGTH];
@@ -726,34 +809,6 @@ static inline void codes_read(const ModelFile *file, const char *prefix, ParamId
     safetensors_read(&file->file, t, 0, stored, c->count);
     transpose_bytes(c->codes, stored, cols, rows, 1);
     free(stored);
-}
-
-// the end of the block of codes that begins at i
-static inline size_t codes_end(const Codes *c, size_t i) {
-    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
-}
-
-static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
-    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
-        size_t n = codes_end(c, i) - i;
-        float scale = c->scales[i / MOMENT_BLOCK];
-        if (is_v) {
-            v_decode_block(numbers + i, c->codes + i, n, scale);
-        } else {
-            m_decode_block(numbers + i, c->codes + i, n, scale);
-        }
-    }
-}
-
-// to nearest, as a conversion is made once
-static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
-    uint16_t nearest[MOMENT_BLOCK];
-    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
-    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
-        size_t n = codes_end(c, i) - i;
-        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
-                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
-    }
 }
 
 // `count` codes from `first` on, a multiple of MOMENT_BLOCK, to element `at` of the block
@@ -782,14 +837,16 @@ static inline void moments_store(const Moments *to, const real *numbers, size_t 
     }
 }
 
-// What is kept of one tensor of moments. Codes stay the codes they are, if that is what the run has: they are its bits.
+// What is kept of one tensor of moments. Codes stay the codes they are, if that is what the run has and it has the tensor
+// whole: they are its bits.
 static inline void moments_load_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer,
                                        const Moments *to, const ParamLayout *layout, const Device *device) {
     size_t count = param_used_rows(id, &file->config) * param_cols(id, &file->config);
     bool coded = model_tensor(file, prefix, id, layer)->dtype == DT_U8;
-    ParamPiece piece = param_kept_piece(layout, id, layer, count);
+    ParamPiece piece = param_kept_piece(layout, id, layer, param_used(layout, id));
     if (piece.count == 0) { return; }
     real *numbers = (real *)xmalloc(count * sizeof *numbers);
+    real *part = (real *)xmalloc(param_count(layout, id) * sizeof *part);
     Codes codes = codes_make(count);
     if (coded) {
         codes_read(file, prefix, id, layer, &codes);
@@ -797,12 +854,14 @@ static inline void moments_load_tensor(const ModelFile *file, const char *prefix
     } else {
         model_read_tensor(file, prefix, id, layer, numbers);
     }
-    if (coded && to->dtype == DT_U8) {
+    slice_extract(part, numbers, &layout->slice[id], sizeof *part);
+    if (coded && to->dtype == DT_U8 && layout->shards.slices == 1) {
         codes_upload(&codes, piece.first, piece.count, to, piece.state, device);
     } else {
-        moments_store(to, numbers + piece.first, piece.state, piece.count, device);
+        moments_store(to, part + piece.first, piece.state, piece.count, device);
     }
     codes_free(&codes);
+    free(part);
     free(numbers);
 }
 
@@ -818,8 +877,12 @@ static inline void moments_load(const ModelFile *file, const char *prefix, const
 // ---- a checkpoint
 
 // says on stdout what of the optimizer's state is not as it was saved
-static inline void note_conversions(const ModelFile *optimizer, const OptimizerState *o, bool masters_missing) {
+static inline void note_conversions(const ModelFile *optimizer, const ModelState *s, bool masters_missing) {
+    const OptimizerState *o = &s->optimizer;
     const SafeTensor *m = model_find(optimizer, "m.", "wte.weight");
+    if (m->dtype == DT_U8 && o->moments == DT_U8 && s->shards.slices > 1) {
+        printf("note      with -tp other elements share a scale: moments were rounded to 8 bits again\n");
+    }
     if (m->dtype != o->moments) {
         printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));
     }
@@ -843,7 +906,7 @@ static inline void checkpoint_load(const char *folder, const ModelFile *model, c
     moments_load(&optimizer, "v.", &v, &layout, s->device);
     bool masters = rounded && has_masters;
     weights_load(masters ? &optimizer : model, masters ? "master." : "", s);
-    note_conversions(&optimizer, o, rounded && !has_masters);
+    note_conversions(&optimizer, s, rounded && !has_masters);
     model_close(&optimizer);
 }
 
