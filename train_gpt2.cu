@@ -1606,9 +1606,8 @@ static void check_disk(const TrainArgs *a, const GPT2Config *c) {
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }
     bool keeps_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;
-    Shards shards = shards_of(a, a->rank);
     double room = (double)disk.f_bavail * (double)disk.f_frsize,
-           needed = (double)checkpoint_bytes(c, keeps_masters, stored_moments(moment_types[a->moments], &shards));
+           needed = (double)checkpoint_bytes(c, keeps_masters, moment_types[a->moments]);
     if (room < needed) {
         input_error(
             "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or choose another "

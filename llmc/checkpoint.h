@@ -8,8 +8,8 @@ or codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them,
 counted in (out, in) order. What a run finds otherwise than it keeps it is converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
 Of several processes each writes the elements that it owns (layout.h), and reads what it keeps: the files are the same
-whatever their number, -z and -tp. But with -tp moments that are codes are written as F32: their scales are those of 128
-neighbours in a process's own part of a tensor, and are found anew when they are read.
+whatever their number, -z and -tp. Only scales are those of 128 neighbours in a process's own slice: with -tp t those of a
+tensor that is split are (t, scales of a slice), and a run with another t rounds its moments to 8 bits again.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
          block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole,
          read_json, try_read_json, write_json
@@ -45,6 +45,13 @@ static inline int agreed_error(int error, const ModelState *s) {
 
 static inline bool is_first_rank(const ModelState *s) { return !s->world || s->world->rank == 0; }
 
+// how many slices have scales of their own in a checkpoint of a model in t slices, and how many scales each has
+static inline int scale_slices(ParamId id, int t) { return param_split(id) == SPLIT_NONE ? 1 : t; }
+static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
+    Slice s = param_slice(id, c, t, 0);
+    return moment_blocks(scale_slices(id, t) == 1 ? param_used_rows(id, c) * param_cols(id, c) : s.rows * s.cols);
+}
+
 // one family of tensors in a file: "m." and its block. Without a prefix it is the parameters'
 typedef struct {
     const char *prefix;
@@ -52,7 +59,6 @@ typedef struct {
     const int16_t *remainder;  // NULL, or what the block, params, lacks of the masters that go to the file
     DType dtype;               // in the file
     bool of_blocks;            // a number for each MOMENT_BLOCK elements of a tensor, not for each element
-    const float *scales;       // NULL, or those of the codes in the block, which go to the file as numbers
 } TensorFamily;
 
 // out (cols,rows) = transpose of in (rows,cols), elements of `size` bytes
@@ -63,88 +69,33 @@ static inline void transpose_bytes(unsigned char *out, const unsigned char *in, 
     }
 }
 
-// ---- moments in 8 bits
-
-// the codes of one tensor in our orientation, and their scales
-typedef struct {
-    uint8_t *codes;
-    float *scales;
-    size_t count;
-} Codes;
-
-static inline Codes codes_make(size_t count) {
-    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(moment_blocks(count) * sizeof(float)), count};
-    return c;
-}
-
-static inline void codes_free(Codes *c) {
-    free(c->codes);
-    free(c->scales);
-}
-
-// the end of the block of codes that begins at i
-static inline size_t codes_end(const Codes *c, size_t i) {
-    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
-}
-
-static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
-    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
-        size_t n = codes_end(c, i) - i;
-        float scale = c->scales[i / MOMENT_BLOCK];
-        if (is_v) {
-            v_decode_block(numbers + i, c->codes + i, n, scale);
-        } else {
-            m_decode_block(numbers + i, c->codes + i, n, scale);
-        }
-    }
-}
-
-// to nearest, as a conversion is made once
-static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
-    uint16_t nearest[MOMENT_BLOCK];
-    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
-    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
-        size_t n = codes_end(c, i) - i;
-        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
-                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
-    }
-}
-
 // ---- writing
 
-static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const GPT2Config *config) {
+static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *family, const ModelState *s) {
+    const GPT2Config *config = s->config;
     char name[NAME_LENGTH], full[2 * NAME_LENGTH];
+    int t = s->shards.slices > 1 ? s->shards.slices : 1;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t rows = param_used_rows(p, config), cols = param_cols(p, config);
-        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE || family->of_blocks;
-        size_t length = family->of_blocks ? moment_blocks(rows * cols) : cols;
+        size_t rows = param_used_rows(p, config), cols = param_cols(p, config), scales = slice_scales(p, config, t);
+        bool flip = param_specs[id].transposed, vector = param_specs[id].rows == DIM_ONE;
         size_t shape[2] = {flip ? cols : rows, flip ? rows : cols};
+        if (vector) { shape[0] = cols; }
+        if (family->of_blocks) {
+            vector = scale_slices(p, t) == 1;
+            shape[0] = vector ? scales : (size_t)t, shape[1] = scales;
+        }
         for (int layer = 0; layer < param_layers(p, config); layer++) {
             param_name(name, sizeof name, p, layer);
             snprintf(full, sizeof full, "%s%s", family->prefix, name);
-            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, vector ? &length : shape);
+            safetensors_declare(w, full, family->dtype, vector ? 1 : 2, shape);
         }
     }
-}
-
-// host (piece.count) = the codes of a piece as numbers
-static inline void fetch_codes(real *host, const TensorFamily *family, ParamPiece piece, const Device *device) {
-    Codes codes = codes_make(piece.count);
-    device->download(codes.codes, (const uint8_t *)family->block + piece.state, piece.count);
-    device->download(codes.scales, family->scales + piece.state / MOMENT_BLOCK,
-                     moment_blocks(piece.count) * sizeof *codes.scales);
-    codes_decode(&codes, family->prefix[0] == 'v', host);
-    codes_free(&codes);
 }
 
 // host (piece.count, or a number for each block of those) = the family's numbers of a piece, as the file has them
 static inline void family_fetch(void *host, const TensorFamily *family, ParamPiece piece, const Device *device) {
     size_t size = dtype_size(family->dtype), count = piece.count;
-    if (family->scales) {
-        fetch_codes((real *)host, family, piece, device);
-        return;
-    }
     if (!family->remainder) {
         size_t at = *family->prefix ? piece.state : piece.params;
         if (family->of_blocks) { at /= MOMENT_BLOCK, count = moment_blocks(count); }
@@ -231,15 +182,16 @@ static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family
     size_t size = dtype_size(family->dtype);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
-        size_t used = param_used(&layout, p);
-        bool others = param_split(p) == SPLIT_NONE && s->shards.slice > 0;
+        bool split = param_split(p) != SPLIT_NONE && s->shards.slices > 1, others = !split && s->shards.slice > 0;
+        size_t used = family->of_blocks && split ? param_count(&layout, p) : param_used(&layout, p);
+        size_t scales_before = split ? (size_t)s->shards.slice * moment_blocks(used) : 0;
         unsigned char *host = (unsigned char *)xmalloc(used * size);
         for (int layer = 0; layer < param_layers(p, s->config); layer++, index++) {
             ParamPiece piece = param_own_piece(&layout, p, layer, used);
             if (piece.count == 0 || others) { continue; }
             family_fetch(host, family, piece, s->device);
             if (family->of_blocks) {
-                size_t first = piece.first / MOMENT_BLOCK;
+                size_t first = scales_before + piece.first / MOMENT_BLOCK;
                 safetensors_write(w, index, first * size, host, moment_blocks(piece.count) * size);
             } else {
                 write_piece(w, index, host, piece, &layout.slice[id], param_specs[id].transposed, size);
@@ -251,7 +203,7 @@ static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family
 
 static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
     for (int i = 0; i < count; i++) {
-        if (families[i].block) { family_declare(w, &families[i], s->config); }
+        if (families[i].block) { family_declare(w, &families[i], s); }
     }
     safetensors_begin(w);
 }
@@ -368,24 +320,17 @@ static inline int checkpoint_write_json(const char *folder, const ModelState *s,
     return error ? error : sync_folder(folder);
 }
 
-// what moments are in a checkpoint
-static inline DType stored_moments(DType moments, const Shards *shards) {
-    return moments == DT_U8 && shards->slices > 1 ? DT_REAL : moments;
-}
-
 // the four files of a checkpoint into `folder`; 0 or an errno, the same on every rank
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;
-    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false, NULL};
+    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false};
     const void *masters = o->remainder ? (const void *)o->params : o->master;
-    bool sliced = s->shards.slices > 1, codes = !sliced && o->moments == DT_U8;
-    DType moments = stored_moments(o->moments, &s->shards);
-    const TensorFamily optimizer[] = {{"m.", o->m, NULL, moments, false, sliced ? o->m_scales : NULL},
-                                      {"v.", o->v, NULL, moments, false, sliced ? o->v_scales : NULL},
-                                      {"m_scales.", codes ? o->m_scales : NULL, NULL, DT_F32, true, NULL},
-                                      {"v_scales.", codes ? o->v_scales : NULL, NULL, DT_F32, true, NULL},
-                                      {"master.", masters, o->remainder, DT_REAL, false, NULL}};
+    const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
+                                      {"v.", o->v, NULL, o->moments, false},
+                                      {"m_scales.", o->m_scales, NULL, DT_F32, true},
+                                      {"v_scales.", o->v_scales, NULL, DT_F32, true},
+                                      {"master.", masters, o->remainder, DT_REAL, false}};
     format_path(path, "%s/model.safetensors", folder);
     int error = families_save(path, &model, 1, s);
     if (error) { return error; }
@@ -787,28 +732,91 @@ typedef struct {
     bool is_v;
 } Moments;
 
-static inline void codes_read(const ModelFile *file, const char *prefix, ParamId id, int layer, Codes *c) {
+// the codes of one tensor in our orientation, and their scales
+typedef struct {
+    uint8_t *codes;
+    float *scales;
+    size_t count;
+} Codes;
+
+static inline Codes codes_make(size_t count) {
+    Codes c = {(uint8_t *)xmalloc(count), (float *)xmalloc(moment_blocks(count) * sizeof(float)), count};
+    return c;
+}
+
+static inline void codes_free(Codes *c) {
+    free(c->codes);
+    free(c->scales);
+}
+
+// the end of the block of codes that begins at i
+static inline size_t codes_end(const Codes *c, size_t i) {
+    return c->count - i < MOMENT_BLOCK ? c->count : i + MOMENT_BLOCK;
+}
+
+static inline void codes_decode(const Codes *c, bool is_v, real *numbers) {
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        float scale = c->scales[i / MOMENT_BLOCK];
+        if (is_v) {
+            v_decode_block(numbers + i, c->codes + i, n, scale);
+        } else {
+            m_decode_block(numbers + i, c->codes + i, n, scale);
+        }
+    }
+}
+
+// to nearest, as a conversion is made once
+static inline void codes_encode(Codes *c, bool is_v, const real *numbers) {
+    uint16_t nearest[MOMENT_BLOCK];
+    for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
+    for (size_t i = 0; i < c->count; i += MOMENT_BLOCK) {
+        size_t n = codes_end(c, i) - i;
+        c->scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(c->codes + i, numbers + i, n, nearest)
+                                           : m_encode_block(c->codes + i, numbers + i, n, nearest);
+    }
+}
+
+// Of a checkpoint: the codes of a whole tensor, and the scales of the `slices` it was in, one after the other.
+static inline Codes codes_read(const ModelFile *file, const char *prefix, ParamId id, int layer, int *slices) {
+    const GPT2Config *config = &file->config;
     const SafeTensor *t = model_tensor(file, prefix, id, layer);
     char scales_prefix[16], name[NAME_LENGTH];
     snprintf(scales_prefix, sizeof scales_prefix, "%c_scales.", prefix[0]);
     param_name(name, sizeof name, id, layer);
     const SafeTensor *scales = model_find(file, scales_prefix, name);
-    size_t rows = param_used_rows(id, &file->config), cols = param_cols(id, &file->config);
-    if (!scales || scales->dtype != DT_F32 || scales->num_dims != 1 || scales->shape[0] != moment_blocks(c->count)) {
+    size_t rows = param_used_rows(id, config), cols = param_cols(id, config), dims = scales ? scales->num_dims : 0;
+    bool split = dims == 2 && scales->shape[0] > 1 && scales->shape[0] <= MAX_CONFIG_NUMBER;
+    *slices = split ? (int)scales->shape[0] : 1;
+    size_t count = slice_scales(id, config, *slices);
+    if (!scales || scales->dtype != DT_F32 || dims != (split ? 2 : 1) || scale_slices(id, *slices) != *slices ||
+        scales->shape[dims - 1] != count) {
         input_error("'%s' has %s tensor %s%s, expected %zu numbers in F32, the scales of the codes in %s%s; take the "
                     "checkpoint before it",
-                    file->file.path, scales ? "another" : "no", scales_prefix, name, moment_blocks(c->count), prefix,
-                    name);
+                    file->file.path, scales ? "another" : "no", scales_prefix, name, count, prefix, name);
     }
-    safetensors_read(&file->file, scales, 0, c->scales, moment_blocks(c->count) * sizeof *c->scales);
-    if (!param_specs[id].transposed) {
-        safetensors_read(&file->file, t, 0, c->codes, c->count);
-        return;
+    Codes c = {(uint8_t *)xmalloc(rows * cols), (float *)xmalloc((size_t)*slices * count * sizeof(float)), rows * cols};
+    safetensors_read(&file->file, scales, 0, c.scales, (size_t)*slices * count * sizeof *c.scales);
+    uint8_t *stored = (uint8_t *)xmalloc(c.count);
+    safetensors_read(&file->file, t, 0, stored, c.count);
+    if (param_specs[id].transposed) {
+        transpose_bytes(c.codes, stored, cols, rows, 1);
+    } else {
+        memcpy(c.codes, stored, c.count);
     }
-    uint8_t *stored = (uint8_t *)xmalloc(c->count);
-    safetensors_read(&file->file, t, 0, stored, c->count);
-    transpose_bytes(c->codes, stored, cols, rows, 1);
     free(stored);
+    return c;
+}
+
+// those of slice r
+static inline Codes codes_of_slice(const Codes *whole, ParamId id, const GPT2Config *config, int slices, int r) {
+    Slice s = param_slice(id, config, slices, r);
+    size_t scales = slice_scales(id, config, slices);
+    Codes part = codes_make(s.rows * s.cols);
+    slice_extract(part.codes, whole->codes, &s, 1);
+    memcpy(part.scales, whole->scales + (size_t)r * scales, scales * sizeof *part.scales);
+    if (slices == 1) { part.count = whole->count; }  // without the vocabulary's padding
+    return part;
 }
 
 // `count` codes from `first` on, a multiple of MOMENT_BLOCK, to element `at` of the block
@@ -837,29 +845,49 @@ static inline void moments_store(const Moments *to, const real *numbers, size_t 
     }
 }
 
-// What is kept of one tensor of moments. Codes stay the codes they are, if that is what the run has and it has the tensor
-// whole: they are its bits.
+// numbers = what the codes of all slices stand for, in the whole tensor
+static inline void codes_join(const Codes *whole, ParamId id, const GPT2Config *config, int slices, bool is_v,
+                              real *numbers) {
+    for (int r = 0; r < slices; r++) {
+        Slice s = param_slice(id, config, slices, r);
+        Codes part = codes_of_slice(whole, id, config, slices, r);
+        real *of_part = (real *)xmalloc(s.rows * s.cols * sizeof *of_part);
+        codes_decode(&part, is_v, of_part);
+        slice_insert(numbers, of_part, &s, sizeof *numbers);
+        free(of_part);
+        codes_free(&part);
+    }
+}
+
+// What is kept of one tensor of moments. Codes stay the codes they are, if that is what the run has, in as many slices:
+// they are its bits.
 static inline void moments_load_tensor(const ModelFile *file, const char *prefix, ParamId id, int layer,
                                        const Moments *to, const ParamLayout *layout, const Device *device) {
-    size_t count = param_used_rows(id, &file->config) * param_cols(id, &file->config);
+    const GPT2Config *config = &file->config;
+    const Shards *shards = &layout->shards;
+    size_t count = param_used_rows(id, config) * param_cols(id, config);
     bool coded = model_tensor(file, prefix, id, layer)->dtype == DT_U8;
+    int slices = 1;
     ParamPiece piece = param_kept_piece(layout, id, layer, param_used(layout, id));
     if (piece.count == 0) { return; }
+    Codes codes = {NULL, NULL, 0};
+    if (coded) { codes = codes_read(file, prefix, id, layer, &slices); }
+    if (coded && to->dtype == DT_U8 && slices == scale_slices(id, shards->slices)) {
+        Codes part = codes_of_slice(&codes, id, config, slices, slices > 1 ? shards->slice : 0);
+        codes_upload(&part, piece.first, piece.count, to, piece.state, device);
+        codes_free(&part);
+        codes_free(&codes);
+        return;
+    }
     real *numbers = (real *)xmalloc(count * sizeof *numbers);
     real *part = (real *)xmalloc(param_count(layout, id) * sizeof *part);
-    Codes codes = codes_make(count);
     if (coded) {
-        codes_read(file, prefix, id, layer, &codes);
-        codes_decode(&codes, to->is_v, numbers);
+        codes_join(&codes, id, config, slices, to->is_v, numbers);
     } else {
         model_read_tensor(file, prefix, id, layer, numbers);
     }
     slice_extract(part, numbers, &layout->slice[id], sizeof *part);
-    if (coded && to->dtype == DT_U8 && layout->shards.slices == 1) {
-        codes_upload(&codes, piece.first, piece.count, to, piece.state, device);
-    } else {
-        moments_store(to, part + piece.first, piece.state, piece.count, device);
-    }
+    moments_store(to, part + piece.first, piece.state, piece.count, device);
     codes_free(&codes);
     free(part);
     free(numbers);
@@ -880,8 +908,11 @@ static inline void moments_load(const ModelFile *file, const char *prefix, const
 static inline void note_conversions(const ModelFile *optimizer, const ModelState *s, bool masters_missing) {
     const OptimizerState *o = &s->optimizer;
     const SafeTensor *m = model_find(optimizer, "m.", "wte.weight");
-    if (m->dtype == DT_U8 && o->moments == DT_U8 && s->shards.slices > 1) {
-        printf("note      with -tp other elements share a scale: moments were rounded to 8 bits again\n");
+    const SafeTensor *scales = model_find(optimizer, "m_scales.", "wte.weight");
+    int t = s->shards.slices > 1 ? s->shards.slices : 1,
+        slices = scales && scales->num_dims == 2 ? (int)scales->shape[0] : 1;
+    if (scales && o->moments == DT_U8 && slices != t) {
+        printf("note      moments were in %d slices, are now in %d: they were rounded to 8 bits again\n", slices, t);
     }
     if (m->dtype != o->moments) {
         printf("note      moments were %s, are now %s\n", dtype_name(m->dtype), dtype_name(o->moments));

@@ -186,12 +186,12 @@ static __global__ void __launch_bounds__(THREADS == LAYERNORM_WARP ? LAYERNORM_W
     for (int p = 0; p < PIECES; p++) {
         int c = begin + p * STRIDE;
         if (c >= C) { break; }
-        LayernormPiece<WIDTH> weight = layernorm_load<WIDTH>(arrays.weight + c);
-        LayernormPiece<WIDTH> bias = layernorm_load<WIDTH>(arrays.bias + c);
         if constexpr (KIND == LAYERNORM_RESIDUAL) {
             layernorm_store<WIDTH>(arrays.sum + at + c, x[p]);
             if (!arrays.out) { continue; }
         }
+        LayernormPiece<WIDTH> weight = layernorm_load<WIDTH>(arrays.weight + c);
+        LayernormPiece<WIDTH> bias = layernorm_load<WIDTH>(arrays.bias + c);
         layernorm_store<WIDTH>(arrays.out + at + c, layernorm_normalised<WIDTH>(x[p], mean, rstd, weight, bias));
     }
 }

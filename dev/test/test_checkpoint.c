@@ -251,11 +251,11 @@ static void test_other_precision(void **state) {
     real *weights = o->master ? o->master : (real *)o->params;
     bf16 *rounded = (bf16 *)xmalloc(n * sizeof(bf16));
     for (size_t i = 0; i < n; i++) { rounded[i] = split_weight((float)weights[i]); }
-    const TensorFamily model = {
-        "", other_rounds ? (void *)rounded : (void *)weights, NULL, other_rounds ? DT_BF16 : DT_REAL, false, NULL};
-    const TensorFamily optimizer[] = {{"m.", o->m, NULL, DT_REAL, false, NULL},
-                                      {"v.", o->v, NULL, DT_REAL, false, NULL},
-                                      {"master.", weights, NULL, DT_REAL, false, NULL}};
+    const TensorFamily model = {"", other_rounds ? (void *)rounded : (void *)weights, NULL,
+                                other_rounds ? DT_BF16 : DT_REAL, false};
+    const TensorFamily optimizer[] = {{"m.", o->m, NULL, DT_REAL, false},
+                                      {"v.", o->v, NULL, DT_REAL, false},
+                                      {"master.", weights, NULL, DT_REAL, false}};
     write_families(folder, "model.safetensors", &model, 1);
     write_families(folder, "optimizer.safetensors", optimizer, other_rounds ? 3 : 2);
     assert_holds(folder, 3);
@@ -446,12 +446,11 @@ static void test_moments_are_converted(void **state) {
 static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
     GPT2Config c = small_config(), other = small_config();
     config_set_vocab(&other, 2 * V);
-    const TensorFamily m = {"m.", zeros, NULL, DT_U8, false, NULL},
-                       scales = {"m_scales.", zeros, NULL, DT_F32, true, NULL};
+    const TensorFamily m = {"m.", zeros, NULL, DT_U8, false}, scales = {"m_scales.", zeros, NULL, DT_F32, true};
     ModelState s = {&c, &cpu_device, {0}, {0}, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL};
     SafeTensorsWriter w = safetensors_create(joined(folder, "optimizer.safetensors"));
-    family_declare(&w, &m, &c);
-    family_declare(&w, &scales, &other);
+    family_declare(&w, &m, &s);
+    family_declare(&w, &scales, &s_other);
     safetensors_begin(&w);
     family_write(&w, &m, &s, 0);
     family_write(&w, &scales, &s_other, num_param_tensors(&c));
@@ -474,19 +473,15 @@ static void test_broken_moments(void **state) {
         TensorFamily m, scales;
         const char *says;
     } cases[] = {
-        {{"m.", zeros, NULL, DT_U8, false, NULL},
-         {"x.", zeros, NULL, DT_U8, true, NULL},
-         "has no tensor m_scales.wte.weight"},
-        {{"m.", zeros, NULL, DT_U8, false, NULL},
-         {"m_scales.", zeros, NULL, DT_BF16, true, NULL},
+        {{"m.", zeros, NULL, DT_U8, false}, {"x.", zeros, NULL, DT_U8, true}, "has no tensor m_scales.wte.weight"},
+        {{"m.", zeros, NULL, DT_U8, false},
+         {"m_scales.", zeros, NULL, DT_BF16, true},
          "another tensor m_scales.wte.weight, expected 5 numbers in F32"},
-        {{"m.", zeros, NULL, DT_U8, false, NULL},
-         {"m_scales.", zeros, NULL, DT_F32, false, NULL},
-         "another tensor m_scales.wte.weight, expected 5 numbers in F32"},
-        {{"m.", zeros, NULL, DT_I32, false, NULL}, {"x.", zeros, NULL, DT_U8, true, NULL}, "holds I32, expected"},
-        {{"m.", zeros, NULL, DT_U8, true, NULL},
-         {"x.", zeros, NULL, DT_U8, true, NULL},
-         "tensor m.wte.weight has another shape"},
+        {{"m.", zeros, NULL, DT_U8, false},
+         {"m_scales.", zeros, NULL, DT_F32, false},
+         "another tensor m_scales.wpe.weight, expected 1 numbers in F32"},
+        {{"m.", zeros, NULL, DT_I32, false}, {"x.", zeros, NULL, DT_U8, true}, "holds I32, expected"},
+        {{"m.", zeros, NULL, DT_U8, true}, {"x.", zeros, NULL, DT_U8, true}, "tensor m.wte.weight has another shape"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const TensorFamily families[] = {cases[i].m, cases[i].scales};

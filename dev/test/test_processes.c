@@ -4,6 +4,7 @@ The trainer's model among several processes, by its own functions.
     mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against one
                                         process, bits against -z 0, bytes held and sent against the plan
     mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same
+    mpirun test_processes files T       a checkpoint of one process is read, and written again, by -tp T with every -z and -om
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
 dev/test/test_processes.sh runs them, and the trainer itself.
 */
@@ -278,13 +279,86 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     comm_close(single);
 }
 
-static int run_slices(int t) {
+// ---- checkpoints of slices
+
+static void save_in(const char *folder, GPT2 *m, Comm *world) {
+    cJSON *nothing = cJSON_CreateObject();
+    ModelState state = gpt2_state(m);
+    if (world->rank == 0) { mkdir(folder, 0777); }
+    comm_barrier(world);
+    state.world = m->groups.world;
+    checkpoint_save(folder, 1, &state, nothing);
+    cJSON_Delete(nothing);
+}
+
+// the model of a checkpoint
+static GPT2 *model_from(const char *folder, Purpose p, const Groups *groups) {
+    char path[PATH_LENGTH];
+    GPT2 *m = model_make(p, *groups);
+    checkpoint_path(path, folder, 1);
+    ModelFile file = model_open(path);
+    gpt2_resume(m, path, &file);
+    model_close(&file);
+    return m;
+}
+
+static void check_same_file(const char *a, const char *b, const char *name, const GPT2 *m) {
+    char command[PATH_LENGTH];
+    format_path(command, "cmp %s/step_00000001/%s %s/step_00000001/%s", a, name, b, name);
+    CHECK(system(command) == 0, "-tp %d -z %d, moments %s: %s differs", m->local.ranks, m->purpose.shards.stage,
+          dtype_name(m->purpose.moments), name);
+}
+
+// Written again it is the same file; but codes are rounded again for their slices, and stay what they are from then on.
+static void check_files(Purpose p, const Groups *groups, int which) {
+    char from[32], first[32], second[32];
+    Comm *world = groups->world, *single = comm_single(&cpu_device);
+    Groups alone = {single, single, single};
+    snprintf(from, sizeof from, "alone_%d", which);
+    snprintf(first, sizeof first, "first_%d", which);
+    snprintf(second, sizeof second, "second_%d", which);
+    if (world->rank == 0) {
+        Purpose whole = p;
+        whole.shards = purpose_for(0, 0, 1, single).shards;
+        GPT2 *m = model_make(whole, alone);
+        update(m, 0);
+        save_in(from, m, single);
+        model_free(m);
+    }
+    comm_barrier(world);
+    GPT2 *m = model_from(from, p, groups);
+    save_in(first, m, world);
+    GPT2 *again = model_from(first, p, groups);
+    save_in(second, again, world);
+    bool codes = p.moments == DT_U8;
+    if (world->rank == 0) { check_same_file(first, from, "model.safetensors", m); }
+    if (world->rank == 0) { check_same_file(first, codes ? second : from, "optimizer.safetensors", m); }
+    model_free(again);
+    model_free(m);
+    comm_close(single);
+}
+
+static void check_all_files(const Groups *groups) {
+    for (int k = 0; k < 4 * 3; k++) {
+        int stage = k / 3, r = k % 3 * 2;
+        if (stage > 0 && groups->dp->size == 1) { break; }
+        Purpose p = purpose_for(stage, r, 1, groups->dp);
+        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        check_files(p, groups, k);
+    }
+}
+
+static int run_slices(int t, bool files) {
     Groups groups;
     groups.world = comm_open();
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
-    check_slices_at(1, &groups);
-    check_slices_at(MICRO_STEPS, &groups);
+    if (files) {
+        check_all_files(&groups);
+    } else {
+        check_slices_at(1, &groups);
+        check_slices_at(MICRO_STEPS, &groups);
+    }
     if (groups.world->rank == 0) { printf("every layout agrees\n"); }
     comm_close(groups.dp);
     comm_close(groups.tp);
@@ -354,7 +428,8 @@ static void test_layer_gathers(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
-    if (argc == 3 && strcmp(argv[1], "slices") == 0) { return run_slices(atoi(argv[2])); }
+    if (argc == 3 && strcmp(argv[1], "slices") == 0) { return run_slices(atoi(argv[2]), false); }
+    if (argc == 3 && strcmp(argv[1], "files") == 0) { return run_slices(atoi(argv[2]), true); }
     if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
