@@ -1502,6 +1502,16 @@ static void check_length(const TrainArgs *a, const GPT2Config *c) {
     }
 }
 
+// With -tp every process needs a row of each micro-batch, of which the last ones have fewer.
+static void check_rows(const TrainArgs *a, int rows, const char *of_what) {
+    int t = a->tensor_parallel;
+    if (row_share(rows, t, t - 1).own > 0) { return; }
+    input_error(
+        "-tp %d shares the %d rows of %s in chunks of %d, which leaves none for its last process; give a smaller "
+        "-tp, or a larger -b or -t",
+        t, rows, of_what, row_share(rows, t, 0).chunk);
+}
+
 // the same shape, or the checkpoint belongs to another model than -e asks for
 static void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
     GPT2Config asked;
@@ -1641,6 +1651,7 @@ static HellaSwag open_hellaswag(const TrainArgs *a, int V) {
     HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
     int T = set.longest;
     hellaswag_close(&set);
+    check_rows(a, a->B * a->T / T * T, "HellaSwag's examples");
     return hellaswag_open(HELLASWAG_PATH, a->B * a->T / T, T, V);
 }
 
@@ -1815,40 +1826,49 @@ static void show_sample(Run *run) {
 
 // ---- do all ranks still have the same parameters?
 
-// of all that every rank of the group has whole: at -z 3, of what is not gathered a layer at a time
-static uint64_t hash_replicated_params(GPT2 *m) {
+// of all that every rank of the dp group has whole, or of the tp group; at -z 3, of what is not gathered a layer at a time
+static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
     uint64_t hash = 0;
     zero_join_params(&m->zero);
-    for (int b = 0; b < num_buckets(&m->layout); b++) {
-        if (zero_gathers_layers(&m->zero, b)) { continue; }
-        size_t bytes = param_bucket(&m->layout, b).size * sizeof(floatX);
+    for (int i = 0; i < num_param_tensors(&m->config); i++) {
+        ParamId p = (ParamId)(i < NUM_PARAM_TENSORS ? i : FIRST_LAYER_PARAM + (i - NUM_PARAM_TENSORS) % LAYER_PARAMS);
+        int layer = i < NUM_PARAM_TENSORS ? 0 : 1 + (i - NUM_PARAM_TENSORS) / LAYER_PARAMS;
+        if (zero_gathers_layers(&m->zero, param_bucket_of(&m->layout, p, layer))) { continue; }
+        if (among_slices && param_split(p) != SPLIT_NONE) { continue; }
+        size_t bytes = param_count(&m->layout, p) * sizeof(floatX);
         void *host = xmalloc(bytes);
-        m->device->download(host, zero_params(&m->zero, b), bytes);
+        m->device->download(host, param(m, p, layer), bytes);
         hash = hash_bytes(hash, host, bytes);
         free(host);
     }
     return hash;
 }
 
-// Stops the run and names the first rank whose parameters are not those of most ranks, or of the first of them.
-static void check_replicas(Run *run) {
-    Comm *dp = run->groups.dp;
-    if (dp->size == 1) { return; }
-    long long mine = (long long)(hash_replicated_params(&run->model) >> 1);
-    if (comm_max(mine, dp) == -comm_max(-mine, dp)) { return; }
-    long long *hashes = (long long *)xmalloc((size_t)dp->size * sizeof *hashes);
+// Stops the run and names the first rank of the group whose parameters are not those of most ranks, or of the first of
+// them. The group's ranks are `stride` apart in the world, and its first one is `first`.
+static void check_group(Run *run, Comm *group, int first, int stride) {
+    if (group->size == 1) { return; }
+    long long mine = (long long)(hash_replicated_params(&run->model, group == run->groups.tp) >> 1);
+    if (comm_max(mine, group) == -comm_max(-mine, group)) { return; }
+    long long *hashes = (long long *)xmalloc((size_t)group->size * sizeof *hashes);
     int usual = 0, most = 0, other = 0;
-    for (int r = 0; r < dp->size; r++) { hashes[r] = comm_max(r == dp->rank ? mine : -1, dp); }
-    for (int r = 0; r < dp->size; r++) {
+    for (int r = 0; r < group->size; r++) { hashes[r] = comm_max(r == group->rank ? mine : -1, group); }
+    for (int r = 0; r < group->size; r++) {
         int same = 0;
-        for (int s = 0; s < dp->size; s++) { same += hashes[s] == hashes[r]; }
+        for (int s = 0; s < group->size; s++) { same += hashes[s] == hashes[r]; }
         if (same > most) { usual = r, most = same; }
     }
     while (hashes[other] == hashes[usual]) { other++; }
     run_error(
         "after step %lld rank %d has other parameters than rank %d, which %d of %d ranks have: they should be the "
         "same, so memory or arithmetic there is at fault; go on with -y 1 without that machine",
-        run->step, other, usual, most, dp->size);
+        run->step, first + stride * other, first + stride * usual, most, group->size);
+}
+
+static void check_replicas(Run *run) {
+    const Groups *g = &run->groups;
+    check_group(run, g->dp, g->tp->rank, g->tp->size);
+    check_group(run, g->tp, g->dp->rank * g->tp->size, 1);
 }
 
 // ---- one step
@@ -2091,6 +2111,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     const GPT2Config *c = &origin.config;
     check_length(a, c);
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, run->groups.world); }
+    check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(run, &origin);
     open_loaders(run, c->vocab_size);
     if (*origin.checkpoint) { restore_run(run, origin.checkpoint); }
@@ -2307,6 +2328,7 @@ static void print_plan(TrainArgs *a, Comm *host) {
     }
     bool json_wanted = strcmp(a->plan, "json") == 0;
     if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend, host); }
+    if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
     Purpose purpose = purpose_of(a, &origin.config, backend);
     size_t llmc = purpose.training ? llmc_bytes(&origin.config, &purpose) : 0;
     if (json_wanted) {

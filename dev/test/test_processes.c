@@ -71,7 +71,7 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
 }
 
 static void update(GPT2 *m, int step) {
-    AdamW hyper = {(real)1e-2, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
+    AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
     make_gradients(m, step, 1);
     gpt2_update(m, &hyper);
 }
@@ -159,13 +159,14 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
 }
 
 // every rank computes with the parameters that their owner has
-static void check_gathered(GPT2 *m, Comm *dp) {
-    Run run;
-    memset(&run, 0, sizeof run);
-    run.groups.dp = dp;
-    uint64_t hash = hash_replicated_params(m) >> 1;
-    CHECK(comm_max((long long)hash, dp) == -comm_max(-(long long)hash, dp), "-z %d: the ranks' parameters differ",
-          m->purpose.shards.stage);
+static void check_gathered(GPT2 *m) {
+    const Groups *g = &m->groups;
+    for (int slices = 0; slices < 2; slices++) {
+        Comm *group = slices ? g->tp : g->dp;
+        long long hash = (long long)(hash_replicated_params(m, slices) >> 1);
+        CHECK(comm_max(hash, group) == -comm_max(-hash, group), "-tp %d -z %d: the ranks' parameters differ",
+              m->local.ranks, m->purpose.shards.stage);
+    }
 }
 
 static void check_bytes(const GPT2 *m, uint64_t sent) {
@@ -204,7 +205,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
         uint64_t sent = dp->sent_bytes;
         update(m, 1);
         check_bytes(m, dp->sent_bytes - sent);
-        check_gathered(m, dp);
+        check_gathered(m);
         if (first && micro_steps == 1) { check_same_bits(m, first); }
         if (stage == 0) {
             first = m;
@@ -254,7 +255,7 @@ static uint64_t check_slices(const GPT2 *alone, Purpose p, const Groups *groups)
     uint64_t sent = sent_by(groups);
     update(m, 1);
     check_bytes(m, sent_by(groups) - sent);
-    check_gathered(m, groups->dp);
+    check_gathered(m);
     model_free(m);
     return hash;
 }
@@ -277,6 +278,54 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     }
     model_free(alone);
     comm_close(single);
+}
+
+// Inert heads, units and ids are exactly zero after 50 updates, and with them their moments; the losses are those of a
+// process alone.
+static void check_inert(const Groups *groups, MasterKind master, DType moments) {
+    enum { UPDATES = 50 };
+    Comm *single = comm_single(&cpu_device);
+    Groups alone = {single, single, single};
+    Purpose p = purpose_for(0, 0, 1, single);
+    p.master = master, p.moments = moments;
+    GPT2 *whole = model_make(p, alone);
+    p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+    GPT2 *m = model_make(p, *groups);
+    for (int step = 0; step < UPDATES; step++) {
+        update(whole, step);
+        update(m, step);
+        if (DT_FLOATX == DT_REAL && moments == DT_REAL) {
+            check_number("the loss", (double)*m->loss, (double)*whole->loss, 1e-4, m);
+        }
+    }
+    size_t inert = 0;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        const Slice *s = &m->layout.slice[id];
+        size_t count = s->rows * s->cols, all = s->global_rows * s->global_cols;
+        unsigned char *ones = (unsigned char *)xmalloc(all), *is_real = (unsigned char *)xmalloc(count);
+        memset(ones, 1, all);
+        slice_extract(is_real, ones, s, 1);
+        for (int layer = 0; layer < param_layers((ParamId)id, &config); layer++) {
+            size_t at = param_offset(&m->layout, (ParamId)id, layer);
+            for (size_t i = 0; i < count; i++) {
+                CHECK(is_real[i] || to_real(m->optimizer.params[at + i]) == 0, "inert element %zu of %s has become %g",
+                      i, param_specs[id].name, (double)to_real(m->optimizer.params[at + i]));
+                inert += !is_real[i] && id != WTE;
+            }
+        }
+        free(is_real);
+        free(ones);
+    }
+    CHECK(comm_max((long long)inert, groups->tp) > 0 || config.num_heads % groups->tp->size == 0, "nothing is inert");
+    model_free(m);
+    model_free(whole);
+    comm_close(single);
+}
+
+static void check_inert_kinds(const Groups *groups) {
+    check_inert(groups, MASTER_SPLIT, DT_REAL);
+    check_inert(groups, MASTER_NONE, DT_BF16);
+    check_inert(groups, MASTER_FP32, DT_U8);
 }
 
 // ---- checkpoints of slices
@@ -356,6 +405,7 @@ static int run_slices(int t, bool files) {
     if (files) {
         check_all_files(&groups);
     } else {
+        if (groups.dp->size == 1) { check_inert_kinds(&groups); }
         check_slices_at(1, &groups);
         check_slices_at(MICRO_STEPS, &groups);
     }
@@ -380,8 +430,8 @@ static int run_drift(int culprit, int argc, char **argv) {
     for (int step = 0; step < 3; step++) {
         start_step(&run);
         finish_step(&run);
-        if (step == 1 && run.groups.dp->rank == culprit) {
-            floatX *weight = (floatX *)param(&run.model, WTE, 0);
+        if (step == 1 && run.groups.world->rank == culprit) {
+            floatX *weight = (floatX *)param(&run.model, WPE, 0);
             *weight = to_floatX(to_real(*weight) * (real)1.01);
         }
         check_replicas(&run);
@@ -426,6 +476,41 @@ static void test_layer_gathers(void **state) {
     }
 }
 
+// What a process saves with -tp t is a part in t of what one saves alone, but for what every rank has; and there are three
+// buffers of all rows, whatever the layers are.
+static void test_plan_of_slices(void **state) {
+    (void)state;
+    GPT2Config c;
+    PlanIndex at;
+    assert_true(config_from_descriptor(&c, "d12", 0, 0));
+    Comm *single = comm_single(&cpu_device);
+    for (int k = 0; k < 5 * 3; k++) {
+        Purpose p = purpose_for(0, 0, 1, single);
+        int t = 2 << k % 3, level = k / 3;
+        size_t N = (size_t)p.B * 1024, row = (size_t)c.channels * sizeof(floatX),
+               of_all = N * (2 * sizeof(int) + sizeof(real));
+        p.T = 1024, p.recompute.level = level, p.recompute.every = 1, p.recompute.layers = c.num_layers;
+        p.gather_again = true;
+        Plan plan = gpt2_plan(&c, &p, &at);
+        size_t alone = plan_bytes(&plan, SAVED) - of_all;
+        plan_free(&plan);
+        p.shards.slices = t;
+        plan = gpt2_plan(&c, &p, &at);
+        size_t split = plan_bytes(&plan, SAVED) - of_all;
+        size_t heads = (size_t)(12 / t * t == 12 ? 12 : (12 / t + 1) * t);  // 16 for t = 8, where 4 are inert
+        printf("    -tp %d -r %d: %.1f MiB instead of %.1f\n", t, level, (double)split / 1048576,
+               (double)alone / 1048576);
+        if (heads == 12) { assert_int_equal(split * (size_t)t, alone); }
+        assert_true(split * (size_t)t <= alone * heads / 12);
+        assert_int_equal(plan.tensors[at.normed].bytes, N * row);
+        assert_int_equal(plan.tensors[at.narrow].bytes, N * row);
+        assert_int_equal(plan.tensors[at.gathered_gradient].bytes, N * row);
+        assert_int_equal(plan.tensors[at.dresidual].bytes, N * row / (size_t)t);
+        plan_free(&plan);
+    }
+    comm_close(single);
+}
+
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3 && strcmp(argv[1], "slices") == 0) { return run_slices(atoi(argv[2]), false); }
@@ -434,6 +519,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_layer_gathers),
+        cmocka_unit_test(test_plan_of_slices),
     };
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
 }
