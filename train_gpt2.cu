@@ -359,7 +359,7 @@ typedef struct {
     real *loss, *norm_squared;           // one number each, neighbours
     TensorSpan *spans;                   // (num_spans)
     BackendScratch own;                  // the backend's
-    floatX *replicated;                  // with -tp: gradients of tensors that are not split, on their way
+    void *replicated;                    // with -tp: gradients of tensors that are not split, on their way
     real *statistics;                    // with -tp: (t,classifier_rows,3) of the logits
     floatX *dresidual;                   // (B,T,C) gradient of the residual stream, from the last block to the first
     Scratch narrow;                      // (B,T,C): dlnf dln2 datty dln1, and with -tp sums before they are scattered

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Training by several processes through mpirun, whatever each of them keeps (-z): against one process, stopped and gone on
-# with in another number, and one of whose processes is killed, hangs, or is given bad data.
+# Training by several processes through mpirun, whatever each of them keeps (-z, -tp): against one process, stopped and gone
+# on with in another layout, and one of whose processes is killed, hangs, or is given bad data.
 #   PROGRAM=build/test/test_processes TRAINER=./train_gpt2 EMULATED=build/emulated/train_gpt2 dev/test/test_processes.sh
 # Skipped where there is no mpirun, or no MPI was built in.
 set -uo pipefail
@@ -9,6 +9,8 @@ cd "$(dirname "$0")/../.." || exit
 program=$(realpath "${PROGRAM:-build/test/test_processes}")
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
+# what layouts with other sums are compared with: bf16 would round them apart
+fp32=$(realpath "${TRAINER_FP32:-$trainer}")
 skip() {
     echo "$1: no test of several processes"
     echo "[  SKIPPED ] 1 test(s)."
@@ -79,6 +81,21 @@ done
 if [ -x "${program}_bf16" ]; then
     launch 3 "${program}_bf16" layouts
     report "and in bf16 on 3" "$(says "^every layout agrees")"
+fi
+
+for layout in "2 2" "3 3" "4 2" "4 4"; do
+    read -r ranks slices <<<"$layout"
+    launch "$ranks" "$program" slices "$slices"
+    report "gradients, bits and bytes of -tp $slices on $ranks" "$(says "^every layout agrees")"
+    launch "$ranks" "$program" files "$slices"
+    report "checkpoints of -tp $slices on $ranks" "$(says "^every layout agrees")"
+    rm -r alone_* first_* second_*
+done
+if [ -x "${program}_bf16" ]; then
+    launch 4 "${program}_bf16" slices 2
+    report "and in bf16 of -tp 2 on 4" "$(says "^every layout agrees")"
+    launch 4 "${program}_bf16" files 2
+    report "and checkpoints" "$(says "^every layout agrees")"
 fi
 
 # ---- the trainer: 12 sequences an update
@@ -154,6 +171,66 @@ report "and one process's is gone on with on 4" "$(
     close_run four alone 1e-5
 )"
 
+# ---- tensor parallelism, by the trainer
+
+mixed=$trainer trainer=$fp32
+report "one process, 50 steps in fp32" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0)"
+cp "$out" whole_text
+samples() { sed -n '/^---$/,/^---$/p' "$1"; }
+for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -rk 2" "4 4 0"; do
+    read -r ranks slices stage more <<<"$layout"
+    name=slices_$ranks$slices$stage
+    # shellcheck disable=SC2086
+    report "50 steps, -tp $slices -z $stage on $ranks${more:+ $more}, are those of one process" "$(
+        run 0 "$ranks" "${together[@]}" -b 1 -tp "$slices" -z "$stage" -x 50 -n 50 -o "$name" --temperature 0 $more
+        close_run "$name" whole_model 1e-4
+        cmp <(samples "$out") <(samples whole_text) 2>&1
+    )"
+done
+report "an update has the same bits at every -z, -r and -ra" "$(
+    for way in "-z 0 -r 0 -ra 0" "-z 0 -r 0" "-z 1 -r 1 -ra 0" "-z 2 -r 2" "-z 3 -r 3" "-z 3 -r 4 -rk 2"; do
+        # shellcheck disable=SC2086
+        run 0 4 "${together[@]}" -b 6 -tp 2 -x 6 -n 6 -om 8bit $way -o "same_${way//[^0-9]/}"
+        same_run "same_${way//[^0-9]/}" same_000 step_00000006
+    done
+)"
+report "HellaSwag by slices" "$(
+    run 0 1 "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -h 1 -o hella_whole
+    for layout in "2 2" "4 2"; do
+        read -r ranks slices <<<"$layout"
+        run 0 "$ranks" "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -tp "$slices" -z 3 -h 1 -o "hella_$ranks$slices"
+        diff <(grep hellaswag hella_whole/metrics.jsonl) <(grep hellaswag "hella_$ranks$slices/metrics.jsonl")
+    done
+)"
+for moments in bf16 8bit; do
+    report "a run of -tp 2 on 4 at -z 3, whole and in two pieces, -om $moments" "$(
+        whole=(-b 1 -tp 2 -z 3 -x 10 -n 5 -om "$moments")
+        run 0 4 "${together[@]}" "${whole[@]}" -o "pieces_$moments"
+        cp -r "pieces_$moments" "second_$moments" && rm -r "second_$moments/step_00000010"
+        run 0 4 -o "second_$moments" -y 1 -x 10
+        same_run "second_$moments" "pieces_$moments" step_00000010
+    )"
+done
+report "a run of -tp 2 on 4 at -z 3 in fp32" "$(
+    run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o pieces
+)"
+for layout in "1 1 0" "4 1 1" "4 4 0"; do
+    read -r ranks slices stage <<<"$layout"
+    report "goes on with on $ranks at -tp $slices -z $stage" "$(
+        cp -r pieces "pieces_$ranks$slices" && rm -r "pieces_$ranks$slices/step_00000010"
+        run 0 "$ranks" -o "pieces_$ranks$slices" -y 1 -x 10 -tp "$slices" -z "$stage" -b 1
+        close_run "pieces_$ranks$slices" pieces 1e-5
+    )"
+done
+report "8-bit moments of other slices are rounded again, and it is said" "$(
+    rm -r second_8bit/step_00000010
+    run 0 1 -o second_8bit -y 1 -x 10 -tp 1 -b 1
+    says '^note .*moments were in 2 slices, are now in 1: they were rounded to 8 bits again'
+    close_run second_8bit pieces_8bit 1e-3
+)"
+trainer=$mixed
+report "50 steps with -w none and 8-bit moments" "$(run 0 2 "${together[@]}" -b 1 -tp 2 -x 50 -w none -om 8bit --check-replicas 1)"
+
 # ---- the plan
 
 report "the plan is what each process takes and sends" "$(
@@ -164,6 +241,15 @@ report "the plan is what each process takes and sends" "$(
     awk -v taken="$taken" -v sent="$sent" '/"total":/ { found += sprintf("%.1f", $2 / 1048576) == taken }
         /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
         END { if (found != 8) print found " of 8 numbers are what the run said: " taken " " sent }' "$out"
+)"
+
+report "and with -tp" "$(
+    run 0 4 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 -x 1 -o planned_slices
+    taken=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out") sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
+    run 0 1 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 --plan=json -pn 4
+    awk -v taken="$taken" -v sent="$sent" '/"total":/ { ranks++; found += sprintf("%.1f", $2 / 1048576) == taken }
+        /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
+        END { if (ranks != 4 || found != 8) print found " of 8 numbers are what the run said: " taken " " sent }' "$out"
 )"
 
 # ---- trouble
@@ -178,6 +264,10 @@ refused "a batch that the processes do not divide" \
     '-d 192 is not a multiple of -b x -t x processes = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
 refused "another number of processes" '-pn 3, but mpirun started 2' 2 "${model[@]}" -b 1 -pn 3 -o refused
+refused "processes that -tp does not divide" '-tp 2 takes a number of processes that is a multiple of it; found 3' \
+    3 "${model[@]}" -b 1 -tp 2 -o refused
+refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chunks of 3, which leaves none for its last' \
+    4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
 refused "text from several processes" '--generate is the work of one process; found 2' 2 --generate 5 -e one/step_00000050
 
 head -c 500 text >short
@@ -200,14 +290,23 @@ report "a replica that drifts is named" "$(
     says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
     sentences 1
 )"
+launch 3 "$program" drift 1 "${together[@]}" -b 1 -tp 3
+status=$?
+report "and a slice whose whole tensors drift" "$(
+    [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
+    says '^step 1 is sound'
+    says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
+    sentences 1
+)"
 report "replicas that do not are silent" "$(run 0 2 "${together[@]}" -b 1 -x 4 --check-replicas 2 -z 1)"
 
-# SIGNAL STATUS: a long run of 3, one of whose ranks gets the signal; afterwards none is left
+# SIGNAL STATUS [FLAGS]: a long run of 3, one of whose ranks gets the signal; afterwards none is left
 strike() {
-    timeout -k 5 60 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk 2 -o "struck_$1" --comm-timeout 2 \
-        >"$out" 2>&1 </dev/null &
+    local run=struck_$1${3+_slices}
+    timeout -k 5 60 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk 2 -o "$run" --comm-timeout 2 \
+        "${@:3}" >"$out" 2>&1 </dev/null &
     local job=$! status=0 ranks victim id
-    until [ -d "struck_$1/step_00000008" ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    until [ -d "$run/step_00000008" ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # of mpirun, of timeout
     victim=$(sed -n 2p <<<"$ranks")
     kill -s "$1" "$victim"
@@ -222,13 +321,19 @@ goes_on() {
     local last
     last=$(find "$1" -name 'step_*' ! -name '*.tmp' | sort | tail -n 1)
     last=$((10#${last##*_}))
-    run 0 2 -o "$1" -y 1 -z 2 -b 1 -x $((last + 2)) -v 0 -s 0
+    run 0 2 -o "$1" -y 1 -z 2 -b 1 -tp 1 -x $((last + 2)) -v 0 -s 0
     [ -d "$1/$(printf 'step_%08d' $((last + 2)))" ] || echo "no checkpoint of step $((last + 2))"
 }
 report "a rank is killed" "$(strike KILL 137 && says 'exited on signal 9' && sentences 0)"
 report "and the run goes on" "$(goes_on struck_KILL)"
 report "a rank hangs" "$(strike STOP 1 && says 'train_gpt2: rank [0-2]: rank [0-2] has not answered for 2 s' && sentences 1)"
 report "and the run goes on" "$(goes_on struck_STOP)"
+report "a rank of three slices is killed" "$(strike KILL 137 -tp 3 && says 'exited on signal 9' && sentences 0)"
+report "and the run goes on" "$(goes_on struck_KILL_slices)"
+report "a rank of three slices hangs" "$(
+    strike STOP 1 -tp 3 && says 'train_gpt2: rank [0-2]: rank [0-2] has not answered for 2 s' && sentences 1
+)"
+report "and the run goes on" "$(goes_on struck_STOP_slices)"
 report "a signal to one rank ends all with a checkpoint" "$(
     strike TERM 0
     says 'told to end by SIGTERM'
@@ -249,6 +354,8 @@ if [ -x "$emulated" ]; then
             close_run "emulated_$stage" emulated_one 1e-5
             same_run "emulated_$stage" emulated_0 step_00000002
         done
+        run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: the second rank has none
+        close_run emulated_slices emulated_one 1e-5
     )"
 fi
 
