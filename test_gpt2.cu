@@ -308,14 +308,29 @@ static Purpose training(int B, int T) {
     Purpose p = {backend,     B,       T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
                  true,        0,       false,     false,
                  true,        true,    {0, 1, 0}, 0,
-                 MASTER_FP32, DT_REAL, DT_REAL,   {1, 0, 0}};
+                 MASTER_FP32, DT_REAL, DT_REAL,   {1, 0, 0, 1, 0},
+                 true};
     return p;
 }
 
 static Purpose decoding(int T, int positions) {
-    Purpose p = {
-        backend, 1,           T,       1,       false,    positions, false, false, false, true, {FORWARD_ONLY, 1, 1000},
-        0,       MASTER_NONE, DT_REAL, DT_REAL, {1, 0, 0}};
+    Purpose p = {backend,
+                 1,
+                 T,
+                 1,
+                 false,
+                 positions,
+                 false,
+                 false,
+                 false,
+                 true,
+                 {FORWARD_ONLY, 1, 1000},
+                 0,
+                 MASTER_NONE,
+                 DT_REAL,
+                 DT_REAL,
+                 {1, 0, 0, 1, 0},
+                 true};
     return p;
 }
 

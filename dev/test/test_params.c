@@ -1,6 +1,7 @@
 // params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first
 // values.
 #include "testing.h"
+#include "../../llmc/adamw.h"
 #include "../../llmc/layout.h"
 #include <omp.h>
 
@@ -251,6 +252,38 @@ static void check_buffers(const ParamLayout *layout) {
     }
 }
 
+// Of slices the spans say where in the whole tensor an element is, whatever part of the slice a rank has.
+static void check_places(const ParamLayout *layout) {
+    TensorSpan spans[LAYER_PARAMS];
+    for (int i = 0; i < num_buckets(layout); i++) {
+        int count = bucket_spans(spans, layout, i);
+        for (int k = 0; k < count; k++) {
+            const Slice *slice = &layout->slice[spans[k].tensor % NUM_PARAM_TENSORS];
+            for (size_t r = 0; r < slice_num_runs(slice); r++) {
+                SliceRun run = slice_run_within(slice_run(slice, r), spans[k].first, spans[k].count);
+                for (size_t e = 0; e < run.count; e++) {
+                    assert_int_equal(span_element(spans[k].place, run.local + e), run.global + e);
+                }
+            }
+        }
+    }
+}
+
+static void test_places_in_the_whole(void **state) {
+    (void)state;
+    static const char *const words[] = {"l1h1c1", "l2h3c24", "l1h5c15", "l1h4c64"};
+    static const int slices[] = {1, 2, 3, 4, 8};
+    for (int k = 0; k < 4 * 5 * 2; k++) {
+        GPT2Config c = described(words[k % 4]);
+        int t = slices[k / 4 % 5], ranks = 1 + 2 * (k / 20);
+        for (int r = 0; r < t * ranks; r++) {
+            Shards shards = {ranks, r / t, k / 20, t, r % t};
+            ParamLayout layout = param_layout_among(&c, shards);
+            check_places(&layout);
+        }
+    }
+}
+
 // marks in `seen` (layout.total) what this rank owns of every tensor; where it lies is where the spans say
 static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Config *c) {
     TensorSpan spans[LAYER_PARAMS];
@@ -397,6 +430,7 @@ int main(void) {
         cmocka_unit_test(test_layout),
         cmocka_unit_test(test_spans),
         cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_places_in_the_whole),
         cmocka_unit_test(test_init),
         cmocka_unit_test(test_init_zero_outside),
         cmocka_unit_test(test_init_is_reproducible),

@@ -280,6 +280,23 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     comm_close(single);
 }
 
+// A prompt longer than a rank's rows, and a token after it: the logits are those of a process alone.
+static void check_decoding(GPT2 *m, GPT2 *alone) {
+    static const int prompt[] = {5, 290, 131, 7, 250, 64, 3, 3, 180, 17};
+    float got[300], expected[300];
+    for (int from = 0; from < 10; from = from == 0 ? 9 : 10) {
+        int n = from == 0 ? 9 : 1;
+        gpt2_prefill(m, prompt + from, from, n, got);
+        gpt2_prefill(alone, prompt + from, from, n, expected);
+        double difference = 0, norm = 0;
+        for (int v = 0; v < config.vocab_size; v++) {
+            difference += pow((double)got[v] - (double)expected[v], 2), norm += pow((double)expected[v], 2);
+        }
+        CHECK(difference <= limit * limit * norm, "-tp %d: logits after %d tokens are off by %.2g", m->local.ranks,
+              from + n, sqrt(difference / norm));
+    }
+}
+
 // Inert heads, units and ids are exactly zero after 50 updates, and with them their moments; the losses are those of a
 // process alone.
 static void check_inert(const Groups *groups, MasterKind master, DType moments) {
@@ -287,10 +304,11 @@ static void check_inert(const Groups *groups, MasterKind master, DType moments) 
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
     Purpose p = purpose_for(0, 0, 1, single);
-    p.master = master, p.moments = moments;
+    p.master = master, p.moments = moments, p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
     p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
     GPT2 *m = model_make(p, *groups);
+    check_decoding(m, whole);
     for (int step = 0; step < UPDATES; step++) {
         update(whole, step);
         update(m, step);
