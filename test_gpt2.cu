@@ -314,23 +314,10 @@ static Purpose training(int B, int T) {
 }
 
 static Purpose decoding(int T, int positions) {
-    Purpose p = {backend,
-                 1,
-                 T,
-                 1,
-                 false,
-                 positions,
-                 false,
-                 false,
-                 false,
-                 true,
-                 {FORWARD_ONLY, 1, 1000},
-                 0,
-                 MASTER_NONE,
-                 DT_REAL,
-                 DT_REAL,
-                 {1, 0, 0, 1, 0},
-                 true};
+    const Recompute nothing_kept = {FORWARD_ONLY, 1, 1000};
+    Purpose p = training(1, T);
+    p.micro_steps = 1, p.training = false, p.decode_positions = positions, p.graph = false;
+    p.recompute = nothing_kept, p.master = MASTER_NONE;
     return p;
 }
 

@@ -100,7 +100,7 @@ static void test_levels_keep_what_they_say(void **state) {
         Places p = places_make(&r, L);
         int kept = 0;
         for (int id = LN1; id <= RESIDUAL3; id++) {
-            const int channels[] = {0, 0, 1, 3, 4};
+            const int channels[] = {0, 0, 1, 1, 3, 4};  // by Width
             for (int l = 0; l < L && !activation_specs[id].statistic; l++) {
                 kept += place_of(&p, (ActivationId)id, l, L).kept ? channels[activation_specs[id].width] : 0;
             }
