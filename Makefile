@@ -247,7 +247,7 @@ test: ## build and run every test; the last line is `N passed, N failed`
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2' \
 		--together $(EMULATED_SANITIZED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') $(EMULATED)
 
-test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) $(SANITIZED) \
+test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) build/emulated/train_gpt2 $(SANITIZED) \
 	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
 
 bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply; minutes
@@ -261,6 +261,9 @@ bench-states: build/check/bf16 ## train a small model with every kind of optimiz
 
 bench-comm: build/bench/bench_comm ## bandwidth between processes: mpirun -np 2 --bind-to none build/bench/bench_comm
 	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
+
+bench-processes: train_gpt2 ## time several processes of one thread beside one process of as many
+	@dev/bench/bench_processes.py
 
 bench-cpu: ## time a training step and its matmuls on the CPU, beside PyTorch
 	@scripts/setup.sh bench
@@ -283,8 +286,8 @@ clean: ## remove what make built; data/ and runs/ stay
 	rm -rf build train_gpt2 test_gpt2
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
-.PHONY: all train test test-programs bench bench-remat bench-states bench-comm bench-cpu format format-check lint \
-	clean help
+.PHONY: all train test test-programs bench bench-remat bench-states bench-comm bench-processes bench-cpu format \
+	format-check lint clean help

@@ -5,6 +5,7 @@
 # data       token shards of 100M tokens, 200 MB, as llm.c's dev/data/fineweb.py writes them: DATA/*_train_*.bin and
 #            DATA/*_val_*.bin. DATA=FOLDER in the environment says where else they are
 # run again  it goes on from the last checkpoint, bit for bit; flags that are added at the end are the trainer's
+# RANKS=8    trains on as many GPUs of this machine, through mpirun; the hours in those scripts are divided by it
 # HellaSwag  its accuracy is taken at every validation if dev/data/hellaswag.py has made its file
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,9 +17,13 @@ fi
 name=$1 data=${DATA:-$2} run=runs/gpt2_$1
 shift 2
 
+start=()
 if [ "${RANKS:-1}" != 1 ]; then
-    echo "run_gpt2: RANKS=$RANKS, but training is one process on one GPU so far; leave RANKS out" >&2
-    exit 2
+    if ! command -v mpirun >/dev/null; then
+        echo "run_gpt2: RANKS=$RANKS needs mpirun, which is not installed; install openmpi-bin and build again" >&2
+        exit 2
+    fi
+    start=(mpirun -np "$RANKS" --bind-to none)
 fi
 if [ ! -x ./train_gpt2 ]; then
     echo "run_gpt2: there is no ./train_gpt2; build it with make on a machine with nvcc and a GPU" >&2
@@ -32,4 +37,4 @@ if [ -f dev/data/hellaswag/hellaswag_val.bin ]; then
 else
     echo "gpt2 $name  without HellaSwag: python3 dev/data/hellaswag.py makes its file"
 fi
-exec ./train_gpt2 "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"
+exec "${start[@]}" ./train_gpt2 "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"
