@@ -614,8 +614,8 @@ static void drop(GPT2 *m, ActivationId id, int layer) {
     scratch_release(activation_specs[id].home == IN_WIDE ? &m->wide : &m->normed);
 }
 
-// LN1 or LN2 of all ranks' rows, from `own` ones that hold has given: where those are, or where they are kept alone (-ra
-// 1) in scratch
+// LN1 or LN2 of all ranks' rows, from `own` ones that hold has given: where those are, or where they are kept alone
+// (-ra 1) in scratch
 static const floatX *gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
     int N = m->B * m->T;
     if (!rows_are_split(m)) { return own; }
@@ -660,8 +660,8 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
                              HS, &m->exec);
 }
 
-// out (N,C) = in (N,K) weight (C,K)^T + bias + residual (N,C). With -tp each rank has some of the K columns: its product
-// is a part of the sum, to which bias and residual are added once, and out and residual are its own rows.
+// out (N,C) = in (N,K) weight (C,K)^T + bias + residual (N,C). With -tp each rank has some of the K columns: its
+// product is a part of the sum, to which bias and residual are added once, and out and residual are its own rows.
 static void project_forward(GPT2 *m, floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                             const floatX *residual, int N, int K) {
     int C = m->config.channels;
@@ -765,7 +765,8 @@ static void gpt2_forward(GPT2 *m) {
     }
 }
 
-// Losses of `rows` rows from `first` on, and their logits' gradient times dloss, in place; with -tp of this rank's columns
+// Losses of `rows` rows from `first` on, and their logits' gradient times dloss, in place; with -tp of this rank's
+// columns
 static void classify_rows(GPT2 *m, floatX *logits, int first, int rows, real dloss) {
     Exec *ex = &m->exec;
     Comm *tp = m->groups.tp;
@@ -1023,7 +1024,8 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
-// the gradients of a bucket's tensors that every slice has whole, to m->replicated + at, or back; returns where they end
+// the gradients of a bucket's tensors that every slice has whole, to m->replicated + at, or back; returns where they
+// end
 static size_t copy_replicated(GPT2 *m, int bucket, size_t at, bool back) {
     Stretch stretches[LAYER_PARAMS];
     Gradient grads = zero_kept_grads(&m->zero, bucket), together = {m->replicated, grads.dtype};
@@ -1826,7 +1828,8 @@ static void show_sample(Run *run) {
 
 // ---- do all ranks still have the same parameters?
 
-// of all that every rank of the dp group has whole, or of the tp group; at -z 3, of what is not gathered a layer at a time
+// of all that every rank of the dp group has whole, or of the tp group; at -z 3, of what is not gathered a layer at a
+// time
 static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
     uint64_t hash = 0;
     zero_join_params(&m->zero);

@@ -11,10 +11,10 @@ The statistics of the layernorms are always kept (16 bytes a token and block), a
 At level 4 the inputs of every k-th block are kept (-rk k): a segment of k blocks is replayed before the backward of its
 last one. Of the last one the down-projection is not made again: nothing reads its value.
 What is rebuilt lives in slots that all blocks share (a segment needs as many as it has blocks), or in scratch.
-With tensor parallelism a rank has its own heads and units, and of layernorms and the residual stream its own rows. Where
-layernorms are kept, -ra 0 keeps them as they were gathered; -ra 1 gathers them again in the backward.
-defines: ActivationId, ActivationSpec, activation_specs, width_size, activation_rows, Recompute, forward_only, Place, Places,
-         places_make, places_free, place_of
+With tensor parallelism a rank has its own heads and units, and of layernorms and the residual stream its own rows.
+Where layernorms are kept, -ra 0 keeps them as they were gathered; -ra 1 gathers them again in the backward.
+defines: ActivationId, ActivationSpec, activation_specs, width_size, activation_rows, Recompute, forward_only, Place,
+         Places, places_make, places_free, place_of
 */
 #pragma once
 #include "check.h"

@@ -166,8 +166,8 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 
 // ---- the kernel
 
-// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the ends
-// of short rows
+// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the
+// ends of short rows
 static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
     uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = 0;
     if (t.span.place.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }

@@ -8,8 +8,8 @@ or codes (moments.h) in U8 with m_scales.<name> and v_scales.<name> beside them,
 counted in (out, in) order. What a run finds otherwise than it keeps it is converted.
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all.
 Of several processes each writes the elements that it owns (layout.h), and reads what it keeps: the files are the same
-whatever their number, -z and -tp. Only scales are those of 128 neighbours in a process's own slice: with -tp t those of a
-tensor that is split are (t, scales of a slice), and a run with another t rounds its moments to 8 bits again.
+whatever their number, -z and -tp. Only scales are those of 128 neighbours in a process's own slice: with -tp t those of
+a tensor that is split are (t, scales of a slice), and a run with another t rounds its moments to 8 bits again.
 defines: ModelState, checkpoint_save, checkpoint_bytes, checkpoint_latest, checkpoint_prune, ModelFile, model_open,
          block_load, weights_load, weights_store, model_close, checkpoint_load, checkpoint_load_state, json_whole,
          read_json, try_read_json, write_json
@@ -130,8 +130,8 @@ static inline ColumnRows column_rows(const Slice *slice, const SlicePiece *recta
     return rows;
 }
 
-// Writes what a piece of a tensor, host (piece.count), has of a rectangle of the slice, where the file has the tensor the
-// other way round: a column is a run there. Columns that follow each other, as all do where the piece is the whole
+// Writes what a piece of a tensor, host (piece.count), has of a rectangle of the slice, where the file has the tensor
+// the other way round: a column is a run there. Columns that follow each other, as all do where the piece is the whole
 // tensor, are written at once.
 static inline void write_transposed(SafeTensorsWriter *w, int index, const unsigned char *host, ParamPiece piece,
                                     const Slice *slice, const SlicePiece *rectangle, size_t size) {
@@ -365,8 +365,8 @@ static inline void remove_unfinished(const char *run_dir) {
     if (dir) { closedir(dir); }
 }
 
-// Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. All ranks of a run call it. A failure (a
-// full disk, say) removes the half-written folder and stops with exit 1; the checkpoints before it are untouched.
+// Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. All ranks of a run call it. A failure
+// (a full disk, say) removes the half-written folder and stops with exit 1; the checkpoints before it are untouched.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
@@ -695,8 +695,8 @@ static inline void block_load(const ModelFile *model, const char *prefix, real *
     tensors_load(model, prefix, &layout, block_sink, block, device);
 }
 
-// The weights (piece.count) of a piece of the state: params are rounded half up where a master or a remainder of them is
-// kept, else to nearest even.
+// The weights (piece.count) of a piece of the state: params are rounded half up where a master or a remainder of them
+// is kept, else to nearest even.
 static inline void weights_store(const OptimizerState *o, const real *numbers, ParamPiece piece, const Device *device) {
     bool kept = o->master || o->remainder;
     size_t count = piece.count;
@@ -922,8 +922,9 @@ static inline void note_conversions(const ModelFile *optimizer, const ModelState
     }
 }
 
-// Fills what this rank keeps of the state from a checkpoint folder, whose model.safetensors is opened already. The weights are exact
-// whatever the two builds' precisions: where they were stored rounded, masters are read if there are any.
+// Fills what this rank keeps of the state from a checkpoint folder, whose model.safetensors is opened already. The
+// weights are exact whatever the two builds' precisions: where they were stored rounded, masters are read if there are
+// any.
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     const OptimizerState *o = &s->optimizer;

@@ -183,8 +183,8 @@ static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
 }
 
 // How often a micro-step with tensor parallelism gathers rows or scatters sums of them: for a block 4 times in the
-// forward, 4 in the backward, once more for each input of a product that is gathered again, and for what is replayed; the
-// embeddings' sum and its gradient; the classifier's input and its gradient.
+// forward, 4 in the backward, once more for each input of a product that is gathered again, and for what is replayed;
+// the embeddings' sum and its gradient; the classifier's input and its gradient.
 static inline int row_exchanges(const Places *places, int L, bool gather_again) {
     int exchanges = 4;
     for (int l = 0; l < L; l++) {

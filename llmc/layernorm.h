@@ -43,8 +43,8 @@ static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, co
     }
 }
 
-// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm.
-// sum may be in or residual, in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over
+// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm. sum
+// may be in or residual, in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over
 // devices stands between a product and its bias and residual
 static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                                   const floatX *in_bias, const floatX *residual, const floatX *weight,

@@ -6,8 +6,8 @@ defines: Shards, ParamLayout, param_layout, param_layout_among, param_offset, pa
          param_kept_piece, Stretch, bucket_stretches, num_replicated, bucket_spans
 
 Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
-            tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism
-            the block is that of this process's slices (slices.h), which are as large in all of them.
+            tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor
+            parallelism the block is that of this process's slices (slices.h), which are as large in all of them.
 Buckets     wte and wpe, each layer, and lnf are a bucket each: what is sent at once. Among N ranks a bucket is N chunks
             of equal size, a multiple of PARAM_ALIGN, so it ends with a gap where N does not divide it. Rank r owns its
             chunk r. A rank that keeps only what it owns (Shards) has these chunks one after another: its shard.
@@ -171,7 +171,8 @@ typedef struct {
 } Stretch;
 
 // What this rank owns, or keeps, of those tensors of a bucket that are split among the slices, or of those that every
-// slice has whole; neighbours, and the gaps between them, together. Writes at most LAYER_PARAMS and returns their number.
+// slice has whole; neighbours, and the gaps between them, together. Writes at most LAYER_PARAMS and returns their
+// number.
 static inline int bucket_stretches(Stretch *stretches, const ParamLayout *layout, int bucket, bool split, bool owned) {
     Bucket b = param_bucket(layout, bucket);
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0, last = -1;
@@ -201,8 +202,8 @@ static inline size_t num_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// Where a slice's elements are in the whole tensor. Its pieces lie as regularly as its rows: they are its rows, if there
-// are several.
+// Where a slice's elements are in the whole tensor. Its pieces lie as regularly as its rows: they are its rows, if
+// there are several.
 static inline SpanPlace span_place(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     SpanPlace place = {0, 0, 0};
@@ -214,9 +215,9 @@ static inline SpanPlace span_place(const ParamLayout *layout, ParamId id) {
     return place;
 }
 
-// The optimizer's view of a bucket: a span for each tensor of which this rank keeps a piece, in the order of the layout.
-// They begin in the block, or, where only what is owned is kept, in the rank's chunk of the bucket. Writes at most
-// LAYER_PARAMS spans and returns their number.
+// The optimizer's view of a bucket: a span for each tensor of which this rank keeps a piece, in the order of the
+// layout. They begin in the block, or, where only what is owned is kept, in the rank's chunk of the bucket. Writes at
+// most LAYER_PARAMS spans and returns their number.
 static inline int bucket_spans(TensorSpan *spans, const ParamLayout *layout, int bucket) {
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0;
     size_t base = layout->shards.stage < 1 ? 0 : param_bucket(layout, bucket).shard;

@@ -1,6 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, SpanPlace, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST, Ops
+defines: GradMode, Gradient, gradient_at, SpanPlace, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
+         Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -40,8 +41,8 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
 
-// Where the elements of a process's part of a tensor are in the whole: rows of `cols` elements, `stride` apart there, the
-// first from `origin` on. 0 cols: the part is the whole
+// Where the elements of a process's part of a tensor are in the whole: rows of `cols` elements, `stride` apart there,
+// the first from `origin` on. 0 cols: the part is the whole
 typedef struct {
     size_t origin, cols, stride;
 } SpanPlace;
@@ -88,8 +89,8 @@ typedef struct {
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
     // sum (N,C) = in + in_bias (C) + residual;  out, mean, rstd are sum's layernorm;  sum may be in or residual,
-    // in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over devices stands between
-    // a product and its bias and residual
+    // in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over devices stands
+    // between a product and its bias and residual
     void (*residual_layernorm_forward)(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
                                        const floatX *in_bias, const floatX *residual, const floatX *weight,
                                        const floatX *bias, int N, int C, Exec *ex);

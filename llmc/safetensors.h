@@ -418,8 +418,8 @@ static inline SafeTensorsWriter safetensors_create(const char *path) {
     return w;
 }
 
-// Opens the file at PATH, which another process has made and begun, to write a part of it: the same tensors are declared,
-// begin writes nothing, and whether all of every tensor is written is not this process's to know.
+// Opens the file at PATH, which another process has made and begun, to write a part of it: the same tensors are
+// declared, begin writes nothing, and whether all of every tensor is written is not this process's to know.
 static inline SafeTensorsWriter safetensors_join(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);

@@ -1,7 +1,7 @@
 /*
 Tensor parallelism: what rank r of t holds of each parameter tensor.
-defines: LocalShape, local_shape, RowShare, row_share, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun, slice_num_runs,
-         slice_run, slice_run_within, slice_extract, slice_insert, slice_init_tensor
+defines: LocalShape, local_shape, RowShare, row_share, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun,
+         slice_num_runs, slice_run, slice_run_within, slice_extract, slice_insert, slice_init_tensor
 
   tensor                 split along                         a rank's                          gradient over the ranks
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        its own

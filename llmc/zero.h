@@ -1,6 +1,6 @@
 /*
-ZeRO (Rajbhandari et al. 2020): N processes train one model, each on other data, and each keeps a part of its state. What
-they tell each other goes a bucket at a time (params.h: the embeddings, each layer, lnf), beside other work:
+ZeRO (Rajbhandari et al. 2020): N processes train one model, each on other data, and each keeps a part of its state.
+What they tell each other goes a bucket at a time (params.h: the embeddings, each layer, lnf), beside other work:
   -z   a rank keeps 1/N of        gradients                                 parameters
   0    nothing                    all_reduce    } after the backward of
   1    moments, masters           reduce_scatter } the last micro-batch     all_gather after AdamW, joined where the
@@ -9,14 +9,13 @@ they tell each other goes a bucket at a time (params.h: the embeddings, each lay
                                                                             backward; of the others after AdamW
 At stages 2 and 3 the gradients of a layer live in one of two buffers, which is used again two layers on; a rank's part
 is summed over the micro-batches in real. At stage 3 so do the parameters, gathered a layer ahead.
-Sums are those of comm.h. With MPI they do not depend on the stage: an update of one micro-batch has the same bits at all
-of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 1) / N:
+Sums are those of comm.h. With MPI they do not depend on the stage: an update of one micro-batch has the same bits at
+all of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 1) / N:
   0    2 P gradients                          2    G P gradients + P parameters
   1    P gradients + P parameters             3    G P gradients + nearly 2 G P parameters (zero_sent_bytes)
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_kept_grads,
-         zero_params_ready,
-         zero_join_params, zero_params_changed, zero_micro_step, zero_grad_mode, zero_gradients_done, zero_backward_done,
-         zero_layer_gathers, zero_sent_bytes
+         zero_params_ready, zero_join_params, zero_params_changed, zero_micro_step, zero_grad_mode, zero_gradients_done,
+         zero_backward_done, zero_layer_gathers, zero_sent_bytes
 */
 #pragma once
 #include "activations.h"
@@ -124,8 +123,8 @@ static inline void zero_params_changed(Zero *z, int bucket) {
 
 // ---- gradients
 
-// Micro-step `micro` of `micro_steps` begins. It forgets which layers are in the buffers, so that its calls are the same
-// every time: it may be recorded.
+// Micro-step `micro` of `micro_steps` begins. It forgets which layers are in the buffers, so that its calls are the
+// same every time: it may be recorded.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     z->last = micro == micro_steps - 1;
@@ -188,7 +187,8 @@ static inline int zero_layer_gathers(const int *replay_from, int L) {
     return gathers;
 }
 
-// What this rank sends to others for an update of buckets: what its group counts in sent_bytes. gradients: what they are where the backward writes them; replay_from as in Places.
+// What this rank sends to others for an update of buckets: what its group counts in sent_bytes. gradients: what they
+// are where the backward writes them; replay_from as in Places.
 static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradients, int micro_steps,
                                        const int *replay_from) {
     int ranks = layout->shards.ranks, rank = layout->shards.rank, stage = layout->shards.stage;

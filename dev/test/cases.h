@@ -823,8 +823,8 @@ static inline int adamw_weights(int variant) { return variant % ADAMW_KINDS; }
 static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % ADAMW_KINDS; }
 static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
 
-// A tensor, a piece of another, and a whole one again, with a gap of elements that nothing may touch; the last two end in
-// the middle of a block of moments
+// A tensor, a piece of another, and a whole one again, with a gap of elements that nothing may touch; the last two end
+// in the middle of a block of moments
 static inline void adamw_spans(TensorSpan *spans, size_t n) {
     const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;

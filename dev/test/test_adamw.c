@@ -221,8 +221,8 @@ static void test_pieces_are_the_whole(void **state) {
     }
 }
 
-// A part of a tensor's columns, as a process has it with tensor parallelism, is rounded as the whole, bit for bit: but for
-// codes, whose scales are those of other neighbours.
+// A part of a tensor's columns, as a process has it with tensor parallelism, is rounded as the whole, bit for bit: but
+// for codes, whose scales are those of other neighbours.
 static void test_columns_are_rounded_as_the_whole(void **state) {
     (void)state;
     enum { ROWS = 60, COLS = 30 };

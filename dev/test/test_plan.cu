@@ -73,8 +73,8 @@ static void test_bytes_a_parameter(void **state) {
     }
 }
 
-// What -z leaves of them on each of 8 processes; at stages 2 and 3 a process also has buffers for two layers and what is
-// in no layer, of gradients, and at 3 of parameters
+// What -z leaves of them on each of 8 processes; at stages 2 and 3 a process also has buffers for two layers and what
+// is in no layer, of gradients, and at 3 of parameters
 static void test_bytes_a_parameter_among_processes(void **state) {
     (void)state;
     const double N = 8, total = (double)param_layout(&gpt2_1558m).total;

@@ -1,10 +1,11 @@
 /*
 The trainer's model among several processes, by its own functions.
     test_processes                      a process alone: -z is of no consequence, and what a plan counts
-    mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against one
-                                        process, bits against -z 0, bytes held and sent against the plan
-    mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same
-    mpirun test_processes files T       a checkpoint of one process is read, and written again, by -tp T with every -z and -om
+    mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against
+                                        one process, bits against -z 0, bytes held and sent against the plan
+    mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same; what is
+                                        inert in 50 updates; decoding
+    mpirun test_processes files T       a checkpoint of one process is read, and written again, with -tp T and every -z
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
 dev/test/test_processes.sh runs them, and the trainer itself.
 */
@@ -58,7 +59,8 @@ static void draw_batch(int *tokens, int step, int n) {
     }
 }
 
-// Loss, gradients and their norm of update `step`, as far as AdamW. A model alone makes what `ranks` ranks make together.
+// Loss, gradients and their norm of update `step`, as far as AdamW. A model alone makes what `ranks` ranks make
+// together.
 static void make_gradients(GPT2 *m, int step, int ranks) {
     int tokens[2 * ROWS], rank = ranks == 1 ? m->groups.dp->rank : 0, size = m->groups.dp->size;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
@@ -84,6 +86,7 @@ static double own_gradient(const GPT2 *m, int bucket, size_t i) {
 // a tensor's gradient in a process alone, whose gradients are real: what this rank has of it, and its norm squared
 static real *expected_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double *norm) {
     const real *whole = (const real *)grad(alone, p, layer).at;
+    CHECK(whole, "there are no gradients");
     real *part = (real *)xmalloc(param_count(&m->layout, p) * sizeof *part);
     slice_extract(part, whole, &m->layout.slice[p], sizeof *part);
     *norm = 0;
@@ -236,6 +239,7 @@ static uint64_t hash_own_gradients(const GPT2 *m) {
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&m->layout); b++) {
         Gradient own = zero_own_grads(&m->zero, b);
+        CHECK(own.at, "there are no gradients");
         hash = hash_bytes(hash, own.at, param_bucket(&m->layout, b).chunk * dtype_size(own.dtype));
     }
     return hash;
@@ -494,8 +498,8 @@ static void test_layer_gathers(void **state) {
     }
 }
 
-// What a process saves with -tp t is a part in t of what one saves alone, but for what every rank has; and there are three
-// buffers of all rows, whatever the layers are.
+// What a process saves with -tp t is a part in t of what one saves alone, but for what every rank has; and there are
+// three buffers of all rows, whatever the layers are.
 static void test_plan_of_slices(void **state) {
     (void)state;
     GPT2Config c;
