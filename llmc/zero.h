@@ -1,6 +1,6 @@
 /*
 ZeRO (Rajbhandari et al. 2020): N processes train one model, each on other data, and each keeps a part of its state.
-What they tell each other goes a bucket at a time (params.h: the embeddings, each layer, lnf), beside other work:
+What they tell each other goes a bucket at a time (layout.h: the embeddings, each layer, lnf), beside other work:
   -z   a rank keeps 1/N of        gradients                                 parameters
   0    nothing                    all_reduce    } after the backward of
   1    moments, masters           reduce_scatter } the last micro-batch     all_gather after AdamW, joined where the
@@ -20,8 +20,8 @@ defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, 
 #pragma once
 #include "activations.h"
 #include "comm.h"
-#include "ops.h"
 #include "layout.h"
+#include "ops.h"
 
 typedef struct {
     ParamLayout layout;
