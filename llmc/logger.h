@@ -63,11 +63,12 @@ static inline void logger_truncate(const char *path, long long step) {
     free(aside);
 }
 
-// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one
-static inline Logger logger_open(const char *run_dir, long long resumed_step) {
+// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one; may_be_live: whether stdout is a
+// terminal if it looks like one (mpirun gives its processes one even where their words go to a file)
+static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
     memset(&log, 0, sizeof log);
-    log.terminal = isatty(STDOUT_FILENO);
+    log.terminal = may_be_live && isatty(STDOUT_FILENO);
     if (!run_dir) { return log; }
     char path[PATH_LENGTH];
     format_path(path, "%s/metrics.jsonl", run_dir);

@@ -268,7 +268,7 @@ refused() { report "refused: $1" "$(
 refused "a batch that the processes do not divide" \
     '-d 192 is not a multiple of -b x -t x processes = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
-refused "another number of processes" '-pn 3, but mpirun started 2' 2 "${model[@]}" -b 1 -pn 3 -o refused
+refused "another number of processes" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
 refused "processes that -tp does not divide" '-tp 2 takes a number of processes that is a multiple of it; found 3' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
 refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chunks of 3, which leaves none for' \
@@ -276,17 +276,25 @@ refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chun
 refused "text from several processes" '--generate is the work of one process; found 2' \
     2 --generate 5 -e one/step_00000050
 
-head -c 500 text >short
-other=(-i short -e l3h3c24 -t 400 -b 1)
-timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : -np 1 "$trainer" "${other[@]}" \
-    >"$out" 2>&1 </dev/null
-status=$?
-report "data that are too short on rank 1 alone" "$(
-    [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
-    says 'train_gpt2: rank 1: -i: a sequence of length 400'
-    sentences 1
-    [ ! -e bad ] || echo "something was written"
-)"
+# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS
+strangers() {
+    local status=0
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : -np 1 -wd "$folder/$3" "$trainer" "${@:4}" \
+        >"$out" 2>&1 </dev/null || status=$?
+    report "$1" "$(
+        [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
+        says "train_gpt2: rank [01]: $2"
+        sentences 1
+        [ ! -e bad ] && [ ! -e "$3/bad" ] || echo "something was written"
+    )"
+}
+mkdir -p other short
+head -c 20000 text >other/text
+head -c 10 text >short/text
+strangers "other flags on rank 1" 'rank 1 has another warmup than rank 0' . "${together[@]}" -b 1 -o bad -u 5
+strangers "another layout on rank 1" 'rank 1 has another zero-stage than rank 0' . "${together[@]}" -b 1 -o bad -z 1
+strangers "other data on rank 1" 'rank 1 has another training data than rank 0' other "${together[@]}" -b 1 -o bad
+strangers "data that are too short on rank 1 alone" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 
 launch 3 "$program" drift 1 "${together[@]}" -b 1
 status=$?
@@ -342,6 +350,15 @@ report "a rank of three slices hangs" "$(
     strike STOP 1 -tp 3 && says 'train_gpt2: rank [0-2]: rank [0-2] has not answered for 2 s' && sentences 1
 )"
 report "and the run goes on" "$(goes_on struck_STOP_slices)"
+report "a signal that mpirun passes on ends all with a checkpoint" "$(
+    timeout -k 5 60 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told >"$out" 2>&1 </dev/null &
+    job=$!
+    until [ -s told/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    kill -USR1 "$(pgrep -P "$job")" # mpirun, of timeout
+    wait "$job" || echo "exit status $?, expected 0"
+    says 'told to end by a signal'
+    find told -name 'step_*' | grep -q . || echo "no checkpoint"
+)"
 report "a signal to one rank ends all with a checkpoint" "$(
     strike TERM 0
     says 'told to end by SIGTERM'
