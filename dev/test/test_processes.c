@@ -217,7 +217,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
             model_free(m);
         }
     }
-    model_free(first);
+    if (first) { model_free(first); }
     model_free(alone);
     comm_close(single);
 }
@@ -505,7 +505,7 @@ static void test_plan_of_slices(void **state) {
     (void)state;
     GPT2Config c;
     PlanIndex at;
-    assert_true(config_from_descriptor(&c, "d12", 0, 0));
+    assert_true(config_from_descriptor(&c, "gpt2:d12", 0, 0));
     Comm *single = comm_single(&cpu_device);
     for (int k = 0; k < 5 * 3; k++) {
         Purpose p = purpose_for(0, 0, 1, single);
