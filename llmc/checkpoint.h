@@ -787,7 +787,7 @@ static inline Codes codes_read(const ModelFile *file, const char *prefix, ParamI
     const SafeTensor *scales = model_find(file, scales_prefix, name);
     size_t rows = param_used_rows(id, config), cols = param_cols(id, config), dims = scales ? scales->num_dims : 0;
     bool split = dims == 2 && scales->shape[0] > 1 && scales->shape[0] <= MAX_CONFIG_NUMBER;
-    *slices = split ? (int)scales->shape[0] : 1;
+    *slices = scales && split ? (int)scales->shape[0] : 1;
     size_t count = slice_scales(id, config, *slices);
     if (!scales || scales->dtype != DT_F32 || dims != (split ? 2 : 1) || scale_slices(id, *slices) != *slices ||
         scales->shape[dims - 1] != count) {

@@ -55,7 +55,7 @@ static void model_free(GPT2 *m) {
 // inputs and targets of micro-batch n of update `step`
 static void draw_batch(int *tokens, int step, int n) {
     for (int i = 0; i < 2 * ROWS; i++) {
-        tokens[i] = (int)(rng_bits(5, (uint64_t)(1000 * step + n), (uint64_t)i) % (uint64_t)config.vocab_size);
+        tokens[i] = (int)(rng_bits(5, 1000 * (uint64_t)step + (uint64_t)n, (uint64_t)i) % (uint64_t)config.vocab_size);
     }
 }
 
@@ -80,6 +80,7 @@ static void update(GPT2 *m, int step) {
 
 static double own_gradient(const GPT2 *m, int bucket, size_t i) {
     Gradient g = zero_own_grads(&m->zero, bucket);
+    CHECK(g.at, "there are no gradients");
     return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
 }
 
@@ -216,7 +217,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
             model_free(m);
         }
     }
-    model_free(first);
+    if (first) { model_free(first); }
     model_free(alone);
     comm_close(single);
 }
@@ -504,7 +505,7 @@ static void test_plan_of_slices(void **state) {
     (void)state;
     GPT2Config c;
     PlanIndex at;
-    assert_true(config_from_descriptor(&c, "d12", 0, 0));
+    assert_true(config_from_descriptor(&c, "gpt2:d12", 0, 0));
     Comm *single = comm_single(&cpu_device);
     for (int k = 0; k < 5 * 3; k++) {
         Purpose p = purpose_for(0, 0, 1, single);
