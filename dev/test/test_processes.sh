@@ -23,7 +23,7 @@ export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1
 folder=$(mktemp -d) out=
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
-cat llmc/*.h >"$folder/text"
+seq 100000 >"$folder/text" # the same on any machine and at any time
 cd "$folder" || exit
 
 mpi=(mpirun --oversubscribe --bind-to none)
@@ -110,7 +110,7 @@ for layout in "2 0" "3 1" "2 2" "4 3" "3 3 -r 4 -rk 2"; do
     # shellcheck disable=SC2086
     report "50 steps, -z $stage on $ranks${more:+ $more}, are those of one process" "$(
         run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -n 50 -o "many_$ranks$stage" $more
-        close_run "many_$ranks$stage" one 1e-4
+        close_run "many_$ranks$stage" one 1e-5
     )"
 done
 
@@ -184,7 +184,7 @@ for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -
     # shellcheck disable=SC2086
     report "50 steps, -tp $slices -z $stage on $ranks${more:+ $more}, are those of one process" "$(
         run 0 "$ranks" "${together[@]}" -b 1 -tp "$slices" -z "$stage" -x 50 -n 50 -o "$name" --temperature 0 $more
-        close_run "$name" whole_model 1e-4
+        close_run "$name" whole_model 1e-5
         cmp <(samples "$out") <(samples whole_text) 2>&1
     )"
 done
