@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Is CUDA from wheels, as a machine with PyTorch has them, enough for scripts/gpu_check.sh?   dev/test/wheels.sh [FOLDER]
-# Not part of `make test`: it downloads 0.7 GB, into FOLDER (default build/wheels), and builds everything twice, five
-# minutes on two cores. Three cases, in empty environments; any CUDA toolkit of the machine's own is out of sight:
-#   toolkit     every wheel of CUDA 13, compiler too, all in nvidia/cu13: builds, then stops for want of a GPU
-#   libraries   cuBLAS and NCCL in folders of their own, as wheels of CUDA 12 have them, with a compiler in NVCC: the same
-#   mixed       a compiler whose parts are of two releases: refused, with the remedy
-# Out of sight: where a user may have mounts of his own, /usr/local is covered; otherwise only PATH is short.
+# Are CUDA's wheels, as a machine with PyTorch has them, enough for scripts/gpu_check.sh?   dev/test/wheels.sh [FOLDER]
+# Not part of `make test`: it downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), where it keeps
+# them, and builds everything twice, six minutes on two cores. It prints what each of four commands said:
+#   toolkit     all wheels of CUDA 13, the compiler's too, in nvidia/cu13: without a GPU nothing is begun, `build` builds
+#   libraries   cuBLAS and NCCL in folders of their own, as the wheels of CUDA 12 lie (these have no nvcc: NVCC names
+#               one): builds as well
+#   mixed       a compiler whose parts are of two releases, as pip brings it if asked for nvcc alone: refused
+# A toolkit that the machine has in /usr/local is hidden where a user may mount; elsewhere only PATH is short.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -13,7 +14,7 @@ release=13.0
 folder=$(realpath -m "${1:-build/wheels}")
 toolkit=$folder/toolkit libraries=$folder/libraries mixed=$folder/mixed
 
-# environment NAME PACKAGE...: an empty one with these; its compiler without the libraries is linked in NAME/nvcc
+# environment NAME PACKAGE...: one with these alone
 environment() {
     [ ! -x "$folder/$1/bin/python" ] || return 0
     python3 -m venv "$folder/$1" && "$folder/$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}" && return
