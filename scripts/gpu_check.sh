@@ -35,6 +35,7 @@ build=build/gpu programs=build/cuda python=${PYTHON:-python3}
 seconds_in_all=530
 started=$SECONDS
 mkdir -p $build/log
+rm -f $build/log/*
 
 # ---- one step: its time limit, its word in the report
 
@@ -165,7 +166,9 @@ pack() {
 use_packed() {
     local libraries=("$PWD/$packages"/usr/lib/*-linux-gnu)
     [ -d "${libraries[0]}" ] || return 0
-    export PATH=$PATH:$PWD/$packages/usr/bin CPATH=${CPATH:+$CPATH:}$PWD/$packages/usr/include
+    export PATH=$PATH:$PWD/$packages/usr/bin
+    export CPLUS_INCLUDE_PATH=${CPLUS_INCLUDE_PATH:+$CPLUS_INCLUDE_PATH:}$PWD/$packages/usr/include
+    export C_INCLUDE_PATH=${C_INCLUDE_PATH:+$C_INCLUDE_PATH:}$PWD/$packages/usr/include
     export LIBRARY_PATH=${LIBRARY_PATH:+$LIBRARY_PATH:}${libraries[0]}
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${libraries[0]}
 }
@@ -386,12 +389,11 @@ check_kernels() {
 
 # ---- the report
 
+# write_report FILE: what is known so far, into the file and $OUT, so that a run that is ended leaves what it found
 write_report() {
-    local name file
+    local name
     name=$(gpu name)
-    file=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
-    file=dev/results/gpu_${file}_$(date +%F).md
-    mkdir -p dev/results
+    mkdir -p "$(dirname "$1")"
     {
         echo "# GPU benchmark"
         echo
@@ -408,11 +410,10 @@ write_report() {
                 '{ $6 = gemm > 0 ? sprintf("%.0f %%", 100 * $5 / gemm) : "-"; $1 = $1; print "| " $0 " |" }'
         echo
         printf '%s\n' "${results[@]}"
-    } >"$file"
-    echo
-    cat "$file"
+        [ ! -s $build/log/bench_ops.txt ] || { echo && cat $build/log/bench_ops.txt; }
+    } >"$1"
     if [ -d "${OUT:-}" ]; then
-        cp "$file" "$OUT/"
+        cp "$1" "$OUT/"
         tar -czf "$OUT/gpu_check_logs.tgz" -C $build log
     fi
 }
@@ -455,7 +456,9 @@ torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torc
 rm -f $build/picks.txt
 make_tokens $tokens 4200000 1
 
+results_file=dev/results/gpu_$(gpu name | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')_$(date +%F).md
 check_kernels
+write_report "$results_file"
 if built bench_ops; then
     start bench_ops 80 "$programs/bench_ops" --device cuda
     finish bench_ops
@@ -465,10 +468,13 @@ for round in 1 2; do
     time_ours $round 124M 12 768 64 60
     [ $round -eq 2 ] || same_bits
     time_torch $round 124M 12 768 64 120
+    write_report "$results_file"
 done
 for round in 1 2; do
     time_ours $round 1558M 48 1600 16 120
     time_torch $round 1558M 48 1600 16 180
+    write_report "$results_file"
 done
-write_report
+echo
+cat "$results_file"
 exit $((failures > 0))
