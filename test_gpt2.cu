@@ -1371,6 +1371,31 @@ static void test_step_waits_for_nothing(void **state) {
 #endif
 }
 
+// The loop waits once a step, for the results of the step before, when all of the next has been given to the device:
+// only the last step's are waited for with nothing left to do.
+static void test_loop_waits_a_step_behind(void **state) {
+    (void)state;
+#ifdef SIMT
+    TrainArgs args = small_run(random_file("stream.txt", 2000));
+    args.val_every = args.sample_every = 0;
+    args.max_steps = 6;
+    Run run;
+    run_open(&run, &args, alone_host());
+    for (int i = 0; i < 2; i++) { train_step(&run); }
+    const auto &count = simt::runtime();
+    uint64_t waits = count.host_synchronisations, copies = count.pageable_copies, meanwhile = count.graphs_meanwhile;
+    advance(&run);
+    assert_int_equal(run.step, 6);
+    bool device = backend != &cpu_backend;
+    assert_int_equal(count.host_synchronisations - waits, device ? 4 : 0);
+    assert_int_equal(count.graphs_meanwhile - meanwhile, device ? 3 * run.model.purpose.micro_steps : 0);
+    assert_int_equal(count.pageable_copies, copies);
+    run_close(&run);
+#else
+    skip();  // only the emulator counts
+#endif
+}
+
 // An outlier's update is not made, but its step is taken; without guards a loss that is no number stops the run.
 static void test_guards(void **state) {
     (void)state;
@@ -1618,6 +1643,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_flags_reach_the_update),
         cmocka_unit_test(test_step_waits_for_nothing),
+        cmocka_unit_test(test_loop_waits_a_step_behind),
         cmocka_unit_test(test_guards),
         cmocka_unit_test(test_checkpoint_keeps_every_bit),
         cmocka_unit_test(test_hugging_face_layout),
