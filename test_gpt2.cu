@@ -1261,8 +1261,9 @@ static void test_sums_of_many_micro_batches(void **state) {
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
     assert_true(in_bf16 > 1e-3);
     for (int B = backend == &cpu_backend ? 1 : MANY / 4; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
-    assert_int_equal(auto_gradients(64), DT_REAL);
-    assert_int_equal(auto_gradients(1), DT_FLOATX);
+    assert_int_equal(auto_gradients(64, 0), DT_REAL);
+    assert_int_equal(auto_gradients(64, 2), DT_FLOATX);
+    assert_int_equal(auto_gradients(1, 0), DT_FLOATX);
 }
 
 // a run's steps with the batch in one piece and in four
