@@ -39,6 +39,15 @@ static inline int sync_folder(const char *path) {
     return error;
 }
 
+// Writes "rank 3: " for those that do not have the fault, which let the one that has it say why all end. Where no rank
+// ends another, as by NCCL without MPI, each says it.
+static inline void after_the_culprit(char who[32], Fault fault, const Comm *world) {
+    who[0] = 0;
+    if (!world || world->rank == fault.rank) { return; }
+    sleep(2);
+    snprintf(who, 32, "rank %d: ", fault.rank);
+}
+
 // ---- saving
 
 // config.json and state.json; 0 or an errno
@@ -99,10 +108,25 @@ static inline void remove_unfinished(const char *run_dir) {
     if (dir) { closedir(dir); }
 }
 
+// what helps against an errno of a save
+static inline const char *save_advice(int error) {
+    switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG: return "make room";
+    case ENOENT:
+    case ENOTDIR:
+    case EACCES:
+    case EPERM:
+    case EROFS: return "-o must be one folder that all ranks see and may write: mend that";
+    default: return "mend that";
+    }
+}
+
 // Saves RUN/step_NNNNNNNN, which must not be there yet: a run saves a step once. All ranks of a run call it. A failure
 // (a full disk, say) removes the half-written folder and stops with exit 1; the checkpoints before it are untouched.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
-    char folder[PATH_LENGTH], aside[PATH_LENGTH];
+    char folder[PATH_LENGTH], aside[PATH_LENGTH], who[32];
     bool first = is_first_rank(s);
     checkpoint_path(folder, run_dir, step);
     format_path(aside, "%s.tmp", folder);
@@ -113,9 +137,9 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     if (fault.error) {
         if (first) { remove_folder(aside); }
         agreed_fault(0, s->world);  // nobody ends the others before it is removed
-        run_error(
-            "could not save checkpoint '%s': %s; the checkpoints before it are whole: make room, then go on with -y 1",
-            folder, strerror(fault.error));
+        after_the_culprit(who, fault, s->world);
+        run_error("%scould not save checkpoint '%s': %s; the checkpoints before it are whole: %s, then go on with -y 1",
+                  who, folder, strerror(fault.error), save_advice(fault.error));
     }
     if (first) { sync_folder(run_dir); }
 }

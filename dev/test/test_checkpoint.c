@@ -981,6 +981,54 @@ static void test_no_run_directory(void **state) {
     assert_stops(1, "File exists", save_into_nothing, (void *)run);
 }
 
+// ---- a save that fails on one of several ranks
+
+// what the other ranks say at the first, the second, ... agreement of a save
+typedef struct {
+    const char *run;
+    int rank;
+    long long others[16];
+} FailedSave;
+
+static void save_among_others(void *argument) {
+    const FailedSave *save = (const FailedSave *)argument;
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    s.world = lone_rank(save->rank, 5);
+    said_by_others = save->others;
+    cJSON *nothing = cJSON_CreateObject();
+    checkpoint_save(save->run, 1, &s, nothing);
+}
+
+// Whoever has the fault is named, and told what helps against that; nothing is left.
+static void test_failed_rank_is_named(void **state) {
+    (void)state;
+    const char *shared = "-o must be one folder that all ranks see and may write: mend that";
+    const struct {
+        int rank, error, culprit;
+        const char *says, *advice;
+    } cases[] = {{0, EFBIG, 4, "rank 4: could not", "make room"},
+                 {0, EDQUOT, 0, "could not", "make room"},
+                 {0, ENOSPC, 0, "could not", "make room"},
+                 {0, EACCES, 0, "could not", shared},
+                 {0, EROFS, 0, "could not", shared},
+                 {0, ENOTDIR, 0, "could not", shared},
+                 {0, EIO, 0, "could not", "mend that"},
+                 {3, ENOENT, 3, "could not", shared}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char words[1024], name[32];
+        snprintf(name, sizeof name, "named%zu", i);
+        FailedSave save = {new_run(name), cases[i].rank, {0}};
+        if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
+        snprintf(words, sizeof words,
+                 "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
+                 "go on with -y 1\n",
+                 cases[i].says, save.run, strerror(cases[i].error), cases[i].advice);
+        assert_stops(1, words, save_among_others, &save);
+        assert_int_equal(rmdir(save.run), 0);
+    }
+}
+
 // ---- the checkpoints of a run
 
 static void test_latest(void **state) {
@@ -1409,6 +1457,7 @@ int main(void) {
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_tiny_disk),
         cmocka_unit_test(test_no_run_directory),
+        cmocka_unit_test(test_failed_rank_is_named),
         cmocka_unit_test(test_latest),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),
