@@ -6,13 +6,14 @@ Checkpoints: a folder RUN/step_00000100 with
   state.json                        the step, the data position, the guards: what else a bit-exact resume needs
 It is written aside as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks of a run write
 into it and read it, so RUN is one folder that all of them see.
-defines: remove_unfinished, checkpoint_path, checkpoint_save, checkpoint_bytes, checkpoint_latest,
+defines: check_shared_folder, remove_unfinished, checkpoint_path, checkpoint_save, checkpoint_bytes, checkpoint_latest,
          checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "model_state.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <time.h>
 #include <unistd.h>
 
 // ---- folders
@@ -46,6 +47,52 @@ static inline void after_the_culprit(char who[32], Fault fault, const Comm *worl
     if (!world || world->rank == fault.rank) { return; }
     sleep(2);
     snprintf(who, 32, "rank %d: ", fault.rank);
+}
+
+// A file system of several machines may remember for a minute that a name was not there (NFS does). It asks again when
+// the folder above is opened.
+static inline void open_folders_above(const char *path) {
+    char part[PATH_LENGTH];
+    format_path(part, *path == '/' ? "/" : ".");
+    for (const char *slash = path; slash;) {
+        int fd = open(part, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0) { close(fd); }
+        slash = strchr(slash + 1, '/');
+        format_path(part, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
+    }
+}
+
+static inline int make_mark(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) { return errno; }
+    close(fd);
+    return 0;
+}
+
+// All ranks of a run call it before the first step: an input error where one does not see the run's folder, which the
+// first rank has made, or may not write there. Else the first checkpoint would fail, after hours.
+static inline void check_shared_folder(const char *run_dir, Comm *world) {
+    char mark[PATH_LENGTH], who[32];
+    struct timespec now;
+    if (world->size == 1) { return; }
+    clock_gettime(CLOCK_REALTIME, &now);
+    bool first = world->rank == 0;
+    long long number = comm_max(first ? (long long)now.tv_sec * 1000000000 + now.tv_nsec : 0, world);
+    format_path(mark, "%s/mark_%llx.tmp", run_dir, number);
+    Fault fault = agreed_fault(first ? make_mark(mark) : 0, world);
+    if (!fault.error) {
+        open_folders_above(run_dir);
+        bool shared = access(mark, F_OK) == 0 && access(run_dir, W_OK) == 0;
+        fault = agreed_fault(shared ? 0 : errno, world);
+    }
+    if (first) { unlink(mark); }
+    comm_barrier(world);  // nobody ends the others before it is removed
+    if (!fault.error) { return; }
+    after_the_culprit(who, fault, world);
+    input_error(
+        "%s-o %s is not a folder that is rank 0's too and may be written: %s; give one folder that all ranks see "
+        "and may write",
+        who, run_dir, strerror(fault.error));
 }
 
 // ---- saving
