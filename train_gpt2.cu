@@ -2158,6 +2158,9 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { lock_run_dir(run); }
+    }
+    if (a->checkpoint_every > 0 || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(run); }
         save_run_config(run);
     }

@@ -365,6 +365,42 @@ report "a signal to one rank ends all with a checkpoint" "$(
     goes_on struck_TERM
 )"
 
+# ---- the run's folder, which all ranks write into
+
+# STATUS COMMAND FLAGS...: 3 ranks, whose second one is started by this shell command
+second_by() {
+    local status=0
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${@:3}" : -np 1 bash -c "$2"' && exec "$@"' - "$trainer" "${@:3}" : \
+        -np 1 "$trainer" "${@:3}" >"$out" 2>&1 </dev/null || status=$?
+    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
+    sentences 1
+}
+saving=("${together[@]}" -b 1 -z 3 -n 2)
+mkdir elsewhere
+cp text elsewhere
+report "refused: a folder that one rank does not see" "$(
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 4 -o apart
+    says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory; give one folder that all ranks'
+    find apart elsewhere/apart -mindepth 1 2>/dev/null
+)"
+report "which it may take when all see it" "$(run 0 3 "${saving[@]}" -x 4 -o apart)"
+report "refused: another folder of the same name" "$(
+    cp -r apart elsewhere
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
+    says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory'
+    find . -name 'mark_*'
+)"
+report "and one that is not there, of a run that goes on" "$(
+    rm -r elsewhere/apart
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
+    [ ! -e elsewhere/apart ] || echo "something was written"
+)"
+report "a checkpoint that does not fit for one rank" "$(
+    second_by 1 'ulimit -f 30' "${saving[@]}" -x 4 -o narrow
+    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; .*: make room, then go"
+    find narrow -name 'step_*'
+)"
+
 # ---- the kernels, emulated: device memory through the host
 
 if [ -x "$emulated" ]; then
