@@ -77,12 +77,12 @@ static const Backend *counting_backend(void) {
 
 // ---- models
 
-// what a model is built for; r: level of recomputation, 4 in segments of two blocks
+// what a model is built for; r: level of recomputation, 4 in segments of three blocks, the last of two
 static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     Purpose p;
     memset(&p, 0, sizeof p);
     p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
-    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 2 : 1, p.recompute.layers = L;
+    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 3 : 1, p.recompute.layers = L;
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
@@ -252,10 +252,18 @@ static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     return alone;
 }
 
+// the mean loss of a micro-batch of each rank
+static double evaluate_once(GPT2 *m) {
+    int tokens[2 * ROWS];
+    draw_batch(tokens, 99, m->groups.dp->rank);
+    return sum_over_ranks(m, (double)gpt2_loss(m, tokens, tokens + ROWS)) / m->groups.dp->size;
+}
+
 // one way to train at all stages
 static void check_layouts(int r, int micro_steps, Comm *dp) {
     Comm *single = comm_single(&cpu_device);
     Groups groups = {dp, dp, single};
+    double evaluated = 0;
     GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
         GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), groups);
@@ -269,6 +277,9 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
         check_sent(m, dp->sent_bytes - sent);
         check_gathered(m);
         if (first && micro_steps == 1) { check_same_bits(m, first); }
+        double loss = evaluate_once(m);
+        if (stage == 0) { evaluated = loss; }
+        check_number("the loss after it", loss, evaluated, micro_steps == 1 ? 0 : limit, m);
         if (stage == 0) {
             first = m;
         } else {
@@ -431,7 +442,6 @@ static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m) {
 
 // Of all that this rank knows after two updates, with a validation and decoding between them.
 static uint64_t hash_training(GPT2 *m) {
-    int tokens[2 * ROWS];
     uint64_t hash = 0;
     for (int step = 0; step < 2; step++) {
         make_gradients(m, step, 1);
@@ -440,9 +450,7 @@ static uint64_t hash_training(GPT2 *m) {
         hash ^= hash_own_gradients(m);
         change_params(m, step);
         if (step > 0) { break; }
-        draw_batch(tokens, 7, m->groups.dp->rank);
-        double loss = (double)gpt2_loss(m, tokens, tokens + ROWS);
-        hash = hash_number(hash, sum_over_ranks(m, loss));
+        hash = hash_number(hash, evaluate_once(m));
         hash = hash_logits(hash, m);
     }
     for (int slices = 0; slices < 2; slices++) {
