@@ -443,7 +443,7 @@ static inline StoredScales stored_scales(const ModelFile *file, const char *pref
     StoredScales scales;
     memset(&scales, 0, sizeof scales);
     scales.tensor = t;
-    scales.slices = split ? (int)t->shape[0] : 1;
+    scales.slices = t && split ? (int)t->shape[0] : 1;
     scales.of_slice = slice_scales(id, &file->config, scales.slices);
     if (!t || t->dtype != DT_F32 || dims != (split ? 2 : 1) || scale_slices(id, scales.slices) != scales.slices ||
         t->shape[dims - 1] != scales.of_slice) {

@@ -79,10 +79,41 @@ static inline Gradient zero_kept_grads(const Zero *z, int bucket) {
     return z->layout.shards.stage == 0 ? zero_grads(z, bucket) : zero_own_grads(z, bucket);
 }
 
+// ---- buffers that are used again
+
+// In a POISON_SCRATCH build such memory is NaN while it holds nothing, so that a stale read shows.
+static inline void zero_poison(const Zero *z, void *at, size_t bytes) {
+#ifdef POISON_SCRATCH
+    z->dp->device->enqueue_fill(at, 0xFF, bytes, z->ex);
+#else
+    (void)z, (void)at, (void)bytes;
+#endif
+}
+
+// What the backward wrote of the bucket has gone where it is summed. The gaps between tensors travel with it, and stay
+// zero.
+static inline void zero_poison_grads(const Zero *z, int bucket) {
+    int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        size_t at = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).begin;
+        Gradient tensor = gradient_at(zero_grads(z, bucket), at);
+        zero_poison(z, tensor.at, param_count(&z->layout, (ParamId)id) * dtype_size(tensor.dtype));
+    }
+}
+
+// The buffers of layers hold none any more.
+static inline void zero_forget_layers(Zero *z) {
+    z->held[0] = z->held[1] = 0;
+    if (z->layout.shards.stage < 3) { return; }
+    size_t first = bucket_buffer(&z->layout, 1), end = bucket_buffer(&z->layout, num_buckets(&z->layout) - 1);
+    zero_poison(z, zero_params(z, 1), (end - first) * sizeof(floatX));
+}
+
 // ---- parameters
 
 static inline void zero_gather(Zero *z, int bucket) {
-    size_t chunk = param_bucket(&z->layout, bucket).chunk;
+    size_t chunk = param_bucket(&z->layout, bucket).chunk, size = param_bucket(&z->layout, bucket).size;
+    if (z->layout.shards.stage >= 3) { zero_poison(z, zero_params(z, bucket), size * sizeof(floatX)); }
     z->gathers[bucket] =
         comm_all_gather(zero_params(z, bucket), zero_own_params(z, bucket), chunk, DT_FLOATX, z->dp, z->ex);
 }
@@ -117,7 +148,7 @@ static inline void zero_join_params(Zero *z) {
 
 // This rank's own chunk of the bucket is another now: all others get it. At stage 0 every rank has made all of it.
 static inline void zero_params_changed(Zero *z, int bucket) {
-    z->held[0] = z->held[1] = 0;
+    zero_forget_layers(z);
     if (z->layout.shards.stage > 0 && !zero_gathers_layers(z, bucket)) { zero_gather(z, bucket); }
 }
 
@@ -129,7 +160,7 @@ static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     z->last = micro == micro_steps - 1;
     z->only = micro_steps == 1;
-    z->held[0] = z->held[1] = 0;
+    zero_forget_layers(z);
 }
 
 // how the backward writes gradients: buffers are set, what they held has gone where it is summed
@@ -140,10 +171,13 @@ static inline void zero_settle(Zero *z, int bucket) {
     if (!z->reductions[bucket]) { return; }
     comm_join(z->reductions[bucket], z->dp, z->ex);
     z->reductions[bucket] = 0;
-    if (z->layout.shards.stage < 2 || z->only) { return; }
-    Bucket b = param_bucket(&z->layout, bucket);
-    Gradient part = gradient_at(zero_grads(z, bucket), b.own - b.begin);
-    z->ops->gradient_accumulate((real *)zero_own_grads(z, bucket).at, part, z->mode, b.chunk, z->ex);
+    if (z->layout.shards.stage < 2) { return; }
+    if (!z->only) {
+        Bucket b = param_bucket(&z->layout, bucket);
+        Gradient part = gradient_at(zero_grads(z, bucket), b.own - b.begin);
+        z->ops->gradient_accumulate((real *)zero_own_grads(z, bucket).at, part, z->mode, b.chunk, z->ex);
+    }
+    zero_poison_grads(z, bucket);
 }
 
 // The backward has given all work that writes the bucket's gradients. Backwards, a bucket after the one behind it: that

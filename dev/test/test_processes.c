@@ -5,8 +5,13 @@ The trainer's model among several processes, by its own functions.
                                         one process, bits against -z 0, bytes held and sent against the plan
     mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same; what is
                                         inert in 50 updates; decoding
+    mpirun test_processes late T        the same bits when every call is as late as it may be (late_comm.h)
+    mpirun test_processes bytes T       device memory that is allocated, of a device that the communicator stages for;
+                                        bytes sent, against the literature's counts
     mpirun test_processes files T       a checkpoint of one process is read, and written again, with -tp T and every -z
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
+    mpirun test_processes train ...     the trainer itself, with these flags: in bf16 where this program is
+    test_processes same A B PREFIX      the .safetensors files A and B have the same tensors of this prefix
 dev/test/test_processes.sh runs them, and the trainer itself.
 */
 #ifndef TESTING
@@ -16,6 +21,7 @@ dev/test/test_processes.sh runs them, and the trainer itself.
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "../../train_gpt2.cu"
 #pragma GCC diagnostic pop
+#include "late_comm.h"
 #include "testing.h"
 
 enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };
@@ -26,12 +32,57 @@ static const GPT2Config config = {13, 300, 384, L, 3, 24};
         if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
     } while (0)
 
-// what a model is built for; r: level of recomputation, 4 in segments of two blocks
+// ---- a device that counts what is allocated
+
+typedef struct {
+    size_t now, most;
+} Allocated;
+
+static Allocated *allocated(void) {
+    static Allocated bytes;
+    return &bytes;
+}
+
+enum { COUNTED = 256 };  // before each block is its size
+
+static void *counting_allocate(size_t bytes) {
+    char *block = (char *)host_allocate(bytes + COUNTED);
+    Allocated *a = allocated();
+    memcpy(block, &bytes, sizeof bytes);
+    a->now += bytes;
+    if (a->now > a->most) { a->most = a->now; }
+    return block + COUNTED;
+}
+
+static void counting_release(void *p) {
+    size_t bytes;
+    memcpy(&bytes, (char *)p - COUNTED, sizeof bytes);
+    allocated()->now -= bytes;
+    free((char *)p - COUNTED);
+}
+
+static const Device *counting_device(void) {
+    static Device device;
+    device = cpu_device;
+    device.allocate = counting_allocate, device.release = counting_release;
+    return &device;
+}
+
+static const Backend *counting_backend(void) {
+    static Backend backend;
+    backend = cpu_backend;
+    backend.device = counting_device();
+    return &backend;
+}
+
+// ---- models
+
+// what a model is built for; r: level of recomputation, 4 in segments of three blocks, the last of two
 static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     Purpose p;
     memset(&p, 0, sizeof p);
-    p.backend = &cpu_backend, p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
-    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 2 : 1, p.recompute.layers = L;
+    p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
+    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 3 : 1, p.recompute.layers = L;
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
@@ -40,12 +91,18 @@ static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     return p;
 }
 
-static GPT2 *model_make(Purpose p, Groups groups) {
+// It takes of its device what was planned.
+static GPT2 *model_make_of(GPT2Config c, Purpose p, Groups groups) {
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
-    gpt2_build(m, config, p, groups);
+    size_t before = allocated()->now, planned = gpt2_plan_bytes(&c, &p);
+    gpt2_build(m, c, p, groups);
     gpt2_init(m, 7);
+    CHECK(allocated()->now - before == planned, "-z %d: allocated %zu bytes, planned %zu", p.shards.stage,
+          allocated()->now - before, planned);
     return m;
 }
+
+static GPT2 *model_make(Purpose p, Groups groups) { return model_make_of(config, p, groups); }
 
 static void model_free(GPT2 *m) {
     gpt2_free(m);
@@ -72,10 +129,14 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
     gpt2_norm(m);
 }
 
-static void update(GPT2 *m, int step) {
+static void change_params(GPT2 *m, int step) {
     AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step + 1, 11};
-    make_gradients(m, step, 1);
     gpt2_update(m, &hyper);
+}
+
+static void update(GPT2 *m, int step) {
+    make_gradients(m, step, 1);
+    change_params(m, step);
 }
 
 static double own_gradient(const GPT2 *m, int bucket, size_t i) {
@@ -173,10 +234,8 @@ static void check_gathered(GPT2 *m) {
     }
 }
 
-static void check_bytes(const GPT2 *m, uint64_t sent) {
-    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->purpose), planned = gpt2_plan_bytes(&config, &m->purpose);
-    CHECK(m->arena.bytes == planned, "-z %d: allocated %zu, planned %zu", m->purpose.shards.stage, m->arena.bytes,
-          (size_t)planned);
+static void check_sent(const GPT2 *m, uint64_t sent) {
+    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->purpose);
     CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
           m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, (size_t)sent,
           (size_t)planned_sent);
@@ -194,10 +253,18 @@ static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     return alone;
 }
 
+// the mean loss of a micro-batch of each rank
+static double evaluate_once(GPT2 *m) {
+    int tokens[2 * ROWS];
+    draw_batch(tokens, 99, m->groups.dp->rank);
+    return sum_over_ranks(m, (double)gpt2_loss(m, tokens, tokens + ROWS)) / m->groups.dp->size;
+}
+
 // one way to train at all stages
 static void check_layouts(int r, int micro_steps, Comm *dp) {
     Comm *single = comm_single(&cpu_device);
     Groups groups = {dp, dp, single};
+    double evaluated = 0;
     GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
         GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), groups);
@@ -208,9 +275,12 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
         update(m, 0);
         uint64_t sent = dp->sent_bytes;
         update(m, 1);
-        check_bytes(m, dp->sent_bytes - sent);
+        check_sent(m, dp->sent_bytes - sent);
         check_gathered(m);
         if (first && micro_steps == 1) { check_same_bits(m, first); }
+        double loss = evaluate_once(m);
+        if (stage == 0) { evaluated = loss; }
+        check_number("the loss after it", loss, evaluated, micro_steps == 1 ? 0 : limit, m);
         if (stage == 0) {
             first = m;
         } else {
@@ -259,7 +329,7 @@ static uint64_t check_slices(const GPT2 *alone, Purpose p, const Groups *groups)
     update(m, 0);
     uint64_t sent = sent_by(groups);
     update(m, 1);
-    check_bytes(m, sent_by(groups) - sent);
+    check_sent(m, sent_by(groups) - sent);
     check_gathered(m);
     model_free(m);
     return hash;
@@ -351,6 +421,201 @@ static void check_inert_kinds(const Groups *groups) {
     check_inert(groups, MASTER_FP32, DT_U8);
 }
 
+// ---- calls that are late
+
+static uint64_t hash_number(uint64_t hash, double x) { return hash_bytes(hash, &x, sizeof x); }
+
+static uint64_t hash_logits(uint64_t hash, GPT2 *m) {
+    static const int prompt[] = {5, 290, 131, 7};
+    float logits[300];
+    gpt2_prefill(m, prompt, 0, 4, logits);
+    return hash_bytes(hash, logits, (size_t)config.vocab_size * sizeof logits[0]);
+}
+
+static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m) {
+    const OptimizerState *o = &m->optimizer;
+    size_t count = m->layout.shards.stage < 1 ? m->layout.total : m->layout.shard;
+    if (o->master) { hash = hash_bytes(hash, o->master, count * sizeof *o->master); }
+    if (o->remainder) { hash = hash_bytes(hash, o->remainder, count * sizeof *o->remainder); }
+    hash = hash_bytes(hash, o->m, count * dtype_size(o->moments));
+    return hash_bytes(hash, o->v, count * dtype_size(o->moments));
+}
+
+// Of all that this rank knows after two updates, with a validation and decoding between them.
+static uint64_t hash_training(GPT2 *m) {
+    uint64_t hash = 0;
+    for (int step = 0; step < 2; step++) {
+        make_gradients(m, step, 1);
+        hash = hash_number(hash, (double)*m->loss);
+        hash = hash_number(hash, (double)*m->norm_squared);
+        hash ^= hash_own_gradients(m);
+        change_params(m, step);
+        if (step > 0) { break; }
+        hash = hash_number(hash, evaluate_once(m));
+        hash = hash_logits(hash, m);
+    }
+    for (int slices = 0; slices < 2; slices++) {
+        uint64_t params = hash_replicated_params(m, slices);
+        hash = hash_bytes(hash, &params, sizeof params);
+    }
+    return hash_optimizer(hash, m);
+}
+
+static uint64_t hash_usual_training(Purpose p, const Groups *groups) {
+    GPT2 *m = model_make(p, *groups);
+    uint64_t hash = hash_training(m);
+    model_free(m);
+    return hash;
+}
+
+static uint64_t hash_late_training(Purpose p, const Groups *groups, LateKind kind) {
+    Groups late;
+    late.world = late_comm(groups->world, kind);
+    late.dp = late_comm(groups->dp, kind);
+    late.tp = late_comm(groups->tp, kind);
+    GPT2 *m = model_make(p, late);
+    uint64_t hash = hash_training(m);
+    Comm *const all[] = {late.tp, late.dp, late.world};
+    for (int i = 0; i < 3; i++) {
+        late_finish(all[i], &m->exec);
+        late_close(all[i]);
+    }
+    model_free(m);
+    return hash;
+}
+
+// Every -z with one micro-batch and three; -r and -ra in turn.
+static void check_late(const Groups *groups) {
+    static const char *const kinds[] = {"what calls write is", "calls are"};
+    for (int k = 0; k < 4 * 3; k++) {
+        int stage = k / 3, r = (k + stage) % 3 * 2, again = (k + stage) % 2;
+        if (stage > 0 && groups->dp->size == 1) { break; }
+        Purpose p = purpose_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
+        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        p.gather_again = again, p.decode_positions = config.max_seq_len;
+        uint64_t expected = hash_usual_training(p, groups);
+        for (int kind = LATE_RESULTS; kind <= LATE_CALLS; kind++) {
+            CHECK(hash_late_training(p, groups, (LateKind)kind) == expected,
+                  "-tp %d -z %d -r %d -ra %d, %d micro-batches: other bits when %s late", groups->tp->size, stage, r,
+                  again, p.micro_steps, kinds[kind]);
+        }
+    }
+}
+
+// ---- bytes
+
+// Nothing is allocated on the device beside the plan, neither by the model nor by its groups, which stage it.
+static void check_device_bytes(int t, Comm *host) {
+#ifdef HAVE_MPI
+    const Device *device = counting_device();
+    Groups groups;
+    groups.world = comm_mpi_for_device(host, device);
+    groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
+    groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
+    for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
+        Purpose p = purpose_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
+        p.shards.slices = t, p.shards.slice = groups.tp->rank, p.gather_again = true;
+        allocated()->most = 0;
+        GPT2 *m = model_make(p, groups);
+        update(m, 0);
+        update(m, 1);
+        check_gathered(m);
+        model_free(m);
+        CHECK(allocated()->most == gpt2_plan_bytes(&config, &p), "-tp %d -z %d: %zu bytes of the device, planned %zu",
+              t, stage, allocated()->most, gpt2_plan_bytes(&config, &p));
+        CHECK(allocated()->now == 0, "-tp %d -z %d: %zu bytes are left", t, stage, allocated()->now);
+    }
+    comm_close(groups.dp);
+    comm_close(groups.tp);
+    comm_close(groups.world);
+#endif
+    (void)t, (void)host;
+}
+
+// A shape whose tensors need no gaps, neither for two ranks nor for two slices: P parameters, p of them in a layer.
+enum { VOLUME_L = 3, VOLUME_C = 256, VOLUME_V = 256, VOLUME_T = 16, VOLUME_MICRO_STEPS = 2 };
+static const GPT2Config volume_config = {VOLUME_T, VOLUME_V, VOLUME_V, VOLUME_L, 4, VOLUME_C};
+
+// what the backend counts of a second update, by group
+typedef struct {
+    uint64_t dp, tp, world;
+} Sent;
+
+static Sent sent_by_update(Purpose p, const Groups *groups) {
+    int tokens[2 * VOLUME_T];
+    GPT2 *m = model_make_of(volume_config, p, *groups);
+    Sent sent = {0, 0, 0};
+    for (int step = 0; step < 2; step++) {
+        Sent before = {groups->dp->sent_bytes, groups->tp->sent_bytes, groups->world->sent_bytes};
+        for (int micro = 0; micro < p.micro_steps; micro++) {
+            for (int i = 0; i < 2 * VOLUME_T; i++) { tokens[i] = (i * 7 + micro) % VOLUME_V; }
+            gpt2_give_batch(m, tokens, tokens + VOLUME_T);
+            gpt2_micro_step(m, micro);
+        }
+        gpt2_norm(m);
+        change_params(m, step);
+        sent.dp = groups->dp->sent_bytes - before.dp;
+        sent.tp = groups->tp->sent_bytes - before.tp;
+        sent.world = groups->world->sent_bytes - before.world;
+    }
+    model_free(m);
+    return sent;
+}
+
+static void check_volume(const char *what, uint64_t got, uint64_t expected) {
+    CHECK(got == expected, "%s: sent %zu bytes, expected %zu", what, (size_t)got, (size_t)expected);
+}
+
+// ZeRO's table (Rajbhandari et al. 2020, with G micro-batches), of P parameters, in elements times (N - 1) / N:
+//     -z 0 and 1   2 P     of which -z 1 sends half as gradients, half as parameters
+//     -z 2         (G + 1) P
+//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch; and the
+//                          embeddings and lnf, once an update instead of twice a micro-batch
+static void check_volume_of_stages(const Groups *groups) {
+    const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
+    const uint64_t rest = (VOLUME_V + VOLUME_T + 2) * C, P = VOLUME_L * layer + rest;
+    const uint64_t gradients[] = {2 * P, P, G * P, G * P};
+    const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
+    for (int stage = 0; stage <= 3; stage++) {
+        char what[32];
+        Purpose p = purpose_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
+        p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L;
+        Sent sent = sent_by_update(p, groups);
+        snprintf(what, sizeof what, "-z %d on 2", stage);
+        check_volume(what, sent.dp, (gradients[stage] * sizeof(real) + params[stage] * sizeof(floatX)) / 2);
+        check_volume("loss and norm", sent.world, 2 * sizeof(real));
+    }
+}
+
+// Sequence parallelism's count (Korthikanti et al. 2022), (t - 1) / t of BTC elements each, in a layer: forward 2
+// gathers and 2 scattered sums; backward 2 gathers, 2 sums, and with -ra 1 both inputs gathered again. Beside the
+// layers: the embeddings' sum and lnf's gather, and the same backward; 3 numbers a row of logits. Once an update the
+// gradients of what is whole in every slice: 6 C of a layer, the positions, lnf.
+static void check_volume_of_slices(const Groups *groups) {
+    const uint64_t C = VOLUME_C, T = VOLUME_T, rows_of_layer[] = {4 + 4, 4 + 6}, whole = (6 * VOLUME_L + T + 2) * C;
+    for (int again = 0; again < 2; again++) {
+        char what[32];
+        Purpose p = purpose_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
+        p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L, p.gather_again = again;
+        p.shards.slices = 2, p.shards.slice = groups->tp->rank;
+        uint64_t exchanged = (rows_of_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
+        uint64_t micro = exchanged + 3 * T * sizeof(real);
+        Sent sent = sent_by_update(p, groups);
+        snprintf(what, sizeof what, "-tp 2 -ra %d", again);
+        check_volume(what, sent.tp, VOLUME_MICRO_STEPS * micro + whole * sizeof(real));
+        check_volume("loss and norm", sent.world, 2 * sizeof(real));
+    }
+}
+
+static void check_volumes(Comm *world) {
+    Comm *pair = comm_split(world, 0, world->rank), *single = comm_single(&cpu_device);
+    Groups stages = {world, pair, single}, slices = {world, single, pair};
+    check_volume_of_stages(&stages);
+    check_volume_of_slices(&slices);
+    comm_close(single);
+    comm_close(pair);
+}
+
 // ---- checkpoints of slices
 
 static void save_in(const char *folder, GPT2 *m, Comm *world) {
@@ -381,7 +646,7 @@ static void check_same_file(const char *a, const char *b, const char *name, cons
           dtype_name(m->purpose.moments), name);
 }
 
-// Written again it is the same file; but codes are rounded again for their slices, and stay what they are from then on.
+// Written again it is the same file; but codes are rounded again for other slices, and stay what they are from then on.
 static void check_files(Purpose p, const Groups *groups, int which) {
     char from[32], first[32], second[32];
     Comm *world = groups->world, *single = comm_single(&cpu_device);
@@ -402,7 +667,7 @@ static void check_files(Purpose p, const Groups *groups, int which) {
     save_in(first, m, world);
     GPT2 *again = model_from(first, p, groups);
     save_in(second, again, world);
-    bool codes = p.moments == DT_U8;
+    bool codes = p.moments == DT_U8 && groups->tp->size > 1;
     if (world->rank == 0) { check_same_file(first, from, "model.safetensors", m); }
     if (world->rank == 0) { check_same_file(first, codes ? second : from, "optimizer.safetensors", m); }
     model_free(again);
@@ -416,17 +681,23 @@ static void check_all_files(const Groups *groups) {
         if (stage > 0 && groups->dp->size == 1) { break; }
         Purpose p = purpose_for(stage, r, 1, groups->dp);
         p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        p.moments = moment_types[(k + 2) % 3];  // codes beside remainders
         check_files(p, groups, k);
     }
 }
 
-static int run_slices(int t, bool files) {
+static int run_groups(int t, const char *what) {
     Groups groups;
     groups.world = comm_open();
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
-    if (files) {
+    if (strcmp(what, "files") == 0) {
         check_all_files(&groups);
+    } else if (strcmp(what, "late") == 0) {
+        check_late(&groups);
+    } else if (strcmp(what, "bytes") == 0) {
+        check_device_bytes(t, groups.world);
+        if (t == 1 && groups.world->size == 2) { check_volumes(groups.world); }
     } else {
         if (groups.dp->size == 1) { check_inert_kinds(&groups); }
         check_slices_at(1, &groups);
@@ -462,6 +733,44 @@ static int run_drift(int culprit, int argc, char **argv) {
     }
     run_close(&run);
     comm_close(host);
+    return 0;
+}
+
+// ---- the trainer, and what it writes
+
+// Those of a resumed run are to be given again.
+static int run_trainer(int argc, char **argv) {
+    Comm *host = comm_open();
+    TrainArgs args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
+    args_meet(&args, host);
+    take_a_share(&args, host);
+    args_check(&args);
+    train(&args, host);
+    comm_close(host);
+    return 0;
+}
+
+// Says the first tensor whose name begins with `prefix` that is not the same in both, or that there is none.
+static int run_same(const char *a_path, const char *b_path, const char *prefix) {
+    SafeTensors a = safetensors_open(a_path), b = safetensors_open(b_path);
+    int found = 0;
+    for (int i = 0; i < a.num_tensors; i++) {
+        const SafeTensor *x = &a.tensors[i], *y = safetensors_find(&b, x->name);
+        if (strncmp(x->name, prefix, strlen(prefix)) != 0) { continue; }
+        size_t bytes = (size_t)(x->end - x->begin);
+        CHECK(y && y->end - y->begin == bytes, "%s has no such %s", b_path, x->name);
+        char *in_a = (char *)xmalloc(bytes), *in_b = (char *)xmalloc(bytes);
+        safetensors_read(&a, x, 0, in_a, bytes);
+        safetensors_read(&b, y, 0, in_b, bytes);
+        CHECK(memcmp(in_a, in_b, bytes) == 0, "%s is another in %s", x->name, b_path);
+        free(in_a);
+        free(in_b);
+        found++;
+    }
+    CHECK(found > 0, "%s has no tensor %s...", a_path, prefix);
+    safetensors_close(&a);
+    safetensors_close(&b);
     return 0;
 }
 
@@ -536,9 +845,10 @@ static void test_plan_of_slices(void **state) {
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
-    if (argc == 3 && strcmp(argv[1], "slices") == 0) { return run_slices(atoi(argv[2]), false); }
-    if (argc == 3 && strcmp(argv[1], "files") == 0) { return run_slices(atoi(argv[2]), true); }
+    if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
     if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
+    if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
+    if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_layer_gathers),
