@@ -432,15 +432,6 @@ static uint64_t hash_logits(uint64_t hash, GPT2 *m) {
     return hash_bytes(hash, logits, (size_t)config.vocab_size * sizeof logits[0]);
 }
 
-static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m) {
-    const OptimizerState *o = &m->optimizer;
-    size_t count = m->layout.shards.stage < 1 ? m->layout.total : m->layout.shard;
-    if (o->master) { hash = hash_bytes(hash, o->master, count * sizeof *o->master); }
-    if (o->remainder) { hash = hash_bytes(hash, o->remainder, count * sizeof *o->remainder); }
-    hash = hash_bytes(hash, o->m, count * dtype_size(o->moments));
-    return hash_bytes(hash, o->v, count * dtype_size(o->moments));
-}
-
 // Of all that this rank knows after two updates, with a validation and decoding between them.
 static uint64_t hash_training(GPT2 *m) {
     uint64_t hash = 0;
