@@ -1821,10 +1821,10 @@ static void allocate_updates(Run *run) {
 
 // the group of all processes on the memory of the device
 static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    const char *job = getenv("SLURM_JOB_ID");
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a),   a->rank,
-                           a->gpus_per_node,         a->server,      a->shared_folder,
-                           job ? job : "train_gpt2", a->comm_timeout};
+    char job[64];
+    meeting_job(job, sizeof job);
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
+                           a->shared_folder,         job,          a->comm_timeout};
     Groups groups;
     groups.world = comm_open_for(device, &options, host);
     groups.dp = groups.world;

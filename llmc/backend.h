@@ -85,7 +85,7 @@ static inline const char *cuda_pick_path(char *path) {
 static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
     char path[2 * PATH_LENGTH];
     struct cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
     ex->cuda->matmuls =
         cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
@@ -100,7 +100,7 @@ static inline void cuda_close(Exec *ex) {
 static inline void cuda_describe(char *text, size_t room) {
     struct cudaDeviceProp gpu;
     int driver = 0;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());

@@ -1,8 +1,8 @@
 /*
 Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
 defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
-         comm_seconds, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for,
-         comm_max, comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for, comm_max,
+         comm_barrier, comm_split, comm_close, comm_new, comm_single
   single   one process: nothing is sent and nothing is waited for
   MPI      host memory, and device memory through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
@@ -36,10 +36,10 @@ Failure   A process that stops with run_error or input_error ends all of them, w
 */
 #pragma once
 #include "check.h"
+#include "clock.h"
 #include "device.h"
 #include "floatx.h"
 #include <stdbool.h>
-#include <time.h>
 
 typedef struct Comm Comm;
 typedef uint64_t CommTicket;  // the n-th call of its group
@@ -66,7 +66,9 @@ struct Comm {
     int rank, size;        // in this group
     int local_rank;        // in the world: among its processes on this machine, so the GPU to take
     double timeout;        // seconds without an answer after which a rank is given up
-    uint64_t sent_bytes;   // by this rank to others, in this group's collectives so far; comm_max counts as nothing
+    // by this rank to others, in this group's collectives so far; comm_max counts as nothing. A recording counts once,
+    // when it is recorded, and its replays as nothing: this group does not see them. Nor do they count as calls.
+    uint64_t sent_bytes;
     CommTicket calls;
     struct MpiGroup *mpi;    // comm_mpi.h
     struct NcclGroup *nccl;  // comm_nccl.cuh
@@ -94,12 +96,6 @@ static inline uint64_t comm_bytes_gathered(size_t chunk, DType dtype, int size) 
 static inline uint64_t comm_bytes_reduced(size_t count, DType dtype, int rank, int size) {
     size_t mine = comm_part(count, comm_chunk(count, size), rank);
     return (count - mine + (uint64_t)(size - 1) * mine) * dtype_size(dtype);
-}
-
-static inline double comm_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 // ---- calls
