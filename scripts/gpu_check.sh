@@ -118,6 +118,19 @@ for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2
     return 1
 }
 
+# NCCL of a wheel, which PyTorch brings, for the Makefile to find: it has no plain name either
+find_nccl() {
+    local folder
+    [ ! -e "$CUDA_ROOT/include/nccl.h" ] || return 0
+    for folder in $("$python" -c 'import sys; print(*sys.path)' 2>/dev/null); do
+        folder=$folder/nvidia/nccl
+        [ -e "$folder/lib/libnccl.so.2" ] || continue
+        ln -sf "$folder/lib/libnccl.so.2" $build/libnccl.so
+        cuda_flags+=(-I"$folder/include" -L"$PWD/$build" -Xlinker "-rpath=$folder/lib")
+        return 0
+    done
+}
+
 # links LIBRARY HEADER...: whether a program can be built with it
 links() {
     local library=$1 include=()
@@ -151,7 +164,7 @@ build_all() {
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
         ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
     if has_cmocka; then
-        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32)
+        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32 test_nccl_bf16)
     else
         report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
     fi
@@ -342,6 +355,21 @@ check_kernels() {
     done
 }
 
+# check_nccl: NCCL in a group of one, and two processes, which share the GPU if there is one, through MPI
+check_nccl() {
+    local test=$programs/test_nccl_bf16
+    built test_nccl_bf16 || return
+    start test_nccl 60 "$test"
+    finish test_nccl
+    if ! command -v mpirun >/dev/null || ! "$test" backends | grep -q MPI; then
+        report "two processes" skipped "there is no mpirun, or no MPI was built in"
+        return
+    fi
+    start two_processes 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        mpirun -np 2 --oversubscribe --bind-to none "$test" ranks
+    finish two_processes
+}
+
 # ---- the report
 
 write_report() {
@@ -378,6 +406,7 @@ write_report() {
 # ---- all of it
 
 find_cuda || exit 2
+find_nccl
 command -v c++ >/dev/null || { echo "gpu_check: there is no C++ compiler: install g++" >&2 && exit 2; }
 compute_capability=$(gpu compute_cap 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p')
 arch=${compute_capability:-${GPU_ARCH:-90}}
@@ -408,6 +437,7 @@ rm -f $build/picks.txt
 make_tokens $tokens 4200000 1
 
 check_kernels
+check_nccl
 if built bench_ops; then
     start bench_ops 80 "$programs/bench_ops" --device cuda
     finish bench_ops
