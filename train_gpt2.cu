@@ -395,6 +395,7 @@ static void open_backend(GPT2 *m) {
     m->own.partials = planned(m, m->index.partials);
     m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
     p->backend->open(&m->exec, &m->own, p->tf32);
+    backend_share_picks(&m->exec, m->groups.world);
 }
 
 static void upload_spans(GPT2 *m) {

@@ -2,7 +2,7 @@
 Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
 defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
          comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for, comm_max,
-         comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_tell, comm_barrier, comm_split, comm_close, comm_new, comm_single
   single   one process: nothing is sent and nothing is waited for
   MPI      host memory, and device memory through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
@@ -163,6 +163,17 @@ static inline void comm_wait_for(int mark, Comm *comm, Exec *ex) { comm->backend
 static inline long long comm_max(long long value, Comm *comm) {
     comm->calls++;
     return comm->backend->max(value, comm);
+}
+
+// The first rank's bytes to every rank's host; a few, as seven go at a time. Need not wait for work.
+static inline void comm_tell(void *bytes, size_t count, Comm *comm) {
+    for (size_t at = 0; at < count; at += 7) {
+        size_t n = count - at < 7 ? count - at : 7;
+        long long seven = 0;  // below 2^56, and so above the -1 of all others
+        memcpy(&seven, (char *)bytes + at, n);
+        seven = comm_max(comm->rank == 0 ? seven : -1, comm);
+        memcpy((char *)bytes + at, &seven, n);
+    }
 }
 
 // The host goes on when every rank's host has come here.

@@ -835,6 +835,18 @@ static void check_max(Comm *world) {
     CHECK(world->sent_bytes == sent, "comm_max counted as a collective");
 }
 
+static void check_tell(Comm *world) {
+    for (size_t count = 0; count <= 30; count++) {
+        unsigned char bytes[32];
+        memset(bytes, 0x5A, sizeof bytes);
+        for (size_t i = 0; i < count; i++) { bytes[i] = (unsigned char)(world->rank == 0 ? 255 - i : 17); }
+        comm_tell(bytes, count, world);
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            CHECK(bytes[i] == (i < count ? 255 - i : 0x5A), "byte %zu of %zu that rank 0 told", i, count);
+        }
+    }
+}
+
 // Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
 static void check_tickets(Comm *world) {
     float in[2][8 * 3], out[2][3], gathered[8] = {0}, own = (float)world->rank;
@@ -878,6 +890,7 @@ static int run_ranks(void) {
     check_many(world);
     check_barrier(world);
     check_max(world);
+    check_tell(world);
     check_tickets(world);
     check_device(world);
     if (world->rank == 0) { printf("every rank agrees\n"); }
