@@ -236,7 +236,8 @@ TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 te
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
-CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl $(HAVE_CMOCKA:yes=test_nccl))))
+CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc \
+	$(if $(HAVE_NCCL),nccl $(HAVE_CMOCKA:yes=test_nccl))))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text

@@ -6,16 +6,16 @@ Each call puts three things into streams, and the host goes on:
                                                                           overwrites has been read
   the collective, in the group's stream
   an event after it, which comm_join makes the compute stream wait for    what it wrote may be read
-The events of the latest NCCL_EVENTS calls are kept in a ring, more than are under way at once: at most one gather and one
-reduction a bucket, of L + 2. Whoever joins an older ticket waits for the later call that took its slot, which is longer
-but no less safe.
+The events of the latest NCCL_EVENTS calls are kept in a ring, more than are under way at once: at most one gather and
+one reduction a bucket, of L + 2. Whoever joins an older ticket waits for the later call that took its slot, which is
+longer but no less safe.
 Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, with
 NCCL_LAUNCH_ORDER_IMPLICIT, which is set here unless the environment says otherwise.
-A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both. NCCL's
-own calls may wait for other ranks, too; a thread watches over each of them (comm_watch.h). NCCL has calls that return at
-once instead (ncclConfig_t.blocking = 0), but then every collective starts a thread of its own. With MPI beside it
-(`host`) the silent rank is named. Without, a wire to rank 0 (comm_wire.h) shows a rank that has ended, each rank says what
-it knows, and the launcher ends the rest (srun --kill-on-bad-exit).
+A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both.
+NCCL's own calls may wait for other ranks, too; a thread watches over each of them (comm_watch.h). NCCL has calls that
+return at once instead (ncclConfig_t.blocking = 0), but then every collective starts a thread of its own. With MPI
+beside it (`host`) the silent rank is named. Without, a wire to rank 0 (comm_wire.h) shows a rank that has ended, each
+rank says what it knows, and the launcher ends the rest (srun --kill-on-bad-exit).
 comm_max goes by MPI or the wire, not by the GPU: there it would wait for all collectives before it, and they for AdamW,
 even on a communicator and a stream of its own, as NCCL keeps the order of launches.
 */

@@ -2,9 +2,9 @@
 A thread that looks after the main one while that is in calls of a library which may never return, as NCCL's do when
 another process has gone.
 defines: Watch, watch_open, watch_close, watch_enter, watch_leave
-Between watch_enter and watch_leave `look` is called every WATCH_SECONDS, with the seconds since watch_enter; it returns,
-or stops the program. It never runs beside the main thread's own code: watch_leave waits for it. So it may use what only
-one thread at a time may use, such as MPI opened with MPI_THREAD_SERIALIZED.
+Between watch_enter and watch_leave `look` is called every WATCH_SECONDS, with the seconds since watch_enter; it
+returns, or stops the program. It never runs beside the main thread's own code: watch_leave waits for it. So it may use
+what only one thread at a time may use, such as MPI opened with MPI_THREAD_SERIALIZED.
 */
 #pragma once
 #include "comm.h"

@@ -6,8 +6,8 @@ Every way is timed, rest included, on the product it is for, just before that ru
 to the product's own outputs, which it overwrites afterwards; an output that it adds to is put back from a copy, and
 sums go to scratch. Picks are kept in a file, so that later runs of the program choose the same: with the same picks,
 the same bits. Shapes that seldom come again (Exec.rare_shapes) get what cuBLASLt holds to be best, untimed.
-Where several processes compute alike, the first one times and has the file, and all others take what it picks: they meet
-the same products in the same order.
+Where several processes compute alike, the first one times and has the file, and all others take what it picks: they
+meet the same products in the same order.
 defines: lt_plan, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once

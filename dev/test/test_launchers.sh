@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/multi_node: what each launcher starts, by programs that pose as mpirun, srun, ssh and train_gpt2; that all three
-# give the same flags; and that over ssh a process that fails ends the rest.
+# scripts/multi_node: what each launcher starts, by programs that pose as mpirun, srun, ssh and train_gpt2; that all
+# three give the same flags; and that over ssh a process that fails ends the rest.
 #   dev/test/test_launchers.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit

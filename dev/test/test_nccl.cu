@@ -1,8 +1,8 @@
 /*
 The communicator between GPUs (comm_nccl.cuh), run as far as one GPU goes.
-    test_nccl                   NCCL in a group of one: every call, tickets, joins, recordings, parts
-    mpirun -np N test_nccl ranks    N processes: through NCCL where each has a GPU, through MPI and host memory where not
-    test_nccl backends          what it was built with
+    test_nccl               NCCL in a group of one: every call, tickets, joins, recordings, parts
+    mpirun test_nccl ranks  through NCCL where each process has a GPU, through MPI and host memory where not
+    test_nccl backends      what it was built with
 Without a GPU it only says so.
 */
 #include "testing.h"
