@@ -30,9 +30,10 @@ Streams   A call takes the Exec of the work it stands among. It starts when all 
               ticket = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...
               comm_join(ticket, dp, ex);                                            before the bucket is used again
-Failure   A process that stops with run_error or input_error ends all of them, with its sentence and its rank, once.
-          One that waits longer than `timeout` seconds for another names those that do not answer, and does the same.
-          One that is killed is named by the launcher, which ends the others.
+Failure   With MPI, a process that stops with run_error or input_error ends all of them, with its sentence and its
+          rank, once. One that waits longer than `timeout` seconds for another names those that do not answer, and does
+          the same. One that is killed is named by the launcher, which ends the others. Without MPI each says its own
+          sentence: the others that one of them has ended, or does not answer.
 */
 #pragma once
 #include "check.h"

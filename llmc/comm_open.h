@@ -66,42 +66,14 @@ static inline bool comm_same_gpu(const char *names, int size, int *one, int *oth
 }
 
 #ifdef COMM_HAS_NCCL
-// what rank 0 tells the others where there is no MPI
-typedef struct {
-    ncclUniqueId id;
-    char host[100];  // its own, and the port where the wire begins
-    int port;
-} CommGreeting;
-
-// The ranks of -pi fs get the id, and where the wire begins: a host that meets itself is not asked for its own name.
-static inline void comm_meet_in_folder(const CommOptions *o, Meeting *m, CommGreeting *hello, int *peers) {
-    char here[sizeof hello->host] = "", server[sizeof hello->host + 16];
-    int listener = m->rank == 0 ? meeting_open_port(&hello->port) : -1;
-    gethostname(here, sizeof here - 1);
-    memcpy(hello->host, here, sizeof here);
-    rendezvous_file(m, o->folder);
-    Meeting wire = {m->rank, m->size, m->job, m->timeout, NULL, 0};
-    snprintf(server, sizeof server, "%s:%d", strcmp(hello->host, here) == 0 ? "localhost" : hello->host, hello->port);
-    if (m->rank == 0) {
-        meeting_gather(&wire, listener, server, peers);
-    } else {
-        meeting_visit(&wire, server, peers);
-    }
-}
-
 static inline Comm *comm_open_gpus_by_wire(const CommOptions *o) {
-    CommGreeting hello;
-    memset(&hello, 0, sizeof hello);
-    int rank = o->rank, size = o->num_processes, *peers = (int *)xcalloc((size_t)size, sizeof *peers);
-    if (rank == 0) { hello.id = nccl_draw_id(); }
-    Meeting meeting = {rank, size, o->job, o->timeout, &hello, sizeof hello};
-    if (o->init == COMM_INIT_FILE) {
-        comm_meet_in_folder(o, &meeting, &hello, peers);
-    } else {
-        rendezvous_tcp(&meeting, o->server, peers);
-    }
-    Wire *wire = wire_open(rank, size, o->timeout, peers);
-    return comm_nccl_open(hello.id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
+    int rank = o->rank, size = o->num_processes;
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    if (rank == 0) { id = nccl_draw_id(); }
+    Meeting meeting = {rank, size, o->job, o->timeout, &id, sizeof id};
+    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&meeting, o->folder) : wire_by_tcp(&meeting, o->server);
+    return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
 }
 
 // Takes the GPU of a process with this number among those of its machine, and returns the GPU's name. Where each sees

@@ -1,7 +1,7 @@
 /*
 A wire from rank 0 to every other process that was started without MPI: the connections over which they met
 (rendezvous.h), kept open. Numbers go over it that only hosts need; and where one end goes away, the other knows.
-defines: Wire, wire_open, wire_close, wire_max, wire_check
+defines: Wire, wire_open, wire_by_tcp, wire_by_file, wire_close, wire_max, wire_check
 */
 #pragma once
 #include "rendezvous.h"
@@ -14,11 +14,50 @@ typedef struct {
     int *peers;      // sockets: rank 0's to rank r, the others' [0] to rank 0
 } Wire;
 
-// takes over the sockets, of rendezvous_file or rendezvous_tcp, and `peers`
+// takes over the sockets, of rendezvous_tcp, and `peers`
 static inline Wire *wire_open(int rank, int size, double timeout, int *peers) {
     Wire *w = (Wire *)xcalloc(1, sizeof *w);
     w->rank = rank, w->size = size, w->timeout = timeout, w->peers = peers;
     return w;
+}
+
+// Gives m->answer of rank 0 to every rank, as rendezvous_tcp does, and keeps the connections.
+static inline Wire *wire_by_tcp(const Meeting *m, const char *server) {
+    int *peers = (int *)xcalloc((size_t)m->size, sizeof *peers);
+    rendezvous_tcp(m, server, peers);
+    return wire_open(m->rank, m->size, m->timeout, peers);
+}
+
+// what rank 0 tells the others by files
+typedef struct {
+    char answer[RENDEZVOUS_BYTES - 104], host[100];
+    int port;  // the wire begins at that of the host
+} WireGreeting;
+
+// The same as rendezvous_file does; the files also say where the wire begins.
+static inline Wire *wire_by_file(const Meeting *m, const char *folder) {
+    WireGreeting hello;
+    char here[sizeof hello.host] = "", server[sizeof hello.host + 16];
+    memset(&hello, 0, sizeof hello);
+    if (m->bytes > sizeof hello.answer) { run_error("an answer of %zu bytes to a rendezvous: a bug", m->bytes); }
+    int *peers = (int *)xcalloc((size_t)m->size, sizeof *peers);
+    int listener = m->rank == 0 ? meeting_open_port(&hello.port) : -1;
+    gethostname(here, sizeof here - 1);
+    memcpy(hello.host, here, sizeof here);
+    memcpy(hello.answer, m->answer, m->bytes);
+    Meeting files = *m, wire = *m;
+    files.answer = &hello, files.bytes = sizeof hello;
+    wire.answer = NULL, wire.bytes = 0;
+    rendezvous_file(&files, folder);
+    memcpy(m->answer, hello.answer, m->bytes);
+    // a machine that meets itself need not be able to look up its own name
+    snprintf(server, sizeof server, "%s:%d", strcmp(hello.host, here) == 0 ? "localhost" : hello.host, hello.port);
+    if (m->rank == 0) {
+        meeting_gather(&wire, listener, server, peers);
+    } else {
+        meeting_visit(&wire, server, peers);
+    }
+    return wire_open(m->rank, m->size, m->timeout, peers);
 }
 
 static inline void wire_close(Wire *w) {

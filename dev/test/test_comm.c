@@ -392,15 +392,19 @@ static void test_job_name(void **state) {
 
 typedef struct {
     int rank, size;
-    const char *server, *fault;  // "": none, "leaves", "hangs"
+    const char *server, *folder;  // one of the two
+    const char *fault;            // "": none, "leaves", "hangs"
     int culprit;
 } WireGuest;
 
 static Wire *new_wire(const WireGuest *g) {
-    int *peers = (int *)xcalloc((size_t)g->size, sizeof *peers);
-    Meeting meeting = {g->rank, g->size, "job", 20, NULL, 0};
-    rendezvous_tcp(&meeting, g->server, peers);
-    return wire_open(g->rank, g->size, strcmp(g->fault, "hangs") == 0 ? 0.5 : 20, peers);
+    char answer[sizeof answer_text] = "";
+    if (g->rank == 0) { memcpy(answer, answer_text, sizeof answer); }
+    Meeting meeting = {g->rank, g->size, "job", 20, answer, sizeof answer};
+    Wire *w = g->folder ? wire_by_file(&meeting, g->folder) : wire_by_tcp(&meeting, g->server);
+    if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
+    if (strcmp(g->fault, "hangs") == 0) { w->timeout = 0.5; }
+    return w;
 }
 
 static void use_wire(void *guest) {
@@ -436,8 +440,10 @@ static void start_wires(pid_t *children, WireGuest like, int self) {
 
 static void test_wire(void **state) {
     (void)state;
-    for (int size = 2; size <= 4; size++) {
-        WireGuest guest = {0, size, free_address(), "", 0};
+    for (int way = 0; way < 6; way++) {
+        int size = 2 + way / 2;
+        const char *folder = way % 2 ? new_folder("wire") : NULL;
+        WireGuest guest = {0, size, free_address(), folder, "", 0};
         pid_t children[4];
         start_wires(children, guest, -1);
         for (int rank = 0; rank < size; rank++) {
@@ -445,12 +451,13 @@ static void test_wire(void **state) {
             waitpid(children[rank], &status, 0);
             if (status != 0) { fail_msg("rank %d of %d ended with wait status %d", rank, size, status); }
         }
+        if (folder) { assert_empty_folder(folder); }
     }
 }
 
 // what rank `self` of three says when the culprit does that
 static void assert_wire_says(const char *sentence, int self, const char *fault, int culprit) {
-    WireGuest guest = {self, 3, free_address(), fault, culprit};
+    WireGuest guest = {self, 3, free_address(), NULL, fault, culprit};
     pid_t children[3];
     start_wires(children, guest, self);
     assert_stops(1, sentence, use_wire, &guest);
