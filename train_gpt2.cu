@@ -420,6 +420,7 @@ static void open_backend(GPT2 *m) {
     m->own.partials = planned(m, m->index.partials);
     m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
     p->backend->open(&m->exec, &m->own, p->tf32);
+    backend_share_picks(&m->exec, m->groups.world);
 }
 
 static void upload_spans(GPT2 *m) {
@@ -2118,10 +2119,10 @@ static void check_same_flags(const TrainArgs *a, const Device *device, Comm *wor
 
 // the group of all processes on the memory of the device
 static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    const char *job = getenv("SLURM_JOB_ID");
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a),   a->rank,
-                           a->gpus_per_node,         a->server,      a->shared_folder,
-                           job ? job : "train_gpt2", a->comm_timeout};
+    char job[64];
+    meeting_job(job, sizeof job);
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
+                           a->shared_folder,         job,          a->comm_timeout};
     Groups groups;
     int t = a->tensor_parallel;
     check_same_flags(a, device, host);

@@ -1,7 +1,7 @@
 /*
 What a run says: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_saved, logger_clear_line, logger_close, now_seconds
+         logger_saved, logger_clear_line, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
                or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
@@ -11,11 +11,11 @@ stdout         on a terminal one live line as wide as fits; in a pipe a plain li
 */
 #pragma once
 #include "check.h"
+#include "clock.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct {
@@ -32,12 +32,6 @@ typedef struct {
     double seconds_left;  // until a time limit; below 0: there is none
     const char *note;     // "" or why the update was skipped
 } StepReport;
-
-static inline double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // rewrites the log at `path` without the lines of steps after `step`
 static inline void logger_truncate(const char *path, long long step) {

@@ -504,6 +504,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     *graph = captured;
     return cudaSuccess;
 }
+enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
     *exec = new SimtGraphExec{graph->work};
     return cudaSuccess;

@@ -196,7 +196,7 @@ build_all() {
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
         ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
     if has_cmocka; then
-        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32)
+        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32 test_nccl_bf16)
     else
         report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
     fi
@@ -387,6 +387,21 @@ check_kernels() {
     done
 }
 
+# check_nccl: NCCL in a group of one, and two processes, which share the GPU if there is one, through MPI
+check_nccl() {
+    local test=$programs/test_nccl_bf16
+    built test_nccl_bf16 || return
+    start test_nccl 60 "$test"
+    finish test_nccl
+    if ! command -v mpirun >/dev/null || ! "$test" backends | grep -q MPI; then
+        report "two processes" skipped "there is no mpirun, or no MPI was built in"
+        return
+    fi
+    start two_processes 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        mpirun -np 2 --oversubscribe --bind-to none "$test" ranks
+    finish two_processes
+}
+
 # ---- the report
 
 # write_report FILE: what is known so far, into the file and $OUT, so that a run that is ended leaves what it found
@@ -458,6 +473,7 @@ make_tokens $tokens 4200000 1
 
 results_file=dev/results/gpu_$(gpu name | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')_$(date +%F).md
 check_kernels
+check_nccl
 write_report "$results_file"
 if built bench_ops; then
     start bench_ops 80 "$programs/bench_ops" --device cuda
