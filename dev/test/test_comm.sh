@@ -6,6 +6,7 @@
 # Skipped where there is no mpirun, or no MPI was built in.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/processes.sh
 
 program=${PROGRAM:-build/test/test_comm}
 skip() {
@@ -41,19 +42,6 @@ for ranks in 1 2 3 4; do
     report "collectives on $ranks" "$([ "$status $said" = "0 1" ] || echo "exit status $status")"
 done
 
-# silent if no process of the job runs any more; it has a second to go. (Z: it has ended, and its parent is told later)
-all_gone() {
-    local left
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
-        left=$(sed -n 's/^process //p' "$out" | while read -r id; do
-            grep -s '^State:' "/proc/$id/status" | grep -qv 'Z (' && echo "$id"
-        done)
-        [ -n "$left" ] || return
-        sleep 0.1
-    done
-    echo "still running: $left"
-}
-
 # RANKS FAULT RANK STATUS PATTERN [SENTENCES, 1]
 fault() {
     local status
@@ -64,7 +52,8 @@ fault() {
         [ "$(grep -c '^process' "$out")" -eq "$1" ] || echo "not every process said who it is"
         grep -qE -- "$5" "$out" || echo "expected /$5/"
         [ "$(grep -c 'train_gpt2:' "$out")" -eq "${6:-1}" ] || echo "expected ${6:-1} sentence(s)"
-        all_gone
+        # shellcheck disable=SC2046
+        none_left $(sed -n 's/^process //p' "$out")
     )"
 }
 
