@@ -487,7 +487,7 @@ static ModelState gpt2_state(GPT2 *m) {
 // this rank has filled what it keeps of the parameters
 static void gpt2_params_changed(GPT2 *m) {
     m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec);
-    for (int b = 0; b < num_buckets(&m->layout); b++) { zero_params_changed(&m->zero, b); }
+    zero_params_changed(&m->zero);
 }
 
 // GPT-2's initial weights, made on the host a tensor at a time
@@ -980,7 +980,7 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
     bool records = device->record_begin && m->purpose.graph && m->groups.world->backend->records && m->runs[kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
-    if (records) { zero_join_params(&m->zero); }
+    if (records) { zero_join_sent(&m->zero); }
     if (records && m->recordings[kind]) {
         device->replay(m->recordings[kind], &m->exec);
         return;
@@ -998,11 +998,16 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. update
 
-// waits for it, but no longer for other processes than --comm-timeout
-static real device_number(GPT2 *m, const real *x) {
-    real value;
+// Waits for all work given so far, but for other processes no longer than --comm-timeout; the device's own transfers to
+// and from the host, which come after it, know no such end.
+static void finish_work(GPT2 *m) {
     m->device->mark(0, &m->exec);
     comm_wait_for(0, m->groups.world, &m->exec);
+}
+
+static real device_number(GPT2 *m, const real *x) {
+    real value;
+    finish_work(m);
     m->device->download(&value, x, sizeof value);
     return value;
 }
@@ -1088,7 +1093,7 @@ static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
     return o;
 }
 
-// All at once; or, where each rank has its part, a bucket after the other, so that one travels while the next is made.
+// All at once; or, where each rank has its part, a bucket after the other.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     int buckets = num_buckets(&m->layout);
     const int *first = m->first_span;
@@ -1100,8 +1105,8 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
         OptimizerState own = optimizer_of(m, b);
         m->ops->adamw_update(&own, zero_own_grads(&m->zero, b), m->norm_squared, m->spans + first[b],
                              first[b + 1] - first[b], hyper, &m->exec);
-        zero_params_changed(&m->zero, b);
     }
+    zero_params_changed(&m->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1127,6 +1132,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     scratch_release(&m->normed);
     m->decoding = false;
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
+    finish_work(m);
     m->device->download(host, row, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
     free(host);
@@ -1697,6 +1703,7 @@ static void save_checkpoint(Run *run) {
     const TrainArgs *a = run->args;
     ModelState model = gpt2_state(&run->model);
     cJSON *state = run_state(run);
+    finish_work(&run->model);
     checkpoint_save(a->run_dir, run->step, &model, state);
     if (is_first_rank(&model)) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
     char folder[PATH_LENGTH];
@@ -1851,7 +1858,8 @@ static uint64_t hash_optimizer(uint64_t hash, GPT2 *m) {
 // time
 static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
     uint64_t hash = 0;
-    zero_join_params(&m->zero);
+    zero_all_params_ready(&m->zero);
+    finish_work(m);
     for (int i = 0; i < num_param_tensors(&m->config); i++) {
         ParamId p = (ParamId)(i < NUM_PARAM_TENSORS ? i : FIRST_LAYER_PARAM + (i - NUM_PARAM_TENSORS) % LAYER_PARAMS);
         int layer = i < NUM_PARAM_TENSORS ? 0 : 1 + (i - NUM_PARAM_TENSORS) / LAYER_PARAMS;
