@@ -59,7 +59,7 @@ enum { PART_ELEMENTS = 1 << 18 };
 // transposed in the file is one part: smaller ones would be there and here shorter rows.
 static inline bool next_part(ParamPiece *part, ParamPiece piece, ParamId id) {
     size_t before = part->first + part->count - piece.first, left = piece.count - before;
-    size_t most = param_specs[id].transposed ? left : PART_ELEMENTS;
+    size_t most = param_specs[id].transposed ? left : (size_t)PART_ELEMENTS;
     part->first = piece.first + before, part->count = left < most ? left : most;
     part->params = piece.params + before, part->state = piece.state + before;
     return left > 0;
@@ -389,7 +389,7 @@ static inline void codes_encode(uint8_t *codes, float *scales, const real *numbe
     uint16_t nearest[MOMENT_BLOCK];
     for (int i = 0; i < MOMENT_BLOCK; i++) { nearest[i] = NEAREST_BITS; }
     for (size_t i = 0; i < count; i += MOMENT_BLOCK) {
-        size_t n = count - i < MOMENT_BLOCK ? count - i : MOMENT_BLOCK;
+        size_t n = count - i < MOMENT_BLOCK ? count - i : (size_t)MOMENT_BLOCK;
         scales[i / MOMENT_BLOCK] = is_v ? v_encode_block(codes + i, numbers + i, n, nearest)
                                         : m_encode_block(codes + i, numbers + i, n, nearest);
     }
@@ -493,7 +493,7 @@ static inline float scale_of(StoredMoments *t, SlicePlace place) {
     size_t i = (size_t)place.slice * s->of_slice + place.local / MOMENT_BLOCK;
     if (i < s->first || i >= s->first + s->count) {
         size_t left = (size_t)s->slices * s->of_slice - i;
-        s->first = i, s->count = left < SCALES_AT_ONCE ? left : SCALES_AT_ONCE;
+        s->first = i, s->count = left < SCALES_AT_ONCE ? left : (size_t)SCALES_AT_ONCE;
         safetensors_read(&t->file->file, s->tensor, i * sizeof(float), s->read, s->count * sizeof(float));
     }
     return s->read[i - s->first];
