@@ -14,8 +14,8 @@ all of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 
   0    2 P gradients                          2    G P gradients + P parameters
   1    P gradients + P parameters             3    G P gradients + nearly 2 G P parameters (zero_sent_bytes)
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_kept_grads,
-         zero_params_ready, zero_join_sent, zero_all_params_ready, zero_params_changed, zero_micro_step, zero_grad_mode, zero_gradients_done,
-         zero_backward_done, zero_layer_gathers, zero_sent_bytes
+         zero_params_ready, zero_join_sent, zero_all_params_ready, zero_params_changed, zero_micro_step, zero_grad_mode,
+         zero_gradients_done, zero_backward_done, zero_layer_gathers, zero_sent_bytes
 */
 #pragma once
 #include "activations.h"

@@ -9,8 +9,8 @@
 #
 # needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
 #            beside PyTorch's own cublas, cudart and NCCL, `pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of
-#            PyTorch's release (dev/test/wheels.sh tries them). What lies elsewhere is found through NVCC, PYTHON, CPATH,
-#            LIBRARY_PATH and LD_LIBRARY_PATH
+#            PyTorch's release (dev/test/wheels.sh tries them). What lies elsewhere is found through NVCC, PYTHON,
+#            CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161.
 #            60 steps of each take 6 s and 17 s at 550 TFLOP/s, a little over half of a Hopper's bf16 peak
 # time       build 60 s, tests and sanitizers, all at once on 16 cores, 100 s, operations 40 s, training 100 s, PyTorch

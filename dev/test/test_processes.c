@@ -560,8 +560,8 @@ static void check_volume(const char *what, uint64_t got, uint64_t expected) {
 // ZeRO's table (Rajbhandari et al. 2020, with G micro-batches), of P parameters, in elements times (N - 1) / N:
 //     -z 0 and 1   2 P     of which -z 1 sends half as gradients, half as parameters
 //     -z 2         (G + 1) P
-//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch; and the
-//                          embeddings and lnf, once an update instead of twice a micro-batch
+//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch, and
+//                          the embeddings and lnf, once an update instead of twice a micro-batch
 static void check_volume_of_stages(const Groups *groups) {
     const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
     const uint64_t rest = (VOLUME_V + VOLUME_T + 2) * C, P = VOLUME_L * layer + rest;

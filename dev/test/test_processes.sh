@@ -199,7 +199,7 @@ if [ -x "${program}_bf16" ]; then
     for layout in "3 0" "3 3" "4 1 -tp 2"; do
         read -r ranks stage more <<<"$layout"
         # shellcheck disable=SC2086
-        report "50 steps of bf16 weights with fp32 masters at -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
+        report "50 steps of bf16 weights, fp32 masters, -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
             run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -w fp32 --check-replicas 1 $more
         )"
     done
@@ -224,7 +224,9 @@ fi
 # ---- tensor parallelism, by the trainer
 
 trainer=$fp32
-report "one process, 50 steps and what it says" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0)"
+report "one process, 50 steps and what it says" "$(
+    run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0
+)"
 cp "$out" whole_text
 samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -rk 2" "4 4 0"; do
@@ -328,8 +330,8 @@ refused "text from several processes" '--generate is the work of one process; fo
 # NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS
 strangers() {
     local status=0
-    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : -np 1 -wd "$folder/$3" "$trainer" "${@:4}" \
-        >"$out" 2>&1 </dev/null || status=$?
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : \
+        -np 1 -wd "$folder/$3" "$trainer" "${@:4}" >"$out" 2>&1 </dev/null || status=$?
     report "$1" "$(
         [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
         says "train_gpt2: rank [01]: $2"
@@ -447,7 +449,8 @@ report "and the run goes on" "$(goes_on)"
 report "a rank of three slices hangs" "$(strike STOP 1 1 2 -tp 3 && silent 1)"
 report "and the run goes on" "$(goes_on)"
 report "a signal that mpirun passes on ends all with a checkpoint" "$(
-    timeout -k 5 60 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told >"$out" 2>&1 </dev/null &
+    timeout -k 5 60 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told \
+        >"$out" 2>&1 </dev/null &
     job=$!
     until [ -s told/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     kill -USR1 "$(pgrep -P "$job")" # mpirun, of timeout

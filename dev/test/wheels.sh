@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Are CUDA's wheels, as a machine with PyTorch has them, enough for scripts/gpu_check.sh?   dev/test/wheels.sh [FOLDER]
-# Not part of `make test`: it downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), where it keeps
-# them, and builds everything twice, six minutes on two cores. It prints what each of four commands said:
-#   toolkit     all wheels of CUDA 13, the compiler's too, in nvidia/cu13: without a GPU nothing is begun, `build` builds
+# Not part of `make test`: it downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), where it
+# keeps them, and builds everything twice, six minutes on two cores. It prints what each of four commands said:
+#   toolkit     all wheels of CUDA 13, the compiler's too, in nvidia/cu13: without a GPU nothing is begun, `build` works
 #   libraries   cuBLAS and NCCL in folders of their own, as the wheels of CUDA 12 lie (these have no nvcc: NVCC names
 #               one): builds as well
 #   mixed       a compiler whose parts are of two releases, as pip brings it if asked for nvcc alone: refused
