@@ -439,11 +439,12 @@ static inline StoredScales stored_scales(const ModelFile *file, const char *pref
     param_name(name, sizeof name, id, layer);
     const SafeTensor *t = model_find(file, scales_prefix, name);
     int dims = t ? t->num_dims : 0;
-    bool split = dims == 2 && t->shape[0] > 1 && t->shape[0] <= MAX_CONFIG_NUMBER;
+    size_t rows = t && dims == 2 ? t->shape[0] : 1;
+    bool split = rows > 1 && rows <= MAX_CONFIG_NUMBER;
     StoredScales scales;
     memset(&scales, 0, sizeof scales);
     scales.tensor = t;
-    scales.slices = t && split ? (int)t->shape[0] : 1;
+    scales.slices = split ? (int)rows : 1;
     scales.of_slice = slice_scales(id, &file->config, scales.slices);
     if (!t || t->dtype != DT_F32 || dims != (split ? 2 : 1) || scale_slices(id, scales.slices) != scales.slices ||
         t->shape[dims - 1] != scales.of_slice) {
