@@ -2,8 +2,8 @@
 # Is every wait for another process needed, and does a test fail without it?   dev/test/mutate_joins.sh [WORDS]
 # For each comm_join and each wait before a buffer is used again, in llmc/zero.h and train_gpt2.cu (WORDS: only those of
 # which "file:line statement" contains WORDS), a copy of the sources loses that one, and `test_processes` runs: late
-# with -z on 3 processes and with -tp 2 on 4, and layouts on 3. A line each: where, what, how it was caught. Fails if one can go.
-# About 3 minutes on two free cores.
+# with -z on 3 processes and with -tp 2 on 4, and layouts on 3. A line each: where, what, how it was caught. Fails if
+# one can go. About 3 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 

@@ -112,7 +112,7 @@ static void model_free(GPT2 *m) {
 // inputs and targets of micro-batch n of update `step`
 static void draw_batch(int *tokens, int step, int n) {
     for (int i = 0; i < 2 * ROWS; i++) {
-        tokens[i] = (int)(rng_bits(5, (uint64_t)(1000 * step + n), (uint64_t)i) % (uint64_t)config.vocab_size);
+        tokens[i] = (int)(rng_bits(5, (uint64_t)step * 1000 + (uint64_t)n, (uint64_t)i) % (uint64_t)config.vocab_size);
     }
 }
 
@@ -568,8 +568,8 @@ static void check_volume(const char *what, uint64_t got, uint64_t expected) {
 // ZeRO's table (Rajbhandari et al. 2020, with G micro-batches), of P parameters, in elements times (N - 1) / N:
 //     -z 0 and 1   2 P     of which -z 1 sends half as gradients, half as parameters
 //     -z 2         (G + 1) P
-//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch; and the
-//                          embeddings and lnf, once an update instead of twice a micro-batch
+//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch; and
+//                          the embeddings and lnf, once an update instead of twice a micro-batch
 static void check_volume_of_stages(const Groups *groups) {
     const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
     const uint64_t rest = (VOLUME_V + VOLUME_T + 2) * C, P = VOLUME_L * layer + rest;

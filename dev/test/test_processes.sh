@@ -199,7 +199,7 @@ if [ -x "${program}_bf16" ]; then
     for layout in "3 0" "3 3" "4 1 -tp 2"; do
         read -r ranks stage more <<<"$layout"
         # shellcheck disable=SC2086
-        report "50 steps of bf16 weights with fp32 masters at -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
+        report "50 steps in bf16 with fp32 masters, -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
             run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -w fp32 --check-replicas 1 $more
         )"
     done
@@ -224,7 +224,9 @@ fi
 # ---- tensor parallelism, by the trainer
 
 trainer=$fp32
-report "one process, 50 steps and what it says" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0)"
+report "one process, 50 steps and what it says" "$(
+    run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0
+)"
 cp "$out" whole_text
 samples() { sed -n '/^---$/,/^---$/p' "$1"; }
 for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -rk 2" "4 4 0"; do
