@@ -127,7 +127,8 @@ build/test/%_portable build/sanitize/%_portable: onednn =
 build/test/%_bf16: precision = bf16
 train_gpt2 build/emulated/train_gpt2 build/cuda/train_gpt2 build/sanitize/train_gpt2: comm = yes
 build/test/test_comm build/sanitize/test_comm build/test/test_processes build/test/test_processes_bf16 \
-	build/sanitize/test_processes build/bench/bench_comm build/check/nccl: comm = yes
+	build/sanitize/test_processes build/bench/bench_comm build/check/nccl build/check/test_nccl \
+	build/cuda/test_nccl_bf16: comm = yes
 build/test/test_processes%: options = -DPOISON_SCRATCH -Wno-unused-function
 build/test/test_processes: options = -DPOISON_SCRATCH -Wno-unused-function
 # -w: what the sanitizers insert makes gcc warn falsely, and the same sources are compiled with its warnings anyway
@@ -217,6 +218,9 @@ build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/tes
 # the communicator between GPUs compiles and links
 build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
+build/check/test_nccl: libraries = -lcmocka
+build/check/test_nccl: dev/test/test_nccl.cu build/flags
+	$(compile_cuda)
 
 -include $(wildcard build/depend/*.d)
 
@@ -232,7 +236,8 @@ TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 te
 # without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
 SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
-CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl)))
+CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc \
+	$(if $(HAVE_NCCL),nccl $(HAVE_CMOCKA:yes=test_nccl))))
 PARALLEL = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 train: ## train a small GPT for at most two minutes on the King James Bible; DATA=FILE takes any text

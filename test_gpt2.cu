@@ -1261,8 +1261,9 @@ static void test_sums_of_many_micro_batches(void **state) {
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
     assert_true(in_bf16 > 1e-3);
     for (int B = backend == &cpu_backend ? 1 : MANY / 4; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
-    assert_int_equal(auto_gradients(64), DT_REAL);
-    assert_int_equal(auto_gradients(1), DT_FLOATX);
+    assert_int_equal(auto_gradients(64, 0), DT_REAL);
+    assert_int_equal(auto_gradients(64, 2), DT_FLOATX);
+    assert_int_equal(auto_gradients(1, 0), DT_FLOATX);
 }
 
 // a run's steps with the batch in one piece and in four
@@ -1365,6 +1366,31 @@ static void test_step_waits_for_nothing(void **state) {
     assert_int_equal(count.host_synchronisations, waits);
     assert_int_equal(count.pageable_copies, copies);
     finish_step(&run);
+    run_close(&run);
+#else
+    skip();  // only the emulator counts
+#endif
+}
+
+// The loop waits once a step, for the results of the step before, when all of the next has been given to the device:
+// only the last step's are waited for with nothing left to do.
+static void test_loop_waits_a_step_behind(void **state) {
+    (void)state;
+#ifdef SIMT
+    TrainArgs args = small_run(random_file("stream.txt", 2000));
+    args.val_every = args.sample_every = 0;
+    args.max_steps = 6;
+    Run run;
+    run_open(&run, &args, alone_host());
+    for (int i = 0; i < 2; i++) { train_step(&run); }
+    const auto &count = simt::runtime();
+    uint64_t waits = count.host_synchronisations, copies = count.pageable_copies, meanwhile = count.graphs_meanwhile;
+    advance(&run);
+    assert_int_equal(run.step, 6);
+    bool device = backend != &cpu_backend;
+    assert_int_equal(count.host_synchronisations - waits, device ? 4 : 0);
+    assert_int_equal(count.graphs_meanwhile - meanwhile, device ? 3 * run.model.purpose.micro_steps : 0);
+    assert_int_equal(count.pageable_copies, copies);
     run_close(&run);
 #else
     skip();  // only the emulator counts
@@ -1618,6 +1644,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_flags_reach_the_update),
         cmocka_unit_test(test_step_waits_for_nothing),
+        cmocka_unit_test(test_loop_waits_a_step_behind),
         cmocka_unit_test(test_guards),
         cmocka_unit_test(test_checkpoint_keeps_every_bit),
         cmocka_unit_test(test_hugging_face_layout),

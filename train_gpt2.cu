@@ -420,6 +420,7 @@ static void open_backend(GPT2 *m) {
     m->own.partials = planned(m, m->index.partials);
     m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
     p->backend->open(&m->exec, &m->own, p->tf32);
+    backend_share_picks(&m->exec, m->groups.world);
 }
 
 static void upload_spans(GPT2 *m) {
@@ -486,7 +487,7 @@ static ModelState gpt2_state(GPT2 *m) {
 // this rank has filled what it keeps of the parameters
 static void gpt2_params_changed(GPT2 *m) {
     m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec);
-    for (int b = 0; b < num_buckets(&m->layout); b++) { zero_params_changed(&m->zero, b); }
+    zero_params_changed(&m->zero);
 }
 
 // GPT-2's initial weights, made on the host a tensor at a time
@@ -979,7 +980,7 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
     bool records = device->record_begin && m->purpose.graph && m->groups.world->backend->records && m->runs[kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
-    if (records) { zero_join_params(&m->zero); }
+    if (records) { zero_join_sent(&m->zero); }
     if (records && m->recordings[kind]) {
         device->replay(m->recordings[kind], &m->exec);
         return;
@@ -997,11 +998,16 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. update
 
-// waits for it, but no longer for other processes than --comm-timeout
-static real device_number(GPT2 *m, const real *x) {
-    real value;
+// Waits for all work given so far, but for other processes no longer than --comm-timeout; the device's own transfers to
+// and from the host, which come after it, know no such end.
+static void finish_work(GPT2 *m) {
     m->device->mark(0, &m->exec);
     comm_wait_for(0, m->groups.world, &m->exec);
+}
+
+static real device_number(GPT2 *m, const real *x) {
+    real value;
+    finish_work(m);
     m->device->download(&value, x, sizeof value);
     return value;
 }
@@ -1087,7 +1093,7 @@ static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
     return o;
 }
 
-// All at once; or, where each rank has its part, a bucket after the other, so that one travels while the next is made.
+// All at once; or, where each rank has its part, a bucket after the other.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     int buckets = num_buckets(&m->layout);
     const int *first = m->first_span;
@@ -1099,8 +1105,8 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
         OptimizerState own = optimizer_of(m, b);
         m->ops->adamw_update(&own, zero_own_grads(&m->zero, b), m->norm_squared, m->spans + first[b],
                              first[b + 1] - first[b], hyper, &m->exec);
-        zero_params_changed(&m->zero, b);
     }
+    zero_params_changed(&m->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1126,6 +1132,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     scratch_release(&m->normed);
     m->decoding = false;
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
+    finish_work(m);
     m->device->download(host, row, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
     free(host);
@@ -1153,11 +1160,12 @@ static void ask_to_stop(int signal_number) {
     stop_signal = signal_number;
 }
 
-// The first SIGINT or SIGTERM ends a run with a checkpoint as soon as that can be written, a second one ends the
-// program at once. A signal that the program was started to ignore, as nohup and scripts do, stays ignored.
+// The first of these ends a run with a checkpoint as soon as that can be written, a second one ends the program at
+// once: SIGHUP comes when an ssh connection ends, SIGUSR1 is what mpirun passes on without killing a second later. A
+// signal that the program was started to ignore, as nohup and scripts do, stays ignored.
 static void catch_signals(void) {
-    const int signals[] = {SIGINT, SIGTERM};
-    for (int i = 0; i < 2; i++) {
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = ask_to_stop;
@@ -1328,11 +1336,12 @@ static Recompute recompute_of(const TrainArgs *a, int L) {
     return r;
 }
 
-// -gd auto: sums of several micro-batches would lose too much in bf16
-static DType auto_gradients(int micro_steps) { return micro_steps > 1 ? DT_REAL : DT_FLOATX; }
+// -gd auto: sums of several micro-batches would lose too much in bf16; from -z 2 on they are made in shards, which are
+// fp32 whatever is sent there
+static DType auto_gradients(int micro_steps, int stage) { return micro_steps > 1 && stage < 2 ? DT_REAL : DT_FLOATX; }
 
 static DType gradients_of(const TrainArgs *a) {
-    const DType types[] = {auto_gradients(accumulation_steps(a)), DT_REAL, DT_BF16};
+    const DType types[] = {auto_gradients(accumulation_steps(a), a->zero), DT_REAL, DT_BF16};
     return types[a->gradients];
 }
 
@@ -1694,6 +1703,7 @@ static void save_checkpoint(Run *run) {
     const TrainArgs *a = run->args;
     ModelState model = gpt2_state(&run->model);
     cJSON *state = run_state(run);
+    finish_work(&run->model);
     checkpoint_save(a->run_dir, run->step, &model, state);
     if (is_first_rank(&model)) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
     char folder[PATH_LENGTH];
@@ -1758,7 +1768,8 @@ static void restore_run(Run *run, const char *folder) {
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
     int signal_number = agreed_signal(&run->model);
-    if (signal_number) { return signal_number == SIGINT ? "interrupted" : "told to end by SIGTERM"; }
+    if (signal_number == SIGINT) { return "interrupted"; }
+    if (signal_number) { return signal_number == SIGTERM ? "told to end by SIGTERM" : "told to end by a signal"; }
     double limit = run->args->time_limit;
     bool up = limit > 0 && now_seconds() - run->started > limit;
     return comm_max(up, run->groups.world) ? "--time-limit is up" : "";
@@ -1828,11 +1839,27 @@ static void show_sample(Run *run) {
 
 // ---- do all ranks still have the same parameters?
 
+// masters and moments, which at -z 0 every rank of the dp group has
+static uint64_t hash_optimizer(uint64_t hash, GPT2 *m) {
+    const PlanIndex *at = &m->index;
+    const int tensors[] = {at->master, at->remainder, at->m, at->v, at->m_scales, at->v_scales};
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+        if (tensors[i] < 0) { continue; }
+        size_t bytes = m->plan.tensors[tensors[i]].bytes;
+        void *host = xmalloc(bytes);
+        m->device->download(host, planned(m, tensors[i]), bytes);
+        hash = hash_bytes(hash, host, bytes);
+        free(host);
+    }
+    return hash;
+}
+
 // of all that every rank of the dp group has whole, or of the tp group; at -z 3, of what is not gathered a layer at a
 // time
 static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
     uint64_t hash = 0;
-    zero_join_params(&m->zero);
+    zero_all_params_ready(&m->zero);
+    finish_work(m);
     for (int i = 0; i < num_param_tensors(&m->config); i++) {
         ParamId p = (ParamId)(i < NUM_PARAM_TENSORS ? i : FIRST_LAYER_PARAM + (i - NUM_PARAM_TENSORS) % LAYER_PARAMS);
         int layer = i < NUM_PARAM_TENSORS ? 0 : 1 + (i - NUM_PARAM_TENSORS) / LAYER_PARAMS;
@@ -1844,7 +1871,7 @@ static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
         hash = hash_bytes(hash, host, bytes);
         free(host);
     }
-    return hash;
+    return among_slices || m->layout.shards.stage > 0 ? hash : hash_optimizer(hash, m);
 }
 
 // Stops the run and names the first rank of the group whose parameters are not those of most ranks, or of the first of
@@ -1958,10 +1985,17 @@ static StepReport finish_step(Run *run) {
 
 // ---- from flags to a run that can take steps
 
+// -d as a number, so that it is the same when other processes go on
+static cJSON *run_config(const Run *run) {
+    TrainArgs args = *run->args;
+    args.batch_tokens = tokens_of_update(run->args);
+    return flags_to_json(flag_table, NUM_FLAGS, &args);
+}
+
 static void save_run_config(const Run *run) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", run->args->run_dir);
-    cJSON *json = flags_to_json(flag_table, NUM_FLAGS, run->args);
+    cJSON *json = run_config(run);
     int error = write_json(path, json);
     if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
     cJSON_Delete(json);
@@ -1972,7 +2006,7 @@ static void save_run_config(const Run *run) {
 static void print_changed_flags(const Run *run) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", run->args->run_dir);
-    cJSON *before = try_read_json(path), *now = flags_to_json(flag_table, NUM_FLAGS, run->args), *item;
+    cJSON *before = try_read_json(path), *now = run_config(run), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
         if (!old || strcmp(item->string, "resume") == 0) { continue; }
@@ -2061,15 +2095,47 @@ static void allocate_updates(Run *run) {
     run->given = run->step;
 }
 
+// Every process reads flags and files by itself. What they found is compared, an item after the other, before anything
+// is made of it; `advice` says where a difference may come from. Deletes the items.
+static void check_all_have(Comm *world, cJSON *items, const char *advice) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, items) {
+        char *text = cJSON_PrintUnformatted(item);
+        long long mine = (long long)(hash_bytes(0, text, strlen(text)) >> 1);
+        long long first = comm_max(world->rank == 0 ? mine : -1, world);
+        long long other = comm_max(mine != first ? world->size - world->rank : 0, world);
+        if (other > 0) {
+            input_error("rank %lld has another %s than rank 0: %s", world->size - other, item->string, advice);
+        }
+        free(text);
+    }
+    cJSON_Delete(items);
+}
+
+// as many comparisons on every rank: builds first, which may have other flags
+static void check_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
+    cJSON *build = cJSON_CreateObject(), *flags = flags_to_json(flag_table, NUM_FLAGS, a);
+    cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
+    cJSON_AddStringToObject(build, "device", device->name);
+    cJSON_AddNumberToObject(build, "number of flags", cJSON_GetArraySize(flags));
+    check_all_have(world, build, "processes of a run are the same program, on machines that all have a GPU or none do");
+    cJSON_DeleteItemFromObject(flags, "process-rank");
+    cJSON_DeleteItemFromObject(flags, "threads");
+    check_all_have(world, flags,
+                   "processes of a run take the same flags, from their command lines and -o's config.json");
+}
+
 // the group of all processes on the memory of the device
 static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
-    const char *job = getenv("SLURM_JOB_ID");
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a),   a->rank,
-                           a->gpus_per_node,         a->server,      a->shared_folder,
-                           job ? job : "train_gpt2", a->comm_timeout};
+    char job[64];
+    meeting_job(job, sizeof job);
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
+                           a->shared_folder,         job,          a->comm_timeout};
     Groups groups;
     int t = a->tensor_parallel;
+    check_same_flags(a, device, host);
     Comm *world = comm_open_for(device, &options, host);
+    if (host->size == 1) { check_same_flags(a, device, world); }
     groups.world = groups.dp = world;
     groups.tp = t > 1 ? comm_split(world, world->rank / t, world->rank) : comm_single(device);
     if (t > 1) { groups.dp = comm_split(world, world->rank % t, world->rank); }
@@ -2082,6 +2148,17 @@ static void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
+static void check_same_data_and_state(const Run *run) {
+    cJSON *data = cJSON_CreateObject(), *state = run_state(run);
+    cJSON_AddStringToObject(data, "training data", run->fingerprint);
+    cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->train_files));
+    cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->val_files));
+    check_all_have(run->groups.world, data, "all processes need the same files at -i and -j");
+    cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
+    cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
+    check_all_have(run->groups.world, state, "all processes need the same files at -o and -e");
+}
+
 static bool writes_files(const Run *run) { return run->args->run_dir && run->groups.world->rank == 0; }
 
 // the run's folder and what is in it besides checkpoints are the first rank's
@@ -2090,10 +2167,13 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { lock_run_dir(run); }
+    }
+    if (a->checkpoint_every > 0 || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(run); }
         save_run_config(run);
     }
-    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step);
+    run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
 }
 
 // What can be checked without the model comes before it is built, and that before the first byte is written. --fit
@@ -2122,6 +2202,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
     run->prompt_length =
         prompt_tokens(run->has_tokenizer ? &run->tokenizer : NULL, a->prompt, c->vocab_size, &run->prompt);
+    check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
     Purpose purpose = purpose_of(a, c, run->backend);
@@ -2357,14 +2438,11 @@ static void args_meet(TrainArgs *a, const Comm *host) {
                     a->init_method == COMM_INIT_TCP ? "tcp" : "fs");
     }
     if (by_mpi && others && !(a->plan && host->size == 1)) {
-        input_error("-pn %d, but mpirun started %d; start as many with mpirun -np %d, or give -pi fs or tcp",
-                    a->num_processes, host->size, a->num_processes);
+        input_error("-pn %d, but %d started; start as many with mpirun -np %d, or give -pi fs or tcp", a->num_processes,
+                    host->size, a->num_processes);
     }
     if (by_mpi && host->size > 1) { a->num_processes = host->size, a->rank = host->rank; }
     if (by_mpi && host->size == 1) { a->rank = 0; }
-    if (data_ranks(a) > 1 && a->batch_tokens == -1) {  // so that a run that goes on with fewer has the same
-        a->batch_tokens = (int64_t)a->B * a->T * data_ranks(a);
-    }
 }
 
 // What is printed is the first rank's; and where processes share a machine, they share its cores.

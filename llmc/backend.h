@@ -1,9 +1,10 @@
 /*
 Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
 defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose
+         backend_choose, backend_share_picks
 */
 #pragma once
+#include "comm.h"
 #include "cpu_ops.h"
 #include "device.h"
 #include "exec.h"
@@ -85,7 +86,7 @@ static inline const char *cuda_pick_path(char *path) {
 static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
     char path[2 * PATH_LENGTH];
     struct cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
     ex->cuda->matmuls =
         cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
@@ -100,7 +101,7 @@ static inline void cuda_close(Exec *ex) {
 static inline void cuda_describe(char *text, size_t room) {
     struct cudaDeviceProp gpu;
     int driver = 0;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
@@ -109,6 +110,20 @@ static inline void cuda_describe(char *text, size_t room) {
 static const Backend cuda_backend = {&cuda_ops, &cuda_device, {5e14, 3.5e12, 2e-6}, cuda_scratch,
                                      cuda_open, cuda_close,   cuda_describe};
 #endif
+
+#ifdef HAVE_CUDA
+static inline void tell_by_comm(void *bytes, size_t count, void *world) {
+    comm_tell(bytes, count, static_cast<Comm *>(world));
+}
+#endif
+
+// From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
+static inline void backend_share_picks(Exec *ex, Comm *world) {
+#ifdef HAVE_CUDA
+    if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
+#endif
+    (void)ex, (void)world;
+}
 
 typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
 #define DEVICE_CHOICES "auto cpu cuda"

@@ -1,8 +1,8 @@
 /*
 Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
 defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
-         comm_seconds, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for,
-         comm_max, comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for, comm_max,
+         comm_tell, comm_barrier, comm_split, comm_close, comm_new, comm_single
   single   one process: nothing is sent and nothing is waited for
   MPI      host memory, and device memory through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
@@ -30,16 +30,17 @@ Streams   A call takes the Exec of the work it stands among. It starts when all 
               ticket = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...
               comm_join(ticket, dp, ex);                                            before the bucket is used again
-Failure   A process that stops with run_error or input_error ends all of them, with its sentence and its rank, once.
-          One that waits longer than `timeout` seconds for another names those that do not answer, and does the same.
-          One that is killed is named by the launcher, which ends the others.
+Failure   With MPI, a process that stops with run_error or input_error ends all of them, with its sentence and its
+          rank, once. One that waits longer than `timeout` seconds for another names those that do not answer, and does
+          the same. One that is killed is named by the launcher, which ends the others. Without MPI each says its own
+          sentence: the others that one of them has ended, or does not answer.
 */
 #pragma once
 #include "check.h"
+#include "clock.h"
 #include "device.h"
 #include "floatx.h"
 #include <stdbool.h>
-#include <time.h>
 
 typedef struct Comm Comm;
 typedef uint64_t CommTicket;  // the n-th call of its group
@@ -66,7 +67,9 @@ struct Comm {
     int rank, size;        // in this group
     int local_rank;        // in the world: among its processes on this machine, so the GPU to take
     double timeout;        // seconds without an answer after which a rank is given up
-    uint64_t sent_bytes;   // by this rank to others, in this group's collectives so far; comm_max counts as nothing
+    // by this rank to others, in this group's collectives so far; comm_max counts as nothing. A recording counts once,
+    // when it is recorded, and its replays as nothing: this group does not see them. Nor do they count as calls.
+    uint64_t sent_bytes;
     CommTicket calls;
     struct MpiGroup *mpi;    // comm_mpi.h
     struct NcclGroup *nccl;  // comm_nccl.cuh
@@ -94,12 +97,6 @@ static inline uint64_t comm_bytes_gathered(size_t chunk, DType dtype, int size) 
 static inline uint64_t comm_bytes_reduced(size_t count, DType dtype, int rank, int size) {
     size_t mine = comm_part(count, comm_chunk(count, size), rank);
     return (count - mine + (uint64_t)(size - 1) * mine) * dtype_size(dtype);
-}
-
-static inline double comm_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
 // ---- calls
@@ -167,6 +164,17 @@ static inline void comm_wait_for(int mark, Comm *comm, Exec *ex) { comm->backend
 static inline long long comm_max(long long value, Comm *comm) {
     comm->calls++;
     return comm->backend->max(value, comm);
+}
+
+// The first rank's bytes to every rank's host; a few, as seven go at a time. Need not wait for work.
+static inline void comm_tell(void *bytes, size_t count, Comm *comm) {
+    for (size_t at = 0; at < count; at += 7) {
+        size_t n = count - at < 7 ? count - at : 7;
+        long long seven = 0;  // below 2^56, and so above the -1 of all others
+        memcpy(&seven, (char *)bytes + at, n);
+        seven = comm_max(comm->rank == 0 ? seven : -1, comm);
+        memcpy((char *)bytes + at, &seven, n);
+    }
 }
 
 // The host goes on when every rank's host has come here.

@@ -89,7 +89,7 @@ static inline void mpi_give_signs(const MpiJob *job) {
 
 // sleeps, but gives signs
 static inline void mpi_rest(const MpiJob *job, double seconds) {
-    for (double end = comm_seconds() + seconds; comm_seconds() < end; sleep_seconds(1e-3)) { mpi_give_signs(job); }
+    for (double end = now_seconds() + seconds; now_seconds() < end; sleep_seconds(1e-3)) { mpi_give_signs(job); }
 }
 
 // Asks every other rank for a sign; answered[rank] says which gave one. Returns how many did not.
@@ -100,7 +100,7 @@ static inline int mpi_ask(const MpiJob *job, bool *answered) {
     for (int rank = 0; rank < job->size; rank++) {
         if (rank != job->rank) { mpi_give(job, MPI_TAG_QUESTION, rank); }
     }
-    for (double end = comm_seconds() + MPI_SIGN_SECONDS; silent > 0 && comm_seconds() < end; mpi_rest(job, 1e-3)) {
+    for (double end = now_seconds() + MPI_SIGN_SECONDS; silent > 0 && now_seconds() < end; mpi_rest(job, 1e-3)) {
         for (int rank; (rank = mpi_take(job, MPI_TAG_SIGN)) >= 0;) {
             silent -= !answered[rank];
             answered[rank] = true;
@@ -189,11 +189,11 @@ static inline void mpi_idle(const MpiJob *job, double waited) {
 // until all messages of this group have gone and come; each that does is an answer
 static inline void mpi_wait(Comm *comm, const char *call) {
     struct MpiGroup *g = comm->mpi;
-    double answered = comm_seconds();
+    double answered = now_seconds();
     for (int left = g->num_requests; left > 0;) {
         int done = 0;
         MPI_CHECK(MPI_Testsome(g->num_requests, g->requests, &done, g->finished, MPI_STATUSES_IGNORE));
-        double now = comm_seconds();
+        double now = now_seconds();
         if (done > 0) {
             left -= done;
             answered = now;
@@ -512,6 +512,11 @@ static inline Comm *comm_mpi_open(void) {
     MPI_Comm ranks;
     MpiJob *job = (MpiJob *)xcalloc(1, sizeof *job);
     MPI_CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
+    if (provided < MPI_THREAD_SERIALIZED) {
+        run_error("this MPI gives its calls to one thread only (MPI_Init_thread provides %d, wanted was %d); build it "
+                  "with threads",
+                  provided, MPI_THREAD_SERIALIZED);
+    }
     MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &job->control));
     MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));

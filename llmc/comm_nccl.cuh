@@ -6,16 +6,22 @@ Each call puts three things into streams, and the host goes on:
                                                                           overwrites has been read
   the collective, in the group's stream
   an event after it, which comm_join makes the compute stream wait for    what it wrote may be read
-The events of latest calls are kept in a ring; a slot that was taken by a later call makes its waiter wait for that one,
-which is longer but no less safe.
+The events of the latest NCCL_EVENTS calls are kept in a ring, more than are under way at once: at most one gather and
+one reduction a bucket, of L + 2. Whoever joins an older ticket waits for the later call that took its slot, which is
+longer but no less safe.
 Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, with
 NCCL_LAUNCH_ORDER_IMPLICIT, which is set here unless the environment says otherwise.
-A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both. With
-MPI beside it (`host`) it names the silent rank; without, each rank says what it knows, and the launcher ends the rest
-(srun --kill-on-bad-exit).
+A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both.
+NCCL's own calls may wait for other ranks, too; a thread watches over each of them (comm_watch.h). NCCL has calls that
+return at once instead (ncclConfig_t.blocking = 0), but then every collective starts a thread of its own. With MPI
+beside it (`host`) the silent rank is named. Without, a wire to rank 0 (comm_wire.h) shows a rank that has ended, each
+rank says what it knows, and the launcher ends the rest (srun --kill-on-bad-exit).
+comm_max goes by MPI or the wire, not by the GPU: there it would wait for all collectives before it, and they for AdamW,
+even on a communicator and a stream of its own, as NCCL keeps the order of launches.
 */
 #pragma once
-#include "comm.h"
+#include "comm_watch.h"
+#include "comm_wire.h"
 #include "device.cuh"
 #ifdef HAVE_MPI
 #include "comm_mpi.h"
@@ -23,22 +29,35 @@ MPI beside it (`host`) it names the silent rank; without, each rank says what it
 #include <nccl.h>
 #include <unistd.h>
 
-enum { NCCL_EVENTS = 8 };
+enum { NCCL_EVENTS = 256 };
 
 struct NcclGroup {
     ncclComm_t nccl;
-    Comm *host;  // the same ranks through MPI; NULL without it
+    Comm *host;    // the same ranks through MPI; NULL without it
+    Wire *wire;    // the same ranks without MPI; NULL with it, and in parts of the world
+    Watch *watch;  // over calls of NCCL that may wait; the world's
     bool is_world;
     cudaStream_t stream;
     cudaEvent_t given;               // what the compute stream was given before the latest call
     cudaEvent_t done[NCCL_EVENTS];   // call n's is n % NCCL_EVENTS
-    long long *value, *given_value;  // what comm_max without MPI works on, on the device and on the host
+    long long *value, *given_value;  // what comm_max of a part without MPI works on, on the device and on the host
 };
 
 static inline void nccl_check(ncclResult_t result, const char *call) {
-    if (result != ncclSuccess) { run_error("%s: %s", call, ncclGetErrorString(result)); }
+    if (result == ncclSuccess) { return; }
+    run_error("%s: %s%s", call, ncclGetErrorString(result),
+              result == ncclRemoteError ? "; what the rank that was lost last said tells why" : "");
 }
 #define NCCL_CHECK(call) nccl_check((call), #call)
+
+// the same for a call that may wait for other ranks
+#define NCCL_WATCHED(call, comm)                                                                                       \
+    do {                                                                                                               \
+        watch_enter((comm)->nccl->watch);                                                                              \
+        ncclResult_t watched_result = (call);                                                                          \
+        watch_leave((comm)->nccl->watch);                                                                              \
+        nccl_check(watched_result, #call);                                                                             \
+    } while (0)
 
 static inline int nccl_version(void) {
     int version = 0;
@@ -65,26 +84,30 @@ static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {
 
 static inline void nccl_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
-    NCCL_CHECK(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, comm->nccl->nccl, comm->nccl->stream));
+    struct NcclGroup *g = comm->nccl;
+    NCCL_WATCHED(ncclAllReduce(buffer, buffer, count, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
     nccl_end(comm, comm_bytes_reduced(count, dtype, comm->rank, comm->size));
 }
 
 static inline void nccl_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
-    NCCL_CHECK(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, comm->nccl->nccl, comm->nccl->stream));
+    struct NcclGroup *g = comm->nccl;
+    NCCL_WATCHED(ncclReduceScatter(in, out, chunk, nccl_type(dtype), ncclSum, g->nccl, g->stream), comm);
     nccl_end(comm, comm_bytes_gathered(chunk, dtype, comm->size));
 }
 
 static inline void nccl_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
-    NCCL_CHECK(ncclAllGather(in, out, chunk, nccl_type(dtype), comm->nccl->nccl, comm->nccl->stream));
+    struct NcclGroup *g = comm->nccl;
+    NCCL_WATCHED(ncclAllGather(in, out, chunk, nccl_type(dtype), g->nccl, g->stream), comm);
     nccl_end(comm, comm_bytes_gathered(chunk, dtype, comm->size));
 }
 
 // a chain: every rank but the last hands it on
 static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
-    NCCL_CHECK(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, comm->nccl->nccl, comm->nccl->stream));
+    struct NcclGroup *g = comm->nccl;
+    NCCL_WATCHED(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream), comm);
     bool last = (comm->rank + 1) % comm->size == root;
     nccl_end(comm, last ? 0 : count * dtype_size(dtype));
 }
@@ -95,13 +118,9 @@ static inline void nccl_join(CommTicket ticket, Comm *comm, Exec *ex) {
 
 // ---- waiting on the host
 
-// after `waited` seconds for the device: stops the program if NCCL knows of an error, or the time is up
-static inline void nccl_watch(Comm *comm, double waited) {
-    ncclResult_t state = ncclSuccess;
-    NCCL_CHECK(ncclCommGetAsyncError(comm->nccl->nccl, &state));
-    if (state != ncclSuccess && state != ncclInProgress) {
-        run_error("NCCL lost another rank (%s): what that rank last said tells why", ncclGetErrorString(state));
-    }
+// after `waited` seconds for others: stops the program if one has gone, or the time is up
+static inline void nccl_look(void *group, double waited) {
+    Comm *comm = static_cast<Comm *>(group);
 #ifdef HAVE_MPI
     Comm *host = comm->nccl->host;
     if (host && host->mpi) {
@@ -109,6 +128,7 @@ static inline void nccl_watch(Comm *comm, double waited) {
         if (waited > comm->timeout) { mpi_give_up(host, "NCCL"); }
     }
 #endif
+    if (comm->nccl->wire) { wire_check(comm->nccl->wire); }
     if (waited > comm->timeout) {
         run_error("a rank has not answered for %g s (rank %d of %d waits, in NCCL); if nothing hangs, give a longer "
                   "--comm-timeout",
@@ -116,13 +136,21 @@ static inline void nccl_watch(Comm *comm, double waited) {
     }
 }
 
+// the same while the device is waited for: NCCL may know of an error
+static inline void nccl_look_at_device(Comm *comm, double waited) {
+    ncclResult_t state = ncclSuccess;
+    NCCL_CHECK(ncclCommGetAsyncError(comm->nccl->nccl, &state));
+    if (state != ncclInProgress) { nccl_check(state, "a collective"); }
+    nccl_look(comm, waited);
+}
+
 static inline void nccl_wait_for_event(cudaEvent_t event, Comm *comm) {
-    double start = comm_seconds(), watched = start;
+    double start = now_seconds(), watched = start;
     cudaError_t state;
     while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
-        double now = comm_seconds();
+        double now = now_seconds();
         if (now - watched > 1e-2) {
-            nccl_watch(comm, now - start);
+            nccl_look_at_device(comm, now - start);
             watched = now;
         }
         if (now - start > 1e-3) { usleep(20); }
@@ -135,11 +163,12 @@ static inline void nccl_wait_for(int mark, Comm *comm, Exec *ex) { nccl_wait_for
 static inline long long nccl_max(long long value, Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     if (g->host) { return comm_max(value, g->host); }
+    if (g->wire) { return wire_max(value, g->wire); }
     const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
     *g->given_value = value;
     CUDA_CHECK(cudaMemcpyAsync(g->value, g->given_value, bytes, cudaMemcpyHostToDevice, g->stream));
-    NCCL_CHECK(ncclAllReduce(g->value, g->value, 1, ncclInt64, ncclMax, g->nccl, g->stream));
+    NCCL_WATCHED(ncclAllReduce(g->value, g->value, 1, ncclInt64, ncclMax, g->nccl, g->stream), comm);
     CUDA_CHECK(cudaMemcpyAsync(g->given_value, g->value, bytes, cudaMemcpyDeviceToHost, g->stream));
     CUDA_CHECK(cudaEventRecord(done, g->stream));
     nccl_wait_for_event(done, comm);
@@ -156,31 +185,32 @@ static const CommBackend comm_nccl_backend = {
 
 // ---- groups
 
-// takes over `nccl`; `host` is the caller's
-static inline Comm *nccl_group(ncclComm_t nccl, Comm *host) {
+// a group that has no communicator yet; `host`, `wire` and `watch` are the caller's
+static inline Comm *nccl_group(Comm *host, Wire *wire, Watch *watch, double timeout) {
     Comm *comm = comm_new(&comm_nccl_backend, &cuda_device);
     struct NcclGroup *g = comm->nccl = static_cast<struct NcclGroup *>(xcalloc(1, sizeof *g));
-    NCCL_CHECK(ncclCommUserRank(nccl, &comm->rank));
-    NCCL_CHECK(ncclCommCount(nccl, &comm->size));
-    g->nccl = nccl;
-    g->host = host;
+    comm->timeout = timeout;
+    g->host = host, g->wire = wire, g->watch = watch;
     // before compute kernels where both could run: a collective is waited for on other GPUs too
     int least = 0, greatest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
     CUDA_CHECK(cudaEventCreateWithFlags(&g->given, cudaEventDisableTiming));
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
-    if (!host) {
+    if (!host && !wire) {
         g->value = static_cast<long long *>(cuda_allocate(sizeof *g->value));
         g->given_value = static_cast<long long *>(cuda_allocate_host(sizeof *g->given_value));
     }
     return comm;
 }
 
-static inline void nccl_free(struct NcclGroup *g) {
-    CUDA_CHECK(cudaStreamSynchronize(g->stream));
-    NCCL_CHECK(ncclCommFinalize(g->nccl));
-    NCCL_CHECK(ncclCommDestroy(g->nccl));
+// when the group's calls are done
+static inline void nccl_free(Comm *comm) {
+    struct NcclGroup *g = comm->nccl;
+    CUDA_CHECK(cudaEventRecord(g->given, g->stream));
+    nccl_wait_for_event(g->given, comm);
+    NCCL_WATCHED(ncclCommFinalize(g->nccl), comm);
+    NCCL_WATCHED(ncclCommDestroy(g->nccl), comm);
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(g->done[i])); }
     CUDA_CHECK(cudaEventDestroy(g->given));
     CUDA_CHECK(cudaStreamDestroy(g->stream));
@@ -188,7 +218,6 @@ static inline void nccl_free(struct NcclGroup *g) {
         cuda_release(g->value);
         cuda_release_host(g->given_value);
     }
-    free(g);
 }
 
 // StopHook where there is no MPI: ends this process at once, as its usual end would wait for work that waits for others
@@ -197,23 +226,39 @@ static inline void nccl_stop(void *world, int status, const char *sentence) {
     _exit(status);
 }
 
-// the host's group of the world is the caller's
+// the world's: its watch, wire and hook with it. The host's group is the caller's
+static inline void nccl_close_world(Comm *comm) {
+    struct NcclGroup *g = comm->nccl;
+    watch_close(g->watch);
+    free(g->watch);
+    if (g->wire) {
+        wire_max(0, g->wire);  // so that no rank takes another's end for a fault
+        wire_close(g->wire);
+    }
+    if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
+}
+
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
-    if (g->host && !g->is_world) { comm_close(g->host); }
-    if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
-    nccl_free(g);
+    nccl_free(comm);
+    if (g->is_world) {
+        nccl_close_world(comm);
+    } else if (g->host) {
+        comm_close(g->host);
+    }
+    free(g);
     free(comm);
 }
 
 static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     struct NcclGroup *g = comm->nccl;
-    ncclComm_t nccl = NULL;
     comm_barrier(comm);  // which gives up on a rank that does not come
-    NCCL_CHECK(ncclCommSplit(g->nccl, colour, key, &nccl, NULL));
-    Comm *part = nccl_group(nccl, g->host ? comm_split(g->host, colour, key) : NULL);
+    Comm *host = g->host ? comm_split(g->host, colour, key) : NULL;
+    Comm *part = nccl_group(host, NULL, g->watch, comm->timeout);
+    NCCL_WATCHED(ncclCommSplit(g->nccl, colour, key, &part->nccl->nccl, NULL), comm);
+    NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
+    NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
     part->local_rank = comm->local_rank;
-    part->timeout = comm->timeout;
     if (part->size > 1) { return part; }
     nccl_close(part);  // a group of one has nothing to send
     return comm_single(&cuda_device);
@@ -227,15 +272,17 @@ static inline ncclUniqueId nccl_draw_id(void) {
 }
 
 // The world of `size` processes with a GPU each: this one's is the current one. host: the same ranks through MPI, which
-// the caller closes after what is returned; NULL without MPI.
-static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, double timeout) {
-    ncclComm_t nccl = NULL;
+// the caller closes after what is returned; without MPI a wire between them, closed with it. One of the two, or neither
+// in a world of one.
+static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, Wire *wire,
+                                   double timeout) {
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-    NCCL_CHECK(ncclCommInitRank(&nccl, size, id, rank));
-    Comm *comm = nccl_group(nccl, host);
+    Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
+    Comm *comm = nccl_group(host, wire, watch, timeout);
     comm->nccl->is_world = true;
-    comm->local_rank = local_rank;
-    comm->timeout = timeout;
+    comm->rank = rank, comm->size = size, comm->local_rank = local_rank;
     if (!host) { *stop_hook() = {nccl_stop, comm}; }
+    watch_open(watch, nccl_look, comm);
+    NCCL_WATCHED(ncclCommInitRank(&comm->nccl->nccl, size, id, rank), comm);
     return comm;
 }

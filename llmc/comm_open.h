@@ -1,6 +1,6 @@
 /*
 Which communicator a program gets: from how it was started, what it was built with, and where the model runs.
-defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends
+defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, comm_same_gpu
     Comm *host = comm_open();                           first of all: from here on an error is said once for all ranks
     ... flags ...
     Comm *world = comm_open_for(device, &options, host);   before anything is allocated on the device
@@ -14,7 +14,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 */
 #pragma once
 #include "comm.h"
-#include "rendezvous.h"
+#include "comm_wire.h"
 #ifdef HAVE_MPI
 #include "comm_mpi.h"
 #endif
@@ -51,38 +51,79 @@ static inline Comm *comm_open(void) {
     return comm_single(&cpu_device);
 }
 
+enum { GPU_NAME_BYTES = 16 };  // a GPU's UUID
+
+// The first two ranks whose GPUs have the same name; false if there are none. names: (size, GPU_NAME_BYTES).
+static inline bool comm_same_gpu(const char *names, int size, int *one, int *other) {
+    for (*other = 1; *other < size; ++*other) {
+        for (*one = 0; *one < *other; ++*one) {
+            if (memcmp(names + *one * GPU_NAME_BYTES, names + *other * GPU_NAME_BYTES, GPU_NAME_BYTES) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 #ifdef COMM_HAS_NCCL
-static inline ncclUniqueId comm_meet(const CommOptions *o, int rank, int size, Comm *host) {
+static inline Comm *comm_open_gpus_by_wire(const CommOptions *o) {
+    int rank = o->rank, size = o->num_processes;
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
     if (rank == 0) { id = nccl_draw_id(); }
     Meeting meeting = {rank, size, o->job, o->timeout, &id, sizeof id};
-    switch (o->init) {
-    case COMM_INIT_MPI: comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL); break;
-    case COMM_INIT_FILE: rendezvous_file(&meeting, o->folder); break;
-    case COMM_INIT_TCP: rendezvous_tcp(&meeting, o->server); break;
-    }
-    return id;
+    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&meeting, o->folder) : wire_by_tcp(&meeting, o->server);
+    return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
 }
 
-// Takes the GPU for this process; whether every process has one of its own.
-static inline bool comm_take_gpu(int local_rank, Comm *host) {
+// Takes the GPU of a process with this number among those of its machine, and returns the GPU's name. Where each sees
+// one GPU only (CUDA_VISIBLE_DEVICES), it is that.
+static inline void comm_take_gpu(int local_rank, char *name) {
     const char *why;
-    int gpus = cuda_device_count(&why);
-    if (gpus > 0) { CUDA_CHECK(cudaSetDevice(local_rank % gpus)); }
-    return comm_max(local_rank >= gpus, host) == 0;
+    struct cudaDeviceProp gpu;
+    int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
+    if (gpus == 0) { run_error("process %d of this machine sees no GPU (%s)", local_rank, why); }
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+    memcpy(name, gpu.uuid.bytes, GPU_NAME_BYTES);
 }
 
-static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
-    bool by_mpi = o->init == COMM_INIT_MPI;
-    int rank = by_mpi ? host->rank : o->rank, size = by_mpi ? host->size : o->num_processes;
-    int local_rank = by_mpi ? host->local_rank : o->rank % o->gpus_per_node;
-    if (!comm_take_gpu(local_rank, host)) {
-        if (by_mpi) { return NULL; }
-        input_error("rank %d has no GPU of its own: -pg %d says how many processes run on a machine, one for each GPU",
-                    rank, o->gpus_per_node);
+static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
+    char *names = (char *)xmalloc((size_t)host->size * GPU_NAME_BYTES);
+    char *own = names + host->rank * GPU_NAME_BYTES;
+    int one, other;
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    comm_take_gpu(host->local_rank, own);
+    comm_all_gather(names, own, GPU_NAME_BYTES, DT_U8, host, NULL);
+    bool shared = comm_same_gpu(names, host->size, &one, &other);
+    free(names);
+    if (shared) {
+        if (host->rank == 0) {
+            fprintf(stderr,
+                    "train_gpt2: ranks %d and %d share a GPU, so all talk through MPI and host memory, not NCCL\n", one,
+                    other);
+        }
+        return NULL;
     }
-    return comm_nccl_open(comm_meet(o, rank, size, host), rank, size, local_rank, by_mpi ? host : NULL, o->timeout);
+    if (host->rank == 0) { id = nccl_draw_id(); }
+    comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
+    return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
+}
+
+// NULL where ranks share a GPU and MPI can do without NCCL
+static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
+    if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
+    char name[GPU_NAME_BYTES];
+    const char *why;
+    int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
+    if (gpus > 1 && local_rank >= gpus) {
+        input_error("rank %d has no GPU of its own: -pg %d says how many processes run on a machine, one for each GPU, "
+                    "and there are %d",
+                    o->rank, o->gpus_per_node, gpus);
+    }
+    comm_take_gpu(local_rank, name);
+    return comm_open_gpus_by_wire(o);
 }
 #endif
 

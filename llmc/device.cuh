@@ -1,7 +1,8 @@
 /*
 The GPU: memory, copies, events and graphs behind struct Device; and what CUDA operations find in Exec, the stream they
 run on and the scratch they share.
-defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda_device, cuda_device_count
+defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda_device, cuda_device_count,
+         cuda_current_device
 */
 #pragma once
 #include "cuda_common.cuh"
@@ -46,12 +47,19 @@ static inline int cuda_device_count(const char **why) {
     return error == cudaSuccess ? count : 0;
 }
 
+// the GPU of this process: the first one, unless comm_open.h took another
+static inline int cuda_current_device(void) {
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    return device;
+}
+
 // partials: device memory for partials_of, at least as much as any operation takes
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming)); }
-    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, cuda_current_device()));
     cuda->partials = partials;
     cuda->partials_bytes = partials_bytes;
     ex->cuda = cuda;
@@ -155,7 +163,8 @@ static inline Recording *cuda_record_end(Exec *ex) {
     cudaGraph_t graph;
     Recording *recording = static_cast<Recording *>(xmalloc(sizeof *recording));
     CUDA_CHECK(cudaStreamEndCapture(stream_of(ex), &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&recording->graph, graph, 0));
+    // each kernel keeps the priority of the stream it was recorded in: collectives before what computes
+    CUDA_CHECK(cudaGraphInstantiate(&recording->graph, graph, cudaGraphInstantiateFlagUseNodePriority));
     CUDA_CHECK(cudaGraphDestroy(graph));
     return recording;
 }

@@ -94,7 +94,8 @@ static inline double fit_seconds(const GPT2Config *c, const Purpose *p) {
 static inline Fit fit_of(const GPT2Config *c, const Purpose *p) {
     Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
     int64_t chunks = ((int64_t)p->B * p->T - 1) / classifier_chunk(c, p) + 1;  // whose sums are wte's gradient
-    bool sums_round = p->gradients == DT_BF16 && (p->micro_steps > 1 || chunks > 16 || DT_FLOATX != DT_BF16);
+    bool sums_round =
+        p->gradients == DT_BF16 && ((p->micro_steps > 1 && p->shards.stage < 2) || chunks > 16 || DT_FLOATX != DT_BF16);
     int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + sums_round;
     bool weights_round = DT_FLOATX == DT_BF16 && p->master == MASTER_NONE;
     fit.weighed = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
@@ -154,14 +155,14 @@ static inline void fit_states(Fit *best, const GPT2Config *c, Purpose p, const F
 // bytes; if there is none, the smallest. gradients_of says how gradients are kept by themselves for so many
 // micro-batches.
 static inline Fit fit_choose(const GPT2Config *c, Purpose wanted, const FitFree *may, size_t budget,
-                             DType (*gradients_of)(int micro_steps)) {
+                             DType (*gradients_of)(int micro_steps, int stage)) {
     Fit best = fit_of(c, &wanted);
     int64_t sequences = (int64_t)wanted.B * wanted.micro_steps, most = INT_MAX / wanted.T;
     for (int64_t B = 1; B <= sequences && B <= most; B++) {
         Purpose p = wanted;
         if (sequences % B != 0 || sequences / B > INT_MAX || (!may->micro_batch && B != wanted.B)) { continue; }
         p.B = (int)B, p.micro_steps = (int)(sequences / B);
-        if (may->gradients) { p.gradients = gradients_of(p.micro_steps); }
+        if (may->gradients) { p.gradients = gradients_of(p.micro_steps, p.shards.stage); }
         fit_states(&best, c, p, may, budget);
     }
     return best;

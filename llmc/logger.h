@@ -1,7 +1,7 @@
 /*
 What a run says: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_saved, logger_clear_line, logger_close, now_seconds
+         logger_saved, logger_clear_line, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
                or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
@@ -11,11 +11,11 @@ stdout         on a terminal one live line as wide as fits; in a pipe a plain li
 */
 #pragma once
 #include "check.h"
+#include "clock.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct {
@@ -32,12 +32,6 @@ typedef struct {
     double seconds_left;  // until a time limit; below 0: there is none
     const char *note;     // "" or why the update was skipped
 } StepReport;
-
-static inline double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // rewrites the log at `path` without the lines of steps after `step`
 static inline void logger_truncate(const char *path, long long step) {
@@ -63,11 +57,12 @@ static inline void logger_truncate(const char *path, long long step) {
     free(aside);
 }
 
-// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one
-static inline Logger logger_open(const char *run_dir, long long resumed_step) {
+// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one; may_be_live: whether stdout is a
+// terminal if it looks like one (mpirun gives its processes one even where their words go to a file)
+static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
     memset(&log, 0, sizeof log);
-    log.terminal = isatty(STDOUT_FILENO);
+    log.terminal = may_be_live && isatty(STDOUT_FILENO);
     if (!run_dir) { return log; }
     char path[PATH_LENGTH];
     format_path(path, "%s/metrics.jsonl", run_dir);

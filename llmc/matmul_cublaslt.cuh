@@ -66,6 +66,10 @@ struct CudaMatmuls {
     LtPick *picks;
     LtPlan *plans;
     int num_picks, num_plans;
+    // where several processes compute alike: gives the first one's bytes to all; NULL in a process alone
+    void (*tell)(void *bytes, size_t count, void *of);
+    void *tell_of;
+    bool is_first;
 };
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };

@@ -6,7 +6,9 @@ Every way is timed, rest included, on the product it is for, just before that ru
 to the product's own outputs, which it overwrites afterwards; an output that it adds to is put back from a copy, and
 sums go to scratch. Picks are kept in a file, so that later runs of the program choose the same: with the same picks,
 the same bits. Shapes that seldom come again (Exec.rare_shapes) get what cuBLASLt holds to be best, untimed.
-defines: lt_plan, cuda_matmuls_create, cuda_matmuls_free
+Where several processes compute alike, the first one times and has the file, and all others take what it picks: they
+meet the same products in the same order.
+defines: lt_plan, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once
 #include "matmul_kernels.cuh"
@@ -267,7 +269,8 @@ static inline float lt_plan_by_timing(const CudaMatmuls *mm, LtPlan *plan, const
     return best;
 }
 
-static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p, bool timed) {
+// this process's own choice
+static inline LtPlan lt_choose_plan(CudaMatmuls *mm, const LtProduct *p, bool timed) {
     LtPlan plan = {};
     plan.key = p->key;
     char words[LT_WORDS], name[LT_WORDS + 320];
@@ -285,6 +288,37 @@ static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p, bool time
     if (!known) { known = lt_add_pick(mm, name); }
     known->fused = plan.fused, known->algo = plan.algo, known->microseconds = microseconds;
     lt_save_pick(mm, known);
+    return plan;
+}
+
+// what the first process tells the others of its plan
+typedef struct {
+    LtKey key;
+    int fused, described, provisional;  // described: cuBLASLt can do it
+    cublasLtMatmulAlgo_t algo;
+} LtNews;
+
+// The first process's choice, or, where this GPU or library cannot run it, its own; either is made again when that is.
+static inline LtPlan lt_make_plan(CudaMatmuls *mm, const LtProduct *p, bool timed) {
+    if (!mm->tell) { return lt_choose_plan(mm, p, timed); }
+    LtPlan plan = {};
+    LtNews news = {};
+    if (timed) { lt_refuse_capture(mm, &p->key); }
+    if (mm->is_first) {
+        plan = lt_choose_plan(mm, p, timed);
+        news.key = plan.key, news.algo = plan.algo;
+        news.fused = plan.fused, news.described = plan.desc != NULL, news.provisional = plan.provisional;
+    }
+    mm->tell(&news, sizeof news, mm->tell_of);
+    if (mm->is_first) { return plan; }
+    plan.key = p->key;
+    plan.fused = news.fused;
+    LtPick pick = {};
+    pick.fused = news.fused, pick.algo = news.algo;
+    bool same = memcmp(&news.key, &p->key, sizeof news.key) == 0;
+    if (same && news.described && !lt_plan_from_pick(mm, &plan, p, &pick)) { same = false; }
+    if (!same) { plan = lt_choose_plan(mm, p, timed); }
+    plan.provisional = news.provisional;
     return plan;
 }
 
@@ -332,13 +366,31 @@ static inline CudaMatmuls *cuda_matmuls_create(cudaStream_t stream, void *worksp
     return mm;
 }
 
+static inline void lt_free_picks(CudaMatmuls *mm) {
+    for (int i = 0; i < mm->num_picks; i++) { free(mm->picks[i].name); }
+    free(mm->picks);
+    mm->picks = NULL;
+    mm->num_picks = 0;
+}
+
+// From now on all processes that meet the same products use the first one's plans. tell: gives the first one's `count`
+// bytes to all, each of which calls it as often; it is not called while work is recorded.
+static inline void cuda_matmuls_share(CudaMatmuls *mm, bool is_first, void (*tell)(void *bytes, size_t count, void *of),
+                                      void *of) {
+    mm->is_first = is_first;
+    mm->tell = tell, mm->tell_of = of;
+    if (is_first) { return; }
+    lt_free_picks(mm);  // and no file from now on
+    free(mm->pick_path);
+    mm->pick_path = NULL;
+}
+
 static inline void cuda_matmuls_free(CudaMatmuls *mm) {
     for (int i = 0; i < mm->num_plans; i++) { lt_undescribe(&mm->plans[i]); }
-    for (int i = 0; i < mm->num_picks; i++) { free(mm->picks[i].name); }
+    lt_free_picks(mm);
     cublasLtDestroy(mm->handle);
     free(mm->device_name);
     free(mm->pick_path);
-    free(mm->picks);
     free(mm->plans);
     free(mm);
 }

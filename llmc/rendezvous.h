@@ -1,18 +1,21 @@
 /*
 Processes that were started apart meet and get a few bytes from rank 0: NCCL's id, where there is no MPI to send it.
-defines: Meeting, rendezvous_file, rendezvous_tcp
+defines: Meeting, rendezvous_file, rendezvous_tcp, meeting_job, meeting_open_port, meeting_gather, meeting_visit
   file   in a folder that all see. Rank r leaves a random number in JOB.ask.r; rank 0 puts it before its answer, in
          JOB.answer.r; r takes an answer to its own number only, and removes both files. So nothing that an earlier
          run left behind is taken for an answer, nor an earlier question for one that is still asked.
   tcp    rank 0 listens at `server`; every other connects, gives the job's name and its rank, gets the answer, and
-         thanks for it: whoever hangs up before has yet to come.
+         thanks for it: whoever hangs up before has yet to come. The connections may be kept (comm_wire.h).
 Files appear whole, by renaming. Whoever waits longer than `timeout` stops with a sentence that names the ranks missing.
 Neither is encrypted: whoever can write the folder or reach the port can take part.
 */
 #pragma once
 #include "check.h"
 #include "comm.h"
+#include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <sys/random.h>
@@ -25,7 +28,7 @@ typedef struct {
     int rank, size;
     const char *job;  // the same in all processes, another in other jobs that use the folder or port at the same time
     double timeout;   // seconds
-    void *answer;     // given by rank 0, filled in the others
+    void *answer;     // given by rank 0, filled in the others; NULL where `bytes` is 0
     size_t bytes;
 } Meeting;
 
@@ -53,29 +56,42 @@ static inline Answer meeting_answer(const Meeting *m, Question to) {
     Answer answer;
     memset(&answer, 0, sizeof answer);
     answer.to = to;
-    memcpy(answer.bytes, m->answer, m->bytes);
+    if (m->bytes > 0) { memcpy(answer.bytes, m->answer, m->bytes); }
     return answer;
 }
 
 // takes an answer that is to this question
 static inline bool meeting_take(const Meeting *m, const Question *question, const Answer *answer) {
     if (memcmp(question, &answer->to, sizeof *question) != 0) { return false; }
-    memcpy(m->answer, answer->bytes, m->bytes);
+    if (m->bytes > 0) { memcpy(m->answer, answer->bytes, m->bytes); }
     return true;
+}
+
+// "rank 3", "rank 3, rank 5", ", ..." after the eighth, of those from 1 on that have not come
+static inline void meeting_name_missing(char *text, size_t room, const bool *came, int size) {
+    int length = 0, missing = 0;
+    for (int rank = 1; rank < size; rank++) {
+        if (came[rank] || missing++ >= 8) { continue; }
+        length += snprintf(text + length, room - (size_t)length, "%srank %d", length ? ", " : "", rank);
+    }
+    if (missing > 8) { snprintf(text + length, room - (size_t)length, ", ..."); }
 }
 
 // stops if the time is up; met[rank] says who has come (NULL: it is rank 0 that is missing)
 static inline void meeting_check(const Meeting *m, double deadline, const bool *met, const char *where) {
-    if (comm_seconds() < deadline) { return; }
+    if (now_seconds() < deadline) { return; }
     char who[128] = "rank 0";
-    int length = 0, missing = 0;
-    for (int rank = 1; met && rank < m->size; rank++) {
-        if (met[rank] || missing++ >= 8) { continue; }
-        length += snprintf(who + length, sizeof who - (size_t)length, "%srank %d", length ? ", " : "", rank);
-    }
-    run_error("job '%s', rank %d of %d: %s%s did not come to %s within %g s; are all processes running, with the same "
+    if (met) { meeting_name_missing(who, sizeof who, met, m->size); }
+    run_error("job '%s', rank %d of %d: %s did not come to %s within %g s; are all processes running, with the same "
               "job, number of processes and place to meet?",
-              m->job, m->rank, m->size, who, missing > 8 ? ", ..." : "", where, m->timeout);
+              m->job, m->rank, m->size, who, where, m->timeout);
+}
+
+// What Slurm calls the processes that were started together: its job, and the step of it, as two may run at a time.
+static inline void meeting_job(char *name, size_t room) {
+    const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    if (!step) { step = getenv("SLURM_STEPID"); }
+    snprintf(name, room, "%s%s%s", job ? job : "train_gpt2", job && step ? "." : "", job && step ? step : "");
 }
 
 static inline void meeting_begin(const Meeting *m) {
@@ -145,7 +161,7 @@ static inline void meeting_ask_file(const Meeting *m, const char *folder, double
 
 // Gives m->answer of rank 0 to every rank; rank 0 returns when all have it.
 static inline void rendezvous_file(const Meeting *m, const char *folder) {
-    double deadline = comm_seconds() + m->timeout;
+    double deadline = now_seconds() + m->timeout;
     meeting_begin(m);
     if (m->rank > 0) {
         meeting_ask_file(m, folder, deadline);
@@ -168,22 +184,31 @@ static inline void rendezvous_file(const Meeting *m, const char *folder) {
 
 // ---- by TCP
 
-// "host:port" to the addresses of both; the caller frees them. To listen, on any address of this machine.
-static inline struct addrinfo *meeting_addresses(const char *server, bool listens) {
-    char host[256];
+#define MEETING_TRY_SECONDS 3.0  // for one address: one that nobody answers at keeps nobody from the next
+
+// "HOST:PORT", "[HOST]:PORT": the host, of 256 bytes, and the port
+static inline int meeting_place(char *host, const char *server) {
     const char *colon = strrchr(server, ':');
     char *end = NULL;
     long port = colon ? strtol(colon + 1, &end, 10) : 0;
-    if (port < 1 || port > 65535 || *end || colon == server || (size_t)(colon - server) >= sizeof host) {
+    size_t length = colon ? (size_t)(colon - server) : 0;
+    if (port < 1 || port > 65535 || *end || length == 0 || length >= 256) {
         input_error("found '%s' as the place to meet, expected HOST:PORT", server);
     }
-    snprintf(host, sizeof host, "%.*s", (int)(colon - server), server);
+    bool bracketed = server[0] == '[' && server[length - 1] == ']';
+    snprintf(host, 256, "%.*s", (int)(bracketed ? length - 2 : length), server + bracketed);
+    return (int)port;
+}
+
+// every address of "HOST:PORT"; the caller frees them
+static inline struct addrinfo *meeting_addresses(const char *server) {
+    char host[256], service[16];
+    snprintf(service, sizeof service, "%d", meeting_place(host, server));
     struct addrinfo hints, *found = NULL;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
-    hints.ai_family = AF_INET;
-    hints.ai_flags = listens ? AI_PASSIVE : 0;
-    int error = getaddrinfo(listens ? NULL : host, colon + 1, &hints, &found);
+    hints.ai_family = AF_UNSPEC;
+    int error = getaddrinfo(host, service, &hints, &found);
     if (error != 0) { input_error("the place to meet, %s, is unknown: %s", server, gai_strerror(error)); }
     return found;
 }
@@ -208,21 +233,52 @@ static inline bool meeting_send(int socket, const void *data, size_t bytes) {
     return send(socket, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-static inline int meeting_listen(const char *server) {
-    struct addrinfo *address = meeting_addresses(server, true);
-    int one = 1, listener = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
+// Listens on every address of one family, and as IPv6 on those of IPv4 too; port 0: one that is free. -1 if that fails.
+static inline int meeting_listen_as(int family, int port) {
+    int one = 1, zero = 0, listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
+    memset(&six, 0, sizeof six), memset(&four, 0, sizeof four);
+    six.sin6_family = AF_INET6, six.sin6_port = htons((uint16_t)port), six.sin6_addr = in6addr_any;
+    four.sin_family = AF_INET, four.sin_port = htons((uint16_t)port), four.sin_addr.s_addr = htonl(INADDR_ANY);
+    bool is_six = family == AF_INET6;
+    if (listener < 0) { return -1; }
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, address->ai_addr, address->ai_addrlen) != 0 || listen(listener, SOMAXCONN) != 0) {
-        input_error("rank 0 cannot listen at %s (%s); choose another port", server, strerror(errno));
+    if (is_six) { setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero); }
+    if (bind(listener, is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four,
+             is_six ? sizeof six : sizeof four) == 0 &&
+        listen(listener, SOMAXCONN) == 0) {
+        return listener;
     }
-    freeaddrinfo(address);
+    int error = errno;
+    close(listener);
+    errno = error;
+    return -1;
+}
+
+static inline int meeting_listen(int port) {
+    int listener = meeting_listen_as(AF_INET6, port);
+    if (listener < 0) { listener = meeting_listen_as(AF_INET, port); }
+    if (listener < 0) {
+        input_error("rank 0 cannot listen at port %d (%s); choose another port", port, strerror(errno));
+    }
     return listener;
 }
 
-// Answers whoever connects next, if it belongs to this job; returns its rank, or 0.
-static inline int meeting_serve_tcp(const Meeting *m, int listener) {
+// Listens at a port that is free, and says which.
+static inline int meeting_open_port(int *port) {
+    int listener = meeting_listen(0);
+    struct sockaddr_in6 own;  // its port is where that of sockaddr_in is
+    socklen_t length = sizeof own;
+    getsockname(listener, (struct sockaddr *)&own, &length);
+    *port = ntohs(own.sin6_port);
+    return listener;
+}
+
+// Answers whoever connects next; returns its rank and the connection, or 0 if it does not belong to this job.
+static inline int meeting_serve_tcp(const Meeting *m, int listener, int *connection) {
     Question question;
-    int peer = accept(listener, NULL, NULL), rank = 0;
+    int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (peer < 0) { return 0; }
     if (meeting_receive(peer, &question, sizeof question) && question.rank > 0 && question.rank < (uint64_t)m->size) {
         Question expected = meeting_question(m, (int)question.rank, question.number);
@@ -230,48 +286,103 @@ static inline int meeting_serve_tcp(const Meeting *m, int listener) {
         char thanks;
         if (memcmp(&question, &expected, sizeof question) == 0 && meeting_send(peer, &answer, sizeof answer) &&
             meeting_receive(peer, &thanks, 1)) {
-            rank = (int)question.rank;
+            *connection = peer;
+            return (int)question.rank;
         }
     }
     close(peer);
-    return rank;
+    return 0;
 }
 
-// one attempt: rank 0 may not be there yet
-static inline bool meeting_ask_tcp(const Meeting *m, const struct addrinfo *address) {
+// A connection to the address, or -1: nobody listens there, or nobody answers until the deadline.
+static inline int meeting_connect(const struct addrinfo *address, double deadline) {
+    int peer = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
+    if (peer < 0) { return -1; }
+    socklen_t length = sizeof error;
+    double left = deadline - now_seconds();
+    if (left > MEETING_TRY_SECONDS) { left = MEETING_TRY_SECONDS; }
+    bool connected = connect(peer, address->ai_addr, address->ai_addrlen) == 0;
+    if (!connected && errno == EINPROGRESS && meeting_ready(peer, POLLOUT, left > 0 ? (int)(left * 1e3) + 1 : 0)) {
+        connected = getsockopt(peer, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+    }
+    if (connected && fcntl(peer, F_SETFL, 0) == 0) { return peer; }
+    close(peer);
+    return -1;
+}
+
+// one attempt at one address: rank 0 may not be there yet. The connection, or -1.
+static inline int meeting_ask_tcp(const Meeting *m, const struct addrinfo *address, double deadline) {
     Question question = meeting_question(m, m->rank, 1);
     Answer answer;
-    int peer = socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, 0);
-    bool taken = peer >= 0 && connect(peer, address->ai_addr, address->ai_addrlen) == 0 &&
-                 meeting_send(peer, &question, sizeof question) && meeting_receive(peer, &answer, sizeof answer) &&
-                 meeting_take(m, &question, &answer) && meeting_send(peer, "", 1);
+    int peer = meeting_connect(address, deadline);
+    if (peer >= 0 && meeting_send(peer, &question, sizeof question) && meeting_receive(peer, &answer, sizeof answer) &&
+        meeting_take(m, &question, &answer) && meeting_send(peer, "", 1)) {
+        return peer;
+    }
     if (peer >= 0) { close(peer); }
-    return taken;
+    return -1;
 }
 
-// Gives m->answer of rank 0, which is on the host of `server` ("HOST:PORT"), to every rank.
-static inline void rendezvous_tcp(const Meeting *m, const char *server) {
-    double deadline = comm_seconds() + m->timeout;
-    meeting_begin(m);
-    if (m->rank > 0) {
-        struct addrinfo *address = meeting_addresses(server, false);
-        while (!meeting_ask_tcp(m, address)) {
-            meeting_check(m, deadline, NULL, server);
-            meeting_pause();
-        }
-        freeaddrinfo(address);
-        return;
+// one attempt at each address in turn
+static inline int meeting_ask_any(const Meeting *m, const struct addrinfo *addresses, double deadline) {
+    int peer = -1;
+    for (const struct addrinfo *a = addresses; a && peer < 0; a = a->ai_next) {
+        peer = meeting_ask_tcp(m, a, deadline);
     }
-    int listener = meeting_listen(server);
+    return peer;
+}
+
+// what becomes of the connection to `rank`: it is kept there, or closed
+static inline void meeting_keep(int *peers, int rank, int peer) {
+    int one = 1;
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // a few bytes at a time, each waited for
+    if (peers) {
+        peers[rank] = peer;
+    } else {
+        close(peer);
+    }
+}
+
+// Rank 0 answers all others; closes the listener. where: words for it. peers: as in rendezvous_tcp.
+static inline void meeting_gather(const Meeting *m, int listener, const char *where, int *peers) {
+    double deadline = now_seconds() + m->timeout;
     bool *met = (bool *)xcalloc((size_t)m->size, sizeof *met);
     for (int missing = m->size - 1; missing > 0;) {
-        int rank = meeting_ready(listener, POLLIN, 100) ? meeting_serve_tcp(m, listener) : 0;
+        int peer, rank = meeting_ready(listener, POLLIN, 100) ? meeting_serve_tcp(m, listener, &peer) : 0;
+        if (rank > 0 && met[rank] && peers) { close(peers[rank]); }  // it has come anew
+        if (rank > 0) { meeting_keep(peers, rank, peer); }
         if (rank > 0 && !met[rank]) {
             met[rank] = true;
             missing--;
         }
-        if (missing > 0) { meeting_check(m, deadline, met, server); }
+        if (missing > 0) { meeting_check(m, deadline, met, where); }
     }
     close(listener);
     free(met);
+}
+
+// Another rank asks rank 0, which listens or is going to at one of the addresses of `server`.
+static inline void meeting_visit(const Meeting *m, const char *server, int *peers) {
+    double deadline = now_seconds() + m->timeout;
+    struct addrinfo *addresses = meeting_addresses(server);
+    int peer;
+    while ((peer = meeting_ask_any(m, addresses, deadline)) < 0) {
+        meeting_check(m, deadline, NULL, server);
+        meeting_pause();
+    }
+    meeting_keep(peers, 0, peer);
+    freeaddrinfo(addresses);
+}
+
+// Gives m->answer of rank 0, which is on the host of `server` ("HOST:PORT"), to every rank. peers: NULL, or where the
+// connections stay: rank 0's to rank r in peers[r], another's to rank 0 in peers[0].
+static inline void rendezvous_tcp(const Meeting *m, const char *server, int *peers) {
+    char host[256];
+    int port = meeting_place(host, server);
+    meeting_begin(m);
+    if (m->rank > 0) {
+        meeting_visit(m, server, peers);
+    } else {
+        meeting_gather(m, meeting_listen(port), server, peers);
+    }
 }

@@ -11,7 +11,8 @@ Names, arguments and return values are CUDA's (12.0 and later). What this adds, 
              stream join the capture, and must be joined back before it ends. What a capture forbids (to synchronise, to
              allocate or free, a copy with pageable host memory, the default stream) fails and spoils the capture;
              every capture is as strict as cudaStreamCaptureModeGlobal.
-  Counters   simt::runtime() counts host synchronisations and pageable copies.
+  Counters   simt::runtime() counts host synchronisations and pageable copies, and what a GPU would have had to do
+             while the host waited.
 For one host thread.
 */
 #pragma once
@@ -87,6 +88,7 @@ struct SimtEvent {
     SimtGraph *capture = nullptr;  // the capture it was recorded in, if any
     SimtStream *stream = nullptr;  // .. and on which stream, after how much of its work
     size_t work_before = 0;
+    uint64_t graphs_before = 0;  // runtime().graph_launches when it was recorded
 };
 // a captured graph: what to do, in an order that respects every event
 struct SimtGraph {
@@ -120,6 +122,7 @@ struct Runtime {
     uint64_t host_synchronisations = 0;  // including each cudaMemcpy
     uint64_t pageable_copies = 0;        // copies of the Async kind that had to wait, since their host end is pageable
     uint64_t launches = 0, graph_launches = 0;
+    uint64_t graphs_meanwhile = 0;  // over all waits for an event: graphs launched after it, and before the wait
     size_t device_bytes = size_t{8} << 30;  // the device's memory; a test may shrink it
     size_t device_bytes_used = 0;
     cudaError_t last_error = cudaSuccess;
@@ -422,6 +425,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     event->capture = stream ? stream->capture : nullptr;
     event->stream = stream;
     event->work_before = stream ? stream->recorded : 0;
+    event->graphs_before = simt::runtime().graph_launches;
     event->seconds = simt::seconds_now();
     return cudaSuccess;
 }
@@ -430,6 +434,7 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) { return simt::spoil_captures(cudaErrorCapturedEvent); }
+    simt::runtime().graphs_meanwhile += simt::runtime().graph_launches - event->graphs_before;
     return simt::count_synchronisation();
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
@@ -499,6 +504,7 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     *graph = captured;
     return cudaSuccess;
 }
+enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
     *exec = new SimtGraphExec{graph->work};
     return cudaSuccess;

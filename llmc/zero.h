@@ -3,10 +3,10 @@ ZeRO (Rajbhandari et al. 2020): N processes train one model, each on other data,
 What they tell each other goes a bucket at a time (layout.h: the embeddings, each layer, lnf), beside other work:
   -z   a rank keeps 1/N of        gradients                                 parameters
   0    nothing                    all_reduce    } after the backward of
-  1    moments, masters           reduce_scatter } the last micro-batch     all_gather after AdamW, joined where the
-  2    and gradients              reduce_scatter after every backward       next forward needs the bucket
+  1    moments, masters           reduce_scatter } the last micro-batch     all_gather where the next forward begins,
+  2    and gradients              reduce_scatter after every backward       joined where it reads the bucket
   3    and parameters             the same                                  all_gather of a layer before its forward and
-                                                                            backward; of the others after AdamW
+                                                                            backward; of the others as at 1 and 2
 At stages 2 and 3 the gradients of a layer live in one of two buffers, which is used again two layers on; a rank's part
 is summed over the micro-batches in real. At stage 3 so do the parameters, gathered a layer ahead.
 Sums are those of comm.h. With MPI they do not depend on the stage: an update of one micro-batch has the same bits at
@@ -14,8 +14,8 @@ all of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 
   0    2 P gradients                          2    G P gradients + P parameters
   1    P gradients + P parameters             3    G P gradients + nearly 2 G P parameters (zero_sent_bytes)
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_kept_grads,
-         zero_params_ready, zero_join_params, zero_params_changed, zero_micro_step, zero_grad_mode, zero_gradients_done,
-         zero_backward_done, zero_layer_gathers, zero_sent_bytes
+         zero_params_ready, zero_join_sent, zero_all_params_ready, zero_params_changed, zero_micro_step, zero_grad_mode,
+         zero_gradients_done, zero_backward_done, zero_layer_gathers, zero_sent_bytes
 */
 #pragma once
 #include "activations.h"
@@ -28,9 +28,11 @@ typedef struct {
     Comm *dp;  // the ranks whose data differ
     const Ops *ops;
     Exec *ex;
-    floatX *params,
-        *params_shard;            // what operations read: the block, or at stage 3 buffers;  stage 3: this rank's part
-    Gradient grads, grads_shard;  // what they write: the block, or at stages 2 and 3 buffers;  stages 2, 3: the part
+    floatX *params;        // what operations read: the block, or at stage 3 buffers
+    floatX *params_shard;  // stage 3: this rank's part
+    Gradient grads;        // what they write: the block, or at stages 2 and 3 buffers
+    Gradient grads_shard;  // stages 2 and 3: this rank's part
+    bool changed;          // this rank's part of the parameters has; nothing has been sent since
     // the micro-step at hand
     GradMode mode;
     bool only, last;  // is it the only one, the last one of its update
@@ -129,34 +131,51 @@ static inline void zero_fetch(Zero *z, int bucket) {
     zero_gather(z, bucket);
 }
 
+// Starts to gather what has changed, in the order of the forward, but for layers that are fetched.
+static inline void zero_send_params(Zero *z) {
+    if (!z->changed) { return; }
+    z->changed = false;
+    for (int b = 0; b < num_buckets(&z->layout); b++) {
+        if (!zero_gathers_layers(z, b)) { zero_gather(z, b); }
+    }
+}
+
 // Work given from now on may read the bucket's parameters, until another layer takes their buffer. `next`: the one that
 // is to be read after it, 0 for none: it is on its way meanwhile, where it has another buffer.
 static inline void zero_params_ready(Zero *z, int bucket, int next) {
+    zero_send_params(z);
     if (zero_gathers_layers(z, bucket)) { zero_fetch(z, bucket); }
     if (z->gathers[bucket]) { comm_join(z->gathers[bucket], z->dp, z->ex); }
     z->gathers[bucket] = 0;
     if (zero_gathers_layers(z, next) && (next - bucket) % 2 != 0) { zero_fetch(z, next); }
 }
 
-// All that are on their way are there for work given from now on.
-static inline void zero_join_params(Zero *z) {
+// What is on its way is there for work given from now on.
+static inline void zero_join_sent(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         if (z->gathers[b]) { comm_join(z->gathers[b], z->dp, z->ex); }
         z->gathers[b] = 0;
     }
 }
 
-// This rank's own chunk of the bucket is another now: all others get it. At stage 0 every rank has made all of it.
-static inline void zero_params_changed(Zero *z, int bucket) {
+// Work given from now on may read all parameters but those of layers that are fetched.
+static inline void zero_all_params_ready(Zero *z) {
+    zero_send_params(z);
+    zero_join_sent(z);
+}
+
+// This rank's own part is another now: the others get it before they read it. At stage 0 every rank has made all of it.
+static inline void zero_params_changed(Zero *z) {
     zero_forget_layers(z);
-    if (z->layout.shards.stage > 0 && !zero_gathers_layers(z, bucket)) { zero_gather(z, bucket); }
+    z->changed = z->layout.shards.stage > 0;
 }
 
 // ---- gradients
 
-// Micro-step `micro` of `micro_steps` begins. It forgets which layers are in the buffers, so that its calls are the
-// same every time: it may be recorded.
+// Micro-step `micro` of `micro_steps` begins. It forgets which layers are in the buffers, and the first one sends
+// parameters even if an evaluation has, so that its calls are the same every time: it may be recorded.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
+    z->changed = micro == 0 && z->layout.shards.stage > 0;
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     z->last = micro == micro_steps - 1;
     z->only = micro_steps == 1;

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Checks and measures the trainer on this machine's GPU, in less than nine minutes:   scripts/gpu_check.sh [build]
+# Checks and measures the trainer on this machine's GPU, in less than nine minutes:   scripts/gpu_check.sh [build|pack]
 #
 # It builds with nvcc, tests every kernel and the whole model on the GPU, looks for bad memory accesses and races,
 # checks that the same command gives the same bits, and times training, beside PyTorch where that is installed. All
 # goes to dev/results/gpu_<name>_<date>.md, and into the folder $OUT where that is set; logs stay in build/gpu/log.
-# `build` only builds: without a GPU for GPU_ARCH (default 90), and then with exit status 2.
+# `build` only builds: without a GPU for GPU_ARCH (default 90), and then with exit status 2. `pack` is for a GPU without
+# a network: run where Debian's packages are, it puts make, cJSON and cmocka into build/gpu/packages, to be taken along.
 #
 # needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
-#            nvidia-cuda-nvcc, and nvidia-cublas and nvidia-cuda-runtime, which PyTorch brings. What lies elsewhere is
-#            found through NVCC, PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
+#            beside PyTorch's own cublas, cudart and NCCL, `pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of
+#            PyTorch's release (dev/test/wheels.sh tries them). What lies elsewhere is found through NVCC, PYTHON,
+#            CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161.
 #            60 steps of each take 6 s and 17 s at 550 TFLOP/s, a little over half of a Hopper's bf16 peak
 # time       build 60 s, tests and sanitizers, all at once on 16 cores, 100 s, operations 40 s, training 100 s, PyTorch
@@ -23,9 +25,9 @@ cd "$(dirname "$0")/.." || exit 1
 
 purpose=${1:-all}
 case $purpose in
-all | build) ;;
+all | build | pack) ;;
 *)
-    echo "gpu_check: expected nothing or 'build', found '$purpose'" >&2
+    echo "gpu_check: expected nothing, 'build' or 'pack', found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -33,6 +35,7 @@ build=build/gpu programs=build/cuda python=${PYTHON:-python3}
 seconds_in_all=530
 started=$SECONDS
 mkdir -p $build/log
+rm -f $build/log/*
 
 # ---- one step: its time limit, its word in the report
 
@@ -83,38 +86,57 @@ finish() {
 
 # ---- CUDA, from its toolkit or from wheels
 
-# sets NVCC, CUDA_ROOT and cuda_flags: where headers and libraries are, and cuBLASLt's
+# sets NVCC, CUDA_ROOT and cuda_flags: the toolkit's own headers and libraries first, then those of wheels
 find_cuda() {
-    local wheels folders folder nvcc library
+    local wheels nvcc folders folder name library
     mapfile -t wheels < <("$python" -c 'import glob, sys
 for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2>/dev/null | sed '/^$/d')
-    for nvcc in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc "${wheels[@]/%//bin/nvcc}" ''; do
-        [ ! -x "$nvcc" ] || break
+    for nvcc in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc "${wheels[@]/%//bin/nvcc}"; do
+        # what is found may be a script or a link: nvcc says itself where it is
+        CUDA_ROOT=$("${nvcc:-false}" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#[$] TOP=//p')
+        [ -z "$CUDA_ROOT" ] || break
     done
-    if [ -z "$nvcc" ]; then
+    if [ -z "$CUDA_ROOT" ]; then
         echo "gpu_check: nvcc is missing: install CUDA's toolkit or the wheel nvidia-cuda-nvcc, or name it in NVCC" >&2
         return 1
     fi
-    NVCC=$nvcc
-    CUDA_ROOT=$(dirname "$(dirname "$(readlink -f "$NVCC")")")
-    folders=("$CUDA_ROOT")
-    [ -e "$CUDA_ROOT/include/cublasLt.h" ] || folders=("${wheels[@]}")
-    cuda_flags=(-lcublasLt)
-    [ "$CUDA_ROOT" != /usr ] || return 0  # a distribution's, which every compiler finds
-    cuda_flags=()
-    for folder in "${folders[@]/%//include}"; do
-        [ ! -d "$folder" ] || cuda_flags+=(-I"$folder")
-    done
-    for folder in "${folders[@]/%//lib64}" "${folders[@]/%//lib}"; do
-        [ ! -d "$folder" ] || cuda_flags+=(-L"$folder" -Xlinker "-rpath=$folder")
+    NVCC=$nvcc CUDA_ROOT=$(realpath "$CUDA_ROOT") cuda_flags=(-lcublasLt)
+    for folder in "${wheels[@]/%//include}"; do
+        [ ! -d "$folder" ] || cuda_flags+=(-isystem "$folder")
     done
     # a wheel has libcublasLt.so.13 without the plain name that -l looks for
-    for folder in "${folders[@]}"; do
-        for library in "$folder"/lib{64,}/libcublasLt.so*; do
-            [ -e "$library" ] && cuda_flags+=(-Xlinker "-l:${library##*/}") && return 0
+    mkdir -p $build/lib
+    rm -f $build/lib/lib*
+    folders=("$CUDA_ROOT"/lib64 "$CUDA_ROOT"/targets/*/lib "$CUDA_ROOT"/lib "${wheels[@]/%//lib}")
+    for name in cublasLt nccl; do
+        for folder in "${folders[@]}"; do
+            library=$(find "$folder" -maxdepth 1 -name "lib$name.so*" -print -quit 2>/dev/null)
+            [ -n "$library" ] || continue
+            ln -s "$(realpath "$library")" $build/lib/lib$name.so
+            cuda_flags+=(-Xlinker "-rpath=$folder")
+            break
         done
     done
-    echo "gpu_check: cuBLASLt is missing: install CUDA's toolkit or the wheel nvidia-cublas" >&2
+    for folder in $build/lib "$CUDA_ROOT"/lib{64,}; do
+        [ ! -d "$folder" ] || cuda_flags+=(-L"$folder")
+    done
+}
+
+# try_cuda: whether it compiles for this GPU, links and runs. Wheels of several releases often do not
+try_cuda() {
+    cat >$build/probe.cu <<'END'
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+__global__ void add(__nv_bfloat16 *x) { x[threadIdx.x] = x[0] + x[1]; }
+int main() { return cublasLtGetVersion() < CUBLAS_VER_MAJOR * 10000; }
+END
+    # shellcheck disable=SC2154  # arch
+    "$NVCC" -std=c++20 -arch=sm_"$arch" $build/probe.cu -o $build/probe "${cuda_flags[@]}" >$build/log/probe.txt 2>&1 &&
+        $build/probe >>$build/log/probe.txt 2>&1 && return
+    head -n 20 $build/log/probe.txt >&2
+    echo "gpu_check: $NVCC $cuda_version does not build a program with cuBLASLt for sm_$arch; its words are above." \
+        "Install CUDA's toolkit, or wheels that are all of one release:" \
+        "pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl,cudart,cublas]==$cuda_version.*'" >&2
     return 1
 }
 
@@ -127,6 +149,29 @@ links() {
 }
 has_cjson() { links -lcjson cjson/cJSON.h; }
 has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
+
+packages=$build/packages
+
+# packs what fetch_missing could not fetch without a network
+pack() {
+    rm -rf $packages
+    mkdir -p $packages
+    (cd $packages && apt-get -q download make libcjson-dev libcjson1 libcmocka-dev libcmocka0 &&
+        for package in *.deb; do dpkg -x "$package" . || exit; done && rm -rf ./*.deb usr/share) 2>&1 |
+        tee $build/log/pack.txt
+    [ "${PIPESTATUS[0]}" -eq 0 ] && echo "$packages holds $(du -sh $packages | cut -f 1)"
+}
+
+# what was packed, after what the machine has
+use_packed() {
+    local libraries=("$PWD/$packages"/usr/lib/*-linux-gnu)
+    [ -d "${libraries[0]}" ] || return 0
+    export PATH=$PATH:$PWD/$packages/usr/bin
+    export CPLUS_INCLUDE_PATH=${CPLUS_INCLUDE_PATH:+$CPLUS_INCLUDE_PATH:}$PWD/$packages/usr/include
+    export C_INCLUDE_PATH=${C_INCLUDE_PATH:+$C_INCLUDE_PATH:}$PWD/$packages/usr/include
+    export LIBRARY_PATH=${LIBRARY_PATH:+$LIBRARY_PATH:}${libraries[0]}
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${libraries[0]}
+}
 
 # what the build lacks, through apt where that is possible
 fetch_missing() {
@@ -151,7 +196,7 @@ build_all() {
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
         ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
     if has_cmocka; then
-        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32)
+        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32 test_nccl_bf16)
     else
         report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
     fi
@@ -342,14 +387,28 @@ check_kernels() {
     done
 }
 
+# check_nccl: NCCL in a group of one, and two processes, which share the GPU if there is one, through MPI
+check_nccl() {
+    local test=$programs/test_nccl_bf16
+    built test_nccl_bf16 || return
+    start test_nccl 60 "$test"
+    finish test_nccl
+    if ! command -v mpirun >/dev/null || ! "$test" backends | grep -q MPI; then
+        report "two processes" skipped "there is no mpirun, or no MPI was built in"
+        return
+    fi
+    start two_processes 60 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+        mpirun -np 2 --oversubscribe --bind-to none "$test" ranks
+    finish two_processes
+}
+
 # ---- the report
 
+# write_report FILE: what is known so far, into the file and $OUT, so that a run that is ended leaves what it found
 write_report() {
-    local name file
+    local name
     name=$(gpu name)
-    file=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
-    file=dev/results/gpu_${file}_$(date +%F).md
-    mkdir -p dev/results
+    mkdir -p "$(dirname "$1")"
     {
         echo "# GPU benchmark"
         echo
@@ -366,18 +425,23 @@ write_report() {
                 '{ $6 = gemm > 0 ? sprintf("%.0f %%", 100 * $5 / gemm) : "-"; $1 = $1; print "| " $0 " |" }'
         echo
         printf '%s\n' "${results[@]}"
-    } >"$file"
-    echo
-    cat "$file"
+        [ ! -s $build/log/bench_ops.txt ] || { echo && cat $build/log/bench_ops.txt; }
+    } >"$1"
     if [ -d "${OUT:-}" ]; then
-        cp "$file" "$OUT/"
+        cp "$1" "$OUT/"
         tar -czf "$OUT/gpu_check_logs.tgz" -C $build log
     fi
 }
 
 # ---- all of it
 
+if [ "$purpose" = pack ]; then
+    pack
+    exit
+fi
+use_packed
 find_cuda || exit 2
+cuda_version=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
 command -v c++ >/dev/null || { echo "gpu_check: there is no C++ compiler: install g++" >&2 && exit 2; }
 compute_capability=$(gpu compute_cap 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$/\1\2/p')
 arch=${compute_capability:-${GPU_ARCH:-90}}
@@ -388,10 +452,10 @@ fi
 fetch_missing
 command -v make >/dev/null || { echo "gpu_check: there is no make: install it" >&2 && exit 2; }
 if ! has_cjson; then
-    echo "gpu_check: cJSON is missing: install libcjson-dev, or name a copy in CPATH and LIBRARY_PATH" >&2
+    echo "gpu_check: cJSON is missing: install libcjson-dev, or bring what '$0 pack' packs elsewhere" >&2
     exit 2
 fi
-cuda_version=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+try_cuda || exit 2
 echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
 build_all
 if [ -z "$compute_capability" ]; then
@@ -407,7 +471,10 @@ torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torc
 rm -f $build/picks.txt
 make_tokens $tokens 4200000 1
 
+results_file=dev/results/gpu_$(gpu name | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')_$(date +%F).md
 check_kernels
+check_nccl
+write_report "$results_file"
 if built bench_ops; then
     start bench_ops 80 "$programs/bench_ops" --device cuda
     finish bench_ops
@@ -417,10 +484,13 @@ for round in 1 2; do
     time_ours $round 124M 12 768 64 60
     [ $round -eq 2 ] || same_bits
     time_torch $round 124M 12 768 64 120
+    write_report "$results_file"
 done
 for round in 1 2; do
     time_ours $round 1558M 48 1600 16 120
     time_torch $round 1558M 48 1600 16 180
+    write_report "$results_file"
 done
-write_report
+echo
+cat "$results_file"
 exit $((failures > 0))

@@ -5,22 +5,26 @@
 
 --ms         measured: a micro-step, forward and backward, of -b sequences of -t tokens on one GPU, in milliseconds
 --update-ms  measured: norm and AdamW on one GPU
+--stages     those of -z to choose from: 0,1,2,3
 --node 8     GPUs of a machine; --nvlink 300 and --net 45: what a GPU sends, in GB/s, inside it and out of it (a 400
              Gb/s card for each); --latency 15: microseconds a call takes at least; --memory 141: GB a GPU has
-Every other flag goes to `train_gpt2 --plan`, which says what a GPU holds. TRAIN_GPT2 names the program; its plans are a
-GPU's if it was built with make DEVICE=cuda. For each number of GPUs the fastest layout that fits is printed.
+Every other flag goes to `train_gpt2 --plan`, which says what a GPU holds and sends. TRAIN_GPT2 names the program;
+its plans are a GPU's if it was built with make DEVICE=cuda. For each number of GPUs the fastest layout that fits is
+printed.
 
-Symbols: N GPUs = dp x t (-tp t, inside a machine), b sequences of T tokens, G micro-steps, P parameters, L layers of
-C channels, e(rows) = 1 + 512 / rows: products of few rows are slower.
+Symbols: N GPUs = dp x t (-tp t, inside a machine), b sequences of T tokens, G micro-steps, L layers of C channels,
+e(rows) = 1 + 512 / rows: products of few rows are slower. The plan says what a GPU sends for an update; of that
+  R  are gradients on their way to be summed: P / t (dp - 1) / dp of the type that --plan gives them (fp32 where G > 1,
+     or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
+  W  are parameters that are gathered: the rest
+A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b
   tensor par.  w = (10 L + 4) (2 b' T C (t - 1) / t / nvlink + latency)      bf16 rows; gathers, scatters; not hidden
-  data par.    r = 2 P / t (dp - 1) / dp / link + (L + 2) latency log2(dp)   one reduce-scatter or all-gather of all,
-               bf16; link is nvlink while N <= node, else net
-  exposed      what is left when work hides it: a reduction behind a backward, 2/3 m, a gather behind a forward, 1/3 m
-               -z 0   max(0, 2 r - 2/3 m)                                    all-reduce, in the last micro-step
-               -z 1   max(0, r - 2/3 m) + max(0, r - 1/3 m)
-               -z 2   G max(0, r - 2/3 m) + max(0, r - 1/3 m)
-               -z 3   G (max(0, 2 r - 2/3 m) + max(0, r - 1/3 m))            gathers in forward and backward
+  exposed      what is left when work hides it: what travels beside a backward, 2/3 m, or beside a forward, 1/3 m
+               -z 0   max(0, s(R) - 2/3 m)                                    in the last micro-step
+               -z 1   max(0, s(R) - 2/3 m) + max(0, s(W) - 1/3 m)
+               -z 2   G max(0, s(R / G) - 2/3 m) + max(0, s(W) - 1/3 m)
+               -z 3   G (max(0, s(R / G) + s(W / 2 G) - 2/3 m) + max(0, s(W / 2 G) - 1/3 m))   half of W in each
   step         G (m + w) + exposed + update / t (/ dp from -z 1 on)
 What it leaves out: links that others use, stragglers, reading data, checkpoints, and that a GPU clocks lower when all
 are busy. A prediction of half the step is as good as its measured numbers; trust the order of layouts more than the
@@ -35,6 +39,7 @@ import sys
 
 MODELS = {"d12": (12, 768), "d24": (24, 1024), "d36": (36, 1280), "d48": (48, 1600)}
 VOCABULARY, POSITIONS, HALF_RATE = 50257, 1024, 512
+SIZES = {"F32": 4, "BF16": 2}
 
 
 def stop(sentence):
@@ -45,21 +50,35 @@ def parameters(layers, channels):
     return 12 * layers * channels**2 + 13 * layers * channels + (VOCABULARY + POSITIONS + 2) * channels
 
 
-def plan(given, batch, dp, t, stage, flags):
-    """The bytes of the fullest rank, or None where the program refuses the layout."""
+def ask(arguments):
+    """what train_gpt2 says; stops with its sentence where it refuses"""
     program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
-    command = [program, "--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(given.d)]
-    command += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([program, *arguments], capture_output=True, text=True)
     except OSError as error:
         stop(f"could not run {program}: {error.strerror}; build it with make, or name it in TRAIN_GPT2")
-    if done.returncode == 2 and t == 1 and dp == 1:
-        stop(done.stderr.strip())
-    return max(rank["total"] for rank in json.loads(done.stdout)["ranks"]) if done.returncode == 0 else None
+    if done.returncode != 0:
+        stop(f"{program} {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
 
 
-def seconds(given, batch, dp, t, stage):
+def plan(given, batch, dp, t, stage, flags):
+    """(bytes that the fullest rank holds, bytes that one sends for an update, bytes of a gradient)"""
+    arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(given.d)]
+    arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
+    ranks = json.loads(ask(arguments))["ranks"]
+    grads = next(tensor["dtype"] for tensor in ranks[0]["tensors"] if tensor["name"] == "grads")
+    return max(rank["total"] for rank in ranks), max(rank.get("sent", 0) for rank in ranks), SIZES[grads]
+
+
+def reduced(given, sizes, batch, dp, t, stage):
+    """R of the header"""
+    steps = given.d // (batch * given.t * dp)
+    times = (2, 1, steps, steps)[stage]
+    return times * parameters(*MODELS[given.e]) / t * (dp - 1) / dp * sizes
+
+
+def seconds(given, sent, sizes, batch, dp, t, stage):
     """(step, exposed communication), seconds; the formulas of the header."""
     layers, channels = MODELS[given.e]
     steps = given.d // (batch * given.t * dp)
@@ -72,35 +91,43 @@ def seconds(given, batch, dp, t, stage):
     rows = 2 * batch * given.t * channels * (t - 1) / t
     tensor = (10 * layers + 4) * (rows / (given.nvlink * 1e9) + latency) if t > 1 else 0
     link = (given.nvlink if dp * t <= given.node else given.net) * 1e9
-    pass_ = 2 * parameters(layers, channels) / t * (dp - 1) / dp / link + (layers + 2) * latency * math.log2(dp)
-    backward, forward = 2 / 3 * micro, micro / 3
-    reduced, both = max(0, pass_ - backward), max(0, 2 * pass_ - backward)
-    gathered = max(0, pass_ - forward)
-    exposed = (both, reduced + gathered, steps * reduced + gathered, steps * (both + gathered))[stage]
+
+    def travel(size):
+        return size / link + (layers + 2) * latency * math.log2(dp)
+
+    def left(time, beside):
+        return max(0, time - beside * micro)
+
+    sums = reduced(given, sizes, batch, dp, t, stage)
+    gathers = max(0, sent - sums)
+    half = travel(gathers / 2 / steps)
+    exposed = (left(travel(sums), 2 / 3), left(travel(sums), 2 / 3) + left(travel(gathers), 1 / 3),
+               steps * left(travel(sums / steps), 2 / 3) + left(travel(gathers), 1 / 3),
+               steps * (left(travel(sums / steps) + half, 2 / 3) + left(half, 1 / 3)))[stage]
     update = given.update_ms / 1e3 / t / (dp if stage > 0 else 1)
     return steps * (micro + tensor) + exposed + update, steps * tensor + exposed
 
 
-def layouts(given, gpus):
-    """(batch, dp, t, stage) of all that keep -d"""
-    for t in (1, 2, 4, 8):
+def layouts(given, gpus, widths):
+    """(batch, dp, t, stage) of all that keep -d, with t of `widths`"""
+    for t in widths:
         if t > given.node or gpus % t or gpus < t:
             continue
         dp = gpus // t
         for batch in (b for b in range(given.b, 0, -1) if given.b % b == 0):
             if given.d % (batch * given.t * dp) == 0:
-                for stage in range(4 if dp > 1 else 1):
+                for stage in given.stages if dp > 1 else [0]:
                     yield batch, dp, t, stage
 
 
-def best(given, gpus, flags):
+def best(given, gpus, flags, widths):
     """The fastest layout that fits, (seconds, exposed, bytes, layout), or None"""
-    timed = sorted(((*seconds(given, *layout), layout) for layout in layouts(given, gpus)), key=lambda x: x[0])
-    for step, exposed, layout in timed:
-        held = plan(given, *layout, flags)
-        if held is not None and held <= given.memory * 1e9:
-            return step, exposed, held, layout
-    return None
+    fitting = []
+    for layout in layouts(given, gpus, widths):
+        held, sent, sizes = plan(given, *layout, flags)
+        if held <= given.memory * 1e9:
+            fitting.append((*seconds(given, sent, sizes, *layout), held, layout))
+    return min(fitting, key=lambda x: x[0], default=None)
 
 
 def main():
@@ -113,17 +140,21 @@ def main():
     parser.add_argument("--update-ms", type=float, default=0)
     parser.add_argument("--gpus", default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--node", type=int, default=8)
+    parser.add_argument("--stages", type=lambda text: [int(stage) for stage in text.split(",")], default=[0, 1, 2, 3])
     for name, value in (("nvlink", 300), ("net", 45), ("latency", 15), ("memory", 141)):
         parser.add_argument("--" + name, type=float, default=value)
     given, flags = parser.parse_known_args()
+    if not given.stages or not set(given.stages) <= {0, 1, 2, 3}:
+        stop(f"--stages takes some of 0,1,2,3; found {given.stages}")
     if given.d % (given.b * given.t):
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
+    widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # what the program can do
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
     print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens\n")
     print("| GPUs | layout | step, ms | tokens/s | of linear | not hidden, ms | GB a GPU |")
     print("|---|---|---|---|---|---|---|")
     for gpus in (int(n) for n in given.gpus.split(",")):
-        found = best(given, gpus, flags)
+        found = best(given, gpus, flags, widths)
         if not found:
             print(f"| {gpus} | none fits, or divides -d | | | | | |")
             continue

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs, through apt, what a purpose needs and this machine lacks:   scripts/setup.sh build|train|test|lint|bench
+# One thing comes through pip, into build/cuda_tools: a disassembler for the tests, where there is nvcc.
 # Each missing package is named with its reason before anything is installed. Where nothing is missing it says nothing
 # and needs neither root nor a network. Where there is no apt-get it names what is missing and stops.
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 purpose=${1:-}
 case $purpose in
@@ -17,6 +19,14 @@ has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
 has_library() { /sbin/ldconfig -p | grep -q "$1"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
+
+# cuobjdump and nvdisasm, which Debian does not have, are looked for where nvcc made something to look at
+cuda_tools=build/cuda_tools
+has_disassembler() {
+    ! has_command nvcc || { has_command cuobjdump && has_command nvdisasm; } ||
+        compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null
+}
+makes_environments() { has_disassembler || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
 
 # need|want PURPOSES PACKAGE REASON TEST...: notes the package if the purpose is one of them and the test fails.
 # What we only want, we can do without.
@@ -44,6 +54,7 @@ want test         python3-matplotlib "draws, for scripts/plot.py"               
 want test         python3-regex    "GPT-2's way to cut words, for dev/data/hellaswag.py"     has_module regex
 want test         openmpi-bin      "mpirun, which starts several processes as one run"        has_command mpirun
 want test         libopenmpi-dev   "MPI, through which those processes talk (50 MB with it)"   has_command mpicc
+want test         python3-venv     "pip, for CUDA's disassembler"                                  makes_environments
 need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint         clang-format     "lays out the sources"                                      has_command clang-format
@@ -54,7 +65,19 @@ need bench        python3-torch    "PyTorch, which the benchmark compares with (
 need bench        libopenblas0-openmp "a BLAS for PyTorch, 30 times as fast as the usual" has_library libopenblas.so.0
 need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through"                has_module numpy
 
-[ $((${#required[@]} + ${#optional[@]})) -gt 0 ] || exit 0
+# an environment of its own, since Debian's Python takes nothing from pip
+install_disassembler() {
+    [ "$purpose" = test ] && ! has_disassembler || return 0
+    echo "setup: installing cuobjdump and nvdisasm (6 MB) with pip into $cuda_tools, for dev/test/test_sass.sh"
+    /usr/bin/python3 -m venv $cuda_tools >/dev/null && $cuda_tools/bin/pip install --quiet --retries 1 --timeout 10 \
+        --disable-pip-version-check nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >/dev/null 2>&1 ||
+        echo "setup: pip could not install them; going on without"
+}
+
+if [ $((${#required[@]} + ${#optional[@]})) -eq 0 ]; then
+    install_disassembler
+    exit
+fi
 
 # stops unless we can do without everything that is missing
 cannot_install() {
@@ -89,3 +112,4 @@ fi
 for package in "${optional[@]}"; do
     install "$package" || echo "setup: apt-get could not install $package; going on without it"
 done
+install_disassembler

@@ -67,11 +67,11 @@ static double median_seconds(Collective *run, size_t count, Bench *b) {
     int rounds = count > (1 << 20) ? 9 : MAX_ROUNDS;
     for (int i = -2; i < rounds; i++) {  // two to warm up
         comm_barrier(b->world);
-        double start = comm_seconds();
+        double start = now_seconds();
         comm_join(run(b->buffer, count, b), b->world, &b->exec);
         b->device->mark(0, &b->exec);
         comm_wait_for(0, b->world, &b->exec);
-        if (i >= 0) { seconds[i] = comm_seconds() - start; }
+        if (i >= 0) { seconds[i] = now_seconds() - start; }
     }
     qsort(seconds, (size_t)rounds, sizeof seconds[0], by_time);
     return seconds[rounds / 2];

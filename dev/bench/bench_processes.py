@@ -5,7 +5,8 @@
 
 Layers as wide as GPT-2 124M's (-e l2h12c768), bytes, T 128, 8 sequences a micro-batch in all. The layouts take turns,
 so that a busy neighbour meets all of them; a round's figure is the median of its steps, a layout's the median over the
-rounds, its share the median of the rounds' ratios to one process. Keeps its table in dev/results/processes.md.
+rounds, its share the median of the rounds' ratios to one process. Keeps its table in dev/results/processes.md, unless
+there are fewer than three rounds.
 """
 import argparse
 import datetime
@@ -13,11 +14,13 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 SEQUENCES, T, STEPS, SKIP = 8, 128, 16, 4
+LEAST_ROUNDS = 3  # that the file is written for
 
 
 def step_ms(text, processes, threads, flags):
@@ -42,18 +45,22 @@ def main():
     layouts = [(1, args.cores, [])] + [(args.cores, 1, ["-z", str(stage)]) for stage in range(4)]
     rounds = [[step_ms(text, *layout) for layout in layouts] for _ in range(args.rounds)]
     lines = ["# Several processes on one machine", "",
-             f"{datetime.date.today().isoformat()}, {args.cores} cores: 2 layers, 12 heads, 768 channels, fp32, {SEQUENCES} "
-             f"x {T} tokens an update. Medians of {args.rounds} rounds in which the layouts take turns.", "",
+             f"{datetime.date.today().isoformat()}, {args.cores} cores: 2 layers, 12 heads, 768 channels, fp32, "
+             f"{SEQUENCES} x {T} tokens an update. Medians of {args.rounds} rounds "
+             "in which the layouts take turns.", "",
              "| processes x threads | flags | an update, ms (least to most) | tokens/s | of one process's |",
              "|---|---|---|---|---|"]
     for i, (processes, threads, flags) in enumerate(layouts):
         times = [each[i] for each in rounds]
         share = statistics.median(each[0] / each[i] for each in rounds)
         middle = statistics.median(times)
-        lines.append(f"| {processes} x {threads} | {' '.join(flags)} | {middle:.1f} ({min(times):.1f} to {max(times):.1f}) "
-                     f"| {SEQUENCES * T / middle * 1e3:,.0f} | {share:.2f} |")
+        spread = f"{middle:.1f} ({min(times):.1f} to {max(times):.1f})"
+        rate = SEQUENCES * T / middle * 1e3
+        lines.append(f"| {processes} x {threads} | {' '.join(flags)} | {spread} | {rate:,.0f} | {share:.2f} |")
     table = "\n".join(lines) + "\n"
     print(table)
+    if args.rounds < LEAST_ROUNDS:
+        sys.exit(f"bench_processes.py: {args.rounds} rounds are no median; --rounds {LEAST_ROUNDS} or more are kept")
     with open(os.path.join(ROOT, "dev/results/processes.md"), "w") as kept:
         kept.write(table)
 

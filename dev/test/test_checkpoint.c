@@ -1,6 +1,13 @@
 // checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be
-// bad.
+// bad. Files are read by counted_pread, and read and written by any rank of any number of processes, one after another.
 #include "testing.h"
+static size_t bytes_read;
+static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
+    ssize_t got = pread(fd, out, bytes, offset);
+    if (got > 0) { bytes_read += (size_t)got; }
+    return got;
+}
+#define pread counted_pread
 #include "../../llmc/checkpoint.h"
 #include <omp.h>
 #include <sched.h>
@@ -34,12 +41,13 @@ static Kind usual_kind(void) {
     return kind;
 }
 
-// what a trainer keeps: all of it zero, as in a new arena
-static ModelState empty_model(const GPT2Config *c, Kind kind) {
-    size_t n = param_layout(c).total;
-    ModelState s = {c, &cpu_device, {0}, {0}, NULL};
+// what one of several processes keeps: all of it zero, as in a new arena
+static ModelState empty_part(const GPT2Config *c, Kind kind, Shards shards) {
+    ParamLayout layout = param_layout_among(c, shards);
+    size_t n = shards.stage < 1 ? layout.total : layout.shard;
+    ModelState s = {c, &cpu_device, {0}, shards, NULL};
     OptimizerState *o = &s.optimizer;
-    o->params = (floatX *)xcalloc(n, sizeof(floatX));
+    o->params = (floatX *)xcalloc(shards.stage < 3 ? layout.total : layout.shard, sizeof(floatX));
     if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
     if (kind.weights == SPLIT) { o->remainder = (int16_t *)xcalloc(n, sizeof(int16_t)); }
     o->moments = kind.moments;
@@ -50,6 +58,11 @@ static ModelState empty_model(const GPT2Config *c, Kind kind) {
         o->v_scales = (float *)xcalloc(n / MOMENT_BLOCK, sizeof(float));
     }
     return s;
+}
+
+static ModelState empty_model(const GPT2Config *c, Kind kind) {
+    const Shards alone = {0};
+    return empty_part(c, kind, alone);
 }
 
 static void free_model(ModelState *s) {
@@ -235,7 +248,7 @@ static void test_round_trip(void **state) {
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
     ModelState s = {&c, &cpu_device, {0}, {0}, NULL};
-    assert_int_equal(families_save(joined(folder, name), families, count, &s), 0);
+    assert_int_equal(families_save(joined(folder, name), families, count, &s).error, 0);
 }
 
 // A checkpoint of a build that stores weights in the other of fp32 and bf16: its weights are exact in a file of fp32,
@@ -441,6 +454,226 @@ static void test_moments_are_converted(void **state) {
         free_model(&saved);
     }
 }
+
+// ---- ranks of several processes
+
+// what comm_max gets from the others, call by call
+static const long long *said_by_others;
+
+static long long max_with_others(long long value, Comm *comm) {
+    (void)comm;
+    long long other = said_by_others ? *said_by_others++ : 0;
+    return value > other ? value : other;
+}
+
+// a rank of `size`, whose others are not there
+static Comm *lone_rank(int rank, int size) {
+    static CommBackend backend = {.name = "lone", .max = max_with_others};
+    static Comm comm;
+    comm.backend = &backend, comm.rank = rank, comm.size = size;
+    return &comm;
+}
+
+enum { MOST_RANKS = 3, MOST_SLICES = 3 };
+
+// every combination of ranks, slices and stages
+static Shards next_shards(int i) {
+    Shards s;
+    s.ranks = 1 + i % MOST_RANKS, i /= MOST_RANKS;
+    s.slices = 1 + i % MOST_SLICES, i /= MOST_SLICES;
+    s.stage = i, s.rank = s.slice = 0;
+    return s;
+}
+enum { NUM_SHARDS = MOST_RANKS * MOST_SLICES * 4 };
+
+static int shards_size(Shards s) { return s.ranks * s.slices; }
+static Shards shards_of(Shards s, int rank) {
+    s.rank = rank / s.slices, s.slice = rank % s.slices;
+    return s;
+}
+
+// block (the first element at `at`) has what a piece of the whole tensor's slice has; elements of `size` bytes
+static void assert_is_piece(const void *block, size_t at, const void *whole, const Slice *slice, ParamPiece piece,
+                            size_t size) {
+    if (!block) { return; }
+    char *part = (char *)xmalloc(slice->rows * slice->cols * size);
+    slice_extract(part, whole, slice, size);
+    assert_memory_equal((const char *)block + at * size, part + piece.first * size, piece.count * size);
+    free(part);
+}
+
+// elements of a piece that are not inert
+static size_t live_elements(const Slice *slice, ParamPiece piece) {
+    size_t count = 0;
+    for (size_t i = 0; i < slice_num_runs(slice); i++) {
+        count += slice_run_within(slice_run(slice, i), piece.first, piece.count).count;
+    }
+    return count;
+}
+
+// What a rank has loaded is its pieces of the whole model; returns the bytes that they are in the files.
+static size_t check_pieces(const ModelState *s, const ModelState *whole) {
+    const GPT2Config *c = s->config;
+    const OptimizerState *o = &s->optimizer, *all = &whole->optimizer;
+    ParamLayout layout = param_layout_among(c, s->shards), alone = param_layout(c);
+    size_t moment = dtype_size(o->moments), bytes = 0;
+    bool codes = o->moments == DT_U8;
+    for (int k = 0; k < num_param_tensors(c); k++) {
+        int id = k < NUM_PARAM_TENSORS ? k : FIRST_LAYER_PARAM + (k - NUM_PARAM_TENSORS) % LAYER_PARAMS;
+        int layer = k < NUM_PARAM_TENSORS ? 0 : 1 + (k - NUM_PARAM_TENSORS) / LAYER_PARAMS;
+        const Slice *slice = &layout.slice[id];
+        ParamPiece piece = param_kept_piece(&layout, (ParamId)id, layer, param_used(&layout, (ParamId)id));
+        size_t at = param_offset(&alone, (ParamId)id, layer), live = live_elements(slice, piece);
+        assert_is_piece(o->params, piece.params, all->params + at, slice, piece, sizeof(floatX));
+        assert_is_piece(o->master, piece.state, all->master + at, slice, piece, sizeof(real));
+        assert_is_piece(o->remainder, piece.state, all->remainder + at, slice, piece, sizeof(int16_t));
+        bytes += live * (o->master || o->remainder ? sizeof(real) : sizeof(floatX));
+        if (codes && s->shards.slices > 1) { continue; }  // they are rounded again
+        assert_is_piece(o->m, piece.state, (const char *)all->m + at * moment, slice, piece, moment);
+        assert_is_piece(o->v, piece.state, (const char *)all->v + at * moment, slice, piece, moment);
+        size_t scales = codes ? moment_blocks(piece.count) * sizeof(float) : 0;
+        bytes += 2 * (live * moment + scales);
+        if (scales == 0) { continue; }
+        size_t block = piece.state / MOMENT_BLOCK, first = (at + piece.first) / MOMENT_BLOCK;
+        assert_memory_equal(o->m_scales + block, all->m_scales + first, scales);
+        assert_memory_equal(o->v_scales + block, all->v_scales + first, scales);
+    }
+    return bytes;
+}
+
+static void load_into(const char *folder, ModelState *s) {
+    ModelFile file = model_open(folder);
+    checkpoint_load(folder, &file, s);
+    model_close(&file);
+}
+
+// Every rank has its pieces and has read their bytes alone, beside the headers.
+static void check_ranks(const char *folder, const ModelState *whole, Kind kind, Shards shards) {
+    bytes_read = 0;
+    ModelFile file = model_open(folder);
+    SafeTensors optimizer = safetensors_open(joined(folder, "optimizer.safetensors"));
+    size_t headers = bytes_read;
+    safetensors_close(&optimizer);
+    model_close(&file);
+    for (int rank = 0; rank < shards_size(shards); rank++) {
+        ModelState s = empty_part(whole->config, kind, shards_of(shards, rank));
+        bytes_read = 0;
+        load_into(folder, &s);
+        size_t found = bytes_read - headers, bytes = check_pieces(&s, whole);
+        if (kind.moments != DT_U8 || shards.slices == 1) { assert_int_equal(found, bytes); }
+        free_model(&s);
+    }
+}
+
+// a new run's step_00000001, and the model that it is of
+static ModelState save_whole(char folder[PATH_LENGTH], const char *name, const GPT2Config *c, Kind kind) {
+    const char *run = new_run(name);
+    ModelState whole = random_kind(c, 1, kind);
+    checkpoint_path(folder, run, 1);
+    cJSON *nothing = cJSON_CreateObject();
+    checkpoint_save(run, 1, &whole, nothing);
+    cJSON_Delete(nothing);
+    return whole;
+}
+
+static void test_ranks_read_their_pieces(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
+        char name[32], folder[PATH_LENGTH];
+        snprintf(name, sizeof name, "pieces%d", k);
+        Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
+        ModelState whole = save_whole(folder, name, &c, kind);
+        for (int i = 0; i < NUM_SHARDS; i++) { check_ranks(folder, &whole, kind, next_shards(i)); }
+        free_model(&whole);
+    }
+}
+
+// more tokens than are in memory at once
+static void test_large_tensors(void **state) {
+    (void)state;
+    GPT2Config c = {4, 0, 0, 1, 1, 4};
+    config_set_vocab(&c, 2 * PART_ELEMENTS / 4 + 5);
+    for (int k = 0; k < MOMENT_KINDS; k++) {
+        char name[32], folder[PATH_LENGTH];
+        snprintf(name, sizeof name, "large%d", k);
+        Kind kind = kind_of(0, k);
+        ModelState whole = save_whole(folder, name, &c, kind);
+        for (int stage = 0; stage < 4; stage += 3) {
+            Shards shards = {2, 0, stage, 1, 0};
+            check_ranks(folder, &whole, kind, shards);
+        }
+        free_model(&whole);
+    }
+}
+
+// FOLDER/optimizer.safetensors, m and v with their scales, by all ranks
+static void save_moments(const char *folder, ModelState *ranks, int size) {
+    for (int rank = 0; rank < size; rank++) {
+        const OptimizerState *o = &ranks[rank].optimizer;
+        const TensorFamily families[] = {{"m.", o->m, NULL, o->moments, false},
+                                         {"v.", o->v, NULL, o->moments, false},
+                                         {"m_scales.", o->m_scales, NULL, DT_F32, true},
+                                         {"v_scales.", o->v_scales, NULL, DT_F32, true}};
+        ranks[rank].world = lone_rank(rank, size);
+        assert_int_equal(families_save(joined(folder, "optimizer.safetensors"), families, 4, &ranks[rank]).error, 0);
+    }
+}
+
+// the numbers that a rank's moments stand for are those that a process alone has of them
+static void assert_same_numbers(const ModelState *rank, const ModelState *alone) {
+    const GPT2Config *c = rank->config;
+    ParamLayout layout = param_layout_among(c, rank->shards), whole = param_layout(c);
+    real *part = (real *)xmalloc(layout.total * sizeof(real));
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t at = param_offset(&whole, (ParamId)id, 0);
+        ParamPiece piece = param_kept_piece(&layout, (ParamId)id, 0, param_used(&layout, (ParamId)id));
+        for (int is_v = 0; is_v < 2; is_v++) {
+            const real *block = (const real *)(is_v ? alone->optimizer.v : alone->optimizer.m);
+            slice_extract(part, block + at, &layout.slice[id], sizeof(real));
+            for (size_t i = 0; i < piece.count; i++) {
+                assert_true(moment_value(&rank->optimizer, is_v, piece.state + i) == (double)part[piece.first + i]);
+            }
+        }
+    }
+    free(part);
+}
+
+// Codes of slices: those that save them have them again, whatever the ranks; others have the numbers they stand for.
+static void test_codes_of_slices(void **state) {
+    (void)state;
+    GPT2Config c = {MAX_T, 0, 0, 1, 3, 96};  // of whose codes a slice has more scales than are read at once
+    config_set_vocab(&c, 300);
+    char folder[PATH_LENGTH];
+    ModelState whole = save_whole(folder, "slices", &c, kind_of(0, 2));
+    for (int slices = 2; slices <= MOST_SLICES; slices++) {
+        ModelState ranks[2 * MOST_SLICES];
+        Shards shards = {2, 0, 3, slices, 0};
+        const char *of_slices = new_run(slices == 2 ? "of2" : "of3");
+        for (int rank = 0; rank < shards_size(shards); rank++) {
+            ranks[rank] = empty_part(&c, kind_of(0, 2), shards_of(shards, rank));
+            load_into(folder, &ranks[rank]);
+        }
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(link(joined(folder, checkpoint_files[2 * i]), joined(of_slices, checkpoint_files[2 * i])),
+                             0);
+        }
+        save_moments(of_slices, ranks, shards_size(shards));
+        ModelState numbers = load_kind(of_slices, &c, kind_of(0, 0));
+        for (int rank = 0; rank < shards_size(shards); rank++) {
+            ModelState again = empty_part(&c, kind_of(0, 2), shards_of(shards, rank));
+            load_into(of_slices, &again);
+            assert_same_moments(&again.optimizer, &ranks[rank].optimizer, param_layout_among(&c, shards).shard);
+            assert_same_numbers(&again, &numbers);
+            free_model(&again);
+            free_model(&ranks[rank]);
+        }
+        free_model(&numbers);
+    }
+    free_model(&whole);
+}
+
+// ---- bad moments, and what is in the files
 
 // FOLDER/optimizer.safetensors: codes of a small model, and scales of one with another vocabulary
 static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
@@ -747,6 +980,54 @@ static void test_no_run_directory(void **state) {
     const char *run = new_run("occupied");
     write_text(joined(run, "step_00000001.tmp"), "a file where the folder goes");
     assert_stops(1, "File exists", save_into_nothing, (void *)run);
+}
+
+// ---- a save that fails on one of several ranks
+
+// what the other ranks say at the first, the second, ... agreement of a save
+typedef struct {
+    const char *run;
+    int rank;
+    long long others[16];
+} FailedSave;
+
+static void save_among_others(void *argument) {
+    const FailedSave *save = (const FailedSave *)argument;
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    s.world = lone_rank(save->rank, 5);
+    said_by_others = save->others;
+    cJSON *nothing = cJSON_CreateObject();
+    checkpoint_save(save->run, 1, &s, nothing);
+}
+
+// Whoever has the fault is named, and told what helps against that; nothing is left.
+static void test_failed_rank_is_named(void **state) {
+    (void)state;
+    const char *shared = "-o must be one folder that all ranks see and may write: mend that";
+    const struct {
+        int rank, error, culprit;
+        const char *says, *advice;
+    } cases[] = {{0, EFBIG, 4, "rank 4: could not", "make room"},
+                 {0, EDQUOT, 0, "could not", "make room"},
+                 {0, ENOSPC, 0, "could not", "make room"},
+                 {0, EACCES, 0, "could not", shared},
+                 {0, EROFS, 0, "could not", shared},
+                 {0, ENOTDIR, 0, "could not", shared},
+                 {0, EIO, 0, "could not", "mend that"},
+                 {3, ENOENT, 3, "could not", shared}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char words[1024], name[32];
+        snprintf(name, sizeof name, "named%zu", i);
+        FailedSave save = {new_run(name), cases[i].rank, {0}};
+        if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
+        snprintf(words, sizeof words,
+                 "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
+                 "go on with -y 1\n",
+                 cases[i].says, save.run, strerror(cases[i].error), cases[i].advice);
+        assert_stops(1, words, save_among_others, &save);
+        assert_int_equal(rmdir(save.run), 0);
+    }
 }
 
 // ---- the checkpoints of a run
@@ -1162,6 +1443,9 @@ int main(void) {
         cmocka_unit_test(test_masters_from_rounded_weights),
         cmocka_unit_test(test_masters_not_wanted),
         cmocka_unit_test(test_moments_are_converted),
+        cmocka_unit_test(test_ranks_read_their_pieces),
+        cmocka_unit_test(test_large_tensors),
+        cmocka_unit_test(test_codes_of_slices),
         cmocka_unit_test(test_broken_moments),
         cmocka_unit_test(test_weights_only),
         cmocka_unit_test(test_hugging_face_layout),
@@ -1174,6 +1458,7 @@ int main(void) {
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_tiny_disk),
         cmocka_unit_test(test_no_run_directory),
+        cmocka_unit_test(test_failed_rank_is_named),
         cmocka_unit_test(test_latest),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),

@@ -1,12 +1,13 @@
 /*
 Processes that work as one.
-    test_comm                 a group of one; the sizes of chunks; rendezvous between processes
+    test_comm                 a group of one; the sizes of chunks; rendezvous, wire and watch
     test_comm backends        what it was built with
     mpirun test_comm ranks    every collective on every group of this world against a serial sum, bit for bit
     mpirun test_comm FAULT R  rank R does what a run must not hang on; dev/test/test_comm.sh looks at what comes out
 */
 #include "testing.h"
 #include "../../llmc/comm_open.h"
+#include "../../llmc/comm_watch.h"
 #include "../../llmc/rng.h"
 #include <arpa/inet.h>
 #include <limits.h>
@@ -131,7 +132,7 @@ static void attend(void *guest) {
     if (g->folder) {
         rendezvous_file(&meeting, g->folder);
     } else {
-        rendezvous_tcp(&meeting, g->server);
+        rendezvous_tcp(&meeting, g->server, NULL);
     }
     if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
 }
@@ -264,7 +265,7 @@ static void test_tcp_ignores_strangers(void **state) {
     Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
     pid_t host = start(&guest), stranger;
     Guest other = {1, 2, "other", NULL, guest.server, 0.3, 0}, third = {2, 9, "job", NULL, guest.server, 0.3, 0};
-    struct addrinfo *address = meeting_addresses(guest.server, false);
+    struct addrinfo *address = meeting_addresses(guest.server);
     int silent = socket(AF_INET, SOCK_STREAM, 0);
     hang_up(address, NULL);
     const Meeting early = {1, 2, "job", 1, NULL, 0};
@@ -295,6 +296,262 @@ static void test_tcp_refusals(void **state) {
         guest.server = nowhere[i];
         assert_stops(2, "as the place to meet, expected HOST:PORT", attend, &guest);
     }
+}
+
+// the addresses are tried in turn: nobody listens at the first
+static void test_tcp_next_address(void **state) {
+    (void)state;
+    char closed[32];
+    snprintf(closed, sizeof closed, "%s", free_address());
+    struct addrinfo *first = meeting_addresses(closed);
+    Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
+    pid_t host = start(&guest);
+    struct addrinfo *second = meeting_addresses(guest.server);
+    Meeting meeting = {1, 2, "job", 20, NULL, 0};
+    int peer = -1, status;
+    for (double end = now_seconds() + 10; peer < 0 && now_seconds() < end; meeting_pause()) {
+        assert_int_equal(meeting_ask_any(&meeting, first, end), -1);
+        first->ai_next = second;
+        peer = meeting_ask_any(&meeting, first, end);
+        first->ai_next = NULL;
+    }
+    assert_true(peer >= 0);
+    close(peer);
+    waitpid(host, &status, 0);
+    assert_int_equal(status, 0);
+    freeaddrinfo(first);
+    freeaddrinfo(second);
+}
+
+// both families at once: a host may be known by either
+static void test_tcp_families(void **state) {
+    (void)state;
+    char host[256];
+    assert_int_equal(meeting_place(host, "[::1]:29500"), 29500);
+    assert_string_equal(host, "::1");
+    struct sockaddr_in6 own;
+    memset(&own, 0, sizeof own);
+    own.sin6_family = AF_INET6, own.sin6_addr = in6addr_loopback;
+    int port, listener = meeting_open_port(&port), probe = socket(AF_INET6, SOCK_STREAM, 0);
+    bool has_six = probe >= 0 && bind(probe, (struct sockaddr *)&own, sizeof own) == 0;
+    const char *const servers[] = {"127.0.0.1", "[::1]"};
+    for (int i = 0; i < 1 + has_six; i++) {
+        char server[32];
+        snprintf(server, sizeof server, "%s:%d", servers[i], port);
+        struct addrinfo *address = meeting_addresses(server);
+        int peer = meeting_connect(address, now_seconds() + 5);
+        assert_true(peer >= 0);
+        close(peer);
+        freeaddrinfo(address);
+    }
+    if (probe >= 0) { close(probe); }
+    close(listener);
+}
+
+// What does not answer, as a host behind a firewall, holds nobody longer than the time there is: a kernel that drops
+// whoever comes, as the listener's queue is full.
+static void test_tcp_no_answer(void **state) {
+    (void)state;
+    Guest guest = {1, 2, "job", NULL, free_address(), 0.5, 0};
+    struct addrinfo *address = meeting_addresses(guest.server);
+    int listener = socket(AF_INET, SOCK_STREAM, 0), callers[4];
+    assert_int_equal(bind(listener, address->ai_addr, address->ai_addrlen), 0);
+    assert_int_equal(listen(listener, 0), 0);
+    for (int i = 0; i < 4; i++) { callers[i] = meeting_connect(address, now_seconds() + 0.1); }
+    assert_true(callers[0] >= 0);
+    assert_int_equal(callers[3], -1);
+    double start = now_seconds();
+    assert_stops(1, "rank 1 of 2: rank 0 did not come", attend, &guest);
+    assert_true(now_seconds() - start < 10);  // connect alone takes two minutes
+    for (int i = 0; i < 4; i++) {
+        if (callers[i] >= 0) { close(callers[i]); }
+    }
+    close(listener);
+    freeaddrinfo(address);
+}
+
+static void test_job_name(void **state) {
+    (void)state;
+    char name[64];
+    unsetenv("SLURM_JOB_ID"), unsetenv("SLURM_STEP_ID"), unsetenv("SLURM_STEPID");
+    meeting_job(name, sizeof name);
+    assert_string_equal(name, "train_gpt2");
+    setenv("SLURM_JOB_ID", "42", 1);
+    meeting_job(name, sizeof name);
+    assert_string_equal(name, "42");
+    setenv("SLURM_STEPID", "7", 1);
+    meeting_job(name, sizeof name);
+    assert_string_equal(name, "42.7");
+    setenv("SLURM_STEP_ID", "3", 1);
+    meeting_job(name, sizeof name);
+    assert_string_equal(name, "42.3");
+    unsetenv("SLURM_JOB_ID"), unsetenv("SLURM_STEP_ID"), unsetenv("SLURM_STEPID");
+}
+
+// ---- the wire. A process each
+
+typedef struct {
+    int rank, size;
+    const char *server, *folder;  // one of the two
+    const char *fault;            // "": none, "leaves", "hangs"
+    int culprit;
+} WireGuest;
+
+static Wire *new_wire(const WireGuest *g) {
+    char answer[sizeof answer_text] = "";
+    if (g->rank == 0) { memcpy(answer, answer_text, sizeof answer); }
+    Meeting meeting = {g->rank, g->size, "job", 20, answer, sizeof answer};
+    Wire *w = g->folder ? wire_by_file(&meeting, g->folder) : wire_by_tcp(&meeting, g->server);
+    if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
+    if (strcmp(g->fault, "hangs") == 0) { w->timeout = 0.5; }
+    return w;
+}
+
+static void use_wire(void *guest) {
+    const WireGuest *g = (const WireGuest *)guest;
+    Wire *w = new_wire(g);
+    for (int best = 0; best < g->size; best++) {
+        bool mine = best == g->rank;
+        long long most = wire_max(mine ? LLONG_MAX - best : LLONG_MIN + g->rank, w);
+        if (most != LLONG_MAX - best) { run_error("rank %d was told %lld", g->rank, most); }
+        most = wire_max(mine ? -1 : -2 - g->rank, w);
+        if (most != -1) { run_error("rank %d was told %lld", g->rank, most); }
+    }
+    wire_check(w);  // all are there, as each is in the loop below or before it
+    wire_max(0, w);
+    if (g->rank == g->culprit && strcmp(g->fault, "leaves") == 0) { _exit(0); }
+    if (g->rank == g->culprit && strcmp(g->fault, "hangs") == 0) { sleep(20); }
+    for (int i = 0; *g->fault && i < 2; i++) { wire_max(0, w); }
+    wire_close(w);
+}
+
+// starts all but rank `self`, which is the caller
+static void start_wires(pid_t *children, WireGuest like, int self) {
+    for (int rank = 0; rank < like.size; rank++) {
+        like.rank = rank;
+        fflush(NULL);
+        children[rank] = rank == self ? 0 : fork();
+        if (rank == self || children[rank] > 0) { continue; }
+        if (!freopen("/dev/null", "w", stderr)) { _exit(9); }  // what one says is looked at where it is the caller
+        use_wire(&like);
+        _exit(0);
+    }
+}
+
+static void test_wire(void **state) {
+    (void)state;
+    for (int way = 0; way < 6; way++) {
+        int size = 2 + way / 2;
+        const char *folder = way % 2 ? new_folder("wire") : NULL;
+        WireGuest guest = {0, size, free_address(), folder, "", 0};
+        pid_t children[4];
+        start_wires(children, guest, -1);
+        for (int rank = 0; rank < size; rank++) {
+            int status;
+            waitpid(children[rank], &status, 0);
+            if (status != 0) { fail_msg("rank %d of %d ended with wait status %d", rank, size, status); }
+        }
+        if (folder) { assert_empty_folder(folder); }
+    }
+}
+
+// what rank `self` of three says when the culprit does that
+static void assert_wire_says(const char *sentence, int self, const char *fault, int culprit) {
+    WireGuest guest = {self, 3, free_address(), NULL, fault, culprit};
+    pid_t children[3];
+    start_wires(children, guest, self);
+    assert_stops(1, sentence, use_wire, &guest);
+    for (int rank = 0; rank < 3; rank++) {
+        if (rank == self) { continue; }
+        kill(children[rank], SIGKILL);
+        waitpid(children[rank], NULL, 0);
+    }
+}
+
+static void test_wire_faults(void **state) {
+    (void)state;
+    assert_wire_says("rank 2 has ended: what it last said tells why", 0, "leaves", 2);
+    assert_wire_says("rank 0 has ended: what it last said tells why", 1, "leaves", 0);
+    assert_wire_says("rank 1 has not answered for 0.5 s; if nothing hangs there", 0, "hangs", 1);
+    assert_wire_says("rank 0 has ended: what it last said tells why", 1, "hangs", 2);  // rank 0 names it
+}
+
+static void look_at_lost_wire(void *wire) { wire_check((const Wire *)wire); }
+
+static void test_wire_check(void **state) {
+    (void)state;
+    int ends[2], *peers = (int *)xcalloc(2, sizeof *peers);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    peers[0] = peers[1] = ends[0];
+    Wire *w = wire_open(0, 2, 1, peers);
+    wire_check(w);
+    wire_send(ends[1], 0, 42);
+    wire_check(w);
+    long long value = 0;
+    assert_true(wire_receive(ends[0], 1, &value, now_seconds()));
+    assert_int_equal(value, 42);  // a look took nothing
+    assert_false(wire_receive(ends[0], 1, &value, now_seconds()));
+    close(ends[1]);
+    assert_stops(1, "rank 1 has ended", look_at_lost_wire, w);
+    wire_close(w);
+}
+
+// ---- the watch over calls that may not return
+
+static void note_look(void *most, double waited) {
+    if (waited > *(double *)most) { *(double *)most = waited; }
+}
+
+static void test_watch(void **state) {
+    (void)state;
+    Watch watch;
+    double most = 0;
+    watch_open(&watch, note_look, &most);
+    usleep(150000);
+    assert_true(most == 0);  // outside it does not look
+    for (int i = 0; i < 100; i++) {
+        watch_enter(&watch);
+        watch_leave(&watch);
+    }
+    watch_enter(&watch);
+    usleep(300000);
+    watch_leave(&watch);
+    assert_true(most > 0.1);
+    most = 0;
+    usleep(150000);
+    assert_true(most == 0);
+    watch_close(&watch);
+}
+
+static void give_up_waiting(void *of, double waited) {
+    (void)of;
+    if (waited > 0.1) { run_error("it has waited too long"); }
+}
+
+static void wait_for_ever(void *of) {
+    Watch watch;
+    watch_open(&watch, give_up_waiting, of);
+    watch_enter(&watch);
+    sleep(20);
+    watch_leave(&watch);
+}
+
+static void test_watch_stops(void **state) {
+    (void)state;
+    assert_stops(1, "it has waited too long", wait_for_ever, NULL);
+}
+
+static void test_same_gpu(void **state) {
+    (void)state;
+    char names[4 * GPU_NAME_BYTES];
+    int one, other;
+    for (int i = 0; i < (int)sizeof names; i++) { names[i] = (char)(i / GPU_NAME_BYTES ? i : -i); }
+    assert_false(comm_same_gpu(names, 4, &one, &other));
+    memcpy(names + 3 * GPU_NAME_BYTES, names + GPU_NAME_BYTES, GPU_NAME_BYTES);
+    assert_false(comm_same_gpu(names, 3, &one, &other));
+    assert_true(comm_same_gpu(names, 4, &one, &other));
+    assert_int_equal(one, 1);
+    assert_int_equal(other, 3);
 }
 
 // ---- a rank of several
@@ -562,9 +819,9 @@ static void check_barrier(Comm *world) {
     for (int last = 0; last < world->size; last++) {
         double came[8] = {0};
         if (world->rank == last) { usleep(50000); }
-        came[world->rank] = comm_seconds();
+        came[world->rank] = now_seconds();
         comm_barrier(world);
-        double left = comm_seconds();
+        double left = now_seconds();
         comm_all_gather(came, &came[world->rank], sizeof left, DT_U8, world, NULL);
         for (int r = 0; r < world->size; r++) {
             CHECK(left >= came[r], "a rank left a barrier %g s before rank %d came", came[r] - left, r);
@@ -583,6 +840,18 @@ static void check_max(Comm *world) {
         CHECK(comm_max(LLONG_MAX - best - world->rank, world) == LLONG_MAX - best, "comm_max of large values");
     }
     CHECK(world->sent_bytes == sent, "comm_max counted as a collective");
+}
+
+static void check_tell(Comm *world) {
+    for (size_t count = 0; count <= 30; count++) {
+        unsigned char bytes[32];
+        memset(bytes, 0x5A, sizeof bytes);
+        for (size_t i = 0; i < count; i++) { bytes[i] = (unsigned char)(world->rank == 0 ? 255 - i : 17); }
+        comm_tell(bytes, count, world);
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            CHECK(bytes[i] == (i < count ? 255 - i : 0x5A), "byte %zu of %zu that rank 0 told", i, count);
+        }
+    }
 }
 
 // Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
@@ -628,6 +897,7 @@ static int run_ranks(void) {
     check_many(world);
     check_barrier(world);
     check_max(world);
+    check_tell(world);
     check_tickets(world);
     check_device(world);
     if (world->rank == 0) { printf("every rank agrees\n"); }
@@ -697,6 +967,16 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_tcp_ignores_strangers),
         cmocka_unit_test(test_tcp_refusals),
+        cmocka_unit_test(test_tcp_next_address),
+        cmocka_unit_test(test_tcp_families),
+        cmocka_unit_test(test_tcp_no_answer),
+        cmocka_unit_test(test_job_name),
+        cmocka_unit_test(test_wire),
+        cmocka_unit_test(test_wire_faults),
+        cmocka_unit_test(test_wire_check),
+        cmocka_unit_test(test_watch),
+        cmocka_unit_test(test_watch_stops),
+        cmocka_unit_test(test_same_gpu),
     };
     return cmocka_run_group_tests_name("comm", tests, NULL, NULL);
 }

@@ -128,7 +128,7 @@ static StepReport quarter_second(long long step, double loss, double norm) {
 }
 
 static void log_three_steps(void) {
-    Logger log = logger_open(temp_dir(), 0);
+    Logger log = logger_open(temp_dir(), 0, true);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     logger_step(&log, quarter_second(2, NAN, INFINITY));
     logger_val(&log, 2, 4.0625);
@@ -153,13 +153,13 @@ static void test_metrics(void **state) {
 }
 
 static void save_in_a_pipe(void) {
-    Logger log = logger_open(temp_dir(), 0);
+    Logger log = logger_open(temp_dir(), 0, true);
     logger_saved(&log, 500, "runs/mine/step_00000500");
     logger_close(&log);
 }
 
 static void save_on_a_terminal(void) {
-    Logger log = logger_open(NULL, 0);
+    Logger log = logger_open(NULL, 0, true);
     log.terminal = true;
     logger_saved(&log, 12345678901, "out/%s");
 }
@@ -172,7 +172,7 @@ static void test_a_saved_checkpoint(void **state) {
 }
 
 static void resume_after_two(void) {
-    Logger log = logger_open(temp_dir(), 2);
+    Logger log = logger_open(temp_dir(), 2, true);
     logger_val(&log, 3, 0.5);
     logger_close(&log);
 }
@@ -211,7 +211,7 @@ static void test_truncation(void **state) {
     assert_int_not_equal(access(temp_path("missing.jsonl"), F_OK), 0);
 }
 
-static void stop_at_open(void *folder) { logger_open((const char *)folder, 0); }
+static void stop_at_open(void *folder) { logger_open((const char *)folder, 0, true); }
 
 static void test_a_folder_that_is_not_there(void **state) {
     (void)state;

@@ -697,6 +697,55 @@ static void test_picks_are_kept(void **state) {
     assert_true(both.compare(0, text.size(), text) == 0 && lines_of(both) == 8);
 }
 
+// what the first process tells the others: they run after it here
+struct News {
+    std::string bytes;
+    size_t read = 0;
+};
+
+static void tell_others(void *bytes, size_t count, void *news) {
+    ((News *)news)->bytes.append((const char *)bytes, count);
+}
+
+static void hear(void *bytes, size_t count, void *news) {
+    News *n = (News *)news;
+    assert_true(n->read + count <= n->bytes.size());
+    memcpy(bytes, n->bytes.data() + n->read, count);
+    n->read += count;
+}
+
+// Others take the first one's picks, whatever is faster there by now and whatever a file of their own says, and write
+// none; and go from an untimed plan to a timed one when the first does.
+static void test_picks_are_shared(void **state) {
+    (void)state;
+    const char *const paths[] = {temp_path("shared"), temp_path("shared_rare")}, *own = temp_path("own");
+    int timed = 0;
+    run_with_picks(own, 0, &timed);
+    std::string written = contents(own);
+    for (int rare = 0; rare < 2; rare++) {
+        News news;
+        Layer layer(48, 64, 96), small(24, 64, 96);
+        Gpu first(paths[rare]), other(own), alone;
+        std::string bits[3];
+        Gpu *const gpus[] = {&first, &other, &alone};
+        cuda_matmuls_share(first.matmuls, true, tell_others, &news);
+        cuda_matmuls_share(other.matmuls, false, hear, &news);
+        for (int i = 0; i < 3; i++) {
+            int heuristics = simt::lt_counts().heuristics;
+            set_fast(i == 0, 1);
+            gpus[i]->exec.rare_shapes = rare;
+            bits[i] = run_and_get_bits(gpus[i], &small, 0);
+            gpus[i]->exec.rare_shapes = false;
+            bits[i] += run_and_get_bits(gpus[i], &small, 0) + run_and_get_bits(gpus[i], &layer, 0);
+            assert_true((simt::lt_counts().heuristics == heuristics) == (i == 1));
+        }
+        assert_int_equal(news.read, news.bytes.size());
+        assert_true(bits[0] == bits[1]);
+        assert_true(bits[0] != bits[2]);
+    }
+    assert_true(contents(own) == written);
+}
+
 // runs with the file and returns what is said on stderr
 static std::string said_with_picks(const char *path, int *timed) {
     const char *log = temp_path("log");
@@ -828,6 +877,7 @@ int main(void) {
         TEST(test_rest_is_timed),
         TEST(test_no_room_to_time),
         TEST(test_picks_are_kept),
+        TEST(test_picks_are_shared),
         TEST(test_damaged_picks),
         TEST(test_picks_that_cannot_be_written),
         TEST(test_capture),

@@ -112,7 +112,7 @@ static void model_free(GPT2 *m) {
 // inputs and targets of micro-batch n of update `step`
 static void draw_batch(int *tokens, int step, int n) {
     for (int i = 0; i < 2 * ROWS; i++) {
-        tokens[i] = (int)(rng_bits(5, (uint64_t)step * 1000 + (uint64_t)n, (uint64_t)i) % (uint64_t)config.vocab_size);
+        tokens[i] = (int)(rng_bits(5, 1000 * (uint64_t)step + (uint64_t)n, (uint64_t)i) % (uint64_t)config.vocab_size);
     }
 }
 
@@ -141,6 +141,7 @@ static void update(GPT2 *m, int step) {
 
 static double own_gradient(const GPT2 *m, int bucket, size_t i) {
     Gradient g = zero_own_grads(&m->zero, bucket);
+    CHECK(g.at, "there are no gradients");
     return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
 }
 
@@ -286,7 +287,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
             model_free(m);
         }
     }
-    model_free(first);
+    if (first) { model_free(first); }
     model_free(alone);
     comm_close(single);
 }
@@ -431,15 +432,6 @@ static uint64_t hash_logits(uint64_t hash, GPT2 *m) {
     return hash_bytes(hash, logits, (size_t)config.vocab_size * sizeof logits[0]);
 }
 
-static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m) {
-    const OptimizerState *o = &m->optimizer;
-    size_t count = m->layout.shards.stage < 1 ? m->layout.total : m->layout.shard;
-    if (o->master) { hash = hash_bytes(hash, o->master, count * sizeof *o->master); }
-    if (o->remainder) { hash = hash_bytes(hash, o->remainder, count * sizeof *o->remainder); }
-    hash = hash_bytes(hash, o->m, count * dtype_size(o->moments));
-    return hash_bytes(hash, o->v, count * dtype_size(o->moments));
-}
-
 // Of all that this rank knows after two updates, with a validation and decoding between them.
 static uint64_t hash_training(GPT2 *m) {
     uint64_t hash = 0;
@@ -568,7 +560,7 @@ static void check_volume(const char *what, uint64_t got, uint64_t expected) {
 // ZeRO's table (Rajbhandari et al. 2020, with G micro-batches), of P parameters, in elements times (N - 1) / N:
 //     -z 0 and 1   2 P     of which -z 1 sends half as gradients, half as parameters
 //     -z 2         (G + 1) P
-//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch; and
+//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch, and
 //                          the embeddings and lnf, once an update instead of twice a micro-batch
 static void check_volume_of_stages(const Groups *groups) {
     const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
@@ -813,7 +805,7 @@ static void test_plan_of_slices(void **state) {
     (void)state;
     GPT2Config c;
     PlanIndex at;
-    assert_true(config_from_descriptor(&c, "d12", 0, 0));
+    assert_true(config_from_descriptor(&c, "gpt2:d12", 0, 0));
     Comm *single = comm_single(&cpu_device);
     for (int k = 0; k < 5 * 3; k++) {
         Purpose p = purpose_for(0, 0, 1, single);

@@ -24,7 +24,7 @@ export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1
 folder=$(mktemp -d) out=
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
-cat llmc/*.h >"$folder/text"
+seq 100000 >"$folder/text" # the same on any machine and at any time
 cd "$folder" || exit
 
 mpi=(mpirun --oversubscribe --bind-to none)
@@ -199,7 +199,7 @@ if [ -x "${program}_bf16" ]; then
     for layout in "3 0" "3 3" "4 1 -tp 2"; do
         read -r ranks stage more <<<"$layout"
         # shellcheck disable=SC2086
-        report "50 steps in bf16 with fp32 masters, -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
+        report "50 steps of bf16 weights, fp32 masters, -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
             run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -w fp32 --check-replicas 1 $more
         )"
     done
@@ -319,7 +319,7 @@ refused() { report "refused: $1" "$(
 refused "a batch that the processes do not divide" \
     '-d 192 is not a multiple of -b x -t x processes = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
-refused "another number of processes" '-pn 3, but mpirun started 2' 2 "${model[@]}" -b 1 -pn 3 -o refused
+refused "another number of processes" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
 refused "processes that -tp does not divide" '-tp 2 takes a number of processes that is a multiple of it; found 3' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
 refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chunks of 3, which leaves none for' \
@@ -327,31 +327,39 @@ refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chun
 refused "text from several processes" '--generate is the work of one process; found 2' \
     2 --generate 5 -e one/step_00000050
 
-head -c 500 text >short
-other=(-i short -e l3h3c24 -t 400 -b 1)
-timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : -np 1 "$trainer" "${other[@]}" \
-    >"$out" 2>&1 </dev/null
-status=$?
-report "data that are too short on rank 1 alone" "$(
-    [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
-    says 'train_gpt2: rank 1: -i: a sequence of length 400'
-    sentences 1
-    [ ! -e bad ] || echo "something was written"
-)"
+# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS
+strangers() {
+    local status=0
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : \
+        -np 1 -wd "$folder/$3" "$trainer" "${@:4}" >"$out" 2>&1 </dev/null || status=$?
+    report "$1" "$(
+        [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
+        says "train_gpt2: rank [01]: $2"
+        sentences 1
+        [ ! -e bad ] && [ ! -e "$3/bad" ] || echo "something was written"
+    )"
+}
+mkdir -p other short
+head -c 20000 text >other/text
+head -c 10 text >short/text
+strangers "other flags on rank 1" 'rank 1 has another warmup than rank 0' . "${together[@]}" -b 1 -o bad -u 5
+strangers "another layout on rank 1" 'rank 1 has another zero-stage than rank 0' . "${together[@]}" -b 1 -o bad -z 1
+strangers "other data on rank 1" 'rank 1 has another training data than rank 0' other "${together[@]}" -b 1 -o bad
+strangers "data that are too short on rank 1 alone" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 
 # a shard of 2000 tokens, the last of which one process does not have
 {
     words 55432 308 1 0 2000 0
     head -c 5012 /dev/zero
 } >whole.bin
-head -c 5022 whole.bin >short.bin
-shard=(-e l1h1c8 -t 16 -b 1 -x 1 -o bad)
-timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" -i whole.bin "${shard[@]}" : -np 1 "$trainer" -i short.bin "${shard[@]}" \
+head -c 5022 whole.bin >short/whole.bin
+shard=(-i whole.bin -e l1h1c8 -t 16 -b 1 -x 1 -o bad)
+timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${shard[@]}" : -np 1 -wd "$folder/short" "$trainer" "${shard[@]}" \
     >"$out" 2>&1 </dev/null
 status=$?
 report "a shard that is cut short on rank 1 alone" "$(
     [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
-    says 'train_gpt2: rank 1: -i: short.bin has 5022 bytes, but its header says 2000 tokens'
+    says 'train_gpt2: rank 1: -i: whole.bin has 5022 bytes, but its header says 2000 tokens'
     sentences 1
     [ ! -e bad ] || echo "something was written"
 )"
@@ -440,10 +448,56 @@ report "the first rank hangs" "$(strike STOP 0 1 2 && silent 0)"
 report "and the run goes on" "$(goes_on)"
 report "a rank of three slices hangs" "$(strike STOP 1 1 2 -tp 3 && silent 1)"
 report "and the run goes on" "$(goes_on)"
+report "a signal that mpirun passes on ends all with a checkpoint" "$(
+    timeout -k 5 60 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told \
+        >"$out" 2>&1 </dev/null &
+    job=$!
+    until [ -s told/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    kill -USR1 "$(pgrep -P "$job")" # mpirun, of timeout
+    wait "$job" || echo "exit status $?, expected 0"
+    says 'told to end by a signal'
+    find told -name 'step_*' | grep -q . || echo "no checkpoint"
+)"
 report "a signal to one rank ends all with a checkpoint" "$(
     strike TERM 1 0 2
     says 'told to end by SIGTERM'
     goes_on
+)"
+
+# ---- the run's folder, which all ranks write into
+
+# STATUS COMMAND FLAGS...: 3 ranks, whose second one is started by this shell command
+second_by() {
+    local status=0
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${@:3}" : -np 1 bash -c "$2"' && exec "$@"' - "$trainer" "${@:3}" : \
+        -np 1 "$trainer" "${@:3}" >"$out" 2>&1 </dev/null || status=$?
+    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
+    sentences 1
+}
+saving=("${together[@]}" -b 1 -z 3 -n 2)
+mkdir elsewhere
+cp text elsewhere
+report "refused: a folder that one rank does not see" "$(
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 4 -o apart
+    says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory; give one folder that all ranks'
+    find apart elsewhere/apart -mindepth 1 2>/dev/null
+)"
+report "which it may take when all see it" "$(run 0 3 "${saving[@]}" -x 4 -o apart)"
+report "refused: another folder of the same name" "$(
+    cp -r apart elsewhere
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
+    says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory'
+    find . -name 'mark_*'
+)"
+report "and one that is not there, of a run that goes on" "$(
+    rm -r elsewhere/apart
+    second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
+    [ ! -e elsewhere/apart ] || echo "something was written"
+)"
+report "a checkpoint that does not fit for one rank" "$(
+    second_by 1 'ulimit -f 30' "${saving[@]}" -x 4 -o narrow
+    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; .*: make room, then go"
+    find narrow -name 'step_*'
 )"
 
 # ---- the kernels, emulated: device memory through the host

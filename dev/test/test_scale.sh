@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # scripts/scale.py: one GPU is what was measured, more are never faster than their share of it, what does not fit is not
-# taken, and the bytes behind its formulas are those that the program plans to send.
+# taken, what is refused is said, and the bytes it weighs are those that the program plans to send.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_scale.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
 export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2}
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
 passed=0 failed=0
 report() { # NAME TROUBLE
     if [ -z "$2" ]; then
@@ -30,20 +32,52 @@ report "slow links leave something to wait for" "$(
     awk -v e="$exposed" 'BEGIN { exit !(e > 100) }' || echo "$exposed ms are not hidden"
 )"
 report "what does not fit is not taken" "$(row 8 --memory 1 | grep -q 'none fits' || echo "something fits in 1 GB")"
-# -z 1: a reduce-scatter and an all-gather of every parameter; 4 bytes in a build whose weights are fp32
-report "the bytes sent are the plan's" "$(
-    "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 131072 -s 0 -z 1 -pn 8 -gd bf16 | python3 -c '
-import importlib.util, json, sys
+refusal=$(row 2 -b 12 2>&1 >/dev/null)
+report "-b that does not divide -d is said" "$(grep -q 'not a multiple of -b' <<<"$refusal" || echo "found '$refusal'")"
+refusal=$(scripts/scale.py -e d12 -b 16 --ms 100 --gpus 2 -zz 2>&1 >/dev/null)
+report "a flag that the program refuses is said, not taken for what does not fit" "$(
+    grep -q '^scale.py: .*unknown flag -zz' <<<"$refusal" || echo "found '$refusal'"
+)"
+# what a GPU waits for at 1 GB/s, where hardly anything is hidden, beside the bytes of the plan, at every stage: one
+# micro-step and several, gradients in both types
+for stage in 0 1 2 3; do
+    for tokens in 131072 524288; do
+        for gradients in bf16 fp32; do
+            report "-z $stage, $tokens tokens, $gradients gradients: the time for the plan's bytes" "$(
+                flags=(-e d12 -b 16 -d "$tokens" -gd "$gradients")
+                "$TRAIN_GPT2" --plan=json "${flags[@]}" -s 0 -z $stage -pn 8 >"$out"
+                exposed=$(row 8 "${flags[@]}" --ms 1 --node 1 --net 1 --latency 0 --memory 1000 --stages $stage |
+                    column 7)
+                python3 -c '
+import json, sys
+sent = json.load(open(sys.argv[1]))["ranks"][0]["sent"]
+wanted, found, micro_steps = sent / 1e9 * 1e3, float(sys.argv[2]), int(sys.argv[3]) // 131072
+if not wanted - micro_steps - 0.1 <= found <= wanted + 0.1:
+    print(f"{found} ms are not hidden, {wanted} are sent, {micro_steps} of work")' "$out" "$exposed" $tokens
+            )"
+        done
+    done
+done
+# how much of that are gradients: the formula, beside what the plan sends less in another type
+for stage in 0 1 2 3; do
+    report "-z $stage: gradients among the bytes sent" "$(
+        for gradients in bf16 fp32; do
+            "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 524288 -s 0 -z $stage -pn 8 -gd $gradients
+        done | python3 -c '
+import importlib.util, json, sys, types
 spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
 scale = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(scale)
-rank = json.load(sys.stdin)["ranks"][0]
-params = next(t for t in rank["tensors"] if t["name"] == "params")
-size = {"F32": 4, "BF16": 2}[params["dtype"]]
-expected = (2 + size) * scale.parameters(*scale.MODELS["d12"]) * 7 / 8
-if not abs(rank["sent"] / expected - 1) < 0.005:
-    print("the plan sends", rank["sent"], "bytes, the formula", expected)'
-)"
+text, decoder = sys.stdin.read(), json.JSONDecoder()
+narrow, end = decoder.raw_decode(text)
+wide, _ = decoder.raw_decode(text[end:].lstrip())
+two_bytes = wide["ranks"][0]["sent"] - narrow["ranks"][0]["sent"]
+given = types.SimpleNamespace(e="d12", d=524288, t=1024)
+formula = scale.reduced(given, 2, 16, 8, 1, int(sys.argv[1]))
+if not abs(two_bytes / formula - 1) < 0.005:
+    print("two bytes a gradient are", two_bytes, "in the plan,", formula, "by the formula")' $stage
+    )"
+done
 
 [ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
 echo "[  PASSED  ] $passed test(s)."

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# scripts/multi_node: what each launcher starts, by programs that pose as mpirun, srun, ssh and train_gpt2; that all
+# three give the same flags; and that over ssh a process that fails ends the rest.
+#   dev/test/test_launchers.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir -p "$folder/here/scripts" "$folder/bin"
+cp -r scripts/multi_node "$folder/here/scripts/"
+export LOG=$folder/log PATH=$folder/bin:$PATH
+unset DATA PORT
+
+# writes an executable file from stdin
+program() {
+    cat >"$1"
+    chmod +x "$1"
+}
+# a trainer that notes its flags and process; rank FAILS fails, HANGS wait; it stays the process that it was started as
+program "$folder/here/train_gpt2" <<'END'
+#!/usr/bin/env bash
+rank=0
+for ((i = 1; i < $#; i++)); do [ "${!i}" != -pr ] || { next=$((i + 1)) && rank=${!next}; }; done
+echo "$$ $HOST $*" >>"$LOG"
+if [ "$rank" = "${FAILS:-}" ]; then
+    while [ "$(wc -l <"$LOG")" -lt 4 ]; do sleep 0.05; done
+    exit 7
+fi
+[ -z "${HANGS:-}" ] || exec sleep 60
+END
+program "$folder/bin/ssh" <<'END'
+#!/usr/bin/env bash
+[ "$1" = -tt ] && [ $# -eq 3 ] || exit 99
+cd / && HOST=$2 exec bash -c "$3"
+END
+program "$folder/bin/mpirun" <<'END'
+#!/usr/bin/env bash
+while [ "$1" != ./train_gpt2 ]; do echo "mpirun $1" >>"$LOG.options" && shift; done
+HOST=mpi exec "$@"
+END
+program "$folder/bin/srun" <<'END'
+#!/usr/bin/env bash
+while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG.options" && shift; done
+HOST=slurm SLURM_PROCID=5 exec "$@"
+END
+
+passed=0 failed=0
+report() { # NAME TROUBLE
+    if [ -z "$2" ]; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
+    fi
+}
+# of the flags noted: those of the run, without those by which processes meet
+run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g' "$LOG" | sort -u; }
+# launch STATUS COMMAND...: with an empty log; says what is wrong with its exit status
+launch() {
+    local status
+    rm -f "$LOG" "$LOG.options"
+    timeout 30 "${@:2}" >"$folder/out" 2>&1 </dev/null
+    status=$?
+    [ "$status" -eq "$1" ] || printf 'exit status %s, expected %s\n%s\n' "$status" "$1" "$(cat "$folder/out")"
+}
+has() { grep -qF -- "$2" "$1" || echo "expected '$2' in: $(cat "$1")"; }
+
+here=$folder/here
+echo "node1 slots=8" >"$folder/hosts"
+report "mpirun.sh" "$(
+    launch 0 "$here/scripts/multi_node/mpirun.sh" "$folder/hosts" -b 8
+    has "$LOG" " -e d48 -b 16 "
+    has "$LOG" " -s 0 -b 8"
+    has "$LOG.options" "mpirun --hostfile"
+)"
+run_flags >"$folder/by_mpirun"
+report "mpirun.sh without a host file" "$(
+    launch 2 "$here/scripts/multi_node/mpirun.sh" /no/such/file
+    has "$folder/out" "expected a host file first"
+)"
+report "slurm.sbatch" "$(
+    cd "$here" || exit
+    launch 0 env SLURM_SUBMIT_DIR="$here" SLURM_CPUS_PER_TASK=6 SLURM_NTASKS=16 SLURM_NTASKS_PER_NODE=8 \
+        bash scripts/multi_node/slurm.sbatch -b 8
+    has "$LOG" "slurm -pi fs -pf runs/meetings -pn 16 -pr 5 -pg 8 -i "
+    for option in --kill-on-bad-exit=1 --mpi=none --cpus-per-task=6; do has "$LOG.options" "srun $option"; done
+    [ -d runs/meetings ] || echo "the folder to meet in was not made"
+    run_flags | cmp - "$folder/by_mpirun"
+)"
+report "ssh.sh" "$(
+    launch 0 env GPUS=2 "$here/scripts/multi_node/ssh.sh" "one two" -b 8
+    for rank in 0 1 2 3; do
+        has "$LOG" "$([ $rank -lt 2 ] && echo one || echo two) -pi tcp -ps one:29500 -pn 4 -pg 2 -pr $rank -i "
+    done
+    [ "$(wc -l <"$LOG")" -eq 4 ] || echo "expected four processes"
+    run_flags | cmp - "$folder/by_mpirun"
+)"
+# the processes of the log that still run
+left() {
+    cut -d' ' -f1 "$LOG" | while read -r id; do
+        [ ! -d "/proc/$id" ] || grep -q '^State:.*Z' "/proc/$id/status" 2>/dev/null || echo "$id still runs"
+    done
+}
+for rank in 0 3; do
+    report "ssh.sh, rank $rank fails" "$(
+        launch 7 env GPUS=2 FAILS=$rank HANGS=1 "$here/scripts/multi_node/ssh.sh" "one two"
+        left
+    )"
+done
+report "ssh.sh is told to end" "$(
+    rm -f "$LOG"
+    env GPUS=2 HANGS=1 "$here/scripts/multi_node/ssh.sh" "one two" >"$folder/out" 2>&1 </dev/null &
+    while [ ! -e "$LOG" ] || [ "$(wc -l <"$LOG")" -lt 4 ]; do sleep 0.05; done
+    kill $!
+    wait $!
+    status=$?
+    [ $status -eq 143 ] || echo "exit status $status, expected 143"
+    left
+)"
+
+[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
+echo "[  PASSED  ] $passed test(s)."
+[ "$failed" -eq 0 ]

@@ -1,0 +1,274 @@
+/*
+The communicator between GPUs (comm_nccl.cuh), run as far as one GPU goes.
+    test_nccl               NCCL in a group of one: every call, tickets, joins, recordings, parts
+    mpirun test_nccl ranks  through NCCL where each process has a GPU, through MPI and host memory where not
+    test_nccl backends      what it was built with
+Without a GPU it only says so.
+*/
+#include "testing.h"
+#include "../../llmc/comm_open.h"
+#include "../../llmc/device.cuh"
+#include <limits.h>
+
+static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "test", 60};
+
+// sums of ranks' numbers, in every type's range
+static int check_ranks(void) {
+    enum { N = 1000 };
+    Exec exec = {};
+    float in[4 * N], out[4 * N];
+    Comm *host = comm_open(), *world = comm_open_for(&cuda_device, &options, host);
+    int size = world->size, rank = world->rank;
+    if (size > 4) { run_error("started with %d processes; at most 4", size); }
+    cuda_exec_open(&exec, NULL, 0);
+    float *x = static_cast<float *>(cuda_allocate(sizeof in)), *y = static_cast<float *>(cuda_allocate(sizeof out));
+    for (int i = 0; i < size * N; i++) { in[i] = static_cast<float>((rank + 1) * i); }
+    cuda_upload(x, in, sizeof in);
+    comm_reduce_scatter(y + rank * N, x, N, DT_F32, world, &exec);
+    CommTicket last = comm_all_gather(y, y + rank * N, N, DT_F32, world, &exec);
+    comm_join(last, world, &exec);
+    cuda_enqueue_copy(x, y, sizeof in, &exec);
+    comm_join(comm_all_reduce(x, static_cast<size_t>(size) * N, DT_F32, world, &exec), world, &exec);
+    comm_join(comm_broadcast(x, 1, DT_F32, size - 1, world, &exec), world, &exec);
+    cuda_mark(0, &exec);
+    comm_wait_for(0, world, &exec);
+    cuda_download(out, x, sizeof out);
+    for (int i = 0; i < size * N; i++) {
+        float expected = static_cast<float>(size * i * (size * (size + 1) / 2));
+        if (out[i] != expected) { run_error("sum %d is %g, expected %g", i, out[i], expected); }
+    }
+    if (comm_max(rank, world) != size - 1) { run_error("the last rank did not come"); }
+    if (rank == 0) { printf("%d ranks agree, through %s\n[  PASSED  ] 1 test(s).\n", size, world->backend->name); }
+    cuda_release(x);
+    cuda_release(y);
+    if (world != host) { comm_close(world); }
+    cuda_exec_close(&exec);
+    comm_close(host);
+    return 0;
+}
+
+#ifdef COMM_HAS_NCCL
+enum { COUNT = 1003, MANY = 60 };
+
+// a GPU, a group of one on it, and device memory
+struct Bench {
+    Exec exec = {}, other = {};
+    Comm *world;
+    CommTicket first_ticket = 0;
+    float *in, *out;
+    float given[COUNT], got[COUNT];
+    Bench() {
+        cuda_exec_open(&exec, NULL, 0);
+        cuda_exec_open(&other, NULL, 0);
+        world = comm_nccl_open(nccl_draw_id(), 0, 1, 0, NULL, NULL, 60);
+        in = static_cast<float *>(cuda_allocate(sizeof given));
+        out = static_cast<float *>(cuda_allocate(sizeof given));
+        give(0);
+    }
+    Bench(const Bench &) = delete;
+    Bench &operator=(const Bench &) = delete;
+    ~Bench() {
+        comm_close(world);
+        cuda_release(in);
+        cuda_release(out);
+        cuda_exec_close(&exec);
+        cuda_exec_close(&other);
+    }
+    // new numbers in `in`, poison in `out`
+    void give(int from) {
+        for (int i = 0; i < COUNT; i++) { given[i] = static_cast<float>(from + i); }
+        cuda_upload(in, given, sizeof given);
+        cuda_fill(out, 0xAA, sizeof given);
+    }
+    void wait(Exec *ex) {
+        cuda_mark(0, ex);
+        comm_wait_for(0, world, ex);
+    }
+    // the numbers are in device memory, when what was given to ex is done
+    void assert_holds(const float *memory, Exec *ex) {
+        wait(ex);
+        cuda_download(got, memory, sizeof got);
+        assert_memory_equal(got, given, sizeof got);
+    }
+};
+
+static void test_calls(void **state) {
+    (void)state;
+    Bench b;
+    const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
+    for (DType dtype : dtypes) {
+        size_t count = sizeof b.given / dtype_size(dtype);
+        b.give(7);
+        comm_join(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.assert_holds(b.out, &b.exec);
+        comm_join(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_join(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec), b.world, &b.exec);
+        b.assert_holds(b.out, &b.exec);
+        if (dtype == DT_U8) { continue; }
+        b.give(8);
+        comm_join(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.assert_holds(b.out, &b.exec);
+        comm_join(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_join(comm_all_reduce(b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        b.assert_holds(b.out, &b.exec);
+    }
+    assert_int_equal(b.world->sent_bytes, 0);
+    assert_int_equal(b.world->size, 1);
+}
+
+static void test_max(void **state) {
+    (void)state;
+    Bench b;
+    const long long values[] = {0, -7, 1, LLONG_MAX, LLONG_MIN};
+    for (long long value : values) { assert_true(comm_max(value, b.world) == value); }
+    comm_barrier(b.world);
+}
+
+__global__ static void hold(const volatile int *released) {
+    while (!*released) {}
+}
+
+// Runs `between` while what is given to b->exec waits for the host; returns what it returned.
+static bool held(Bench *b, bool (*between)(Bench *b)) {
+    int *released = static_cast<int *>(cuda_allocate_host(sizeof *released));
+    *released = 0;
+    hold<<<1, 1, 0, stream_of(&b->exec)>>>(released);
+    bool result = between(b);
+    __atomic_store_n(released, 1, __ATOMIC_RELEASE);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    cuda_release_host(released);
+    return result;
+}
+
+static bool comes_soon(cudaEvent_t event) {
+    for (double end = now_seconds() + 20; now_seconds() < end; usleep(1000)) {
+        if (cudaEventQuery(event) == cudaSuccess) { return true; }
+    }
+    return false;
+}
+
+// A call takes what was given to the stream before it, which is late; and work after the join, what the call gave.
+static bool give_late(Bench *b) {
+    cuda_enqueue_copy(b->in, b->out, sizeof b->given, &b->exec);
+    CommTicket ticket = comm_all_gather(b->out, b->in, COUNT, DT_F32, b->world, &b->exec);
+    comm_join(ticket, b->world, &b->exec);
+    cuda_mark(1, &b->exec);
+    usleep(20000);
+    return cudaEventQuery(b->exec.cuda->marks[1]) == cudaErrorNotReady;
+}
+
+static void test_waits_for_compute(void **state) {
+    (void)state;
+    Bench b;
+    cuda_upload(b.out, b.given, sizeof b.given);
+    cuda_fill(b.in, 0, sizeof b.given);
+    assert_true(held(&b, give_late));
+    b.assert_holds(b.in, &b.exec);
+    b.assert_holds(b.out, &b.exec);
+}
+
+// Joining the first ticket waits for no later one: MANY are under way, more than a model has buckets.
+static bool join_first(Bench *b) {
+    for (int i = 0; i < MANY; i++) { comm_all_gather(b->in, b->out, COUNT, DT_F32, b->world, &b->exec); }
+    comm_join(b->first_ticket, b->world, &b->other);
+    cuda_mark(0, &b->other);
+    return comes_soon(b->other.cuda->marks[0]);
+}
+
+static void test_early_join(void **state) {
+    (void)state;
+    Bench b;
+    b.first_ticket = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
+    assert_true(held(&b, join_first));
+    b.assert_holds(b.out, &b.exec);
+}
+
+// joining the last of several joins all before it; a ticket older than the ring is joined as well
+static void test_late_joins(void **state) {
+    (void)state;
+    Bench b;
+    CommTicket first = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), last = 0;
+    for (int i = 0; i < NCCL_EVENTS + 3; i++) { last = comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec); }
+    assert_int_equal(last, first + NCCL_EVENTS + 3);
+    comm_join(last, b.world, &b.other);
+    b.assert_holds(b.out, &b.other);
+    comm_join(first, b.world, &b.other);
+    b.assert_holds(b.in, &b.other);
+}
+
+static void test_recording(void **state) {
+    (void)state;
+    Bench b;
+    CommTicket before = b.world->calls;
+    cuda_record_begin(&b.exec);
+    CommTicket gather = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
+    comm_join(gather, b.world, &b.exec);
+    comm_join(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    Recording *recording = cuda_record_end(&b.exec);
+    for (int round = 0; round < 3; round++) {
+        b.give(100 * round);
+        cuda_replay(recording, &b.exec);
+        b.assert_holds(b.out, &b.exec);
+        comm_join(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);  // one by itself
+        b.assert_holds(b.in, &b.exec);
+    }
+    assert_int_equal(b.world->calls - before, 5);
+    cuda_discard(recording);
+}
+
+static void test_parts(void **state) {
+    (void)state;
+    Bench b;
+    Comm *part = comm_split(b.world, 3, 5);
+    assert_int_equal(part->size, 1);
+    comm_join(comm_all_gather(b.out, b.in, COUNT, DT_F32, part, &b.exec), part, &b.exec);
+    b.assert_holds(b.out, &b.exec);
+    comm_close(part);
+    b.give(5);
+    comm_join(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    b.assert_holds(b.out, &b.exec);
+}
+
+static void fail_in_a_call(void *unused) {
+    (void)unused;
+    Bench b;
+    run_error("step 20: the loss is NaN");
+}
+
+static void test_names_the_rank(void **state) {
+    (void)state;
+    assert_stops(1, "rank 0: step 20: the loss is NaN", fail_in_a_call, NULL);
+}
+
+static int test_alone(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_names_the_rank),  // in a child, so before this process uses the GPU
+        cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_max),
+        cmocka_unit_test(test_waits_for_compute),
+        cmocka_unit_test(test_early_join),
+        cmocka_unit_test(test_late_joins),
+        cmocka_unit_test(test_recording),
+        cmocka_unit_test(test_parts),
+    };
+    return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
+}
+#else
+static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 8 test(s).") == EOF; }
+#endif
+
+int main(int argc, char **argv) {
+    const char *why, *mode = argc > 1 ? argv[1] : "";
+    if (strcmp(mode, "backends") == 0) {
+        char backends[512];
+        comm_backends(backends, sizeof backends);
+        return puts(backends) == EOF;
+    }
+    if (strcmp(mode, "ranks") == 0) { return check_ranks(); }
+    int status = 0;
+    pid_t child = fork();  // a process that has asked for GPUs cannot use them in its children
+    if (child == 0) { _exit(cuda_device_count(&why) == 0); }
+    waitpid(child, &status, 0);
+    if (status != 0) { return puts("no GPU\n[  SKIPPED ] 8 test(s).") == EOF; }
+    return test_alone();
+}

@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Do the kernels, as machine code, read memory 16 bytes at a time, multiply on the tensor cores, and keep away from
+# local memory and from atomics of floats?   dev/test/test_sass.sh
+# Disassembles the trainer in bf16 that dev/test/test_nvcc.sh left in build/nvcc, for sm_80 and sm_90, and prints a line
+# a kernel: its loads from global memory of 128 bits and of less (LDG, LDGSTS), its stores likewise, its matrix
+# instructions (HMMA, HGMMA), local accesses (LDL, STL), and atomics of integers and of floats (RED, ATOM). They are
+# counted as they stand in the code: a loop counts once, and a tail that was unrolled many times.
+# Needs nvcc, and cuobjdump and nvdisasm, which scripts/setup.sh test puts into build/cuda_tools; else it is skipped.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+PATH=$(echo "$PWD"/build/cuda_tools/lib/python*/site-packages/nvidia/*/bin):$PATH
+trainer=build/nvcc/train_gpt2
+skip() {
+    echo "$1"
+    echo "[  SKIPPED ] 1 test(s)."
+    exit 0
+}
+command -v nvcc >/dev/null || skip "there is no nvcc, so there is no machine code to look at"
+for tool in cuobjdump nvdisasm; do
+    command -v $tool >/dev/null || skip "there is no $tool: scripts/setup.sh test installs it where pip can"
+done
+[ -x $trainer ] || skip "there is no $trainer: run dev/test/test_nvcc.sh first"
+changed=$(find llmc train_gpt2.cu -newer $trainer ! -name "simt*" -type f | head -n 1)
+[ -z "$changed" ] || echo "$changed is newer than $trainer: run dev/test/test_nvcc.sh first"
+
+# What is asked of which kernel, the first pattern that fits: at least so many loads of 128 bits, which is the number of
+# arrays that it reads whole; at most so many narrower ones (-: any, the reason beside it); matrix instructions or not.
+rules() {
+    cat <<'END'
+# a lane has four neighbours, what a rounding draw serves: 128 bits of fp32, 64 of bf16, 32 of codes (adamw.cuh). Their
+# narrow loads are these, the spans, and what is no whole group at a span's end
+adamw_kernel<[0-9], float,                      2 - no   both moments
+adamw_kernel<[0-9], bf16, float>                1 - no   gradients
+adamw_kernel<[0-9], unsigned char, float>       1 - no   gradients
+adamw_kernel<1,                                 1 - no   the master
+adamw_kernel                                    0 - no   bf16 or codes alone
+# odd sizes: rows that are not whole packs, or arrays that are not aligned to them, go element by element
+layernorm_kernel<[0-9]+, [0-9]+, 1,             0 - no   one element at a time
+layernorm_backward_kernel<[0-9]+, [0-9]+, 1>    0 - no   one element at a time
+[a-z_]+<1[,>]                                   0 - no   one element at a time
+attention_[a-z]+_kernel<PlainTiles              3 - no   heads of any width, in fp32: scalars where rows are not packs
+lt_tile_kernel                                  0 - no   products that cuBLASLt cannot do, of any shape and alignment
+# memory-bound: the narrow loads are the rows' statistics, targets and token numbers
+layernorm_kernel                                3 2 no   in, weight, bias; mean and rstd
+layernorm_backward_kernel                       4 4 no   dout, in, dinp, weight; mean and rstd of two rows
+gelu_forward_kernel                             1 0 no   in
+gelu_backward_kernel                            2 0 no   in, dout
+classifier_statistics_kernel                    1 3 no   logits; those of the target, of a row's end
+classifier_kernel                               2 8 no   logits, twice; target, a row's ends
+classifier_from_statistics_kernel               1 - no   logits; one statistic of each process
+norm_runs_kernel                                1 1 no   gradients; the last
+gradient_accumulate_kernel                      2 - no   sum, gradients; what is no whole pack at the end
+embedding_forward_kernel                        2 1 no   a token's row, a position's; the token
+token_embedding_forward_kernel                  1 1 no   a token's row; the token
+position_embedding_forward_kernel               1 0 no   in, a position's row
+embedding_positions_kernel                      1 0 no   dout of each sequence
+embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
+attention_delta_kernel                          2 0 no   dout, out
+attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head
+lt_finish_kernel                                1 0 no   the product, bias, GELU's input
+lt_sum_columns                                  1 0 no   the array
+# tensor cores
+attention_(forward|dq|dkv)_kernel<TensorTiles   3 - yes  queries, keys, values; a row's lse and delta
+# small: a few numbers of each block, or of each row
+(embedding_(fold|pairs|sort)|layernorm_fold|loss_sum|norm_total)_kernel|lt_fold   0 - no   a fold, or token numbers
+END
+}
+
+# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics" of every kernel
+count() {
+    cuobjdump -sass -arch "$1" $trainer | awk '
+        /Function : / { kernel = $3 }
+        !/^ +\/\*[0-9a-f]+\*\/ / { next }
+        {
+            sub(/^ +\/\*[0-9a-f]+\*\/ +(@!?U?P[0-9T]+ +)?/, "")
+            sub(/[ ;].*/, "")
+            what = ""
+            if (/^(LDG|LDGSTS|LD)(\.|$)/) { what = /\.128/ ? "a" : "b" }
+            if (/^(STG|ST)(\.|$)/) { what = /\.128/ ? "c" : "d" }
+            if (/^(HMMA|HGMMA)\./) { what = "e" }
+            if (/^(LDL|STL)(\.|$)/) { what = "f" }
+            if (/^(RED|ATOM)[A-Z]*\./) { what = /F16|BF|F32|F64/ ? "h" : "g" }
+            if (what != "") { n[kernel, what]++ }
+            lines[kernel]++
+        }
+        END {
+            for (kernel in lines) {
+                line = kernel
+                for (i = 1; i <= 8; i++) { line = line "|" n[kernel, substr("abcdefgh", i, 1)] + 0 }
+                print line
+            }
+        }' | c++filt -p | sed 's/__nv_bfloat16/bf16/g' | sort
+}
+
+# judge SM: the table on stdout, and what is wrong in it to the end
+judge() {
+    printf '%-57s %9s %9s %6s %6s %8s\n' "$1" "loads 128" "stores" "HMMA" "local" "atomics"
+    { rules | grep -v '^#' && echo '==' && count "$1"; } | awk -v sm="$1" '
+        $0 == "==" { FS = "|"; table = 1; next }
+        !table {
+            match($0, /   ?[0-9]+ [0-9-]+ (yes|no)/)
+            pattern[++rules] = substr($0, 1, RSTART - 1)
+            split(substr($0, RSTART), field, " ")
+            sub(/ +$/, "", pattern[rules])
+            wide[rules] = field[1]; narrow[rules] = field[2]; matrix[rules] = field[3]
+            next
+        }
+        function wrong(what) { trouble = trouble sm ": " $1 ": " what "\n" }
+        {
+            printf "%-57s %4d+%-4d %4d+%-4d %6d %6d %5d+%d\n", $1, $2, $3, $4, $5, $6, $7, $8, $9
+            for (i = 1; i <= rules && $1 !~ "^(" pattern[i] ")"; i++) { }
+            if (i > rules) { wrong("a kernel that this test does not know: give it a line in rules()"); next }
+            used[i] = 1
+            if ($2 < wide[i]) { wrong($2 " loads of 128 bits, expected " wide[i] " or more") }
+            if (narrow[i] != "-" && $3 > narrow[i]) { wrong($3 " loads of less than 128 bits, expected " narrow[i]) }
+            if ((matrix[i] == "yes") != ($6 > 0)) { wrong($6 " matrix instructions") }
+            if ($7 > 0) { wrong($7 " accesses to local memory") }
+            if ($9 > 0) { wrong($9 " atomics of floats") }
+        }
+        END {
+            for (i = 1; i <= rules; i++) { if (!used[i]) { trouble = trouble sm ": no kernel is " pattern[i] "\n" } }
+            printf "%s", trouble
+        }'
+}
+
+known=$(nvcc --list-gpu-code) failed=0
+for sm in sm_80 sm_90; do
+    [[ $known == *$sm* ]] || continue
+    table=$(judge $sm)
+    echo "$table"
+    echo
+    ! grep -q "^$sm: " <<<"$table" || failed=1
+done
+if [ $failed -eq 1 ]; then
+    echo "[  FAILED  ] 1 test(s)."
+    exit 1
+fi
+echo "[  PASSED  ] 1 test(s)."
