@@ -21,6 +21,9 @@ waits=(
     'llmc/zero.h| && \(next - bucket\) % 2 != 0|'
     'llmc/zero.h|^    if \(z->held\[bucket % 2\] == bucket\)|    if (z->held[bucket % 2])'
     'llmc/zero.h|^    zero_forget_layers\(z\);|'
+    'llmc/zero.h|^    zero_send_params\(z\);|'
+    'llmc/zero.h|^    zero_join_sent\(z\);|'
+    'train_gpt2.cu|^    zero_all_params_ready\(|    no_wait('
     'train_gpt2.cu|^    zero_params_ready\(|    no_wait('
     'train_gpt2.cu|^ +params_ready\(|    no_wait('
 )

@@ -77,12 +77,13 @@ static const Backend *counting_backend(void) {
 
 // ---- models
 
-// what a model is built for; r: level of recomputation, 4 in segments of three blocks, the last of two
+// what a model is built for; r: level of recomputation, 4 in segments of three blocks, or of two: what is read next
+// is then in the other buffer of layers, or in the same
 static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     Purpose p;
     memset(&p, 0, sizeof p);
     p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
-    p.recompute.level = r, p.recompute.every = r == REBUILD_BLOCK ? 3 : 1, p.recompute.layers = L;
+    p.recompute.level = r, p.recompute.every = r < REBUILD_BLOCK ? 1 : micro_steps > 1 ? 2 : 3, p.recompute.layers = L;
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
