@@ -123,17 +123,36 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
 static __device__ __forceinline__ float stored_float(float x) { return x; }
 static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_float(x); }
 
+// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the
+// ends of short rows
+static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
+    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = 0;
+    if (t.span.place.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
+    size_t element = span_element(t.span.place, first);
+    bool together = span_element(t.span.place, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
+    if (element % ADAMW_GROUP == 0 && together) {
+        return rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+    }
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        element = span_element(t.span.place, first + k);
+        uint64_t of_group = rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        draw |= static_cast<uint64_t>(rounding_part(of_group, element % ADAMW_GROUP)) << (16 * k);
+    }
+    return draw;
+}
+
 // ---- moments to what is stored. An fp32 or a bf16 knows nothing of its neighbours; a code has its scale together with
 // those of the warp's other lanes, all of which come here
 
 static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     uint64_t) {
+                                                     const AdamWTensor &, Rounded, size_t) {
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = x[k]; }
 }
 
 static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     uint64_t draw) {
+                                                     const AdamWTensor &t, Rounded what, size_t first) {
+    uint64_t draw = adamw_draw(t, what, first);
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = bf16_round_stochastic(x[k], rounding_part(draw, k)); }
 }
@@ -165,24 +184,6 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 }
 
 // ---- the kernel
-
-// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the
-// ends of short rows
-static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = 0;
-    if (t.span.place.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
-    size_t element = span_element(t.span.place, first);
-    bool together = span_element(t.span.place, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
-    if (element % ADAMW_GROUP == 0 && together) {
-        return rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
-    }
-    for (int k = 0; k < ADAMW_GROUP; k++) {
-        element = span_element(t.span.place, first + k);
-        uint64_t of_group = rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
-        draw |= static_cast<uint64_t>(rounding_part(of_group, element % ADAMW_GROUP)) << (16 * k);
-    }
-    return draw;
-}
 
 // Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes that have none compute with zeros.
 template <int WEIGHTS, class M, class G>
@@ -216,8 +217,8 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
         float v_new = v_encode(group.v, v, adamw_draw(t, ROUND_V, first));
         if (lane_id() == 0) { state.m_scales[block] = m_new, state.v_scales[block] = v_new; }
     } else {
-        moments_store(group.m, m, adamw_draw(t, ROUND_M, first));
-        moments_store(group.v, v, adamw_draw(t, ROUND_V, first));
+        moments_store(group.m, m, t, ROUND_M, first);
+        moments_store(group.v, v, t, ROUND_V, first);
     }
     if (count == ADAMW_GROUP) {
         group.template store<true>(state, i, count);

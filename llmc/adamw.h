@@ -66,7 +66,9 @@ typedef struct {
 
 // where element e of a process's part of a tensor is in the whole
 static inline HOST_DEVICE size_t span_element(SpanPlace place, size_t e) {
-    return place.cols == 0 ? e : place.origin + e / place.cols * place.stride + e % place.cols;
+    if (place.cols == 0) { return e; }
+    uint32_t row = (uint32_t)e / place.cols, col = (uint32_t)e % place.cols;
+    return place.origin + row * place.stride + col;
 }
 
 // ---- the twin: a tile of elements at a time, so that no loop over them asks what they are stored as

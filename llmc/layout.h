@@ -203,15 +203,19 @@ static inline size_t num_replicated(const ParamLayout *layout) {
 }
 
 // Where a slice's elements are in the whole tensor. Its pieces lie as regularly as its rows: they are its rows, if
-// there are several.
+// there are several. The last element of a whole tensor of GPT-2's largest kin is far below 2^32.
 static inline SpanPlace span_place(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     SpanPlace place = {0, 0, 0};
     if (layout->shards.slices == 1 || param_split(id) == SPLIT_NONE || s->num_pieces == 0) { return place; }
     bool several = s->num_pieces > 1;
-    place.origin = s->pieces[0].global;
-    place.cols = several ? s->pieces[1].local : s->cols;
-    place.stride = several ? s->pieces[1].global - s->pieces[0].global : s->global_cols;
+    if (s->global_rows * s->global_cols > UINT32_MAX) {
+        input_error("-tp %d: a tensor of more than 2^32 elements, which cannot be split; give a smaller model",
+                    layout->shards.slices);
+    }
+    place.origin = (uint32_t)s->pieces[0].global;
+    place.cols = (uint32_t)(several ? s->pieces[1].local : s->cols);
+    place.stride = (uint32_t)(several ? s->pieces[1].global - s->pieces[0].global : s->global_cols);
     return place;
 }
 

@@ -44,7 +44,7 @@ enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 
 // Where the elements of a process's part of a tensor are in the whole: rows of `cols` elements, `stride` apart there,
 // the first from `origin` on. 0 cols: the part is the whole
 typedef struct {
-    size_t origin, cols, stride;
+    uint32_t origin, cols, stride;
 } SpanPlace;
 
 // A tensor, or a piece of one, in the flat blocks that AdamW works on: elements [begin, begin + count) are those of the

@@ -31,7 +31,7 @@ report "slow links leave something to wait for" "$(
     exposed=$(row 64 --net 1 | column 7)
     awk -v e="$exposed" 'BEGIN { exit !(e > 100) }' || echo "$exposed ms are not hidden"
 )"
-report "what does not fit is not taken" "$(row 8 --memory 1 | grep -q 'none fits' || echo "something fits in 1 GB")"
+report "what does not fit is not taken" "$(row 8 --memory 0.1 | grep -q 'none fits' || echo "something fits in 0.1 GB")"
 refusal=$(row 2 -b 12 2>&1 >/dev/null)
 report "-b that does not divide -d is said" "$(grep -q 'not a multiple of -b' <<<"$refusal" || echo "found '$refusal'")"
 refusal=$(scripts/scale.py -e d12 -b 16 --ms 100 --gpus 2 -zz 2>&1 >/dev/null)
