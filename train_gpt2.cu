@@ -534,7 +534,8 @@ static Gradient grad(const GPT2 *m, ParamId id, int layer) {
     return gradient_at(zero_grads(&m->zero, bucket), offset_in_bucket(m, id, layer, bucket));
 }
 
-// The parameters of a block may be read from here on, those of `next` are read after it; 0 layers further is none.
+// The parameters of a block may be read from here on, those of `next` are read after it; there is none where `next`
+// is past the last one, or -1.
 static void params_ready(GPT2 *m, int layer, int next) {
     zero_params_ready(&m->zero, layer_bucket(layer), next < m->config.num_layers ? layer_bucket(next) : 0);
 }
@@ -1052,6 +1053,10 @@ static void sum_replicated(GPT2 *m) {
     for (int b = 0; b < num_buckets(&m->layout); b++) { count = copy_replicated(m, b, count, false); }
     DType dtype = zero_kept_grads(&m->zero, 0).dtype;
     comm_join(comm_all_reduce(m->replicated, count, dtype, tp, &m->exec), tp, &m->exec);
+    // at -z 0 all of a dp group have these sums, each from its own tp group, which may have added up in another order
+    if (m->layout.shards.stage == 0 && !tp->backend->ordered) {
+        comm_join(comm_broadcast(m->replicated, count, dtype, 0, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
+    }
     for (int b = 0; b < num_buckets(&m->layout); b++) { at = copy_replicated(m, b, at, true); }
 }
 

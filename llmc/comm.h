@@ -48,6 +48,7 @@ typedef uint64_t CommTicket;  // the n-th call of its group
 typedef struct {
     const char *name;
     bool records;  // its calls can be part of a recording
+    bool ordered;  // sums are made in the order of ranks: the same numbers have the same sum in every group
 
     // ---- see the functions comm_...; sizes and types are checked there
     void (*all_reduce)(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex);
@@ -227,8 +228,10 @@ static inline Comm *single_split(Comm *comm, int colour, int key) {
 static inline void single_close(Comm *comm) { free(comm); }
 
 static const CommBackend comm_single_backend = {
-    "single",        true,       single_all_reduce, single_copy,  single_copy, single_broadcast, single_join,
-    single_wait_for, single_max, single_split,      single_close,
+    "single",          true,         true,
+    single_all_reduce, single_copy,  single_copy,
+    single_broadcast,  single_join,  single_wait_for,
+    single_max,        single_split, single_close,
 };
 
 // The group of this process alone; comm_close frees it.

@@ -412,8 +412,8 @@ static inline Comm *mpi_split(Comm *comm, int colour, int key);
 static inline void mpi_close(Comm *comm);
 
 static const CommBackend comm_mpi_backend = {
-    "mpi",       false,           mpi_all_reduce, mpi_reduce_scatter, mpi_all_gather, mpi_broadcast,
-    single_join, single_wait_for, mpi_max,        mpi_split,          mpi_close,
+    "mpi",       false,           true,    mpi_all_reduce, mpi_reduce_scatter, mpi_all_gather, mpi_broadcast,
+    single_join, single_wait_for, mpi_max, mpi_split,      mpi_close,
 };
 
 // a group of one has nothing to send

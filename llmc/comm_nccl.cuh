@@ -29,7 +29,7 @@ even on a communicator and a stream of its own, as NCCL keeps the order of launc
 #include <nccl.h>
 #include <unistd.h>
 
-enum { NCCL_EVENTS = 256 };
+enum { NCCL_EVENTS = 256, NCCL_PARTS = 4 };
 
 struct NcclGroup {
     ncclComm_t nccl;
@@ -37,6 +37,8 @@ struct NcclGroup {
     Wire *wire;    // the same ranks without MPI; NULL with it, and in parts of the world
     Watch *watch;  // over calls of NCCL that may wait; the world's
     bool is_world;
+    struct NcclGroup *whole;  // what a part was split from, which also looks for its errors, and is closed after it
+    struct NcclGroup *parts[NCCL_PARTS];  // of a whole; NULL: none
     cudaStream_t stream;
     cudaEvent_t given;               // what the compute stream was given before the latest call
     cudaEvent_t done[NCCL_EVENTS];   // call n's is n % NCCL_EVENTS
@@ -136,11 +138,18 @@ static inline void nccl_look(void *group, double waited) {
     }
 }
 
+static inline void nccl_look_for_error(const struct NcclGroup *g) {
+    ncclResult_t state = ncclSuccess;
+    NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state));
+    if (state != ncclInProgress) { nccl_check(state, "a collective"); }
+}
+
 // the same while the device is waited for: NCCL may know of an error
 static inline void nccl_look_at_device(Comm *comm, double waited) {
-    ncclResult_t state = ncclSuccess;
-    NCCL_CHECK(ncclCommGetAsyncError(comm->nccl->nccl, &state));
-    if (state != ncclInProgress) { nccl_check(state, "a collective"); }
+    nccl_look_for_error(comm->nccl);
+    for (int i = 0; i < NCCL_PARTS; i++) {
+        if (comm->nccl->parts[i]) { nccl_look_for_error(comm->nccl->parts[i]); }
+    }
     nccl_look(comm, waited);
 }
 
@@ -179,8 +188,8 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key);
 static inline void nccl_close(Comm *comm);
 
 static const CommBackend comm_nccl_backend = {
-    "nccl",    true,          nccl_all_reduce, nccl_reduce_scatter, nccl_all_gather, nccl_broadcast,
-    nccl_join, nccl_wait_for, nccl_max,        nccl_split,          nccl_close,
+    "nccl",         true,      false,         nccl_all_reduce, nccl_reduce_scatter, nccl_all_gather,
+    nccl_broadcast, nccl_join, nccl_wait_for, nccl_max,        nccl_split,          nccl_close,
 };
 
 // ---- groups
@@ -241,6 +250,9 @@ static inline void nccl_close_world(Comm *comm) {
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     nccl_free(comm);
+    for (int i = 0; g->whole && i < NCCL_PARTS; i++) {
+        if (g->whole->parts[i] == g) { g->whole->parts[i] = NULL; }
+    }
     if (g->is_world) {
         nccl_close_world(comm);
     } else if (g->host) {
@@ -259,7 +271,13 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
     part->local_rank = comm->local_rank;
-    if (part->size > 1) { return part; }
+    if (part->size > 1) {
+        int i = 0;
+        while (i < NCCL_PARTS && g->parts[i]) { i++; }
+        if (i == NCCL_PARTS) { run_error("a group of processes is split into more than %d parts: a bug", NCCL_PARTS); }
+        g->parts[i] = part->nccl, part->nccl->whole = g;
+        return part;
+    }
     nccl_close(part);  // a group of one has nothing to send
     return comm_single(&cuda_device);
 }

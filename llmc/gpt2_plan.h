@@ -142,12 +142,11 @@ static inline void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, 
     size_t widest = larger(qkv, gelu_is_kept ? 0 : units);
     at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(larger(logits, N * widest)));
     at->normed = plan_add(plan, "normed", SCRATCH, DT_FLOATX, dims2(all, C));
-    if (p->training) {
-        at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(chunk, C));
-        at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(all, C));
-    }
+    if (p->training) { at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(chunk, C)); }
+    if (p->training || shape.ranks > 1) { at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(all, C)); }
     if (shape.ranks > 1) {
-        at->gathered_gradient = plan_add(plan, "gathered_gradient", SCRATCH, DT_FLOATX, dims2(all, C));
+        at->gathered_gradient =
+            p->training ? plan_add(plan, "gathered_gradient", SCRATCH, DT_FLOATX, dims2(all, C)) : -1;
         at->statistics = plan_add(plan, "statistics", SCRATCH, DT_REAL, dims3((size_t)shape.ranks, rows, 3));
     }
     if (p->round_matmul_inputs) {

@@ -57,6 +57,7 @@ static inline RowShare row_share(int N, int t, int r) {
 
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLS } SplitAxis;
 
+// a bias is one row of its outputs, so where they are split it is by columns
 static inline SplitAxis param_split(ParamId id) {
     switch (id) {
     case WTE:

@@ -90,7 +90,7 @@ if [ -x "${program}_bf16" ]; then
     rm -r alone_* first_* second_*
 fi
 
-for layout in "2 2" "3 3" "4 2" "4 4"; do
+for layout in "2 2" "3 3" "4 2" "4 4" "8 4"; do
     read -r ranks slices <<<"$layout"
     launch "$ranks" "$program" slices "$slices"
     report "gradients, bits and bytes of -tp $slices on $ranks" "$(says "^every layout agrees")"
