@@ -423,8 +423,18 @@ static inline Comm *mpi_split_alone(Comm *comm, int colour, int key) {
 }
 
 static const CommBackend comm_mpi_alone = {
-    "mpi",           true,       single_all_reduce, single_copy, single_copy, single_broadcast, single_join,
-    single_wait_for, single_max, mpi_split_alone,   mpi_close,
+    "mpi",
+    true,
+    true,
+    single_all_reduce,
+    single_copy,
+    single_copy,
+    single_broadcast,
+    single_join,
+    single_wait_for,
+    single_max,
+    mpi_split_alone,
+    mpi_close,
 };
 
 // ---- groups
