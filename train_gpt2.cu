@@ -1844,46 +1844,61 @@ static void show_sample(Run *run) {
 
 // ---- do all ranks still have the same parameters?
 
-// masters and moments, which at -z 0 every rank of the dp group has
-static uint64_t hash_optimizer(uint64_t hash, GPT2 *m) {
-    const PlanIndex *at = &m->index;
-    const int tensors[] = {at->master, at->remainder, at->m, at->v, at->m_scales, at->v_scales};
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        if (tensors[i] < 0) { continue; }
-        size_t bytes = m->plan.tensors[tensors[i]].bytes;
-        void *host = xmalloc(bytes);
-        m->device->download(host, planned(m, tensors[i]), bytes);
-        hash = hash_bytes(hash, host, bytes);
-        free(host);
-    }
+static uint64_t hash_device(uint64_t hash, const GPT2 *m, const void *at, size_t bytes) {
+    void *host = xmalloc(bytes);
+    m->device->download(host, at, bytes);
+    hash = hash_bytes(hash, host, bytes);
+    free(host);
     return hash;
 }
 
-// of all that every rank of the dp group has whole, or of the tp group; at -z 3, of what is not gathered a layer at a
-// time
-static uint64_t hash_replicated_params(GPT2 *m, bool among_slices) {
+// masters and moments of `count` elements from `at` on
+static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m, size_t at, size_t count) {
+    const OptimizerState *o = &m->optimizer;
+    size_t size = dtype_size(o->moments);
+    if (o->master) { hash = hash_device(hash, m, o->master + at, count * sizeof *o->master); }
+    if (o->remainder) { hash = hash_device(hash, m, o->remainder + at, count * sizeof *o->remainder); }
+    hash = hash_device(hash, m, (const char *)o->m + at * size, count * size);
+    return hash_device(hash, m, (const char *)o->v + at * size, count * size);
+}
+
+// What every rank of the dp group has: parameters, at -z 3 but those that are gathered a layer at a time, and at -z 0
+// masters and moments.
+static uint64_t hash_replica(GPT2 *m) {
     uint64_t hash = 0;
-    zero_all_params_ready(&m->zero);
-    finish_work(m);
-    for (int i = 0; i < num_param_tensors(&m->config); i++) {
-        ParamId p = (ParamId)(i < NUM_PARAM_TENSORS ? i : FIRST_LAYER_PARAM + (i - NUM_PARAM_TENSORS) % LAYER_PARAMS);
-        int layer = i < NUM_PARAM_TENSORS ? 0 : 1 + (i - NUM_PARAM_TENSORS) / LAYER_PARAMS;
-        if (zero_gathers_layers(&m->zero, param_bucket_of(&m->layout, p, layer))) { continue; }
-        if (among_slices && param_split(p) != SPLIT_NONE) { continue; }
-        size_t bytes = param_count(&m->layout, p) * sizeof(floatX);
-        void *host = xmalloc(bytes);
-        m->device->download(host, param(m, p, layer), bytes);
-        hash = hash_bytes(hash, host, bytes);
-        free(host);
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        if (zero_gathers_layers(&m->zero, b)) { continue; }
+        hash = hash_device(hash, m, zero_params(&m->zero, b), param_bucket(&m->layout, b).size * sizeof(floatX));
     }
-    return among_slices || m->layout.shards.stage > 0 ? hash : hash_optimizer(hash, m);
+    return m->layout.shards.stage > 0 ? hash : hash_optimizer(hash, m, 0, m->layout.total);
+}
+
+// What every rank of the tp group has: of tensors that are not split, what this rank keeps.
+static uint64_t hash_whole_tensors(GPT2 *m) {
+    uint64_t hash = 0;
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        Bucket bucket = param_bucket(&m->layout, b);
+        bool all = m->layout.shards.stage == 0;
+        const floatX *params = all ? zero_params(&m->zero, b) : zero_own_params(&m->zero, b);
+        Stretch stretches[LAYER_PARAMS];
+        int count = bucket_stretches(stretches, &m->layout, b, false, false);
+        for (int i = 0; i < count; i++) {
+            size_t at = stretches[i].at;
+            hash = hash_device(hash, m, params + at, stretches[i].count * sizeof(floatX));
+            hash = hash_optimizer(hash, m, (all ? bucket.begin : bucket.shard) + at, stretches[i].count);
+        }
+    }
+    return hash;
 }
 
 // Stops the run and names the first rank of the group whose parameters are not those of most ranks, or of the first of
 // them. The group's ranks are `stride` apart in the world, and its first one is `first`.
 static void check_group(Run *run, Comm *group, int first, int stride) {
     if (group->size == 1) { return; }
-    long long mine = (long long)(hash_replicated_params(&run->model, group == run->groups.tp) >> 1);
+    GPT2 *m = &run->model;
+    zero_all_params_ready(&m->zero);
+    finish_work(m);
+    long long mine = (long long)((group == run->groups.tp ? hash_whole_tensors(m) : hash_replica(m)) >> 1);
     if (comm_max(mine, group) == -comm_max(-mine, group)) { return; }
     long long *hashes = (long long *)xmalloc((size_t)group->size * sizeof *hashes);
     int usual = 0, most = 0, other = 0;
