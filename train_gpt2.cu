@@ -1866,6 +1866,8 @@ static uint64_t hash_optimizer(uint64_t hash, const GPT2 *m, size_t at, size_t c
 // masters and moments.
 static uint64_t hash_replica(GPT2 *m) {
     uint64_t hash = 0;
+    zero_all_params_ready(&m->zero);
+    finish_work(m);
     for (int b = 0; b < num_buckets(&m->layout); b++) {
         if (zero_gathers_layers(&m->zero, b)) { continue; }
         hash = hash_device(hash, m, zero_params(&m->zero, b), param_bucket(&m->layout, b).size * sizeof(floatX));
@@ -1876,6 +1878,7 @@ static uint64_t hash_replica(GPT2 *m) {
 // What every rank of the tp group has: of tensors that are not split, what this rank keeps.
 static uint64_t hash_whole_tensors(GPT2 *m) {
     uint64_t hash = 0;
+    finish_work(m);
     for (int b = 0; b < num_buckets(&m->layout); b++) {
         Bucket bucket = param_bucket(&m->layout, b);
         bool all = m->layout.shards.stage == 0;
@@ -1896,8 +1899,6 @@ static uint64_t hash_whole_tensors(GPT2 *m) {
 static void check_group(Run *run, Comm *group, int first, int stride) {
     if (group->size == 1) { return; }
     GPT2 *m = &run->model;
-    zero_all_params_ready(&m->zero);
-    finish_work(m);
     long long mine = (long long)((group == run->groups.tp ? hash_whole_tensors(m) : hash_replica(m)) >> 1);
     if (comm_max(mine, group) == -comm_max(-mine, group)) { return; }
     long long *hashes = (long long *)xmalloc((size_t)group->size * sizeof *hashes);

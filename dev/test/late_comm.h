@@ -132,8 +132,8 @@ static inline void late_close(Comm *comm) {
 
 // groups are split before they are wrapped
 static const CommBackend late_backend = {
-    "late",        false,    true, late_all_reduce, late_reduce_scatter, late_all_gather, late_broadcast, late_join,
-    late_wait_for, late_max, NULL, late_close};
+    "late",        false,    false, late_all_reduce, late_reduce_scatter, late_all_gather, late_broadcast, late_join,
+    late_wait_for, late_max, NULL,  late_close};
 
 // A group of the same ranks on host memory. late_close frees it, before `real` is closed.
 static inline Comm *late_comm(Comm *real, LateKind kind) {

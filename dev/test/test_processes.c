@@ -227,7 +227,6 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
 // every rank computes with the parameters that their owner has
 static void check_gathered(GPT2 *m) {
     const Groups *g = &m->groups;
-    zero_all_params_ready(&m->zero);
     for (int slices = 0; slices < 2; slices++) {
         Comm *group = slices ? g->tp : g->dp;
         long long hash = (long long)((slices ? hash_whole_tensors(m) : hash_replica(m)) >> 1);
@@ -459,7 +458,6 @@ static uint64_t hash_training(GPT2 *m) {
         hash = hash_number(hash, evaluate_once(m));
         hash = hash_logits(hash, m);
     }
-    zero_all_params_ready(&m->zero);
     for (int slices = 0; slices < 2; slices++) {
         uint64_t params = slices ? hash_whole_tensors(m) : hash_replica(m);
         hash = hash_bytes(hash, &params, sizeof params);
