@@ -285,7 +285,8 @@ if [ -x "${program}_bf16" ]; then
     least=("${together[@]}" -b 1 -x 50 -w none -om 8bit)
     report "50 steps of bf16 weights without masters, 8-bit moments, in slices" "$(
         launch 1 "${program}_bf16" train "${least[@]}" -o least_one || echo "exit status $?, expected 0"
-        launch 2 "${program}_bf16" train "${least[@]}" -tp 2 --check-replicas 1 -o least || echo "exit status $?, expected 0"
+        launch 2 "${program}_bf16" train "${least[@]}" -tp 2 --check-replicas 1 -o least ||
+            echo "exit status $?, expected 0"
         close_run least least_one 2e-2
     )"
 fi
