@@ -6,34 +6,13 @@
 # Skipped where there is no mpirun, or no MPI was built in.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-. dev/test/processes.sh
+. dev/test/harness.sh
 
 program=${PROGRAM:-build/test/test_comm}
-skip() {
-    echo "$1: no test of several processes"
-    echo "[  SKIPPED ] 14 test(s)."
-    exit 0
-}
-command -v mpirun >/dev/null || skip "mpirun is not installed"
-"$program" backends | grep -q MPI || skip "$program was built without MPI"
-# more ranks than cores: one that waits gives its core away
-export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+use_mpirun "$("$program" backends | grep MPI)" 14
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 run() { timeout -k 5 60 mpirun -np "$1" --oversubscribe --bind-to none "$program" "${@:2}" >"$out" 2>&1 </dev/null; }
-
-passed=0 failed=0
-# NAME TROUBLE
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok $1"
-    else
-        failed=$((failed + 1))
-        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
-        sed 's/^/    | /' "$out"
-    fi
-}
 
 for ranks in 1 2 3 4; do
     run "$ranks" ranks
@@ -70,6 +49,4 @@ fault 4 confuses 1 1 '^train_gpt2: rank [0-3]: all_[a-z]* has waited 1 s though 
 fault 3 killed 1 137 'rank 1 .*exited on signal 9' 0
 fault 3 leaves 2 1 'due to process rank 2 ' 0
 
-[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
-echo "[  PASSED  ] $passed test(s)."
-[ "$failed" -eq 0 ]
+end_tests

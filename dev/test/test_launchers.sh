@@ -4,6 +4,7 @@
 #   dev/test/test_launchers.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -45,15 +46,6 @@ while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG.options" && shift; done
 HOST=slurm SLURM_PROCID=5 exec "$@"
 END
 
-passed=0 failed=0
-report() { # NAME TROUBLE
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
-    fi
-}
 # of the flags noted: those of the run, without those by which processes meet
 run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g' "$LOG" | sort -u; }
 # launch STATUS COMMAND...: with an empty log; says what is wrong with its exit status
@@ -119,6 +111,4 @@ report "ssh.sh is told to end" "$(
     left
 )"
 
-[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
-echo "[  PASSED  ] $passed test(s)."
-[ "$failed" -eq 0 ]
+end_tests

@@ -5,23 +5,15 @@
 # Skipped where there is no mpirun, or no MPI was built in.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
-. dev/test/processes.sh
+. dev/test/harness.sh
 
 program=$(realpath "${PROGRAM:-build/test/test_processes}")
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
 # what layouts with other sums are compared with: bf16 would round them apart
 fp32=$(realpath "${TRAINER_FP32:-$trainer}")
-skip() {
-    echo "$1: no test of several processes"
-    echo "[  SKIPPED ] 1 test(s)."
-    exit 0
-}
-command -v mpirun >/dev/null || skip "mpirun is not installed"
-"$trainer" --version | grep -q 'MPI (' || skip "$trainer was built without MPI"
-# more ranks than cores: one that waits gives its core away
-export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-folder=$(mktemp -d) out=
+use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
+folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
 seq 100000 >"$folder/text" # the same on any machine and at any time
@@ -29,19 +21,6 @@ cd "$folder" || exit
 
 mpi=(mpirun --oversubscribe --bind-to none)
 launch() { timeout -k 5 100 "${mpi[@]}" -np "$1" "${@:2}" >"$out" 2>&1 </dev/null; }
-
-passed=0 failed=0
-# NAME TROUBLE
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok $1"
-    else
-        failed=$((failed + 1))
-        printf 'not ok %s\n    %s\n' "$1" "${2//$'\n'/$'\n    '}"
-        sed 's/^/    | /' "$out"
-    fi
-}
 
 # checks speak where something is wrong and are silent otherwise
 run() { # STATUS RANKS ARGUMENTS...: the trainer, which is to end with this status; 1 rank without mpirun
@@ -370,24 +349,19 @@ report "a shard that is cut short on rank 1 alone" "$(
     [ ! -e bad ] || echo "something was written"
 )"
 
-launch 3 "$program" drift 1 "${together[@]}" -b 1
-status=$?
-report "a replica that drifts is named" "$(
-    [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
-    says '^step 1 is sound'
-    says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
-    sentences 1
-)"
-for stage in 0 3; do
-    launch 3 "$program" drift 1 "${together[@]}" -b 1 -tp 3 -z "$stage"
-    status=$?
-    report "and a slice whose whole tensors drift, -z $stage" "$(
+# NAME FLAGS...: rank 1 of 3 drifts after step 2
+drifts() {
+    local status=0
+    launch 3 "$program" drift 1 "${together[@]}" -b 1 "${@:2}" || status=$?
+    report "$1" "$(
         [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
         says '^step 1 is sound'
         says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
         sentences 1
     )"
-done
+}
+drifts "a replica that drifts is named"
+for stage in 0 3; do drifts "and a slice whose whole tensors drift, -z $stage" -tp 3 -z "$stage"; done
 report "replicas that do not are silent" "$(run 0 2 "${together[@]}" -b 1 -x 4 --check-replicas 2 -z 1)"
 
 # RANK PROCESS...: the process of a rank
@@ -527,6 +501,4 @@ if [ -x "$emulated" ]; then
     )"
 fi
 
-[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
-echo "[  PASSED  ] $passed test(s)."
-[ "$failed" -eq 0 ]
+end_tests

@@ -4,19 +4,11 @@
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_scale.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
 
 export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2}
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
-passed=0 failed=0
-report() { # NAME TROUBLE
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        printf 'not ok %s\n    %s\n' "$1" "$2"
-    fi
-}
 # columns of the row of GPUS: | GPUS | layout | step | tokens/s | of linear | not hidden | GB |
 row() { scripts/scale.py -e d12 -b 16 --ms 100 --update-ms 5 --gpus "$@" | grep "^| $1 |"; }
 column() { awk -F ' *[|] *' -v n="$1" '{ gsub(/[,%]/, "", $n); print $n }'; }
@@ -79,6 +71,4 @@ if not abs(two_bytes / formula - 1) < 0.005:
     )"
 done
 
-[ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
-echo "[  PASSED  ] $passed test(s)."
-[ "$failed" -eq 0 ]
+end_tests

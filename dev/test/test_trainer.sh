@@ -4,6 +4,8 @@
 # The second is a build for GPUs, which dev/test/test_nvcc.sh leaves where nvcc is; it is run where there is no GPU.
 # One line a case; what a failed case saw follows it, indented. Ends as cmocka does: `[  PASSED  ] N test(s).`
 set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 cuda_trainer=$(realpath -m "${CUDA_TRAINER:-build/nvcc/train_gpt2}")
@@ -15,21 +17,7 @@ trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/work"
 cd "$scratch/work" || exit 1
 
-# ---- the harness
-
-passed=0 failed=0
-
-# passes the name of a case on, with what its checks had to say: nothing where it went well
-report() {
-    if [ -z "$2" ]; then
-        passed=$((passed + 1))
-        echo "ok $1"
-    else
-        failed=$((failed + 1))
-        echo "not ok $1"
-        echo "    ${2//$'\n'/$'\n    '}"
-    fi
-}
+# ---- checks
 
 # checks speak where something is wrong and are silent otherwise
 run() { # STATUS ARGUMENTS...: the trainer, which is to end with this status
@@ -769,9 +757,4 @@ if command -v nvcc >/dev/null && ! nvidia-smi >"$out" 2>&1; then
         "${tiny[@]}" -x 1 --device cuda
 fi
 
-# ----
-
-[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ] && echo "[  PASSED  ] $passed test(s)." && exit 0
-echo "[  PASSED  ] $passed test(s)."
-echo "[  FAILED  ] $failed test(s), listed above as 'not ok'"
-exit 1
+end_tests
