@@ -352,9 +352,9 @@ typedef struct {
     Recording *recordings[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
     int runs[4];               // how often each has run without one
     // ---- views into the arena
-    OptimizerState optimizer;            // what this rank keeps: weights, masters and moments, (layout.total) each
-    Gradient grads;                      // (layout.total)
-    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width)
+    OptimizerState optimizer;            // what this rank keeps of (layout.total) weights, masters and moments
+    Gradient grads;                      // (layout.total), or buckets from -z 2 on
+    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width), with -tp of its rows or columns
     int *tokens, *targets;               // (B,T)
     real *loss, *norm_squared;           // one number each, neighbours
     TensorSpan *spans;                   // (num_spans)
@@ -1098,7 +1098,8 @@ static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
     return o;
 }
 
-// All at once; or, where each rank has its part, a bucket after the other.
+// All at once; or, where each rank has its part, a bucket after the other: parts of parameters and of gradients do not
+// follow on each other as those of moments do.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     int buckets = num_buckets(&m->layout);
     const int *first = m->first_span;

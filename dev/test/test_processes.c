@@ -716,13 +716,19 @@ static int run_groups(int t, const char *what) {
 
 // ---- a replica that drifts
 
-static int run_drift(int culprit, int argc, char **argv) {
-    Comm *host = comm_open();
+// as the trainer's main does, without the flags that a resumed run had
+static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     args_meet(&args, host);
     take_a_share(&args, host);
     args_check(&args);
+    return args;
+}
+
+static int run_drift(int culprit, int argc, char **argv) {
+    Comm *host = comm_open();
+    TrainArgs args = trainer_args(argc, argv, host);
     Run run;
     run_open(&run, &args, host);
     for (int step = 0; step < 3; step++) {
@@ -743,14 +749,9 @@ static int run_drift(int culprit, int argc, char **argv) {
 
 // ---- the trainer, and what it writes
 
-// Those of a resumed run are to be given again.
 static int run_trainer(int argc, char **argv) {
     Comm *host = comm_open();
-    TrainArgs args = default_args;
-    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
-    args_meet(&args, host);
-    take_a_share(&args, host);
-    args_check(&args);
+    TrainArgs args = trainer_args(argc, argv, host);
     train(&args, host);
     comm_close(host);
     return 0;
