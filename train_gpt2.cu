@@ -416,7 +416,7 @@ static void gpt2_lay_out(GPT2 *m) {
 
 static void open_backend(GPT2 *m) {
     const Purpose *p = &m->purpose;
-    m->own = p->backend->scratch(&m->config, p->B, p->T);
+    m->own = p->backend->scratch(&m->config, &m->local, p->B, p->T);
     m->own.partials = planned(m, m->index.partials);
     m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
     p->backend->open(&m->exec, &m->own, p->tf32);
@@ -580,25 +580,37 @@ static floatX *take_rows(GPT2 *m, Scratch *scratch, const char *holder, int N) {
     return (floatX *)scratch_take(scratch, holder, gathered_elements(m, N) * sizeof(floatX));
 }
 
-// all = the rows of every rank, of which this one has `own`, there or elsewhere. A process alone has them all.
-static const floatX *gather_rows(GPT2 *m, floatX *all, const floatX *own, int N) {
-    Comm *tp = m->groups.tp;
-    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
-    if (!rows_are_split(m)) { return own; }
-    comm_join(comm_all_gather(all, own, chunk, DT_FLOATX, tp, &m->exec), tp, &m->exec);
-    return all;
+// rows that ranks send each other: where they will be, and the ticket to join before they are read, 0 for none
+typedef struct {
+    floatX *rows;
+    CommTicket ticket;
+} Exchange;
+
+// Work given from now on may read the rows.
+static floatX *exchanged(GPT2 *m, Exchange e) {
+    if (e.ticket) { comm_join(e.ticket, m->groups.tp, &m->exec); }
+    return e.rows;
 }
 
-// partial becomes the sum of every rank's, of which each gets its own rows. Returns where they begin.
-static floatX *sum_rows(GPT2 *m, floatX *partial, int N) {
+// all = the rows of every rank, of which this one has `own`, there or elsewhere. A process alone has them all.
+static Exchange gather_rows(GPT2 *m, floatX *all, floatX *own, int N) {
+    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    Exchange e = {own, 0};
+    if (!rows_are_split(m)) { return e; }
+    e.rows = all;
+    e.ticket = comm_all_gather(all, own, chunk, DT_FLOATX, m->groups.tp, &m->exec);
+    return e;
+}
+
+// partial becomes the sum of every rank's, of which each gets its own rows, where they are in it
+static Exchange sum_rows(GPT2 *m, floatX *partial, int N) {
     Comm *tp = m->groups.tp;
     size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
-    floatX *own = partial + elements_before(m, N);
-    if (m->local.ranks == 1) { return partial; }
-    comm_join(m->decoding ? comm_all_reduce(partial, chunk, DT_FLOATX, tp, &m->exec)
-                          : comm_reduce_scatter(own, partial, chunk, DT_FLOATX, tp, &m->exec),
-              tp, &m->exec);
-    return own;
+    Exchange e = {partial + elements_before(m, N), 0};
+    if (m->local.ranks == 1) { return e; }
+    e.ticket = m->decoding ? comm_all_reduce(partial, chunk, DT_FLOATX, tp, &m->exec)
+                           : comm_reduce_scatter(e.rows, partial, chunk, DT_FLOATX, tp, &m->exec);
+    return e;
 }
 
 // LN1, LN2 or FCH_GELU of a block: where it is kept, or the scratch it lives in, taken until drop. Of a layernorm, the
@@ -618,10 +630,9 @@ static void drop(GPT2 *m, ActivationId id, int layer) {
 
 // LN1 or LN2 of all ranks' rows, from `own` ones that hold has given: where those are, or where they are kept alone
 // (-ra 1) in scratch
-static const floatX *gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
+static Exchange gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
     int N = m->B * m->T;
-    if (!rows_are_split(m)) { return own; }
-    bool apart = kept(m, id, layer) && m->purpose.gather_again;
+    bool apart = rows_are_split(m) && kept(m, id, layer) && m->purpose.gather_again;
     floatX *all = apart ? take_rows(m, &m->normed, activation_specs[id].name, N) : own - elements_before(m, N);
     return gather_rows(m, all, own, N);
 }
@@ -630,6 +641,27 @@ static const floatX *gather_norm(GPT2 *m, ActivationId id, int layer, floatX *ow
 static floatX *block_input(const GPT2 *m, int layer) {
     return layer == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, layer - 1);
 }
+
+// A block is two branches off the residual stream: a layernorm, a product that expands its rows, attention or GELU, and
+// a product that projects them back. With -tp the first product has some of the weight's rows, the second some columns.
+typedef struct {
+    bool gelu;
+    ActivationId norm, mean, rstd, expanded, out;
+    ParamId norm_weight, norm_bias, expand_weight, expand_bias, project_weight, project_bias;
+} Branch;
+
+static const Branch attention_branch = {false, LN1,  LN1_MEAN, LN1_RSTD, QKV,      RESIDUAL2,
+                                        LN1W,  LN1B, QKVW,     QKVB,     ATTPROJW, ATTPROJB};
+static const Branch mlp_branch = {true, LN2,  LN2_MEAN, LN2_RSTD, FCH,     RESIDUAL3,
+                                  LN2W, LN2B, FCW,      FCB,      FCPROJW, FCPROJB};
+
+// the residual stream where the branch leaves it
+static floatX *branch_input(const GPT2 *m, const Branch *b, int layer) {
+    return b == &attention_branch ? block_input(m, layer) : act(m, RESIDUAL2, layer);
+}
+// channels of what the first product makes, and of what the second one reads
+static int expanded_width(const GPT2 *m, const Branch *b) { return b->gelu ? m->local.units : 3 * m->local.attention; }
+static int projected_width(const GPT2 *m, const Branch *b) { return b->gelu ? m->local.units : m->local.attention; }
 
 // In a POISON_SCRATCH build: what block `layer` will have rebuilt, of the tensors first..last, becomes NaN.
 static void poison_rebuilt(GPT2 *m, int layer, ActivationId first, ActivationId last) {
@@ -662,53 +694,56 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
                              HS, &m->exec);
 }
 
-// out (N,C) = in (N,K) weight (C,K)^T + bias + residual (N,C). With -tp each rank has some of the K columns: its
-// product is a part of the sum, to which bias and residual are added once, and out and residual are its own rows.
-static void project_forward(GPT2 *m, floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                            const floatX *residual, int N, int K) {
-    int C = m->config.channels;
+// expanded (N,OC) = norm (N,C) weight (OC,C)^T + bias, of all ranks' rows; and its GELU, where that is fused
+static void expand_norm(GPT2 *m, const Branch *b, int l, int N, const floatX *norm, floatX *fused_gelu) {
+    const floatX *weight = param(m, b->expand_weight, l), *bias = param(m, b->expand_bias, l);
+    floatX *out = act(m, b->expanded, l);
+    int C = m->config.channels, OC = expanded_width(m, b);
+    if (fused_gelu) {
+        m->ops->matmul_gelu_forward(fused_gelu, out, norm, weight, bias, N, C, OC, &m->exec);
+    } else {
+        m->ops->matmul_forward(out, norm, weight, bias, NULL, N, C, OC, &m->exec);
+    }
+}
+
+// the first half of a branch: the layernorm of this rank's rows, and the product
+static void expand_forward(GPT2 *m, const Branch *b, int l, int N, floatX *fused_gelu) {
+    floatX *own = hold(m, b->norm, l);
+    m->ops->layernorm_forward(own, statistic(m, b->mean, l), statistic(m, b->rstd, l), branch_input(m, b, l),
+                              param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
+                              m->config.channels, &m->exec);
+    expand_norm(m, b, l, N, exchanged(m, gather_norm(m, b->norm, l, own)), fused_gelu);
+    drop(m, b->norm, l);
+}
+
+// The second half: out (N,C) = in (N,K) weight (C,K)^T + bias + the branch's input. With -tp each rank's product is a
+// part of the sum, to which bias and input are added once; they and out are its own rows.
+static void project_forward(GPT2 *m, const Branch *b, int l, int N, const floatX *in) {
+    const floatX *weight = param(m, b->project_weight, l), *bias = param(m, b->project_bias, l);
+    floatX *out = act(m, b->out, l), *residual = branch_input(m, b, l);
+    int C = m->config.channels, K = projected_width(m, b);
     if (m->local.ranks == 1) {
         m->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, &m->exec);
         return;
     }
     floatX *partial = take_rows(m, &m->narrow, "partial", N);
     m->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, &m->exec);
-    const floatX *sum = sum_rows(m, partial, N);
-    m->ops->residual_layernorm_forward(out, NULL, NULL, NULL, sum, bias, residual, NULL, NULL, rows_of(m, N).own, C,
-                                       &m->exec);
+    m->ops->residual_layernorm_forward(out, NULL, NULL, NULL, exchanged(m, sum_rows(m, partial, N)), bias, residual,
+                                       NULL, NULL, rows_of(m, N).own, C, &m->exec);
     scratch_release(&m->narrow);
 }
 
 // N rows through block l. decode_from < 0: they are B whole sequences; else N new positions of one, from decode_from
 // on. cuBLASLt's fused GELU may round otherwise than the one that the backward makes again.
 static void block_forward(GPT2 *m, int l, int N, int decode_from) {
-    const Ops *ops = m->ops;
-    Exec *ex = &m->exec;
-    int C = m->config.channels, attention = m->local.attention, units = m->local.units, own = rows_of(m, N).own;
-    const floatX *input = block_input(m, l);
-    floatX *own_ln1 = hold(m, LN1, l);
-    ops->layernorm_forward(own_ln1, statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), input, param(m, LN1W, l),
-                           param(m, LN1B, l), own, C, ex);
-    const floatX *ln1 = gather_norm(m, LN1, l, own_ln1);
-    ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * attention, ex);
-    drop(m, LN1, l);
+    expand_forward(m, &attention_branch, l, N, NULL);
     block_attention(m, l, N, decode_from);
-    project_forward(m, act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l), input, N,
-                    attention);
-    floatX *own_ln2 = hold(m, LN2, l);
-    ops->layernorm_forward(own_ln2, statistic(m, LN2_MEAN, l), statistic(m, LN2_RSTD, l), act(m, RESIDUAL2, l),
-                           param(m, LN2W, l), param(m, LN2B, l), own, C, ex);
-    const floatX *ln2 = gather_norm(m, LN2, l, own_ln2);
+    project_forward(m, &attention_branch, l, N, act(m, ATTY, l));
     floatX *gelu = hold(m, FCH_GELU, l);
-    if (m->purpose.fuse_gelu) {
-        ops->matmul_gelu_forward(gelu, act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), N, C, units, ex);
-    } else {
-        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, units, ex);
-        ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * (size_t)units, ex);
-    }
-    drop(m, LN2, l);
-    project_forward(m, act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l), N,
-                    units);
+    bool fused = m->purpose.fuse_gelu;
+    expand_forward(m, &mlp_branch, l, N, fused ? gelu : NULL);
+    if (!fused) { m->ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * (size_t)m->local.units, &m->exec); }
+    project_forward(m, &mlp_branch, l, N, gelu);
     drop(m, FCH_GELU, l);
 }
 
@@ -719,7 +754,7 @@ static const floatX *final_norm_forward(GPT2 *m, int N) {
     m->ops->layernorm_forward(own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
                               block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0),
                               rows_of(m, N).own, m->config.channels, &m->exec);
-    return gather_rows(m, lnf, own, N);
+    return exchanged(m, gather_rows(m, lnf, own, N));
 }
 
 // Sends a micro-batch, inputs and targets (B,T), on its way to the device. The arrays may change afterwards.
@@ -747,7 +782,8 @@ static void embed(GPT2 *m, int B, int T, int from) {
     RowShare rows = rows_of(m, N);
     floatX *partial = take_rows(m, &m->narrow, "partial", N);
     m->ops->token_embedding_forward(partial, m->tokens, param(m, WTE, 0), m->local.rank * vocab, vocab, N, C, &m->exec);
-    m->device->enqueue_copy(encoded, sum_rows(m, partial, N), (size_t)rows.own * (size_t)C * sizeof(floatX), &m->exec);
+    const floatX *sum = exchanged(m, sum_rows(m, partial, N));
+    m->device->enqueue_copy(encoded, sum, (size_t)rows.own * (size_t)C * sizeof(floatX), &m->exec);
     m->ops->position_embedding_forward(encoded, positions, rows.first, rows.own, T, C, &m->exec);
     scratch_release(&m->narrow);
 }
@@ -812,16 +848,19 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. backward
 
-// LN1 or LN2 of a block, kept or normalised again from the stored statistics; taken until drop
-static const floatX *rebuilt_norm(GPT2 *m, ActivationId id, int l) {
-    const floatX *in = id == LN1 ? block_input(m, l) : act(m, RESIDUAL2, l);
+// A branch's layernorm of all ranks' rows, kept or normalised again from the stored statistics; taken until drop.
+static Exchange rebuilt_norm(GPT2 *m, const Branch *b, int l) {
     int N = m->B * m->T;
-    floatX *own = hold(m, id, l);
-    if (kept(m, id, l)) { return m->purpose.gather_again ? gather_norm(m, id, l, own) : own - elements_before(m, N); }
-    m->ops->layernorm_normalise(own, in, statistic(m, id == LN1 ? LN1_MEAN : LN2_MEAN, l),
-                                statistic(m, id == LN1 ? LN1_RSTD : LN2_RSTD, l), param(m, id == LN1 ? LN1W : LN2W, l),
-                                param(m, id == LN1 ? LN1B : LN2B, l), rows_of(m, N).own, m->config.channels, &m->exec);
-    return gather_norm(m, id, l, own);
+    floatX *own = hold(m, b->norm, l);
+    if (kept(m, b->norm, l) && !m->purpose.gather_again) {
+        Exchange gathered = {own - elements_before(m, N), 0};
+        return gathered;
+    }
+    if (kept(m, b->norm, l)) { return gather_norm(m, b->norm, l, own); }
+    m->ops->layernorm_normalise(own, branch_input(m, b, l), statistic(m, b->mean, l), statistic(m, b->rstd, l),
+                                param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
+                                m->config.channels, &m->exec);
+    return gather_norm(m, b->norm, l, own);
 }
 
 // the GELU of a block, kept or made again; taken until drop
@@ -831,89 +870,109 @@ static floatX *rebuilt_gelu(GPT2 *m, int l) {
     return gelu;
 }
 
-// block_forward again, as far as its results are not kept: bit for bit the same
+// block_forward again, as far as its results are not kept: bit for bit the same. LN2 is left to the backward where that
+// comes next.
 static void block_replay(GPT2 *m, int l) {
-    const Ops *ops = m->ops;
-    Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels, attention = m->local.attention, units = m->local.units;
+    int N = m->B * m->T, L = m->config.num_layers;
     if (!kept(m, QKV, l)) {
-        const floatX *ln1 = rebuilt_norm(m, LN1, l);
-        ops->matmul_forward(act(m, QKV, l), ln1, param(m, QKVW, l), param(m, QKVB, l), NULL, N, C, 3 * attention, ex);
+        expand_norm(m, &attention_branch, l, N, exchanged(m, rebuilt_norm(m, &attention_branch, l)), NULL);
         drop(m, LN1, l);
         block_attention(m, l, N, -1);
-        project_forward(m, act(m, RESIDUAL2, l), act(m, ATTY, l), param(m, ATTPROJW, l), param(m, ATTPROJB, l),
-                        block_input(m, l), N, attention);
+        project_forward(m, &attention_branch, l, N, act(m, ATTY, l));
     }
     if (!kept(m, FCH, l)) {
-        const floatX *ln2 = rebuilt_norm(m, LN2, l);
-        ops->matmul_forward(act(m, FCH, l), ln2, param(m, FCW, l), param(m, FCB, l), NULL, N, C, units, ex);
-        drop(m, LN2, l);
+        expand_norm(m, &mlp_branch, l, N, exchanged(m, rebuilt_norm(m, &mlp_branch, l)), NULL);
+        if (!replay_leaves_norm(&m->places, l, L)) { drop(m, LN2, l); }
     }
     if (!kept(m, RESIDUAL3, l)) {
-        const floatX *gelu = rebuilt_gelu(m, l);
-        project_forward(m, act(m, RESIDUAL3, l), gelu, param(m, FCPROJW, l), param(m, FCPROJB, l), act(m, RESIDUAL2, l),
-                        N, units);
+        project_forward(m, &mlp_branch, l, N, rebuilt_gelu(m, l));
         drop(m, FCH_GELU, l);
     }
 }
 
-// The backward of project_forward, from dresidual: din (N,K), times gelu' where gelu_pre is given, and the gradients of
-// its weight and bias, and of the bias before the GELU. din may be in.
-static void project_backward(GPT2 *m, floatX *din, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                             const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode, int K) {
+// LN2 as the replay has left it, or rebuilt now; taken until drop
+static Exchange norm_of_mlp(GPT2 *m, int l) {
+    Exchange left = {(floatX *)m->normed.memory, 0};
+    return replay_leaves_norm(&m->places, l, m->config.num_layers) ? left : rebuilt_norm(m, &mlp_branch, l);
+}
+
+// dresidual of all ranks' rows; released by whoever has read it
+static Exchange gather_dresidual(GPT2 *m) {
+    int N = m->B * m->T;
+    floatX *all = rows_are_split(m) ? take_rows(m, &m->gathered_gradient, "dresidual", N) : NULL;
+    return gather_rows(m, all, m->dresidual, N);
+}
+static void release_dresidual(GPT2 *m) {
+    if (rows_are_split(m)) { scratch_release(&m->gathered_gradient); }
+}
+
+// The backward of project_forward, from dresidual, gathered: din (N,K), times gelu' in the MLP, and the gradients of its
+// weight and bias, and of the bias before the GELU. din may be in.
+static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const floatX *in, Exchange gathered,
+                             GradMode mode) {
     int N = m->B * m->T, C = m->config.channels;
-    if (m->local.ranks == 1) {
-        m->ops->matmul_backward(din, dweight, dbias, dgelu_bias, m->dresidual, in, weight, gelu_pre, mode, N, K, C,
-                                &m->exec);
-        return;
+    Gradient dweight = grad(m, b->project_weight, l), dbias = grad(m, b->project_bias, l);
+    Gradient dgelu_bias = b->gelu ? grad(m, b->expand_bias, l) : no_gradient;
+    const floatX *weight = param(m, b->project_weight, l), *gelu_pre = b->gelu ? act(m, FCH, l) : NULL;
+    if (rows_are_split(m)) {  // the bias is every rank's, for its own rows
+        m->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, m->dresidual, NULL, NULL, NULL, mode,
+                                rows_of(m, N).own, 0, C, &m->exec);
+        dbias = no_gradient;
     }
-    m->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, m->dresidual, NULL, NULL, NULL, mode,
-                            rows_of(m, N).own, 0, C, &m->exec);
-    floatX *all = take_rows(m, &m->gathered_gradient, "dresidual", N);
-    gather_rows(m, all, m->dresidual, N);
-    m->ops->matmul_backward(din, dweight, no_gradient, dgelu_bias, all, in, weight, gelu_pre, mode, N, K, C, &m->exec);
-    scratch_release(&m->gathered_gradient);
+    m->ops->matmul_backward(din, dweight, dbias, dgelu_bias, exchanged(m, gathered), in, weight, gelu_pre, mode, N,
+                            projected_width(m, b), C, &m->exec);
+    release_dresidual(m);
+}
+
+// The backward of expand_forward, from dout (N,OC) and its layernorm, gathered: dresidual += what comes through the
+// branch, and the gradients of weights and biases; the bias before a GELU has its own from project_backward. With -tp
+// the sum over the ranks is made beside the product that does not need it.
+static void expand_backward(GPT2 *m, const Branch *b, int l, const floatX *dout, Exchange gathered, GradMode mode) {
+    int N = m->B * m->T, C = m->config.channels, OC = expanded_width(m, b);
+    Gradient dweight = grad(m, b->expand_weight, l), dbias = b->gelu ? no_gradient : grad(m, b->expand_bias, l);
+    const floatX *weight = param(m, b->expand_weight, l), *norm = exchanged(m, gathered);
+    floatX *dnorm = take_rows(m, &m->narrow, "dnorm", N);
+    Exchange sum = {dnorm, 0};
+    if (rows_are_split(m)) {
+        m->ops->matmul_backward(dnorm, no_gradient, no_gradient, no_gradient, dout, NULL, weight, NULL, mode, N, C, OC,
+                                &m->exec);
+        sum = sum_rows(m, dnorm, N);
+        m->ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, norm, NULL, NULL, mode, N, C, OC, &m->exec);
+    } else {
+        m->ops->matmul_backward(dnorm, dweight, dbias, no_gradient, dout, norm, weight, NULL, mode, N, C, OC, &m->exec);
+    }
+    drop(m, b->norm, l);
+    m->ops->layernorm_backward(m->dresidual, grad(m, b->norm_weight, l), grad(m, b->norm_bias, l), exchanged(m, sum),
+                               branch_input(m, b, l), param(m, b->norm_weight, l), statistic(m, b->mean, l),
+                               statistic(m, b->rstd, l), mode, rows_of(m, N).own, C, &m->exec);
+    scratch_release(&m->narrow);
 }
 
 // dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it
 // on unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of
-// the product that makes dfch, in the place of the GELU that it has read.
+// the product that makes dfch, in the place of the GELU that it has read. Rows are gathered as early as can be: those of
+// a branch's layernorm are on their way while the products behind it in the branch run backwards.
 static void block_backward(GPT2 *m, int l, GradMode mode) {
-    const Ops *ops = m->ops;
-    Exec *ex = &m->exec;
-    int B = m->B, T = m->T, N = B * T, C = m->config.channels, own = rows_of(m, N).own;
-    int NH = m->local.heads, HS = config_head_size(&m->config), attention = m->local.attention, units = m->local.units;
-    size_t row = (size_t)N * (size_t)attention * sizeof(floatX);
+    int NH = m->local.heads, HS = config_head_size(&m->config);
+    size_t row = (size_t)m->B * (size_t)m->T * (size_t)m->local.attention * sizeof(floatX);
 
+    Exchange gathered = gather_dresidual(m);
     floatX *gelu = rebuilt_gelu(m, l), *dfch = gelu;
-    project_backward(m, dfch, grad(m, FCPROJW, l), grad(m, FCPROJB, l), grad(m, FCB, l), gelu, param(m, FCPROJW, l),
-                     act(m, FCH, l), mode, units);
-    floatX *dln2 = take_rows(m, &m->narrow, "dln2", N);
-    const floatX *ln2 = rebuilt_norm(m, LN2, l);
-    ops->matmul_backward(dln2, grad(m, FCW, l), no_gradient, no_gradient, dfch, ln2, param(m, FCW, l), NULL, mode, N, C,
-                         units, ex);
-    drop(m, LN2, l);
+    Exchange ln2 = norm_of_mlp(m, l);
+    project_backward(m, &mlp_branch, l, dfch, gelu, gathered, mode);
+    expand_backward(m, &mlp_branch, l, dfch, ln2, mode);
     drop(m, FCH_GELU, l);
-    ops->layernorm_backward(m->dresidual, grad(m, LN2W, l), grad(m, LN2B, l), sum_rows(m, dln2, N),
-                            act(m, RESIDUAL2, l), param(m, LN2W, l), statistic(m, LN2_MEAN, l),
-                            statistic(m, LN2_RSTD, l), mode, own, C, ex);
-    scratch_release(&m->narrow);
 
+    gathered = gather_dresidual(m);
+    Exchange ln1 = rebuilt_norm(m, &attention_branch, l);
     floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
-    project_backward(m, datty, grad(m, ATTPROJW, l), grad(m, ATTPROJB, l), no_gradient, act(m, ATTY, l),
-                     param(m, ATTPROJW, l), NULL, mode, attention);
+    project_backward(m, &attention_branch, l, datty, act(m, ATTY, l), gathered, mode);
     floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
-    ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), B, T, NH, HS, ex);
+    m->ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), m->B, m->T, NH, HS,
+                               &m->exec);
     scratch_release(&m->narrow);
-    floatX *dln1 = take_rows(m, &m->narrow, "dln1", N);
-    const floatX *ln1 = rebuilt_norm(m, LN1, l);
-    ops->matmul_backward(dln1, grad(m, QKVW, l), grad(m, QKVB, l), no_gradient, dqkv, ln1, param(m, QKVW, l), NULL,
-                         mode, N, C, 3 * attention, ex);
-    drop(m, LN1, l);
+    expand_backward(m, &attention_branch, l, dqkv, ln1, mode);
     scratch_release(&m->wide);
-    ops->layernorm_backward(m->dresidual, grad(m, LN1W, l), grad(m, LN1B, l), sum_rows(m, dln1, N), block_input(m, l),
-                            param(m, LN1W, l), statistic(m, LN1_MEAN, l), statistic(m, LN1_RSTD, l), mode, own, C, ex);
-    scratch_release(&m->narrow);
 }
 
 // the block whose parameters the backward reads after those of block l, -1 for none
@@ -942,12 +1001,12 @@ static void embed_backward(GPT2 *m, GradMode mode) {
         return;
     }
     RowShare rows = rows_of(m, N);
-    floatX *all = take_rows(m, &m->gathered_gradient, "dresidual", N);
-    gather_rows(m, all, m->dresidual, N);
-    m->ops->token_embedding_backward(grad(m, WTE, 0), all, m->tokens, m->local.rank * vocab, vocab, N, C, &m->exec);
+    Exchange all = gather_dresidual(m);
     m->ops->position_embedding_backward(grad(m, WPE, 0), m->dresidual, mode, rows.first, rows.own, T, maxT, C,
                                         &m->exec);
-    scratch_release(&m->gathered_gradient);
+    m->ops->token_embedding_backward(grad(m, WTE, 0), exchanged(m, all), m->tokens, m->local.rank * vocab, vocab, N, C,
+                                     &m->exec);
+    release_dresidual(m);
 }
 
 // After gpt2_forward: the loss, and every parameter's gradient, set or added to as zero_micro_step says. scale is
@@ -957,8 +1016,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
     int N = m->B * m->T, C = m->config.channels, own = rows_of(m, N).own;
     floatX *dlnf = take_rows(m, &m->narrow, "dlnf", N);
     gpt2_classify(m, dlnf, scale, mode);
+    Exchange sum = sum_rows(m, dlnf, N);
     m->device->enqueue_fill(m->dresidual, 0, (size_t)own * (size_t)C * sizeof(floatX), &m->exec);
-    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), sum_rows(m, dlnf, N),
+    m->ops->layernorm_backward(m->dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), exchanged(m, sum),
                                block_input(m, m->config.num_layers), param(m, LNFW, 0), statistic(m, LNF_MEAN, 0),
                                statistic(m, LNF_RSTD, 0), mode, own, C, &m->exec);
     scratch_release(&m->narrow);

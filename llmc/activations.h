@@ -14,7 +14,7 @@ What is rebuilt lives in slots that all blocks share (a segment needs as many as
 With tensor parallelism a rank has its own heads and units, and of layernorms and the residual stream its own rows.
 Where layernorms are kept, -ra 0 keeps them as they were gathered; -ra 1 gathers them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, width_size, activation_rows, Recompute, forward_only, Place,
-         Places, places_make, places_free, place_of
+         Places, places_make, places_free, place_of, replay_leaves_norm
 */
 #pragma once
 #include "check.h"
@@ -174,3 +174,8 @@ static inline void places_free(Places *p) {
 }
 
 static inline Place place_of(const Places *p, ActivationId id, int layer, int L) { return p->places[id * L + layer]; }
+
+// Where block `layer` is replayed right before its backward, LN2, which that reads first, is not made a second time.
+static inline bool replay_leaves_norm(const Places *p, int layer, int L) {
+    return p->replay_from[layer] <= layer && !place_of(p, FCH, layer, L).kept;
+}

@@ -8,7 +8,7 @@ defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA),
 #include "cpu_ops.h"
 #include "device.h"
 #include "exec.h"
-#include "params.h"
+#include "slices.h"
 #include <omp.h>
 #include <sys/stat.h>
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the kernels run emulated, on the CPU; for tests
@@ -24,24 +24,24 @@ typedef struct {
 
 // roughly what such a machine does in a second: only their ratios matter, where --fit weighs one choice against another
 typedef struct {
-    double flops, bytes;  // of products; of memory
-    double launch;        // seconds to start an operation
+    double flops, bytes, link;  // of products; of memory; sent to another process
+    double launch;              // seconds to start an operation
 } MachineRates;
 
 typedef struct {
     const Ops *ops;
     const Device *device;
     MachineRates rates;
-    // the bytes that a model of this shape takes in micro-batches of B x T; the pointers stay NULL
-    BackendScratch (*scratch)(const GPT2Config *c, int B, int T);
+    // the bytes that a process takes which has this of a model, in micro-batches of B x T; the pointers stay NULL
+    BackendScratch (*scratch)(const GPT2Config *c, const LocalShape *local, int B, int T);
     // readies ex for work; fast_matmuls: whether fp32 products may round their inputs to TF32
     void (*open)(Exec *ex, const BackendScratch *scratch, bool fast_matmuls);
     void (*close)(Exec *ex);
     void (*describe)(char *text, size_t room);  // the machine in words
 } Backend;
 
-static inline BackendScratch cpu_scratch(const GPT2Config *c, int B, int T) {
-    (void)c, (void)B, (void)T;
+static inline BackendScratch cpu_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    (void)c, (void)local, (void)B, (void)T;
     BackendScratch none = {NULL, NULL, 0, 0};
     return none;
 }
@@ -54,12 +54,12 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d threads, matmuls by %s", omp_get_max_threads(), onednn_version());
 }
 
-static const Backend cpu_backend = {&cpu_ops, &cpu_device, {4e11, 3e10, 2e-6}, cpu_scratch,
-                                    cpu_open, onednn_free, cpu_describe};
+static const Backend cpu_backend = {&cpu_ops,    &cpu_device, {4e11, 3e10, 5e9, 2e-6}, cpu_scratch, cpu_open,
+                                    onednn_free, cpu_describe};
 
 #ifdef HAVE_CUDA
-static inline BackendScratch cuda_scratch(const GPT2Config *c, int B, int T) {
-    const size_t partials[] = {attention_partials(B, T, c->num_heads), layernorm_partials(B * T, c->channels),
+static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
                                embedding_partials(B, T, c->channels), global_norm_partials()};
     BackendScratch scratch = {NULL, NULL, 0, CUDA_MATMUL_WORKSPACE};
     for (size_t i = 0; i < sizeof partials / sizeof partials[0]; i++) {
@@ -107,8 +107,8 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
-static const Backend cuda_backend = {&cuda_ops, &cuda_device, {5e14, 3.5e12, 2e-6}, cuda_scratch,
-                                     cuda_open, cuda_close,   cuda_describe};
+static const Backend cuda_backend = {&cuda_ops,  &cuda_device, {5e14, 3.5e12, 3e11, 2e-6}, cuda_scratch, cuda_open,
+                                     cuda_close, cuda_describe};
 #endif
 
 #ifdef HAVE_CUDA

@@ -1,7 +1,7 @@
 /*
 What a GPT-2 holds on its device for a purpose: every tensor with its lifetime, made from the flags alone.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, Purpose, PlanIndex,
-         classifier_chunk, gpt2_plan, gpt2_plan_bytes, gpt2_sent_bytes, best_segment, llmc_bytes
+         classifier_chunk, kept_gradients, gpt2_plan, gpt2_plan_bytes, gpt2_sent_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "activations.h"
@@ -83,6 +83,11 @@ static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const
     }
 }
 
+// what gradients are where a rank keeps them: from -z 2 on micro-batches are added up in its part, which is real
+static inline DType kept_gradients(const Purpose *p) {
+    return p->shards.stage >= 2 && p->micro_steps > 1 ? DT_REAL : p->gradients;
+}
+
 static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const Purpose *p) {
     ParamLayout layout = param_layout_among(c, p->shards);
     LocalShape shape = purpose_shape(c, p);
@@ -92,12 +97,13 @@ static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, co
     if (stage >= 3) { at->gathered = plan_add(plan, "gathered", STATE, DT_FLOATX, dims1(bucket_buffers(&layout))); }
     if (p->training) {
         size_t written = stage < 2 ? total : bucket_buffers(&layout);
-        DType summed = p->micro_steps > 1 ? DT_REAL : p->gradients;
         at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(written));
-        if (stage >= 2) { at->grads_shard = plan_add(plan, "grads_shard", STATE, summed, dims1(layout.shard)); }
+        if (stage >= 2) {
+            at->grads_shard = plan_add(plan, "grads_shard", STATE, kept_gradients(p), dims1(layout.shard));
+        }
         if (shape.ranks > 1) {
-            at->replicated = plan_add(plan, "replicated_grads", STATE, stage < 2 ? p->gradients : summed,
-                                      dims1(num_replicated(&layout)));
+            Dims replicated = dims1(most_replicated(&layout));
+            at->replicated = plan_add(plan, "replicated_grads", STATE, kept_gradients(p), replicated);
         }
         plan_optimizer(plan, at, stage < 1 ? total : layout.shard, p);
         at->spans = plan_add(plan, "spans", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(TensorSpan)));
@@ -155,7 +161,7 @@ static inline void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, 
         at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
     }
     at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
-    BackendScratch own = p->backend->scratch(c, p->B, p->T);
+    BackendScratch own = p->backend->scratch(c, &shape, p->B, p->T);
     if (own.partials_bytes) { at->partials = plan_add(plan, "partials", SCRATCH, DT_U8, dims1(own.partials_bytes)); }
     if (own.matmul_workspace_bytes) {
         at->matmul_workspace = plan_add(plan, "matmul_workspace", SCRATCH, DT_U8, dims1(own.matmul_workspace_bytes));
@@ -182,14 +188,14 @@ static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
 }
 
 // How often a micro-step with tensor parallelism gathers rows or scatters sums of them: for a block 4 times in the
-// forward, 4 in the backward, once more for each input of a product that is gathered again, and for what is replayed;
-// the embeddings' sum and its gradient; the classifier's input and its gradient.
+// forward, 4 in the backward, once more for each input of a product that is gathered again, but what a replay has just
+// gathered, and for what is replayed; the embeddings' sum and its gradient; the classifier's input and its gradient.
 static inline int row_exchanges(const Places *places, int L, bool gather_again) {
     int exchanges = 4;
     for (int l = 0; l < L; l++) {
-        const ActivationId norms[] = {LN1, LN2};
         exchanges += 8;
-        for (int i = 0; i < 2; i++) { exchanges += gather_again || !place_of(places, norms[i], l, L).kept; }
+        exchanges += gather_again || !place_of(places, LN1, l, L).kept;
+        exchanges += (gather_again || !place_of(places, LN2, l, L).kept) && !replay_leaves_norm(places, l, L);
         exchanges += place_of(places, QKV, l, L).kept ? 0 : 2;
         exchanges += !place_of(places, FCH, l, L).kept + !place_of(places, RESIDUAL3, l, L).kept;
     }
@@ -201,13 +207,13 @@ static inline uint64_t slices_sent_bytes(const GPT2Config *c, const Purpose *p, 
                                          const Places *places) {
     int t = purpose_slices(p), N = p->B * p->T, rows = classifier_chunk(c, p);
     size_t chunk = comm_chunk((size_t)N, t) * (size_t)c->channels;
-    DType summed = p->micro_steps > 1 && p->shards.stage >= 2 ? DT_REAL : p->gradients;
     uint64_t exchanges = (uint64_t)row_exchanges(places, c->num_layers, p->gather_again);
     uint64_t sent = exchanges * comm_bytes_gathered(chunk, DT_FLOATX, t);
     for (int at = 0; at < N; at += rows) {
         sent += comm_bytes_gathered(3 * (size_t)(N - at < rows ? N - at : rows), DT_REAL, t);
     }
-    return sent * (uint64_t)p->micro_steps + comm_bytes_reduced(num_replicated(layout), summed, p->shards.slice, t);
+    return sent * (uint64_t)p->micro_steps +
+           comm_bytes_reduced(num_replicated(layout), kept_gradients(p), p->shards.slice, t);
 }
 
 // What a rank sends to others for an update: by zero.h, by tensor parallelism, and its loss and norm.

@@ -3,7 +3,8 @@ One flat block of parameters, laid out layer by layer; and who keeps which part 
 model.
 defines: Shards, ParamLayout, param_layout, param_layout_among, param_offset, param_count, param_used, Bucket,
          num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamPiece, param_own_piece,
-         param_kept_piece, Stretch, bucket_stretches, num_replicated, bucket_spans
+         param_kept_piece, Stretch, bucket_stretches, num_replicated,
+         most_replicated, bucket_spans
 
 Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
             tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor
@@ -191,13 +192,30 @@ static inline int bucket_stretches(Stretch *stretches, const ParamLayout *layout
     return count;
 }
 
-// what this rank keeps of tensors that every slice has whole
-static inline size_t num_replicated(const ParamLayout *layout) {
+// what this rank keeps of a bucket's tensors that every slice has whole
+static inline size_t bucket_replicated(const ParamLayout *layout, int bucket) {
     Stretch stretches[LAYER_PARAMS];
+    int n = bucket_stretches(stretches, layout, bucket, false, false);
+    size_t count = 0;
+    for (int i = 0; i < n; i++) { count += stretches[i].count; }
+    return count;
+}
+
+// and of all buckets'
+static inline size_t num_replicated(const ParamLayout *layout) {
+    size_t count = 0;
+    for (int b = 0; b < num_buckets(layout); b++) { count += bucket_replicated(layout, b); }
+    return count;
+}
+
+// as many as any rank can have of them, so that all of them make the same plan
+static inline size_t most_replicated(const ParamLayout *layout) {
+    ParamLayout whole = *layout;
+    whole.shards.stage = 0;
     size_t count = 0;
     for (int b = 0; b < num_buckets(layout); b++) {
-        int n = bucket_stretches(stretches, layout, b, false, false);
-        for (int i = 0; i < n; i++) { count += stretches[i].count; }
+        size_t all = bucket_replicated(&whole, b), chunk = param_bucket(layout, b).chunk;
+        count += layout->shards.stage > 0 && chunk < all ? chunk : all;
     }
     return count;
 }

@@ -455,32 +455,6 @@ static inline StoredScales stored_scales(const ModelFile *file, const char *pref
     return scales;
 }
 
-// Where an element of the whole tensor is if there are t slices: in which, which of that slice's it is, and how many
-// from it on are neighbours there as well.
-typedef struct {
-    int slice;
-    size_t local, count;
-} SlicePlace;
-
-static inline SlicePlace slice_place(ParamId id, const GPT2Config *c, int t, size_t element) {
-    SlicePlace place = {0, element, SIZE_MAX};
-    SplitAxis axis = param_split(id);
-    if (axis == SPLIT_NONE || t == 1) { return place; }
-    LocalShape shape = local_shape(c, t, 0);
-    SplitRange range = split_range(id, c, &shape);
-    size_t cols = param_cols(id, c), row = element / cols, col = element % cols, along = axis == SPLIT_ROWS ? row : col;
-    size_t in_group = along % range.whole, local = along / range.whole * range.size + in_group % range.size;
-    place.slice = (int)(in_group / range.size);
-    if (axis == SPLIT_ROWS) {
-        place.local = local * cols + col, place.count = cols - col;
-    } else {
-        size_t left = range.size - in_group % range.size, in_whole = range.whole - in_group;
-        place.local = row * (size_t)range.groups * range.size + local;
-        place.count = left < in_whole ? left : in_whole;
-    }
-    return place;
-}
-
 // one tensor of moments in a file
 typedef struct {
     const ModelFile *file;

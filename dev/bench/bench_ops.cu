@@ -145,7 +145,8 @@ static void bench_open(Bench *b) {
     int B = gpu ? 64 : 4, T = gpu ? 1024 : 64;
     if (b->options.B == 0 || b->options.small) { b->options.B = B; }
     if (b->options.T == 0 || b->options.small) { b->options.T = T; }
-    b->scratch = b->backend->scratch(b->model, b->options.B, b->options.T);
+    LocalShape whole = local_shape(b->model, 1, 0);
+    b->scratch = b->backend->scratch(b->model, &whole, b->options.B, b->options.T);
     b->scratch.partials = device->allocate(b->scratch.partials_bytes);
     b->scratch.matmul_workspace = device->allocate(b->scratch.matmul_workspace_bytes);
     b->backend->open(&b->exec, &b->scratch, false);
