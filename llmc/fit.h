@@ -2,13 +2,16 @@
 --fit: the fastest way to train that fits into a number of bytes, among combinations of every micro-batch that divides
 the update, every -r with the fewest blocks (-rn) that fit, -r 4 also with the segment (-rk) that needs least, -lc as
 given and 64, every -w, -om and -gd. Each is planned, which counts its bytes exactly, and its time estimated.
-The estimate, in seconds an update of n tokens:
-  n (6 N + 6 L C T + rebuilt) / (rate of products) + (bytes moved) / (rate of memory) + (launches) (time of one)
+The estimate, in seconds an update of n tokens, of t slices (-tp):
+  n (6 N + 6 L C T + rebuilt) / t / (rate of products) + (bytes moved) / (rate of memory)
+  + (bytes sent) / (rate of links) + (launches) (time of one)
     N          parameters that are multiplied with;  T/2 positions are attended to on average
     rebuilt    FLOPs a token: 8 C^2 a block from level 3 on, 8 C^2 + 2 C T more at level 4, 8 C^2 more inside a segment
     bytes      activations 108 C a block and token (forward and backward, each tensor read and written where it is),
-               16 C more for a rebuilt GELU, 4 C for each rebuilt layernorm, 20 C for a replayed block; weights
-               read and gradients written or added to in every micro-batch; the optimizer's state once an update
+               16 C more for a rebuilt GELU, 4 C for each rebuilt layernorm, 20 C for a replayed block, of which
+               a slice has 1/t; weights read and gradients written or added to in every micro-batch, and the
+               optimizer's state once an update, of what the process has of them
+    sent       to other processes, as if no work hid it (gpt2_sent_bytes)
   Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
 What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or with
 bf16 gradients of fp32 weights, of several micro-batches or of many chunks of logits, by three times that with 8-bit
@@ -58,13 +61,14 @@ static inline double fit_activation_bytes(const GPT2Config *c, const Purpose *p)
         if (level >= REBUILD_NORMS) { elements += 4 * C; }
         if (level >= REBUILD_BLOCK) { elements += 10 * C; }
     }
-    return elements * (double)sizeof(floatX);
+    return elements * (double)sizeof(floatX) / purpose_slices(p);
 }
 
 // bytes of weights and gradients that a micro-batch reads and writes
 static inline double fit_weight_bytes(const GPT2Config *c, const Purpose *p) {
-    double total = (double)param_layout(c).total, grad = (double)dtype_size(p->gradients);
-    double classifier = (double)c->padded_vocab_size * c->channels;
+    ParamLayout layout = param_layout_among(c, p->shards);
+    double total = (double)layout.total, grad = (double)dtype_size(p->gradients);
+    double classifier = (double)purpose_shape(c, p).vocab * c->channels;
     double chunks = ceil((double)p->B * p->T / classifier_chunk(c, p));
     double writes = p->micro_steps > 1 ? 2 : 1;
     return total * (2 * sizeof(floatX) + writes * grad) + (chunks - 1) * classifier * (2 * sizeof(floatX) + 2 * grad);
@@ -74,7 +78,15 @@ static inline double fit_weight_bytes(const GPT2Config *c, const Purpose *p) {
 static inline double fit_update_bytes(const GPT2Config *c, const Purpose *p) {
     double master = p->master == MASTER_FP32 ? 8 : p->master == MASTER_SPLIT ? 4 : 0;
     double moments = 4 * (double)dtype_size(p->moments), grads = 2 * (double)dtype_size(p->gradients);
-    return (double)param_layout(c).total * (2 * sizeof(floatX) + master + moments + grads);
+    ParamLayout layout = param_layout_among(c, p->shards);
+    double updated = (double)(p->shards.stage < 1 ? layout.total : layout.shard);
+    return updated * (2 * sizeof(floatX) + master + moments + grads);
+}
+
+// What the first rank sends for an update. All ranks estimate the same, so that all choose the same.
+static inline double fit_sent_bytes(const GPT2Config *c, Purpose p) {
+    p.shards.rank = p.shards.slice = 0;
+    return (double)gpt2_sent_bytes(c, &p);
 }
 
 // an estimate of the seconds of an update
@@ -87,8 +99,8 @@ static inline double fit_seconds(const GPT2Config *c, const Purpose *p) {
     double bytes =
         tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
     double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
-    return tokens * flops / rates->flops * (rows + FIT_HALF_RATE) / rows + bytes / rates->bytes +
-           launches * rates->launch;
+    double products = tokens * flops / purpose_slices(p) / rates->flops * (rows + FIT_HALF_RATE) / rows;
+    return products + bytes / rates->bytes + fit_sent_bytes(c, *p) / rates->link + launches * rates->launch;
 }
 
 static inline Fit fit_of(const GPT2Config *c, const Purpose *p) {

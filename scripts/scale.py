@@ -19,7 +19,8 @@ e(rows) = 1 + 512 / rows: products of few rows are slower. The plan says what a 
   W  are parameters that are gathered: the rest
 A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b
-  tensor par.  w = (10 L + 4) (2 b' T C (t - 1) / t / nvlink + latency)      bf16 rows; gathers, scatters; not hidden
+  tensor par.  w = (6 L + 4) x + max(0, 4 L x - 0.47 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
+               gathered or summed; 4 of a layer beside products of its backward, which are 17/24 of 2/3 m (-r 4: 8 L + 4)
   exposed      what is left when work hides it: what travels beside a backward, 2/3 m, or beside a forward, 1/3 m
                -z 0   max(0, s(R) - 2/3 m)                                    in the last micro-step
                -z 1   max(0, s(R) - 2/3 m) + max(0, s(W) - 1/3 m)
@@ -89,7 +90,8 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
     micro = given.ms / 1e3 / t * batch / given.b * slower(batch * given.t) / slower(given.b * given.t)
     latency = given.latency * 1e-6
     rows = 2 * batch * given.t * channels * (t - 1) / t
-    tensor = (10 * layers + 4) * (rows / (given.nvlink * 1e9) + latency) if t > 1 else 0
+    exchange = rows / (given.nvlink * 1e9) + latency
+    replayed = 2 * layers if given.replays else 0
     link = (given.nvlink if dp * t <= given.node else given.net) * 1e9
 
     def travel(size):
@@ -98,6 +100,8 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
     def left(time, beside):
         return max(0, time - beside * micro)
 
+    waited = (6 * layers + 4 + replayed) * exchange
+    tensor = waited + left(4 * layers * exchange, 17 / 24 * 2 / 3) if t > 1 else 0
     sums = reduced(given, sizes, batch, dp, t, stage)
     gathers = max(0, sent - sums)
     half = travel(gathers / 2 / steps)
@@ -148,6 +152,7 @@ def main():
         stop(f"--stages takes some of 0,1,2,3; found {given.stages}")
     if given.d % (given.b * given.t):
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
+    given.replays = "-r" in flags and flags[flags.index("-r") + 1:][:1] == ["4"]
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # what the program can do
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
     print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens\n")

@@ -90,6 +90,76 @@ static void test_bytes_a_parameter_among_processes(void **state) {
     }
 }
 
+// A tensor's bytes with -tp t, times t, are those of a process alone: but for the three buffers of all ranks' rows, and
+// what is as large in every process.
+static bool is_whole(int index, const PlanIndex *at) {
+    const int whole[] = {at->tokens, at->targets, at->activations[LOSSES], at->statistics, at->results,
+                         at->normed, at->narrow,  at->gathered_gradient,   at->partials,   at->matmul_workspace};
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+        if (index == whole[i]) { return true; }
+    }
+    return false;
+}
+
+// bytes of activations and scratch that are divided among the slices
+static size_t divided_bytes(const Plan *plan, const PlanIndex *at) {
+    size_t bytes = 0;
+    for (int i = 0; i < plan->count; i++) {
+        if (plan->tensors[i].lifetime != STATE && !is_whole(i, at)) { bytes += plan->tensors[i].bytes; }
+    }
+    return bytes;
+}
+
+static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
+    Purpose p = training(4, level, 1);
+    PlanIndex at;
+    p.recompute.layers = c->num_layers, p.gather_again = true;
+    size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
+    Plan plan = gpt2_plan(c, &p, &at);
+    size_t alone = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided_alone = divided_bytes(&plan, &at);
+    size_t same = alone - divided_alone - 2 * buffer;  // normed and narrow; gathered_gradient is the third
+    plan_free(&plan);
+    p.shards.slices = t;
+    plan = gpt2_plan(c, &p, &at);
+    size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan, &at);
+    size_t heads = (size_t)local_shape(c, t, 0).heads * (size_t)t;  // inert ones too
+    printf("    -tp %d -r %d, %2d layers: %7.1f MiB instead of %7.1f; three buffers of %.1f\n", t, level, c->num_layers,
+           mebibytes(bytes), mebibytes(alone), mebibytes(buffer));
+    // a chunk of logits is a number of tiles, which may be another for the slices of a vocabulary
+    assert_true((double)(divided * (size_t)t) <= 1.01 * (double)divided_alone * (double)heads / c->num_heads);
+    assert_true(bytes <= divided + 3 * buffer + same + plan.tensors[at.statistics].bytes);
+    for (int i = 0; i < 3; i++) {
+        const int buffers[] = {at.normed, at.narrow, at.gathered_gradient};
+        assert_int_equal(plan.tensors[buffers[i]].bytes, buffer);
+    }
+    plan_free(&plan);
+}
+
+// Activations and scratch of a process with -tp t are 1/t of one alone, and three buffers, whatever the layers are.
+static void test_activations_of_slices(void **state) {
+    (void)state;
+    for (int k = 0; k < 5 * 3; k++) {
+        check_activations_of_slices(&gpt2_124m, k / 3, 2 << k % 3);
+        check_activations_of_slices(&gpt2_1558m, k / 3, 2 << k % 3);
+    }
+}
+
+// every rank makes the same plan, so that all choose the same with --fit
+static void test_plans_of_ranks_are_alike(void **state) {
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        Purpose p = training(4, 1, 1);
+        p.shards.ranks = 3, p.shards.slices = 2, p.shards.stage = stage;
+        size_t bytes = gpt2_plan_bytes(&gpt2_1558m, &p);
+        double seconds = fit_seconds(&gpt2_1558m, &p);
+        for (int i = 0; i < 6; i++) {
+            p.shards.rank = i / 2, p.shards.slice = i % 2;
+            assert_int_equal(gpt2_plan_bytes(&gpt2_1558m, &p), bytes);
+            assert_true(fit_seconds(&gpt2_1558m, &p) == seconds);
+        }
+    }
+}
+
 // what a block keeps a token, in channels of floatX: the slots counted by the table in activations.h
 static void test_levels_keep_what_they_say(void **state) {
     (void)state;
@@ -202,6 +272,11 @@ static void test_estimate(void **state) {
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
     assert_true(fit_of(c, &other).weighed > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
     assert_true(fit_of(c, &base).weighed > fit_of(c, &base).seconds);    // bf16 moments
+    other = base, other.shards.slices = 2;                               // half the work, and what is sent
+    double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->rates.link;
+    assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
+    other.recompute.level = REBUILD_BLOCK;  // gathers and sums again
+    assert_true(fit_sent_bytes(c, other) / base.backend->rates.link > sent);
     other = base, other.B = 1, other.micro_steps = 16;
     double products = 6 * 1.5e9 * 16 * T / base.backend->rates.flops;  // a third of whose rate is lost on 1024 rows
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base) + 0.4 * products);
@@ -271,6 +346,8 @@ int main(void) {
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_bytes_a_parameter),
         cmocka_unit_test(test_bytes_a_parameter_among_processes),
+        cmocka_unit_test(test_activations_of_slices),
+        cmocka_unit_test(test_plans_of_ranks_are_alike),
         cmocka_unit_test(test_levels_keep_what_they_say),
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_best_segment),

@@ -814,41 +814,6 @@ static void test_layer_gathers(void **state) {
     }
 }
 
-// What a process saves with -tp t is a part in t of what one saves alone, but for what every rank has; and there are
-// three buffers of all rows, whatever the layers are.
-static void test_plan_of_slices(void **state) {
-    (void)state;
-    GPT2Config c;
-    PlanIndex at;
-    assert_true(config_from_descriptor(&c, "gpt2:d12", 0, 0));
-    Comm *single = comm_single(&cpu_device);
-    for (int k = 0; k < 5 * 3; k++) {
-        Purpose p = purpose_for(0, 0, 1, single);
-        int t = 2 << k % 3, level = k / 3;
-        size_t N = (size_t)p.B * 1024, row = (size_t)c.channels * sizeof(floatX),
-               of_all = N * (2 * sizeof(int) + sizeof(real));
-        p.T = 1024, p.recompute.level = level, p.recompute.every = 1, p.recompute.layers = c.num_layers;
-        p.gather_again = true;
-        Plan plan = gpt2_plan(&c, &p, &at);
-        size_t alone = plan_bytes(&plan, SAVED) - of_all;
-        plan_free(&plan);
-        p.shards.slices = t;
-        plan = gpt2_plan(&c, &p, &at);
-        size_t split = plan_bytes(&plan, SAVED) - of_all;
-        size_t heads = (size_t)(12 / t * t == 12 ? 12 : (12 / t + 1) * t);  // 16 for t = 8, where 4 are inert
-        printf("    -tp %d -r %d: %.1f MiB instead of %.1f\n", t, level, (double)split / 1048576,
-               (double)alone / 1048576);
-        if (heads == 12) { assert_int_equal(split * (size_t)t, alone); }
-        assert_true(split * (size_t)t <= alone * heads / 12);
-        assert_int_equal(plan.tensors[at.normed].bytes, N * row);
-        assert_int_equal(plan.tensors[at.narrow].bytes, N * row);
-        assert_int_equal(plan.tensors[at.gathered_gradient].bytes, N * row);
-        assert_int_equal(plan.tensors[at.dresidual].bytes, N * row / (size_t)t);
-        plan_free(&plan);
-    }
-    comm_close(single);
-}
-
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
@@ -858,7 +823,6 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_layer_gathers),
-        cmocka_unit_test(test_plan_of_slices),
     };
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);
 }

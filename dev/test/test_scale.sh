@@ -70,5 +70,22 @@ if not abs(two_bytes / formula - 1) < 0.005:
     print("two bytes a gradient are", two_bytes, "in the plan,", formula, "by the formula")' $stage
     )"
 done
+for level in 1 4; do
+    report "-tp 8 -r $level: the time for the plan's bytes" "$(
+        "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 16384 -s 0 -pn 8 -tp 8 -r $level -gd bf16 | python3 -c '
+import importlib.util, json, sys, types
+spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
+scale = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scale)
+rank = json.load(sys.stdin)["ranks"][0]
+element = next(tensor["dtype"] for tensor in rank["tensors"] if tensor["name"] == "params")
+given = types.SimpleNamespace(e="d12", d=16384, t=1024, b=16, ms=1e-6, update_ms=0, node=8, nvlink=1, net=1, latency=0,
+                              replays=sys.argv[1] == "4")
+_, exposed = scale.seconds(given, 0, 2, 16, 1, 8, 0)
+sent = rank["sent"] * 2 / scale.SIZES[element]
+if not abs(exposed * 1e9 / sent - 1) < 0.01:
+    print(f"{exposed * 1e9} bytes are waited for, {sent} are sent")' $level
+    )"
+done
 
 end_tests
