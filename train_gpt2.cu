@@ -926,20 +926,22 @@ static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const
 
 // The backward of expand_forward, from dout (N,OC) and its layernorm, gathered: dresidual += what comes through the
 // branch, and the gradients of weights and biases; the bias before a GELU has its own from project_backward. With -tp
-// the sum over the ranks is made beside the product that does not need it.
+// the product that needs no layernorm comes first, and its sum over the ranks is made beside the other one.
 static void expand_backward(GPT2 *m, const Branch *b, int l, const floatX *dout, Exchange gathered, GradMode mode) {
     int N = m->B * m->T, C = m->config.channels, OC = expanded_width(m, b);
     Gradient dweight = grad(m, b->expand_weight, l), dbias = b->gelu ? no_gradient : grad(m, b->expand_bias, l);
-    const floatX *weight = param(m, b->expand_weight, l), *norm = exchanged(m, gathered);
+    const floatX *weight = param(m, b->expand_weight, l);
     floatX *dnorm = take_rows(m, &m->narrow, "dnorm", N);
     Exchange sum = {dnorm, 0};
     if (rows_are_split(m)) {
         m->ops->matmul_backward(dnorm, no_gradient, no_gradient, no_gradient, dout, NULL, weight, NULL, mode, N, C, OC,
                                 &m->exec);
         sum = sum_rows(m, dnorm, N);
-        m->ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, norm, NULL, NULL, mode, N, C, OC, &m->exec);
+        m->ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, exchanged(m, gathered), NULL, NULL, mode, N, C,
+                                OC, &m->exec);
     } else {
-        m->ops->matmul_backward(dnorm, dweight, dbias, no_gradient, dout, norm, weight, NULL, mode, N, C, OC, &m->exec);
+        m->ops->matmul_backward(dnorm, dweight, dbias, no_gradient, dout, gathered.rows, weight, NULL, mode, N, C, OC,
+                                &m->exec);
     }
     drop(m, b->norm, l);
     m->ops->layernorm_backward(m->dresidual, grad(m, b->norm_weight, l), grad(m, b->norm_bias, l), exchanged(m, sum),

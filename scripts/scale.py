@@ -19,8 +19,8 @@ e(rows) = 1 + 512 / rows: products of few rows are slower. The plan says what a 
   W  are parameters that are gathered: the rest
 A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b
-  tensor par.  w = (6 L + 4) x + max(0, 4 L x - 0.47 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
-               gathered or summed; 4 of a layer beside products of its backward, which are 17/24 of 2/3 m (-r 4: 8 L + 4)
+  tensor par.  w = (6 L + 4) x + max(0, 4 L x - 2/3 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
+               gathered or summed, 4 times a layer beside the products of its backward (-r 4: 8 L + 4)
   exposed      what is left when work hides it: what travels beside a backward, 2/3 m, or beside a forward, 1/3 m
                -z 0   max(0, s(R) - 2/3 m)                                    in the last micro-step
                -z 1   max(0, s(R) - 2/3 m) + max(0, s(W) - 1/3 m)
@@ -101,7 +101,7 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
         return max(0, time - beside * micro)
 
     waited = (6 * layers + 4 + replayed) * exchange
-    tensor = waited + left(4 * layers * exchange, 17 / 24 * 2 / 3) if t > 1 else 0
+    tensor = waited + left(4 * layers * exchange, 2 / 3) if t > 1 else 0
     sums = reduced(given, sizes, batch, dp, t, stage)
     gathers = max(0, sent - sums)
     half = travel(gathers / 2 / steps)
