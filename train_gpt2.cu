@@ -1216,28 +1216,40 @@ static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *log
 }
 
 static volatile sig_atomic_t stop_signal;  // a signal handler has nowhere else to leave its word
+static volatile double stop_asked;         // seconds
 
 // the signal that came to any rank, 0 for none; every rank asks at the same time
 static int agreed_signal(const GPT2 *m) { return (int)comm_max(stop_signal, m->groups.world); }
 
+// The second time is no request. One that comes right after the first is the same: `timeout` sends its signal to the
+// program and to its group.
 static void ask_to_stop(int signal_number) {
-    if (stop_signal) {  // the second time it is not a request
+    const double seconds_of_one = 0.2;
+    if (!stop_signal) {
+        stop_asked = now_seconds();
+        stop_signal = signal_number;
+    } else if (now_seconds() - stop_asked > seconds_of_one) {
         signal(signal_number, SIG_DFL);
         raise(signal_number);
     }
-    stop_signal = signal_number;
 }
 
 // The first of these ends a run with a checkpoint as soon as that can be written, a second one ends the program at
 // once: SIGHUP comes when an ssh connection ends, SIGUSR1 is what mpirun passes on without killing a second later. A
-// signal that the program was started to ignore, as nohup and scripts do, stays ignored.
+// signal that the program was started to ignore, as nohup and scripts do, stays ignored. The handler has a stack of its
+// own: some products of oneDNN 2.6 use the stack pointer for an array, which a handler on the stack would overwrite.
 static void catch_signals(void) {
+    static char handler_stack[1 << 16];
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    stack_t own;
+    memset(&own, 0, sizeof own);
+    own.ss_sp = handler_stack, own.ss_size = sizeof handler_stack;
+    sigaltstack(&own, NULL);
     for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = ask_to_stop;
-        action.sa_flags = SA_RESTART | SA_NODEFER;
+        action.sa_flags = SA_RESTART | SA_NODEFER | SA_ONSTACK;
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
         sigaction(signals[i], &action, NULL);
     }
@@ -1533,12 +1545,16 @@ static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose 
     may.micro_batch = true;  // it costs no precision
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
     if (fit.bytes > room) { fit = fit_choose(c, *p, &fit_all, room, auto_gradients); }
+    Purpose parted = *p;
+    parted.shards.stage = 3;
+    bool parts = fit.bytes > room && p->training && p->shards.ranks > 1 && p->shards.stage < 3;
+    if (parts) { fit = fit_choose(c, parted, &fit_all, room, auto_gradients); }
     if (p->training) { fit_flags_text(flags, &fit.purpose, p, c); }
-    snprintf(sentence, sizeof sentence,
-             fit.bytes <= room ? "it fits with %s" : "no flags make it fit: give a smaller -e%s",
-             fit.bytes <= room ? flags
-             : p->training     ? ", -t or -d"
-                               : "");
+    if (fit.bytes <= room) {
+        snprintf(sentence, sizeof sentence, "it fits with %s%s", parts ? "-z 3 " : "", flags);
+    } else {
+        snprintf(sentence, sizeof sentence, "no flags make it fit: give a smaller -e%s", p->training ? " or -t" : "");
+    }
     input_error("this takes %.1f MiB and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), sentence);
 }
@@ -2073,6 +2089,7 @@ static StepReport finish_step(Run *run) {
 static cJSON *run_config(const Run *run) {
     TrainArgs args = *run->args;
     args.batch_tokens = tokens_of_update(run->args);
+    args.num_processes = num_ranks(run->args);
     return flags_to_json(flag_table, NUM_FLAGS, &args);
 }
 
@@ -2093,7 +2110,7 @@ static void print_changed_flags(const Run *run) {
     cJSON *before = try_read_json(path), *now = run_config(run), *item;
     cJSON_ArrayForEach(item, now) {
         const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
-        if (!old || strcmp(item->string, "resume") == 0) { continue; }
+        if (!old || strcmp(item->string, "resume") == 0 || strcmp(item->string, "output") == 0) { continue; }
         char *was = cJSON_PrintUnformatted(old), *is = cJSON_PrintUnformatted(item);
         if (strcmp(was, is) != 0) { printf("note      this run had --%s %s, now it has %s\n", item->string, was, is); }
         free(was);
@@ -2471,8 +2488,8 @@ static void print_plan_table(const TrainArgs *a, const GPT2Config *c, const Purp
     const char *what = purpose->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
     plan_print(stdout, &plan);
     if (num_ranks(a) > 1) {
-        char of[64];
-        snprintf(of, sizeof of, "all this in each of %d processes; sent by it an update", num_ranks(a));
+        char of[96];
+        snprintf(of, sizeof of, "all this in each of %d processes; MiB it sends an update", num_ranks(a));
         printf("%-60s %12.2f\n", of, mebibytes(gpt2_sent_bytes(c, purpose)));
     }
     if (llmc) { printf("%-60s %12.2f\n", what, mebibytes(llmc)); }

@@ -51,7 +51,8 @@ static inline void cpu_open(Exec *ex, const BackendScratch *scratch, bool fast_m
 }
 
 static inline void cpu_describe(char *text, size_t room) {
-    snprintf(text, room, "cpu, %d threads, matmuls by %s", omp_get_max_threads(), onednn_version());
+    int threads = omp_get_max_threads();
+    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", onednn_version());
 }
 
 static const Backend cpu_backend = {&cpu_ops,    &cpu_device, {4e11, 3e10, 5e9, 2e-6}, cpu_scratch, cpu_open,

@@ -2,6 +2,7 @@
 Command-line flags from one table: a row a flag drives parsing, --help, the banner and the saved configuration.
   -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter is matched whole, so -bx is not -b x.
   A separate value may be a negative number (-x -1); any other text with a leading dash needs the = form.
+  A flag that is given again takes the place of the one before it.
   An option's value is optional and always joined: --plan or --plan=json.
 
   type          field            takes
@@ -47,7 +48,7 @@ typedef struct {
 #define FLAG_LLMC(letter, meaning)                                                                                     \
     { letter, NULL, FLAG_ABSENT, 0, 0, 0, NULL, NULL, meaning }
 
-enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63, FLAG_ROWS = 256 };
+enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63 };
 
 // ---- one row: its text
 
@@ -337,10 +338,9 @@ static inline const char *flag_next_value(const char *argument, const char *take
     return next;
 }
 
-// Sets the fields of VALUES, which hold the defaults, from the arguments after argv[0].
+// Sets the fields of VALUES, which hold the defaults, from the arguments after argv[0]. Of a flag that is given again
+// the last one counts, so that a script's flags can be changed by adding others.
 static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
-    bool given[FLAG_ROWS] = {false};
-    assert(count <= FLAG_ROWS);
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (argument[0] != '-') {
@@ -354,11 +354,6 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
         const Flag *flag = flag_find(table, count, argument, (size_t)length);
         if (!flag) { flag_unknown(table, count, argument); }
         if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
-        if (given[flag - table]) {
-            input_error("%.*s is given a second time (a letter and its long name are one flag); give it once", length,
-                        argument);
-        }
-        given[flag - table] = true;
         char takes[FLAG_TEXT];
         flag_takes_text(flag, takes);
         const char *value = argument[length] == '=' ? argument + length + 1 : NULL;

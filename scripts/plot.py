@@ -91,6 +91,9 @@ def draw_losses(_, axes, folders):
 
 def main():
     kinds = {"--plan": draw_plans, "--loss": draw_losses}
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__.strip())
+        return
     if len(sys.argv) < 4 or sys.argv[1] not in kinds:
         print(__doc__.strip(), file=sys.stderr)
         sys.exit(2)

@@ -64,12 +64,13 @@ def ask(arguments):
 
 
 def plan(given, batch, dp, t, stage, flags):
-    """(bytes that the fullest rank holds, bytes that one sends for an update, bytes of a gradient)"""
+    """(bytes that the fullest rank holds, that one sends for an update, of a gradient, of a weight)"""
     arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(given.d)]
     arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     ranks = json.loads(ask(arguments))["ranks"]
-    grads = next(tensor["dtype"] for tensor in ranks[0]["tensors"] if tensor["name"] == "grads")
-    return max(rank["total"] for rank in ranks), max(rank.get("sent", 0) for rank in ranks), SIZES[grads]
+    types = {tensor["name"]: SIZES.get(tensor["dtype"]) for tensor in ranks[0]["tensors"]}
+    return (max(rank["total"] for rank in ranks), max(rank.get("sent", 0) for rank in ranks), types["grads"],
+            types["params"])
 
 
 def reduced(given, sizes, batch, dp, t, stage):
@@ -128,7 +129,7 @@ def best(given, gpus, flags, widths):
     """The fastest layout that fits, (seconds, exposed, bytes, layout), or None"""
     fitting = []
     for layout in layouts(given, gpus, widths):
-        held, sent, sizes = plan(given, *layout, flags)
+        held, sent, sizes, _ = plan(given, *layout, flags)
         if held <= given.memory * 1e9:
             fitting.append((*seconds(given, sent, sizes, *layout), held, layout))
     return min(fitting, key=lambda x: x[0], default=None)
@@ -155,7 +156,9 @@ def main():
     given.replays = "-r" in flags and flags[flags.index("-r") + 1:][:1] == ["4"]
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # what the program can do
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
-    print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens\n")
+    weights = {2: "bf16", 4: "fp32"}[plan(given, given.b, 1, 1, 0, flags)[3]]
+    print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens; "
+          f"the program's plans are those of {weights} weights\n")
     print("| GPUs | layout | step, ms | tokens/s | of linear | not hidden, ms | GB a GPU |")
     print("|---|---|---|---|---|---|---|")
     for gpus in (int(n) for n in given.gpus.split(",")):

@@ -59,9 +59,20 @@ while [ -e "runs/$name-$number" ]; do number=$((number + 1)); done
 run=runs/$name-$number
 mkdir -p runs
 
-trap - INT # from here on an interrupted run is one that is cut short: it still speaks
 train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
-"${train[@]}" -x "$steps" --time-limit "$time_limit"
+# Ctrl-C reaches the trainer by itself: the run is cut short, and still speaks. SIGTERM, from make, comes here alone.
+terminated=
+trap : INT
+trap 'terminated=yes; kill -TERM "$trainer"' TERM
+env --default-signal=INT "${train[@]}" -x "$steps" --time-limit "$time_limit" &
+trainer=$!
+while kill -0 "$trainer" 2>/dev/null; do # a signal ends the wait, not the trainer
+    status=0
+    wait "$trainer" || status=$?
+done
+trap - INT TERM
+[ "$status" -eq 0 ] || exit "$status"
+[ -z "$terminated" ] || exit 143
 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}

@@ -256,12 +256,12 @@ started() {
     done
     echo "$1 never said '$2'"
 }
-# SIGNAL RUN: a long run that is sent SIGNAL in its first steps saves, ends well, and goes on from there
+# SIGNALS RUN: a long run that is sent these in its first steps saves, ends well, and goes on from there
 ends_on() {
-    local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last
+    local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last signal
     env --default-signal=INT "$trainer" "${long[@]}" -x 1000000 -n 1000000 -o "$2" >"$out" 2>"$err" &
     started "$2/metrics.jsonl" '"step":5,'
-    kill -s "$1" $!
+    for signal in $1; do kill -s "$signal" $!; done
     wait $!
     equal $? 0
     last=$(sed -nE 's/^stopped at step ([0-9]+) of 1000000: .*/\1/p' "$out")
@@ -274,6 +274,7 @@ report "SIGTERM and SIGINT end a run with a checkpoint" "$(
     ends_on TERM terminated
     ends_on INT interrupted
 )"
+report "a signal that is sent to a program and to its group is one" "$(ends_on "TERM TERM" both)"
 seq 1 400000 >long_text
 report "a signal does not wait for a validation or a step to end" "$(
     : >"$out"
@@ -683,7 +684,6 @@ refused "nan for a number" "-l takes a number" "${tiny[@]}" -l nan
 refused "a number out of range" "-b takes" -i text -b 0
 refused "a word that is no choice" "-k takes" "${tiny[@]}" -k sideways
 refused "a flag without its value" "-l takes" "${tiny[@]}" -l
-refused "a flag given twice" "a second time" "${tiny[@]}" -t 16
 refused "no steps" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1

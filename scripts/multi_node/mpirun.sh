@@ -14,4 +14,6 @@ if [ $# -lt 1 ] || [ ! -r "$1" ]; then
 fi
 hosts=$1
 shift
-exec mpirun --hostfile "$hosts" --bind-to none -x PATH -x LD_LIBRARY_PATH ./train_gpt2 "${flags[@]}" "$@"
+environment=(-x PATH)
+[ -z "${LD_LIBRARY_PATH:-}" ] || environment+=(-x LD_LIBRARY_PATH)
+exec mpirun --hostfile "$hosts" --bind-to none "${environment[@]}" ./train_gpt2 "${flags[@]}" "$@"
