@@ -95,6 +95,8 @@ NO_COMPILER := help train test bench-cpu format format-check lint clean
 GOALS := $(filter-out $(NO_COMPILER),$(or $(MAKECMDGOALS),all))
 cuda_compiler = $(NVCC) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; } 2>/dev/null | cksum)
+# whether NCCL has come or gone, without linking
+nccl_header = $(shell echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) - >/dev/null 2>&1 && echo nccl)
 ifneq ($(GOALS),)
 HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
@@ -102,10 +104,10 @@ HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
 endif
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
 $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI) \
-	$(if $(filter cuda,$(device)),$(cuda_compiler)))
+	$(if $(filter cuda,$(device)),$(cuda_compiler) $(nccl_header)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(nccl_header) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI))
 endif
 
 # ---- programs

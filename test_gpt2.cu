@@ -497,7 +497,7 @@ static void test_threads(void **state) {
 }
 
 static volatile sig_atomic_t signals_seen;
-static void see_signal(int number) { signals_seen += number == SIGUSR1; }
+static void see_signal(int number) { signals_seen = signals_seen + (number == SIGUSR1); }
 
 // A handler that interrupts a product, with the flags of those that end a run, overwrites nothing: oneDNN's may have the
 // stack pointer elsewhere than in the stack.

@@ -1,13 +1,14 @@
 /*
 train_gpt2: trains GPT-2, top to bottom.
 
-To follow one step: main -> train -> advance -> start_step -> gpt2_micro_step -> gpt2_forward -> block_forward -> one
-operation in llmc/; the backward is its mirror image, and finish_step reads the results. The sections, in order:
+To follow one step: main -> train -> advance -> start_step -> gpt2_micro_step -> gpt2_forward -> block_forward ->
+expand_forward, project_forward -> one operation in llmc/; the backward is its mirror image, and finish_step reads the
+results. The sections, in order:
   1. flags           TrainArgs and the one table of flags
-  2. the model       activations, the memory plan, build and free
+  2. the model       activations, the memory plan, build and free; rows that processes exchange
   3. forward         block_forward, gpt2_forward, the chunked classifier
   4. backward        block_backward, gpt2_backward: section 3 reversed
-  5. update          global norm, AdamW
+  5. update          sums over processes, global norm, AdamW
   6. decoding        the same blocks with a key-value cache; text from a prompt
   7. the run         data, checkpoints, evaluation, one training step
   8. main            --plan, --generate, or train
@@ -193,7 +194,7 @@ static const Flag flag_table[] = {
      "fp32"},
     FLAG_HEADING("processes"),
     {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3",
-     "what each process keeps its part of only: 1 the optimizer's state, 2 and gradients, 3 and parameters"},
+     "what is divided among the processes: 1 the optimizer's state, 2 also gradients, 3 also parameters"},
     {"tp", "tensor-parallel", FLAG_INT, ARG(tensor_parallel), 1, 65536, NULL, "N",
      "so many neighbouring processes share each tensor and each micro-batch; the others train on other data"},
     {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1",
@@ -346,7 +347,7 @@ typedef struct {
     Places places;  // of the activations
     Arena arena;
     int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
-    bool decoding;  // all rows are every rank's
+    bool decoding;  // every rank has every row
     int *staged;    // host memory for the micro-batches on their way: inputs and targets, a slot each
     int num_slots, next_slot;
     Recording *recordings[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
@@ -592,7 +593,8 @@ static floatX *exchanged(GPT2 *m, Exchange e) {
     return e.rows;
 }
 
-// all = the rows of every rank, of which this one has `own`, there or elsewhere. A process alone has them all.
+// all = every rank's rows. This rank's are `own`, in their place in `all` or outside of it. Where rows are not split,
+// `own` is all.
 static Exchange gather_rows(GPT2 *m, floatX *all, floatX *own, int N) {
     size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
     Exchange e = {own, 0};
@@ -602,7 +604,7 @@ static Exchange gather_rows(GPT2 *m, floatX *all, floatX *own, int N) {
     return e;
 }
 
-// partial becomes the sum of every rank's, of which each gets its own rows, where they are in it
+// Sums `partial` over the ranks, in place: each gets its own rows of the sum, and all of them when decoding.
 static Exchange sum_rows(GPT2 *m, floatX *partial, int N) {
     Comm *tp = m->groups.tp;
     size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
@@ -613,8 +615,8 @@ static Exchange sum_rows(GPT2 *m, floatX *partial, int N) {
     return e;
 }
 
-// LN1, LN2 or FCH_GELU of a block: where it is kept, or the scratch it lives in, taken until drop. Of a layernorm, the
-// first of this rank's rows
+// Where LN1, LN2 or FCH_GELU of a block goes: its slot if it is kept, else scratch, taken until drop. Of a layernorm it
+// is this rank's first row.
 static floatX *hold(GPT2 *m, ActivationId id, int layer) {
     const ActivationSpec *spec = &activation_specs[id];
     size_t first = is_norm(id) ? elements_before(m, m->B * m->T) : 0;
@@ -628,8 +630,8 @@ static void drop(GPT2 *m, ActivationId id, int layer) {
     scratch_release(activation_specs[id].home == IN_WIDE ? &m->wide : &m->normed);
 }
 
-// LN1 or LN2 of all ranks' rows, from `own` ones that hold has given: where those are, or where they are kept alone
-// (-ra 1) in scratch
+// All ranks' rows of LN1 or LN2, gathered around this rank's own, which hold has given; in scratch where the slot has
+// room for those alone (-ra 1).
 static Exchange gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
     int N = m->B * m->T;
     bool apart = rows_are_split(m) && kept(m, id, layer) && m->purpose.gather_again;
@@ -645,23 +647,47 @@ static floatX *block_input(const GPT2 *m, int layer) {
 // A block is two branches off the residual stream: a layernorm, a product that expands its rows, attention or GELU, and
 // a product that projects them back. With -tp the first product has some of the weight's rows, the second some columns.
 typedef struct {
-    bool gelu;
+    bool mlp;  // else attention's
     ActivationId norm, mean, rstd, expanded, out;
     ParamId norm_weight, norm_bias, expand_weight, expand_bias, project_weight, project_bias;
 } Branch;
 
-static const Branch attention_branch = {false, LN1,  LN1_MEAN, LN1_RSTD, QKV,      RESIDUAL2,
-                                        LN1W,  LN1B, QKVW,     QKVB,     ATTPROJW, ATTPROJB};
-static const Branch mlp_branch = {true, LN2,  LN2_MEAN, LN2_RSTD, FCH,     RESIDUAL3,
-                                  LN2W, LN2B, FCW,      FCB,      FCPROJW, FCPROJB};
+static const Branch attention_branch = {
+    .mlp = false,
+    .norm = LN1,
+    .mean = LN1_MEAN,
+    .rstd = LN1_RSTD,
+    .expanded = QKV,
+    .out = RESIDUAL2,
+    .norm_weight = LN1W,
+    .norm_bias = LN1B,
+    .expand_weight = QKVW,
+    .expand_bias = QKVB,
+    .project_weight = ATTPROJW,
+    .project_bias = ATTPROJB,
+};
+static const Branch mlp_branch = {
+    .mlp = true,
+    .norm = LN2,
+    .mean = LN2_MEAN,
+    .rstd = LN2_RSTD,
+    .expanded = FCH,
+    .out = RESIDUAL3,
+    .norm_weight = LN2W,
+    .norm_bias = LN2B,
+    .expand_weight = FCW,
+    .expand_bias = FCB,
+    .project_weight = FCPROJW,
+    .project_bias = FCPROJB,
+};
 
 // the residual stream where the branch leaves it
 static floatX *branch_input(const GPT2 *m, const Branch *b, int layer) {
-    return b == &attention_branch ? block_input(m, layer) : act(m, RESIDUAL2, layer);
+    return b->mlp ? act(m, RESIDUAL2, layer) : block_input(m, layer);
 }
 // channels of what the first product makes, and of what the second one reads
-static int expanded_width(const GPT2 *m, const Branch *b) { return b->gelu ? m->local.units : 3 * m->local.attention; }
-static int projected_width(const GPT2 *m, const Branch *b) { return b->gelu ? m->local.units : m->local.attention; }
+static int expanded_width(const GPT2 *m, const Branch *b) { return b->mlp ? m->local.units : 3 * m->local.attention; }
+static int projected_width(const GPT2 *m, const Branch *b) { return b->mlp ? m->local.units : m->local.attention; }
 
 // In a POISON_SCRATCH build: what block `layer` will have rebuilt, of the tensors first..last, becomes NaN.
 static void poison_rebuilt(GPT2 *m, int layer, ActivationId first, ActivationId last) {
@@ -851,15 +877,17 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // A branch's layernorm of all ranks' rows, kept or normalised again from the stored statistics; taken until drop.
 static Exchange rebuilt_norm(GPT2 *m, const Branch *b, int l) {
     int N = m->B * m->T;
+    bool is_kept = kept(m, b->norm, l);
     floatX *own = hold(m, b->norm, l);
-    if (kept(m, b->norm, l) && !m->purpose.gather_again) {
+    if (is_kept && !m->purpose.gather_again) {
         Exchange gathered = {own - elements_before(m, N), 0};
         return gathered;
     }
-    if (kept(m, b->norm, l)) { return gather_norm(m, b->norm, l, own); }
-    m->ops->layernorm_normalise(own, branch_input(m, b, l), statistic(m, b->mean, l), statistic(m, b->rstd, l),
-                                param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
-                                m->config.channels, &m->exec);
+    if (!is_kept) {
+        m->ops->layernorm_normalise(own, branch_input(m, b, l), statistic(m, b->mean, l), statistic(m, b->rstd, l),
+                                    param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
+                                    m->config.channels, &m->exec);
+    }
     return gather_norm(m, b->norm, l, own);
 }
 
@@ -912,8 +940,8 @@ static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const
                              GradMode mode) {
     int N = m->B * m->T, C = m->config.channels;
     Gradient dweight = grad(m, b->project_weight, l), dbias = grad(m, b->project_bias, l);
-    Gradient dgelu_bias = b->gelu ? grad(m, b->expand_bias, l) : no_gradient;
-    const floatX *weight = param(m, b->project_weight, l), *gelu_pre = b->gelu ? act(m, FCH, l) : NULL;
+    Gradient dgelu_bias = b->mlp ? grad(m, b->expand_bias, l) : no_gradient;
+    const floatX *weight = param(m, b->project_weight, l), *gelu_pre = b->mlp ? act(m, FCH, l) : NULL;
     if (rows_are_split(m)) {  // the bias is every rank's, for its own rows
         m->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, m->dresidual, NULL, NULL, NULL, mode,
                                 rows_of(m, N).own, 0, C, &m->exec);
@@ -929,7 +957,7 @@ static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const
 // the product that needs no layernorm comes first, and its sum over the ranks is made beside the other one.
 static void expand_backward(GPT2 *m, const Branch *b, int l, const floatX *dout, Exchange gathered, GradMode mode) {
     int N = m->B * m->T, C = m->config.channels, OC = expanded_width(m, b);
-    Gradient dweight = grad(m, b->expand_weight, l), dbias = b->gelu ? no_gradient : grad(m, b->expand_bias, l);
+    Gradient dweight = grad(m, b->expand_weight, l), dbias = b->mlp ? no_gradient : grad(m, b->expand_bias, l);
     const floatX *weight = param(m, b->expand_weight, l);
     floatX *dnorm = take_rows(m, &m->narrow, "dnorm", N);
     Exchange sum = {dnorm, 0};
@@ -1122,7 +1150,8 @@ static void sum_replicated(GPT2 *m) {
     for (int b = 0; b < num_buckets(&m->layout); b++) { at = copy_replicated(m, b, at, true); }
 }
 
-// the squares of what this rank owns of a bucket's gradients; those that every slice has are the first one's
+// Adds the squares of what this rank owns of a bucket's gradients. Tensors that every slice has whole count in slice 0
+// alone.
 static void add_squares(GPT2 *m, int bucket) {
     Stretch stretches[LAYER_PARAMS] = {{0, param_bucket(&m->layout, bucket).chunk}};
     bool first = m->local.rank == 0;
@@ -1133,8 +1162,8 @@ static void add_squares(GPT2 *m, int bucket) {
     }
 }
 
-// The square of the gradients' global norm, and the loss, of all ranks: each adds up what it owns, at every stage of -z
-// the same. Ranks of one model have the same loss, which counts once. They stay on the device, for gpt2_update.
+// Loss and square of the gradients' norm, over all ranks: each adds what it owns, at every stage of -z the same. Slices
+// of one model have the same loss, which slice 0 adds. They stay on the device, for gpt2_update.
 static void gpt2_norm(GPT2 *m) {
     Comm *world = m->groups.world;
     if (world->size == 1) {
@@ -1597,7 +1626,7 @@ static void check_length(const TrainArgs *a, const GPT2Config *c) {
     }
 }
 
-// With -tp every process needs a row of each micro-batch, of which the last ones have fewer.
+// With -tp rows are dealt in chunks of N / t, rounded up, so that the last process may get none; products need one.
 static void check_rows(const TrainArgs *a, int rows, const char *of_what) {
     int t = a->tensor_parallel;
     if (row_share(rows, t, t - 1).own > 0) { return; }
@@ -1851,12 +1880,16 @@ static void restore_run(Run *run, const char *folder) {
 // answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
-    int signal_number = agreed_signal(&run->model);
-    if (signal_number == SIGINT) { return "interrupted"; }
-    if (signal_number) { return signal_number == SIGTERM ? "told to end by SIGTERM" : "told to end by a signal"; }
+    enum { time_is_up = 1000 };  // no signal's number
     double limit = run->args->time_limit;
     bool up = limit > 0 && now_seconds() - run->started > limit;
-    return comm_max(up, run->groups.world) ? "--time-limit is up" : "";
+    switch (comm_max(up ? time_is_up : stop_signal, run->groups.world)) {
+    case 0: return "";
+    case time_is_up: return "--time-limit is up";
+    case SIGINT: return "interrupted";
+    case SIGTERM: return "told to end by SIGTERM";
+    default: return "told to end by a signal";
+    }
 }
 
 // ---- evaluation
@@ -1989,6 +2022,12 @@ static void check_group(Run *run, Comm *group, int first, int stride) {
         if (same > most) { usual = r, most = same; }
     }
     while (hashes[other] == hashes[usual]) { other++; }
+    if (2 * most <= group->size) {
+        run_error("after step %lld ranks %d and %d have other parameters, which should be the same, and it cannot be "
+                  "said which are right: memory or arithmetic is at fault on one of their machines; go on with -y 1 "
+                  "elsewhere",
+                  run->step, first + stride * usual, first + stride * other);
+    }
     run_error(
         "after step %lld rank %d has other parameters than rank %d, which %d of %d ranks have: they should be the "
         "same, so memory or arithmetic there is at fault; go on with -y 1 without that machine",
@@ -2249,12 +2288,28 @@ static void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
+// Each process opens -e by itself: the same shape, and the same weights where there are any.
+static void check_same_model(const Origin *origin, Comm *world) {
+    char text[17];
+    cJSON *model = cJSON_CreateObject();
+    uint64_t hash = hash_bytes(0, &origin->config, sizeof origin->config);
+    if (origin->has_weights) { hash = hash_file(hash, "-e", origin->weights.file.path); }
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    cJSON_AddStringToObject(model, "model", text);
+    check_all_have(world, model, "all processes need the same files at -o and -e");
+}
+
 static void check_same_data_and_state(const Run *run) {
     cJSON *data = cJSON_CreateObject(), *state = run_state(run);
     cJSON_AddStringToObject(data, "training data", run->fingerprint);
     cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->train_files));
     cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->val_files));
-    check_all_have(run->groups.world, data, "all processes need the same files at -i and -j");
+    if (run->args->hellaswag) {
+        char text[17];
+        snprintf(text, sizeof text, "%016" PRIx64, hash_file(0, "-h", HELLASWAG_PATH));
+        cJSON_AddStringToObject(data, HELLASWAG_PATH, text);
+    }
+    check_all_have(run->groups.world, data, "all processes need the same files at -i and -j, and of HellaSwag");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
     check_all_have(run->groups.world, state, "all processes need the same files at -o and -e");
@@ -2293,6 +2348,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     open_data(run);
     Origin origin = choose_model(a, run->files.vocab_size);
     const GPT2Config *c = &origin.config;
+    check_same_model(&origin, run->groups.world);
     check_length(a, c);
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, run->groups.world); }
     check_rows(a, a->B * a->T, "a micro-batch");
@@ -2489,7 +2545,7 @@ static void print_plan_table(const TrainArgs *a, const GPT2Config *c, const Purp
     plan_print(stdout, &plan);
     if (num_ranks(a) > 1) {
         char of[96];
-        snprintf(of, sizeof of, "all this in each of %d processes; MiB it sends an update", num_ranks(a));
+        snprintf(of, sizeof of, "each of %d processes holds this; it sends, an update", num_ranks(a));
         printf("%-60s %12.2f\n", of, mebibytes(gpt2_sent_bytes(c, purpose)));
     }
     if (llmc) { printf("%-60s %12.2f\n", what, mebibytes(llmc)); }

@@ -188,7 +188,7 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
         run_error("%scould not save checkpoint '%s': %s; the checkpoints before it are whole: %s, then go on with -y 1",
                   who, folder, strerror(fault.error), save_advice(fault.error));
     }
-    if (first) { sync_folder(run_dir); }
+    if (first) { sync_folder(run_dir); }  // without it a power cut could still undo the rename
 }
 
 // what one checkpoint takes on disk, within a few KiB; has_master: masters or remainders

@@ -1,8 +1,8 @@
 /*
 Groups of processes that work as one, and what they tell each other: a table like Ops, with three backends.
 defines: Comm, CommBackend, CommTicket, COMM_TIMEOUT, comm_chunk, comm_part, comm_bytes_gathered, comm_bytes_reduced,
-         comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join, comm_wait_for, comm_max,
-         comm_tell, comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_name_missing, comm_all_reduce, comm_reduce_scatter, comm_all_gather, comm_broadcast, comm_join,
+         comm_wait_for, comm_max, comm_tell, comm_barrier, comm_split, comm_close, comm_new, comm_single
   single   one process: nothing is sent and nothing is waited for
   MPI      host memory, and device memory through host buffers (comm_mpi.h)
   NCCL     device memory, between GPUs (comm_nccl.cuh)
@@ -25,8 +25,8 @@ Streams   A call takes the Exec of the work it stands among. It starts when all 
           it, which must leave its memory alone until comm_join(ticket, comm, ex): work given to ex after that starts
           when the call is done. Calls of one group are done in order, so joining one joins those before it.
           The host waits for nothing on NCCL; on MPI the call is done when it returns, and joining costs nothing. Both
-          kinds of waiting are events between streams: they may be recorded (Device.record_begin) where the group's
-          backend `records`, if a recording joins all its own tickets, and no others.
+          waits are events between streams, so calls may be recorded (Device.record_begin) where the backend `records`.
+          A recording joins every ticket it takes, and no ticket from outside.
               ticket = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...
               comm_join(ticket, dp, ex);                                            before the bucket is used again
@@ -68,8 +68,8 @@ struct Comm {
     int rank, size;        // in this group
     int local_rank;        // in the world: among its processes on this machine, so the GPU to take
     double timeout;        // seconds without an answer after which a rank is given up
-    // by this rank to others, in this group's collectives so far; comm_max counts as nothing. A recording counts once,
-    // when it is recorded, and its replays as nothing: this group does not see them. Nor do they count as calls.
+    // by this rank to others, in this group's collectives so far; comm_max counts as nothing. A recorded call counts
+    // once, when it is recorded; replays count neither here nor in `calls`.
     uint64_t sent_bytes;
     CommTicket calls;
     struct MpiGroup *mpi;    // comm_mpi.h
@@ -98,6 +98,18 @@ static inline uint64_t comm_bytes_gathered(size_t chunk, DType dtype, int size) 
 static inline uint64_t comm_bytes_reduced(size_t count, DType dtype, int rank, int size) {
     size_t mine = comm_part(count, comm_chunk(count, size), rank);
     return (count - mine + (uint64_t)(size - 1) * mine) * dtype_size(dtype);
+}
+
+// "rank 3", "ranks 3, 5", ", ..." after the eighth: those that have not come
+static inline void comm_name_missing(char *text, size_t room, const bool *came, int size) {
+    int missing = 0, named = 0;
+    for (int rank = 0; rank < size; rank++) { missing += !came[rank]; }
+    int length = snprintf(text, room, "%s", missing > 1 ? "ranks" : "rank");
+    for (int rank = 0; rank < size && named < 8; rank++) {
+        if (came[rank]) { continue; }
+        length += snprintf(text + length, room - (size_t)length, "%s %d", named++ ? "," : "", rank);
+    }
+    if (missing > named) { snprintf(text + length, room - (size_t)length, ", ... (%d)", missing); }
 }
 
 // ---- calls

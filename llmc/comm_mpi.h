@@ -6,7 +6,7 @@ defines: comm_mpi_open, comm_mpi_for_device, mpi_started
   all_reduce       the two, piece by piece, in place
   broadcast        a binomial tree
 Each sends and receives what a ring does, (size - 1) / size of the buffer, in one step instead of size - 1. A piece is
-what fits MPI_PIECE_BYTES, so memory does not grow with a call; it is also below the 2^31 elements of MPI's int counts.
+what fits COMM_PIECE_BYTES, so memory does not grow with a call; it is also below the 2^31 elements of MPI's int counts.
 
 Waiting   No call blocks inside MPI: MPI_Testsome is polled beside a clock, first yielding the core and then asleep for
           moments, as there may be more ranks than cores. Started by mpirun with `--bind-to none`, or every thread of a
@@ -23,9 +23,9 @@ The end   The first rank of a machine that takes a flag in memory they share say
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 
-enum { MPI_PIECE_BYTES = 4 << 20, MPI_SUM_BLOCK = 1024 };
-enum { MPI_TAG_QUESTION, MPI_TAG_SIGN };
-#define MPI_SIGN_SECONDS 2.0  // within which a rank that waits gives a sign
+enum { COMM_PIECE_BYTES = 4 << 20, COMM_SUM_BLOCK = 1024 };
+enum { TAG_QUESTION, TAG_SIGN };
+#define SIGN_SECONDS 2.0  // within which a rank that waits gives a sign
 
 // one a process, shared by its groups
 typedef struct {
@@ -41,7 +41,7 @@ struct MpiGroup {
     MpiJob *job;
     MPI_Comm ranks;
     bool is_job, owns_buffers;  // closing it ends the job; frees the buffers
-    char *received;             // MPI_PIECE_BYTES of host memory
+    char *received;             // COMM_PIECE_BYTES of host memory
     char *staged;               // as much, where the group's calls take a device's memory; NULL on a CPU
     // messages under way, at most one each way for every rank
     int num_requests;
@@ -57,7 +57,7 @@ static inline void mpi_check(int error, const char *call) {
     MPI_Error_string(error, why, &length);
     run_error("%s: %s", call, why);
 }
-#define MPI_CHECK(call) mpi_check((call), #call)
+#define CHECK_MPI(call) mpi_check((call), #call)
 
 static inline void sleep_seconds(double seconds) {
     struct timespec time = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
@@ -70,21 +70,21 @@ static inline void sleep_seconds(double seconds) {
 static inline int mpi_take(const MpiJob *job, int tag) {
     int there;
     MPI_Status status;
-    MPI_CHECK(MPI_Iprobe(MPI_ANY_SOURCE, tag, job->control, &there, &status));
+    CHECK_MPI(MPI_Iprobe(MPI_ANY_SOURCE, tag, job->control, &there, &status));
     if (!there) { return -1; }
-    MPI_CHECK(MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, tag, job->control, MPI_STATUS_IGNORE));
+    CHECK_MPI(MPI_Recv(NULL, 0, MPI_BYTE, status.MPI_SOURCE, tag, job->control, MPI_STATUS_IGNORE));
     return status.MPI_SOURCE;
 }
 
 // An empty message to a rank that may never take it.
 static inline void mpi_give(const MpiJob *job, int tag, int rank) {
     MPI_Request request;
-    MPI_CHECK(MPI_Isend(NULL, 0, MPI_BYTE, rank, tag, job->control, &request));
-    MPI_CHECK(MPI_Request_free(&request));
+    CHECK_MPI(MPI_Isend(NULL, 0, MPI_BYTE, rank, tag, job->control, &request));
+    CHECK_MPI(MPI_Request_free(&request));
 }
 
 static inline void mpi_give_signs(const MpiJob *job) {
-    for (int rank; (rank = mpi_take(job, MPI_TAG_QUESTION)) >= 0;) { mpi_give(job, MPI_TAG_SIGN, rank); }
+    for (int rank; (rank = mpi_take(job, TAG_QUESTION)) >= 0;) { mpi_give(job, TAG_SIGN, rank); }
 }
 
 // sleeps, but gives signs
@@ -98,25 +98,15 @@ static inline int mpi_ask(const MpiJob *job, bool *answered) {
     memset(answered, 0, (size_t)job->size * sizeof *answered);
     answered[job->rank] = true;
     for (int rank = 0; rank < job->size; rank++) {
-        if (rank != job->rank) { mpi_give(job, MPI_TAG_QUESTION, rank); }
+        if (rank != job->rank) { mpi_give(job, TAG_QUESTION, rank); }
     }
-    for (double end = now_seconds() + MPI_SIGN_SECONDS; silent > 0 && now_seconds() < end; mpi_rest(job, 1e-3)) {
-        for (int rank; (rank = mpi_take(job, MPI_TAG_SIGN)) >= 0;) {
+    for (double end = now_seconds() + SIGN_SECONDS; silent > 0 && now_seconds() < end; mpi_rest(job, 1e-3)) {
+        for (int rank; (rank = mpi_take(job, TAG_SIGN)) >= 0;) {
             silent -= !answered[rank];
             answered[rank] = true;
         }
     }
     return silent;
-}
-
-// "rank 3", "ranks 3, 5", ", ..." after the eighth
-static inline void mpi_name_silent(char *text, size_t room, const bool *answered, int size, int silent) {
-    int length = snprintf(text, room, "%s", silent > 1 ? "ranks" : "rank"), named = 0;
-    for (int rank = 0; rank < size && named < 8; rank++) {
-        if (answered[rank]) { continue; }
-        length += snprintf(text + length, room - (size_t)length, "%s %d", named++ ? "," : "", rank);
-    }
-    if (silent > named) { snprintf(text + length, room - (size_t)length, ", ... (%d)", silent); }
 }
 
 // ---- the end of all
@@ -152,11 +142,11 @@ static inline void mpi_give_up(Comm *comm, const char *call) {
     mpi_take_the_word(job, EXIT_RUN_FAILED);
     int silent = mpi_ask(job, answered);
     if (silent == 0) {
-        run_error("%s has waited %g s though every rank answers: the ranks do not make the same calls in the same "
-                  "order, a bug",
+        run_error("%s has waited %g s, yet every rank answers now: one was busy for that long (give a longer "
+                  "--comm-timeout), a link is at fault, or the ranks make other calls, a bug",
                   call, comm->timeout);
     }
-    mpi_name_silent(who, sizeof who, answered, job->size, silent);
+    comm_name_missing(who, sizeof who, answered, job->size);
     run_error("%s ha%s not answered for %g s (in %s); if nothing hangs there, give a longer --comm-timeout", who,
               silent > 1 ? "ve" : "s", comm->timeout, call);
 }
@@ -166,14 +156,14 @@ static inline void mpi_give_up(Comm *comm, const char *call) {
 static inline void mpi_send(const void *from, size_t bytes, int to, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     if (bytes == 0 || to == comm->rank) { return; }
-    MPI_CHECK(MPI_Isend(from, (int)bytes, MPI_BYTE, to, g->tag, g->ranks, &g->requests[g->num_requests++]));
+    CHECK_MPI(MPI_Isend(from, (int)bytes, MPI_BYTE, to, g->tag, g->ranks, &g->requests[g->num_requests++]));
     comm->sent_bytes += bytes;
 }
 
 static inline void mpi_receive(void *to, size_t bytes, int from, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     if (bytes == 0 || from == comm->rank) { return; }
-    MPI_CHECK(MPI_Irecv(to, (int)bytes, MPI_BYTE, from, g->tag, g->ranks, &g->requests[g->num_requests++]));
+    CHECK_MPI(MPI_Irecv(to, (int)bytes, MPI_BYTE, from, g->tag, g->ranks, &g->requests[g->num_requests++]));
 }
 
 // between two polls after `waited` seconds without news: at first the core goes to another rank, then nobody needs it
@@ -182,7 +172,7 @@ static inline void mpi_idle(const MpiJob *job, double waited) {
         sched_yield();
     } else {
         mpi_give_signs(job);
-        sleep_seconds(waited / 20 < 1e-4 ? waited / 20 : 1e-4);
+        sleep_seconds(1e-4);
     }
 }
 
@@ -192,7 +182,7 @@ static inline void mpi_wait(Comm *comm, const char *call) {
     double answered = now_seconds();
     for (int left = g->num_requests; left > 0;) {
         int done = 0;
-        MPI_CHECK(MPI_Testsome(g->num_requests, g->requests, &done, g->finished, MPI_STATUSES_IGNORE));
+        CHECK_MPI(MPI_Testsome(g->num_requests, g->requests, &done, g->finished, MPI_STATUSES_IGNORE));
         double now = now_seconds();
         if (done > 0) {
             left -= done;
@@ -253,12 +243,12 @@ static inline void sum_store(void *out, const float *sum, size_t count, DType dt
 static inline void sum_in_order(void *out, const void *mine, const void *others, size_t count, DType dtype,
                                 const Comm *comm) {
     size_t width = dtype_size(dtype);
-    ptrdiff_t blocks = (ptrdiff_t)((count + MPI_SUM_BLOCK - 1) / MPI_SUM_BLOCK);
+    ptrdiff_t blocks = (ptrdiff_t)((count + COMM_SUM_BLOCK - 1) / COMM_SUM_BLOCK);
 #pragma omp parallel for schedule(static) if (blocks > 16)
     for (ptrdiff_t block = 0; block < blocks; block++) {
-        size_t begin = (size_t)block * MPI_SUM_BLOCK;
-        size_t n = count - begin < (size_t)MPI_SUM_BLOCK ? count - begin : (size_t)MPI_SUM_BLOCK;
-        float sum[MPI_SUM_BLOCK];
+        size_t begin = (size_t)block * COMM_SUM_BLOCK;
+        size_t n = count - begin < (size_t)COMM_SUM_BLOCK ? count - begin : (size_t)COMM_SUM_BLOCK;
+        float sum[COMM_SUM_BLOCK];
         // -0 and not 0: (-0) + x is x for every x, so that the sum begins with x_0 itself
         for (size_t i = 0; i < n; i++) { sum[i] = -0.0f; }
         for (int rank = 0; rank < comm->size; rank++) {
@@ -281,7 +271,7 @@ typedef struct {
 
 static inline MpiCall mpi_call(const char *name, int kind, size_t chunk, size_t count, DType dtype, Comm *comm) {
     size_t width = dtype_size(dtype);
-    MpiCall call = {name, chunk, count, width, MPI_PIECE_BYTES / width / (size_t)comm->size, dtype};
+    MpiCall call = {name, chunk, count, width, COMM_PIECE_BYTES / width / (size_t)comm->size, dtype};
     comm->mpi->tag = (int)(comm->calls % 4096) * 8 + kind;  // never matches an earlier call, nor one of another kind
     return call;
 }
@@ -392,19 +382,10 @@ static inline void mpi_broadcast(void *buffer, size_t count, DType dtype, int ro
 
 // a number to and from every rank
 static inline long long mpi_max(long long value, Comm *comm) {
-    const size_t bytes = sizeof value;
-    const uint64_t sent_by_collectives = comm->sent_bytes;
-    long long *values = (long long *)comm->mpi->received, most = value;
-    MpiCall c = mpi_call("barrier", 4, bytes, bytes * (size_t)comm->size, DT_U8, comm);
-    for (int rank = 0; rank < comm->size; rank++) {
-        mpi_receive(&values[rank], bytes, rank, comm);
-        mpi_send(&value, bytes, rank, comm);
-    }
-    mpi_wait(comm, c.name);
-    for (int rank = 0; rank < comm->size; rank++) {
-        if (rank != comm->rank && values[rank] > most) { most = values[rank]; }
-    }
-    comm->sent_bytes = sent_by_collectives;
+    struct MpiGroup *g = comm->mpi;
+    long long most;
+    CHECK_MPI(MPI_Iallreduce(&value, &most, 1, MPI_LONG_LONG, MPI_MAX, g->ranks, &g->requests[g->num_requests++]));
+    mpi_wait(comm, "barrier");
     return most;
 }
 
@@ -442,10 +423,10 @@ static const CommBackend comm_mpi_alone = {
 // takes over `ranks`; the caller gives it buffers
 static inline Comm *mpi_group(MPI_Comm ranks, MpiJob *job, const Device *device) {
     int size;
-    MPI_CHECK(MPI_Comm_size(ranks, &size));
+    CHECK_MPI(MPI_Comm_size(ranks, &size));
     Comm *comm = comm_new(size > 1 ? &comm_mpi_backend : &comm_mpi_alone, device);
     struct MpiGroup *g = comm->mpi = (struct MpiGroup *)xcalloc(1, sizeof *g);
-    MPI_CHECK(MPI_Comm_rank(ranks, &comm->rank));
+    CHECK_MPI(MPI_Comm_rank(ranks, &comm->rank));
     comm->size = size;
     g->job = job;
     g->ranks = ranks;
@@ -457,7 +438,7 @@ static inline Comm *mpi_group(MPI_Comm ranks, MpiJob *job, const Device *device)
 static inline Comm *mpi_split(Comm *comm, int colour, int key) {
     MPI_Comm ranks;
     comm_barrier(comm);  // which gives up on a rank that does not come; MPI_Comm_split would not
-    MPI_CHECK(MPI_Comm_split(comm->mpi->ranks, colour, key, &ranks));
+    CHECK_MPI(MPI_Comm_split(comm->mpi->ranks, colour, key, &ranks));
     Comm *part = mpi_group(ranks, comm->mpi->job, comm->device);
     part->local_rank = comm->local_rank;
     part->timeout = comm->timeout;
@@ -468,9 +449,9 @@ static inline Comm *mpi_split(Comm *comm, int colour, int key) {
 
 static inline void mpi_end_job(MpiJob *job) {
     stop_hook()->stop = NULL;
-    MPI_CHECK(MPI_Win_free(&job->window));
-    MPI_CHECK(MPI_Comm_free(&job->control));
-    MPI_CHECK(MPI_Finalize());
+    CHECK_MPI(MPI_Win_free(&job->window));
+    CHECK_MPI(MPI_Comm_free(&job->control));
+    CHECK_MPI(MPI_Finalize());
     free(job);
 }
 
@@ -481,7 +462,7 @@ static inline void mpi_close(Comm *comm) {
         comm->device->release_host(g->received);
         comm->device->release_host(g->staged);
     }
-    MPI_CHECK(MPI_Comm_free(&g->ranks));
+    CHECK_MPI(MPI_Comm_free(&g->ranks));
     if (g->is_job) { mpi_end_job(g->job); }
     free(g->requests);
     free(g->finished);
@@ -503,15 +484,15 @@ static inline int mpi_meet_neighbours(MpiJob *job) {
     MPI_Comm here;
     MPI_Aint bytes;
     int local_rank, unit;
-    MPI_CHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here));
-    MPI_CHECK(MPI_Comm_rank(here, &local_rank));
-    MPI_CHECK(MPI_Allreduce(&job->rank, &job->first_here, 1, MPI_INT, MPI_MIN, here));
-    MPI_CHECK(MPI_Win_allocate_shared(local_rank ? 0 : (MPI_Aint)sizeof(int), sizeof(int), MPI_INFO_NULL, here,
+    CHECK_MPI(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here));
+    CHECK_MPI(MPI_Comm_rank(here, &local_rank));
+    CHECK_MPI(MPI_Allreduce(&job->rank, &job->first_here, 1, MPI_INT, MPI_MIN, here));
+    CHECK_MPI(MPI_Win_allocate_shared(local_rank ? 0 : (MPI_Aint)sizeof(int), sizeof(int), MPI_INFO_NULL, here,
                                       &job->spoken, &job->window));
-    MPI_CHECK(MPI_Win_shared_query(job->window, 0, &bytes, &unit, &job->spoken));
+    CHECK_MPI(MPI_Win_shared_query(job->window, 0, &bytes, &unit, &job->spoken));
     if (local_rank == 0) { *job->spoken = 0; }
-    MPI_CHECK(MPI_Barrier(here));
-    MPI_CHECK(MPI_Comm_free(&here));
+    CHECK_MPI(MPI_Barrier(here));
+    CHECK_MPI(MPI_Comm_free(&here));
     return local_rank;
 }
 
@@ -521,20 +502,20 @@ static inline Comm *comm_mpi_open(void) {
     int provided;
     MPI_Comm ranks;
     MpiJob *job = (MpiJob *)xcalloc(1, sizeof *job);
-    MPI_CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
+    CHECK_MPI(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
     if (provided < MPI_THREAD_SERIALIZED) {
         run_error("this MPI gives its calls to one thread only (MPI_Init_thread provides %d, wanted was %d); build it "
                   "with threads",
                   provided, MPI_THREAD_SERIALIZED);
     }
-    MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
-    MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &job->control));
-    MPI_CHECK(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));
+    CHECK_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &job->control));
+    CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));
     Comm *comm = mpi_group(ranks, job, &cpu_device);
     job->rank = comm->rank, job->size = comm->size;
     comm->local_rank = mpi_meet_neighbours(job);
     comm->mpi->is_job = comm->mpi->owns_buffers = true;
-    comm->mpi->received = (char *)host_allocate(MPI_PIECE_BYTES);
+    comm->mpi->received = (char *)host_allocate(COMM_PIECE_BYTES);
     StopHook hook = {mpi_stop, job};
     *stop_hook() = hook;
     return comm;
@@ -545,12 +526,12 @@ static inline Comm *comm_mpi_open(void) {
 static inline Comm *comm_mpi_for_device(Comm *host, const Device *device) {
     MPI_Comm ranks;
     comm_barrier(host);
-    MPI_CHECK(MPI_Comm_dup(host->mpi->ranks, &ranks));
+    CHECK_MPI(MPI_Comm_dup(host->mpi->ranks, &ranks));
     Comm *comm = mpi_group(ranks, host->mpi->job, device);
     comm->local_rank = host->local_rank;
     comm->timeout = host->timeout;
     comm->mpi->owns_buffers = true;
-    comm->mpi->received = (char *)device->allocate_host(MPI_PIECE_BYTES);
-    comm->mpi->staged = (char *)device->allocate_host(MPI_PIECE_BYTES);
+    comm->mpi->received = (char *)device->allocate_host(COMM_PIECE_BYTES);
+    comm->mpi->staged = (char *)device->allocate_host(COMM_PIECE_BYTES);
     return comm;
 }

@@ -1,23 +1,23 @@
 /*
 The communicator between GPUs: NCCL on a stream of its own beside the one that computes.
-defines: comm_nccl_open, nccl_draw_id, nccl_version
+defines: comm_nccl_open, nccl_keep_order, nccl_draw_id, nccl_version
 Each call puts three things into streams, and the host goes on:
   an event in the compute stream, which the group's stream waits for      what the call reads has been written, what it
                                                                           overwrites has been read
   the collective, in the group's stream
   an event after it, which comm_join makes the compute stream wait for    what it wrote may be read
-The events of the latest NCCL_EVENTS calls are kept in a ring, more than are under way at once: at most one gather and
-one reduction a bucket, of L + 2. Whoever joins an older ticket waits for the later call that took its slot, which is
-longer but no less safe.
-Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, with
-NCCL_LAUNCH_ORDER_IMPLICIT, which is set here unless the environment says otherwise.
+A ring keeps the events of the latest NCCL_EVENTS calls, more than are under way at once: at most one gather and one
+reduction a bucket, of L + 2. An older ticket shares its slot with a later call: joining it waits for that one. A slot
+that was last recorded in a recording may not be joined outside of it.
+Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, from 2.26 on, with
+NCCL_LAUNCH_ORDER_IMPLICIT, which nccl_keep_order sets unless the environment says otherwise.
 A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_wait_for looks for both.
 NCCL's own calls may wait for other ranks, too; a thread watches over each of them (comm_watch.h). NCCL has calls that
 return at once instead (ncclConfig_t.blocking = 0), but then every collective starts a thread of its own. With MPI
 beside it (`host`) the silent rank is named. Without, a wire to rank 0 (comm_wire.h) shows a rank that has ended, each
 rank says what it knows, and the launcher ends the rest (srun --kill-on-bad-exit).
-comm_max goes by MPI or the wire, not by the GPU: there it would wait for all collectives before it, and they for AdamW,
-even on a communicator and a stream of its own, as NCCL keeps the order of launches.
+comm_max goes through MPI or the wire. On the GPU it would wait for every collective launched before it, and so for
+AdamW: NCCL keeps the order of launches between communicators too.
 */
 #pragma once
 #include "comm_watch.h"
@@ -271,6 +271,12 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
     part->local_rank = comm->local_rank;
+    if (part->size > 1 && part->size < comm->size && nccl_version() < 22600) {
+        run_error(
+            "-tp beside other data takes NCCL 2.26 or later, which keeps the order of calls; found %d: update it, "
+            "or give -tp 1 or as many as there are processes",
+            nccl_version());
+    }
     if (part->size > 1) {
         int i = 0;
         while (i < NCCL_PARTS && g->parts[i]) { i++; }
@@ -281,6 +287,9 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     nccl_close(part);  // a group of one has nothing to send
     return comm_single(&cuda_device);
 }
+
+// Before the first call of NCCL, which may start threads that read the environment.
+static inline void nccl_keep_order(void) { setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); }
 
 // The id that one rank draws and all need; the others get it by comm_broadcast or by llmc/rendezvous.h.
 static inline ncclUniqueId nccl_draw_id(void) {
@@ -294,7 +303,6 @@ static inline ncclUniqueId nccl_draw_id(void) {
 // in a world of one.
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, Wire *wire,
                                    double timeout) {
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
     Comm *comm = nccl_group(host, wire, watch, timeout);
     comm->nccl->is_world = true;

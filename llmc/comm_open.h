@@ -70,6 +70,7 @@ static inline Comm *comm_open_gpus_by_wire(const CommOptions *o) {
     int rank = o->rank, size = o->num_processes;
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
+    nccl_keep_order();
     if (rank == 0) { id = nccl_draw_id(); }
     Meeting meeting = {rank, size, o->job, o->timeout, &id, sizeof id};
     Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&meeting, o->folder) : wire_by_tcp(&meeting, o->server);
@@ -106,6 +107,7 @@ static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
         }
         return NULL;
     }
+    nccl_keep_order();
     if (host->rank == 0) { id = nccl_draw_id(); }
     comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
     return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
@@ -154,7 +156,7 @@ static inline void comm_backends(char *text, size_t room) {
 #ifdef HAVE_MPI
     char version[MPI_MAX_LIBRARY_VERSION_STRING];
     int bytes;
-    MPI_CHECK(MPI_Get_library_version(version, &bytes));
+    CHECK_MPI(MPI_Get_library_version(version, &bytes));
     length += snprintf(text + length, room - (size_t)length, ", MPI (%.*s)", (int)strcspn(version, ",\n"), version);
 #endif
 #ifdef COMM_HAS_NCCL

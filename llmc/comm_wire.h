@@ -6,7 +6,8 @@ defines: Wire, wire_open, wire_by_tcp, wire_by_file, wire_close, wire_max, wire_
 #pragma once
 #include "rendezvous.h"
 
-#define WIRE_GRACE 5.0  // seconds that others wait longer than rank 0, which says whom it waits for
+// seconds that the others wait longer than rank 0, which knows who is missing and is to speak first
+#define WIRE_GRACE 5.0
 
 typedef struct {
     int rank, size;
@@ -77,7 +78,7 @@ static inline bool wire_receive(int peer, int rank, long long *value, double dea
         double left = deadline - now_seconds();
         if (!meeting_ready(peer, POLLIN, left > 0 ? (int)(left * 1e3) + 1 : 0)) { return false; }
         ssize_t n = recv(peer, (char *)value + got, sizeof *value - got, 0);
-        if (n <= 0 && errno != EINTR) { wire_lost(rank); }
+        if (n == 0 || (n < 0 && errno != EINTR)) { wire_lost(rank); }
         got += n > 0 ? (size_t)n : 0;
     }
     return true;
@@ -91,6 +92,7 @@ static inline void wire_send(int peer, int rank, long long value) {
 static inline long long wire_gather(long long value, Wire *w) {
     double deadline = now_seconds() + w->timeout;
     bool *came = (bool *)xcalloc((size_t)w->size, sizeof *came);
+    came[0] = true;
     int missing = 0;
     for (int rank = 1; rank < w->size; rank++) {
         long long other;
@@ -100,7 +102,7 @@ static inline long long wire_gather(long long value, Wire *w) {
     }
     if (missing > 0) {
         char who[128];
-        meeting_name_missing(who, sizeof who, came, w->size);
+        comm_name_missing(who, sizeof who, came, w->size);
         run_error("%s ha%s not answered for %g s; if nothing hangs there, give a longer --comm-timeout", who,
                   missing > 1 ? "ve" : "s", w->timeout);
     }

@@ -188,8 +188,8 @@ static inline size_t gpt2_plan_bytes(const GPT2Config *c, const Purpose *p) {
 }
 
 // How often a micro-step with tensor parallelism gathers rows or scatters sums of them: for a block 4 times in the
-// forward, 4 in the backward, once more for each input of a product that is gathered again, but what a replay has just
-// gathered, and for what is replayed; the embeddings' sum and its gradient; the classifier's input and its gradient.
+// forward and 4 in the backward; once more for each layernorm that is gathered again, unless a replay has left it
+// gathered; those of the replay itself; and 4 times outside of the blocks.
 static inline int row_exchanges(const Places *places, int L, bool gather_again) {
     int exchanges = 4;
     for (int l = 0; l < L; l++) {
@@ -205,12 +205,13 @@ static inline int row_exchanges(const Places *places, int L, bool gather_again) 
 // what a rank sends to those that have the other slices, for an update
 static inline uint64_t slices_sent_bytes(const GPT2Config *c, const Purpose *p, const ParamLayout *layout,
                                          const Places *places) {
-    int t = purpose_slices(p), N = p->B * p->T, rows = classifier_chunk(c, p);
-    size_t chunk = comm_chunk((size_t)N, t) * (size_t)c->channels;
+    int t = purpose_slices(p);
+    size_t N = (size_t)p->B * (size_t)p->T, rows = (size_t)classifier_chunk(c, p);
+    size_t chunk = comm_chunk(N, t) * (size_t)c->channels;
     uint64_t exchanges = (uint64_t)row_exchanges(places, c->num_layers, p->gather_again);
     uint64_t sent = exchanges * comm_bytes_gathered(chunk, DT_FLOATX, t);
-    for (int at = 0; at < N; at += rows) {
-        sent += comm_bytes_gathered(3 * (size_t)(N - at < rows ? N - at : rows), DT_REAL, t);
+    for (size_t at = 0; at < N; at += rows) {
+        sent += comm_bytes_gathered(3 * (N - at < rows ? N - at : rows), DT_REAL, t);
     }
     return sent * (uint64_t)p->micro_steps +
            comm_bytes_reduced(num_replicated(layout), kept_gradients(p), p->shards.slice, t);

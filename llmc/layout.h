@@ -20,8 +20,7 @@ Buckets     wte and wpe, each layer, and lnf are a bucket each: what is sent at 
 typedef struct {
     int ranks, rank;  // those whose data differ; 0 ranks are 1: a process alone
     int stage;        // 0: everything. Else what it owns of: 1 the optimizer's state; 2 gradients too; 3 parameters too
-    int slices,
-        slice;  // of each tensor it has slice `slice`, whose parts the stage is about; 0 slices are 1: all of it
+    int slices, slice;  // the part of each tensor that the stage is about; 0 slices are 1: all of it
 } Shards;
 
 enum { EMBEDDINGS_BUCKET, LAYER_BUCKET, FINAL_BUCKET, BUCKET_KINDS };
@@ -220,8 +219,8 @@ static inline size_t most_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// Where a slice's elements are in the whole tensor. Its pieces lie as regularly as its rows: they are its rows, if
-// there are several. The last element of a whole tensor of GPT-2's largest kin is far below 2^32.
+// Where a slice's elements are in the whole tensor. A slice of several pieces is described as rows, one a piece: all
+// have one length and one distance. The last element of a whole tensor of GPT-2's largest kin is far below 2^32.
 static inline SpanPlace span_place(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     SpanPlace place = {0, 0, 0};

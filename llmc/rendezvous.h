@@ -35,7 +35,7 @@ typedef struct {
 // one process's question, and what precedes an answer to it. A name that is cut is cut in the same place everywhere.
 typedef struct {
     char job[120];
-    uint64_t rank, number;
+    uint64_t rank, size, number;
 } Question;
 
 typedef struct {
@@ -48,6 +48,7 @@ static inline Question meeting_question(const Meeting *m, int rank, uint64_t num
     memset(&question, 0, sizeof question);
     snprintf(question.job, sizeof question.job, "%s", m->job);
     question.rank = (uint64_t)rank;
+    question.size = (uint64_t)m->size;
     question.number = number;
     return question;
 }
@@ -67,21 +68,11 @@ static inline bool meeting_take(const Meeting *m, const Question *question, cons
     return true;
 }
 
-// "rank 3", "rank 3, rank 5", ", ..." after the eighth, of those from 1 on that have not come
-static inline void meeting_name_missing(char *text, size_t room, const bool *came, int size) {
-    int length = 0, missing = 0;
-    for (int rank = 1; rank < size; rank++) {
-        if (came[rank] || missing++ >= 8) { continue; }
-        length += snprintf(text + length, room - (size_t)length, "%srank %d", length ? ", " : "", rank);
-    }
-    if (missing > 8) { snprintf(text + length, room - (size_t)length, ", ..."); }
-}
-
 // stops if the time is up; met[rank] says who has come (NULL: it is rank 0 that is missing)
 static inline void meeting_check(const Meeting *m, double deadline, const bool *met, const char *where) {
     if (now_seconds() < deadline) { return; }
     char who[128] = "rank 0";
-    if (met) { meeting_name_missing(who, sizeof who, met, m->size); }
+    if (met) { comm_name_missing(who, sizeof who, met, m->size); }
     run_error("job '%s', rank %d of %d: %s did not come to %s within %g s; are all processes running, with the same "
               "job, number of processes and place to meet?",
               m->job, m->rank, m->size, who, where, m->timeout);
@@ -132,7 +123,8 @@ static inline bool meeting_serve_file(const Meeting *m, const char *folder, int 
     meeting_path(ask, m, folder, "ask", rank);
     meeting_path(reply, m, folder, "answer", rank);
     if (!meeting_read(ask, &question, sizeof question)) { return answered->number != 0 && access(ask, F_OK) != 0; }
-    if (question.number != answered->number) {
+    Question expected = meeting_question(m, rank, question.number);
+    if (memcmp(&question, &expected, sizeof question) == 0 && question.number != answered->number) {
         Answer answer = meeting_answer(m, question);
         meeting_write(reply, &answer, sizeof answer);
         *answered = question;
@@ -169,6 +161,7 @@ static inline void rendezvous_file(const Meeting *m, const char *folder) {
     }
     Question *answered = (Question *)xcalloc((size_t)m->size, sizeof *answered);
     bool *met = (bool *)xcalloc((size_t)m->size, sizeof *met);
+    met[0] = true;
     for (int missing = m->size - 1; missing > 0; meeting_pause()) {
         for (int rank = 1; rank < m->size; rank++) {
             if (!met[rank] && meeting_serve_file(m, folder, rank, &answered[rank])) {
@@ -213,17 +206,24 @@ static inline struct addrinfo *meeting_addresses(const char *server) {
     return found;
 }
 
+// Can it be read, or written, within so many milliseconds? A signal, which ends poll, does not end the wait.
 static inline bool meeting_ready(int socket, short events, int milliseconds) {
     struct pollfd ready = {socket, events, 0};
-    return poll(&ready, 1, milliseconds) > 0;
+    double end = now_seconds() + 1e-3 * milliseconds;
+    int count;
+    while ((count = poll(&ready, 1, milliseconds)) < 0 && errno == EINTR) {
+        double left = end - now_seconds();
+        milliseconds = left > 0 ? (int)(left * 1e3) + 1 : 0;
+    }
+    return count > 0;
 }
 
 // all bytes, or false if the other end goes away or is silent for two seconds
 static inline bool meeting_receive(int socket, void *data, size_t bytes) {
     for (size_t got = 0; got < bytes;) {
-        ssize_t n = meeting_ready(socket, POLLIN, 2000) ? recv(socket, (char *)data + got, bytes - got, 0) : -1;
-        if (n <= 0) { return false; }
-        got += (size_t)n;
+        ssize_t n = meeting_ready(socket, POLLIN, 2000) ? recv(socket, (char *)data + got, bytes - got, 0) : 0;
+        if (n == 0 || (n < 0 && errno != EINTR)) { return false; }
+        got += n > 0 ? (size_t)n : 0;
     }
     return true;
 }
@@ -347,6 +347,7 @@ static inline void meeting_keep(int *peers, int rank, int peer) {
 static inline void meeting_gather(const Meeting *m, int listener, const char *where, int *peers) {
     double deadline = now_seconds() + m->timeout;
     bool *met = (bool *)xcalloc((size_t)m->size, sizeof *met);
+    met[0] = true;
     for (int missing = m->size - 1; missing > 0;) {
         int peer, rank = meeting_ready(listener, POLLIN, 100) ? meeting_serve_tcp(m, listener, &peer) : 0;
         if (rank > 0 && met[rank] && peers) { close(peers[rank]); }  // it has come anew

@@ -63,14 +63,22 @@ def ask(arguments):
     return done.stdout
 
 
-def plan(given, batch, dp, t, stage, flags):
-    """(bytes that the fullest rank holds, that one sends for an update, of a gradient, of a weight)"""
-    arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(given.d)]
+def plan_of(given, tokens, batch, dp, t, stage, flags):
+    """(bytes that the fullest rank holds, that one sends for an update of so many tokens, of a gradient, of a weight)"""
+    arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(tokens)]
     arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     ranks = json.loads(ask(arguments))["ranks"]
     types = {tensor["name"]: SIZES.get(tensor["dtype"]) for tensor in ranks[0]["tensors"]}
     return (max(rank["total"] for rank in ranks), max(rank.get("sent", 0) for rank in ranks), types["grads"],
             types["params"])
+
+
+def plan(given, batch, dp, t, stage, flags):
+    """the same of an update, but sent are R and W alone: what slices send each other a model alone sends as well"""
+    held, sent, *sizes = plan_of(given, given.d, batch, dp, t, stage, flags)
+    if dp > 1 and t > 1:
+        sent -= plan_of(given, given.d // dp, batch, 1, t, 0, flags)[1]
+    return (held, max(0, sent), *sizes)
 
 
 def reduced(given, sizes, batch, dp, t, stage):
@@ -153,7 +161,8 @@ def main():
         stop(f"--stages takes some of 0,1,2,3; found {given.stages}")
     if given.d % (given.b * given.t):
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
-    given.replays = "-r" in flags and flags[flags.index("-r") + 1:][:1] == ["4"]
+    given.replays = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
+        "--recompute=4" in flags
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # what the program can do
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
     weights = {2: "bf16", 4: "fp32"}[plan(given, given.b, 1, 1, 0, flags)[3]]

@@ -103,7 +103,7 @@ done
 report "ssh.sh is told to end" "$(
     rm -f "$LOG"
     env GPUS=2 HANGS=1 "$here/scripts/multi_node/ssh.sh" "one two" >"$folder/out" 2>&1 </dev/null &
-    while [ ! -e "$LOG" ] || [ "$(wc -l <"$LOG")" -lt 4 ]; do sleep 0.05; done
+    while { [ ! -e "$LOG" ] || [ "$(wc -l <"$LOG")" -lt 4 ]; } && kill -0 $! 2>/dev/null; do sleep 0.05; done
     kill $!
     wait $!
     status=$?

@@ -115,12 +115,13 @@ static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
     PlanIndex at;
     p.recompute.layers = c->num_layers, p.gather_again = true;
     size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
-    Plan plan = gpt2_plan(c, &p, &at);
-    size_t alone = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided_alone = divided_bytes(&plan, &at);
+    PlanIndex at_whole;
+    Plan whole = gpt2_plan(c, &p, &at_whole);
+    size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH),
+           divided_alone = divided_bytes(&whole, &at_whole);
     size_t same = alone - divided_alone - 2 * buffer;  // normed and narrow; gathered_gradient is the third
-    plan_free(&plan);
     p.shards.slices = t;
-    plan = gpt2_plan(c, &p, &at);
+    Plan plan = gpt2_plan(c, &p, &at);
     size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan, &at);
     size_t heads = (size_t)local_shape(c, t, 0).heads * (size_t)t;  // inert ones too
     printf("    -tp %d -r %d, %2d layers: %7.1f MiB instead of %7.1f; three buffers of %.1f\n", t, level, c->num_layers,
@@ -128,11 +129,19 @@ static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
     // a chunk of logits is a number of tiles, which may be another for the slices of a vocabulary
     assert_true((double)(divided * (size_t)t) <= 1.01 * (double)divided_alone * (double)heads / c->num_heads);
     assert_true(bytes <= divided + 3 * buffer + same + plan.tensors[at.statistics].bytes);
+    for (int id = 0; id < NUM_ACTIVATIONS; id++) {
+        if (id == LOSSES || at.activations[id] < 0) { continue; }
+        Width width = activation_specs[id].width;
+        bool by_head = width == WIDTH_HEADS || width == WIDTH_ATTENTION || width == WIDTH_QKV;
+        size_t here = plan.tensors[at.activations[id]].bytes, there = whole.tensors[at_whole.activations[id]].bytes;
+        assert_int_equal(here * (size_t)t * (by_head ? (size_t)c->num_heads : 1), there * (by_head ? heads : 1));
+    }
     for (int i = 0; i < 3; i++) {
         const int buffers[] = {at.normed, at.narrow, at.gathered_gradient};
         assert_int_equal(plan.tensors[buffers[i]].bytes, buffer);
     }
     plan_free(&plan);
+    plan_free(&whole);
 }
 
 // Activations and scratch of a process with -tp t are 1/t of one alone, and three buffers, whatever the layers are.

@@ -87,6 +87,8 @@ static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
+    p.classifier_rows = 5;  // of 22: several chunks, the last one shorter
+    p.fuse_gelu = micro_steps > 1, p.recompute.layers = micro_steps > 1 ? L - 1 : L;
     p.shards.ranks = dp->size, p.shards.rank = dp->rank, p.shards.stage = dp->size > 1 ? stage : 0;
     p.shards.slices = 1;
     return p;
@@ -385,6 +387,28 @@ static bool state_is_zero(const OptimizerState *o, size_t at) {
 
 // Inert heads, units and ids are exactly zero after 50 updates, and with them their state; the losses are those of a
 // process alone.
+// Elements of a tensor that are inert, of which each is zero, and so is its state.
+static size_t inert_elements(const GPT2 *m, ParamId id) {
+    const Slice *s = &m->layout.slice[id];
+    size_t count = s->rows * s->cols, all = s->global_rows * s->global_cols, inert = 0;
+    unsigned char *ones = (unsigned char *)xmalloc(all), *is_real = (unsigned char *)xmalloc(count);
+    memset(ones, 1, all);
+    slice_extract(is_real, ones, s, 1);
+    for (int layer = 0; layer < param_layers(id, &config); layer++) {
+        size_t at = param_offset(&m->layout, id, layer);
+        for (size_t i = 0; i < count; i++) {
+            if (is_real[i]) { continue; }
+            double value = (double)to_real(m->optimizer.params[at + i]);
+            CHECK(value == 0, "inert element %zu of %s has become %g", i, param_specs[id].name, value);
+            CHECK(state_is_zero(&m->optimizer, at + i), "inert element %zu of %s has state", i, param_specs[id].name);
+            inert++;
+        }
+    }
+    free(is_real);
+    free(ones);
+    return inert;
+}
+
 static void check_inert(const Groups *groups, MasterKind master, DType moments) {
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
@@ -404,23 +428,8 @@ static void check_inert(const Groups *groups, MasterKind master, DType moments) 
     }
     size_t inert = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        const Slice *s = &m->layout.slice[id];
-        size_t count = s->rows * s->cols, all = s->global_rows * s->global_cols;
-        unsigned char *ones = (unsigned char *)xmalloc(all), *is_real = (unsigned char *)xmalloc(count);
-        memset(ones, 1, all);
-        slice_extract(is_real, ones, s, 1);
-        for (int layer = 0; layer < param_layers((ParamId)id, &config); layer++) {
-            size_t at = param_offset(&m->layout, (ParamId)id, layer);
-            for (size_t i = 0; i < count; i++) {
-                CHECK(is_real[i] || to_real(m->optimizer.params[at + i]) == 0, "inert element %zu of %s has become %g",
-                      i, param_specs[id].name, (double)to_real(m->optimizer.params[at + i]));
-                CHECK(is_real[i] || state_is_zero(&m->optimizer, at + i), "inert element %zu of %s has state", i,
-                      param_specs[id].name);
-                inert += !is_real[i] && id != WTE;
-            }
-        }
-        free(is_real);
-        free(ones);
+        size_t of_tensor = inert_elements(m, (ParamId)id);
+        inert += id == WTE ? 0 : of_tensor;  // whose padding is no head's or unit's
     }
     CHECK(comm_max((long long)inert, groups->tp) > 0 || config.num_heads % groups->tp->size == 0, "nothing is inert");
     model_free(m);

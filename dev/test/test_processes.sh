@@ -312,10 +312,11 @@ refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chun
 refused "text from several processes" '--generate is the work of one process; found 2' \
     2 --generate 5 -e one/step_00000050
 
-# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS
+# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS, and rank 0 with those of them that
+# are in `both`
 strangers() {
     local status=0
-    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad : \
+    timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad "${both[@]}" : \
         -np 1 -wd "$folder/$3" "$trainer" "${@:4}" >"$out" 2>&1 </dev/null || status=$?
     report "$1" "$(
         [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
@@ -325,11 +326,22 @@ strangers() {
     )"
 }
 mkdir -p other short
+both=()
 head -c 20000 text >other/text
 head -c 10 text >short/text
 strangers "other flags on rank 1" 'rank 1 has another warmup than rank 0' . "${together[@]}" -b 1 -o bad -u 5
 strangers "another layout on rank 1" 'rank 1 has another zero-stage than rank 0' . "${together[@]}" -b 1 -o bad -z 1
 strangers "other data on rank 1" 'rank 1 has another training data than rank 0' other "${together[@]}" -b 1 -o bad
+cp text other
+mkdir -p model other/model
+for seed in 1 2; do
+    "$trainer" "${together[@]}" -b 1 -x 1 -n 1 --seed $seed -o "seed_$seed" >"$out" 2>&1
+done
+cp seed_1/step_00000001/* model
+cp seed_2/step_00000001/* other/model
+both=(-e model)
+strangers "other weights on rank 1" 'rank 1 has another model than rank 0' other "${together[@]}" -b 1 -o bad -e model
+both=()
 strangers "data that are too short on rank 1 alone" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 
 # a shard of 2000 tokens, the last of which one process does not have
@@ -377,28 +389,31 @@ stop_in_save() {
     while kill -0 "$1" 2>/dev/null; do
         being_saved "$2" || continue
         kill -s STOP "$1"
-        sleep 0.1
+        sleep 0.5
         being_saved "$2" && return
         kill -s CONT "$1"
     done
     echo "it ended"
 }
 
-# SIGNAL RANK STATUS KEEP [FLAGS]: a long run of 3, struck, one of whose ranks gets the signal, with KEEP 0 while a
-# checkpoint is written: none is deleted, which would look the same. Afterwards no process is left.
+# SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP, in struck, and sends one the signal. KEEP
+# 0: while a checkpoint is being written; then none is deleted, since deleting makes a step_*.tmp too. It ends within
+# half a minute, and no process is left.
 strike() {
     local job status=0 ranks victim
     rm -rf struck
     timeout -k 5 60 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
-        --comm-timeout 2 "${@:5}" >"$out" 2>&1 </dev/null &
+        --comm-timeout 30 "${@:5}" >"$out" 2>&1 </dev/null &
     job=$!
     until [ -d struck/step_00000008 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # of mpirun, of timeout
     # shellcheck disable=SC2086
     victim=$(process_of "$2" $ranks)
     if [ "$4" -eq 0 ]; then stop_in_save "$victim" struck; fi
+    local began=$SECONDS
     kill -s "$1" "$victim"
     wait "$job" || status=$?
+    [ $((SECONDS - began)) -le 30 ] || echo "it took $((SECONDS - began)) s to end"
     [ "$status" -eq "$3" ] || echo "exit status $status, expected $3"
     # shellcheck disable=SC2086
     none_left $ranks
@@ -414,7 +429,7 @@ goes_on() {
     ! being_saved struck || echo "an unfinished checkpoint is left"
 }
 killed() { says 'exited on signal 9' && sentences 0; }
-silent() { says "train_gpt2: rank [^$1]: rank $1 has not answered for 2 s" && sentences 1; }
+silent() { says "train_gpt2: rank [^$1]: rank $1 has not answered for 5 s" && sentences 1; }
 report "a rank is killed" "$(strike KILL 1 137 2 && killed)"
 report "and the run goes on" "$(goes_on)"
 report "the first of three slices is killed" "$(strike KILL 0 137 2 -tp 3 && killed)"
@@ -426,9 +441,9 @@ for rank in 0 2; do
     )"
     report "and the run goes on" "$(goes_on)"
 done
-report "the first rank hangs" "$(strike STOP 0 1 2 && silent 0)"
+report "the first rank hangs" "$(strike STOP 0 1 2 --comm-timeout 5 && silent 0)"
 report "and the run goes on" "$(goes_on)"
-report "a rank of three slices hangs" "$(strike STOP 1 1 2 -tp 3 && silent 1)"
+report "a rank of three slices hangs" "$(strike STOP 1 1 2 -tp 3 --comm-timeout 5 && silent 1)"
 report "and the run goes on" "$(goes_on)"
 report "a signal that mpirun passes on ends all with a checkpoint" "$(
     timeout -k 5 60 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told \

@@ -87,5 +87,18 @@ if not abs(exposed * 1e9 / sent - 1) < 0.01:
     print(f"{exposed * 1e9} bytes are waited for, {sent} are sent")' $level
     )"
 done
+report "-tp 2 on 16, -z 1: what is gathered are parameters" "$(
+    python3 -c '
+import importlib.util, types
+spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
+scale = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scale)
+given = types.SimpleNamespace(e="d12", d=131072, t=1024)
+held, sent, gradient, weight = scale.plan(given, 8, 8, 2, 1, [])
+gathered = sent - scale.reduced(given, gradient, 8, 8, 2, 1)
+parameters = weight * scale.parameters(*scale.MODELS["d12"]) / 2 * 7 / 8
+if not abs(gathered / parameters - 1) < 0.05:
+    print(f"{gathered:.0f} bytes are gathered, {parameters:.0f} are parameters")'
+)"
 
 end_tests
