@@ -499,8 +499,8 @@ static void test_threads(void **state) {
 static volatile sig_atomic_t signals_seen;
 static void see_signal(int number) { signals_seen = signals_seen + (number == SIGUSR1); }
 
-// A handler that interrupts a product, with the flags of those that end a run, overwrites nothing: oneDNN's may have the
-// stack pointer elsewhere than in the stack.
+// A handler that interrupts a product, with the flags of those that end a run, overwrites nothing: in oneDNN's the
+// stack pointer may be elsewhere than in the stack.
 static void test_signals_in_products(void **state) {
     (void)state;
     enum { N = 12 * 64, C = 128, OC = 512, SIGNALS = 500 };

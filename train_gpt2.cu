@@ -934,8 +934,8 @@ static void release_dresidual(GPT2 *m) {
     if (rows_are_split(m)) { scratch_release(&m->gathered_gradient); }
 }
 
-// The backward of project_forward, from dresidual, gathered: din (N,K), times gelu' in the MLP, and the gradients of its
-// weight and bias, and of the bias before the GELU. din may be in.
+// The backward of project_forward, from dresidual, gathered: din (N,K), times gelu' in the MLP, and the gradients of
+// its weight and bias, and of the bias before the GELU. din may be in.
 static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const floatX *in, Exchange gathered,
                              GradMode mode) {
     int N = m->B * m->T, C = m->config.channels;
@@ -980,8 +980,8 @@ static void expand_backward(GPT2 *m, const Branch *b, int l, const floatX *dout,
 
 // dresidual comes in as the gradient of block l's output and leaves as that of its input: a residual addition passes it
 // on unchanged, and what comes through the branch is added to it by layernorm_backward's +=. GELU's backward is part of
-// the product that makes dfch, in the place of the GELU that it has read. Rows are gathered as early as can be: those of
-// a branch's layernorm are on their way while the products behind it in the branch run backwards.
+// the product that makes dfch, in the place of the GELU that it has read. Rows are gathered as early as can be: those
+// of a branch's layernorm are on their way while what is behind them in the branch runs backwards.
 static void block_backward(GPT2 *m, int l, GradMode mode) {
     int NH = m->local.heads, HS = config_head_size(&m->config);
     size_t row = (size_t)m->B * (size_t)m->T * (size_t)m->local.attention * sizeof(floatX);

@@ -1,7 +1,8 @@
 /*
 Tensor parallelism: what rank r of t holds of each parameter tensor.
 defines: LocalShape, local_shape, RowShare, row_share, SplitAxis, param_split, SlicePiece, Slice, param_slice, SliceRun,
-         slice_num_runs, slice_run, slice_run_within, SlicePlace, slice_place, slice_extract, slice_insert, slice_init_tensor
+         slice_num_runs, slice_run, slice_run_within, SlicePlace, slice_place, slice_extract, slice_insert,
+         slice_init_tensor
 
   tensor                 split along                         a rank's                          gradient over the ranks
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        its own
@@ -11,8 +12,8 @@ defines: LocalShape, local_shape, RowShare, row_share, SplitAxis, param_split, S
   fcprojw (C,4C)         columns                             (C, units)                        its own
   all others             not: every rank has all             as it is                          the sum of all ranks'
 Nothing has to divide by anything. Rank r has heads [r*heads, r*heads + heads), units and ids likewise; those past the
-last one are inert: zeros, whose gradients are exactly zero, so that they stay zeros. The last ranks may have nothing but
-inert ones. Activations have all C channels, and heads*HS or units where a split tensor made them.
+last one are inert: zeros, whose gradients are exactly zero, so that they stay zeros. The last ranks may have nothing
+but inert ones. Activations have all C channels, and heads*HS or units where a split tensor made them.
 A slice is at most three rectangles of the whole tensor. Its elements are dealt with in runs, which are neighbours here
 and there. What depends on an element's place, its first value and its rounding, is keyed by its place in the whole.
 */

@@ -64,7 +64,7 @@ def ask(arguments):
 
 
 def plan_of(given, tokens, batch, dp, t, stage, flags):
-    """(bytes that the fullest rank holds, that one sends for an update of so many tokens, of a gradient, of a weight)"""
+    """(bytes that the fullest rank holds, that one sends for an update of `tokens`, of a gradient, of a weight)"""
     arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(tokens)]
     arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     ranks = json.loads(ask(arguments))["ranks"]

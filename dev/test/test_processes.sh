@@ -312,8 +312,8 @@ refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chun
 refused "text from several processes" '--generate is the work of one process; found 2' \
     2 --generate 5 -e one/step_00000050
 
-# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS, and rank 0 with those of them that
-# are in `both`
+# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS; rank 0 has those that are in
+# `both` beside its own
 strangers() {
     local status=0
     timeout -k 5 60 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad "${both[@]}" : \

@@ -1,7 +1,7 @@
 /*
 Tensor and sequence parallelism, t ranks in one process: two layers of a small GPT-2, forward and backward, against the
-whole model. The algorithm is written out here once more, apart from the trainer, with the slices and the operations that
-the trainer uses. Loss and every gradient must be the same, to rounding.
+whole model. The algorithm is written out here once more, apart from the trainer, with the trainer's slices and
+operations. Loss and every gradient must be the same, to rounding.
 Compiled in double, where the sums' order is all that differs, and, under the sanitizers, in fp32.
 
 Rows        rank r has rows [r*chunk, r*chunk + chunk) of the B*T, chunk = B*T / t rounded up, for layernorms and
