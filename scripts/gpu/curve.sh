@@ -81,7 +81,10 @@ differences() {
             smooth = size(sum / window); total += smooth; many++
             if (smooth > most) { most = smooth }
         }
-        END { print NR, largest + 0, NR ? all / NR : "-", many ? most : "-", many ? total / many : "-" }'
+        END {
+            if (many) { printf "%d %.5f %.5f %.5f %.5f\n", NR, largest, all / NR, most, total / many }
+            else { print NR + 0, "- - - -" }
+        }'
 }
 
 # compare: the curves, which are to stay within 0.01 of each other once smoothed
@@ -91,9 +94,9 @@ compare() {
     mapfile -t excerpt < <(both "$curve/whole/metrics.jsonl" "$curve/torch.jsonl" |
         awk -v OFS='|' 'NR == 1 || NR % 100 == 0 { print $1, $2, $3 }')
     curve_rows=("each step|$largest|$mean" "means of $curve_window steps|$smooth|$smooth_mean")
-    awk -v steps="$steps" -v wanted=$curve_steps -v off="$smooth" 'BEGIN { exit !(steps == wanted && off <= 0.01) }'
+    awk -v steps="$steps" -v wanted=$curve_steps -v off="$smooth" 'BEGIN { exit !(steps == wanted && off + 0 <= 0.01) }'
     status=$?
-    report "the curves" $status "$steps steps, means of $curve_window at most $smooth apart, 0.01 allowed"
+    report "the curves" $status "$steps steps, means of $curve_window steps at most $smooth apart, 0.01 allowed"
 }
 
 # resumed: the second half from the checkpoint in the middle; the same losses, weights and moments, bit for bit

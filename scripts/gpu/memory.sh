@@ -103,15 +103,15 @@ our_largest() {
 
 # chosen MODEL SECONDS: what --fit takes for half a million tokens an update, three of them
 chosen() {
-    local log="$build/log/--fit__$1.txt" words
+    local words
     ours "--fit, $1" "$2" 3 -e "d${layers[$1]}" -d $((512 * length)) --fit || return
-    words=$(sed -n 's/^fit  *[0-9.]* of [0-9.]* GiB: //p' "$log" | tail -n 1)
+    words=$(sed -n 's/^fit  *[0-9.]* of [0-9.]* GiB: //p' "$run_log" | tail -n 1)
     largest_rows+=("$1|train_gpt2 --fit: $words|512 an update|$(cells 512)|")
     write_report
 }
 
-# torch_largest MODEL BATCH SECONDS: from this batch on by the bytes it took, then by halves between what ran and what
-# did not, in at most five processes
+# torch_largest MODEL BATCH SECONDS: from this batch on by the bytes it took, back by 6 % from what did not run, then by
+# halves, in at most five processes
 torch_largest() {
     local low=0 high=0 batch=$2 best='' try status
     [ -n "$torch" ] || return
@@ -127,13 +127,15 @@ torch_largest() {
         0)
             low=$batch best=$(cells "$batch")
             batch=$(awk -v b="$low" -v took="$own_bytes" -v mib="$total_mib" \
-                'BEGIN { next_one = int(b * 0.99 * mib * 1048576 / took); least = int(b * 1.04) + 1
-                         print next_one > least ? next_one : least }')
+                'BEGIN { whole = int(b * 0.99 * mib * 1048576 / took); least = int(b * 1.04) + 1
+                         print(whole > least ? whole : least) }')
             ;;
-        3) high=$batch ;;
+        3) high=$batch batch=$((batch - batch / 16)) ;;
         *) break ;;
         esac
-        [ "$high" -eq 0 ] || batch=$(((low + high) / 2))
+        if [ "$high" -gt 0 ] && { [ $status -eq 0 ] || [ "$batch" -lt $(((low + high) / 2)) ]; }; then
+            batch=$(((low + high) / 2))
+        fi
         if [ "$high" -gt 0 ] && [ $((high - low)) -le $((low / 32 + 1)) ]; then break; fi
     done
     [ "$low" -eq 0 ] || largest_rows+=("$1|PyTorch $torch|$low|$best|$([ "$high" -eq 0 ] || echo "$high", tried)")

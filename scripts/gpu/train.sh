@@ -62,8 +62,11 @@ watched() {
 
 length=1024 tokens=$build/tokens.bin gemm=''
 # what the last run of either program left: its median, p10 and p90 of ms; its own word for its memory; s to its first
-# step; what else is to be said of it
-ms=() own_bytes='' first_step='' note=''
+# step; what else is to be said of it; what it printed
+ms=() own_bytes='' first_step='' note='' run_log=''
+
+# log_of NAME: sets run_log
+log_of() { run_log=$build/log/${1//[^A-Za-z0-9.]/_}.txt; }
 
 # trainer FOLDER SECONDS FLAG...: a run on the GPU; FOLDER gets its metrics and, in `first`, the time to the first step
 trainer() {
@@ -79,20 +82,21 @@ trainer() {
 # ours NAME SECONDS STEPS FLAG...: trains on random tokens, reports it and sets what is left; of up to ten steps the
 # first warms up, of more the first ten
 ours() {
-    local name=$1 steps=$3 folder=$build/run log=$build/log/${1//[^A-Za-z0-9.]/_}.txt status
+    local name=$1 steps=$3 folder=$build/run status
     ms=() own_bytes='' first_step=''
+    log_of "$name"
     built train_gpt2 || return
     rm -rf "$folder"
-    "$programs/train_gpt2" --plan=json --device cuda -t $length -s 0 "${@:4}" >"$build/plan.json" 2>"$log"
+    "$programs/train_gpt2" --plan=json --device cuda -t $length -s 0 "${@:4}" >"$build/plan.json" 2>"$run_log"
     own_bytes=$(number total "$build/plan.json")
-    watched trainer "$folder" "$2" -i "$tokens" -t $length -v 0 -s 0 -c 0.1 -x "$steps" "${@:4}" >>"$log"
+    watched trainer "$folder" "$2" -i "$tokens" -t $length -v 0 -s 0 -c 0.1 -x "$steps" "${@:4}" >>"$run_log"
     status=$?
     if [ $status -eq 0 ]; then
         read -r -a ms <<<"$(percentiles "$folder/metrics.jsonl" $((steps > 10 ? 10 : 1)))"
         first_step=$(cat "$folder/first")
         [ ${#ms[@]} -eq 3 ] || status=1  # no metrics
     fi
-    ended "$name" $status "$log" "${ms[0]:+${ms[0]} ms a step}"
+    ended "$name" $status "$run_log" "${ms[0]:+${ms[0]} ms a step}"
     return $status
 }
 
@@ -100,24 +104,25 @@ ours() {
 # memory, which is no failure of ours
 torch=''
 torch_run() {
-    local name=$1 log=$build/log/${1//[^A-Za-z0-9.]/_}.txt status
+    local name=$1 status
     ms=() own_bytes='' first_step='' note=''
+    log_of "$name"
     [ -n "$torch" ] || return 125
     TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor watched bounded "$2" "$python" dev/oracle/train_torch.py \
-        --length $length --shards "$tokens" "${@:3}" >"$log" 2>&1
+        --length $length --shards "$tokens" "${@:3}" >"$run_log" 2>&1
     status=$?
     if [ $status -eq 3 ]; then
         report "$name" 0 "out of memory"
         return 3
     elif [ $status -eq 0 ]; then
-        ms=("$(number median_ms "$log")" "$(number p10_ms "$log")" "$(number p90_ms "$log")")
-        own_bytes=$(number reserved_bytes "$log") first_step=$(number first_step_s "$log")
-        gemm=${gemm:-$(number gemm_tflops "$log")}
+        ms=("$(number median_ms "$run_log")" "$(number p10_ms "$run_log")" "$(number p90_ms "$run_log")")
+        own_bytes=$(number reserved_bytes "$run_log") first_step=$(number first_step_s "$run_log")
+        gemm=${gemm:-$(number gemm_tflops "$run_log")}
         note="${ms[0]} ms a step"
-        ! grep -q '"kept_ms"' "$log" ||
-            note+=": gradients set to None $(number none_ms "$log"), kept $(number kept_ms "$log")"
+        ! grep -q '"kept_ms"' "$run_log" ||
+            note+=": gradients set to None $(number none_ms "$run_log"), kept $(number kept_ms "$run_log")"
     fi
-    ended "$name" $status "$log" "$note"
+    ended "$name" $status "$run_log" "$note"
     return $status
 }
 
