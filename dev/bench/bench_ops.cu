@@ -110,7 +110,7 @@ typedef struct {
     bool dinp, dweight, dbias, gelu, dgelu_bias;
 } BenchProduct;
 
-// In the order of a step. Gradients are bf16 where they are set, fp32 where micro-steps add up, as the trainer has them.
+// In the order of a step. As in the trainer, gradients are bf16, or fp32 where micro-steps add up.
 static const BenchProduct bench_products[] = {
     {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0, 0, 0, 0, 0},
     {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0, 0, 0, 0, 0},

@@ -158,7 +158,7 @@ report_all() {
 stage_all() {
     local round
     export TRAIN_GPT2_PICKS=$build/picks_checks.txt
-    rm -f "$build"/picks*.txt
+    rm -rf "$build"/picks*.txt "$build"/inductor
     random_tokens "$tokens" 4200000 1
     check_kernels
     check_nccl

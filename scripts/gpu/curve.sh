@@ -82,7 +82,7 @@ differences() {
             if (smooth > most) { most = smooth }
         }
         END {
-            if (many) { printf "%d %.5f %.5f %.5f %.5f\n", NR, largest, all / NR, most, total / many }
+            if (many) { printf "%d %.2g %.2g %.2g %.2g\n", NR, largest, all / NR, most, total / many }
             else { print NR + 0, "- - - -" }
         }'
 }

@@ -172,6 +172,6 @@ stage_memory() {
     our_largest 1558M 1 60
     chosen 124M 60
     torch_largest 124M 64 70
-    our_largest 124M 4 100
+    our_largest 124M 4 140
     torch_largest 1558M 16 150
 }
