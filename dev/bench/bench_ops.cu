@@ -102,48 +102,46 @@ static const BenchRow bench_rows[] = {
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
-// one product of a training step, with an epilogue, on arrays of the operation's variant; those that a backward product
-// leaves out are NULL
+// one product of a training step, with an epilogue, on arrays of the operation's variant
+enum { DINP = 1, DWEIGHT = 2, DBIAS = 4, DGELU = 8, DGELU_BIAS = 16 };
 typedef struct {
     BenchRow row;
     const char *epilogue;
-    bool dinp, dweight, dbias, gelu, dgelu_bias;
+    int parts;  // of a backward product: which of DINP | .. it makes
 } BenchProduct;
 
 // In the order of a step. As in the trainer, gradients are bf16, or fp32 where micro-steps add up.
 static const BenchProduct bench_products[] = {
-    {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0, 0, 0, 0, 0},
-    {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0, 0, 0, 0, 0},
-    {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0, 0, 0, 0, 0},
-    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input kept", 0, 0, 0, 0, 0},
-    {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0, 0, 0, 0, 0},
-    {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0, 0, 0, 0, 0},
-    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", 1, 0, 0, 0, 0},
-    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dweight", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "logits", MATMUL_BF16_ADD, DIM_C, DIM_VP, true}, "dweight +=", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "logits", MATMUL_ADD, DIM_C, DIM_VP, true}, "dweight +=, fp32", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp", 1, 0, 0, 0, 0},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp, dGELU", 1, 0, 0, 1, 0},
-    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp, dGELU, dbias of fc", 1, 0, 0, 1, 1},
+    {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0},
+    {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0},
+    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input kept", 0},
+    {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0},
+    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
+    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
+    {{"matmul_backward", "logits", MATMUL_BF16_ADD, DIM_C, DIM_VP, true}, "dweight +=", DWEIGHT},
+    {{"matmul_backward", "logits", MATMUL_ADD, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp, dGELU", DINP | DGELU},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false},
+     "dinp, dGELU, dbias of fc",
+     DINP | DGELU | DGELU_BIAS},
     {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
-     "dinp, dGELU, dbias of fc += in fp32",
-     1,
-     0,
-     0,
-     1,
-     1},
-    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight, dbias", 0, 1, 1, 0, 0},
-    {{"matmul_backward", "fcproj", MATMUL_ADD, DIM_4C, DIM_C, false}, "dweight +=, dbias +=, fp32", 0, 1, 1, 0, 0},
-    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dinp", 1, 0, 0, 0, 0},
-    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dweight", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "fc", MATMUL_ADD, DIM_C, DIM_4C, false}, "dweight +=, fp32", 0, 1, 0, 0, 0},
-    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dinp", 1, 0, 0, 0, 0},
-    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dweight, dbias", 0, 1, 1, 0, 0},
-    {{"matmul_backward", "attproj", MATMUL_ADD, DIM_C, DIM_C, false}, "dweight +=, dbias +=, fp32", 0, 1, 1, 0, 0},
-    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dinp", 1, 0, 0, 0, 0},
-    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dweight, dbias", 0, 1, 1, 0, 0},
-    {{"matmul_backward", "qkv", MATMUL_ADD, DIM_C, DIM_3C, false}, "dweight +=, dbias +=, fp32", 0, 1, 1, 0, 0},
+     "dinp, dGELU, dbias of fc +=, fp32",
+     DINP | DGELU | DGELU_BIAS},
+    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fcproj", MATMUL_ADD, DIM_4C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dinp", DINP},
+    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fc", MATMUL_ADD, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "attproj", MATMUL_ADD, DIM_C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dinp", DINP},
+    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", MATMUL_ADD, DIM_C, DIM_3C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
 };
 enum { NUM_BENCH_PRODUCTS = sizeof bench_products / sizeof bench_products[0] };
 
@@ -490,14 +488,16 @@ static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
 #ifdef HAVE_CUDA
 static void run_product(const BenchProduct *w, Problem *p, const Ops *ops, Exec *ex) {
     const Gradient none = {NULL, p->gradients};
-    if (!w->dinp && !w->dweight) {
+    int parts = w->parts;
+    if (parts == 0) {
         problem_run(p, ops, ex);
         return;
     }
-    ops->matmul_backward(w->dinp ? x_of(p, "dinp") : NULL, w->dweight ? gradient_of(p, "dweight") : none,
-                         w->dbias ? gradient_of(p, "dbias") : none, w->dgelu_bias ? gradient_of(p, "dgelu_bias") : none,
-                         x_of(p, "dout"), x_of(p, "in"), x_of(p, "weight"), w->gelu ? x_of(p, "gelu_pre") : NULL,
-                         p->mode, p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
+    ops->matmul_backward(parts & DINP ? x_of(p, "dinp") : NULL, parts & DWEIGHT ? gradient_of(p, "dweight") : none,
+                         parts & DBIAS ? gradient_of(p, "dbias") : none,
+                         parts & DGELU_BIAS ? gradient_of(p, "dgelu_bias") : none, x_of(p, "dout"), x_of(p, "in"),
+                         x_of(p, "weight"), parts & DGELU ? x_of(p, "gelu_pre") : NULL, p->mode,
+                         p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
 }
 
 // a line of the list; whether one kernel does it all
