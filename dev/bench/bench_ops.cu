@@ -127,12 +127,14 @@ static const BenchProduct bench_products[] = {
     {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false},
      "dinp, dGELU, dbias of fc",
      DINP | DGELU | DGELU_BIAS},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
     {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
      "dinp, dGELU, dbias of fc +=, fp32",
      DINP | DGELU | DGELU_BIAS},
-    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
-    {{"matmul_backward", "fcproj", MATMUL_BF16, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
-    {{"matmul_backward", "fcproj", MATMUL_ADD, DIM_4C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
+     "dweight +=, dbias +=, fp32",
+     DWEIGHT | DBIAS},
     {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dinp", DINP},
     {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
     {{"matmul_backward", "fc", MATMUL_ADD, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
@@ -500,14 +502,16 @@ static void run_product(const BenchProduct *w, Problem *p, const Ops *ops, Exec 
                          p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
 }
 
+static bool same_arrays(const BenchRow *x, const BenchRow *y) {
+    return strcmp(x->op, y->op) == 0 && x->variant == y->variant && x->C == y->C && x->OC == y->OC;
+}
+
 // a line of the list; whether one kernel does it all
-static bool list_product(Bench *b, const BenchProduct *w) {
-    const OpCase *op = op_case(w->row.op);
-    OpShape s = shape_of(b, op, &w->row);
-    Problem p = problem_place(b->backend->device, op, &s, w->row.variant);
-    run_product(w, &p, b->backend->ops, &b->exec);  // chooses its algorithm
+static bool list_product(Bench *b, const BenchProduct *w, Problem *p) {
+    const OpShape s = p->shape;
+    run_product(w, p, b->backend->ops, &b->exec);  // chooses its algorithm
     record_start(&b->exec);
-    run_product(w, &p, b->backend->ops, &b->exec);
+    run_product(w, p, b->backend->ops, &b->exec);
     Recorded r = record_stop(&b->exec);
     bool fused = r.kernels == 1;
     char many[48] = "fused";
@@ -517,7 +521,6 @@ static bool list_product(Bench *b, const BenchProduct *w) {
     if (r.others) { printf(" and %d copies or fills", r.others); }
     printf(" |\n");
     fflush(stdout);
-    problem_release(b->backend->device, &p);
     return fused;
 }
 #endif
@@ -527,7 +530,17 @@ static void list_products(Bench *b) {
     if (!on_gpu(&b->exec)) { input_error("--products: there are no kernels on a CPU; give --device cuda"); }
     printf("\n| product | epilogue | fused | kernels |\n|---|---|---|---|\n");
 #ifdef HAVE_CUDA
-    for (int i = 0; i < NUM_BENCH_PRODUCTS; i++) { fused += list_product(b, &bench_products[i]); }
+    Problem p;
+    for (int i = 0; i < NUM_BENCH_PRODUCTS; i++) {
+        const BenchProduct *w = &bench_products[i];
+        const OpCase *op = op_case(w->row.op);
+        OpShape s = shape_of(b, op, &w->row);
+        bool kept = i > 0 && same_arrays(&w->row, &w[-1].row);
+        if (!kept && i > 0) { problem_release(b->backend->device, &p); }
+        if (!kept) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
+        fused += list_product(b, w, &p);
+    }
+    problem_release(b->backend->device, &p);
 #endif
     printf("\nProducts fused: %d of %d.\n", fused, (int)NUM_BENCH_PRODUCTS);
 }

@@ -203,8 +203,8 @@ def main():
     args = parse_arguments()
     try:
         run(args)
-    except RuntimeError as error:  # torch has a class of its own for this, elsewhere in each release, derived from it
-        if "out of memory" not in str(error):
+    except RuntimeError as error:  # torch's own class for this, elsewhere in each release, is one; libraries' are not
+        if not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED")):
             raise
         print(f"train_torch: out of memory: {error}", file=sys.stderr)
         sys.exit(3)

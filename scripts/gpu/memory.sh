@@ -15,7 +15,7 @@ compile_torch() {
     local batch
     [ -n "$torch" ] || return
     for batch in 1 4 8 64; do
-        start compile_$batch 200 env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" \
+        start "PyTorch_compiles_B$batch" 200 env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" \
             dev/oracle/train_torch.py --length "$length" --shards "$tokens" --model 124M --batch $batch --warmup 1 \
             --steps 1 --gradients none
     done
@@ -23,7 +23,7 @@ compile_torch() {
 torch_compiled() {
     local batch
     for batch in 1 4 8 64; do
-        [ -z "${process[compile_$batch]:-}" ] || finish compile_$batch
+        [ -z "${process[PyTorch_compiles_B$batch]:-}" ] || finish "PyTorch_compiles_B$batch"
     done
 }
 
