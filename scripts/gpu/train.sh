@@ -47,14 +47,16 @@ driver_bytes=0
 watched() {
     local before watcher status
     before=$(gpu memory.used)
-    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >"$build/used.txt" \
+    : >"$build/used.txt"
+    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >>"$build/used.txt" \
         2>/dev/null &
     watcher=$!
     "$@"
     status=$?
     kill $watcher 2>/dev/null
     wait $watcher 2>/dev/null
-    driver_bytes=$(sort -g "$build/used.txt" | tail -n 1 | awk "{ printf \"%.0f\", (\$1 - $before) * 1048576 }")
+    driver_bytes=$(sort -g "$build/used.txt" | tail -n 1 | awk "{ most = \$1 - $before }
+        END { printf \"%.0f\", most * 1048576 }")
     return $status
 }
 
