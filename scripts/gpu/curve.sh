@@ -102,9 +102,13 @@ compare() {
 # resumed: the second half from the checkpoint in the middle; the same losses, weights and moments, bit for bit
 resumed() {
     local middle last log=$build/log/equal_bits.txt status file
+    local name="uninterrupted and resumed at step $((curve_steps / 2)): equal bits"
     middle=$(printf 'step_%08d' $((curve_steps / 2))) last=$(printf 'step_%08d' $curve_steps)
     mkdir -p "$curve/resumed"
-    cp "$curve/whole/config.json" "$curve/resumed/" && mv "$curve/whole/$middle" "$curve/resumed/" || return
+    if ! mv "$curve/whole/$middle" "$curve/resumed/" || ! cp "$curve/whole/config.json" "$curve/resumed/"; then
+        report "$name" 1 "there is no checkpoint of step $((curve_steps / 2))"
+        return
+    fi
     train_curve "$curve/resumed" 150 -y 1 || return
     for file in whole resumed; do
         sed 's/,"ms".*//' "$curve/$file/metrics.jsonl" | tail -n $((curve_steps / 2)) >"$curve/$file.txt"
@@ -115,8 +119,7 @@ resumed() {
         cmp "$curve"/{whole,resumed}/"$last/$file.safetensors" >>"$log" 2>&1 || status=1
     done
     [ "$(wc -l <"$curve/resumed.txt")" -eq $((curve_steps / 2)) ] || status=1
-    ended "uninterrupted and resumed at step $((curve_steps / 2)): equal bits" $status "$log" \
-        "losses, weights and moments"
+    ended "$name" $status "$log" "losses, weights and moments"
 }
 
 report_curve() {
