@@ -13,8 +13,8 @@
 #   pack       for a GPU without a network: run where Debian's packages are, it puts make, cJSON, cmocka, a text and
 #              MERGES=FILE into build/gpu/packages, to be taken along
 # A stage's results go to dev/results/gpu_<name>_<date>[_memory|_curve].md, and into the folder $OUT where that is set;
-# logs stay in build/gpu/log. Each step has its time limit; what would pass 560 s in all (GPU_CHECK_SECONDS) is left out
-# and said. Exit status 1: something failed; 2: there is no GPU, or something is missing.
+# logs stay in build/gpu/log. Each step has its time limit; what would pass 530 s in all, 560 without a word
+# (GPU_CHECK_SECONDS), is left out and said. Exit status 1: something failed; 2: there is no GPU, or something is missing.
 #
 # needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
 #            beside PyTorch's own cublas, cudart and NCCL, `pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of
@@ -47,7 +47,7 @@ all | memory | curve | build | pack) ;;
     ;;
 esac
 build=build/gpu programs=build/cuda python=${PYTHON:-python3} results_file=''
-seconds_in_all=${GPU_CHECK_SECONDS:-560}
+seconds_in_all=${GPU_CHECK_SECONDS:-$([ "$stage" = all ] && echo 560 || echo 530)}
 mkdir -p $build/log
 rm -f $build/log/*
 . scripts/gpu/steps.sh  # a step, its limit and its line; the report
