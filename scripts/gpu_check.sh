@@ -14,7 +14,7 @@
 #              MERGES=FILE into build/gpu/packages, to be taken along
 # A stage's results go to dev/results/gpu_<name>_<date>[_memory|_curve].md, and into the folder $OUT where that is set;
 # logs stay in build/gpu/log. Each step has its time limit; what would pass 530 s in all, 560 without a word
-# (GPU_CHECK_SECONDS), is left out and said. Exit status 1: something failed; 2: there is no GPU, or something is missing.
+# (GPU_CHECK_SECONDS), is left out and said. Exit status 1: something failed; 2: no GPU, or something is missing.
 #
 # needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is its toolkit, or wheels that Python finds:
 #            beside PyTorch's own cublas, cudart and NCCL, `pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of
