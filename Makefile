@@ -212,7 +212,7 @@ build/check/c++: train_gpt2.cu build/flags
 	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
 # the test of what nvcc says keeps its results, and is quick when it is run again
 build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/test_ops.cu dev/test/test_nvcc.sh \
-		$(wildcard llmc/* dev/test/*.h)
+		$(wildcard llmc/* dev/test/*.h dev/bench/*.h)
 	@mkdir -p $(@D)
 	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
 	@dev/test/test_nvcc.sh > $@ 2>&1 || true

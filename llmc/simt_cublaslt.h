@@ -466,6 +466,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     }
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
-    bool submitted = simt::submit(stream, [=] { simt::lt_multiply(product); }) == cudaSuccess;
+    auto multiply = [=] { simt::lt_multiply(product); };
+    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", multiply}) == cudaSuccess;
     return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -10,7 +10,8 @@ Names, arguments and return values are CUDA's (12.0 and later). What this adds, 
              their arguments and not done; cudaGraphLaunch does them. Streams that wait for an event of a capturing
              stream join the capture, and must be joined back before it ends. What a capture forbids (to synchronise, to
              allocate or free, a copy with pageable host memory, the default stream) fails and spoils the capture;
-             every capture is as strict as cudaStreamCaptureModeGlobal.
+             every capture is as strict as cudaStreamCaptureModeGlobal. A graph's nodes stand in the order of the calls;
+             kernels have the names of their launches, a product of cuBLASLt is one kernel.
   Counters   simt::runtime() counts host synchronisations and pageable copies, and what a GPU would have had to do
              while the host waited.
 For one host thread.
@@ -90,14 +91,20 @@ struct SimtEvent {
     size_t work_before = 0;
     uint64_t graphs_before = 0;  // runtime().graph_launches when it was recorded
 };
+enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
+struct SimtGraphNode {
+    cudaGraphNodeType type;
+    const char *name;  // a kernel's; what stands in the launch
+    std::function<void()> work;
+};
 // a captured graph: what to do, in an order that respects every event
 struct SimtGraph {
-    std::vector<std::function<void()>> work;
+    std::vector<SimtGraphNode> nodes;
     SimtStream *origin = nullptr;
     bool spoiled = false;
 };
 struct SimtGraphExec {
-    std::vector<std::function<void()>> work;
+    std::vector<SimtGraphNode> nodes;
 };
 struct SimtStream {
     SimtGraph *capture = nullptr;     // what it records into, if it captures
@@ -106,6 +113,7 @@ struct SimtStream {
 typedef SimtStream *cudaStream_t;
 typedef SimtEvent *cudaEvent_t;
 typedef SimtGraph *cudaGraph_t;
+typedef SimtGraphNode *cudaGraphNode_t;
 typedef SimtGraphExec *cudaGraphExec_t;
 
 namespace simt {
@@ -202,14 +210,14 @@ inline cudaError_t release(void *address, MemoryKind kind) {
 // ---- work on streams
 
 // Does work, or records it if the stream captures.
-inline cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
+inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
     if (!stream && capturing()) { return spoil_captures(cudaErrorStreamCaptureImplicit); }
     if (!stream || !stream->capture) {
-        work();
+        node.work();
         return cudaSuccess;
     }
     stream->recorded++;
-    stream->capture->work.push_back(std::move(work));
+    stream->capture->nodes.push_back(std::move(node));
     return cudaSuccess;
 }
 
@@ -234,7 +242,8 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
     }
     runtime().launches++;
     std::tuple<P...> kept(arguments...);
-    submit(stream, [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); });
+    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); };
+    submit(stream, {cudaGraphNodeTypeKernel, name, run});
 }
 
 // Whether both ends of a copy are where its direction says. cudaMemcpyDefault finds out by itself.
@@ -373,7 +382,7 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
         if (stream && stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
         simt::runtime().pageable_copies++;
     }
-    return simt::submit(stream, [=] { std::memmove(to, from, bytes); });
+    return simt::submit(stream, {cudaGraphNodeTypeMemcpy, "", [=] { std::memmove(to, from, bytes); }});
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
     if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
@@ -386,7 +395,7 @@ inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemc
 inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr) {
     if (bytes == 0) { return cudaSuccess; }
     if (simt::memory_kind(to, bytes) != simt::DEVICE) { return simt::failed(cudaErrorInvalidValue); }
-    return simt::submit(stream, [=] { std::memset(to, value, bytes); });
+    return simt::submit(stream, {cudaGraphNodeTypeMemset, "", [=] { std::memset(to, value, bytes); }});
 }
 inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
@@ -504,9 +513,20 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     *graph = captured;
     return cudaSuccess;
 }
+// nodes: room for *count, or null to learn how many there are; they live as long as the graph
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    size_t room = nodes ? *count : 0;
+    *count = nodes ? std::min(room, graph->nodes.size()) : graph->nodes.size();
+    for (size_t i = 0; i < std::min(room, *count); i++) { nodes[i] = &graph->nodes[i]; }
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType *type) {
+    *type = node->type;
+    return cudaSuccess;
+}
 enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
-    *exec = new SimtGraphExec{graph->work};
+    *exec = new SimtGraphExec{graph->nodes};
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
@@ -515,8 +535,8 @@ inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     simt::runtime().graph_launches++;
-    for (const std::function<void()> &work : exec->work) {
-        cudaError_t error = simt::submit(stream, work);
+    for (const SimtGraphNode &node : exec->nodes) {
+        cudaError_t error = simt::submit(stream, node);
         if (error != cudaSuccess) { return error; }
     }
     return cudaSuccess;

@@ -1,6 +1,7 @@
 /*
 Every operation at GPT-2's shapes, as a share of what the machine can do.
     bench_ops [-e d12|d48] [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]     prints a table in Markdown
+    bench_ops --products ...     on a GPU, times nothing: which kernels do the matrix products of a training step
 One source, as the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
 
 Shapes    124M's, or with -e d48 1558M's. The arrays of the optimizer and of the norm are 124M's in both: their rates do
@@ -15,6 +16,10 @@ Time      Warm-up, then 20 to 50 runs, and no more after the first 20 once 0.3 s
           nothing waits to be written back. A run starts cold, therefore. On a GPU CUDA events around the operation
           take the time, and the operation is enqueued while the caches are still being filled, so that its first
           launch costs the host's time, not the device's; gaps between the launches of one operation count.
+Kernels   on a GPU: how many an operation launches, and after a + copies and fills, as recorded in a CUDA graph.
+Products  one by one, with the epilogues that training asks for, after their algorithms were chosen. `fused`: one kernel
+          does product and epilogue. Else all are named: those that split k (splitKreduce), and those of
+          llmc/matmul_kernels.cuh (lt_...), which do what cuBLASLt cannot, or could only slower.
 Share     of the larger of two times: the bytes that must be moved (cases.h) at copy bandwidth, the FLOPs at the GEMM
           rate. `bound` names which it is.
 
@@ -35,6 +40,9 @@ Every row then has a second line. What the candidate leaves alone comes out at a
 #include "../test/cases.h"
 #include <time.h>
 #include <unistd.h>
+#ifdef HAVE_CUDA
+#include "recorded.h"
+#endif
 #ifdef CANDIDATE
 #include CANDIDATE
 enum { MAX_TABLES = 2 };
@@ -94,9 +102,54 @@ static const BenchRow bench_rows[] = {
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
+// one product of a training step, with an epilogue, on arrays of the operation's variant
+enum { DINP = 1, DWEIGHT = 2, DBIAS = 4, DGELU = 8, DGELU_BIAS = 16 };
+typedef struct {
+    BenchRow row;
+    const char *epilogue;
+    int parts;  // of a backward product: which of DINP | .. it makes
+} BenchProduct;
+
+// In the order of a step. As in the trainer, gradients are bf16, or fp32 where micro-steps add up.
+static const BenchProduct bench_products[] = {
+    {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0},
+    {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0},
+    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input kept", 0},
+    {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0},
+    {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0},
+    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
+    {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dweight", DWEIGHT},
+    {{"matmul_backward", "logits", MATMUL_BF16_ADD, DIM_C, DIM_VP, true}, "dweight +=", DWEIGHT},
+    {{"matmul_backward", "logits", MATMUL_ADD, DIM_C, DIM_VP, true}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dinp, dGELU", DINP | DGELU},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false},
+     "dinp, dGELU, dbias of fc",
+     DINP | DGELU | DGELU_BIAS},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fcproj", MATMUL_BF16_GELU, DIM_4C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
+     "dinp, dGELU, dbias of fc +=, fp32",
+     DINP | DGELU | DGELU_BIAS},
+    {{"matmul_backward", "fcproj", MATMUL_GELU_ADD, DIM_4C, DIM_C, false},
+     "dweight +=, dbias +=, fp32",
+     DWEIGHT | DBIAS},
+    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dinp", DINP},
+    {{"matmul_backward", "fc", MATMUL_BF16, DIM_C, DIM_4C, false}, "dweight", DWEIGHT},
+    {{"matmul_backward", "fc", MATMUL_ADD, DIM_C, DIM_4C, false}, "dweight +=, fp32", DWEIGHT},
+    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dinp", DINP},
+    {{"matmul_backward", "attproj", MATMUL_BF16, DIM_C, DIM_C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "attproj", MATMUL_ADD, DIM_C, DIM_C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dinp", DINP},
+    {{"matmul_backward", "qkv", MATMUL_BF16, DIM_C, DIM_3C, false}, "dweight, dbias", DWEIGHT | DBIAS},
+    {{"matmul_backward", "qkv", MATMUL_ADD, DIM_C, DIM_3C, false}, "dweight +=, dbias +=, fp32", DWEIGHT | DBIAS},
+};
+enum { NUM_BENCH_PRODUCTS = sizeof bench_products / sizeof bench_products[0] };
+
 typedef struct {
     int model, B, T, device;
-    const char *only, *small;
+    const char *only, *small, *products;
 } Options;
 
 static const Flag flags[] = {
@@ -107,6 +160,8 @@ static const Flag flags[] = {
     {NULL, "device", FLAG_CHOICE, offsetof(Options, device), 0, 0, DEVICE_CHOICES, NULL, "where to run"},
     {NULL, "small", FLAG_OPTION, offsetof(Options, small), 0, 0, NULL, NULL,
      "the tests' first shapes and two runs, to see that all of it works"},
+    {NULL, "products", FLAG_OPTION, offsetof(Options, products), 0, 0, NULL, NULL,
+     "on a GPU, only which kernels do a training step's matrix products"},
 };
 enum { NUM_FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -417,6 +472,81 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
     return s;
 }
 
+// ---- kernels, in builds for a GPU
+
+// how many the operation launches, as a cell of the table
+static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
+#ifdef HAVE_CUDA
+    if (on_gpu(&b->exec)) {
+        record_start(&b->exec);
+        problem_run(p, ops, (Exec *)&b->exec);
+        Recorded r = record_stop(&b->exec);
+        printf(r.others ? " %d + %d |" : " %d |", r.kernels, r.others);
+    }
+#endif
+    (void)b, (void)p, (void)ops;
+}
+
+#ifdef HAVE_CUDA
+static void run_product(const BenchProduct *w, Problem *p, const Ops *ops, Exec *ex) {
+    const Gradient none = {NULL, p->gradients};
+    int parts = w->parts;
+    if (parts == 0) {
+        problem_run(p, ops, ex);
+        return;
+    }
+    ops->matmul_backward(parts & DINP ? x_of(p, "dinp") : NULL, parts & DWEIGHT ? gradient_of(p, "dweight") : none,
+                         parts & DBIAS ? gradient_of(p, "dbias") : none,
+                         parts & DGELU_BIAS ? gradient_of(p, "dgelu_bias") : none, x_of(p, "dout"), x_of(p, "in"),
+                         x_of(p, "weight"), parts & DGELU ? x_of(p, "gelu_pre") : NULL, p->mode,
+                         p->shape.B * p->shape.T, p->shape.C, p->shape.OC, ex);
+}
+
+static bool same_arrays(const BenchRow *x, const BenchRow *y) {
+    return strcmp(x->op, y->op) == 0 && x->variant == y->variant && x->C == y->C && x->OC == y->OC;
+}
+
+// a line of the list; whether one kernel does it all
+static bool list_product(Bench *b, const BenchProduct *w, Problem *p) {
+    const OpShape s = p->shape;
+    run_product(w, p, b->backend->ops, &b->exec);  // chooses its algorithm
+    record_start(&b->exec);
+    run_product(w, p, b->backend->ops, &b->exec);
+    Recorded r = record_stop(&b->exec);
+    bool fused = r.kernels == 1;
+    char many[48] = "fused";
+    if (!fused) { snprintf(many, sizeof many, "not fused: %d kernels", r.kernels); }
+    printf("| %s %d x %d x %d | %s | %s |", w->row.what, s.B * s.T, s.C, s.OC, w->epilogue, many);
+    for (int i = 0; i < r.kernels && i < RECORDED_NAMES; i++) { printf("%s `%s`", i ? "," : "", r.name[i]); }
+    if (r.others) { printf(" and %d copies or fills", r.others); }
+    printf(" |\n");
+    fflush(stdout);
+    return fused;
+}
+#endif
+
+static void list_products(Bench *b) {
+    int fused = 0;
+    if (!on_gpu(&b->exec)) { input_error("--products: there are no kernels on a CPU; give --device cuda"); }
+    printf("\n| product | epilogue | fused | kernels |\n|---|---|---|---|\n");
+#ifdef HAVE_CUDA
+    Problem p;
+    for (int i = 0; i < NUM_BENCH_PRODUCTS; i++) {
+        const BenchProduct *w = &bench_products[i];
+        const OpCase *op = op_case(w->row.op);
+        OpShape s = shape_of(b, op, &w->row);
+        bool kept = i > 0 && same_arrays(&w->row, &w[-1].row);
+        if (!kept && i > 0) { problem_release(b->backend->device, &p); }
+        if (!kept) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
+        fused += list_product(b, w, &p);
+    }
+    problem_release(b->backend->device, &p);
+#endif
+    printf("\nProducts fused: %d of %d.\n", fused, (int)NUM_BENCH_PRODUCTS);
+}
+
+// ---- an operation
+
 static void bench_row(Bench *b, const OpCase *op, const BenchRow *row) {
     OpShape s = shape_of(b, op, row);
     Problem p = problem_place(b->backend->device, op, &s, row->variant);
@@ -428,12 +558,15 @@ static void bench_row(Bench *b, const OpCase *op, const BenchRow *row) {
     const Ops *const tables[] = {b->backend->ops, &candidate};
     measure(b, &p, tables, 2, times);
     print_times(b, &p, name, &times[0]);
+    print_kernels(b, &p, tables[0]);
     printf(" | |\n");
     print_times(b, &p, "candidate", &times[1]);
+    print_kernels(b, &p, tables[1]);
     printf(" %.2fx | %.1e |\n", times[1].speed, difference(b, &p, tables));
 #else
     measure(b, &p, &b->backend->ops, 1, times);
     print_times(b, &p, name, times);
+    print_kernels(b, &p, b->backend->ops);
     printf("\n");
 #endif
     fflush(stdout);
@@ -454,6 +587,20 @@ static void bench_operation(Bench *b, const OpCase *op) {
     if (rows == 0) { bench_row(b, op, &plain); }
 }
 
+static void bench_operations(Bench *b) {
+    bool gpu = on_gpu(&b->exec);
+    measure_ceilings(b, "");
+    printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share |%s%s\n"
+           "|---|---|---|---|---|---|---|%s%s\n",
+           gpu ? " kernels |" : "", MAX_TABLES > 1 ? " speed | off by |" : "", gpu ? "---|" : "",
+           MAX_TABLES > 1 ? "---|---|" : "");
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        if (op_chosen(b, &op_cases[i])) { bench_operation(b, &op_cases[i]); }
+    }
+    printf("\n");
+    measure_ceilings(b, " at the end");
+}
+
 int main(int argc, char **argv) {
     Bench b;
     const char *note;
@@ -466,15 +613,11 @@ int main(int argc, char **argv) {
     if (!chosen) { input_error("-o %s: no operation has that in its name", b.options.only); }
     bench_open(&b);
     print_header(&b);
-    measure_ceilings(&b, "");
-    printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share "
-           "|%s\n|---|---|---|---|---|---|---|%s\n",
-           MAX_TABLES > 1 ? " speed | off by |" : "", MAX_TABLES > 1 ? "---|---|" : "");
-    for (int i = 0; i < NUM_OP_CASES; i++) {
-        if (op_chosen(&b, &op_cases[i])) { bench_operation(&b, &op_cases[i]); }
+    if (b.options.products) {
+        list_products(&b);
+    } else {
+        bench_operations(&b);
     }
-    printf("\n");
-    measure_ceilings(&b, " at the end");
     bench_close(&b);
     return 0;
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Trains the PyTorch model from another trainer's initial weights on that trainer's batches, to compare the end losses.
+"""Trains the PyTorch model from another trainer's initial weights on that trainer's batches, to compare the losses.
 
     /usr/bin/python3 dev/oracle/converge.py --init init.safetensors --batches train.i32 --val val.i32
 
@@ -8,12 +8,14 @@ nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as toke
 
   --batches  int32 little-endian [steps][B][T+1]: tokens are the first T of each row, targets the last T
   --val      int32 little-endian [batches][B][T+1], after the last step; val_loss is the mean over batches
+  --losses   a file for the loss before each update, a line a step, as our metrics.jsonl has it
   --init     safetensors with Hugging Face's names; it decides V and the longest context
   lr of a step: lr (step + 1) / warmup before `warmup`, then a cosine from lr to lr * final_frac at `steps`
 """
 import argparse
 import json
 import math
+import os
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from gpt2 import GPT2, load_hf, make_adamw, parse_shape, train_step
 def parse_arguments():
     parser = argparse.ArgumentParser(description="trains the PyTorch model on dumped batches")
     parser.add_argument("--batches", required=True, help="int32 file [steps][B][T+1]")
-    parser.add_argument("--val", required=True, help="int32 file [batches][B][T+1]")
+    parser.add_argument("--val", help="int32 file [batches][B][T+1]")
     parser.add_argument("--init", required=True, help="safetensors file with Hugging Face's names")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--shape", default="l4h4c128")
@@ -39,6 +41,9 @@ def parse_arguments():
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
+    parser.add_argument("--losses", help="file to write every step's loss to")
     return parser.parse_args()
 
 
@@ -66,24 +71,30 @@ def learning_rate(args, step):
 def main():
     args = parse_arguments()
     init = safetensors.read(args.init)
-    batches, val = read_batches(args.batches, args.B, args.T), read_batches(args.val, args.B, args.T)
+    batches = read_batches(args.batches, args.B, args.T)
     if len(batches) < args.steps:
         raise SystemExit(f"{args.batches}: found {len(batches)} batches, expected --steps {args.steps}")
     model = GPT2(parse_shape(args.shape), V=len(init["wte.weight"]), max_T=len(init["wpe.weight"]))
     load_hf(model, init)
     model.to(args.device)
     optimizer = make_adamw(model, args.lr, (args.beta1, args.beta2), args.weight_decay)
+    trained = torch.compile(model) if args.compile else model
 
     losses = []
-    for step in range(args.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(args, step)
-        loss, _ = train_step(model, optimizer, *split(batches[step], args.device), clip=args.clip)
-        losses.append(loss.item())
-    with torch.no_grad():
-        val_losses = [model(*split(batch, args.device))[1].item() for batch in val]
-    print(json.dumps({"program": "pytorch", "steps": args.steps, "val_loss": float(np.mean(val_losses)),
-                      "train_losses_last": float(np.mean(losses[-50:]))}))
+    with open(args.losses or os.devnull, "w", buffering=1) as lines:  # what was done is there if it is ended
+        for step in range(args.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(args, step)
+            loss, _ = train_step(trained, optimizer, *split(batches[step], args.device), args.clip, args.bf16)
+            losses.append(loss.item())
+            print(json.dumps({"step": step + 1, "loss": losses[-1]}, separators=(",", ":")), file=lines)
+    result = {"program": "pytorch", "steps": args.steps, "train_losses_last": float(np.mean(losses[-50:]))}
+    if args.val:
+        with torch.no_grad():
+            val_losses = [model(*split(batch, args.device))[1].item()
+                          for batch in read_batches(args.val, args.B, args.T)]
+        result["val_loss"] = float(np.mean(val_losses))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -113,12 +113,15 @@ def make_adamw(model, lr, betas=(0.9, 0.95), weight_decay=0.1):
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8)
 
 
-def train_step(model, optimizer, tokens, targets, clip=1.0):
+def train_step(model, optimizer, tokens, targets, clip=1.0, bf16=False):
     """One update; returns the loss before it and the gradient norm before clipping, as scalar tensors.
+
+    bf16: products under autocast; parameters stay what they are.
 
     torch scales by clip / (norm + 1e-6), so an exact clip / norm differs from it by 1e-6 / norm, relatively.
     """
-    _, loss = model(tokens, targets)
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
+        _, loss = model(tokens, targets)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()

@@ -14,6 +14,7 @@ extern "C" {  // cmocka's header does not say so itself
 #include "../../llmc/matmul.h"
 #include "../../llmc/matmul.cuh"
 #include "../../llmc/rng.h"
+#include "../bench/recorded.h"
 #include <string>
 #include <vector>
 
@@ -849,6 +850,54 @@ static void test_first_in_capture_is_refused(void **state) {
     assert_stops(EXIT_RUN_FAILED, "while a CUDA graph was recorded", first_in_capture, &gpu);
 }
 
+// ---- what the benchmark says of a product's kernels
+
+// the kernels of a forward with a bias, after a run that chooses its algorithm, "+fill" where one is recorded too
+static std::string recorded_forward(uint32_t epilogues_off, bool no_algorithms, bool fill) {
+    simt::lt_settings().epilogues_off = epilogues_off;
+    simt::lt_settings().no_algorithms = no_algorithms;
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
+    Gpu gpu;
+    Layer l(48, 64, 96);
+    Recorded r = {};
+    for (bool recording : {false, true}) {
+        if (recording) { record_start(gpu.ex()); }
+        cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, l.N, l.C, l.OC, gpu.ex());
+        if (fill) { CUDA_CHECK(cudaMemsetAsync(l.got.pre.at, 0, 2, gpu.stream)); }
+        if (recording) { r = record_stop(gpu.ex()); }
+    }
+    std::string text;
+    for (int i = 0; i < r.kernels; i++) { text += std::string(i ? " " : "") + r.name[i]; }
+    for (int i = 0; i < r.others; i++) { text += "+fill"; }
+    return text;
+}
+
+static void test_kernels_are_recorded(void **state) {
+    (void)state;
+    assert_string_equal(recorded_forward(0, false, false).c_str(), "cublasLtMatmul");
+    assert_string_equal(recorded_forward(0, false, true).c_str(), "cublasLtMatmul+fill");
+    assert_string_equal(recorded_forward(~1u, false, false).c_str(), "cublasLtMatmul lt_finish_kernel<PACK>");
+    assert_string_equal(recorded_forward(0, true, false).c_str(), "lt_tile_kernel<T>");
+}
+
+static void test_names_of_kernels(void **state) {
+    (void)state;
+    const char *const names[][2] = {
+        {"nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT", "nvjet_tst_192x192_64x4_2x1_v_bz_coopA_bias_TNT"},
+        {"void lt_finish_kernel<(int)8>(__nv_bfloat16 *, int)", "lt_finish_kernel<(int)8>"},
+        {"void (anonymous namespace)::fold<4>(float*)", "fold<4>"},
+        {"void cublasLt::splitKreduce_kernel<32, 16, float>(cublasLt::cublasSplitKParams<float>, int)",
+         "cublasLt::splitKreduce_kernel<32, 16, float>"}};
+    for (const auto &name : names) {
+        char said[RECORDED_LENGTH];
+        record_name(said, name[0]);
+        assert_string_equal(said, name[1]);
+    }
+    char said[RECORDED_LENGTH];
+    record_name(said, std::string(1000, 'k').c_str());
+    assert_int_equal(strlen(said), RECORDED_LENGTH - 1);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, reset_settings, assert_nothing_left)
 
 int main(void) {
@@ -881,6 +930,8 @@ int main(void) {
         TEST(test_damaged_picks),
         TEST(test_picks_that_cannot_be_written),
         TEST(test_capture),
+        TEST(test_kernels_are_recorded),
+        TEST(test_names_of_kernels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,7 +33,7 @@ compiler=$(nvcc --version && echo "${NVCC_PREPEND_FLAGS:-} ${NVCC_APPEND_FLAGS:-
 # compile NAME SOURCE PRECISION FLAG...: into $said/NAME.o, with what was said in $said/NAME
 compile() {
     local name=$1 source=$2 key read=("$0" "${headers[@]}" "$2")
-    [[ $source == train_gpt2.cu ]] || read+=(dev/test/*.h train_gpt2.cu)
+    [[ $source == train_gpt2.cu ]] || read+=(dev/test/*.h dev/bench/*.h train_gpt2.cu)
     key=$({ echo "$compiler" "$@" && cat "${read[@]}"; } | sha256sum)
     [ "$(cat $said/"$name".key 2>/dev/null)" != "$key" ] || return 0
     rm -f $said/"$name"{,.key}

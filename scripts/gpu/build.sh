@@ -1,0 +1,134 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
+# scripts/gpu_check.sh: what it needs, found or fetched, and the programs, built.
+
+# ---- CUDA, from its toolkit or from wheels
+
+# sets NVCC, CUDA_ROOT and cuda_flags: the toolkit's own headers and libraries first, then those of wheels
+find_cuda() {
+    local wheels nvcc folders folder name library
+    mapfile -t wheels < <("$python" -c 'import glob, sys
+for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2>/dev/null | sed '/^$/d')
+    for nvcc in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc "${wheels[@]/%//bin/nvcc}"; do
+        # what is found may be a script or a link: nvcc says itself where it is
+        CUDA_ROOT=$("${nvcc:-false}" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#[$] TOP=//p')
+        [ -z "$CUDA_ROOT" ] || break
+    done
+    if [ -z "$CUDA_ROOT" ]; then
+        echo "gpu_check: nvcc is missing: install CUDA's toolkit or the wheel nvidia-cuda-nvcc, or name it in NVCC" >&2
+        return 1
+    fi
+    NVCC=$nvcc CUDA_ROOT=$(realpath "$CUDA_ROOT") cuda_flags=(-lcublasLt)
+    for folder in "${wheels[@]/%//include}"; do
+        [ ! -d "$folder" ] || cuda_flags+=(-isystem "$folder")
+    done
+    # a wheel has libcublasLt.so.13 without the plain name that -l looks for
+    mkdir -p "$build"/lib
+    rm -f "$build"/lib/lib*
+    folders=("$CUDA_ROOT"/lib64 "$CUDA_ROOT"/targets/*/lib "$CUDA_ROOT"/lib "${wheels[@]/%//lib}")
+    for name in cublasLt nccl; do
+        for folder in "${folders[@]}"; do
+            library=$(find "$folder" -maxdepth 1 -name "lib$name.so*" -print -quit 2>/dev/null)
+            [ -n "$library" ] || continue
+            ln -s "$(realpath "$library")" "$build"/lib/lib$name.so
+            cuda_flags+=(-Xlinker "-rpath=$folder")
+            break
+        done
+    done
+    for folder in "$build"/lib "$CUDA_ROOT"/lib{64,}; do
+        [ ! -d "$folder" ] || cuda_flags+=(-L"$folder")
+    done
+}
+
+# try_cuda: whether it compiles for this GPU, links and runs. Wheels of several releases often do not
+try_cuda() {
+    cat >"$build"/probe.cu <<'END'
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+__global__ void add(__nv_bfloat16 *x) { x[threadIdx.x] = x[0] + x[1]; }
+int main() { return cublasLtGetVersion() < CUBLAS_VER_MAJOR * 10000; }
+END
+    local log=$build/log/probe.txt
+    "$NVCC" -std=c++20 -arch=sm_"$arch" "$build"/probe.cu -o "$build"/probe "${cuda_flags[@]}" >"$log" 2>&1 &&
+        "$build"/probe >>"$log" 2>&1 && return
+    head -n 20 "$log" >&2
+    echo "gpu_check: $NVCC $cuda_version does not build a program with cuBLASLt for sm_$arch; its words are above." \
+        "Install CUDA's toolkit, or wheels that are all of one release:" \
+        "pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl,cudart,cublas]==$cuda_version.*'" >&2
+    return 1
+}
+
+# links LIBRARY HEADER...: whether a program can be built with it
+links() {
+    local library=$1 include=()
+    shift
+    for header in "$@"; do include+=(-include "$header"); done
+    echo 'int main() { return 0; }' | c++ -x c++ "${include[@]}" - -o /dev/null "$library" 2>/dev/null
+}
+has_cjson() { links -lcjson cjson/cJSON.h; }
+has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
+
+packages=$build/packages
+
+# packs what could not be fetched without a network: for fetch_missing, and for `curve` a text and, of MERGES=FILE,
+# GPT-2's merges
+pack() {
+    rm -rf "$packages"
+    mkdir -p "$packages"/text
+    [ -z "${MERGES:-}" ] || cp "$MERGES" "$packages"/text/merges.bpe || return
+    scripts/text.sh "$packages"/text || return
+    (cd "$packages" && apt-get -q download make libcjson-dev libcjson1 libcmocka-dev libcmocka0 &&
+        for package in *.deb; do dpkg -x "$package" . || exit; done && rm -rf ./*.deb usr/share) 2>&1 |
+        tee "$build"/log/pack.txt
+    [ "${PIPESTATUS[0]}" -eq 0 ] && echo "$packages holds $(du -sh "$packages" | cut -f 1)"
+}
+
+# what was packed, after what the machine has
+use_packed() {
+    local libraries=("$PWD/$packages"/usr/lib/*-linux-gnu)
+    [ -d "${libraries[0]}" ] || return 0
+    export PATH=$PATH:$PWD/$packages/usr/bin
+    export CPLUS_INCLUDE_PATH=${CPLUS_INCLUDE_PATH:+$CPLUS_INCLUDE_PATH:}$PWD/$packages/usr/include
+    export C_INCLUDE_PATH=${C_INCLUDE_PATH:+$C_INCLUDE_PATH:}$PWD/$packages/usr/include
+    export LIBRARY_PATH=${LIBRARY_PATH:+$LIBRARY_PATH:}${libraries[0]}
+    export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${libraries[0]}
+}
+
+# what the build lacks, through apt where that is possible
+fetch_missing() {
+    local missing=()
+    command -v make >/dev/null || missing+=(make)
+    has_cjson || missing+=(libcjson-dev)
+    has_cmocka || missing+=(libcmocka-dev)
+    [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 0
+    echo "installing ${missing[*]} with apt-get"
+    bounded 20 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update >"$build"/log/apt.txt 2>&1
+    bounded 30 env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 \
+        install -y --no-install-recommends "${missing[@]}" >>"$build"/log/apt.txt 2>&1
+    return 0
+}
+
+# ---- building
+
+# build_all NAME...: builds these at once, by the Makefile, which keeps what would come out the same, and reports each;
+# what was built before and no longer builds is removed
+build_all() {
+    local making log=$build/log/build.txt name status excerpt
+    making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
+        ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
+    bounded 400 "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${@/#/$programs/}" >"$log" 2>&1
+    status=$?
+    for name; do
+        if [ $status -eq 0 ] || "${making[@]}" --question "$programs/$name" >/dev/null 2>&1; then
+            report "build $name" 0
+            continue
+        fi
+        report "build $name" $status
+        rm -f "$programs/$name"
+        [ $status -eq 2 ] || continue  # not make's word but the clock's
+        excerpt=$(sed -n "\|^compile *$programs/$name\$|,\|^make: \*\*\*|p" "$log")
+        head -n 20 <<<"${excerpt:-$(tail -n 5 "$log")}" | sed 's/^/        /'
+    done
+}
+
+# built NAME: whether there is such a program to run
+built() { [ -x "$programs/$1" ]; }

@@ -1,0 +1,148 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
+# scripts/gpu_check.sh curve: a thousand steps of 124M from the same weights on the same batches, ours and PyTorch's;
+# and ours, interrupted in the middle, once more.
+
+curve_steps=1000 curve_batch=16 curve_window=50
+curve_flags=(-b "$curve_batch" -t 1024 -x "$curve_steps" -l 6e-4 -u 100 -q 0.1 -c 0.1 -s 0)
+curve=$build/curve curve_rows=() curve_data='' excerpt=()
+
+# find_text: sets curve_data to a shard of GPT-2's tokens where there are merges, else to the file that is named
+find_text() {
+    local text=${DATA:-} merges=${MERGES:-} log=$build/log/tokenize.txt status
+    [ -n "$text" ] || text=$(find "$packages"/text -name '*.txt' -print -quit 2>/dev/null)
+    [ -n "$merges" ] || merges=$(find "$packages"/text -name '*.bpe' -print -quit 2>/dev/null)
+    if [ ! -r "$text" ]; then
+        report "text" 2 "there is none to train on: name a file, DATA=FILE $0 curve, or bring what '$0 pack' packs"
+        return 1
+    fi
+    curve_data=$text
+    if [[ $text == *.bin ]] || [ ! -r "$merges" ]; then
+        report "text" 0 "$text$([[ $text == *.bin ]] || echo ', as bytes: no MERGES=FILE')"
+        return
+    fi
+    curve_data=$curve/text.bin
+    bounded 60 "$programs/train_gpt2" --device cpu -i "$text" --tokenizer "$merges" --tokenize "$curve_data" \
+        >"$log" 2>&1
+    status=$?
+    ended "text" $status "$log" "$text by $merges"
+    return $status
+}
+
+# dump: the initial weights and every batch, by the trainer built for a CPU
+dump() {
+    local log=$build/log/dump.txt status
+    bounded 120 make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 build/bench/dump_run >"$log" 2>&1 &&
+        bounded 90 build/bench/dump_run "$curve/dump" --device cpu -i "$curve_data" -e d12 -r 4 -m 1 -v 1 \
+            "${curve_flags[@]}" >>"$log" 2>&1
+    status=$?
+    ended "initial weights and batches" $status "$log" "$(du -sh "$curve/dump" 2>/dev/null | cut -f 1)"
+    return $status
+}
+
+# train_curve FOLDER SECONDS FLAG...: ours
+train_curve() {
+    local log=$build/log/curve_${1##*/}.txt status
+    trainer "$1" "$2" "${@:3}" >"$log"
+    status=$?
+    ended "our ${1##*/} run" $status "$log" "$(last_loss "$1/metrics.jsonl")"
+    return $status
+}
+
+last_loss() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,}]*\).*/step \1, loss \2/p' "$1" 2>/dev/null | tail -n 1; }
+
+torch_curve() {
+    local log=$build/log/curve_torch.txt status
+    [ -n "$torch" ] || return 125
+    TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor bounded 240 "$python" dev/oracle/converge.py --device cuda --bf16 \
+        --compile --init "$curve/dump/step_00000000/model.safetensors" --batches "$curve/dump/train.i32" --shape d12 \
+        --B $curve_batch --T 1024 --steps $curve_steps --lr 6e-4 --warmup 100 --final_frac 0.1 --weight_decay 0.1 \
+        --losses "$curve/torch.jsonl" >"$log" 2>&1
+    status=$?
+    ended "PyTorch's run" $status "$log" "$(last_loss "$curve/torch.jsonl")"
+    return $status
+}
+
+# losses FILE: "step loss" of every step of a metrics file
+losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,}]*\).*/\1 \2/p' "$1"; }
+
+# both OURS THEIRS: "step loss loss" of the steps that both have
+both() { join <(losses "$1" | sort -k1,1) <(losses "$2" | sort -k1,1) | sort -n; }
+
+# differences OURS THEIRS: "steps largest mean largest-smoothed mean-smoothed" of |ours - theirs|; smoothed: means of
+# the last curve_window steps, from the first that has so many
+differences() {
+    both "$1" "$2" | awk -v window=$curve_window '
+        function size(x) { return x < 0 ? -x : x }
+        {
+            off[NR] = $2 - $3
+            if (size(off[NR]) > largest || size(off[NR]) != size(off[NR])) { largest = size(off[NR]) }
+            all += size(off[NR]); sum += off[NR] - (NR > window ? off[NR - window] : 0)
+            if (NR < window) { next }
+            smooth = size(sum / window); total += smooth; many++
+            if (smooth > most) { most = smooth }
+        }
+        END {
+            if (many) { printf "%d %.2g %.2g %.2g %.2g\n", NR, largest, all / NR, most, total / many }
+            else { print NR + 0, "- - - -" }
+        }'
+}
+
+# compare: the curves, which are to stay within 0.01 of each other once smoothed
+compare() {
+    local steps largest mean smooth smooth_mean status
+    read -r steps largest mean smooth smooth_mean <<<"$(differences "$curve/whole/metrics.jsonl" "$curve/torch.jsonl")"
+    mapfile -t excerpt < <(both "$curve/whole/metrics.jsonl" "$curve/torch.jsonl" |
+        awk -v OFS='|' 'NR == 1 || NR % 100 == 0 { print $1, $2, $3 }')
+    curve_rows=("each step|$largest|$mean" "means of $curve_window steps|$smooth|$smooth_mean")
+    awk -v steps="$steps" -v wanted=$curve_steps -v off="$smooth" 'BEGIN { exit !(steps == wanted && off + 0 <= 0.01) }'
+    status=$?
+    report "the curves" $status "$steps steps, means of $curve_window steps at most $smooth apart, 0.01 allowed"
+}
+
+# resumed: the second half from the checkpoint in the middle; the same losses, weights and moments, bit for bit
+resumed() {
+    local middle last log=$build/log/equal_bits.txt status file
+    local name="uninterrupted and resumed at step $((curve_steps / 2)): equal bits"
+    middle=$(printf 'step_%08d' $((curve_steps / 2))) last=$(printf 'step_%08d' $curve_steps)
+    mkdir -p "$curve/resumed"
+    if ! mv "$curve/whole/$middle" "$curve/resumed/" || ! cp "$curve/whole/config.json" "$curve/resumed/"; then
+        report "$name" 1 "there is no checkpoint of step $((curve_steps / 2))"
+        return
+    fi
+    train_curve "$curve/resumed" 150 -y 1 || return
+    for file in whole resumed; do
+        sed 's/,"ms".*//' "$curve/$file/metrics.jsonl" | tail -n $((curve_steps / 2)) >"$curve/$file.txt"
+    done
+    cmp "$curve/whole.txt" "$curve/resumed.txt" >"$log" 2>&1
+    status=$?
+    for file in model optimizer; do
+        cmp "$curve"/{whole,resumed}/"$last/$file.safetensors" >>"$log" 2>&1 || status=1
+    done
+    [ "$(wc -l <"$curve/resumed.txt")" -eq $((curve_steps / 2)) ] || status=1
+    ended "$name" $status "$log" "losses, weights and moments"
+}
+
+report_curve() {
+    echo "124M, B $curve_batch, T 1024, bf16, $curve_steps steps (${curve_flags[*]}) on ${DATA:-the packed text}," \
+        "from the same weights, the same batches in the same order. Differences of the losses, ours from PyTorch's:"
+    echo
+    table "losses|largest|mean" "${curve_rows[@]}"
+    echo
+    table "step|train_gpt2|PyTorch" "${excerpt[@]}"
+}
+
+stage_curve() {
+    export TRAIN_GPT2_PICKS=$build/picks_curve.txt
+    rm -rf "$curve"
+    mkdir -p "$curve"
+    find_text && dump || return
+    train_curve "$curve/whole" 200 -i "$curve_data" -e "$curve/dump/step_00000000/model.safetensors" \
+        -n $((curve_steps / 2)) -v 0 "${curve_flags[@]}" || return
+    write_report
+    torch_curve && compare
+    write_report
+    resumed
+    cp "$curve/whole/metrics.jsonl" "$build/log/ours.jsonl"
+    cp "$curve/torch.jsonl" "$build/log/" 2>/dev/null
+    rm -rf "$curve"/{dump,whole/step_*,resumed/step_*}
+}

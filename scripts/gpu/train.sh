@@ -1,0 +1,135 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
+# scripts/gpu_check.sh: runs of the trainer and of dev/oracle/train_torch.py, and what they leave of numbers.
+
+# random_tokens PATH COUNT SEED: a shard of tokens, uniform below 50257
+random_tokens() {
+    cat >"$build/random_tokens.c" <<'EOF'
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    uint32_t header[256] = {20240520, 1, argc > 2 ? (uint32_t)atol(argv[1]) : 0};
+    uint64_t state = argc > 2 ? (uint64_t)atol(argv[2]) : 0;
+    fwrite(header, sizeof header, 1, stdout);
+    for (uint32_t i = 0; i < header[2]; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        uint16_t token = (uint16_t)((state >> 33) % 50257);
+        fwrite(&token, sizeof token, 1, stdout);
+    }
+    return fflush(stdout) != 0;
+}
+EOF
+    c++ -w -O2 -x c++ "$build/random_tokens.c" -o "$build/random_tokens" && "$build/random_tokens" "$2" "$3" >"$1"
+}
+
+# ---- numbers
+
+declare -A layers=([124M]=12 [1558M]=48) channels=([124M]=768 [1558M]=1600)
+
+# number KEY FILE: the last number that follows "KEY": in a file
+number() { sed -n "s/.*\"$1\":[[:space:]]*\([0-9.eE+-]*\).*/\1/p" "$2" | tail -n 1; }
+
+# percentiles FILE SKIP: median, p10 and p90 of "ms", the first steps left out
+percentiles() {
+    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1" | tail -n +$(($2 + 1)) | sort -g |
+        awk '{ ms[NR] = $1 }
+             END { print ms[int((NR + 1) / 2)], ms[int(NR * 0.1) + 1], ms[int(NR * 0.9) + 1] }'
+}
+
+# gib BYTES
+gib() { awk "BEGIN { if (\"$1\" > 0) printf \"%.1f\", $1 / 1024 ^ 3; else print \"-\" }"; }
+
+# per_second BATCH MS: tokens a second
+per_second() { awk "BEGIN { if (\"$2\" > 0) printf \"%.0f\", $1 * $length / $2 * 1e3; else print \"-\" }"; }
+
+# watched COMMAND...: runs it, and sets driver_bytes to the most that it added to the memory that the driver has in use
+driver_bytes=0
+watched() {
+    local before watcher status
+    before=$(gpu memory.used)
+    : >"$build/used.txt"
+    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >>"$build/used.txt" \
+        2>/dev/null &
+    watcher=$!
+    "$@"
+    status=$?
+    kill $watcher 2>/dev/null
+    wait $watcher 2>/dev/null
+    driver_bytes=$(sort -g "$build/used.txt" | tail -n 1 | awk "{ most = \$1 - $before }
+        END { printf \"%.0f\", most * 1048576 }")
+    return $status
+}
+
+# ---- runs
+
+length=1024 tokens=$build/tokens.bin gemm=''
+# what the last run of either program left: its median, p10 and p90 of ms; its own word for its memory; s to its first
+# step; what else is to be said of it; what it printed
+ms=() own_bytes='' first_step='' note='' run_log=''
+
+# log_of NAME: sets run_log
+log_of() { run_log=$build/log/${1//[^A-Za-z0-9.]/_}.txt; }
+
+# trainer FOLDER SECONDS FLAG...: a run on the GPU; FOLDER gets its metrics and, in `first`, the time to the first step
+trainer() {
+    local folder=$1 begun=$EPOCHREALTIME line
+    mkdir -p "$folder"
+    bounded "$2" "$programs/train_gpt2" --device cuda -o "$folder" "${@:3}" 2>&1 </dev/null |
+        while IFS= read -r line; do
+            echo "$line"
+            [[ $line != "step 1/"* ]] || awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $begun }" >"$folder/first"
+        done
+}
+
+# ours NAME SECONDS STEPS FLAG...: trains on random tokens, reports it and sets what is left; of up to ten steps the
+# first warms up, of more the first ten
+ours() {
+    local name=$1 steps=$3 folder=$build/run status
+    ms=() own_bytes='' first_step=''
+    log_of "$name"
+    built train_gpt2 || return
+    rm -rf "$folder"
+    "$programs/train_gpt2" --plan=json --device cuda -t $length -s 0 "${@:4}" >"$build/plan.json" 2>"$run_log"
+    own_bytes=$(number total "$build/plan.json")
+    watched trainer "$folder" "$2" -i "$tokens" -t $length -v 0 -s 0 -c 0.1 -x "$steps" "${@:4}" >>"$run_log"
+    status=$?
+    if [ $status -eq 0 ]; then
+        read -r -a ms <<<"$(percentiles "$folder/metrics.jsonl" $((steps > 10 ? 10 : 1)))"
+        first_step=$(cat "$folder/first")
+        [ ${#ms[@]} -eq 3 ] || status=1  # no metrics
+    fi
+    ended "$name" $status "$run_log" "${ms[0]:+${ms[0]} ms a step}"
+    return $status
+}
+
+# torch_run NAME SECONDS FLAG...: train_torch.py on random tokens, reported, with what is left set. Status 3 is out of
+# memory, which is no failure of ours
+torch=''
+torch_run() {
+    local name=$1 status
+    ms=() own_bytes='' first_step='' note=''
+    log_of "$name"
+    [ -n "$torch" ] || return 125
+    TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor watched bounded "$2" "$python" dev/oracle/train_torch.py \
+        --length $length --shards "$tokens" "${@:3}" >"$run_log" 2>&1
+    status=$?
+    if [ $status -eq 3 ]; then
+        report "$name" 0 "out of memory"
+        return 3
+    elif [ $status -eq 0 ]; then
+        ms=("$(number median_ms "$run_log")" "$(number p10_ms "$run_log")" "$(number p90_ms "$run_log")")
+        own_bytes=$(number reserved_bytes "$run_log") first_step=$(number first_step_s "$run_log")
+        gemm=${gemm:-$(number gemm_tflops "$run_log")}
+        note="${ms[0]} ms a step"
+        ! grep -q '"kept_ms"' "$run_log" ||
+            note+=": gradients set to None $(number none_ms "$run_log"), kept $(number kept_ms "$run_log")"
+    fi
+    ended "$name" $status "$run_log" "$note"
+    return $status
+}
+
+# find_torch: sets torch to the version of one that sees the GPU
+find_torch() {
+    torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torch.__version__)' 2>/dev/null)
+    [ -n "$torch" ] || report "PyTorch" skipped "$python has none that sees the GPU"
+}
