@@ -1266,15 +1266,21 @@ static void ask_to_stop(int signal_number) {
 // The first of these ends a run with a checkpoint as soon as that can be written, a second one ends the program at
 // once: SIGHUP comes when an ssh connection ends, SIGUSR1 is what mpirun passes on without killing a second later. A
 // signal that the program was started to ignore, as nohup and scripts do, stays ignored. The handler has a stack of its
-// own: some products of oneDNN 2.6 use the stack pointer for an array, which a handler on the stack would overwrite.
+// own, and OpenMP's other threads, which have none, are never interrupted: in some products of oneDNN 2.6 the stack
+// pointer stands in an array, which a handler would overwrite.
 static void catch_signals(void) {
     static char handler_stack[1 << 16];
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    sigset_t caught;
+    sigemptyset(&caught);
+    for (int i = 0; i < 4; i++) { sigaddset(&caught, signals[i]); }
+#pragma omp parallel
+    if (omp_get_thread_num() > 0) { pthread_sigmask(SIG_BLOCK, &caught, NULL); }
     stack_t own;
     memset(&own, 0, sizeof own);
     own.ss_sp = handler_stack, own.ss_size = sizeof handler_stack;
     sigaltstack(&own, NULL);
-    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; i++) {
+    for (int i = 0; i < 4; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = ask_to_stop;
