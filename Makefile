@@ -250,12 +250,13 @@ train: ## train a small GPT for at most two minutes on the King James Bible; DAT
 test: ## build and run every test; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	@$(MAKE) --no-print-directory $(PARALLEL) test-programs
-	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(wildcard dev/test/test_*.sh) $(SANITIZED) \
-		'dev/test/tiny_run.sh build/sanitize/train_gpt2' \
-		--together $(EMULATED_SANITIZED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') $(EMULATED)
+	@scripts/run_tests.sh $(TESTS) ./test_gpt2 $(wildcard dev/test/test_*.sh) build/sanitize/test_comm \
+		--together $(EMULATED_SANITIZED) $(MODELS_EMULATED:%='env TEST_DEVICE=cuda %') $(EMULATED) \
+		$(filter-out %/test_comm,$(SANITIZED)) 'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-programs: all $(BENCHES) $(TESTS) $(EMULATED) $(MODELS_EMULATED) build/emulated/train_gpt2 $(SANITIZED) \
-	$(EMULATED_SANITIZED) build/sanitize/train_gpt2 $(CHECKS)
+# what takes longest comes first
+test-programs: $(CHECKS) $(EMULATED_SANITIZED) $(MODELS_EMULATED) build/emulated/train_gpt2 $(EMULATED) all $(BENCHES) \
+	$(TESTS) $(SANITIZED) build/sanitize/train_gpt2
 
 bench: build/bench/bench_ops ## time every operation, as shares of what this machine can copy and multiply; minutes
 	@build/bench/bench_ops
