@@ -1547,6 +1547,14 @@ static size_t room_for_each(const Backend *backend, Comm *world) {
     return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
 }
 
+// What fits best if every flag may be chosen, and, where *parts becomes true, -z 3 as well.
+static Fit fit_at_all(const GPT2Config *c, Purpose p, size_t budget, bool *parts) {
+    Fit fit = fit_choose(c, p, &fit_all, budget, auto_gradients);
+    *parts = fit.bytes > budget && p.training && p.shards.ranks > 1 && p.shards.stage < 3;
+    p.shards.stage = 3;
+    return *parts ? fit_choose(c, p, &fit_all, budget, auto_gradients) : fit;
+}
+
 // Makes of the flags those of --fit, and says on `out` which and why.
 static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
     size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
@@ -1557,11 +1565,12 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
     Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), least;
     char flags[FLAG_TEXT];
     if (fit.bytes > budget) {
-        least = fit_choose(c, wanted, &fit_all, budget, auto_gradients);
+        bool parts;
+        least = fit_at_all(c, wanted, budget, &parts);
         fit_flags_text(flags, &least.purpose, &wanted, c);
-        input_error("--fit: nothing fits in %.2f GiB%s%s takes %.2f GiB; %s", gib,
-                    least.bytes < fit.bytes ? " with the flags that are given; " : "; the smallest, ", flags,
-                    (double)least.bytes / (1 << 30),
+        input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
+                    least.bytes < fit.bytes ? " with the flags that are given; " : "; the smallest, ",
+                    parts ? "-z 3 " : "", flags, (double)least.bytes / (1 << 30),
                     least.bytes <= budget ? "leave out what stands against that"
                                           : "give more, or a smaller -e, -t or -d");
     }
@@ -1578,12 +1587,9 @@ static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose 
     char flags[FLAG_TEXT] = "", sentence[2 * FLAG_TEXT];
     FitFree may = fit_free(a);
     may.micro_batch = true;  // it costs no precision
+    bool parts = false;
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
-    if (fit.bytes > room) { fit = fit_choose(c, *p, &fit_all, room, auto_gradients); }
-    Purpose parted = *p;
-    parted.shards.stage = 3;
-    bool parts = fit.bytes > room && p->training && p->shards.ranks > 1 && p->shards.stage < 3;
-    if (parts) { fit = fit_choose(c, parted, &fit_all, room, auto_gradients); }
+    if (fit.bytes > room) { fit = fit_at_all(c, *p, room, &parts); }
     if (p->training) { fit_flags_text(flags, &fit.purpose, p, c); }
     if (fit.bytes <= room) {
         snprintf(sentence, sizeof sentence, "it fits with %s%s", parts ? "-z 3 " : "", flags);
@@ -2624,8 +2630,12 @@ static void take_a_share(const TrainArgs *a, Comm *host) {
 // way). libgomp reads its setting when it is loaded, so it is set for a second start of the same program.
 static void limit_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
+    char path[PATH_LENGTH];  // /proc/self/exe itself would name the process "exe"
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (length <= 0) { return; }
+    path[length] = 0;
     setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv("/proc/self/exe", argv);  // where that is not possible the program goes on as it is
+    execv(path, argv);  // where that is not possible the program goes on as it is
 }
 
 // The flags, the defaults of a resumed run being those it had: its config.json, which the strings in *args then point
@@ -2639,7 +2649,7 @@ static cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume generate tokenize fit plan help version init-method processes process-rank "
+                    "resume time-limit generate tokenize fit plan help version init-method processes process-rank "
                     "gpus-per-node server shared-folder");
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     return json;

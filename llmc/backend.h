@@ -149,7 +149,8 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
     *note = why;
 #else
     if (choice == DEVICE_CUDA) {
-        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc");
+        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc; or "
+                    "give --device cpu");
     }
 #endif
     (void)here;

@@ -72,18 +72,20 @@ while kill -0 "$trainer" 2>/dev/null; do # a signal ends the wait, not the train
 done
 trap - INT TERM
 [ "$status" -eq 0 ] || exit "$status"
-[ -z "$terminated" ] || exit 143
 
 checkpoints=("$run"/step_*)
 checkpoint=${checkpoints[-1]}
 made=$((10#${checkpoint##*_}))
 generate=(./train_gpt2 --generate 400 -e "$run" --temperature 0.8 --top-k 40)
 [ -n "${1:-}" ] || generate+=(--prompt "And the LORD said")
-echo
-echo "The model in its own words:"
-"${generate[@]}"
+if [ -z "$terminated" ]; then
+    echo
+    echo "The model in its own words:"
+    "${generate[@]}"
+fi
 echo
 echo "checkpoint  $checkpoint"
 more=$((made < steps ? steps : 2 * steps)) # what is left of the run, or as much again
 echo "go on      $(quoted "${train[@]}" -y 1 -x "$more")"
 echo "generate   $(quoted "${generate[@]}")"
+[ -z "$terminated" ] || exit 143

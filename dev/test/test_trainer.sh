@@ -328,6 +328,12 @@ report "a signal that was ignored stays so" "$(
     wait $!
     says "$out" "--time-limit is up"
 )"
+report "--time-limit is of one start: who goes on has another or none" "$(
+    run 0 "${tiny[@]}" -x 40 --time-limit 0.0001 -n 1000000 -o hurried
+    matches "$out" "^stopped at step [0-9]+ of 40: --time-limit is up"
+    run 0 -o hurried -y 1
+    equal "$(steps hurried)" "$(seq -s ' ' 1 40)"
+)"
 report "--time-limit ends a run as its last step does" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
     matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit is up"
