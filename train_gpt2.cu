@@ -1270,17 +1270,17 @@ static void ask_to_stop(int signal_number) {
 // pointer stands in an array, which a handler would overwrite.
 static void catch_signals(void) {
     static char handler_stack[1 << 16];
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
     sigset_t caught;
     sigemptyset(&caught);
-    for (int i = 0; i < 4; i++) { sigaddset(&caught, signals[i]); }
+    for (int i = 0; i < count; i++) { sigaddset(&caught, signals[i]); }
 #pragma omp parallel
     if (omp_get_thread_num() > 0) { pthread_sigmask(SIG_BLOCK, &caught, NULL); }
     stack_t own;
     memset(&own, 0, sizeof own);
     own.ss_sp = handler_stack, own.ss_size = sizeof handler_stack;
     sigaltstack(&own, NULL);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < count; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = ask_to_stop;
@@ -2300,14 +2300,18 @@ static void close_groups(const Groups *groups, const Comm *host) {
     if (groups->world != host) { comm_close(groups->world); }
 }
 
+static void add_hash(cJSON *json, const char *name, uint64_t hash) {
+    char text[17];
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    cJSON_AddStringToObject(json, name, text);
+}
+
 // Each process opens -e by itself: the same shape, and the same weights where there are any.
 static void check_same_model(const Origin *origin, Comm *world) {
-    char text[17];
     cJSON *model = cJSON_CreateObject();
     uint64_t hash = hash_bytes(0, &origin->config, sizeof origin->config);
     if (origin->has_weights) { hash = hash_file(hash, "-e", origin->weights.file.path); }
-    snprintf(text, sizeof text, "%016" PRIx64, hash);
-    cJSON_AddStringToObject(model, "model", text);
+    add_hash(model, "model", hash);
     check_all_have(world, model, "all processes need the same files at -o and -e");
 }
 
@@ -2316,11 +2320,7 @@ static void check_same_data_and_state(const Run *run) {
     cJSON_AddStringToObject(data, "training data", run->fingerprint);
     cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->train_files));
     cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->val_files));
-    if (run->args->hellaswag) {
-        char text[17];
-        snprintf(text, sizeof text, "%016" PRIx64, hash_file(0, "-h", HELLASWAG_PATH));
-        cJSON_AddStringToObject(data, HELLASWAG_PATH, text);
-    }
+    if (run->args->hellaswag) { add_hash(data, HELLASWAG_PATH, hash_file(0, "-h", HELLASWAG_PATH)); }
     check_all_have(run->groups.world, data, "all processes need the same files at -i and -j, and of HellaSwag");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);

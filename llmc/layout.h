@@ -3,8 +3,8 @@ One flat block of parameters, laid out layer by layer; and who keeps which part 
 model.
 defines: Shards, ParamLayout, param_layout, param_layout_among, param_offset, param_count, param_used, Bucket,
          num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamPiece, param_own_piece,
-         param_kept_piece, Stretch, bucket_stretches, num_replicated,
-         most_replicated, bucket_spans
+         param_kept_piece, Stretch, bucket_stretches, num_replicated, most_replicated,
+         bucket_spans
 
 Layout      wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is one contiguous run. Every
             tensor starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor

@@ -62,14 +62,15 @@ mkdir -p runs
 train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
 # Ctrl-C reaches the trainer by itself: the run is cut short, and still speaks. SIGTERM, from make, comes here alone.
 terminated=
-trap : INT
-trap 'terminated=yes; kill -TERM "$trainer"' TERM
+trap 'interrupted=yes' INT
+trap 'interrupted=yes terminated=yes; kill -TERM "$trainer"' TERM
 env --default-signal=INT "${train[@]}" -x "$steps" --time-limit "$time_limit" &
 trainer=$!
-while kill -0 "$trainer" 2>/dev/null; do # a signal ends the wait, not the trainer
-    status=0
+while # a signal ends the wait, not the trainer
+    interrupted='' status=0
     wait "$trainer" || status=$?
-done
+    [ -n "$interrupted" ]
+do :; done
 trap - INT TERM
 [ "$status" -eq 0 ] || exit "$status"
 

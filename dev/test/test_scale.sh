@@ -50,16 +50,19 @@ if not wanted - micro_steps - 0.1 <= found <= wanted + 0.1:
         done
     done
 done
+load_scale='
+import importlib.util
+spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
+scale = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(scale)
+'
 # how much of that are gradients: the formula, beside what the plan sends less in another type
 for stage in 0 1 2 3; do
     report "-z $stage: gradients among the bytes sent" "$(
         for gradients in bf16 fp32; do
             "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 524288 -s 0 -z $stage -pn 8 -gd $gradients
-        done | python3 -c '
-import importlib.util, json, sys, types
-spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
-scale = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(scale)
+        done | python3 -c "$load_scale"'
+import json, sys, types
 text, decoder = sys.stdin.read(), json.JSONDecoder()
 narrow, end = decoder.raw_decode(text)
 wide, _ = decoder.raw_decode(text[end:].lstrip())
@@ -72,11 +75,8 @@ if not abs(two_bytes / formula - 1) < 0.005:
 done
 for level in 1 4; do
     report "-tp 8 -r $level: the time for the plan's bytes" "$(
-        "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 16384 -s 0 -pn 8 -tp 8 -r $level -gd bf16 | python3 -c '
-import importlib.util, json, sys, types
-spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
-scale = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(scale)
+        "$TRAIN_GPT2" --plan=json -e d12 -b 16 -d 16384 -s 0 -pn 8 -tp 8 -r $level -gd bf16 | python3 -c "$load_scale"'
+import json, sys, types
 rank = json.load(sys.stdin)["ranks"][0]
 element = next(tensor["dtype"] for tensor in rank["tensors"] if tensor["name"] == "params")
 given = types.SimpleNamespace(e="d12", d=16384, t=1024, b=16, ms=1e-6, update_ms=0, node=8, nvlink=1, net=1, latency=0,
@@ -88,11 +88,8 @@ if not abs(exposed * 1e9 / sent - 1) < 0.01:
     )"
 done
 report "-tp 2 on 16, -z 1: what is gathered are parameters" "$(
-    python3 -c '
-import importlib.util, types
-spec = importlib.util.spec_from_file_location("scale", "scripts/scale.py")
-scale = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(scale)
+    python3 -c "$load_scale"'
+import types
 given = types.SimpleNamespace(e="d12", d=131072, t=1024)
 held, sent, gradient, weight = scale.plan(given, 8, 8, 2, 1, [])
 gathered = sent - scale.reduced(given, gradient, 8, 8, 2, 1)

@@ -10,6 +10,7 @@ set -uo pipefail
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 cuda_trainer=$(realpath -m "${CUDA_TRAINER:-build/nvcc/train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
+train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # models this small only wait for a second thread, and on a busy machine long
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
@@ -314,6 +315,17 @@ report "one process at a time in a run's folder" "$(
     wait $first
     equal $? 0
     silent first.err
+)"
+report "make train's script hands SIGTERM on, and says how to go on" "$(
+    mkdir -p tree/scripts && cp "$train_script" tree/scripts && ln -s "$trainer" tree/train_gpt2
+    env OMP_NUM_THREADS=1 tree/scripts/train.sh "$PWD/long_text" >"$out" 2>"$err" &
+    started tree/runs/long_text-1/metrics.jsonl '"step":9,'
+    kill -s TERM $!
+    wait $!
+    equal $? 143
+    says "$out" "told to end by SIGTERM"
+    matches "$out" "^go on .* -y 1 "
+    equal "$(checkpoints tree/runs/long_text-1 | wc -w)" 1
 )"
 report "a signal that was ignored stays so" "$(
     (
