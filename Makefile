@@ -53,7 +53,7 @@ $(announce)
 	$(if $(and $(comm),$(HAVE_NCCL)),-lnccl) $(libraries)
 endef
 
-# the kernels executed on the CPU (llmc/simt.h)
+# the kernels executed on the CPU (llmc/emulator/simt.h)
 define compile_emulated
 $(announce)
 @mkdir -p $(@D) build/depend
@@ -122,7 +122,7 @@ test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 
-# unit tests, as they are and under the sanitizers; test_twins also without oneDNN and in bf16
+# unit tests, as they are and under the sanitizers; test_reference also without oneDNN and in bf16
 build/test/% build/sanitize/%: libraries = -lcmocka
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
 build/test/%_portable build/sanitize/%_portable: onednn =
@@ -212,7 +212,7 @@ build/check/c++: train_gpt2.cu build/flags
 	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
 # the test of what nvcc says keeps its results, and is quick when it is run again
 build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/test_ops.cu dev/test/test_nvcc.sh \
-		$(wildcard llmc/* dev/test/*.h dev/bench/*.h)
+		$(wildcard llmc/*.* llmc/*/*.* dev/test/*.h dev/bench/*.h)
 	@mkdir -p $(@D)
 	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
 	@dev/test/test_nvcc.sh > $@ 2>&1 || true
@@ -233,10 +233,10 @@ MODELS_EMULATED := build/emulated/test_gpt2 build/emulated/test_gpt2_bf16
 EMULATED_SANITIZED := $(addprefix build/sanitize/,test_simt_emulated test_matmul_emulated_bf16 test_ops_emulated \
 	test_ops_emulated_bf16)
 UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
-TESTS := $(addprefix build/test/,$(UNITS) test_twins_portable test_twins_bf16 test_checkpoint_bf16 test_adamw_bf16 \
+TESTS := $(addprefix build/test/,$(UNITS) test_reference_portable test_reference_bf16 test_checkpoint_bf16 test_adamw_bf16 \
 	test_processes_bf16 test_gpt2_bf16 test_gpt2_poisoned)
-# without test_gradients, whose thousands of differences take minutes there; test_twins runs every operation as well
-SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_twins_portable)
+# without test_gradients, whose thousands of differences take minutes there; test_reference runs every operation as well
+SANITIZED := $(addprefix build/sanitize/,$(filter-out test_gradients,$(UNITS)) test_reference_portable)
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
 CHECKS = $(addprefix build/check/,bf16 c++ $(if $(shell command -v $(NVCC)),nvcc \
 	$(if $(HAVE_NCCL),nccl $(HAVE_CMOCKA:yes=test_nccl))))

@@ -40,7 +40,7 @@ static Groups alone(void) {
     return groups;
 }
 
-static int num_spans(const GPT2 *m) { return m->first_span[num_buckets(&m->layout)]; }
+static int num_ranges(const GPT2 *m) { return m->first_span[num_buckets(&m->layout)]; }
 
 // relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
 typedef struct {
@@ -124,8 +124,8 @@ static void assert_blocks_close(const char *what, const real *got, const real *e
 
 // Returns when the device has done all it was given: what is read from its memory is then there.
 static void settle(GPT2 *m) {
-    m->device->mark(0, &m->exec);
-    m->device->wait_for(0, &m->exec);
+    m->device->event_record(0, &m->exec);
+    m->device->event_synchronize(0, &m->exec);
 }
 
 // one update, of which nothing is left to do
@@ -160,7 +160,7 @@ static void assert_models_equal(const GPT2 *a, const GPT2 *b) {
     assert_int_equal(a->plan.count, b->plan.count);
     for (int i = 0; i < a->plan.count; i++) {
         const PlanTensor *t = &a->plan.tensors[i];
-        const char *passing[] = {"grads", "spans", "decode_keys", "decode_values"};
+        const char *passing[] = {"grads", "ranges", "decode_keys", "decode_values"};
         bool comes_back = t->lifetime == STATE;
         for (int k = 0; k < 4; k++) { comes_back &= strcmp(t->name, passing[k]) != 0; }
         if (!comes_back) { continue; }
@@ -188,14 +188,14 @@ static real gradient_value(Gradient g, size_t i) {
 // Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
 static void spoil_gradients(GPT2 *m) {
     size_t size = dtype_size(m->grads.dtype);
-    for (int s = 0; s < num_spans(m); s++) {
-        memset((unsigned char *)m->grads.at + m->spans[s].begin * size, 0xFF, m->spans[s].count * size);
+    for (int s = 0; s < num_ranges(m); s++) {
+        memset((unsigned char *)m->grads.at + m->ranges[s].offset * size, 0xFF, m->ranges[s].count * size);
     }
 }
 
 // loss and gradients of one update's tokens, in the model's micro-batches
 static double gradients(GPT2 *m, const int *tokens, const int *targets) {
-    int rows = m->B * m->T, total = rows * m->purpose.micro_steps;
+    int rows = m->B * m->T, total = rows * m->options.micro_steps;
     spoil_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
@@ -208,7 +208,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
 // logits (B*T,V) of the forward that was just made
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    floatX *padded = (floatX *)scratch_take(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
+    floatX *padded = (floatX *)scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
     m->ops->matmul_forward(padded, final_norm_forward(m, N), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp,
                            &m->exec);
     settle(m);
@@ -296,37 +296,37 @@ static int golden_close(void **state) {
 }
 
 // a model with the golden parameters
-static void golden_model(GPT2 *m, const Golden *g, Purpose purpose) {
-    gpt2_build(m, g->file.config, purpose, alone());
+static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
+    gpt2_build(m, g->file.config, options, alone());
     ModelState state = gpt2_state(m);
     weights_load(&g->file, "params.", &state);
     gpt2_params_changed(m);
 }
 
 // for updates of GOLDEN_B sequences, or of B if that is more
-static Purpose training(int B, int T) {
-    Purpose p = {backend,     B,       T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
-                 true,        0,       false,     false,
-                 true,        true,    {0, 1, 0}, 0,
-                 MASTER_FP32, DT_REAL, DT_REAL,   {1, 0, 0, 1, 0},
-                 true};
+static ModelOptions training(int B, int T) {
+    ModelOptions p = {backend,     B,       T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
+                      true,        0,       false,     false,
+                      true,        true,    {0, 1, 0}, 0,
+                      MASTER_FP32, DT_REAL, DT_REAL,   {1, 0, 0, 1, 0},
+                      true};
     return p;
 }
 
-static Purpose decoding(int T, int positions) {
+static ModelOptions decoding(int T, int positions) {
     const Recompute nothing_kept = {FORWARD_ONLY, 1, 1000};
-    Purpose p = training(1, T);
+    ModelOptions p = training(1, T);
     p.micro_steps = 1, p.training = false, p.decode_positions = positions, p.graph = false;
     p.recompute = nothing_kept, p.master = MASTER_NONE;
     return p;
 }
 
-static Purpose rounding(Purpose p) {
+static ModelOptions rounding(ModelOptions p) {
     p.round_matmul_inputs = true;
     return p;
 }
 
-static const Tolerance *tolerance_of(Purpose p) { return p.round_matmul_inputs ? &tolerances[1] : tolerance; }
+static const Tolerance *tolerance_of(ModelOptions p) { return p.round_matmul_inputs ? &tolerances[1] : tolerance; }
 
 static AdamW golden_hyper(int step) {
     AdamW hyper = {(real)1e-3, (real)0.9, (real)0.95, (real)1e-8, (real)0.1, 1, step, 1};
@@ -341,11 +341,11 @@ static void golden_step(GPT2 *m, const Golden *g, AdamW hyper) {
     settle(m);
 }
 
-static void check_first_step(const Golden *g, const char *what, Purpose purpose) {
-    const Tolerance *limit = tolerance_of(purpose);
+static void check_first_step(const Golden *g, const char *what, ModelOptions options) {
+    const Tolerance *limit = tolerance_of(options);
     static real logits[GOLDEN_LOGITS];
     GPT2 m;
-    golden_model(&m, g, purpose);
+    golden_model(&m, g, options);
     double loss = gradients(&m, g->tokens, g->targets);
     assert_close("loss", relative_difference(loss, (double)g->loss), limit->loss);
     assert_blocks_close(what, grads_of(&m), g->grads, &m.config, limit->gradient);
@@ -357,9 +357,9 @@ static void check_first_step(const Golden *g, const char *what, Purpose purpose)
 }
 
 static void test_first_step(void **state) {
-    Purpose purpose = training(GOLDEN_B, GOLDEN_T);
-    check_first_step((const Golden *)*state, "gradients", purpose);
-    check_first_step((const Golden *)*state, "gradients, products' inputs rounded", rounding(purpose));
+    ModelOptions options = training(GOLDEN_B, GOLDEN_T);
+    check_first_step((const Golden *)*state, "gradients", options);
+    check_first_step((const Golden *)*state, "gradients, products' inputs rounded", rounding(options));
 }
 
 // The key third of c_attn.bias has no gradient but noise, which AdamW scales up to steps of its own size: leave it out.
@@ -382,10 +382,10 @@ static void assert_unowned_zero(const real *block, const GPT2Config *c) {
     free(owned);
 }
 
-static void check_ten_steps(const Golden *g, const char *what, Purpose purpose) {
-    const Tolerance *limit = tolerance_of(purpose);
+static void check_ten_steps(const Golden *g, const char *what, ModelOptions options) {
+    const Tolerance *limit = tolerance_of(options);
     GPT2 m;
-    golden_model(&m, g, purpose);
+    golden_model(&m, g, options);
     for (int i = 0; i < GOLDEN_STEPS; i++) {
         double loss = gradients(&m, g->tokens, g->targets), norm = (double)grad_norm(&m);
         assert_close("loss of a step", relative_difference(loss, (double)g->losses[i]), limit->step_loss);
@@ -478,7 +478,7 @@ static void test_chosen_chunks(void **state) {
     double loss = gradients(&m, tokens, targets);
     real *chosen = copy_block(&m, grads_of(&m));
     m.classifier_rows = 100;
-    m.purpose.graph = false;  // a recording would have the old chunks
+    m.options.graph = false;  // a graph would have the old chunks
     assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
     assert_blocks_close("classifier in chunks of 384 rows", chosen, grads_of(&m), &config, tolerance->order);
     free(chosen);
@@ -542,17 +542,17 @@ enum { RECOMPUTE_L = 5, RECOMPUTE_ROWS = 2 * 24 * 2 };
 
 typedef struct {
     GPT2Config config;
-    Purpose purpose;  // but for what is rebuilt
+    ModelOptions options;  // but for what is rebuilt
     int tokens[RECOMPUTE_ROWS], targets[RECOMPUTE_ROWS];
     double loss, first_loss;  // of an update, of its first micro-batch alone, and the gradients, of -r 0
     unsigned char *grads;
 } RecomputeCase;
 
 static GPT2 recompute_model(const RecomputeCase *c, Recompute recompute) {
-    Purpose purpose = c->purpose;
+    ModelOptions options = c->options;
     GPT2 m;
-    purpose.recompute = recompute;
-    gpt2_build(&m, c->config, purpose, alone());
+    options.recompute = recompute;
+    gpt2_build(&m, c->config, options, alone());
     gpt2_init(&m, 5);
     return m;
 }
@@ -561,20 +561,20 @@ static GPT2 recompute_model(const RecomputeCase *c, Recompute recompute) {
 static void check_recompute(const RecomputeCase *c, Recompute recompute) {
     GPT2 m = recompute_model(c, recompute);
     size_t size = dtype_size(m.grads.dtype);
-    for (int times = 0; times < 2; times++) {  // the second time as a recording, on a device that can
+    for (int times = 0; times < 2; times++) {  // the second time as a graph, on a device that can
         double loss = gradients(&m, c->tokens, c->targets);
         if (loss != c->loss) {
             fail_msg("-r %d -rk %d -rn %d: loss %.9g instead of %.9g", recompute.level, recompute.every,
                      recompute.layers, loss, c->loss);
         }
-        for (int s = 0; s < num_spans(&m); s++) {
-            const TensorSpan *t = &m.spans[s];
-            if (memcmp((char *)m.grads.at + t->begin * size, c->grads + t->begin * size, t->count * size) != 0) {
+        for (int s = 0; s < num_ranges(&m); s++) {
+            const UpdateRange *t = &m.ranges[s];
+            if (memcmp((char *)m.grads.at + t->offset * size, c->grads + t->offset * size, t->count * size) != 0) {
                 fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
                          recompute.layers, t->tensor);
             }
         }
-        if (m.purpose.decode_positions) {  // a sample between two updates
+        if (m.options.decode_positions) {  // a sample between two updates
             float logits[61];
             gpt2_prefill(&m, c->tokens, 0, 11, logits);
             settle(&m);
@@ -584,10 +584,10 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
     gpt2_free(&m);
 }
 
-static RecomputeCase recompute_case(Purpose purpose) {
-    RecomputeCase c = {.config = {24, 61, 128, RECOMPUTE_L, 2, 16}, .purpose = purpose};
+static RecomputeCase recompute_case(ModelOptions options) {
+    RecomputeCase c = {.config = {24, 61, 128, RECOMPUTE_L, 2, 16}, .options = options};
     for (int i = 0; i < RECOMPUTE_ROWS; i++) { c.tokens[i] = i * 31 % 61, c.targets[i] = i * 17 % 61; }
-    c.purpose.fuse_gelu = false;
+    c.options.fuse_gelu = false;
     GPT2 plain = recompute_model(&c, (Recompute){0, 1, 0});
     size_t bytes = plain.layout.total * dtype_size(plain.grads.dtype);
     c.loss = gradients(&plain, c.tokens, c.targets);
@@ -616,9 +616,9 @@ static void test_recompute(void **state) {
 // with gradients in bf16, with rounded inputs of products, with samples between updates
 static void test_recompute_beside_other_choices(void **state) {
     (void)state;
-    Purpose narrow = training(2, 24), sampling = training(2, 24);
+    ModelOptions narrow = training(2, 24), sampling = training(2, 24);
     narrow.gradients = DT_BF16, sampling.decode_positions = 24;
-    const Purpose purposes[] = {narrow, rounding(training(2, 24)), sampling};
+    const ModelOptions purposes[] = {narrow, rounding(training(2, 24)), sampling};
     for (int i = 0; i < 3; i++) {
         RecomputeCase c = recompute_case(purposes[i]);
         for (int level = 1; level <= REBUILD_BLOCK; level++) {
@@ -767,7 +767,7 @@ static void test_cache(void **state) {
     const int chunks[] = {1, 2, 5, 7, GOLDEN_T};
     for (int i = 0; i < 5; i++) {
         check_cache(g, &decoder, expected, chunks[i]);
-        check_cache(g, &narrow, expected, chunks[i]);  // those above 5 are prefilled in pieces
+        check_cache(g, &narrow, expected, chunks[i]);  // those above 5 are prefilled in rectangles
     }
     gpt2_free(&trainer);
     gpt2_free(&decoder);
@@ -859,7 +859,7 @@ static int list_views(const void **list, const GPT2 *m) {
                             m->tokens,
                             m->targets,
                             m->loss,
-                            m->spans,
+                            m->ranges,
                             m->dresidual,
                             m->keys,
                             m->values,
@@ -880,7 +880,7 @@ static int list_views(const void **list, const GPT2 *m) {
 }
 
 // The plan's tensors lie one after another, fill the arena, and each is what exactly one pointer of the trainer is to.
-static void check_plan(const GPT2Config *c, Purpose p) {
+static void check_plan(const GPT2Config *c, ModelOptions p) {
     const void *views[MAX_VIEWS];
     GPT2 m;
     gpt2_build(&m, *c, p, alone());
@@ -909,7 +909,7 @@ static void test_planned_is_allocated(void **state) {
     const int batches[][2] = {{1, 1}, {3, 7}, {2, 16}};
     for (int i = 0; i < 3 * 3 * 8; i++) {
         const int *batch = batches[i / 3 % 3];
-        Purpose p = training(batch[0], batch[1]);
+        ModelOptions p = training(batch[0], batch[1]);
         p.training = i / 9 % 2 == 0, p.decode_positions = i / 18 % 2 ? 11 : 0, p.round_matmul_inputs = i / 36 % 2 == 0;
         check_plan(&configs[i % 3], p);
     }
@@ -925,7 +925,7 @@ static void test_flags_reach_the_purpose(void **state) {
     TrainArgs a = default_args;
     flags_parse(flag_table, NUM_FLAGS, &a, argc, argv);
     const GPT2Config config = {16, 67, 128, 12, 2, 24};
-    Purpose p = purpose_of(&a, &config, backend), usual = purpose_of(&default_args, &config, backend);
+    ModelOptions p = model_options(&a, &config, backend), usual = model_options(&default_args, &config, backend);
     assert_true(p.B == 3 && p.T == 16 && p.micro_steps == 2 && p.training && !p.graph && usual.graph);
     assert_true(p.recompute.level == 3 && p.recompute.every == 2 && p.recompute.layers == 4);
     assert_true(p.classifier_rows == 5 && p.fuse_gelu && p.master == MASTER_NONE);
@@ -935,12 +935,12 @@ static void test_flags_reach_the_purpose(void **state) {
     assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
     a = default_args, a.recompute = 4, a.recompute_every = 0;
     const GPT2Config deep = {1024, 50257, 50304, 48, 25, 1600};
-    assert_int_equal(purpose_of(&a, &deep, backend).recompute.every, 2);
-    Purpose chosen = purpose_of(&a, &deep, backend);
+    assert_int_equal(model_options(&a, &deep, backend).recompute.every, 2);
+    ModelOptions chosen = model_options(&a, &deep, backend);
     chosen.B = 2, chosen.micro_steps = 5, chosen.recompute.layers = 7, chosen.classifier_rows = 9;
     chosen.master = MASTER_NONE, chosen.moments = DT_BF16, chosen.gradients = DT_BF16;
     fit_apply(&a, &chosen, 48);  // and back
-    Purpose again = purpose_of(&a, &deep, backend);
+    ModelOptions again = model_options(&a, &deep, backend);
     assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
     assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
     assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
@@ -952,7 +952,7 @@ static void test_planned_is_allocated_for_all_flags(void **state) {
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
     int step = backend == &cpu_backend ? 1 : 23;  // which shares no factor with the numbers of choices
     for (int i = 0; i < 5 * 3 * 3 * 2 * 3 * 3 * 2; i += step) {
-        Purpose p = training(2, 16);
+        ModelOptions p = training(2, 16);
         p.recompute.level = i % 5, p.recompute.every = 1 + i / 5 % 3;
         p.recompute.layers = i / 15 % 3 == 0 ? 5 : i / 15 % 3 + 1;
         p.classifier_rows = i / 45 % 2 ? 7 : 0;
@@ -978,14 +978,14 @@ static int visit_gaps(GPT2 *m, bool mark) {
 }
 
 // a shape that leaves a gap behind every tensor but the blocks of parameters
-static void check_gaps(Purpose purpose) {
+static void check_gaps(ModelOptions options) {
     GPT2Config config = {11, 67, 71, 2, 3, 33};
     AdamW hyper = golden_hyper(1);
     GPT2 m;
     int tokens[21], targets[21];
     float logits[67];
     for (int i = 0; i < 21; i++) { tokens[i] = i % 67, targets[i] = i * 5 % 67; }
-    gpt2_build(&m, config, purpose, alone());
+    gpt2_build(&m, config, options, alone());
     assert_true(visit_gaps(&m, true) > m.plan.count);
     gpt2_init(&m, 1);
     gradients(&m, tokens, targets);
@@ -1000,24 +1000,24 @@ static void check_gaps(Purpose purpose) {
 
 static void test_nothing_writes_past_its_end(void **state) {
     (void)state;
-    Purpose purpose = rounding(training(3, 7));
-    purpose.decode_positions = 11;
-    check_gaps(purpose);
+    ModelOptions options = rounding(training(3, 7));
+    options.decode_positions = 11;
+    check_gaps(options);
     for (int level = 1; level <= REBUILD_BLOCK; level++) {
-        purpose.recompute.level = level, purpose.recompute.every = 2, purpose.recompute.layers = 2;
-        purpose.master = (MasterKind)(level % 3), purpose.moments = moment_types[level % 3];
-        purpose.gradients = level % 2 ? DT_BF16 : DT_REAL, purpose.classifier_rows = level;
-        check_gaps(purpose);
+        options.recompute.level = level, options.recompute.every = 2, options.recompute.layers = 2;
+        options.master = (MasterKind)(level % 3), options.moments = moment_types[level % 3];
+        options.gradients = level % 2 ? DT_BF16 : DT_REAL, options.classifier_rows = level;
+        check_gaps(options);
     }
 }
 
 static void take_twice(void *model) {
-    scratch_take(&((GPT2 *)model)->narrow, "dln1", 8);
-    scratch_take(&((GPT2 *)model)->narrow, "dln2", 8);
+    scratch_acquire(&((GPT2 *)model)->narrow, "dln1", 8);
+    scratch_acquire(&((GPT2 *)model)->narrow, "dln2", 8);
 }
 
 static void take_too_much(void *model) {
-    scratch_take(&((GPT2 *)model)->wide, "dfch", ((GPT2 *)model)->wide.bytes + 1);
+    scratch_acquire(&((GPT2 *)model)->wide, "dfch", ((GPT2 *)model)->wide.bytes + 1);
 }
 
 static void test_scratch_misuse_stops(void **state) {
@@ -1074,8 +1074,8 @@ static void test_plan_allocates_nothing(void **state) {
         GPT2Config config = {0, 0, 0, 0, 0, 0};
         PlanIndex index;
         assert_true(config_from_descriptor(&config, model, 0, 0));
-        Purpose purpose = purpose_of(&args, &config, backend);
-        Plan plan = gpt2_plan(&config, &purpose, &index);
+        ModelOptions options = model_options(&args, &config, backend);
+        Plan plan = gpt2_plan(&config, &options, &index);
         assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
         assert_true(total > 2e9);
         plan_free(&plan);
@@ -1091,14 +1091,14 @@ enum { RUN_STEPS = 12 };
 
 // Full windows of the guards, so that their verdicts depend on them, and near enough for some steps to be skipped.
 static void fill_guards(Run *run) {
-    for (uint64_t i = 0; i < GUARD_WINDOW; i++) {
-        guard_zscore(&run->loss_guard, 5.45 + 0.05 * rng_normal(1, 1, i));
-        guard_zscore(&run->norm_guard, 1.05 + 0.05 * rng_normal(1, 2, i));
+    for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
+        outlier_zscore(&run->loss_guard, 5.45 + 0.05 * rng_normal(1, 1, i));
+        outlier_zscore(&run->norm_guard, 1.05 + 0.05 * rng_normal(1, 2, i));
     }
 }
 
-static void assert_guards_equal(const Guard *a, const Guard *b) {
-    cJSON *x = guard_to_json(a), *y = guard_to_json(b);
+static void assert_guards_equal(const OutlierDetector *a, const OutlierDetector *b) {
+    cJSON *x = outlier_detector_to_json(a), *y = outlier_detector_to_json(b);
     assert_true(cJSON_Compare(x, y, true));
     cJSON_Delete(x);
     cJSON_Delete(y);
@@ -1239,9 +1239,9 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
         gpt2_give_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
         gpt2_micro_step(m, 0);
         settle(m);
-        for (size_t k = 0; k < (size_t)num_spans(m); k++) {
-            const TensorSpan *t = &m->spans[k];
-            for (size_t e = t->begin; e < t->begin + t->count; e++) { sum[e] += (double)gradient_value(m->grads, e); }
+        for (size_t k = 0; k < (size_t)num_ranges(m); k++) {
+            const UpdateRange *t = &m->ranges[k];
+            for (size_t e = t->offset; e < t->offset + t->count; e++) { sum[e] += (double)gradient_value(m->grads, e); }
         }
     }
 }
@@ -1252,7 +1252,7 @@ static double accumulation_error(DType gradients_type) {
     const GPT2Config config = {MANY_T, 128, 128, 2, 2, 32};
     int tokens[ROWS], targets[ROWS];
     for (int i = 0; i < ROWS; i++) { tokens[i] = i * 37 % 128, targets[i] = i * 53 % 128; }
-    Purpose exact = training(1, MANY_T), rounded = exact;
+    ModelOptions exact = training(1, MANY_T), rounded = exact;
     exact.micro_steps = rounded.micro_steps = MANY;
     rounded.gradients = gradients_type;
     GPT2 a, b;
@@ -1264,9 +1264,9 @@ static double accumulation_error(DType gradients_type) {
     double *sum = (double *)xcalloc(2 * total, sizeof *sum), *got = sum + total;
     exact_sum(sum, &a, tokens, targets);
     gradients(&b, tokens, targets);
-    for (int k = 0; k < num_spans(&b); k++) {
-        const TensorSpan *t = &b.spans[k];
-        for (size_t e = t->begin; e < t->begin + t->count; e++) { got[e] = (double)gradient_value(b.grads, e); }
+    for (int k = 0; k < num_ranges(&b); k++) {
+        const UpdateRange *t = &b.ranges[k];
+        for (size_t e = t->offset; e < t->offset + t->count; e++) { got[e] = (double)gradient_value(b.grads, e); }
     }
     double error = relative_error(got, sum, total);
     free(sum);
@@ -1283,10 +1283,10 @@ static void check_loss_of_micro_batches(int B) {
     for (int i = 0; i < ROWS; i++) { tokens[i] = i * 37 % 128, targets[i] = i * 53 % 128; }
     double losses[2];
     for (int i = 0; i < 2; i++) {
-        Purpose purpose = training(i ? B : MANY, MANY_T);
-        purpose.micro_steps = MANY / purpose.B;
+        ModelOptions options = training(i ? B : MANY, MANY_T);
+        options.micro_steps = MANY / options.B;
         GPT2 m;
-        gpt2_build(&m, config, purpose, alone());
+        gpt2_build(&m, config, options, alone());
         gpt2_init(&m, 3);
         losses[i] = gradients(&m, tokens, targets);
         gpt2_free(&m);
@@ -1403,7 +1403,7 @@ static void test_step_waits_for_nothing(void **state) {
     const auto &count = simt::runtime();
     uint64_t graphs = count.graph_launches, waits = count.host_synchronisations, copies = count.pageable_copies;
     assert_true(start_step(&run));
-    int expected = backend == &cpu_backend ? 0 : run.model.purpose.micro_steps;
+    int expected = backend == &cpu_backend ? 0 : run.model.options.micro_steps;
     assert_int_equal(count.graph_launches - graphs, expected);
     assert_int_equal(count.host_synchronisations, waits);
     assert_int_equal(count.pageable_copies, copies);
@@ -1431,7 +1431,7 @@ static void test_loop_waits_a_step_behind(void **state) {
     assert_int_equal(run.step, 6);
     bool device = backend != &cpu_backend;
     assert_int_equal(count.host_synchronisations - waits, device ? 4 : 0);
-    assert_int_equal(count.graphs_meanwhile - meanwhile, device ? 3 * run.model.purpose.micro_steps : 0);
+    assert_int_equal(count.graphs_meanwhile - meanwhile, device ? 3 * run.model.options.micro_steps : 0);
     assert_int_equal(count.pageable_copies, copies);
     run_close(&run);
 #else
@@ -1449,7 +1449,7 @@ static void test_guards(void **state) {
     Run run;
     run_open(&run, &args, alone_host());
     train_step(&run);
-    for (uint64_t i = 0; i < GUARD_WINDOW; i++) { guard_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
+    for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) { outlier_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
         real *before = copy_block(&run.model, weights(&run.model)),
              *m = copy_block(&run.model, first_moment(&run.model));
@@ -1499,10 +1499,10 @@ static void check_optimizer_file(const char *folder, const char *name, const rea
 // after saving and loading: the same bits, and the next step's are the same too, with the rounded copies of -f 2
 static void test_checkpoint_keeps_every_bit(void **state) {
     const Golden *g = (const Golden *)*state;
-    Purpose purpose = rounding(training(GOLDEN_B, GOLDEN_T));
+    ModelOptions options = rounding(training(GOLDEN_B, GOLDEN_T));
     char folder[PATH_LENGTH];
     GPT2 saved, loaded;
-    golden_model(&saved, g, purpose);
+    golden_model(&saved, g, options);
     for (int step = 1; step <= 2; step++) { golden_step(&saved, g, golden_hyper(step)); }
     save_model(&saved, "bits", folder);
     size_t bias = param_offset(&saved.layout, FCB, 1), count = param_cols(FCB, &saved.config);
@@ -1511,7 +1511,7 @@ static void test_checkpoint_keeps_every_bit(void **state) {
 
     ModelFile file = model_open(folder);
     assert_memory_equal(&file.config, &saved.config, sizeof file.config);
-    gpt2_build(&loaded, file.config, purpose, alone());
+    gpt2_build(&loaded, file.config, options, alone());
     gpt2_resume(&loaded, folder, &file);
     assert_models_equal(&saved, &loaded);
     golden_step(&saved, g, golden_hyper(3));

@@ -13,30 +13,29 @@ results. The sections, in order:
   7. the run         data, checkpoints, evaluation, one training step
   8. main            --plan, --generate, or train
 */
-#include "llmc/check.h"        // input_error, run_error, xmalloc
-#include "llmc/floatx.h"       // floatX, real, DType
-#include "llmc/ops.h"          // Ops, GradMode, AdamW, TensorSpan
-#include "llmc/exec.h"         // Exec
-#include "llmc/device.h"       // Device
-#include "llmc/backend.h"      // Backend, backend_choose
-#include "llmc/memory.h"       // Plan, Arena, Scratch
-#include "llmc/params.h"       // GPT2Config, ParamId, param_specs
-#include "llmc/slices.h"       // LocalShape, RowShare, slice_init_tensor: what a process has of a model with -tp
-#include "llmc/layout.h"       // Shards, ParamLayout, param_layout_among: where parameters lie
-#include "llmc/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
-#include "llmc/comm_open.h"    // Comm, comm_open, comm_max: the processes that train together
-#include "llmc/zero.h"         // Zero: which of them keeps what, and when it travels
-#include "llmc/gpt2_plan.h"    // Purpose, gpt2_plan
-#include "llmc/fit.h"          // fit_choose: --fit
-#include "llmc/checkpoint.h"   // ModelState, checkpoint_save, checkpoint_load, model_open
-#include "llmc/dataloader.h"   // TokenFiles, DataLoader
-#include "llmc/hellaswag.h"    // HellaSwag
-#include "llmc/tokenizer.h"    // Tokenizer
-#include "llmc/sampler.h"      // sample_token
-#include "llmc/schedule.h"     // schedule_lr
-#include "llmc/guard.h"        // Guard, guard_zscore
-#include "llmc/logger.h"       // Logger, now_seconds
-#include "llmc/flags.h"        // Flag, flags_parse
+#include "llmc/common/check.h"   // input_error, run_error, xmalloc
+#include "llmc/common/floatx.h"  // floatX, real, DType
+#include "llmc/ops.h"            // Ops, GradMode, AdamW, UpdateRange
+#include "llmc/common/device.h"
+#include "llmc/backend.h"             // Backend, backend_choose
+#include "llmc/memory/plan.h"         // Plan, Arena, Scratch
+#include "llmc/params.h"              // GPT2Config, ParamId, param_specs
+#include "llmc/parallel/slices.h"     // LocalShape, RowShare, slice_init_tensor: what a process has of a model with -tp
+#include "llmc/parallel/layout.h"     // Sharding, ParamLayout, param_layout_sharded: where parameters lie
+#include "llmc/memory/activations.h"  // ActivationId, Places: what is kept for the backward and what is rebuilt
+#include "llmc/parallel/comm_open.h"  // Comm, comm_open, comm_max: the processes that train together
+#include "llmc/parallel/zero.h"       // Zero: which of them keeps what, and when it travels
+#include "llmc/memory/gpt2_plan.h"    // ModelOptions, gpt2_plan
+#include "llmc/memory/fit.h"          // fit_choose: --fit
+#include "llmc/files/checkpoint.h"    // ModelState, checkpoint_save, checkpoint_load, model_open
+#include "llmc/files/dataloader.h"    // TokenFiles, DataLoader
+#include "llmc/files/hellaswag.h"     // HellaSwag
+#include "llmc/files/tokenizer.h"     // Tokenizer
+#include "llmc/run/sampler.h"         // sample_token
+#include "llmc/run/schedule.h"        // schedule_lr
+#include "llmc/run/outlier_detector.h"  // OutlierDetector, outlier_zscore
+#include "llmc/run/logger.h"            // Logger, now_seconds
+#include "llmc/run/flags.h"             // Flag, flags_parse
 #include <ctype.h>
 #include <omp.h>
 #include <signal.h>
@@ -106,7 +105,7 @@ static const TrainArgs default_args = {
 static const Flag flag_table[] = {
     FLAG_HEADING("data and model"),
     {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB",
-     "what to train on: llm.c .bin token shards, or any other file as bytes"},
+     "what to train on: llm.c .bin token sharding, or any other file as bytes"},
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB",
      "what to validate on; without it the last tenth of each -i file"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL",
@@ -333,7 +332,7 @@ typedef struct {
 
 typedef struct {
     GPT2Config config;
-    Purpose purpose;
+    ModelOptions options;
     Groups groups;
     const Ops *ops;
     const Device *device;
@@ -346,19 +345,19 @@ typedef struct {
     PlanIndex index;
     Places places;  // of the activations
     Arena arena;
-    int B, T;  // sequences and positions of the micro-batch at hand: the purpose's, but an evaluation may have its own
+    int B, T;  // sequences and positions of the micro-batch at hand: the options's, but an evaluation may have its own
     bool decoding;  // every rank has every row
     int *staged;    // host memory for the micro-batches on their way: inputs and targets, a slot each
     int num_slots, next_slot;
-    Recording *recordings[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
-    int runs[4];               // how often each has run without one
+    DeviceGraph *graphs[4];  // of a micro-step: the first, the last of an update, or both; NULL: none yet
+    int runs[4];             // how often each has run without one
     // ---- views into the arena
     OptimizerState optimizer;            // what this rank keeps of (layout.total) weights, masters and moments
     Gradient grads;                      // (layout.total), or buckets from -z 2 on
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width), with -tp of its rows or columns
     int *tokens, *targets;               // (B,T)
     real *loss, *norm_squared;           // one number each, neighbours
-    TensorSpan *spans;                   // (num_spans)
+    UpdateRange *ranges;                 // (num_ranges)
     BackendScratch own;                  // the backend's
     void *replicated;                    // with -tp: gradients of tensors that are not split, on their way
     real *statistics;                    // with -tp: (t,classifier_rows,3) of the logits
@@ -385,11 +384,11 @@ static void gpt2_lay_out(GPT2 *m) {
     m->optimizer.remainder = (int16_t *)planned(m, at->remainder);
     m->optimizer.m = planned(m, at->m);
     m->optimizer.v = planned(m, at->v);
-    m->optimizer.moments = m->purpose.moments;
+    m->optimizer.moments = m->options.moments;
     m->optimizer.m_scales = (float *)planned(m, at->m_scales);
     m->optimizer.v_scales = (float *)planned(m, at->v_scales);
     m->grads.at = planned(m, at->grads);
-    m->grads.dtype = m->purpose.gradients;
+    m->grads.dtype = m->options.gradients;
     m->zero.params = at->gathered < 0 ? m->optimizer.params : (floatX *)planned(m, at->gathered);
     m->zero.params_shard = m->optimizer.params;
     m->zero.grads = m->grads;
@@ -400,7 +399,7 @@ static void gpt2_lay_out(GPT2 *m) {
     m->targets = (int *)planned(m, at->targets);
     m->loss = (real *)planned(m, at->results);
     m->norm_squared = m->loss + 1;
-    m->spans = (TensorSpan *)planned(m, at->spans);
+    m->ranges = (UpdateRange *)planned(m, at->ranges);
     m->replicated = planned(m, at->replicated);
     m->statistics = (real *)planned(m, at->statistics);
     m->dresidual = (floatX *)planned(m, at->dresidual);
@@ -416,50 +415,50 @@ static void gpt2_lay_out(GPT2 *m) {
 }
 
 static void open_backend(GPT2 *m) {
-    const Purpose *p = &m->purpose;
+    const ModelOptions *p = &m->options;
     m->own = p->backend->scratch(&m->config, &m->local, p->B, p->T);
     m->own.partials = planned(m, m->index.partials);
     m->own.matmul_workspace = planned(m, m->index.matmul_workspace);
     p->backend->open(&m->exec, &m->own, p->tf32);
-    backend_share_picks(&m->exec, m->groups.world);
+    backend_share_autotune_cache(&m->exec, m->groups.world);
 }
 
 static void upload_spans(GPT2 *m) {
     int buckets = num_buckets(&m->layout), count = 0;
-    TensorSpan *spans = (TensorSpan *)xmalloc((size_t)num_param_tensors(&m->config) * sizeof *spans);
+    UpdateRange *ranges = (UpdateRange *)xmalloc((size_t)num_param_tensors(&m->config) * sizeof *ranges);
     m->first_span = (int *)xmalloc((size_t)(buckets + 1) * sizeof *m->first_span);
     for (int b = 0; b < buckets; b++) {
         m->first_span[b] = count;
-        count += bucket_spans(spans + count, &m->layout, b);
+        count += bucket_update_ranges(ranges + count, &m->layout, b);
     }
     m->first_span[buckets] = count;
-    if (m->spans) { m->device->upload(m->spans, spans, (size_t)count * sizeof *spans); }
-    free(spans);
+    if (m->ranges) { m->device->upload(m->ranges, ranges, (size_t)count * sizeof *ranges); }
+    free(ranges);
 }
 
 // host memory for all micro-batches that may be on their way to the device at once
 static void allocate_staging(GPT2 *m) {
-    const Purpose *p = &m->purpose;
+    const ModelOptions *p = &m->options;
     m->num_slots = p->micro_steps * (1 + m->device->steps_ahead);
     size_t ints = (size_t)m->num_slots * 2 * (size_t)p->B * (size_t)p->T;
     m->staged = (int *)m->device->allocate_host(ints * sizeof(int));
 }
 
 // allocates the plan; the parameters are still zero. Free with gpt2_free. *m must stay where it is.
-static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose, Groups groups) {
+static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups groups) {
     memset(m, 0, sizeof *m);
     m->config = config;
-    m->purpose = purpose;
+    m->options = options;
     m->groups = groups;
-    m->ops = purpose.backend->ops;
-    m->device = purpose.backend->device;
-    m->local = purpose_shape(&config, &purpose);
-    m->layout = param_layout_among(&config, purpose.shards);
-    m->plan = gpt2_plan(&config, &purpose, &m->index);
-    m->places = places_make(&purpose.recompute, config.num_layers);
+    m->ops = options.backend->ops;
+    m->device = options.backend->device;
+    m->local = options_local_shape(&config, &options);
+    m->layout = param_layout_sharded(&config, options.sharding);
+    m->plan = gpt2_plan(&config, &options, &m->index);
+    m->places = places_make(&options.recompute, config.num_layers);
     m->arena = arena_create(&m->plan, m->device);
-    m->B = purpose.B, m->T = purpose.T;
-    m->classifier_rows = classifier_chunk(&config, &purpose);
+    m->B = options.B, m->T = options.T;
+    m->classifier_rows = classifier_chunk(&config, &options);
     zero_open(&m->zero, &m->layout, groups.dp, m->ops, &m->exec);
     gpt2_lay_out(m);
     open_backend(m);
@@ -469,9 +468,9 @@ static void gpt2_build(GPT2 *m, GPT2Config config, Purpose purpose, Groups group
 
 static void gpt2_free(GPT2 *m) {
     for (int i = 0; i < 4; i++) {
-        if (m->recordings[i]) { m->device->discard(m->recordings[i]); }
+        if (m->graphs[i]) { m->device->graph_destroy(m->graphs[i]); }
     }
-    m->purpose.backend->close(&m->exec);
+    m->options.backend->close(&m->exec);
     m->device->release_host(m->staged);
     arena_free(&m->arena);
     zero_close(&m->zero);
@@ -481,7 +480,7 @@ static void gpt2_free(GPT2 *m) {
 }
 
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->optimizer, m->purpose.shards, m->groups.world};
+    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world};
     return state;
 }
 
@@ -498,9 +497,9 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
         size_t used = param_used(&m->layout, p);
         real *init = (real *)xmalloc(used * sizeof(real));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
-            ParamPiece piece = param_kept_piece(&m->layout, p, layer, used);
-            slice_init_tensor(init, &m->layout.slice[id], p, layer, piece.first, piece.count, &m->config, seed);
-            weights_store(&m->optimizer, init, piece, m->device);
+            ParamRange range = param_updated_range(&m->layout, p, layer, used);
+            slice_init_tensor(init, &m->layout.slice[id], p, layer, range.offset, range.count, &m->config, seed);
+            weights_store(&m->optimizer, init, range, m->device);
         }
         free(init);
     }
@@ -524,7 +523,7 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 // ---- one tensor of one layer
 
 static size_t offset_in_bucket(const GPT2 *m, ParamId id, int layer, int bucket) {
-    return param_offset(&m->layout, id, layer) - param_bucket(&m->layout, bucket).begin;
+    return param_offset(&m->layout, id, layer) - param_bucket(&m->layout, bucket).offset;
 }
 static const floatX *param(const GPT2 *m, ParamId id, int layer) {
     int bucket = param_bucket_of(&m->layout, id, layer);
@@ -544,7 +543,7 @@ static const Gradient no_gradient = {NULL, DT_REAL};
 
 // elements of a slot
 static size_t activation_size(const GPT2 *m, ActivationId id) {
-    size_t rows = activation_rows(id, m->B * m->T, m->local.ranks, !m->purpose.gather_again);
+    size_t rows = activation_rows(id, m->B * m->T, m->local.tp_size, !m->options.gather_again);
     return rows * width_size(activation_specs[id].width, &m->config, &m->local);
 }
 static size_t activation_offset(const GPT2 *m, ActivationId id, int layer) {
@@ -562,56 +561,58 @@ static bool kept(const GPT2 *m, ActivationId id, int layer) {
 
 // ---- rows of layernorms and of the residual stream: with -tp each rank has its own, and products take all of them
 
-static bool rows_are_split(const GPT2 *m) { return m->local.ranks > 1 && !m->decoding; }
+static bool rows_are_split(const GPT2 *m) { return m->local.tp_size > 1 && !m->decoding; }
 
-static RowShare rows_of(const GPT2 *m, int N) {
-    RowShare all = {N, 0, N};
-    return rows_are_split(m) ? row_share(N, m->local.ranks, m->local.rank) : all;
+static Range rows_of(const GPT2 *m, int N) {
+    return row_range(N, rows_are_split(m) ? m->local.tp_size : 1, rows_are_split(m) ? m->local.tp_rank : 0);
+}
+static size_t chunk_elements(const GPT2 *m, int N) {
+    return chunk_size((size_t)N, rows_are_split(m) ? m->local.tp_size : 1) * (size_t)m->config.channels;
 }
 
 // elements before this rank's rows of N, and of the ranks' rows together
-static size_t elements_before(const GPT2 *m, int N) { return (size_t)rows_of(m, N).first * (size_t)m->config.channels; }
+static size_t elements_before(const GPT2 *m, int N) { return rows_of(m, N).offset * (size_t)m->config.channels; }
 static size_t gathered_elements(const GPT2 *m, int N) {
-    size_t chunks = rows_are_split(m) ? (size_t)m->local.ranks : 1;
-    return chunks * (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    size_t chunks = rows_are_split(m) ? (size_t)m->local.tp_size : 1;
+    return chunks * chunk_elements(m, N);
 }
 
 // a scratch buffer for the ranks' rows together
 static floatX *take_rows(GPT2 *m, Scratch *scratch, const char *holder, int N) {
-    return (floatX *)scratch_take(scratch, holder, gathered_elements(m, N) * sizeof(floatX));
+    return (floatX *)scratch_acquire(scratch, holder, gathered_elements(m, N) * sizeof(floatX));
 }
 
-// rows that ranks send each other: where they will be, and the ticket to join before they are read, 0 for none
+// rows that ranks send each other: where they will be, and the work to join before they are read, 0 for none
 typedef struct {
     floatX *rows;
-    CommTicket ticket;
+    CommWork work;
 } Exchange;
 
 // Work given from now on may read the rows.
 static floatX *exchanged(GPT2 *m, Exchange e) {
-    if (e.ticket) { comm_join(e.ticket, m->groups.tp, &m->exec); }
+    if (e.work) { comm_wait(e.work, m->groups.tp, &m->exec); }
     return e.rows;
 }
 
 // all = every rank's rows. This rank's are `own`, in their place in `all` or outside of it. Where rows are not split,
 // `own` is all.
 static Exchange gather_rows(GPT2 *m, floatX *all, floatX *own, int N) {
-    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    size_t chunk = chunk_elements(m, N);
     Exchange e = {own, 0};
     if (!rows_are_split(m)) { return e; }
     e.rows = all;
-    e.ticket = comm_all_gather(all, own, chunk, DT_FLOATX, m->groups.tp, &m->exec);
+    e.work = comm_all_gather(all, own, chunk, DT_FLOATX, m->groups.tp, &m->exec);
     return e;
 }
 
 // Sums `partial` over the ranks, in place: each gets its own rows of the sum, and all of them when decoding.
 static Exchange sum_rows(GPT2 *m, floatX *partial, int N) {
     Comm *tp = m->groups.tp;
-    size_t chunk = (size_t)rows_of(m, N).chunk * (size_t)m->config.channels;
+    size_t chunk = chunk_elements(m, N);
     Exchange e = {partial + elements_before(m, N), 0};
-    if (m->local.ranks == 1) { return e; }
-    e.ticket = m->decoding ? comm_all_reduce(partial, chunk, DT_FLOATX, tp, &m->exec)
-                           : comm_reduce_scatter(e.rows, partial, chunk, DT_FLOATX, tp, &m->exec);
+    if (m->local.tp_size == 1) { return e; }
+    e.work = m->decoding ? comm_all_reduce(partial, chunk, DT_FLOATX, tp, &m->exec)
+                         : comm_reduce_scatter(e.rows, partial, chunk, DT_FLOATX, tp, &m->exec);
     return e;
 }
 
@@ -620,12 +621,12 @@ static Exchange sum_rows(GPT2 *m, floatX *partial, int N) {
 static floatX *hold(GPT2 *m, ActivationId id, int layer) {
     const ActivationSpec *spec = &activation_specs[id];
     size_t first = is_norm(id) ? elements_before(m, m->B * m->T) : 0;
-    if (kept(m, id, layer)) { return act(m, id, layer) + (m->purpose.gather_again ? 0 : first); }
+    if (kept(m, id, layer)) { return act(m, id, layer) + (m->options.gather_again ? 0 : first); }
     if (is_norm(id)) { return take_rows(m, &m->normed, spec->name, m->B * m->T) + first; }
-    return (floatX *)scratch_take(&m->wide, spec->name, activation_size(m, id) * sizeof(floatX));
+    return (floatX *)scratch_acquire(&m->wide, spec->name, activation_size(m, id) * sizeof(floatX));
 }
 static void drop(GPT2 *m, ActivationId id, int layer) {
-    bool gathered_apart = is_norm(id) && rows_are_split(m) && m->purpose.gather_again;
+    bool gathered_apart = is_norm(id) && rows_are_split(m) && m->options.gather_again;
     if (kept(m, id, layer) && !gathered_apart) { return; }
     scratch_release(activation_specs[id].home == IN_WIDE ? &m->wide : &m->normed);
 }
@@ -634,7 +635,7 @@ static void drop(GPT2 *m, ActivationId id, int layer) {
 // room for those alone (-ra 1).
 static Exchange gather_norm(GPT2 *m, ActivationId id, int layer, floatX *own) {
     int N = m->B * m->T;
-    bool apart = rows_are_split(m) && kept(m, id, layer) && m->purpose.gather_again;
+    bool apart = rows_are_split(m) && kept(m, id, layer) && m->options.gather_again;
     floatX *all = apart ? take_rows(m, &m->normed, activation_specs[id].name, N) : own - elements_before(m, N);
     return gather_rows(m, all, own, N);
 }
@@ -715,7 +716,7 @@ static void block_attention(GPT2 *m, int l, int N, int decode_from) {
         m->ops->attention_forward(act(m, ATTY, l), statistic(m, LSE, l), act(m, QKV, l), m->B, m->T, NH, HS, &m->exec);
         return;
     }
-    size_t layer = (size_t)l * (size_t)m->purpose.decode_positions * (size_t)m->local.attention;
+    size_t layer = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     m->ops->attention_decode(act(m, ATTY, l), m->keys + layer, m->values + layer, act(m, QKV, l), decode_from, N, NH,
                              HS, &m->exec);
 }
@@ -736,7 +737,7 @@ static void expand_norm(GPT2 *m, const Branch *b, int l, int N, const floatX *no
 static void expand_forward(GPT2 *m, const Branch *b, int l, int N, floatX *fused_gelu) {
     floatX *own = hold(m, b->norm, l);
     m->ops->layernorm_forward(own, statistic(m, b->mean, l), statistic(m, b->rstd, l), branch_input(m, b, l),
-                              param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
+                              param(m, b->norm_weight, l), param(m, b->norm_bias, l), (int)rows_of(m, N).count,
                               m->config.channels, &m->exec);
     expand_norm(m, b, l, N, exchanged(m, gather_norm(m, b->norm, l, own)), fused_gelu);
     drop(m, b->norm, l);
@@ -748,14 +749,14 @@ static void project_forward(GPT2 *m, const Branch *b, int l, int N, const floatX
     const floatX *weight = param(m, b->project_weight, l), *bias = param(m, b->project_bias, l);
     floatX *out = act(m, b->out, l), *residual = branch_input(m, b, l);
     int C = m->config.channels, K = projected_width(m, b);
-    if (m->local.ranks == 1) {
+    if (m->local.tp_size == 1) {
         m->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, &m->exec);
         return;
     }
     floatX *partial = take_rows(m, &m->narrow, "partial", N);
     m->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, &m->exec);
     m->ops->residual_layernorm_forward(out, NULL, NULL, NULL, exchanged(m, sum_rows(m, partial, N)), bias, residual,
-                                       NULL, NULL, rows_of(m, N).own, C, &m->exec);
+                                       NULL, NULL, (int)rows_of(m, N).count, C, &m->exec);
     scratch_release(&m->narrow);
 }
 
@@ -766,7 +767,7 @@ static void block_forward(GPT2 *m, int l, int N, int decode_from) {
     block_attention(m, l, N, decode_from);
     project_forward(m, &attention_branch, l, N, act(m, ATTY, l));
     floatX *gelu = hold(m, FCH_GELU, l);
-    bool fused = m->purpose.fuse_gelu;
+    bool fused = m->options.fuse_gelu;
     expand_forward(m, &mlp_branch, l, N, fused ? gelu : NULL);
     if (!fused) { m->ops->gelu_forward(gelu, act(m, FCH, l), (size_t)N * (size_t)m->local.units, &m->exec); }
     project_forward(m, &mlp_branch, l, N, gelu);
@@ -779,14 +780,14 @@ static const floatX *final_norm_forward(GPT2 *m, int N) {
     zero_params_ready(&m->zero, num_buckets(&m->layout) - 1, 0);
     m->ops->layernorm_forward(own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0),
                               block_input(m, m->config.num_layers), param(m, LNFW, 0), param(m, LNFB, 0),
-                              rows_of(m, N).own, m->config.channels, &m->exec);
+                              (int)rows_of(m, N).count, m->config.channels, &m->exec);
     return exchanged(m, gather_rows(m, lnf, own, N));
 }
 
 // Sends a micro-batch, inputs and targets (B,T), on its way to the device. The arrays may change afterwards.
 static void gpt2_give_batch(GPT2 *m, const int *inputs, const int *targets) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
-    int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->purpose.B * (size_t)m->purpose.T;
+    int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
     m->next_slot = (m->next_slot + 1) % m->num_slots;
     memcpy(slot, inputs, bytes);
     memcpy(slot + N, targets, bytes);
@@ -801,23 +802,24 @@ static void embed(GPT2 *m, int B, int T, int from) {
     const floatX *positions = param(m, WPE, 0) + (size_t)from * (size_t)C;
     floatX *encoded = act(m, ENCODED, 0);
     zero_params_ready(&m->zero, 0, layer_bucket(0));
-    if (m->local.ranks == 1) {
+    if (m->local.tp_size == 1) {
         m->ops->embedding_forward(encoded, m->tokens, param(m, WTE, 0), positions, B, T, C, &m->exec);
         return;
     }
-    RowShare rows = rows_of(m, N);
+    Range rows = rows_of(m, N);
     floatX *partial = take_rows(m, &m->narrow, "partial", N);
-    m->ops->token_embedding_forward(partial, m->tokens, param(m, WTE, 0), m->local.rank * vocab, vocab, N, C, &m->exec);
+    m->ops->token_embedding_forward(partial, m->tokens, param(m, WTE, 0), m->local.tp_rank * vocab, vocab, N, C,
+                                    &m->exec);
     const floatX *sum = exchanged(m, sum_rows(m, partial, N));
-    m->device->enqueue_copy(encoded, sum, (size_t)rows.own * (size_t)C * sizeof(floatX), &m->exec);
-    m->ops->position_embedding_forward(encoded, positions, rows.first, rows.own, T, C, &m->exec);
+    m->device->enqueue_copy(encoded, sum, rows.count * (size_t)C * sizeof(floatX), &m->exec);
+    m->ops->position_embedding_forward(encoded, positions, (int)rows.offset, (int)rows.count, T, C, &m->exec);
     scratch_release(&m->narrow);
 }
 
 // the micro-batch given last -> activations up to the last block's output
 static void gpt2_forward(GPT2 *m) {
     int B = m->B, T = m->T, N = B * T;
-    m->exec.rare_shapes = B != m->purpose.B || T != m->purpose.T;
+    m->exec.rare_shapes = B != m->options.B || T != m->options.T;
     embed(m, B, T, 0);
     for (int l = 0; l < m->config.num_layers; l++) {
         params_ready(m, l, l + 1);
@@ -834,17 +836,17 @@ static void gpt2_forward(GPT2 *m) {
 static void classify_rows(GPT2 *m, floatX *logits, int first, int rows, real dloss) {
     Exec *ex = &m->exec;
     Comm *tp = m->groups.tp;
-    int V = m->config.vocab_size, Vl = m->local.vocab, begin = m->local.rank * Vl;
+    int V = m->config.vocab_size, Vl = m->local.vocab, begin = m->local.tp_rank * Vl;
     real *losses = statistic(m, LOSSES, 0) + first;
     const int *targets = m->targets + first;
-    if (m->local.ranks == 1) {
+    if (m->local.tp_size == 1) {
         m->ops->classifier(losses, logits, targets, dloss, rows, V, Vl, ex);
         return;
     }
     size_t count = 3 * (size_t)rows;
     real *own = m->statistics + (size_t)tp->rank * count;
     m->ops->classifier_statistics(own, logits, targets, begin, rows, V, Vl, ex);
-    comm_join(comm_all_gather(m->statistics, own, count, DT_REAL, tp, ex), tp, ex);
+    comm_wait(comm_all_gather(m->statistics, own, count, DT_REAL, tp, ex), tp, ex);
     m->ops->classifier_from_statistics(losses, logits, m->statistics, targets, dloss, tp->size, begin, rows, V, Vl, ex);
 }
 
@@ -858,7 +860,7 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     for (int first = 0; first < N; first += chunk) {
         int rows = N - first < chunk ? N - first : chunk;
         size_t at = (size_t)first * (size_t)C;
-        floatX *logits = (floatX *)scratch_take(&m->wide, "logits", (size_t)rows * (size_t)vocab * sizeof(floatX));
+        floatX *logits = (floatX *)scratch_acquire(&m->wide, "logits", (size_t)rows * (size_t)vocab * sizeof(floatX));
         ops->matmul_forward(logits, lnf + at, param(m, WTE, 0), NULL, NULL, rows, C, vocab, ex);
         classify_rows(m, logits, first, rows, dlnf ? scale : 0);
         if (dlnf) {
@@ -879,13 +881,13 @@ static Exchange rebuilt_norm(GPT2 *m, const Branch *b, int l) {
     int N = m->B * m->T;
     bool is_kept = kept(m, b->norm, l);
     floatX *own = hold(m, b->norm, l);
-    if (is_kept && !m->purpose.gather_again) {
+    if (is_kept && !m->options.gather_again) {
         Exchange gathered = {own - elements_before(m, N), 0};
         return gathered;
     }
     if (!is_kept) {
         m->ops->layernorm_normalise(own, branch_input(m, b, l), statistic(m, b->mean, l), statistic(m, b->rstd, l),
-                                    param(m, b->norm_weight, l), param(m, b->norm_bias, l), rows_of(m, N).own,
+                                    param(m, b->norm_weight, l), param(m, b->norm_bias, l), (int)rows_of(m, N).count,
                                     m->config.channels, &m->exec);
     }
     return gather_norm(m, b->norm, l, own);
@@ -944,7 +946,7 @@ static void project_backward(GPT2 *m, const Branch *b, int l, floatX *din, const
     const floatX *weight = param(m, b->project_weight, l), *gelu_pre = b->mlp ? act(m, FCH, l) : NULL;
     if (rows_are_split(m)) {  // the bias is every rank's, for its own rows
         m->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, m->dresidual, NULL, NULL, NULL, mode,
-                                rows_of(m, N).own, 0, C, &m->exec);
+                                (int)rows_of(m, N).count, 0, C, &m->exec);
         dbias = no_gradient;
     }
     m->ops->matmul_backward(din, dweight, dbias, dgelu_bias, exchanged(m, gathered), in, weight, gelu_pre, mode, N,
@@ -974,7 +976,7 @@ static void expand_backward(GPT2 *m, const Branch *b, int l, const floatX *dout,
     drop(m, b->norm, l);
     m->ops->layernorm_backward(m->dresidual, grad(m, b->norm_weight, l), grad(m, b->norm_bias, l), exchanged(m, sum),
                                branch_input(m, b, l), param(m, b->norm_weight, l), statistic(m, b->mean, l),
-                               statistic(m, b->rstd, l), mode, rows_of(m, N).own, C, &m->exec);
+                               statistic(m, b->rstd, l), mode, (int)rows_of(m, N).count, C, &m->exec);
     scratch_release(&m->narrow);
 }
 
@@ -995,9 +997,9 @@ static void block_backward(GPT2 *m, int l, GradMode mode) {
 
     gathered = gather_dresidual(m);
     Exchange ln1 = rebuilt_norm(m, &attention_branch, l);
-    floatX *datty = (floatX *)scratch_take(&m->narrow, "datty", row);
+    floatX *datty = (floatX *)scratch_acquire(&m->narrow, "datty", row);
     project_backward(m, &attention_branch, l, datty, act(m, ATTY, l), gathered, mode);
-    floatX *dqkv = (floatX *)scratch_take(&m->wide, "dqkv", 3 * row);
+    floatX *dqkv = (floatX *)scratch_acquire(&m->wide, "dqkv", 3 * row);
     m->ops->attention_backward(dqkv, datty, act(m, QKV, l), act(m, ATTY, l), statistic(m, LSE, l), m->B, m->T, NH, HS,
                                &m->exec);
     scratch_release(&m->narrow);
@@ -1025,17 +1027,17 @@ static void replay_and_backward(GPT2 *m, int l, GradMode mode) {
 // The embeddings' gradients, wte's added to that of the logits.
 static void embed_backward(GPT2 *m, GradMode mode) {
     int B = m->B, T = m->T, N = B * T, maxT = m->config.max_seq_len, C = m->config.channels, vocab = m->local.vocab;
-    if (m->local.ranks == 1) {
+    if (m->local.tp_size == 1) {
         m->ops->embedding_backward(grad(m, WTE, 0), grad(m, WPE, 0), m->dresidual, m->tokens, mode, B, T, maxT, C,
                                    &m->exec);
         return;
     }
-    RowShare rows = rows_of(m, N);
+    Range rows = rows_of(m, N);
     Exchange all = gather_dresidual(m);
-    m->ops->position_embedding_backward(grad(m, WPE, 0), m->dresidual, mode, rows.first, rows.own, T, maxT, C,
-                                        &m->exec);
-    m->ops->token_embedding_backward(grad(m, WTE, 0), exchanged(m, all), m->tokens, m->local.rank * vocab, vocab, N, C,
-                                     &m->exec);
+    m->ops->position_embedding_backward(grad(m, WPE, 0), m->dresidual, mode, (int)rows.offset, (int)rows.count, T, maxT,
+                                        C, &m->exec);
+    m->ops->token_embedding_backward(grad(m, WTE, 0), exchanged(m, all), m->tokens, m->local.tp_rank * vocab, vocab, N,
+                                     C, &m->exec);
     release_dresidual(m);
 }
 
@@ -1043,7 +1045,7 @@ static void embed_backward(GPT2 *m, GradMode mode) {
 // 1 / (rows of the whole update).
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
-    int N = m->B * m->T, C = m->config.channels, own = rows_of(m, N).own;
+    int N = m->B * m->T, C = m->config.channels, own = (int)rows_of(m, N).count;
     floatX *dlnf = take_rows(m, &m->narrow, "dlnf", N);
     gpt2_classify(m, dlnf, scale, mode);
     Exchange sum = sum_rows(m, dlnf, N);
@@ -1063,26 +1065,27 @@ static void gpt2_backward(GPT2 *m, real scale) {
 }
 
 // Forward and backward of the micro-batch given last, the update's `micro`-th. Its work is the same every time, so that
-// from the second time on a device that can is given it as one recording; the first time, products may try out their
-// algorithms. A recording waits for nothing that was sent before it, so that is waited for first.
+// from the second time on a device that can is given it as one graph; the first time, products may try out their
+// algorithms. A graph waits for nothing that was sent before it, so that is waited for first.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
-    int micro_steps = m->purpose.micro_steps, kind = (micro > 0) + 2 * (micro == micro_steps - 1);
+    int micro_steps = m->options.micro_steps, kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
-    bool records = device->record_begin && m->purpose.graph && m->groups.world->backend->records && m->runs[kind] > 0;
+    bool records =
+        device->capture_begin && m->options.graph && m->groups.world->backend->capturable && m->runs[kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
     if (records) { zero_join_sent(&m->zero); }
-    if (records && m->recordings[kind]) {
-        device->replay(m->recordings[kind], &m->exec);
+    if (records && m->graphs[kind]) {
+        device->graph_launch(m->graphs[kind], &m->exec);
         return;
     }
-    if (records) { device->record_begin(&m->exec); }
+    if (records) { device->capture_begin(&m->exec); }
     gpt2_forward(m);
     gpt2_backward(m, scale);
     m->runs[kind]++;
     if (records) {
-        m->recordings[kind] = device->record_end(&m->exec);
-        device->replay(m->recordings[kind], &m->exec);
+        m->graphs[kind] = device->capture_end(&m->exec);
+        device->graph_launch(m->graphs[kind], &m->exec);
     }
 }
 
@@ -1092,8 +1095,8 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
 // Waits for all work given so far, but for other processes no longer than --comm-timeout; the device's own transfers to
 // and from the host, which come after it, know no such end.
 static void finish_work(GPT2 *m) {
-    m->device->mark(0, &m->exec);
-    comm_wait_for(0, m->groups.world, &m->exec);
+    m->device->event_record(0, &m->exec);
+    comm_event_synchronize(0, m->groups.world, &m->exec);
 }
 
 static real device_number(GPT2 *m, const real *x) {
@@ -1108,7 +1111,7 @@ static double sum_over_ranks(GPT2 *m, double x) {
     if (m->groups.dp->size == 1) { return x; }
     real value = (real)x;
     m->device->upload(m->loss, &value, sizeof value);
-    comm_join(comm_all_reduce(m->loss, 1, DT_REAL, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
+    comm_wait(comm_all_reduce(m->loss, 1, DT_REAL, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
     return (double)device_number(m, m->loss);
 }
 
@@ -1124,14 +1127,14 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
 // the gradients of a bucket's tensors that every slice has whole, to m->replicated + at, or back; returns where they
 // end
 static size_t copy_replicated(GPT2 *m, int bucket, size_t at, bool back) {
-    Stretch stretches[LAYER_PARAMS];
+    Range ranges[LAYER_PARAMS];
     Gradient grads = zero_kept_grads(&m->zero, bucket), together = {m->replicated, grads.dtype};
-    int count = bucket_stretches(stretches, &m->layout, bucket, false, false);
+    int count = bucket_ranges(ranges, &m->layout, bucket, false, false);
     for (int i = 0; i < count; i++) {
-        void *there = gradient_at(grads, stretches[i].at).at, *here = gradient_at(together, at).at;
-        size_t bytes = stretches[i].count * dtype_size(grads.dtype);
+        void *there = gradient_at(grads, ranges[i].offset).at, *here = gradient_at(together, at).at;
+        size_t bytes = ranges[i].count * dtype_size(grads.dtype);
         m->device->enqueue_copy(back ? there : here, back ? here : there, bytes, &m->exec);
-        at += stretches[i].count;
+        at += ranges[i].count;
     }
     return at;
 }
@@ -1142,10 +1145,10 @@ static void sum_replicated(GPT2 *m) {
     size_t count = 0, at = 0;
     for (int b = 0; b < num_buckets(&m->layout); b++) { count = copy_replicated(m, b, count, false); }
     DType dtype = zero_kept_grads(&m->zero, 0).dtype;
-    comm_join(comm_all_reduce(m->replicated, count, dtype, tp, &m->exec), tp, &m->exec);
+    comm_wait(comm_all_reduce(m->replicated, count, dtype, tp, &m->exec), tp, &m->exec);
     // at -z 0 all of a dp group have these sums, each from its own tp group, which may have added up in another order
-    if (m->layout.shards.stage == 0 && !tp->backend->ordered) {
-        comm_join(comm_broadcast(m->replicated, count, dtype, 0, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
+    if (m->layout.sharding.stage == 0 && !tp->backend->ordered) {
+        comm_wait(comm_broadcast(m->replicated, count, dtype, 0, m->groups.dp, &m->exec), m->groups.dp, &m->exec);
     }
     for (int b = 0; b < num_buckets(&m->layout); b++) { at = copy_replicated(m, b, at, true); }
 }
@@ -1153,12 +1156,12 @@ static void sum_replicated(GPT2 *m) {
 // Adds the squares of what this rank owns of a bucket's gradients. Tensors that every slice has whole count in slice 0
 // alone.
 static void add_squares(GPT2 *m, int bucket) {
-    Stretch stretches[LAYER_PARAMS] = {{0, param_bucket(&m->layout, bucket).chunk}};
-    bool first = m->local.rank == 0;
-    int count = first ? 1 : bucket_stretches(stretches, &m->layout, bucket, true, true);
+    Range ranges[LAYER_PARAMS] = {{0, param_bucket(&m->layout, bucket).chunk}};
+    bool first = m->local.tp_rank == 0;
+    int count = first ? 1 : bucket_ranges(ranges, &m->layout, bucket, true, true);
     for (int i = 0; i < count; i++) {
-        Gradient part = gradient_at(zero_own_grads(&m->zero, bucket), stretches[i].at);
-        m->ops->global_norm_squared(m->norm_squared, part, GRAD_ADD, stretches[i].count, &m->exec);
+        Gradient part = gradient_at(zero_own_grads(&m->zero, bucket), ranges[i].offset);
+        m->ops->global_norm_squared(m->norm_squared, part, GRAD_ADD, ranges[i].count, &m->exec);
     }
 }
 
@@ -1170,17 +1173,17 @@ static void gpt2_norm(GPT2 *m) {
         m->ops->global_norm_squared(m->norm_squared, m->grads, GRAD_SET, m->layout.total, &m->exec);
         return;
     }
-    if (m->local.ranks > 1) { sum_replicated(m); }
+    if (m->local.tp_size > 1) { sum_replicated(m); }
     m->device->enqueue_fill(m->norm_squared, 0, sizeof(real), &m->exec);
     for (int b = 0; b < num_buckets(&m->layout); b++) { add_squares(m, b); }
-    if (m->local.rank > 0) { m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec); }
-    comm_join(comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec), world, &m->exec);
+    if (m->local.tp_rank > 0) { m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec); }
+    comm_wait(comm_all_reduce(m->loss, 2, DT_REAL, world, &m->exec), world, &m->exec);
 }
 
 // the optimizer's state of this rank's chunk of a bucket
 static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
     OptimizerState o = m->optimizer;
-    size_t at = param_bucket(&m->layout, bucket).shard, bytes = at * dtype_size(o.moments);
+    size_t at = param_bucket(&m->layout, bucket).shard_offset, bytes = at * dtype_size(o.moments);
     o.params = zero_own_params(&m->zero, bucket);
     if (o.master) { o.master += at; }
     if (o.remainder) { o.remainder += at; }
@@ -1194,13 +1197,13 @@ static OptimizerState optimizer_of(const GPT2 *m, int bucket) {
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     int buckets = num_buckets(&m->layout);
     const int *first = m->first_span;
-    if (m->layout.shards.stage == 0) {
-        m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->spans, first[buckets], hyper, &m->exec);
+    if (m->layout.sharding.stage == 0) {
+        m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, m->ranges, first[buckets], hyper, &m->exec);
         return;
     }
     for (int b = 0; b < buckets; b++) {
         OptimizerState own = optimizer_of(m, b);
-        m->ops->adamw_update(&own, zero_own_grads(&m->zero, b), m->norm_squared, m->spans + first[b],
+        m->ops->adamw_update(&own, zero_own_grads(&m->zero, b), m->norm_squared, m->ranges + first[b],
                              first[b + 1] - first[b], hyper, &m->exec);
     }
     zero_params_changed(&m->zero);
@@ -1222,10 +1225,10 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
         block_forward(m, l, n, from);
     }
     const floatX *last = final_norm_forward(m, n) + (size_t)(n - 1) * (size_t)C;
-    floatX *row = (floatX *)scratch_take(&m->wide, "logits", (size_t)(vocab * m->local.ranks) * sizeof(floatX));
-    floatX *own = row + (size_t)(m->local.rank * vocab);
+    floatX *row = (floatX *)scratch_acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size) * sizeof(floatX));
+    floatX *own = row + (size_t)(m->local.tp_rank * vocab);
     m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
-    comm_join(comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec), tp, &m->exec);
+    comm_wait(comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec), tp, &m->exec);
     scratch_release(&m->normed);
     m->decoding = false;
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
@@ -1238,7 +1241,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
 
 // the same for any number of tokens, as many at a time as the activations have rows
 static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    int most = row_share(m->B * m->T, m->local.ranks, 0).chunk;
+    int most = (int)chunk_size((size_t)(m->B * m->T), m->local.tp_size);
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }
@@ -1320,7 +1323,7 @@ typedef struct {
 static void generate(GPT2 *m, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length, int count,
                      Sampling how) {
     size_t room = prompt_length + (size_t)count;
-    int positions = m->purpose.decode_positions, at = 0;
+    int positions = m->options.decode_positions, at = 0;
     int *tokens = (int *)xmalloc(room * sizeof(int));
     float *logits = (float *)xmalloc((size_t)m->config.vocab_size * sizeof(float));
     memcpy(tokens, prompt, prompt_length * sizeof(int));
@@ -1426,7 +1429,7 @@ typedef struct {
     bool has_tokenizer;
     int *prompt;
     size_t prompt_length;
-    Guard loss_guard, norm_guard;
+    OutlierDetector loss_guard, norm_guard;
     Logger log;
     long long step, max_steps;    // finished updates, and how many there will be
     long long given;              // updates that the device was given
@@ -1451,7 +1454,7 @@ static Recompute recompute_of(const TrainArgs *a, int L) {
     return r;
 }
 
-// -gd auto: sums of several micro-batches would lose too much in bf16; from -z 2 on they are made in shards, which are
+// -gd auto: sums of several micro-batches would lose too much in bf16; from -z 2 on they are made in sharding, which are
 // fp32 whatever is sent there
 static DType auto_gradients(int micro_steps, int stage) { return micro_steps > 1 && stage < 2 ? DT_REAL : DT_FLOATX; }
 
@@ -1461,14 +1464,14 @@ static DType gradients_of(const TrainArgs *a) {
 }
 
 // what process `rank` keeps: neighbours have slices of one model
-static Shards shards_of(const TrainArgs *a, int rank) {
+static Sharding sharding_of(const TrainArgs *a, int rank) {
     int t = a->tensor_parallel;
-    Shards s = {data_ranks(a), rank / t, data_ranks(a) > 1 ? a->zero : 0, t, rank % t};
+    Sharding s = {data_ranks(a), rank / t, data_ranks(a) > 1 ? a->zero : 0, t, rank % t};
     return s;
 }
 
-static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
-    Purpose p;
+static ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = backend;
     p.training = !a->generate;
@@ -1476,11 +1479,11 @@ static Purpose purpose_of(const TrainArgs *a, const GPT2Config *c, const Backend
     p.T = p.training ? a->T : 64;
     p.micro_steps = p.training ? accumulation_steps(a) : 1;
     p.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
-    p.shards = shards_of(a, a->rank);
+    p.sharding = sharding_of(a, a->rank);
     p.gather_again = a->gather_again != 0;
     // the rounded copy is of parameters that this process changes itself
     p.round_matmul_inputs =
-        a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && p.shards.stage == 0;
+        a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && p.sharding.stage == 0;
     p.tf32 = a->matmul_precision > 0;
     p.graph = p.training && a->graph != 0;
     p.fuse_gelu = a->fuse_gelu > 0;
@@ -1510,7 +1513,7 @@ static FitFree fit_free(const TrainArgs *a) {
 static const FitFree fit_all = {true, true, true, true, true, true, true, true};
 
 // the flags that say what was chosen, those that say nothing at their defaults
-static void fit_apply(TrainArgs *a, const Purpose *p, int L) {
+static void fit_apply(TrainArgs *a, const ModelOptions *p, int L) {
     const Recompute *r = &p->recompute;
     a->batch_tokens = (int64_t)p->B * p->T * p->micro_steps * data_ranks(a);
     a->B = p->B, a->recompute = r->level, a->recompute_every = r->every;
@@ -1521,16 +1524,16 @@ static void fit_apply(TrainArgs *a, const Purpose *p, int L) {
 }
 
 // what each choice saves and costs, the others being as they are
-static void print_fit(FILE *out, const Fit *fit, const Purpose *wanted, const GPT2Config *c) {
-    const char *gradients_lose = fit->purpose.gradients == DT_BF16 ? "; the gradients lose precision" : "";
+static void print_fit(FILE *out, const Fit *fit, const ModelOptions *wanted, const GPT2Config *c) {
+    const char *gradients_lose = fit->options.gradients == DT_BF16 ? "; the gradients lose precision" : "";
     const char *const loses[FIT_PARTS] = {
         "", "", "", "; the weights lose precision", "; the moments lose precision", gradients_lose};
     for (int i = 0; i < FIT_PARTS; i++) {
         char text[FLAG_TEXT], was[FLAG_TEXT];
-        fit_part_text(text, (FitPart)i, &fit->purpose, c);
+        fit_part_text(text, (FitPart)i, &fit->options, c);
         fit_part_text(was, (FitPart)i, wanted, c);
         if (strcmp(text, was) == 0) { continue; }
-        Purpose without = fit->purpose;
+        ModelOptions without = fit->options;
         fit_take(&without, wanted, (FitPart)i);
         double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
         fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, was, -saved / (1 << 30),
@@ -1548,10 +1551,10 @@ static size_t room_for_each(const Backend *backend, Comm *world) {
 }
 
 // What fits best if every flag may be chosen, and, where *parts becomes true, -z 3 as well.
-static Fit fit_at_all(const GPT2Config *c, Purpose p, size_t budget, bool *parts) {
+static Fit fit_at_all(const GPT2Config *c, ModelOptions p, size_t budget, bool *parts) {
     Fit fit = fit_choose(c, p, &fit_all, budget, auto_gradients);
-    *parts = fit.bytes > budget && p.training && p.shards.ranks > 1 && p.shards.stage < 3;
-    p.shards.stage = 3;
+    *parts = fit.bytes > budget && p.training && p.sharding.dp_size > 1 && p.sharding.stage < 3;
+    p.sharding.stage = 3;
     return *parts ? fit_choose(c, p, &fit_all, budget, auto_gradients) : fit;
 }
 
@@ -1561,27 +1564,27 @@ static void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const
     double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
     if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // any that divides -d
-    Purpose wanted = purpose_of(a, c, backend);
+    ModelOptions wanted = model_options(a, c, backend);
     Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), least;
     char flags[FLAG_TEXT];
     if (fit.bytes > budget) {
         bool parts;
         least = fit_at_all(c, wanted, budget, &parts);
-        fit_flags_text(flags, &least.purpose, &wanted, c);
+        fit_flags_text(flags, &least.options, &wanted, c);
         input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
                     least.bytes < fit.bytes ? " with the flags that are given; " : "; the smallest, ",
                     parts ? "-z 3 " : "", flags, (double)least.bytes / (1 << 30),
                     least.bytes <= budget ? "leave out what stands against that"
                                           : "give more, or a smaller -e, -t or -d");
     }
-    fit_flags_text(flags, &fit.purpose, &wanted, c);
+    fit_flags_text(flags, &fit.options, &wanted, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "as it is");
     print_fit(out, &fit, &wanted, c);
-    fit_apply(a, &fit.purpose, c->num_layers);
+    fit_apply(a, &fit.options, c->num_layers);
 }
 
 // Stops what would take more than is free, and says which flags would make it fit.
-static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose *p, Comm *world) {
+static void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *p, Comm *world) {
     size_t bytes = gpt2_plan_bytes(c, p), room = room_for_each(p->backend, world);
     if (bytes <= room) { return; }
     char flags[FLAG_TEXT] = "", sentence[2 * FLAG_TEXT];
@@ -1590,7 +1593,7 @@ static void check_memory(const TrainArgs *a, const GPT2Config *c, const Purpose 
     bool parts = false;
     Fit fit = fit_choose(c, *p, &may, room, auto_gradients);
     if (fit.bytes > room) { fit = fit_at_all(c, *p, room, &parts); }
-    if (p->training) { fit_flags_text(flags, &fit.purpose, p, c); }
+    if (p->training) { fit_flags_text(flags, &fit.options, p, c); }
     if (fit.bytes <= room) {
         snprintf(sentence, sizeof sentence, "it fits with %s%s", parts ? "-z 3 " : "", flags);
     } else {
@@ -1641,11 +1644,11 @@ static void check_length(const TrainArgs *a, const GPT2Config *c) {
 // With -tp rows are dealt in chunks of N / t, rounded up, so that the last process may get none; products need one.
 static void check_rows(const TrainArgs *a, int rows, const char *of_what) {
     int t = a->tensor_parallel;
-    if (row_share(rows, t, t - 1).own > 0) { return; }
+    if (row_range(rows, t, t - 1).count > 0) { return; }
     input_error(
         "-tp %d shares the %d rows of %s in chunks of %d, which leaves none for its last process; give a smaller "
         "-tp, or a larger -b or -t",
-        t, rows, of_what, row_share(rows, t, 0).chunk);
+        t, rows, of_what, (int)chunk_size((size_t)rows, t));
 }
 
 // the same shape, or the checkpoint belongs to another model than -e asks for
@@ -1718,9 +1721,10 @@ static void make_run_dir(const char *path) {
 static void check_text_fits(const Run *run, const Origin *origin) {
     bool other_weights = origin->has_weights && !*origin->checkpoint;
     if (other_weights && token_files_are_text(&run->files) && origin->config.vocab_size != BYTE_VOCABULARY) {
-        input_error("-i %s is text, which is read as bytes, but -e %s knows %d tokens; make token shards of it first: "
-                    "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
-                    run->args->train_data, run->args->model, origin->config.vocab_size, run->args->train_data);
+        input_error(
+            "-i %s is text, which is read as bytes, but -e %s knows %d tokens; make token sharding of it first: "
+            "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
+            run->args->train_data, run->args->model, origin->config.vocab_size, run->args->train_data);
     }
 }
 
@@ -1766,7 +1770,7 @@ static void open_data(Run *run) {
     const TrainArgs *a = run->args;
     if (!a->train_data) {
         input_error(
-            "-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all flags)");
+            "-i is missing: give the data to train on, a text file or llm.c token sharding (--help lists all flags)");
     }
     run->files = token_files_open("-i", a->train_data);
     if (a->val_data) {
@@ -1819,8 +1823,8 @@ static cJSON *run_state(const Run *run) {
     cJSON_AddStringToObject(state, "training_data", run->fingerprint);
     cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&run->train_files));
     cJSON_AddBoolToObject(state, "validation_held_out", !run->args->val_data);
-    cJSON_AddItemToObject(state, "loss_guard", guard_to_json(&run->loss_guard));
-    cJSON_AddItemToObject(state, "norm_guard", guard_to_json(&run->norm_guard));
+    cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&run->loss_guard));
+    cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&run->norm_guard));
     return state;
 }
 
@@ -1867,10 +1871,10 @@ static void restore_run(Run *run, const char *folder) {
     format_path(file, "%s/state.json", folder);
     cJSON *state = checkpoint_load_state(folder);
     check_same_data(run, state, file);
-    if (!guard_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
-        !guard_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
+    if (!outlier_detector_from_json(&run->loss_guard, cJSON_GetObjectItem(state, "loss_guard")) ||
+        !outlier_detector_from_json(&run->norm_guard, cJSON_GetObjectItem(state, "norm_guard"))) {
         input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited", file,
-                    GUARD_WINDOW);
+                    OUTLIER_WINDOW);
     }
     run->step = json_whole(state, "step", 0, INT_MAX - 1, file);
     if (run->step != checkpoint_latest(run->args->run_dir)) {
@@ -1941,7 +1945,7 @@ static double score_hellaswag(Run *run) {
         hellaswag_score(set, losses);
         for (int other = rank + 1; other < ranks; other++) { hellaswag_next_batch(set); }
     }
-    m->B = m->purpose.B, m->T = m->purpose.T;
+    m->B = m->options.B, m->T = m->options.T;
     free(losses);
     return sum_over_ranks(m, set->correct) / set->num_examples;
 }
@@ -1996,7 +2000,7 @@ static uint64_t hash_replica(GPT2 *m) {
         if (zero_gathers_layers(&m->zero, b)) { continue; }
         hash = hash_device(hash, m, zero_params(&m->zero, b), param_bucket(&m->layout, b).size * sizeof(floatX));
     }
-    return m->layout.shards.stage > 0 ? hash : hash_optimizer(hash, m, 0, m->layout.total);
+    return m->layout.sharding.stage > 0 ? hash : hash_optimizer(hash, m, 0, m->layout.total);
 }
 
 // What every rank of the tp group has: of tensors that are not split, what this rank keeps.
@@ -2005,14 +2009,14 @@ static uint64_t hash_whole_tensors(GPT2 *m) {
     finish_work(m);
     for (int b = 0; b < num_buckets(&m->layout); b++) {
         Bucket bucket = param_bucket(&m->layout, b);
-        bool all = m->layout.shards.stage == 0;
+        bool all = m->layout.sharding.stage == 0;
         const floatX *params = all ? zero_params(&m->zero, b) : zero_own_params(&m->zero, b);
-        Stretch stretches[LAYER_PARAMS];
-        int count = bucket_stretches(stretches, &m->layout, b, false, false);
+        Range ranges[LAYER_PARAMS];
+        int count = bucket_ranges(ranges, &m->layout, b, false, false);
         for (int i = 0; i < count; i++) {
-            size_t at = stretches[i].at;
-            hash = hash_device(hash, m, params + at, stretches[i].count * sizeof(floatX));
-            hash = hash_optimizer(hash, m, (all ? bucket.begin : bucket.shard) + at, stretches[i].count);
+            size_t at = ranges[i].offset;
+            hash = hash_device(hash, m, params + at, ranges[i].count * sizeof(floatX));
+            hash = hash_optimizer(hash, m, (all ? bucket.offset : bucket.shard_offset) + at, ranges[i].count);
         }
     }
     return hash;
@@ -2072,9 +2076,9 @@ static void know_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
     Update *u = &run->updates[n % 2];
     if (u->known) { return; }
-    comm_wait_for((int)(n % 2), run->groups.world, &run->model.exec);
+    comm_event_synchronize((int)(n % 2), run->groups.world, &run->model.exec);
     u->loss = (double)u->results[0], u->norm = sqrt((double)u->results[1]);
-    double z_loss = guard_zscore(&run->loss_guard, u->loss), z_norm = guard_zscore(&run->norm_guard, u->norm);
+    double z_loss = outlier_zscore(&run->loss_guard, u->loss), z_norm = outlier_zscore(&run->norm_guard, u->norm);
     if (a->loss_guard > 0 && z_loss > a->loss_guard) {
         u->note = "skipped: loss is an outlier";
     } else if (a->norm_guard > 0 && z_norm > a->norm_guard) {
@@ -2094,7 +2098,7 @@ static bool start_step(Run *run) {
     u->began = now_seconds(), u->known = false, u->note = "";
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(&run->train_loader, 0); }
-    for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
+    for (int micro = 0; micro < m->options.micro_steps; micro++) {
         if (micro > 0 && num_ranks(run->args) == 1 && *cut_short(run)) {
             dataloader_seek(&run->train_loader, position);
             return false;
@@ -2105,7 +2109,7 @@ static bool start_step(Run *run) {
     }
     gpt2_norm(m);
     m->device->enqueue_download(u->results, m->loss, 2 * sizeof(real), &m->exec);
-    m->device->mark((int)(n % 2), &m->exec);
+    m->device->event_record((int)(n % 2), &m->exec);
     AdamW hyper = step_hyper(run);
     u->learning_rate = (double)hyper.learning_rate;
     if (run->args->loss_guard > 0 || run->args->norm_guard > 0) { know_results(run, n); }
@@ -2188,9 +2192,9 @@ static void print_banner(const Run *run) {
            tokens_of_update(run->args));
     char machine[256];
     run->backend->describe(machine, sizeof machine);
-    bool rounds = run->model.purpose.round_matmul_inputs, in_vain = run->args->matmul_precision == 2 && !rounds;
+    bool rounds = run->model.options.round_matmul_inputs, in_vain = run->args->matmul_precision == 2 && !rounds;
     printf("machine   %s%s%s\n", machine, rounds ? " with bf16 inputs" : "",
-           in_vain ? run->model.purpose.shards.stage > 0
+           in_vain ? run->model.options.sharding.stage > 0
                          ? " (-f 2 does nothing at -z 1 and above)"
                          : " (-f 2: this build or machine has no fast bf16 products of fp32)"
                    : "");
@@ -2199,7 +2203,7 @@ static void print_banner(const Run *run) {
         if (run->args->tensor_parallel > 1) { snprintf(layout, sizeof layout, " -tp %d,", run->args->tensor_parallel); }
         printf("processes %d through %s,%s -z %d: each sends %.2f MiB an update\n", num_ranks(run->args),
                run->groups.world->backend->name, layout, run->args->zero,
-               mebibytes(gpt2_sent_bytes(c, &run->model.purpose)));
+               mebibytes(gpt2_sent_bytes(c, &run->model.options)));
     }
     if (*run->backend_note) {
         printf("note      this program can use a GPU, but finds none (%s)\n", run->backend_note);
@@ -2374,10 +2378,10 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
-    Purpose purpose = purpose_of(a, c, run->backend);
-    if (!a->fit || *a->fit) { check_memory(a, c, &purpose, run->groups.world); }  // else it was asked a moment ago
+    ModelOptions options = model_options(a, c, run->backend);
+    if (!a->fit || *a->fit) { check_memory(a, c, &options, run->groups.world); }  // else it was asked a moment ago
     comm_barrier(run->groups.world);  // what one allocates is not free for another that still asks
-    gpt2_build(&run->model, *c, purpose, run->groups);
+    gpt2_build(&run->model, *c, options, run->groups);
     allocate_updates(run);
     load_weights(&run->model, &origin, (uint64_t)a->seed);
     comm_barrier(run->groups.world);  // nothing is written before all ranks have found everything in order
@@ -2476,10 +2480,10 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     bool has_tokenizer = find_tokenizer(&tokenizer, a, c->vocab_size);
     size_t length = prompt_tokens(has_tokenizer ? &tokenizer : NULL, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
-    Purpose purpose = purpose_of(a, c, backend);
+    ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
-    check_memory(a, c, &purpose, groups.world);
-    gpt2_build(&model, *c, purpose, groups);
+    check_memory(a, c, &options, groups.world);
+    gpt2_build(&model, *c, options, groups);
     load_weights(&model, &origin, 0);
     Sampling how = {a->temperature, a->top_k, (uint64_t)a->seed, SAMPLE_STREAM};
     generate(&model, has_tokenizer ? &tokenizer : NULL, prompt, length, a->generate, how);
@@ -2532,15 +2536,15 @@ static void tokenize_text(const TrainArgs *a) {
 }
 
 // {"ranks":[...]}: what each process takes of its device, and sends to others for an update
-static void print_plan_json(const TrainArgs *a, const GPT2Config *c, Purpose purpose, size_t llmc) {
+static void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
     cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
     for (int r = 0; r < num_ranks(a); r++) {
         PlanIndex index;
-        purpose.shards = shards_of(a, r);
-        Plan plan = gpt2_plan(c, &purpose, &index);
+        options.sharding = sharding_of(a, r);
+        Plan plan = gpt2_plan(c, &options, &index);
         cJSON *rank = plan_json(&plan, r);
         cJSON_AddItemToArray(ranks, rank);
-        if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &purpose)); }
+        if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &options)); }
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         plan_free(&plan);
     }
@@ -2550,15 +2554,15 @@ static void print_plan_json(const TrainArgs *a, const GPT2Config *c, Purpose pur
     cJSON_Delete(json);
 }
 
-static void print_plan_table(const TrainArgs *a, const GPT2Config *c, const Purpose *purpose, size_t llmc) {
+static void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *options, size_t llmc) {
     PlanIndex index;
-    Plan plan = gpt2_plan(c, purpose, &index);
-    const char *what = purpose->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
+    Plan plan = gpt2_plan(c, options, &index);
+    const char *what = options->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
     plan_print(stdout, &plan);
     if (num_ranks(a) > 1) {
         char of[96];
         snprintf(of, sizeof of, "each of %d processes holds this; it sends, an update", num_ranks(a));
-        printf("%-60s %12.2f\n", of, mebibytes(gpt2_sent_bytes(c, purpose)));
+        printf("%-60s %12.2f\n", of, mebibytes(gpt2_sent_bytes(c, options)));
     }
     if (llmc) { printf("%-60s %12.2f\n", what, mebibytes(llmc)); }
     plan_free(&plan);
@@ -2582,12 +2586,12 @@ static void print_plan(TrainArgs *a, Comm *host) {
     bool json_wanted = strcmp(a->plan, "json") == 0;
     if (a->fit) { choose_what_fits(json_wanted ? stderr : stdout, a, &origin.config, backend, host); }
     if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
-    Purpose purpose = purpose_of(a, &origin.config, backend);
-    size_t llmc = purpose.training ? llmc_bytes(&origin.config, &purpose) : 0;
+    ModelOptions options = model_options(a, &origin.config, backend);
+    size_t llmc = options.training ? llmc_bytes(&origin.config, &options) : 0;
     if (json_wanted) {
-        print_plan_json(a, &origin.config, purpose, llmc);
+        print_plan_json(a, &origin.config, options, llmc);
     } else {
-        print_plan_table(a, &origin.config, &purpose, llmc);
+        print_plan_table(a, &origin.config, &options, llmc);
     }
 }
 

@@ -1,10 +1,10 @@
 /*
 AdamW on the GPU: all tensors in one launch.
-The flat block, from the first span to the last, is cut into one run of elements a block, and there are as many blocks
-as the GPU holds at once. A block finds the span at the beginning of its run by a binary search (11 reads for 1200
-spans) and goes on from span to span. A warp takes 128 neighbours, a lane four of them: 512 bytes in a row of an fp32
-array, 128 of 8-bit codes, and what one random draw rounds. Runs and spans begin at multiples of 128, so that a warp has
-whole blocks of moments, whose scale is the largest of its lanes'; only where a span ends has a lane less than four.
+The flat block, from the first range to the last, is cut into one run of elements a block, and there are as many blocks
+as the GPU holds at once. A block finds the range at the beginning of its run by a binary search (11 reads for 1200
+ranges) and goes on from range to range. A warp takes 128 neighbours, a lane four of them: 512 bytes in a row of an fp32
+array, 128 of 8-bit codes, and what one random draw rounds. Runs and ranges begin at multiples of 128, so that a warp has
+whole blocks of moments, whose scale is the largest of its lanes'; only where a range ends has a lane less than four.
 What is stored is a template's matter: weights with a master, with a remainder, alone; moments in fp32, bf16, 8 bits;
 gradients in fp32, bf16.
 An element's new values depend on nothing but itself, and the scale of its block, so the bits are the same for any grid.
@@ -18,8 +18,8 @@ Bytes       as in adamw.h. In the time that an H200 takes to move a byte it can 
 defines: cuda_adamw_update, cuda_params_changed
 */
 #pragma once
-#include "adamw.h"
-#include "device.cuh"
+#include "llmc/adamw.h"
+#include "llmc/common/device.cuh"
 
 enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
 enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements a block takes at a time
@@ -126,15 +126,15 @@ static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_fl
 // What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the
 // ends of short rows
 static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t tensor = static_cast<uint64_t>(t.span.tensor), draw = 0;
-    if (t.span.place.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
-    size_t element = span_element(t.span.place, first);
-    bool together = span_element(t.span.place, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
+    uint64_t tensor = static_cast<uint64_t>(t.range.tensor), draw = 0;
+    if (t.range.view.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
+    size_t element = view_element(t.range.view, first);
+    bool together = view_element(t.range.view, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
     if (element % ADAMW_GROUP == 0 && together) {
         return rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
     }
     for (int k = 0; k < ADAMW_GROUP; k++) {
-        element = span_element(t.span.place, first + k);
+        element = view_element(t.range.view, first + k);
         uint64_t of_group = rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
         draw |= static_cast<uint64_t>(rounding_part(of_group, element % ADAMW_GROUP)) << (16 * k);
     }
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     } else {
         group.template load<false>(state, grads, i, count);
     }
-    size_t first = t.span.first + i - t.span.begin;
+    size_t first = t.range.tensor_offset + i - t.range.offset;
     uint64_t weight_draw = 0;
     if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = adamw_draw(t, ROUND_WEIGHT, first); }
     float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
@@ -209,7 +209,7 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
             m[k] = stored_float(group.m[k]), v[k] = stored_float(group.v[k]);
         }
         float g = stored_float(group.g[k]) * t.grad_scale;
-        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.span.decay, s), weight_draw);
+        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.range.decay, s), weight_draw);
     }
     if constexpr (CODES) {
         // every lane has used the old scales before the maxima, for which it waits, are there
@@ -227,12 +227,12 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     }
 }
 
-// the first span that ends after `position`; num_spans if none does
-static __device__ __forceinline__ int adamw_span_at(const TensorSpan *spans, int num_spans, size_t position) {
-    int low = 0, high = num_spans;
+// the first range that ends after `position`; num_ranges if none does
+static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, int num_ranges, size_t position) {
+    int low = 0, high = num_ranges;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (spans[middle].begin + spans[middle].count <= position) {
+        if (ranges[middle].offset + ranges[middle].count <= position) {
             low = middle + 1;
         } else {
             high = middle;
@@ -243,18 +243,18 @@ static __device__ __forceinline__ int adamw_span_at(const TensorSpan *spans, int
 
 template <int WEIGHTS, class M, class G>
 static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M>))
-    adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
-                 int num_spans, uint64_t seed, int step, AdamWScales scales) {
+    adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
+                 int num_ranges, uint64_t seed, int step, AdamWScales scales) {
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
-    size_t first = spans[0].begin, last = spans[num_spans - 1].begin + spans[num_spans - 1].count;
+    size_t first = ranges[0].offset, last = ranges[num_ranges - 1].offset + ranges[num_ranges - 1].count;
     size_t sweeps = ceil_div(last - first, static_cast<size_t>(ADAMW_SWEEP));
     size_t run = ceil_div(sweeps, static_cast<size_t>(gridDim.x)) * ADAMW_SWEEP;
     size_t begin = first + blockIdx.x * run, end = min(begin + run, last);
-    int s = adamw_span_at(spans, num_spans, begin);
-    for (; s < num_spans && spans[s].begin < end; s++) {
-        AdamWTensor tensor = {spans[s], seed, static_cast<uint64_t>(step), grad_scale};
-        size_t from = max(begin, tensor.span.begin), to = min(end, tensor.span.begin + tensor.span.count);
+    int s = adamw_range_at(ranges, num_ranges, begin);
+    for (; s < num_ranges && ranges[s].offset < end; s++) {
+        AdamWTensor tensor = {ranges[s], seed, static_cast<uint64_t>(step), grad_scale};
+        size_t from = max(begin, tensor.range.offset), to = min(end, tensor.range.offset + tensor.range.count);
         for (size_t at = from + warp_id() * MOMENT_BLOCK; at < to; at += ADAMW_SWEEP) {
             size_t i = at + lane_id() * ADAMW_GROUP;
             int count = i < to ? static_cast<int>(min(to - i, static_cast<size_t>(ADAMW_GROUP))) : 0;
@@ -265,8 +265,8 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M
 
 // ---- which of them
 
-typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared, const TensorSpan *spans,
-                            int num_spans, uint64_t seed, int step, AdamWScales scales);
+typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared,
+                            const UpdateRange *ranges, int num_ranges, uint64_t seed, int step, AdamWScales scales);
 
 typedef struct {
     AdamWKernel kernel;
@@ -288,11 +288,11 @@ template <class G> static inline AdamWChoice adamw_kernel_of(const OptimizerStat
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                     const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex) {
-    if (num_spans == 0) { return; }
+                                     const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+    if (num_ranges == 0) { return; }
     AdamWChoice of = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(state) : adamw_kernel_of<float>(state);
     LAUNCH(of.kernel, ex->cuda->multiprocessors * of.blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at,
-           norm_squared, spans, num_spans, hyper->seed, hyper->step, adamw_scales(hyper));
+           norm_squared, ranges, num_ranges, hyper->seed, hyper->step, adamw_scales(hyper));
 }
 
 // nothing is kept of them: kernels read params themselves

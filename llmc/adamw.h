@@ -20,13 +20,13 @@ Bytes       a parameter, all but g read and written, without the scales' 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, span_element, cpu_adamw_update
+defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, view_element, cpu_adamw_update
 */
 #pragma once
-#include "exec.h"
-#include "moments.h"
-#include "rng.h"
-#include "vector_math.h"
+#include "llmc/common/device.h"
+#include "llmc/moments.h"
+#include "llmc/common/rng.h"
+#include "llmc/common/vector_math.h"
 
 // what the step's numbers come to for every element
 typedef struct {
@@ -59,16 +59,16 @@ static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bo
 
 // what a run of elements is part of
 typedef struct {
-    TensorSpan span;
+    UpdateRange range;
     uint64_t seed, step;
     real grad_scale;
 } AdamWTensor;
 
 // where element e of a process's part of a tensor is in the whole
-static inline HOST_DEVICE size_t span_element(SpanPlace place, size_t e) {
-    if (place.cols == 0) { return e; }
-    uint32_t row = (uint32_t)e / place.cols, col = (uint32_t)e % place.cols;
-    return place.origin + row * place.stride + col;
+static inline HOST_DEVICE size_t view_element(StridedView view, size_t e) {
+    if (view.cols == 0) { return e; }
+    uint32_t row = (uint32_t)e / view.cols, col = (uint32_t)e % view.cols;
+    return view.offset + row * view.stride + col;
 }
 
 // ---- the twin: a tile of elements at a time, so that no loop over them asks what they are stored as
@@ -117,8 +117,8 @@ static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, 
 static inline void tile_draw_part(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
     uint64_t draw = 0;
     for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
-        size_t element = span_element(t.span.place, first + e), group = element / 4;
-        if (group != last) { draw = rounding_draw(t.seed, t.step, (uint64_t)t.span.tensor, what, group); }
+        size_t element = view_element(t.range.view, first + e), group = element / 4;
+        if (group != last) { draw = rounding_draw(t.seed, t.step, (uint64_t)t.range.tensor, what, group); }
         random_bits[e] = (uint16_t)rounding_part(draw, element % 4);
         last = group;
     }
@@ -127,12 +127,12 @@ static inline void tile_draw_part(uint16_t *random_bits, Rounded what, size_t fi
 // a tile's random bits for w, m or v; `first` is the place of its beginning in the tensor, a multiple of 4
 static inline void tile_draw(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
     uint64_t draws[ADAMW_TILE / 4];
-    if (t.span.place.cols > 0) {
+    if (t.range.view.cols > 0) {
         tile_draw_part(random_bits, what, first, n, t);
         return;
     }
     for (size_t group = 0; group < (n + 3) / 4; group++) {
-        draws[group] = rounding_draw(t.seed, t.step, (uint64_t)t.span.tensor, what, first / 4 + group);
+        draws[group] = rounding_draw(t.seed, t.step, (uint64_t)t.range.tensor, what, first / 4 + group);
     }
     memcpy(random_bits, draws, n * sizeof *random_bits);  // little-endian: the lowest 16 bits are the first element's
 }
@@ -149,7 +149,7 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
 #pragma omp simd
         for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
     } else if (DT_FLOATX == DT_BF16) {
-        tile_draw(tile->random_bits, ROUND_WEIGHT, t.span.first + i - t.span.begin, n, t);
+        tile_draw(tile->random_bits, ROUND_WEIGHT, t.range.tensor_offset + i - t.range.offset, n, t);
         tile_round((bf16 *)(void *)params, w, tile->random_bits, n);
     }
     if (state->remainder) {
@@ -178,13 +178,13 @@ static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n
 static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, AdamWTensor t) {
     if (state->moments == DT_REAL) { return; }
     bool bytes = state->moments == DT_U8;
-    tile_draw(tile->random_bits, ROUND_M, t.span.first + i - t.span.begin, n, t);
+    tile_draw(tile->random_bits, ROUND_M, t.range.tensor_offset + i - t.range.offset, n, t);
     if (bytes) {
         tile_encode_m(state, i, n, tile);
     } else {
         tile_round((bf16 *)state->m + i, tile->m, tile->random_bits, n);
     }
-    tile_draw(tile->random_bits, ROUND_V, t.span.first + i - t.span.begin, n, t);
+    tile_draw(tile->random_bits, ROUND_V, t.range.tensor_offset + i - t.range.offset, n, t);
     if (bytes) {
         tile_encode_v(state, i, n, tile);
     } else {
@@ -192,7 +192,7 @@ static inline void tile_store_moments(const OptimizerState *state, size_t i, siz
     }
 }
 
-// elements i .. i + n - 1 of the flat blocks, which lie in one span; i - span.begin is a multiple of ADAMW_TILE
+// elements i .. i + n - 1 of the flat blocks, which lie in one range; i - range.begin is a multiple of ADAMW_TILE
 static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, AdamWTensor t,
                               AdamWScales s) {
     AdamWTile tile;
@@ -205,23 +205,23 @@ static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_
         v = tile_of(state->v, state->moments, i, n, v);
     }
 #pragma omp simd
-    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * t.grad_scale, t.span.decay, s); }
+    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * t.grad_scale, t.range.decay, s); }
     tile_store_weights(state, i, n, &tile, w, t);
     tile_store_moments(state, i, n, &tile, t);
 }
 
 static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                    const TensorSpan *spans, int num_spans, const AdamW *hyper, Exec *ex) {
+                                    const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     if (!isfinite(*norm_squared)) { return; }
     bf16 *rounded = ex->rounded.params ? ex->rounded.params + (state->params - ex->rounded.source) : NULL;
     AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
-    for (int s = 0; s < num_spans; s++) {
-        AdamWTensor tensor = {spans[s], hyper->seed, (uint64_t)hyper->step, grad_scale};
+    for (int s = 0; s < num_ranges; s++) {
+        AdamWTensor tensor = {ranges[s], hyper->seed, (uint64_t)hyper->step, grad_scale};
 #pragma omp for schedule(static) nowait
-        for (size_t start = 0; start < spans[s].count; start += ADAMW_TILE) {
-            size_t i = spans[s].begin + start, left = spans[s].count - start;
+        for (size_t start = 0; start < ranges[s].count; start += ADAMW_TILE) {
+            size_t i = ranges[s].offset + start, left = ranges[s].count - start;
             size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
             adamw_tile(state, grads, i, n, tensor, scales);
             if (rounded) { round_to_bf16(rounded + i, state->params + i, n); }

@@ -22,7 +22,7 @@ thread.
 defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
 */
 #pragma once
-#include "device.cuh"
+#include "llmc/common/device.cuh"
 
 // before a loop that shall stay one: unrolled, it would need more registers than there are
 #ifdef __CUDACC__
@@ -377,7 +377,7 @@ static __device__ __forceinline__ void attention_next_tile(int j, int end, Load 
     }
 }
 
-// ---- pieces of the kernels
+// ---- rectangles of the kernels
 
 // Scores above the diagonal become -inf. Rows are queries from `query` on and columns keys from `key` on, or the
 // reverse.

@@ -13,10 +13,10 @@ is not done. Heads are copied into rows padded to whole tiles of real: every hea
 defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 */
 #pragma once
-#include "check.h"
-#include "ops.h"
-#include "tile.h"
-#include "vector_math.h"
+#include "llmc/common/check.h"
+#include "llmc/ops.h"
+#include "llmc/common/tile.h"
+#include "llmc/common/vector_math.h"
 
 // scale times one head's rows as real, zero-padded to (rows_padded, width)
 static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS,

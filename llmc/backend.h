@@ -1,19 +1,18 @@
 /*
 Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
 defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose, backend_share_picks
+         backend_choose, backend_share_autotune_cache
 */
 #pragma once
-#include "comm.h"
-#include "cpu_ops.h"
-#include "device.h"
-#include "exec.h"
-#include "slices.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/common/device.h"
+#include "llmc/parallel/slices.h"
 #include <omp.h>
 #include <sys/stat.h>
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the kernels run emulated, on the CPU; for tests
 #define HAVE_CUDA
-#include "cuda_ops.cuh"
+#include "llmc/cuda_ops.cuh"
 #endif
 
 // device memory that operations use within a call: sums of a first stage; what cuBLASLt works in
@@ -70,7 +69,7 @@ static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape 
 }
 
 // picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
-static inline const char *cuda_pick_path(char *path) {
+static inline const char *cuda_autotune_cache_path(char *path) {
     const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
     if (!home || !*home) { return NULL; }
@@ -91,7 +90,7 @@ static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool fast_
     cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
     ex->cuda->matmuls =
         cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
-                            fast_matmuls, cuda_pick_path(path));
+                            fast_matmuls, cuda_autotune_cache_path(path));
 }
 
 static inline void cuda_close(Exec *ex) {
@@ -119,7 +118,7 @@ static inline void tell_by_comm(void *bytes, size_t count, void *world) {
 #endif
 
 // From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
-static inline void backend_share_picks(Exec *ex, Comm *world) {
+static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 #ifdef HAVE_CUDA
     if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
 #endif

@@ -17,8 +17,8 @@ works out the same sum.
 defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
 */
 #pragma once
-#include "classifier.h"
-#include "device.cuh"
+#include "llmc/classifier.h"
+#include "llmc/common/device.cuh"
 
 // threads a row: a block of a warp where the row has less than CLASSIFIER_WIDE columns, as in a model of bytes
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCKS_A_MULTIPROCESSOR = 3, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };

@@ -12,8 +12,8 @@ through memory once more than in one process.
 defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statistics, classifier_columns, cpu_loss_sum
 */
 #pragma once
-#include "ops.h"
-#include "vector_math.h"
+#include "llmc/ops.h"
+#include "llmc/common/vector_math.h"
 
 // the largest of V logits, and the sum of exp(logit - largest)
 static inline void classifier_sum(real *largest, real *total, const floatX *logits, int V) {

@@ -3,15 +3,15 @@ The CPU backend: every operation's plain C twin, in one table. A signature that 
 defines: cpu_ops
 */
 #pragma once
-#include "adamw.h"
-#include "attention.h"
-#include "classifier.h"
-#include "embedding.h"
-#include "gelu.h"
-#include "global_norm.h"
-#include "gradient_accumulate.h"
-#include "layernorm.h"
-#include "matmul.h"
+#include "llmc/adamw.h"
+#include "llmc/attention.h"
+#include "llmc/classifier.h"
+#include "llmc/embedding.h"
+#include "llmc/gelu.h"
+#include "llmc/global_norm.h"
+#include "llmc/gradient.h"
+#include "llmc/layernorm.h"
+#include "llmc/matmul.h"
 
 static const Ops cpu_ops = {
     .embedding_forward = cpu_embedding_forward,

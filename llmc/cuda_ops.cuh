@@ -3,15 +3,15 @@ The CUDA backend: every operation's kernels, in one table. A signature that drif
 defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 */
 #pragma once
-#include "adamw.cuh"
-#include "attention.cuh"
-#include "classifier.cuh"
-#include "embedding.cuh"
-#include "gelu.cuh"
-#include "global_norm.cuh"
-#include "gradient_accumulate.cuh"
-#include "layernorm.cuh"
-#include "matmul.cuh"
+#include "llmc/adamw.cuh"
+#include "llmc/attention.cuh"
+#include "llmc/classifier.cuh"
+#include "llmc/embedding.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/global_norm.cuh"
+#include "llmc/gradient.cuh"
+#include "llmc/layernorm.cuh"
+#include "llmc/matmul.cuh"
 
 static const Ops cuda_ops = {
     .embedding_forward = cuda_embedding_forward,

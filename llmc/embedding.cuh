@@ -18,9 +18,9 @@ defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_emb
          cuda_embedding_backward, cuda_token_embedding_backward, cuda_position_embedding_backward, embedding_partials
 */
 #pragma once
-#include "device.cuh"
-#include "embedding.h"
-#include "gradient.cuh"
+#include "llmc/common/device.cuh"
+#include "llmc/embedding.h"
+#include "llmc/gradient.cuh"
 
 // x += as many columns of an array
 template <int WIDTH, class T> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const T *from) {

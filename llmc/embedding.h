@@ -13,8 +13,8 @@ defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedd
          cpu_token_embedding_backward, cpu_position_embedding_backward
 */
 #pragma once
-#include "check.h"
-#include "gradient.h"
+#include "llmc/common/check.h"
+#include "llmc/gradient.h"
 #include <limits.h>
 
 static inline void cpu_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,

@@ -11,8 +11,8 @@ The operations that end with a GELU use gelu_value_device and gelu_slope_device 
 defines: gelu_value_device, gelu_slope_device, cuda_gelu_forward, cuda_gelu_backward
 */
 #pragma once
-#include "device.cuh"
-#include "gelu.h"
+#include "llmc/common/device.cuh"
+#include "llmc/gelu.h"
 
 enum { GELU_THREADS = 256, GELU_PACKS = 2 };
 

@@ -7,8 +7,8 @@ Bytes       forward 2n floatX, backward 3n floatX, each element once.
 defines: gelu_value, gelu_slope, gelu_slope_of, team_gelu_backward, cpu_gelu_forward, cpu_gelu_backward
 */
 #pragma once
-#include "ops.h"
-#include "vector_math.h"
+#include "llmc/ops.h"
+#include "llmc/common/vector_math.h"
 
 #define GELU_SCALE ((real)0.7978845608028654)  // sqrt(2/pi)
 #define GELU_CUBIC ((real)0.044715)

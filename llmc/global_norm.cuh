@@ -8,7 +8,7 @@ Bytes       n fp32 or bf16, read once, 512 in a row by a warp: two or three inst
 defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once
-#include "device.cuh"
+#include "llmc/common/device.cuh"
 
 enum { NORM_RUNS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 

@@ -5,7 +5,7 @@ Bytes       n real or bf16, read once. Squares are real.
 defines: cpu_global_norm_squared
 */
 #pragma once
-#include "ops.h"
+#include "llmc/ops.h"
 
 enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements a block; blocks whose sums are held at a time
 

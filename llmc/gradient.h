@@ -1,10 +1,12 @@
 /*
-How the twins write parameter gradients: sums made in real, set or added to what was there, rounded once where the
-gradient is bf16.
-defines: gradient_store
+Parameter gradients: how a reference implementation writes one, and the sum over micro-batches.
+  store       g (+)= sum; the sum is made in real and rounded once where the gradient is bf16
+  accumulate  sum (+)= x; sum is real, x is real or bf16. The shard of the gradients at -z 2 and 3 (parallel/zero.h)
+Bytes         accumulate reads n of x and writes n real, and reads those with GRAD_ADD.
+defines: gradient_store, cpu_gradient_accumulate
 */
 #pragma once
-#include "ops.h"
+#include "llmc/ops.h"
 
 // elements [at, at + n) of g (+)= sum (n)
 static inline void gradient_store(Gradient g, size_t at, const real *sum, size_t n, GradMode mode) {
@@ -17,5 +19,19 @@ static inline void gradient_store(Gradient g, size_t at, const real *sum, size_t
         real *to = (real *)g.at + at;
 #pragma omp simd
         for (size_t i = 0; i < n; i++) { to[i] = sum[i] + (add ? to[i] : 0); }
+    }
+}
+
+static inline void cpu_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    (void)ex;
+    bool add = mode == GRAD_ADD;
+    const bf16 *rounded = (const bf16 *)x.at;
+    const real *exact = (const real *)x.at;
+    if (x.dtype == DT_BF16) {
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) { sum[i] = bf16_to_float(rounded[i]) + (add ? sum[i] : 0); }
+    } else {
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) { sum[i] = exact[i] + (add ? sum[i] : 0); }
     }
 }

@@ -19,9 +19,9 @@ defines: cuda_layernorm_forward, cuda_residual_layernorm_forward, cuda_layernorm
          layernorm_partials, LAYERNORM_MAX_CHANNELS
 */
 #pragma once
-#include "device.cuh"
-#include "gradient.cuh"
-#include "layernorm.h"
+#include "llmc/common/device.cuh"
+#include "llmc/gradient.cuh"
+#include "llmc/layernorm.h"
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
 
@@ -121,7 +121,7 @@ static __device__ __forceinline__ LayernormPiece<WIDTH> layernorm_normalised(Lay
     return layernorm_piece<WIDTH>(y);
 }
 
-// The thread's pieces of the row that begins at element `at`: of in, or of in + in_bias + residual
+// The thread's rectangles of the row that begins at element `at`: of in, or of in + in_bias + residual
 template <int STRIDE, int PIECES, int WIDTH, LayernormKind KIND>
 static __device__ __forceinline__ void layernorm_load_row(LayernormPiece<WIDTH> (&x)[PIECES],
                                                           const LayernormArrays &arrays, size_t at, int begin, int C) {
@@ -202,14 +202,14 @@ static inline void layernorm_check_channels(int C) {
     }
 }
 
-// with the fewest pieces a thread that hold the row
+// with the fewest rectangles a thread that hold the row
 template <int THREADS, int WIDTH, LayernormKind KIND>
 static inline void layernorm_launch_pieces(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = THREADS == LAYERNORM_WARP ? LAYERNORM_ROWS_OF_BLOCK : 1;
-    int blocks = ceil_div(N, ROWS), pieces = ceil_div(C, THREADS * WIDTH);
-    if (pieces <= 4) {
+    int blocks = ceil_div(N, ROWS), rectangles = ceil_div(C, THREADS * WIDTH);
+    if (rectangles <= 4) {
         LAUNCH((layernorm_kernel<THREADS, 4, WIDTH, KIND>), blocks, THREADS * ROWS, 0, stream, arrays, N, C);
-    } else if (pieces <= 8) {
+    } else if (rectangles <= 8) {
         LAUNCH((layernorm_kernel<THREADS, 8, WIDTH, KIND>), blocks, THREADS * ROWS, 0, stream, arrays, N, C);
     } else {
         LAUNCH((layernorm_kernel<THREADS, 12, WIDTH, KIND>), blocks, THREADS * ROWS, 0, stream, arrays, N, C);
@@ -274,7 +274,7 @@ template <int ROWS, int WIDTH> static __device__ __forceinline__ int layernorm_c
     return ((int)threadIdx.x + p * layernorm_max_threads<ROWS>)*WIDTH;
 }
 
-// ROWS rows, of each the PIECES pieces that a thread has
+// ROWS rows, of each the PIECES rectangles that a thread has
 template <int ROWS, int PIECES, int WIDTH> struct LayernormBatch {
     LayernormPiece<WIDTH> dout[ROWS][PIECES], in[ROWS][PIECES], dinp[ROWS][PIECES];
     float mean[ROWS], rstd[ROWS];
@@ -457,10 +457,10 @@ typedef struct {
     int threads, blocks;
 } LayernormGrid;
 
-// for rows of `pieces` pieces in `batches` batches
-static inline LayernormGrid layernorm_grid(int pieces, int max_threads, int batches) {
+// for rows of `rectangles` rectangles in `batches` batches
+static inline LayernormGrid layernorm_grid(int rectangles, int max_threads, int batches) {
     LayernormGrid grid;
-    grid.threads = min(ceil_div(pieces, 32) * 32, max_threads);
+    grid.threads = min(ceil_div(rectangles, 32) * 32, max_threads);
     grid.blocks = min(LAYERNORM_THREADS / grid.threads, batches);
     return grid;
 }

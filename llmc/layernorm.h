@@ -8,7 +8,7 @@ Bytes       forward 2NC floatX, with the residual 4NC, backward 4NC floatX for d
 defines: cpu_layernorm_forward, cpu_residual_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
 */
 #pragma once
-#include "gradient.h"
+#include "llmc/gradient.h"
 
 #define LAYERNORM_EPSILON ((real)1e-5)
 

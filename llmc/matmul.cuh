@@ -7,11 +7,11 @@ written x', so every product is asked for transposed: D (m,n) = op(A) (m,k) op(B
                                                                    input is kept as cuBLASLt's "aux" matrix
   dinp = dout weight       dinp' = weight' dout'      C   N   OC   gelu'(aux); sums over the rows of D (DGELU_BGRAD)
   dweight (+)= dout^T in   dw' (+)= in' dout'^T       C   OC  N    += as C = D; sums of op(B) over k (BGRADB)
-What of this cuBLASLt has no kernel for is done by those of matmul_kernels.cuh; matmul_plans.cuh chooses who does what.
+What of this cuBLASLt has no kernel for is done by those of matmul_kernels.cuh; matmul_autotune.cuh chooses who does what.
 defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward
 */
 #pragma once
-#include "matmul_plans.cuh"
+#include "llmc/matmul_autotune.cuh"
 
 // ---- a product, whoever does what of it
 

@@ -3,18 +3,18 @@ Linear layers: y = x W^T + b with W (OC,C) row-major.
   forward   out (N,OC) = in (N,C) weight^T + bias + residual
   backward  dinp = dout weight [gelu'(pre)];  dweight (+)= dout^T in;  dbias (+)= column sums of dout
 FLOPs       2 N C OC forward, twice that backward.
-The products go through oneDNN where it is there, else through gemm.h; a single row (decoding) through dot products at
+The products go through oneDNN where it is there, else through matmul_portable.h; a single row (decoding) through dot products at
 the speed of memory. With -f 2 the products' inputs are rounded to bf16 first (Exec.rounded); sums stay fp32.
 An operation starts the threads once; the functions that say "team" are called by all of them, share the work between
 them and end when all of it is done.
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs
 */
 #pragma once
-#include "exec.h"
-#include "gelu.h"
-#include "gemm.h"
-#include "matmul_onednn.h"
-#include "vector_math.h"
+#include "llmc/common/device.h"
+#include "llmc/gelu.h"
+#include "llmc/matmul_portable.h"
+#include "llmc/matmul_onednn.h"
+#include "llmc/common/vector_math.h"
 
 // whether this build on this CPU multiplies bf16 faster than fp32, so that -f 2 pays
 static inline bool matmul_rounds_inputs(void) {

@@ -6,11 +6,11 @@ defines: CudaMatmuls, LtKey, LtProduct, LtPlan, LtPick, lt_describe, lt_undescri
          lt_check, lt_words
 */
 #pragma once
-#include "device.cuh"
+#include "llmc/common/device.cuh"
 #ifdef __CUDACC__
 #include <cublasLt.h>
 #else
-#include "simt_cublaslt.h"
+#include "llmc/emulator/cublaslt.h"
 #endif
 
 // ---- what is to be multiplied

@@ -4,9 +4,9 @@ products where it has none (lt_tile_kernel): bf16 weight gradients of fp32 input
 defines: lt_run_rest, lt_launch_tiles, lt_launch_sums
 */
 #pragma once
-#include "gelu.cuh"
-#include "gradient.cuh"
-#include "matmul_cublaslt.cuh"
+#include "llmc/gelu.cuh"
+#include "llmc/gradient.cuh"
+#include "llmc/matmul_cublaslt.cuh"
 
 // ---- kernels for what cuBLASLt does not do. WIDTH is 1, or a pack where all rows and pointers are aligned to packs
 

@@ -5,13 +5,13 @@ The threads divide a product between them here, not inside oneDNN: each computes
 wrote in one operation is still in its cache in the next (rows of activations always go to the same thread), or its own
 columns where B is so large that rearranging all of it in each thread costs more. A thread has its own primitives, as
 their arguments are set per call.
-oneDNN knows a bf16 C only of bf16 inputs, and rounds it once, C += included; of fp32 inputs it is left to gemm.h.
+oneDNN knows a bf16 C only of bf16 inputs, and rounds it once, C += included; of fp32 inputs it is left to matmul_portable.h.
 defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 */
 #pragma once
-#include "check.h"
-#include "exec.h"
-#include "gemm.h"
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
+#include "llmc/matmul_portable.h"
 
 #if defined(HAVE_ONEDNN) && !defined(PRECISION_FP64)
 #include <omp.h>

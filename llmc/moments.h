@@ -22,7 +22,7 @@ Extremes    a block of zeros has scale 0. The scale is never subnormal, so that 
             stored as the largest that can be, 3.4e38, and keep the others of their block near 0.
 */
 #pragma once
-#include "ops.h"
+#include "llmc/ops.h"
 
 enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
 

@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, SpanPlace, TensorSpan, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
+defines: GradMode, Gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
          Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
@@ -14,11 +14,11 @@ An operation <op> has its formula and its plain C twin in llmc/<op>.h. The twins
 Operations cannot fail: the trainer checks shapes before the first step.
 */
 #pragma once
-#include "floatx.h"
+#include "llmc/common/floatx.h"
 #include <stdbool.h>
 #include <stddef.h>
 
-// where an operation runs and what it may use there; see exec.h
+// where an operation runs and what it may use there (common/device.h)
 typedef struct Exec Exec;
 
 // the first micro-step of an accumulation sets a gradient, the others add to it: no memset is needed
@@ -41,20 +41,20 @@ static inline Gradient gradient_at(Gradient g, size_t count) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale where moments have 8 bits
 
-// Where the elements of a process's part of a tensor are in the whole: rows of `cols` elements, `stride` apart there,
-// the first from `origin` on. 0 cols: the part is the whole
+// A slice of a tensor as a strided view of the whole: rows of `cols` elements; the first begins at element `offset` of
+// the whole tensor, and rows are `stride` elements apart there. cols is 0 where the slice is the whole tensor.
 typedef struct {
-    uint32_t origin, cols, stride;
-} SpanPlace;
+    uint32_t offset, cols, stride;
+} StridedView;
 
-// A tensor, or a piece of one, in the flat blocks that AdamW works on: elements [begin, begin + count) are those of the
-// tensor from `first` on. begin and first are multiples of MOMENT_BLOCK
+// A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat blocks, which are elements
+// [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
 typedef struct {
-    size_t begin, count, first;
+    size_t offset, count, tensor_offset;
     bool decay;
-    int tensor;  // which one. Rounding is keyed by it and the element of it, wherever that lies. Below 2^20
-    SpanPlace place;
-} TensorSpan;
+    int tensor;  // its number, below 2^20: stochastic rounding is keyed by it and by the element of the whole tensor
+    StridedView view;
+} UpdateRange;
 
 // one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1
 typedef struct {
@@ -162,9 +162,9 @@ typedef struct {
     // one AdamW step on params, their masters or remainders, and the moments;  grads are scaled by
     // min(1, clip / sqrt(*norm_squared)), and if that norm is not finite nothing changes.  Where there are neither
     // masters nor remainders, params that are bf16 are rounded stochastically, and so are moments that are not real.
-    // spans, sorted by begin and where ex is, cover what is to be updated
-    void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared, const TensorSpan *spans,
-                         int num_spans, const AdamW *hyper, Exec *ex);
+    // ranges, on the device and sorted by offset, cover the elements to update
+    void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                         const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex);
     // params (n) have changed otherwise than by adamw_update, which sees to it itself: whatever ex keeps of them (the
     // rounded copy of -f 2) is brought up to date
     void (*params_changed)(const floatX *params, size_t n, Exec *ex);

@@ -9,10 +9,10 @@ Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layerno
             value depends on the seed, the tensor and the element alone, so neither threads nor a sharding change it.
 */
 #pragma once
-#include "check.h"
-#include "floatx.h"
-#include "ops.h"
-#include "rng.h"
+#include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
+#include "llmc/ops.h"
+#include "llmc/common/rng.h"
 
 typedef struct {
     int max_seq_len;        // maxT: positions that wpe has

@@ -25,7 +25,7 @@ LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/:
 
 # Each name in a header's `defines:` list begins something there: a declaration, or a line of an enum. The emulator's
 # lists are sentences, about names that are CUDA's.
-mapfile -t headers < <(git ls-files -co --exclude-standard llmc | grep -v /simt)
+mapfile -t headers < <(git ls-files -co --exclude-standard llmc | grep -v llmc/emulator/)
 echo "defines:     ${#headers[@]} headers"
 defined() { # HEADER: the names in its list
     sed -nE '/^defines:/,/^$|^\*\/|^ {0,8}[^ ]/ { /^(defines:| {9}[^ ])/p }' "$1" |

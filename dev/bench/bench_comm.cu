@@ -5,10 +5,10 @@ The buffer is the whole: what all_reduce sums, what is scattered and gathered. T
 a barrier before each. Sent: what a rank gives to others; that over the time is the bandwidth its link would need.
 Built with DEVICE=cuda, where there is a GPU, it is that GPU's memory, through NCCL or through the host.
 */
-#include "llmc/comm_open.h"
-#include "llmc/exec.h"
+#include "llmc/parallel/comm_open.h"
+#include "llmc/common/device.h"
 #if defined(__CUDACC__)
-#include "llmc/device.cuh"
+#include "llmc/common/device.cuh"
 #define HAVE_CUDA
 #endif
 
@@ -21,28 +21,28 @@ typedef struct {
     char *buffer;
 } Bench;
 
-typedef CommTicket Collective(char *buffer, size_t count, Bench *bench);
+typedef CommWork Collective(char *buffer, size_t count, Bench *bench);
 
-static CommTicket run_all_reduce(char *buffer, size_t count, Bench *b) {
+static CommWork run_all_reduce(char *buffer, size_t count, Bench *b) {
     return comm_all_reduce(buffer, count, DT_F32, b->world, &b->exec);
 }
 
-static CommTicket run_reduce_scatter(char *buffer, size_t count, Bench *b) {
-    size_t chunk = comm_chunk(count, b->world->size);
+static CommWork run_reduce_scatter(char *buffer, size_t count, Bench *b) {
+    size_t chunk = chunk_size(count, b->world->size);
     return comm_reduce_scatter(buffer + (size_t)b->world->rank * chunk * 4, buffer, chunk, DT_F32, b->world, &b->exec);
 }
 
-static CommTicket run_reduce_scatter_bf16(char *buffer, size_t count, Bench *b) {
-    size_t chunk = comm_chunk(2 * count, b->world->size);
+static CommWork run_reduce_scatter_bf16(char *buffer, size_t count, Bench *b) {
+    size_t chunk = chunk_size(2 * count, b->world->size);
     return comm_reduce_scatter(buffer + (size_t)b->world->rank * chunk * 2, buffer, chunk, DT_BF16, b->world, &b->exec);
 }
 
-static CommTicket run_all_gather(char *buffer, size_t count, Bench *b) {
-    size_t chunk = comm_chunk(count, b->world->size);
+static CommWork run_all_gather(char *buffer, size_t count, Bench *b) {
+    size_t chunk = chunk_size(count, b->world->size);
     return comm_all_gather(buffer, buffer + (size_t)b->world->rank * chunk * 4, chunk, DT_F32, b->world, &b->exec);
 }
 
-static CommTicket run_broadcast(char *buffer, size_t count, Bench *b) {
+static CommWork run_broadcast(char *buffer, size_t count, Bench *b) {
     return comm_broadcast(buffer, count, DT_F32, 0, b->world, &b->exec);
 }
 
@@ -68,9 +68,9 @@ static double median_seconds(Collective *run, size_t count, Bench *b) {
     for (int i = -2; i < rounds; i++) {  // two to warm up
         comm_barrier(b->world);
         double start = now_seconds();
-        comm_join(run(b->buffer, count, b), b->world, &b->exec);
-        b->device->mark(0, &b->exec);
-        comm_wait_for(0, b->world, &b->exec);
+        comm_wait(run(b->buffer, count, b), b->world, &b->exec);
+        b->device->event_record(0, &b->exec);
+        comm_event_synchronize(0, b->world, &b->exec);
         if (i >= 0) { seconds[i] = now_seconds() - start; }
     }
     qsort(seconds, (size_t)rounds, sizeof seconds[0], by_time);

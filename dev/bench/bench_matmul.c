@@ -5,7 +5,7 @@ itself, as its benchmark program does. Both take turns in one run.
 Without oneDNN 2 (version 3 has another API) only the trainer's is measured, and the other two numbers are null.
 */
 #include "llmc/cpu_ops.h"
-#include "llmc/logger.h"
+#include "llmc/run/logger.h"
 #include <omp.h>
 
 enum { ROUNDS = 31, CALLS = 10 };

@@ -33,10 +33,10 @@ compared. It is a file of its own, with the operation's signature, which the bui
     cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
 Every row then has a second line. What the candidate leaves alone comes out at about 1.00x: so far it can be trusted.
 */
-#include "../../llmc/backend.h"
-#include "../../llmc/flags.h"
-#include "../../llmc/gpt2_plan.h"
-#include "../../llmc/logger.h"
+#include "llmc/backend.h"
+#include "llmc/run/flags.h"
+#include "llmc/memory/gpt2_plan.h"
+#include "llmc/run/logger.h"
 #include "../test/cases.h"
 #include <time.h>
 #include <unistd.h>
@@ -464,10 +464,10 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
     s.NH = s.NH ? b->model->num_heads : 0;
     if (row->C != OWN) { s.C = (int)dim_size(row->C, b->model), s.OC = (int)dim_size(row->OC, b->model); }
     if (row->chunk) {
-        Purpose purpose;
-        memset(&purpose, 0, sizeof purpose);
-        purpose.B = s.B, purpose.T = s.T;
-        s.B = 1, s.T = classifier_chunk(b->model, &purpose);
+        ModelOptions options;
+        memset(&options, 0, sizeof options);
+        options.B = s.B, options.T = s.T;
+        s.B = 1, s.T = classifier_chunk(b->model, &options);
     }
     return s;
 }

@@ -1,5 +1,5 @@
 /*
-What an operation gives the GPU: how many kernels, and which, counted by recording it into a CUDA graph and walking the
+What an operation gives the GPU: how many kernels, and which, counted by graph it into a CUDA graph and walking the
 graph's nodes. Kernels of libraries are named as well. C++, in builds with CUDA; on the emulator too, where a product of
 cuBLASLt is one kernel.
 defines: Recorded, record_start, record_stop, RECORDED_NAMES
@@ -8,7 +8,7 @@ Names are the driver's (cuFuncGetName, since CUDA 12.3), demangled and without t
 are asked for by name, so nothing more is linked. An older driver has none: "?".
 */
 #pragma once
-#include "../../llmc/device.cuh"
+#include "llmc/common/device.cuh"
 #ifdef __CUDACC__
 #include <cuda.h>
 #include <cxxabi.h>
@@ -76,7 +76,7 @@ static inline void node_name(char name[RECORDED_LENGTH], cudaGraphNode_t node) {
 }
 #endif
 
-// ---- recording
+// ---- graph
 
 // What is given to the Exec from here on is recorded and not done. What is to be timed or loaded by a first run has had
 // it.

@@ -42,7 +42,7 @@ static double median(double *x, int n) {
 static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
     real results[2];
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
-    for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
+    for (int micro = 0; micro < m->options.micro_steps; micro++) {
         gpt2_give_batch(m, tokens, tokens + 1);
         gpt2_micro_step(m, micro);
     }
@@ -62,7 +62,7 @@ static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *l
     const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
     Comm *alone = comm_single(backend->device);
     Groups groups = {alone, alone, alone};
-    gpt2_build(&m, *c, purpose_of(&args, c, backend), groups);
+    gpt2_build(&m, *c, model_options(&args, c, backend), groups);
     gpt2_init(&m, 1);
     *mib = mebibytes(plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH));
     AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};

@@ -7,7 +7,7 @@
 
 vocab.bpe is GPT-2's merges file; Hugging Face's merges.txt is the same. Without -o the result is
 dev/data/hellaswag/hellaswag_val.bin in the repository, where the trainer looks if it is started there. The format is in
-llmc/hellaswag.h. A line of the .jsonl gives "ctx", four "endings" and "label"; a completion is a space and an ending,
+llmc/files/hellaswag.h. A line of the .jsonl gives "ctx", four "endings" and "label"; a completion is a space and an ending,
 tokenized apart from the context. Tokenizes with dev/oracle/bpe.py, which needs python3-regex.
 """
 import argparse

@@ -18,9 +18,9 @@ To add an operation: its shapes, unless a neighbour's fit; declare_<op>, which n
 a fill_ function if normal values will not do; run_<op>, the call; and its row in the table at the end.
 */
 #pragma once
-#include "../../llmc/comm.h"
-#include "../../llmc/cpu_ops.h"
-#include "../../llmc/rng.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/common/rng.h"
 #include "compare.h"
 
 // ---- shapes
@@ -72,7 +72,7 @@ static const OpShapes layernorm_shapes = {
              {.B = 2, .T = 2, .C = 401},   // and one by one
              {.B = 1, .T = 1, .C = 33},
              {.B = 7, .T = 331, .C = 264},  // more rows than the blocks of a GPU's backward take at once
-             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these three are every number of pieces a thread
+             {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; these three are every number of rectangles a thread
              {.B = 1, .T = 2, .C = 2560},
              {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, in turn where a compiler makes no vectors
              {.B = 2, .T = 3, .C = 1, .slack = 20}},   // rstd is 316 and multiplies what should be zero
@@ -87,7 +87,7 @@ static const OpShapes gelu_shapes = {
 static const OpShapes matmul_shapes = {
     .gpt2 = {.C = 768, .OC = 3072},
     .test = {{.B = 2, .T = 12, .C = 192, .OC = 768},
-             {.B = 3, .T = 33, .C = 259, .OC = 266},  // more than a block of gemm.h each way
+             {.B = 3, .T = 33, .C = 259, .OC = 266},  // more than a block of matmul_portable.h each way
              {.B = 3, .T = 7, .C = 67, .OC = 37},
              {.B = 1, .T = 1, .C = 19, .OC = 23},
              {.B = 2, .T = 1, .C = 1, .OC = 3},
@@ -148,9 +148,9 @@ static inline size_t shape_elements(const OpShape *s) { return shape_rows(s) * s
 // of a rank's part: its first id, the ids that are in the vocabulary; its first row and its number of rows
 static inline int part_first_id(const OpShape *s) { return s->rank * s->Vp; }
 static inline int part_ids(const OpShape *s) { return classifier_columns(part_first_id(s), s->V, s->Vp); }
-static inline size_t part_first_row(const OpShape *s) { return s->rank * comm_chunk(shape_rows(s), s->ranks); }
+static inline size_t part_first_row(const OpShape *s) { return s->rank * chunk_size(shape_rows(s), s->ranks); }
 static inline size_t part_rows(const OpShape *s) {
-    return comm_part(shape_rows(s), comm_chunk(shape_rows(s), s->ranks), s->rank);
+    return chunk_range(shape_rows(s), chunk_size(shape_rows(s), s->ranks), s->rank).count;
 }
 
 // ---- what an operation is given
@@ -171,7 +171,7 @@ typedef struct {
     void *start;   // what data holds before a run
 } Array;
 
-enum { MAX_ARRAYS = 12, NUM_SPANS = 3 };
+enum { MAX_ARRAYS = 12, NUM_RANGES = 3 };
 
 typedef struct OpCase OpCase;
 
@@ -825,19 +825,19 @@ static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAM
 
 // A tensor, a piece of another, and a whole one again, with a gap of elements that nothing may touch; the last two end
 // in the middle of a block of moments
-static inline void adamw_spans(TensorSpan *spans, size_t n) {
+static inline void adamw_ranges(UpdateRange *ranges, size_t n) {
     const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
-    const size_t begin[NUM_SPANS] = {0, first, third}, count[NUM_SPANS] = {first, n / 4, n - third};
-    const int tensor[NUM_SPANS] = {0, 7, 2};
-    const size_t of_tensor[NUM_SPANS] = {0, 5 * MOMENT_BLOCK, 0};
-    memset(spans, 0, NUM_SPANS * sizeof *spans);  // what pads a struct is compared too
-    for (int i = 0; i < NUM_SPANS; i++) {
-        spans[i].begin = begin[i], spans[i].count = count[i], spans[i].first = of_tensor[i];
-        spans[i].decay = i != 1, spans[i].tensor = tensor[i];
+    const size_t begin[NUM_RANGES] = {0, first, third}, count[NUM_RANGES] = {first, n / 4, n - third};
+    const int tensor[NUM_RANGES] = {0, 7, 2};
+    const size_t of_tensor[NUM_RANGES] = {0, 5 * MOMENT_BLOCK, 0};
+    memset(ranges, 0, NUM_RANGES * sizeof *ranges);  // what pads a struct is compared too
+    for (int i = 0; i < NUM_RANGES; i++) {
+        ranges[i].offset = begin[i], ranges[i].count = count[i], ranges[i].tensor_offset = of_tensor[i];
+        ranges[i].decay = i != 1, ranges[i].tensor = tensor[i];
     }
-    const SpanPlace columns = {5, 13, 40};
-    if (n < 1 << 20) { spans[1].place = columns; }  // a benchmark's tensors are whole
+    const StridedView columns = {5, 13, 40};
+    if (n < 1 << 20) { ranges[1].view = columns; }  // a benchmark's tensors are whole
 }
 
 // variants: ADAMW_VARIANT; each kind comes without clipping, clipped to half the norm, and with a clip above the norm.
@@ -846,9 +846,9 @@ static inline void declare_adamw_update(Problem *p) {
     static const DType types[ADAMW_KINDS] = {DT_REAL, DT_BF16, DT_U8};
     size_t n = p->shape.n, blocks = moment_blocks(n), updated = 0;
     int weights = adamw_weights(p->variant), moments = adamw_moments(p->variant), grads = adamw_grads(p->variant);
-    TensorSpan spans[NUM_SPANS];
-    adamw_spans(spans, n);
-    for (int i = 0; i < NUM_SPANS; i++) { updated += spans[i].count; }
+    UpdateRange ranges[NUM_RANGES];
+    adamw_ranges(ranges, n);
+    for (int i = 0; i < NUM_RANGES; i++) { updated += ranges[i].count; }
     real norm = (real)sqrt((double)n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
     int which_clip = (weights + moments + grads) % ADAMW_KINDS;
     AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
@@ -864,7 +864,7 @@ static inline void declare_adamw_update(Problem *p) {
     }
     add_array(p, "grads", INPUT, types[grads], n)->moved = updated;
     add_real(p, "norm_squared", INPUT, 1);
-    add_array(p, "spans", INPUT, DT_U8, NUM_SPANS * sizeof(TensorSpan))->moved = 0;
+    add_array(p, "ranges", INPUT, DT_U8, NUM_RANGES * sizeof(UpdateRange))->moved = 0;
 }
 
 // any code may stand in memory; with these scales the moments are at most as large as in the other types
@@ -895,7 +895,7 @@ static inline void fill_update(Problem *p) {
         for (size_t i = 0; i < v->n; i++) { array_set(v, i, fabs(array_value(v, i))); }
     }
     array_set(find_array(p, "norm_squared"), 0, (double)p->shape.n);
-    adamw_spans((TensorSpan *)find_array(p, "spans")->data, p->shape.n);
+    adamw_ranges((UpdateRange *)find_array(p, "ranges")->data, p->shape.n);
 }
 
 static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
@@ -909,7 +909,7 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
                             (float *)data_of(p, "m_scales", DT_F32),
                             (float *)data_of(p, "v_scales", DT_F32)};
     ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
-                      (const TensorSpan *)find_array(p, "spans")->data, NUM_SPANS, &p->adamw, ex);
+                      (const UpdateRange *)find_array(p, "ranges")->data, NUM_RANGES, &p->adamw, ex);
 }
 
 // the copy that -f 2 keeps

@@ -8,7 +8,7 @@ is never joined is done by late_finish. Calls are done in order, and a join does
 defines: LateKind, late_comm, late_finish, late_close
 */
 #pragma once
-#include "../../llmc/comm.h"
+#include "llmc/parallel/comm.h"
 
 typedef enum { LATE_RESULTS, LATE_CALLS } LateKind;
 
@@ -22,7 +22,7 @@ typedef struct {
     size_t count;    // of a buffer or a chunk
     DType dtype;
     int root;
-    CommTicket ticket;
+    CommWork work;
     void *result;  // LATE_RESULTS: what out is to become
 } LateCall;
 
@@ -43,14 +43,14 @@ static inline size_t late_bytes(const LateCall *c, const Comm *comm) {
 // The call by the wrapped group; `out` where a buffer is both.
 static inline void late_do(LateComm *late, const LateCall *c, void *out, const void *in, Exec *ex) {
     Comm *real = late->real;
-    CommTicket ticket = 0;
+    CommWork work = 0;
     switch (c->operation) {
-    case LATE_ALL_REDUCE: ticket = comm_all_reduce(out, c->count, c->dtype, real, ex); break;
-    case LATE_REDUCE_SCATTER: ticket = comm_reduce_scatter(out, in, c->count, c->dtype, real, ex); break;
-    case LATE_ALL_GATHER: ticket = comm_all_gather(out, in, c->count, c->dtype, real, ex); break;
-    case LATE_BROADCAST: ticket = comm_broadcast(out, c->count, c->dtype, c->root, real, ex); break;
+    case LATE_ALL_REDUCE: work = comm_all_reduce(out, c->count, c->dtype, real, ex); break;
+    case LATE_REDUCE_SCATTER: work = comm_reduce_scatter(out, in, c->count, c->dtype, real, ex); break;
+    case LATE_ALL_GATHER: work = comm_all_gather(out, in, c->count, c->dtype, real, ex); break;
+    case LATE_BROADCAST: work = comm_broadcast(out, c->count, c->dtype, c->root, real, ex); break;
     }
-    comm_join(ticket, real, ex);
+    comm_wait(work, real, ex);
     late->comm.sent_bytes = real->sent_bytes;
 }
 
@@ -69,7 +69,7 @@ static inline void late_poison(const LateCall *c, const Comm *comm, Exec *ex) {
 static inline void late_begin(LateCall call, Comm *comm, Exec *ex) {
     LateComm *late = (LateComm *)comm;
     size_t bytes = late_bytes(&call, comm);
-    call.ticket = comm->calls;
+    call.work = comm->calls;
     if (late->kind == LATE_RESULTS) {
         call.result = host_allocate(bytes);
         bool in_place = call.operation == LATE_ALL_REDUCE || call.operation == LATE_BROADCAST;
@@ -90,10 +90,10 @@ static inline void late_end(LateComm *late, LateCall *c, Exec *ex) {
     }
 }
 
-static inline void late_join(CommTicket ticket, Comm *comm, Exec *ex) {
+static inline void late_wait(CommWork work, Comm *comm, Exec *ex) {
     LateComm *late = (LateComm *)comm;
     int done = 0;
-    while (done < late->num_calls && late->calls[done].ticket <= ticket) { late_end(late, &late->calls[done++], ex); }
+    while (done < late->num_calls && late->calls[done].work <= work) { late_end(late, &late->calls[done++], ex); }
     late->num_calls -= done;
     for (int i = 0; i < late->num_calls; i++) { late->calls[i] = late->calls[i + done]; }
 }
@@ -118,11 +118,13 @@ static inline void late_broadcast(void *buffer, size_t count, DType dtype, int r
     late_begin(call, comm, ex);
 }
 
-static inline void late_wait_for(int mark, Comm *comm, Exec *ex) { comm_wait_for(mark, ((LateComm *)comm)->real, ex); }
+static inline void late_event_synchronize(int mark, Comm *comm, Exec *ex) {
+    comm_event_synchronize(mark, ((LateComm *)comm)->real, ex);
+}
 static inline long long late_max(long long value, Comm *comm) { return comm_max(value, ((LateComm *)comm)->real); }
 
 // Does the calls that were never joined. Every rank calls it at the same place, before the memory of the calls goes.
-static inline void late_finish(Comm *comm, Exec *ex) { late_join(comm->calls, comm, ex); }
+static inline void late_finish(Comm *comm, Exec *ex) { late_wait(comm->calls, comm, ex); }
 
 // All calls are finished; the wrapped group is the caller's.
 static inline void late_close(Comm *comm) {
@@ -131,9 +133,18 @@ static inline void late_close(Comm *comm) {
 }
 
 // groups are split before they are wrapped
-static const CommBackend late_backend = {
-    "late",        false,    false, late_all_reduce, late_reduce_scatter, late_all_gather, late_broadcast, late_join,
-    late_wait_for, late_max, NULL,  late_close};
+static const CommBackend late_backend = {"late",
+                                         false,
+                                         false,
+                                         late_all_reduce,
+                                         late_reduce_scatter,
+                                         late_all_gather,
+                                         late_broadcast,
+                                         late_wait,
+                                         late_event_synchronize,
+                                         late_max,
+                                         NULL,
+                                         late_close};
 
 // A group of the same ranks on host memory. late_close frees it, before `real` is closed.
 static inline Comm *late_comm(Comm *real, LateKind kind) {

@@ -3,7 +3,7 @@ What AdamW stores and how it rounds it: bf16 weights and what they lack of fp32,
 builds weights are not rounded, and what is said of them here holds of itself.
 */
 #include "testing.h"
-#include "../../llmc/adamw.h"
+#include "llmc/adamw.h"
 #include <omp.h>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -17,7 +17,7 @@ enum { NUM_TENSORS = 3 };
 // a state of its own memory, of tensors that end in the middle of a block
 typedef struct {
     OptimizerState state;
-    TensorSpan spans[NUM_TENSORS];
+    UpdateRange ranges[NUM_TENSORS];
     size_t n;
     real *grads;
 } Model;
@@ -30,8 +30,8 @@ static Model model_make(Weights weights, DType moments, const size_t counts[NUM_
     Model m;
     memset(&m, 0, sizeof m);
     for (int t = 0; t < NUM_TENSORS; t++) {
-        TensorSpan span = {m.n, counts[t], 0, t != 1, t, {0, 0, 0}};
-        m.spans[t] = span;
+        UpdateRange range = {m.n, counts[t], 0, t != 1, t, {0, 0, 0}};
+        m.ranges[t] = range;
         m.n += (counts[t] + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     }
     OptimizerState *s = &m.state;
@@ -85,7 +85,7 @@ static void step(Model *m, AdamW hyper) {
     Gradient grads = {m->grads, DT_REAL};
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
-    cpu_adamw_update(&m->state, grads, &norm_squared, m->spans, NUM_TENSORS, &hyper, &ex);
+    cpu_adamw_update(&m->state, grads, &norm_squared, m->ranges, NUM_TENSORS, &hyper, &ex);
 }
 
 static AdamW usual_hyper(int step_number) {
@@ -104,11 +104,11 @@ static void step_of_piece(Model *m, size_t begin, size_t end, int step_number) {
     if (part.m_scales) { part.m_scales += begin / MOMENT_BLOCK, part.v_scales += begin / MOMENT_BLOCK; }
     Exec ex;
     Gradient grads = {m->grads + begin, DT_REAL};
-    TensorSpan span = {0, end - begin, begin, m->spans[0].decay, m->spans[0].tensor, {0, 0, 0}};
+    UpdateRange range = {0, end - begin, begin, m->ranges[0].decay, m->ranges[0].tensor, {0, 0, 0}};
     AdamW hyper = usual_hyper(step_number);
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
-    cpu_adamw_update(&part, grads, &norm_squared, &span, 1, &hyper, &ex);
+    cpu_adamw_update(&part, grads, &norm_squared, &range, 1, &hyper, &ex);
 }
 
 // ---- weights and what they lack of fp32
@@ -195,29 +195,29 @@ static void test_split_is_the_master(void **state) {
     }
 }
 
-// A tensor in pieces, each in an update of its own whose blocks begin with it, is rounded as the whole, bit for bit.
+// A tensor in rectangles, each in an update of its own whose blocks begin with it, is rounded as the whole, bit for bit.
 static void test_pieces_are_the_whole(void **state) {
     (void)state;
     static const size_t counts[NUM_TENSORS] = {700, 0, 0}, cuts[] = {0, 256, 384, 700};
     for (int k = 0; k < 9; k++) {
         Model whole = model_make((Weights)(k % 3), moment_types[k / 3], counts);
-        Model pieces = model_make((Weights)(k % 3), moment_types[k / 3], counts);
-        Model *both[] = {&whole, &pieces};
+        Model rectangles = model_make((Weights)(k % 3), moment_types[k / 3], counts);
+        Model *both[] = {&whole, &rectangles};
         for (int i = 0; i < 2; i++) {
             set_random_weights(both[i]);
             set_random_grads(both[i], 1);
         }
         for (int i = 1; i <= 3; i++) {
             step(&whole, usual_hyper(i));
-            for (int piece = 0; piece < 3; piece++) { step_of_piece(&pieces, cuts[piece], cuts[piece + 1], i); }
+            for (int piece = 0; piece < 3; piece++) { step_of_piece(&rectangles, cuts[piece], cuts[piece + 1], i); }
         }
         for (size_t i = 0; i < whole.n; i++) {
-            assert_true(weight_of(&whole.state, i) == weight_of(&pieces.state, i));
-            assert_true(m_of(&whole.state, i) == m_of(&pieces.state, i));
-            assert_true(v_of(&whole.state, i) == v_of(&pieces.state, i));
+            assert_true(weight_of(&whole.state, i) == weight_of(&rectangles.state, i));
+            assert_true(m_of(&whole.state, i) == m_of(&rectangles.state, i));
+            assert_true(v_of(&whole.state, i) == v_of(&rectangles.state, i));
         }
         model_free(&whole);
-        model_free(&pieces);
+        model_free(&rectangles);
     }
 }
 
@@ -232,8 +232,8 @@ static void test_columns_are_rounded_as_the_whole(void **state) {
         const size_t all[NUM_TENSORS] = {ROWS * COLS, 0, 0}, some[NUM_TENSORS] = {ROWS * width, 0, 0};
         Model whole = model_make((Weights)(k / 4 % 3), moment_types[k / 12], all);
         Model part = model_make((Weights)(k / 4 % 3), moment_types[k / 12], some);
-        const SpanPlace place = {origin, width, COLS};
-        part.spans[0].place = place;
+        const StridedView view = {origin, width, COLS};
+        part.ranges[0].view = view;
         set_random_weights(&whole);
         set_random_grads(&whole, 1);
         for (size_t i = 0; i < some[0]; i++) {
@@ -274,7 +274,7 @@ static void test_nothing_changes_without_a_norm(void **state) {
         memset(&ex, 0, sizeof ex);
         AdamW hyper = usual_hyper(2);
         Gradient grads = {m.grads, DT_REAL};
-        cpu_adamw_update(&m.state, grads, &norms[k / 9], m.spans, NUM_TENSORS, &hyper, &ex);
+        cpu_adamw_update(&m.state, grads, &norms[k / 9], m.ranges, NUM_TENSORS, &hyper, &ex);
         for (size_t i = 0; i < m.n; i++) {
             assert_true(weight_of(&m.state, i) == weight_of(&before.state, i));
             assert_true(m_of(&m.state, i) == m_of(&before.state, i) && v_of(&m.state, i) == v_of(&before.state, i));
@@ -459,7 +459,7 @@ static void check_decay(DType moments, double limit) {
         step(&exact, hyper);
     }
     for (int t = 0; t < NUM_TENSORS; t++) {
-        for (size_t i = m.spans[t].begin; i < m.spans[t].begin + m.spans[t].count; i++) {
+        for (size_t i = m.ranges[t].offset; i < m.ranges[t].offset + m.ranges[t].count; i++) {
             sum += (double)v_of(&m.state, i);
             wanted += (double)v_of(&exact.state, i);
         }
@@ -576,8 +576,8 @@ static void test_error_of_codes(void **state) {
         for (uint64_t seed = 1; seed <= 200; seed++) {
             store_codes(&m, (Fill)fill, seed);
             for (int t = 0; t < NUM_TENSORS; t++) {
-                size_t end = m.spans[t].begin + m.spans[t].count;
-                for (size_t i = m.spans[t].begin; i < end; i += MOMENT_BLOCK) {
+                size_t end = m.ranges[t].offset + m.ranges[t].count;
+                for (size_t i = m.ranges[t].offset; i < end; i += MOMENT_BLOCK) {
                     check_block(&m, i, i + MOMENT_BLOCK < end ? i + MOMENT_BLOCK : end);
                 }
             }

@@ -8,7 +8,7 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
     return got;
 }
 #define pread counted_pread
-#include "../../llmc/checkpoint.h"
+#include "llmc/files/checkpoint.h"
 #include <omp.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,12 +42,12 @@ static Kind usual_kind(void) {
 }
 
 // what one of several processes keeps: all of it zero, as in a new arena
-static ModelState empty_part(const GPT2Config *c, Kind kind, Shards shards) {
-    ParamLayout layout = param_layout_among(c, shards);
-    size_t n = shards.stage < 1 ? layout.total : layout.shard;
-    ModelState s = {c, &cpu_device, {0}, shards, NULL};
+static ModelState empty_part(const GPT2Config *c, Kind kind, Sharding sharding) {
+    ParamLayout layout = param_layout_sharded(c, sharding);
+    size_t n = sharding.stage < 1 ? layout.total : layout.shard;
+    ModelState s = {c, &cpu_device, {0}, sharding, NULL};
     OptimizerState *o = &s.optimizer;
-    o->params = (floatX *)xcalloc(shards.stage < 3 ? layout.total : layout.shard, sizeof(floatX));
+    o->params = (floatX *)xcalloc(sharding.stage < 3 ? layout.total : layout.shard, sizeof(floatX));
     if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
     if (kind.weights == SPLIT) { o->remainder = (int16_t *)xcalloc(n, sizeof(int16_t)); }
     o->moments = kind.moments;
@@ -61,7 +61,7 @@ static ModelState empty_part(const GPT2Config *c, Kind kind, Shards shards) {
 }
 
 static ModelState empty_model(const GPT2Config *c, Kind kind) {
-    const Shards alone = {0};
+    const Sharding alone = {0};
     return empty_part(c, kind, alone);
 }
 
@@ -131,7 +131,7 @@ static ModelState random_kind(const GPT2Config *c, uint64_t seed, Kind kind) {
     size_t n = param_layout(c).total;
     real *weights = (real *)xcalloc(n, sizeof(real));
     fill_block(weights, c, seed);
-    const ParamPiece all = {0, n, 0, 0};
+    const ParamRange all = {0, n, 0, 0};
     weights_store(o, weights, all, s.device);
     fill_moments(o->m, kind.moments, o->m_scales, c, seed + 1);
     fill_moments(o->v, kind.moments, o->v_scales, c, seed + 2);
@@ -476,65 +476,65 @@ static Comm *lone_rank(int rank, int size) {
 
 enum { MOST_RANKS = 3, MOST_SLICES = 3 };
 
-// every combination of ranks, slices and stages
-static Shards next_shards(int i) {
-    Shards s;
-    s.ranks = 1 + i % MOST_RANKS, i /= MOST_RANKS;
-    s.slices = 1 + i % MOST_SLICES, i /= MOST_SLICES;
-    s.stage = i, s.rank = s.slice = 0;
+// every combination of data-parallel ranks, slices and ZeRO stages
+static Sharding next_sharding(int i) {
+    Sharding s;
+    s.dp_size = 1 + i % MOST_RANKS, i /= MOST_RANKS;
+    s.tp_size = 1 + i % MOST_SLICES, i /= MOST_SLICES;
+    s.stage = i, s.dp_rank = s.tp_rank = 0;
     return s;
 }
-enum { NUM_SHARDS = MOST_RANKS * MOST_SLICES * 4 };
+enum { NUM_SHARDINGS = MOST_RANKS * MOST_SLICES * 4 };
 
-static int shards_size(Shards s) { return s.ranks * s.slices; }
-static Shards shards_of(Shards s, int rank) {
-    s.rank = rank / s.slices, s.slice = rank % s.slices;
+static int sharding_size(Sharding s) { return s.dp_size * s.tp_size; }
+static Sharding sharding_of(Sharding s, int rank) {
+    s.dp_rank = rank / s.tp_size, s.tp_rank = rank % s.tp_size;
     return s;
 }
 
-// block (the first element at `at`) has what a piece of the whole tensor's slice has; elements of `size` bytes
-static void assert_is_piece(const void *block, size_t at, const void *whole, const Slice *slice, ParamPiece piece,
+// block (the first element at `at`) has what a range of the whole tensor's slice has; elements of `size` bytes
+static void assert_is_piece(const void *block, size_t at, const void *whole, const Slice *slice, ParamRange range,
                             size_t size) {
     if (!block) { return; }
     char *part = (char *)xmalloc(slice->rows * slice->cols * size);
     slice_extract(part, whole, slice, size);
-    assert_memory_equal((const char *)block + at * size, part + piece.first * size, piece.count * size);
+    assert_memory_equal((const char *)block + at * size, part + range.offset * size, range.count * size);
     free(part);
 }
 
-// elements of a piece that are not inert
-static size_t live_elements(const Slice *slice, ParamPiece piece) {
+// elements of a range that are not inert
+static size_t live_elements(const Slice *slice, ParamRange range) {
     size_t count = 0;
-    for (size_t i = 0; i < slice_num_runs(slice); i++) {
-        count += slice_run_within(slice_run(slice, i), piece.first, piece.count).count;
+    for (size_t i = 0; i < slice_num_ranges(slice); i++) {
+        count += slice_range_within(slice_range(slice, i), range.offset, range.count).count;
     }
     return count;
 }
 
-// What a rank has loaded is its pieces of the whole model; returns the bytes that they are in the files.
+// What a rank has loaded is its rectangles of the whole model; returns the bytes that they are in the files.
 static size_t check_pieces(const ModelState *s, const ModelState *whole) {
     const GPT2Config *c = s->config;
     const OptimizerState *o = &s->optimizer, *all = &whole->optimizer;
-    ParamLayout layout = param_layout_among(c, s->shards), alone = param_layout(c);
+    ParamLayout layout = param_layout_sharded(c, s->sharding), alone = param_layout(c);
     size_t moment = dtype_size(o->moments), bytes = 0;
     bool codes = o->moments == DT_U8;
     for (int k = 0; k < num_param_tensors(c); k++) {
         int id = k < NUM_PARAM_TENSORS ? k : FIRST_LAYER_PARAM + (k - NUM_PARAM_TENSORS) % LAYER_PARAMS;
         int layer = k < NUM_PARAM_TENSORS ? 0 : 1 + (k - NUM_PARAM_TENSORS) / LAYER_PARAMS;
         const Slice *slice = &layout.slice[id];
-        ParamPiece piece = param_kept_piece(&layout, (ParamId)id, layer, param_used(&layout, (ParamId)id));
-        size_t at = param_offset(&alone, (ParamId)id, layer), live = live_elements(slice, piece);
-        assert_is_piece(o->params, piece.params, all->params + at, slice, piece, sizeof(floatX));
-        assert_is_piece(o->master, piece.state, all->master + at, slice, piece, sizeof(real));
-        assert_is_piece(o->remainder, piece.state, all->remainder + at, slice, piece, sizeof(int16_t));
+        ParamRange range = param_updated_range(&layout, (ParamId)id, layer, param_used(&layout, (ParamId)id));
+        size_t at = param_offset(&alone, (ParamId)id, layer), live = live_elements(slice, range);
+        assert_is_piece(o->params, range.params, all->params + at, slice, range, sizeof(floatX));
+        assert_is_piece(o->master, range.state, all->master + at, slice, range, sizeof(real));
+        assert_is_piece(o->remainder, range.state, all->remainder + at, slice, range, sizeof(int16_t));
         bytes += live * (o->master || o->remainder ? sizeof(real) : sizeof(floatX));
-        if (codes && s->shards.slices > 1) { continue; }  // they are rounded again
-        assert_is_piece(o->m, piece.state, (const char *)all->m + at * moment, slice, piece, moment);
-        assert_is_piece(o->v, piece.state, (const char *)all->v + at * moment, slice, piece, moment);
-        size_t scales = codes ? moment_blocks(piece.count) * sizeof(float) : 0;
+        if (codes && s->sharding.tp_size > 1) { continue; }  // they are rounded again
+        assert_is_piece(o->m, range.state, (const char *)all->m + at * moment, slice, range, moment);
+        assert_is_piece(o->v, range.state, (const char *)all->v + at * moment, slice, range, moment);
+        size_t scales = codes ? moment_blocks(range.count) * sizeof(float) : 0;
         bytes += 2 * (live * moment + scales);
         if (scales == 0) { continue; }
-        size_t block = piece.state / MOMENT_BLOCK, first = (at + piece.first) / MOMENT_BLOCK;
+        size_t block = range.state / MOMENT_BLOCK, first = (at + range.offset) / MOMENT_BLOCK;
         assert_memory_equal(o->m_scales + block, all->m_scales + first, scales);
         assert_memory_equal(o->v_scales + block, all->v_scales + first, scales);
     }
@@ -547,20 +547,20 @@ static void load_into(const char *folder, ModelState *s) {
     model_close(&file);
 }
 
-// Every rank has its pieces and has read their bytes alone, beside the headers.
-static void check_ranks(const char *folder, const ModelState *whole, Kind kind, Shards shards) {
+// Every rank has its rectangles and has read their bytes alone, beside the headers.
+static void check_ranks(const char *folder, const ModelState *whole, Kind kind, Sharding sharding) {
     bytes_read = 0;
     ModelFile file = model_open(folder);
     SafeTensors optimizer = safetensors_open(joined(folder, "optimizer.safetensors"));
     size_t headers = bytes_read;
     safetensors_close(&optimizer);
     model_close(&file);
-    for (int rank = 0; rank < shards_size(shards); rank++) {
-        ModelState s = empty_part(whole->config, kind, shards_of(shards, rank));
+    for (int rank = 0; rank < sharding_size(sharding); rank++) {
+        ModelState s = empty_part(whole->config, kind, sharding_of(sharding, rank));
         bytes_read = 0;
         load_into(folder, &s);
         size_t found = bytes_read - headers, bytes = check_pieces(&s, whole);
-        if (kind.moments != DT_U8 || shards.slices == 1) { assert_int_equal(found, bytes); }
+        if (kind.moments != DT_U8 || sharding.tp_size == 1) { assert_int_equal(found, bytes); }
         free_model(&s);
     }
 }
@@ -581,10 +581,10 @@ static void test_ranks_read_their_pieces(void **state) {
     GPT2Config c = small_config();
     for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
         char name[32], folder[PATH_LENGTH];
-        snprintf(name, sizeof name, "pieces%d", k);
+        snprintf(name, sizeof name, "rectangles%d", k);
         Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
         ModelState whole = save_whole(folder, name, &c, kind);
-        for (int i = 0; i < NUM_SHARDS; i++) { check_ranks(folder, &whole, kind, next_shards(i)); }
+        for (int i = 0; i < NUM_SHARDINGS; i++) { check_ranks(folder, &whole, kind, next_sharding(i)); }
         free_model(&whole);
     }
 }
@@ -593,15 +593,15 @@ static void test_ranks_read_their_pieces(void **state) {
 static void test_large_tensors(void **state) {
     (void)state;
     GPT2Config c = {4, 0, 0, 1, 1, 4};
-    config_set_vocab(&c, 2 * PART_ELEMENTS / 4 + 5);
+    config_set_vocab(&c, 2 * CHUNK_ELEMENTS / 4 + 5);
     for (int k = 0; k < MOMENT_KINDS; k++) {
         char name[32], folder[PATH_LENGTH];
         snprintf(name, sizeof name, "large%d", k);
         Kind kind = kind_of(0, k);
         ModelState whole = save_whole(folder, name, &c, kind);
         for (int stage = 0; stage < 4; stage += 3) {
-            Shards shards = {2, 0, stage, 1, 0};
-            check_ranks(folder, &whole, kind, shards);
+            Sharding sharding = {2, 0, stage, 1, 0};
+            check_ranks(folder, &whole, kind, sharding);
         }
         free_model(&whole);
     }
@@ -623,16 +623,16 @@ static void save_moments(const char *folder, ModelState *ranks, int size) {
 // the numbers that a rank's moments stand for are those that a process alone has of them
 static void assert_same_numbers(const ModelState *rank, const ModelState *alone) {
     const GPT2Config *c = rank->config;
-    ParamLayout layout = param_layout_among(c, rank->shards), whole = param_layout(c);
+    ParamLayout layout = param_layout_sharded(c, rank->sharding), whole = param_layout(c);
     real *part = (real *)xmalloc(layout.total * sizeof(real));
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         size_t at = param_offset(&whole, (ParamId)id, 0);
-        ParamPiece piece = param_kept_piece(&layout, (ParamId)id, 0, param_used(&layout, (ParamId)id));
+        ParamRange range = param_updated_range(&layout, (ParamId)id, 0, param_used(&layout, (ParamId)id));
         for (int is_v = 0; is_v < 2; is_v++) {
             const real *block = (const real *)(is_v ? alone->optimizer.v : alone->optimizer.m);
             slice_extract(part, block + at, &layout.slice[id], sizeof(real));
-            for (size_t i = 0; i < piece.count; i++) {
-                assert_true(moment_value(&rank->optimizer, is_v, piece.state + i) == (double)part[piece.first + i]);
+            for (size_t i = 0; i < range.count; i++) {
+                assert_true(moment_value(&rank->optimizer, is_v, range.state + i) == (double)part[range.offset + i]);
             }
         }
     }
@@ -648,22 +648,22 @@ static void test_codes_of_slices(void **state) {
     ModelState whole = save_whole(folder, "slices", &c, kind_of(0, 2));
     for (int slices = 2; slices <= MOST_SLICES; slices++) {
         ModelState ranks[2 * MOST_SLICES];
-        Shards shards = {2, 0, 3, slices, 0};
+        Sharding sharding = {2, 0, 3, slices, 0};
         const char *of_slices = new_run(slices == 2 ? "of2" : "of3");
-        for (int rank = 0; rank < shards_size(shards); rank++) {
-            ranks[rank] = empty_part(&c, kind_of(0, 2), shards_of(shards, rank));
+        for (int rank = 0; rank < sharding_size(sharding); rank++) {
+            ranks[rank] = empty_part(&c, kind_of(0, 2), sharding_of(sharding, rank));
             load_into(folder, &ranks[rank]);
         }
         for (int i = 0; i < 2; i++) {
             assert_int_equal(link(joined(folder, checkpoint_files[2 * i]), joined(of_slices, checkpoint_files[2 * i])),
                              0);
         }
-        save_moments(of_slices, ranks, shards_size(shards));
+        save_moments(of_slices, ranks, sharding_size(sharding));
         ModelState numbers = load_kind(of_slices, &c, kind_of(0, 0));
-        for (int rank = 0; rank < shards_size(shards); rank++) {
-            ModelState again = empty_part(&c, kind_of(0, 2), shards_of(shards, rank));
+        for (int rank = 0; rank < sharding_size(sharding); rank++) {
+            ModelState again = empty_part(&c, kind_of(0, 2), sharding_of(sharding, rank));
             load_into(of_slices, &again);
-            assert_same_moments(&again.optimizer, &ranks[rank].optimizer, param_layout_among(&c, shards).shard);
+            assert_same_moments(&again.optimizer, &ranks[rank].optimizer, param_layout_sharded(&c, sharding).shard);
             assert_same_numbers(&again, &numbers);
             free_model(&again);
             free_model(&ranks[rank]);

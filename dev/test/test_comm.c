@@ -6,9 +6,9 @@ Processes that work as one.
     mpirun test_comm FAULT R  rank R does what a run must not hang on; dev/test/test_comm.sh looks at what comes out
 */
 #include "testing.h"
-#include "../../llmc/comm_open.h"
-#include "../../llmc/comm_watch.h"
-#include "../../llmc/rng.h"
+#include "llmc/parallel/comm_open.h"
+#include "llmc/parallel/comm_watch.h"
+#include "llmc/common/rng.h"
 #include <arpa/inet.h>
 #include <limits.h>
 #include <netinet/in.h>
@@ -21,14 +21,14 @@ static void test_chunks(void **state) {
     (void)state;
     for (int size = 1; size <= 9; size++) {
         for (size_t count = 0; count <= 40; count++) {
-            size_t chunk = comm_chunk(count, size), sum = 0;
+            size_t chunk = chunk_size(count, size), sum = 0;
             uint64_t sent = 0;
             for (int rank = 0; rank < size; rank++) {
-                size_t part = comm_part(count, chunk, rank);
+                size_t part = chunk_range(count, chunk, rank).count;
                 assert_true(part <= chunk);
                 assert_true(part == chunk || sum + part == count);  // only the last ones are short
                 sum += part;
-                sent += comm_bytes_reduced(count, DT_F32, rank, size);
+                sent += all_reduce_bytes(count, DT_F32, rank, size);
             }
             assert_int_equal(sum, count);
             assert_int_equal(sent, 2 * (size_t)(size - 1) * count * 4);
@@ -48,10 +48,10 @@ static void test_single(void **state) {
     assert_memory_equal(x, expected, sizeof x);
     assert_memory_equal(y, expected, sizeof y);
     memset(y, 0, sizeof y);
-    CommTicket ticket = comm_reduce_scatter(y, x, 4, DT_F32, part, NULL);
-    assert_int_equal(ticket, 5);
-    comm_join(ticket, part, NULL);
-    comm_wait_for(0, part, NULL);
+    CommWork work = comm_reduce_scatter(y, x, 4, DT_F32, part, NULL);
+    assert_int_equal(work, 5);
+    comm_wait(work, part, NULL);
+    comm_event_synchronize(0, part, NULL);
     comm_barrier(part);
     assert_memory_equal(y, expected, sizeof y);
     assert_int_equal(comm_max(-7, part), -7);
@@ -622,7 +622,7 @@ static Device far_device(void) {
     return device;
 }
 
-enum { EDGE = 64, PIECES = 2200013 };  // bytes past a buffer, which no call may touch; two pieces of bf16
+enum { EDGE = 64, PIECES = 2200013 };  // bytes past a buffer, which no call may touch; two rectangles of bf16
 
 // what the checks of one world share
 typedef struct {
@@ -727,14 +727,14 @@ static void check_all_reduce(size_t count, DType dtype, Bench *b) {
     lay_out(b->out, b->given, bytes, b);
     come_late(b);
     uint64_t before = b->comm->sent_bytes;
-    comm_join(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
-    check_sent(before, comm_bytes_reduced(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
+    comm_wait(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
+    check_sent(before, all_reduce_bytes(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
     check_memory(b->out, b->sum, bytes, true, "all_reduce", dtype, b);
 }
 
 static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench *b) {
     int size = b->comm->size, rank = b->comm->rank;
-    size_t chunk = comm_chunk(count, size), bytes = chunk * dtype_size(dtype), own = (size_t)rank * bytes;
+    size_t chunk = chunk_size(count, size), bytes = chunk * dtype_size(dtype), own = (size_t)rank * bytes;
     give(b->given, 0, (size_t)size * chunk, dtype, b->members[rank], b);
     serial_sum(b->sum, (size_t)rank * chunk, chunk, dtype, b);
     lay_out(b->in, b->given, (size_t)size * bytes, b);
@@ -742,7 +742,7 @@ static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench
     come_late(b);
     uint64_t before = b->comm->sent_bytes;
     comm_reduce_scatter(in_place ? b->in + own : b->out, b->in, chunk, dtype, b->comm, NULL);
-    check_sent(before, comm_bytes_gathered(chunk, dtype, size), "reduce_scatter", b);
+    check_sent(before, all_gather_bytes(chunk, dtype, size), "reduce_scatter", b);
     if (in_place) {
         memcpy(b->given + own, b->sum, bytes);
     } else {
@@ -753,7 +753,7 @@ static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench
 
 static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b) {
     int size = b->comm->size, rank = b->comm->rank;
-    size_t chunk = comm_chunk(count, size), bytes = chunk * dtype_size(dtype);
+    size_t chunk = chunk_size(count, size), bytes = chunk * dtype_size(dtype);
     for (int r = 0; r < size; r++) { give(b->sum + (size_t)r * bytes, 0, chunk, dtype, b->members[r], b); }
     lay_out(b->out, NULL, (size_t)size * bytes, b);
     char *own = in_place ? b->out + (size_t)rank * bytes : b->in;
@@ -761,7 +761,7 @@ static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b)
     come_late(b);
     uint64_t before = b->comm->sent_bytes;
     comm_all_gather(b->out, own, chunk, dtype, b->comm, NULL);
-    check_sent(before, comm_bytes_gathered(chunk, dtype, size), "all_gather", b);
+    check_sent(before, all_gather_bytes(chunk, dtype, size), "all_gather", b);
     check_memory(b->out, b->sum, (size_t)size * bytes, true, "all_gather", dtype, b);
 }
 
@@ -897,18 +897,18 @@ static void check_tell(Comm *world) {
 // Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
 static void check_tickets(Comm *world) {
     float in[2][8 * 3], out[2][3], gathered[8] = {0}, own = (float)world->rank;
-    CommTicket tickets[2], first = world->calls;
+    CommWork works[2], first = world->calls;
     Comm *same = comm_split(world, 0, world->rank);
     for (int layer = 0; layer < 2; layer++) {
         for (int i = 0; i < world->size * 3; i++) { in[layer][i] = (float)(100 * layer + i); }
-        tickets[layer] = comm_reduce_scatter(out[layer], in[layer], 3, DT_F32, world, NULL);
+        works[layer] = comm_reduce_scatter(out[layer], in[layer], 3, DT_F32, world, NULL);
     }
-    CommTicket gather = comm_all_gather(gathered, &own, 1, DT_F32, same, NULL);
-    CHECK(tickets[0] > first && tickets[1] == tickets[0] + 1 && gather == 1, "tickets are not counted by group");
-    comm_join(gather, same, NULL);
-    comm_join(tickets[1], world, NULL);
-    comm_join(tickets[0], world, NULL);
-    comm_join(tickets[1], world, NULL);
+    CommWork gather = comm_all_gather(gathered, &own, 1, DT_F32, same, NULL);
+    CHECK(works[0] > first && works[1] == works[0] + 1 && gather == 1, "works are not counted by group");
+    comm_wait(gather, same, NULL);
+    comm_wait(works[1], world, NULL);
+    comm_wait(works[0], world, NULL);
+    comm_wait(works[1], world, NULL);
     for (int i = 0; i < 3; i++) {
         float expected = (float)(world->size * (world->rank * 3 + i)), more = (float)(world->size * 100);
         CHECK(out[0][i] == expected, "layer 0: %g, expected %g", (double)out[0][i], (double)expected);

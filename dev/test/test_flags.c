@@ -3,7 +3,7 @@ The flag engine on a small table with every type: each way to write a value, eve
 table seen as help, banner and JSON, and read back from it.
 */
 #include "testing.h"
-#include "../../llmc/flags.h"
+#include "llmc/run/flags.h"
 
 typedef struct {
     int micro_batch, max_steps, keep, schedule, master;

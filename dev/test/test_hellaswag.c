@@ -1,10 +1,10 @@
 /*
 HellaSwag: what files it takes and refuses, how examples lie in batches, how losses become an accuracy, and that
-dev/data/hellaswag.py and llmc/tokenizer.h agree on the tokens.
+dev/data/hellaswag.py and llmc/files/tokenizer.h agree on the tokens.
 */
 #include "testing.h"
-#include "../../llmc/hellaswag.h"
-#include "../../llmc/tokenizer.h"
+#include "llmc/files/hellaswag.h"
+#include "llmc/files/tokenizer.h"
 #include <stdbool.h>
 
 enum { MAX_WORDS = 4096, VOCABULARY = 1000 };

@@ -2,7 +2,7 @@
 What a run says: the line on a terminal of any width, metrics.jsonl, and what a resumed run keeps of it.
 */
 #include "testing.h"
-#include "../../llmc/logger.h"
+#include "llmc/run/logger.h"
 #include <fcntl.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *note) {

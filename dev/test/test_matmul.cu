@@ -11,9 +11,9 @@ extern "C" {  // cmocka's header does not say so itself
 #include <cmocka.h>
 }
 #include "testing.h"
-#include "../../llmc/matmul.h"
-#include "../../llmc/matmul.cuh"
-#include "../../llmc/rng.h"
+#include "llmc/matmul.h"
+#include "llmc/matmul.cuh"
+#include "llmc/common/rng.h"
 #include "../bench/recorded.h"
 #include <string>
 #include <vector>
@@ -860,11 +860,11 @@ static std::string recorded_forward(uint32_t epilogues_off, bool no_algorithms, 
     Gpu gpu;
     Layer l(48, 64, 96);
     Recorded r = {};
-    for (bool recording : {false, true}) {
-        if (recording) { record_start(gpu.ex()); }
+    for (bool graph : {false, true}) {
+        if (graph) { record_start(gpu.ex()); }
         cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, l.N, l.C, l.OC, gpu.ex());
         if (fill) { CUDA_CHECK(cudaMemsetAsync(l.got.pre.at, 0, 2, gpu.stream)); }
-        if (recording) { r = record_stop(gpu.ex()); }
+        if (graph) { r = record_stop(gpu.ex()); }
     }
     std::string text;
     for (int i = 0; i < r.kernels; i++) { text += std::string(i ? " " : "") + r.name[i]; }

@@ -1,9 +1,9 @@
 /*
-Products that oneDNN refuses: gemm.h computes them, whole and once. oneDNN is held to what a CPU with SSE4.1 has, where
+Products that oneDNN refuses: matmul_portable.h computes them, whole and once. oneDNN is held to what a CPU with SSE4.1 has, where
 it multiplies no bf16. That is said before its first call and stays so in the process: hence a program of its own.
 */
-#include "../../llmc/matmul.h"
-#include "../../llmc/rng.h"
+#include "llmc/matmul.h"
+#include "llmc/common/rng.h"
 #include "testing.h"
 
 #if defined(HAVE_ONEDNN) && !defined(PRECISION_FP64)

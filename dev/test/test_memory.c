@@ -1,7 +1,7 @@
-// memory.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one holder at a time.
+// plan.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one holder at a time.
 #include "testing.h"
 #define POISON_SCRATCH
-#include "../../llmc/memory.h"
+#include "llmc/memory/plan.h"
 
 enum { NUM_TENSORS = 6 };
 
@@ -174,17 +174,17 @@ static void test_arena(void **state) {
 
 static void take_twice(void *argument) {
     Scratch *scratch = (Scratch *)argument;
-    scratch_take(scratch, "dfch", 8);
-    scratch_take(scratch, "dqkv", 8);
+    scratch_acquire(scratch, "dfch", 8);
+    scratch_acquire(scratch, "dqkv", 8);
 }
 
-static void take_too_much(void *scratch) { scratch_take((Scratch *)scratch, "logits", 65); }
+static void take_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 65); }
 
 static void test_scratch(void **state) {
     (void)state;
     unsigned char memory[64] = {0};
     Scratch scratch = {memory, sizeof memory, NULL, &cpu_device, NULL};
-    assert_ptr_equal(scratch_take(&scratch, "dln2", 64), memory);
+    assert_ptr_equal(scratch_acquire(&scratch, "dln2", 64), memory);
     assert_string_equal(scratch.holder, "dln2");
     scratch_release(&scratch);
     assert_null(scratch.holder);
@@ -193,7 +193,7 @@ static void test_scratch(void **state) {
         memcpy(&stale, memory + i * sizeof stale, sizeof stale);
         assert_true(isnan(stale));  // a POISON_SCRATCH build
     }
-    assert_ptr_equal(scratch_take(&scratch, "datty", 1), memory);
+    assert_ptr_equal(scratch_acquire(&scratch, "datty", 1), memory);
     scratch_release(&scratch);
     assert_stops(1, "dqkv (8 bytes) was asked for while dfch holds", take_twice, &scratch);
     assert_stops(1, "logits (65 bytes)", take_too_much, &scratch);

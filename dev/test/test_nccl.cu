@@ -1,13 +1,13 @@
 /*
 The communicator between GPUs (comm_nccl.cuh), run as far as one GPU goes.
-    test_nccl               NCCL in a group of one: every call, tickets, joins, recordings, parts
+    test_nccl               NCCL in a group of one: every call, works, joins, graphs, parts
     mpirun test_nccl ranks  through NCCL where each process has a GPU, through MPI and host memory where not
     test_nccl backends      what it was built with
 Without a GPU it only says so.
 */
 #include "testing.h"
-#include "../../llmc/comm_open.h"
-#include "../../llmc/device.cuh"
+#include "llmc/parallel/comm_open.h"
+#include "llmc/common/device.cuh"
 #include <limits.h>
 
 static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "test", 60};
@@ -25,13 +25,13 @@ static int check_ranks(void) {
     for (int i = 0; i < size * N; i++) { in[i] = static_cast<float>((rank + 1) * i); }
     cuda_upload(x, in, sizeof in);
     comm_reduce_scatter(y + rank * N, x, N, DT_F32, world, &exec);
-    CommTicket last = comm_all_gather(y, y + rank * N, N, DT_F32, world, &exec);
-    comm_join(last, world, &exec);
+    CommWork last = comm_all_gather(y, y + rank * N, N, DT_F32, world, &exec);
+    comm_wait(last, world, &exec);
     cuda_enqueue_copy(x, y, sizeof in, &exec);
-    comm_join(comm_all_reduce(x, static_cast<size_t>(size) * N, DT_F32, world, &exec), world, &exec);
-    comm_join(comm_broadcast(x, 1, DT_F32, size - 1, world, &exec), world, &exec);
-    cuda_mark(0, &exec);
-    comm_wait_for(0, world, &exec);
+    comm_wait(comm_all_reduce(x, static_cast<size_t>(size) * N, DT_F32, world, &exec), world, &exec);
+    comm_wait(comm_broadcast(x, 1, DT_F32, size - 1, world, &exec), world, &exec);
+    cuda_event_record(0, &exec);
+    comm_event_synchronize(0, world, &exec);
     cuda_download(out, x, sizeof out);
     for (int i = 0; i < size * N; i++) {
         float expected = static_cast<float>(size * i * (size * (size + 1) / 2));
@@ -54,7 +54,7 @@ enum { COUNT = 1003, MANY = 60 };
 struct Bench {
     Exec exec = {}, other = {};
     Comm *world;
-    CommTicket first_ticket = 0;
+    CommWork first_ticket = 0;
     float *in, *out;
     float given[COUNT], got[COUNT];
     Bench() {
@@ -81,8 +81,8 @@ struct Bench {
         cuda_fill(out, 0xAA, sizeof given);
     }
     void wait(Exec *ex) {
-        cuda_mark(0, ex);
-        comm_wait_for(0, world, ex);
+        cuda_event_record(0, ex);
+        comm_event_synchronize(0, world, ex);
     }
     // the numbers are in device memory, when what was given to ex is done
     void assert_holds(const float *memory, Exec *ex) {
@@ -99,17 +99,17 @@ static void test_calls(void **state) {
     for (DType dtype : dtypes) {
         size_t count = sizeof b.given / dtype_size(dtype);
         b.give(7);
-        comm_join(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
-        comm_join(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
-        comm_join(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
         if (dtype == DT_U8) { continue; }
         b.give(8);
-        comm_join(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
-        comm_join(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
-        comm_join(comm_all_reduce(b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
+        comm_wait(comm_all_reduce(b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
     }
     assert_int_equal(b.world->sent_bytes, 0);
@@ -150,11 +150,11 @@ static bool comes_soon(cudaEvent_t event) {
 // A call takes what was given to the stream before it, which is late; and work after the join, what the call gave.
 static bool give_late(Bench *b) {
     cuda_enqueue_copy(b->in, b->out, sizeof b->given, &b->exec);
-    CommTicket ticket = comm_all_gather(b->out, b->in, COUNT, DT_F32, b->world, &b->exec);
-    comm_join(ticket, b->world, &b->exec);
-    cuda_mark(1, &b->exec);
+    CommWork work = comm_all_gather(b->out, b->in, COUNT, DT_F32, b->world, &b->exec);
+    comm_wait(work, b->world, &b->exec);
+    cuda_event_record(1, &b->exec);
     usleep(20000);
-    return cudaEventQuery(b->exec.cuda->marks[1]) == cudaErrorNotReady;
+    return cudaEventQuery(b->exec.cuda->events[1]) == cudaErrorNotReady;
 }
 
 static void test_waits_for_compute(void **state) {
@@ -167,12 +167,12 @@ static void test_waits_for_compute(void **state) {
     b.assert_holds(b.out, &b.exec);
 }
 
-// Joining the first ticket waits for no later one: MANY are under way, more than a model has buckets.
+// Joining the first work waits for no later one: MANY are under way, more than a model has buckets.
 static bool join_first(Bench *b) {
     for (int i = 0; i < MANY; i++) { comm_all_gather(b->in, b->out, COUNT, DT_F32, b->world, &b->exec); }
-    comm_join(b->first_ticket, b->world, &b->other);
-    cuda_mark(0, &b->other);
-    return comes_soon(b->other.cuda->marks[0]);
+    comm_wait(b->first_ticket, b->world, &b->other);
+    cuda_event_record(0, &b->other);
+    return comes_soon(b->other.cuda->events[0]);
 }
 
 static void test_early_join(void **state) {
@@ -183,37 +183,37 @@ static void test_early_join(void **state) {
     b.assert_holds(b.out, &b.exec);
 }
 
-// joining the last of several joins all before it; a ticket older than the ring is joined as well
+// joining the last of several joins all before it; a work older than the ring is joined as well
 static void test_late_joins(void **state) {
     (void)state;
     Bench b;
-    CommTicket first = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), last = 0;
+    CommWork first = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), last = 0;
     for (int i = 0; i < NCCL_EVENTS + 3; i++) { last = comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec); }
     assert_int_equal(last, first + NCCL_EVENTS + 3);
-    comm_join(last, b.world, &b.other);
+    comm_wait(last, b.world, &b.other);
     b.assert_holds(b.out, &b.other);
-    comm_join(first, b.world, &b.other);
+    comm_wait(first, b.world, &b.other);
     b.assert_holds(b.in, &b.other);
 }
 
 static void test_recording(void **state) {
     (void)state;
     Bench b;
-    CommTicket before = b.world->calls;
-    cuda_record_begin(&b.exec);
-    CommTicket gather = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
-    comm_join(gather, b.world, &b.exec);
-    comm_join(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
-    Recording *recording = cuda_record_end(&b.exec);
+    CommWork before = b.world->calls;
+    cuda_capture_begin(&b.exec);
+    CommWork gather = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
+    comm_wait(gather, b.world, &b.exec);
+    comm_wait(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    DeviceGraph *graph = cuda_capture_end(&b.exec);
     for (int round = 0; round < 3; round++) {
         b.give(100 * round);
-        cuda_replay(recording, &b.exec);
+        cuda_graph_launch(graph, &b.exec);
         b.assert_holds(b.out, &b.exec);
-        comm_join(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);  // one by itself
+        comm_wait(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);  // one by itself
         b.assert_holds(b.in, &b.exec);
     }
     assert_int_equal(b.world->calls - before, 5);
-    cuda_discard(recording);
+    cuda_graph_destroy(graph);
 }
 
 static void test_parts(void **state) {
@@ -221,11 +221,11 @@ static void test_parts(void **state) {
     Bench b;
     Comm *part = comm_split(b.world, 3, 5);
     assert_int_equal(part->size, 1);
-    comm_join(comm_all_gather(b.out, b.in, COUNT, DT_F32, part, &b.exec), part, &b.exec);
+    comm_wait(comm_all_gather(b.out, b.in, COUNT, DT_F32, part, &b.exec), part, &b.exec);
     b.assert_holds(b.out, &b.exec);
     comm_close(part);
     b.give(5);
-    comm_join(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    comm_wait(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
     b.assert_holds(b.out, &b.exec);
 }
 

@@ -26,8 +26,9 @@ one=("${every[@]: -2}")
 
 said=build/nvcc
 mkdir -p $said
-shopt -s extglob
-headers=(llmc/!(simt*))
+
+shopt -s globstar
+headers=(llmc/**/*.h llmc/**/*.cuh)
 compiler=$(nvcc --version && echo "${NVCC_PREPEND_FLAGS:-} ${NVCC_APPEND_FLAGS:-}" "${CUDA_FLAGS:-}")
 
 # compile NAME SOURCE PRECISION FLAG...: into $said/NAME.o, with what was said in $said/NAME

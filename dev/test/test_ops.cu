@@ -6,7 +6,7 @@ and no call may wait for the device or copy pageable memory; on a GPU it is done
   test_ops [ROWS]   only the rows whose names match, as `attention_*` does
 */
 #include "testing.h"
-#include "../../llmc/backend.h"
+#include "llmc/backend.h"
 #include "cases.h"
 #include <vector>
 
@@ -83,12 +83,12 @@ static Bytes run_directly(Problem *device, Gpu *gpu) {
 
 static Bytes run_recorded(Problem *device, Gpu *gpu) {
     device_reset(device);
-    cuda_record_begin(&gpu->exec);
+    cuda_capture_begin(&gpu->exec);
     problem_run(device, &cuda_ops, &gpu->exec);
-    Recording *recording = cuda_record_end(&gpu->exec);
-    cuda_replay(recording, &gpu->exec);
+    DeviceGraph *graph = cuda_capture_end(&gpu->exec);
+    cuda_graph_launch(graph, &gpu->exec);
     Bytes bytes = device_read(device);
-    cuda_discard(recording);
+    cuda_graph_destroy(graph);
     return bytes;
 }
 

@@ -1,8 +1,8 @@
-// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's spans, the first
+// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's ranges, the first
 // values.
 #include "testing.h"
-#include "../../llmc/adamw.h"
-#include "../../llmc/layout.h"
+#include "llmc/adamw.h"
+#include "llmc/parallel/layout.h"
 #include <omp.h>
 
 enum { DATA_VOCAB = 300, DATA_T = 77 };
@@ -190,18 +190,18 @@ static void test_spans(void **state) {
     (void)state;
     GPT2Config c = described("l4h2c6");
     ParamLayout layout = param_layout(&c);
-    TensorSpan spans[4 + 12 * 4];
+    UpdateRange ranges[4 + 12 * 4];
     int count = 0;
-    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_spans(spans + count, &layout, b); }
+    for (int b = 0; b < num_buckets(&layout); b++) { count += bucket_update_ranges(ranges + count, &layout, b); }
     assert_int_equal(count, 4 + 12 * c.num_layers);
     signed char *covered = (signed char *)malloc(layout.total);
     assert_non_null(covered);
     memset(covered, -1, layout.total);
     for (int s = 0; s < count; s++) {
-        assert_true(spans[s].begin + spans[s].count <= layout.total);
-        for (size_t i = 0; i < spans[s].count; i++) {
-            assert_int_equal(covered[spans[s].begin + i], -1);
-            covered[spans[s].begin + i] = spans[s].decay;
+        assert_true(ranges[s].offset + ranges[s].count <= layout.total);
+        for (size_t i = 0; i < ranges[s].count; i++) {
+            assert_int_equal(covered[ranges[s].offset + i], -1);
+            covered[ranges[s].offset + i] = ranges[s].decay;
         }
     }
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
@@ -216,7 +216,7 @@ static void test_spans(void **state) {
             }
         }
     }
-    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // the gaps are in no span
+    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // the gaps are in no range
     free(covered);
 }
 
@@ -224,13 +224,13 @@ static void test_spans(void **state) {
 
 // Buckets follow each other, their chunks have one size, and what all ranks own is the block.
 static void check_buckets(const ParamLayout *layout) {
-    size_t at = 0, shard = 0, ranks = (size_t)layout->shards.ranks, rank = (size_t)layout->shards.rank;
+    size_t at = 0, shard = 0, ranks = (size_t)layout->sharding.dp_size, rank = (size_t)layout->sharding.dp_rank;
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
-        assert_int_equal(b.begin, at);
+        assert_int_equal(b.offset, at);
         assert_int_equal(b.size, b.chunk * ranks);
-        assert_int_equal(b.own, b.begin + rank * b.chunk);
-        assert_int_equal(b.shard, shard);
+        assert_int_equal(b.owned_offset, b.offset + rank * b.chunk);
+        assert_int_equal(b.shard_offset, shard);
         assert_int_equal(b.chunk % MOMENT_BLOCK, 0);
         at += b.size, shard += b.chunk;
     }
@@ -252,17 +252,17 @@ static void check_buffers(const ParamLayout *layout) {
     }
 }
 
-// Of slices the spans say where in the whole tensor an element is, whatever part of the slice a rank has.
+// Of slices the ranges say where in the whole tensor an element is, whatever part of the slice a rank has.
 static void check_places(const ParamLayout *layout) {
-    TensorSpan spans[LAYER_PARAMS];
+    UpdateRange ranges[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
-        int count = bucket_spans(spans, layout, i);
+        int count = bucket_update_ranges(ranges, layout, i);
         for (int k = 0; k < count; k++) {
-            const Slice *slice = &layout->slice[spans[k].tensor % NUM_PARAM_TENSORS];
-            for (size_t r = 0; r < slice_num_runs(slice); r++) {
-                SliceRun run = slice_run_within(slice_run(slice, r), spans[k].first, spans[k].count);
+            const Slice *slice = &layout->slice[ranges[k].tensor % NUM_PARAM_TENSORS];
+            for (size_t r = 0; r < slice_num_ranges(slice); r++) {
+                SliceRange run = slice_range_within(slice_range(slice, r), ranges[k].tensor_offset, ranges[k].count);
                 for (size_t e = 0; e < run.count; e++) {
-                    assert_int_equal(span_element(spans[k].place, run.local + e), run.global + e);
+                    assert_int_equal(view_element(ranges[k].view, run.local + e), run.global + e);
                 }
             }
         }
@@ -277,32 +277,33 @@ static void test_places_in_the_whole(void **state) {
         GPT2Config c = described(words[k % 4]);
         int t = slices[k / 4 % 5], ranks = 1 + 2 * (k / 20);
         for (int r = 0; r < t * ranks; r++) {
-            Shards shards = {ranks, r / t, k / 20, t, r % t};
-            ParamLayout layout = param_layout_among(&c, shards);
+            Sharding sharding = {ranks, r / t, k / 20, t, r % t};
+            ParamLayout layout = param_layout_sharded(&c, sharding);
             check_places(&layout);
         }
     }
 }
 
-// marks in `seen` (layout.total) what this rank owns of every tensor; where it lies is where the spans say
+// marks in `seen` (layout.total) what this rank owns of every tensor; where it lies is where the ranges say
 static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Config *c) {
-    TensorSpan spans[LAYER_PARAMS];
+    UpdateRange ranges[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
-        int count = bucket_spans(spans, layout, i);
+        int count = bucket_update_ranges(ranges, layout, i);
         for (int s = 0; s < count; s++) {
-            ParamId id = (ParamId)(spans[s].tensor % NUM_PARAM_TENSORS);
-            int layer = spans[s].tensor / NUM_PARAM_TENSORS, stage = layout->shards.stage;
+            ParamId id = (ParamId)(ranges[s].tensor % NUM_PARAM_TENSORS);
+            int layer = ranges[s].tensor / NUM_PARAM_TENSORS, stage = layout->sharding.stage;
             size_t used = param_rows(id, c) * param_cols(id, c), tensor = param_offset(layout, id, layer);
-            ParamPiece own = param_own_piece(layout, id, layer, used), kept = param_kept_piece(layout, id, layer, used);
-            assert_int_equal(spans[s].first % MOMENT_BLOCK, 0);
-            assert_int_equal(spans[s].begin % MOMENT_BLOCK, 0);
-            assert_int_equal(spans[s].first, kept.first);
-            assert_int_equal(spans[s].count, kept.count);
+            ParamRange own = param_owned_range(layout, id, layer, used),
+                       kept = param_updated_range(layout, id, layer, used);
+            assert_int_equal(ranges[s].tensor_offset % MOMENT_BLOCK, 0);
+            assert_int_equal(ranges[s].offset % MOMENT_BLOCK, 0);
+            assert_int_equal(ranges[s].tensor_offset, kept.offset);
+            assert_int_equal(ranges[s].count, kept.count);
             assert_int_equal(kept.count, stage == 0 ? used : own.count);
-            assert_int_equal(kept.state, spans[s].begin + (stage == 0 ? 0 : b.shard));
-            assert_int_equal(kept.params, stage < 3 ? tensor + kept.first : kept.state);
-            for (size_t e = own.first; e < own.first + own.count; e++) { seen[tensor + e]++; }
+            assert_int_equal(kept.state, ranges[s].offset + (stage == 0 ? 0 : b.shard_offset));
+            assert_int_equal(kept.params, stage < 3 ? tensor + kept.offset : kept.state);
+            for (size_t e = own.offset; e < own.offset + own.count; e++) { seen[tensor + e]++; }
         }
     }
 }
@@ -312,11 +313,11 @@ static void test_shards(void **state) {
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l4h4c64"};
     for (int k = 0; k < 3 * 4 * 7; k++) {
         GPT2Config c = described(words[k % 3]);
-        Shards shards = {1 + k / 12, 0, k / 3 % 4, 1, 0};
-        ParamLayout layout = param_layout_among(&c, shards);
+        Sharding sharding = {1 + k / 12, 0, k / 3 % 4, 1, 0};
+        ParamLayout layout = param_layout_sharded(&c, sharding);
         signed char *seen = (signed char *)calloc(layout.total, 1);
-        for (; shards.rank < shards.ranks; shards.rank++) {
-            layout = param_layout_among(&c, shards);
+        for (; sharding.dp_rank < sharding.dp_size; sharding.dp_rank++) {
+            layout = param_layout_sharded(&c, sharding);
             check_buckets(&layout);
             check_buffers(&layout);
             mark_own(seen, &layout, &c);

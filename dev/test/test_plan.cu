@@ -2,14 +2,14 @@
 The memory plan in bf16, as a GPU would be planned for (the backend's own scratch included): the figures that README
 states, what each level of -r keeps, and what --fit chooses.
 */
-#include "llmc/fit.h"
+#include "llmc/memory/fit.h"
 #include "testing.h"
 
 static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};
 static const GPT2Config gpt2_1558m = {1024, 50257, 50304, 48, 25, 1600};
 
-static Purpose training(int B, int level, int every) {
-    Purpose p;
+static ModelOptions training(int B, int level, int every) {
+    ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = &cuda_backend, p.B = B, p.T = 1024, p.micro_steps = 1, p.training = true;
     p.recompute.level = level, p.recompute.every = every, p.recompute.layers = 48;
@@ -18,7 +18,7 @@ static Purpose training(int B, int level, int every) {
 }
 
 // MiB of one lifetime, or of all
-static double planned(const GPT2Config *c, Purpose p, Lifetime lifetime) {
+static double planned(const GPT2Config *c, ModelOptions p, Lifetime lifetime) {
     PlanIndex at;
     if (p.recompute.layers > c->num_layers) { p.recompute.layers = c->num_layers; }
     if (p.recompute.every == 0) { p.recompute.every = best_segment(c, p); }
@@ -28,7 +28,7 @@ static double planned(const GPT2Config *c, Purpose p, Lifetime lifetime) {
     return mib;
 }
 
-static double activations(const GPT2Config *c, Purpose p) { return planned(c, p, SAVED) + planned(c, p, SCRATCH); }
+static double activations(const GPT2Config *c, ModelOptions p) { return planned(c, p, SAVED) + planned(c, p, SCRATCH); }
 
 static void assert_under(const char *what, double mib, double limit) {
     printf("    %-52s %9.1f MiB of %9.1f\n", what, mib, limit);
@@ -45,13 +45,13 @@ static void test_figures(void **state) {
     double saved = activations(&gpt2_1558m, training(32, 1, 1)) - activations(&gpt2_1558m, training(32, 2, 1));
     printf("    1558M, B 32: -r 2 takes %.1f MiB less than -r 1\n", saved);
     assert_in_range((int)saved, 9600 - 100, 9600);
-    Purpose whole = training(4, 4, 1), small = whole;
+    ModelOptions whole = training(4, 4, 1), small = whole;
     small.moments = DT_U8;
     assert_under("1558M whole, B 4, -r 4 -w split -om bf16", planned(&gpt2_1558m, whole, NUM_LIFETIMES), 16 * 1024);
     assert_under("1558M whole, B 4, -r 4 -w split -om 8bit", planned(&gpt2_1558m, small, NUM_LIFETIMES), 13 * 1024);
 }
 
-// bytes of state a parameter, the spans' few aside
+// bytes of state a parameter, the ranges' few aside
 static void test_bytes_a_parameter(void **state) {
     (void)state;
     const struct {
@@ -65,7 +65,7 @@ static void test_bytes_a_parameter(void **state) {
                  {MASTER_SPLIT, DT_U8, DT_BF16, 8 + 8.0 / 128},
                  {MASTER_SPLIT, DT_BF16, DT_F32, 12}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Purpose p = training(4, 1, 1);
+        ModelOptions p = training(4, 1, 1);
         p.master = cases[i].master, p.moments = cases[i].moments, p.gradients = cases[i].gradients;
         double bytes = planned(&gpt2_1558m, p, STATE) * 1048576 / (double)param_layout(&gpt2_1558m).total;
         printf("    %.4f bytes a parameter\n", bytes);
@@ -81,8 +81,8 @@ static void test_bytes_a_parameter_among_processes(void **state) {
     const double layer = 12.0 * 1600 * 1600, outside = 1600.0 * (50304 + 1024);
     const double buffers = 2 * layer + outside, kept[] = {10, 4 + 6 / N, 2 + 8 / N, 10 / N};
     for (int stage = 0; stage <= 3; stage++) {
-        Purpose p = training(4, 1, 1);
-        p.shards.ranks = (int)N, p.shards.stage = stage;
+        ModelOptions p = training(4, 1, 1);
+        p.sharding.dp_size = (int)N, p.sharding.stage = stage;
         double buffered = stage < 2 ? 0 : stage < 3 ? 2 * buffers : 4 * buffers;
         double bytes = planned(&gpt2_1558m, p, STATE) * 1048576, expected = kept[stage] * total + buffered;
         printf("    -z %d: %.2f bytes a parameter, %.2f of them buffers\n", stage, bytes / total, buffered / total);
@@ -111,7 +111,7 @@ static size_t divided_bytes(const Plan *plan, const PlanIndex *at) {
 }
 
 static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
-    Purpose p = training(4, level, 1);
+    ModelOptions p = training(4, level, 1);
     PlanIndex at;
     p.recompute.layers = c->num_layers, p.gather_again = true;
     size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
@@ -120,7 +120,7 @@ static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
     size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH),
            divided_alone = divided_bytes(&whole, &at_whole);
     size_t same = alone - divided_alone - 2 * buffer;  // normed and narrow; gathered_gradient is the third
-    p.shards.slices = t;
+    p.sharding.tp_size = t;
     Plan plan = gpt2_plan(c, &p, &at);
     size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan, &at);
     size_t heads = (size_t)local_shape(c, t, 0).heads * (size_t)t;  // inert ones too
@@ -157,12 +157,12 @@ static void test_activations_of_slices(void **state) {
 static void test_plans_of_ranks_are_alike(void **state) {
     (void)state;
     for (int stage = 0; stage <= 3; stage++) {
-        Purpose p = training(4, 1, 1);
-        p.shards.ranks = 3, p.shards.slices = 2, p.shards.stage = stage;
+        ModelOptions p = training(4, 1, 1);
+        p.sharding.dp_size = 3, p.sharding.tp_size = 2, p.sharding.stage = stage;
         size_t bytes = gpt2_plan_bytes(&gpt2_1558m, &p);
         double seconds = fit_seconds(&gpt2_1558m, &p);
         for (int i = 0; i < 6; i++) {
-            p.shards.rank = i / 2, p.shards.slice = i % 2;
+            p.sharding.dp_rank = i / 2, p.sharding.tp_rank = i % 2;
             assert_int_equal(gpt2_plan_bytes(&gpt2_1558m, &p), bytes);
             assert_true(fit_seconds(&gpt2_1558m, &p) == seconds);
         }
@@ -226,7 +226,7 @@ static void test_slots(void **state) {
 // the segment that needs least bytes: one block for 12, two for 36 and 48
 static void test_best_segment(void **state) {
     (void)state;
-    Purpose p = training(8, 4, 1);
+    ModelOptions p = training(8, 4, 1);
     p.recompute.layers = 12;
     assert_int_equal(best_segment(&gpt2_124m, p), 1);
     p.recompute.layers = 48;
@@ -243,7 +243,7 @@ static void test_llmc_bytes(void **state) {
     double rows = 12 * of_block + 1 + 1 + 4 + 4 + 1;  // encoded lnf gelu and two buffers
     double statistics = 12 * (4 + 12) + 2 + 1;        // of layernorms and attention; losses
     double bytes = N * (2 * (768 * rows + 50304) + 4 * statistics) + 16 * parameters;
-    Purpose p = training(4, 1, 1);
+    ModelOptions p = training(4, 1, 1);
     assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes);
     p.recompute.level = 2;  // without ln1 and ln2
     assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes - N * 2 * 768 * 12 * 2);
@@ -251,12 +251,12 @@ static void test_llmc_bytes(void **state) {
     assert_true((double)llmc_bytes(&gpt2_124m, &p) == bytes + N * 2 * 768 * 4 * 11);
 }
 
-// every term of the estimate is there: whatever is rebuilt, rounded less, or done in smaller pieces takes longer
+// every term of the estimate is there: whatever is rebuilt, rounded less, or done in smaller rectangles takes longer
 static void test_estimate(void **state) {
     (void)state;
     const GPT2Config *c = &gpt2_1558m;
     const double C = 1600, T = 1024;
-    Purpose p = training(16, 0, 1);
+    ModelOptions p = training(16, 0, 1);
     assert_true(fit_rebuilt_flops(c, &p) == 0);
     double before = fit_seconds(c, &p);
     for (p.recompute.level = 1; p.recompute.level <= REBUILD_BLOCK; p.recompute.level++) {
@@ -270,7 +270,7 @@ static void test_estimate(void **state) {
     p.recompute.level = REBUILD_UP_PROJECTION, p.recompute.layers = 10;
     assert_true(fit_rebuilt_flops(c, &p) == 10 * 8 * C * C);
 
-    Purpose base = training(16, 1, 1), other = base;
+    ModelOptions base = training(16, 1, 1), other = base;
     other.moments = DT_F32;
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
     other = base, other.master = MASTER_FP32;
@@ -281,7 +281,7 @@ static void test_estimate(void **state) {
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
     assert_true(fit_of(c, &other).weighed > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
     assert_true(fit_of(c, &base).weighed > fit_of(c, &base).seconds);    // bf16 moments
-    other = base, other.shards.slices = 2;                               // half the work, and what is sent
+    other = base, other.sharding.tp_size = 2;                            // half the work, and what is sent
     double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->rates.link;
     assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
     other.recompute.level = REBUILD_BLOCK;  // gathers and sums again
@@ -297,14 +297,14 @@ static DType lossless(int micro_steps, int stage) { return micro_steps > 1 && st
 static void test_fit(void **state) {
     (void)state;
     const FitFree all = {true, true, true, true, true, true, true, true};
-    Purpose wanted = training(16, 1, 1);
+    ModelOptions wanted = training(16, 1, 1);
     wanted.moments = DT_F32, wanted.recompute.layers = 48;
     double before = 0;
     bool fitted = true;
     for (int gib = 60; gib >= 8; gib -= 4) {
         size_t budget = (size_t)gib << 30;
         Fit fit = fit_choose(&gpt2_1558m, wanted, &all, budget, lossless);
-        const Purpose *p = &fit.purpose;
+        const ModelOptions *p = &fit.options;
         printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -w %d -om %s -gd %s: %6.1f GiB, %.3f s%s\n", gib, p->B,
                p->recompute.level, p->recompute.every, p->recompute.layers, p->master, dtype_name(p->moments),
                dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds,
@@ -323,11 +323,11 @@ static void test_fit(void **state) {
 static void test_fit_is_the_best(void **state) {
     (void)state;
     const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
-    const Purpose wanted = training(8, 0, 1);
+    const ModelOptions wanted = training(8, 0, 1);
     for (size_t budget = (size_t)16 << 30; budget < (size_t)44 << 30; budget += (size_t)3 << 30) {
         double best = 1e9;
         for (int i = 0; i < 5 * 49; i++) {
-            Purpose p = wanted;
+            ModelOptions p = wanted;
             p.recompute.level = i % 5, p.recompute.layers = i / 5;
             if (gpt2_plan_bytes(&gpt2_1558m, &p) <= budget) { best = fmin(best, fit_of(&gpt2_1558m, &p).weighed); }
         }
@@ -340,14 +340,14 @@ static void test_fit_is_the_best(void **state) {
 static void test_fit_keeps_what_is_given(void **state) {
     (void)state;
     const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
-    Purpose wanted = training(16, 0, 1);
+    ModelOptions wanted = training(16, 0, 1);
     wanted.master = MASTER_FP32, wanted.moments = DT_F32;
     Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, (size_t)40 << 30, lossless);
-    assert_int_equal(fit.purpose.B, 16);
-    assert_int_equal(fit.purpose.master, MASTER_FP32);
-    assert_int_equal(fit.purpose.moments, DT_F32);
+    assert_int_equal(fit.options.B, 16);
+    assert_int_equal(fit.options.master, MASTER_FP32);
+    assert_int_equal(fit.options.moments, DT_F32);
     assert_true(fit.bytes <= (size_t)40 << 30);
-    assert_true(fit.purpose.recompute.level >= REBUILD_UP_PROJECTION);
+    assert_true(fit.options.recompute.level >= REBUILD_UP_PROJECTION);
 }
 
 int main(void) {

@@ -79,8 +79,8 @@ static const Backend *counting_backend(void) {
 
 // what a model is built for; r: level of recomputation, 4 in segments of three blocks, or of two: what is read next
 // is then in the other buffer of layers, or in the same
-static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
-    Purpose p;
+static ModelOptions purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
+    ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
     p.recompute.level = r, p.recompute.every = r < REBUILD_BLOCK ? 1 : micro_steps > 1 ? 2 : 3, p.recompute.layers = L;
@@ -89,23 +89,23 @@ static Purpose purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
     p.classifier_rows = 5;  // of 22: several chunks, the last one shorter
     p.fuse_gelu = micro_steps > 1, p.recompute.layers = micro_steps > 1 ? L - 1 : L;
-    p.shards.ranks = dp->size, p.shards.rank = dp->rank, p.shards.stage = dp->size > 1 ? stage : 0;
-    p.shards.slices = 1;
+    p.sharding.dp_size = dp->size, p.sharding.dp_rank = dp->rank, p.sharding.stage = dp->size > 1 ? stage : 0;
+    p.sharding.tp_size = 1;
     return p;
 }
 
 // It takes of its device what was planned.
-static GPT2 *model_make_of(GPT2Config c, Purpose p, Groups groups) {
+static GPT2 *model_make_of(GPT2Config c, ModelOptions p, Groups groups) {
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
     size_t before = allocated()->now, planned = gpt2_plan_bytes(&c, &p);
     gpt2_build(m, c, p, groups);
     gpt2_init(m, 7);
-    CHECK(allocated()->now - before == planned, "-z %d: allocated %zu bytes, planned %zu", p.shards.stage,
+    CHECK(allocated()->now - before == planned, "-z %d: allocated %zu bytes, planned %zu", p.sharding.stage,
           allocated()->now - before, planned);
     return m;
 }
 
-static GPT2 *model_make(Purpose p, Groups groups) { return model_make_of(config, p, groups); }
+static GPT2 *model_make(ModelOptions p, Groups groups) { return model_make_of(config, p, groups); }
 
 static void model_free(GPT2 *m) {
     gpt2_free(m);
@@ -124,7 +124,7 @@ static void draw_batch(int *tokens, int step, int n) {
 static void make_gradients(GPT2 *m, int step, int ranks) {
     int tokens[2 * ROWS], rank = ranks == 1 ? m->groups.dp->rank : 0, size = m->groups.dp->size;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
-    for (int micro = 0; micro < m->purpose.micro_steps; micro++) {
+    for (int micro = 0; micro < m->options.micro_steps; micro++) {
         draw_batch(tokens, step, micro * size + rank);
         gpt2_give_batch(m, tokens, tokens + ROWS);
         gpt2_micro_step(m, micro);
@@ -163,8 +163,9 @@ static real *expected_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int 
 // inert it is 0.
 static void check_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double limit) {
     int bucket = param_bucket_of(&m->layout, p, layer);
-    ParamPiece own = param_own_piece(&m->layout, p, layer, param_count(&m->layout, p));
-    size_t in_chunk = param_offset(&m->layout, p, layer) - param_bucket(&m->layout, bucket).own, ones = config.channels;
+    ParamRange own = param_owned_range(&m->layout, p, layer, param_count(&m->layout, p));
+    size_t in_chunk = param_offset(&m->layout, p, layer) - param_bucket(&m->layout, bucket).owned_offset,
+           ones = config.channels;
     ones *= 4 * ones + (size_t)config.padded_vocab_size;
     double norm, difference = 0;
     real *expected = expected_gradient(m, alone, p, layer, &norm);
@@ -172,13 +173,13 @@ static void check_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int laye
                   *is_real = (unsigned char *)xmalloc(param_count(&m->layout, p));
     memset(all, 1, ones);
     slice_extract(is_real, all, &m->layout.slice[p], 1);
-    for (size_t i = own.first; i < own.first + own.count; i++) {
+    for (size_t i = own.offset; i < own.offset + own.count; i++) {
         double got = own_gradient(m, bucket, in_chunk + i), error = got - (double)expected[i];
         difference += error * error;
         CHECK(is_real[i] || got == 0, "inert element %zu of %s has a gradient", i, param_specs[p].name);
     }
     CHECK(difference <= limit * limit * norm, "-tp %d -z %d -r %d -ra %d: the gradient of %s, layer %d, is off by %.2g",
-          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.gather_again,
+          m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.gather_again,
           param_specs[p].name, layer, sqrt(difference / norm));
     free(is_real);
     free(all);
@@ -195,7 +196,7 @@ static void check_gradients(const GPT2 *m, const GPT2 *alone, double limit) {
 
 static void check_number(const char *what, double got, double expected, double limit, const GPT2 *m) {
     CHECK(fabs(got - expected) <= limit * fabs(expected), "-tp %d -z %d -r %d, %d micro-batches: %s is %.9g, not %.9g",
-          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, what, got,
+          m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, what, got,
           expected);
 }
 
@@ -210,8 +211,8 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
         ParamId p = (ParamId)id;
         size_t used = param_count(&m->layout, p), size = dtype_size(a->moments);
         for (int layer = 0; layer < param_layers(p, &config); layer++) {
-            ParamPiece x = param_own_piece(&m->layout, p, layer, used);
-            ParamPiece y = param_own_piece(&first->layout, p, layer, used);
+            ParamRange x = param_owned_range(&m->layout, p, layer, used);
+            ParamRange y = param_owned_range(&first->layout, p, layer, used);
             size_t n = x.count, blocks = moment_blocks(n);
             bool same =
                 same_part(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
@@ -220,8 +221,8 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
                 same_part(a->m, b->m, x.state, y.state, n, size) && same_part(a->v, b->v, x.state, y.state, n, size) &&
                 same_part(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
                 same_part(a->v_scales, b->v_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4);
-            CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->purpose.shards.stage,
-                  m->purpose.recompute.level, param_specs[id].name, layer);
+            CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->options.sharding.stage,
+                  m->options.recompute.level, param_specs[id].name, layer);
         }
     }
 }
@@ -233,14 +234,14 @@ static void check_gathered(GPT2 *m) {
         Comm *group = slices ? g->tp : g->dp;
         long long hash = (long long)((slices ? hash_whole_tensors(m) : hash_replica(m)) >> 1);
         CHECK(comm_max(hash, group) == -comm_max(-hash, group), "-tp %d -z %d: the ranks' parameters differ",
-              m->local.ranks, m->purpose.shards.stage);
+              m->local.tp_size, m->options.sharding.stage);
     }
 }
 
 static void check_sent(const GPT2 *m, uint64_t sent) {
-    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->purpose);
+    uint64_t planned_sent = gpt2_sent_bytes(&config, &m->options);
     CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
-          m->local.ranks, m->purpose.shards.stage, m->purpose.recompute.level, m->purpose.micro_steps, (size_t)sent,
+          m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, (size_t)sent,
           (size_t)planned_sent);
 }
 
@@ -249,7 +250,7 @@ static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
 // a process alone, which has made what `ranks` make together
 static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     Groups groups = {single, single, single};
-    Purpose p = purpose_for(0, r, micro_steps * ranks, single);
+    ModelOptions p = purpose_for(0, r, micro_steps * ranks, single);
     p.gradients = DT_REAL;
     GPT2 *alone = model_make(p, groups);
     make_gradients(alone, 0, ranks);
@@ -322,7 +323,7 @@ static uint64_t hash_own_gradients(const GPT2 *m) {
 static uint64_t sent_by(const Groups *g) { return g->world->sent_bytes + g->dp->sent_bytes + g->tp->sent_bytes; }
 
 // Returns the hash of this rank's gradients.
-static uint64_t check_slices(const GPT2 *alone, Purpose p, const Groups *groups) {
+static uint64_t check_slices(const GPT2 *alone, ModelOptions p, const Groups *groups) {
     GPT2 *m = model_make(p, *groups);
     make_gradients(m, 0, 1);
     uint64_t hash = hash_own_gradients(m);
@@ -346,8 +347,8 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, again = k % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        Purpose p = purpose_for(stage, r, micro_steps, groups->dp);
-        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        ModelOptions p = purpose_for(stage, r, micro_steps, groups->dp);
+        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.gather_again = again, p.master = MASTER_SPLIT;
         uint64_t hash = check_slices(alone, p, groups);
         if (k == 0 || (micro_steps > 1 && r == 0 && again == 0)) { first = hash; }
@@ -370,7 +371,7 @@ static void check_decoding(GPT2 *m, GPT2 *alone) {
         for (int v = 0; v < config.vocab_size; v++) {
             difference += pow((double)got[v] - (double)expected[v], 2), norm += pow((double)expected[v], 2);
         }
-        CHECK(difference <= limit * limit * norm, "-tp %d: logits after %d tokens are off by %.2g", m->local.ranks,
+        CHECK(difference <= limit * limit * norm, "-tp %d: logits after %d tokens are off by %.2g", m->local.tp_size,
               from + n, sqrt(difference / norm));
     }
 }
@@ -413,10 +414,10 @@ static void check_inert(const Groups *groups, MasterKind master, DType moments) 
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
-    Purpose p = purpose_for(0, 0, 1, single);
+    ModelOptions p = purpose_for(0, 0, 1, single);
     p.master = master, p.moments = moments, p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
-    p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+    p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
     GPT2 *m = model_make(p, *groups);
     check_decoding(m, whole);
     for (int step = 0; step < UPDATES; step++) {
@@ -471,17 +472,17 @@ static uint64_t hash_training(GPT2 *m) {
         uint64_t params = slices ? hash_whole_tensors(m) : hash_replica(m);
         hash = hash_bytes(hash, &params, sizeof params);
     }
-    return hash_optimizer(hash, m, 0, m->layout.shards.stage < 1 ? m->layout.total : m->layout.shard);
+    return hash_optimizer(hash, m, 0, m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard);
 }
 
-static uint64_t hash_usual_training(Purpose p, const Groups *groups) {
+static uint64_t hash_usual_training(ModelOptions p, const Groups *groups) {
     GPT2 *m = model_make(p, *groups);
     uint64_t hash = hash_training(m);
     model_free(m);
     return hash;
 }
 
-static uint64_t hash_late_training(Purpose p, const Groups *groups, LateKind kind) {
+static uint64_t hash_late_training(ModelOptions p, const Groups *groups, LateKind kind) {
     Groups late;
     late.world = late_comm(groups->world, kind);
     late.dp = late_comm(groups->dp, kind);
@@ -503,8 +504,8 @@ static void check_late(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = (k + stage) % 3 * 2, again = (k + stage) % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        Purpose p = purpose_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
-        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        ModelOptions p = purpose_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
+        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.gather_again = again, p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_usual_training(p, groups);
         for (int kind = LATE_RESULTS; kind <= LATE_CALLS; kind++) {
@@ -526,8 +527,8 @@ static void check_device_bytes(int t, Comm *host) {
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
     for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
-        Purpose p = purpose_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
-        p.shards.slices = t, p.shards.slice = groups.tp->rank, p.gather_again = true;
+        ModelOptions p = purpose_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
+        p.sharding.tp_size = t, p.sharding.tp_rank = groups.tp->rank, p.gather_again = true;
         allocated()->most = 0;
         GPT2 *m = model_make(p, groups);
         update(m, 0);
@@ -554,7 +555,7 @@ typedef struct {
     uint64_t dp, tp, world;
 } Sent;
 
-static Sent sent_by_update(Purpose p, const Groups *groups) {
+static Sent sent_by_update(ModelOptions p, const Groups *groups) {
     int tokens[2 * VOLUME_T];
     GPT2 *m = model_make_of(volume_config, p, *groups);
     Sent sent = {0, 0, 0};
@@ -591,7 +592,7 @@ static void check_volume_of_stages(const Groups *groups) {
     const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
     for (int stage = 0; stage <= 3; stage++) {
         char what[32];
-        Purpose p = purpose_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = purpose_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
         p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L;
         Sent sent = sent_by_update(p, groups);
         snprintf(what, sizeof what, "-z %d on 2", stage);
@@ -608,9 +609,9 @@ static void check_volume_of_slices(const Groups *groups) {
     const uint64_t C = VOLUME_C, T = VOLUME_T, rows_of_layer[] = {4 + 4, 4 + 6}, whole = (6 * VOLUME_L + T + 2) * C;
     for (int again = 0; again < 2; again++) {
         char what[32];
-        Purpose p = purpose_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = purpose_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
         p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L, p.gather_again = again;
-        p.shards.slices = 2, p.shards.slice = groups->tp->rank;
+        p.sharding.tp_size = 2, p.sharding.tp_rank = groups->tp->rank;
         uint64_t exchanged = (rows_of_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
         uint64_t micro = exchanged + 3 * T * sizeof(real);
         Sent sent = sent_by_update(p, groups);
@@ -642,7 +643,7 @@ static void save_in(const char *folder, GPT2 *m, Comm *world) {
 }
 
 // the model of a checkpoint
-static GPT2 *model_from(const char *folder, Purpose p, const Groups *groups) {
+static GPT2 *model_from(const char *folder, ModelOptions p, const Groups *groups) {
     char path[PATH_LENGTH];
     GPT2 *m = model_make(p, *groups);
     checkpoint_path(path, folder, 1);
@@ -655,12 +656,12 @@ static GPT2 *model_from(const char *folder, Purpose p, const Groups *groups) {
 static void check_same_file(const char *a, const char *b, const char *name, const GPT2 *m) {
     char command[PATH_LENGTH];
     format_path(command, "cmp %s/step_00000001/%s %s/step_00000001/%s", a, name, b, name);
-    CHECK(system(command) == 0, "-tp %d -z %d, moments %s: %s differs", m->local.ranks, m->purpose.shards.stage,
-          dtype_name(m->purpose.moments), name);
+    CHECK(system(command) == 0, "-tp %d -z %d, moments %s: %s differs", m->local.tp_size, m->options.sharding.stage,
+          dtype_name(m->options.moments), name);
 }
 
 // Written again it is the same file; but codes are rounded again for other slices, and stay what they are from then on.
-static void check_files(Purpose p, const Groups *groups, int which) {
+static void check_files(ModelOptions p, const Groups *groups, int which) {
     char from[32], first[32], second[32];
     Comm *world = groups->world, *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
@@ -668,8 +669,8 @@ static void check_files(Purpose p, const Groups *groups, int which) {
     snprintf(first, sizeof first, "first_%d", which);
     snprintf(second, sizeof second, "second_%d", which);
     if (world->rank == 0) {
-        Purpose whole = p;
-        whole.shards = purpose_for(0, 0, 1, single).shards;
+        ModelOptions whole = p;
+        whole.sharding = purpose_for(0, 0, 1, single).sharding;
         GPT2 *m = model_make(whole, alone);
         update(m, 0);
         save_in(from, m, single);
@@ -692,8 +693,8 @@ static void check_all_files(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = k % 3 * 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        Purpose p = purpose_for(stage, r, 1, groups->dp);
-        p.shards.slices = groups->tp->size, p.shards.slice = groups->tp->rank;
+        ModelOptions p = purpose_for(stage, r, 1, groups->dp);
+        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.moments = moment_types[(k + 2) % 3];  // codes beside remainders
         check_files(p, groups, k);
     }
@@ -745,7 +746,7 @@ static int run_drift(int culprit, int argc, char **argv) {
         finish_step(&run);
         if (step == 1 && run.groups.world->rank == culprit) {
             GPT2 *m = &run.model;
-            floatX *weight = m->optimizer.params + param_kept_piece(&m->layout, LN1W, 0, 1).params;
+            floatX *weight = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
             *weight = to_floatX(to_real(*weight) * (real)1.01);
         }
         check_replicas(&run);

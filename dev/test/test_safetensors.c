@@ -1,7 +1,7 @@
 // safetensors.h: what it writes, byte by byte; what it reads back; and every way in which a file can be bad.
 #include "testing.h"
-#include "../../llmc/safetensors.h"
-#include "../../llmc/rng.h"
+#include "llmc/files/safetensors.h"
+#include "llmc/common/rng.h"
 #include <signal.h>
 #include <sys/resource.h>
 

@@ -3,8 +3,8 @@ The sampler against a plain one that sorts the whole vocabulary, on random rows 
 even grid of coins and on random ones; and rows no model should make: NaN, infinities, all equal.
 */
 #include "testing.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/sampler.h"
+#include "llmc/common/rng.h"
+#include "llmc/run/sampler.h"
 
 // cmocka's assert_float_equal compares in single precision
 #define assert_near(a, b, tolerance) assert_true(fabs((double)(a) - (double)(b)) <= (tolerance))

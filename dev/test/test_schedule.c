@@ -3,7 +3,7 @@ The schedules against closed forms written a second way (half-angle cosine, inte
 the edges where a division by zero or a jump would show.
 */
 #include "testing.h"
-#include "../../llmc/schedule.h"
+#include "llmc/run/schedule.h"
 
 // cmocka's assert_float_equal compares in single precision
 #define assert_near(a, b, tolerance) assert_true(fabs((double)(a) - (double)(b)) <= (tolerance))

@@ -1,5 +1,5 @@
 /*
-The emulator of simt.h, the runtime of simt_runtime.h, and what kernels share in cuda_common.cuh.
+The emulator of simt.h, the runtime of runtime.h, and what kernels share in cuda_common.cuh.
 First what must hold on a GPU as well, in each warp order, with both kinds of mma rounding and of cp.async; then what
 only the emulator does: the race check, the refusals, and the finding of mistakes in calls of the runtime.
 */
@@ -11,7 +11,7 @@ extern "C" {  // cmocka's header does not say so itself
 #include <cmocka.h>
 }
 #include "testing.h"
-#include "../../llmc/cuda_common.cuh"
+#include "llmc/common/cuda_common.cuh"
 #include <vector>
 
 // ---- device memory

@@ -1,6 +1,6 @@
 // slices.h: every element of every tensor is held by the ranks that should hold it, whatever t, heads and widths are.
 #include "testing.h"
-#include "../../llmc/slices.h"
+#include "llmc/parallel/slices.h"
 
 enum { MOST_RANKS = 8, SEED = 42 };
 
@@ -69,9 +69,9 @@ static void check_holders(ParamId id, const GPT2Config *c, int t) {
     int *holders = (int *)xcalloc(n, sizeof *holders);
     for (int r = 0; r < t; r++) {
         Slice s = param_slice(id, c, t, r);
-        SliceRun last = {0, 0, 0};
-        for (size_t i = 0; i < slice_num_runs(&s); i++) {
-            SliceRun run = slice_run(&s, i);
+        SliceRange last = {0, 0, 0};
+        for (size_t i = 0; i < slice_num_ranges(&s); i++) {
+            SliceRange run = slice_range(&s, i);
             bool goes_on = run.local == last.local + last.count && run.global == last.global + last.count;
             if (run.count == 0 || (i > 0 && (goes_on || run.local < last.local + last.count))) {
                 fail_msg("%s: run %zu of rank %d is none", title(id, c, t), i, r);
@@ -96,8 +96,8 @@ static void check_inert(ParamId id, const GPT2Config *c, int t) {
         size_t count = s.rows * s.cols, held = 0;
         float *local = not_a_number(count);
         slice_extract(local, global, &s, sizeof *local);
-        for (size_t i = 0; i < slice_num_runs(&s); i++) {
-            SliceRun run = slice_run(&s, i);
+        for (size_t i = 0; i < slice_num_ranges(&s); i++) {
+            SliceRange run = slice_range(&s, i);
             held += run.count;
             for (size_t j = 0; j < run.count; j++) {
                 assert_true(local[run.local + j] == global[run.global + j]);
@@ -186,15 +186,15 @@ static void test_heads_of_1558M_on_two(void **state) {
     (void)state;
     GPT2Config c = described("d48");
     Slice qkvw = param_slice(QKVW, &c, 2, 1), attprojw = param_slice(ATTPROJW, &c, 2, 1);
-    assert_int_equal(slice_num_runs(&qkvw), 3);
+    assert_int_equal(slice_num_ranges(&qkvw), 3);
     for (size_t i = 0; i < 3; i++) {
-        SliceRun run = slice_run(&qkvw, i);
+        SliceRange run = slice_range(&qkvw, i);
         assert_int_equal(run.local, i * 832 * 1600);
         assert_int_equal(run.global, (i * 1600 + 832) * 1600);
         assert_int_equal(run.count, 768 * 1600);
     }
-    assert_int_equal(slice_num_runs(&attprojw), 1600);
-    SliceRun row = slice_run(&attprojw, 7);
+    assert_int_equal(slice_num_ranges(&attprojw), 1600);
+    SliceRange row = slice_range(&attprojw, 7);
     assert_int_equal(row.local, 7 * 832);
     assert_int_equal(row.global, 7 * 1600 + 832);
     assert_int_equal(row.count, 768);

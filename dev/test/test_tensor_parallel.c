@@ -12,9 +12,9 @@ Buffers     A: the gathered input of a product, whose own chunk the layernorm wr
             become NaN after their last reader.
 */
 #include "testing.h"
-#include "../../llmc/cpu_ops.h"
-#include "../../llmc/exec.h"
-#include "../../llmc/slices.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/common/device.h"
+#include "llmc/parallel/slices.h"
 
 enum { LAYERS = 2, MAX_RANKS = 8, MAX_ARRAYS = 4096, CLASSIFIER_ROWS = 7, GPT2_SEED = 5 };
 static const double TOLERANCE = DT_REAL == DT_F64 ? 1e-12 : 1e-5;
@@ -221,7 +221,7 @@ static Rank make_rank(Team *team, const Tensors *whole, int r, Arrays *arrays) {
     size_t row = (size_t)team->C, gathered = (size_t)team->t * (size_t)team->chunk * row, N = (size_t)team->N;
     Rank rank;
     rank.shape = local_shape(&k->config, team->t, r);
-    rank.first = r * team->chunk, rank.rows = (int)comm_part(N, (size_t)team->chunk, r);
+    rank.first = r * team->chunk, rank.rows = (int)chunk_range(N, (size_t)team->chunk, r).count;
     rank.p = sliced_tensors(whole, k, team->t, r, arrays);
     for (int l = 0; l <= LAYERS; l++) {
         rank.block[l] =
@@ -248,7 +248,9 @@ static void gather_A(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
     for (Rank *from = team->rank; from < end_of(team); from++) {
         for (Rank *to = team->rank; to < end_of(team); to++) {
-            if (to != from) { memcpy(to->A + (size_t)from->shape.rank * chunk, from->own_A, chunk * sizeof(floatX)); }
+            if (to != from) {
+                memcpy(to->A + (size_t)from->shape.tp_rank * chunk, from->own_A, chunk * sizeof(floatX));
+            }
         }
     }
 }
@@ -258,7 +260,7 @@ static void gather_B(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
     for (Rank *from = team->rank; from < end_of(team); from++) {
         for (Rank *to = team->rank; to < end_of(team); to++) {
-            memcpy(to->B + (size_t)from->shape.rank * chunk, from->dresidual, chunk * sizeof(floatX));
+            memcpy(to->B + (size_t)from->shape.tp_rank * chunk, from->dresidual, chunk * sizeof(floatX));
         }
     }
 }
@@ -270,7 +272,7 @@ static void scatter_P(Team *team) {
         for (size_t i = 0; i < chunk; i++) {
             real sum = 0;
             for (Rank *from = team->rank; from < end_of(team); from++) {
-                sum += to_real(from->P[(size_t)to->shape.rank * chunk + i]);
+                sum += to_real(from->P[(size_t)to->shape.tp_rank * chunk + i]);
             }
             to->own_P[i] = to_floatX(sum);
         }
@@ -281,7 +283,7 @@ static void scatter_P(Team *team) {
 static void gather_statistics(Team *team, int rows) {
     size_t chunk = 3 * (size_t)rows;
     for (Rank *from = team->rank; from < end_of(team); from++) {
-        size_t at = (size_t)from->shape.rank * chunk;
+        size_t at = (size_t)from->shape.tp_rank * chunk;
         for (Rank *to = team->rank; to < end_of(team); to++) {
             if (to != from) { memcpy(to->statistics + at, from->statistics + at, chunk * sizeof(real)); }
         }
@@ -351,7 +353,7 @@ static void block_forward(Team *team, int l) {
 static void embedding_forward(Team *team) {
     int C = team->C;
     for (Rank *m = team->rank; m < end_of(team); m++) {
-        cpu_ops.token_embedding_forward(m->P, team->tokens, param(&m->p, WTE, 0), m->shape.rank * m->shape.vocab,
+        cpu_ops.token_embedding_forward(m->P, team->tokens, param(&m->p, WTE, 0), m->shape.tp_rank * m->shape.vocab,
                                         m->shape.vocab, team->N, C, &team->ex);
     }
     scatter_P(team);
@@ -373,15 +375,15 @@ static void classify(Team *team) {
     for (int at = 0; at < team->N; at += CLASSIFIER_ROWS) {
         int rows = team->N - at < CLASSIFIER_ROWS ? team->N - at : (int)CLASSIFIER_ROWS;
         for (Rank *m = team->rank; m < end_of(team); m++) {
-            int vocab = m->shape.vocab, first = m->shape.rank * vocab;
+            int vocab = m->shape.vocab, first = m->shape.tp_rank * vocab;
             cpu_ops.matmul_forward(m->logits, m->A + (size_t)at * (size_t)C, param(&m->p, WTE, 0), NULL, NULL, rows, C,
                                    vocab, &team->ex);
-            cpu_ops.classifier_statistics(m->statistics + m->shape.rank * 3 * rows, m->logits, team->targets + at,
+            cpu_ops.classifier_statistics(m->statistics + m->shape.tp_rank * 3 * rows, m->logits, team->targets + at,
                                           first, rows, V, vocab, &team->ex);
         }
         gather_statistics(team, rows);
         for (Rank *m = team->rank; m < end_of(team); m++) {
-            int vocab = m->shape.vocab, first = m->shape.rank * vocab;
+            int vocab = m->shape.vocab, first = m->shape.tp_rank * vocab;
             cpu_ops.classifier_from_statistics(m->losses + at, m->logits, m->statistics, team->targets + at, scale,
                                                team->t, first, rows, V, vocab, &team->ex);
             cpu_ops.matmul_backward(m->P + (size_t)at * (size_t)C, grad(&m->p, WTE, 0), no_gradient, no_gradient,
@@ -474,7 +476,7 @@ static void block_backward(Team *team, int l) {
 static void embedding_backward(Team *team) {
     gather_B(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
-        cpu_ops.token_embedding_backward(grad(&m->p, WTE, 0), m->B, team->tokens, m->shape.rank * m->shape.vocab,
+        cpu_ops.token_embedding_backward(grad(&m->p, WTE, 0), m->B, team->tokens, m->shape.tp_rank * m->shape.vocab,
                                          m->shape.vocab, team->N, team->C, &team->ex);
         cpu_ops.position_embedding_backward(grad(&m->p, WPE, 0), m->dresidual, GRAD_SET, m->first, m->rows, team->k->T,
                                             team->k->config.max_seq_len, team->C, &team->ex);
@@ -561,7 +563,7 @@ static Run *run_both(const Case *k, int t, Choices choices) {
     config_check(&k->config, "the test");
     run->whole = whole_tensors(k, &run->arrays);
     team->k = k, team->choices = choices, team->t = t, team->N = N, team->C = k->config.channels;
-    team->chunk = (int)comm_chunk((size_t)N, t);
+    team->chunk = (int)chunk_size((size_t)N, t);
     team->tokens = random_tokens(k, 100, &run->arrays), team->targets = random_tokens(k, 200, &run->arrays);
     for (int r = 0; r < t; r++) { team->rank[r] = make_rank(team, &run->whole, r, &run->arrays); }
     run->loss = whole_model(k, &run->whole, team->tokens, team->targets, &run->arrays);

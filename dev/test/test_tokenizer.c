@@ -1,11 +1,11 @@
 /*
-The tokenizer: pieces, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
+The tokenizer: rectangles, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
 first merges of its file, which are here, and with the whole of it, looked for at VOCAB and skipped where it is not. Run
 from the repository's root.
 */
 #include "testing.h"
-#include "../../llmc/rng.h"
-#include "../../llmc/tokenizer.h"
+#include "llmc/common/rng.h"
+#include "llmc/files/tokenizer.h"
 
 static const char *const VOCAB = "../shared/data/vocab.bpe";
 static const char *const GOLDEN = "dev/test/golden/bpe.txt";
@@ -65,7 +65,7 @@ static void test_bytes(void **state) {
     tokenizer_free(&t);
 }
 
-// a text and its pieces' lengths, 0 after the last
+// a text and its rectangles' lengths, 0 after the last
 static const struct {
     const char *text;
     size_t lengths[8];

@@ -7,7 +7,7 @@ set -euo pipefail
 trainer=$(realpath "${1:?expected the path of a trainer}")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cat llmc/*.h >"$folder/text"
+cat llmc/*.h llmc/*/*.h >"$folder/text"
 cd "$folder"
 
 train=("$trainer" -i text -e l2h2c32 -b 2 -t 16 -d 64 -l 1e-3 -v 5 -m 2 -s 5 -g 8)

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Is every wait for another process needed, and does a test fail without it?   dev/test/mutate_waits.sh [WORDS]
+# For each comm_wait and each wait before a buffer is used again, in llmc/parallel/zero.h and train_gpt2.cu (WORDS: only those of
+# which "file:line statement" contains WORDS), a copy of the sources loses that one, and `test_processes` runs: late
+# with -z on 3 processes and with -tp 2 on 4, and layouts on 3. A line each: where, what, how it was caught. Fails if
+# one can go. About 3 minutes on two free cores.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
+
+# What goes: "file|extended regular expression|what is put there", on each line that matches, one at a time
+waits=(
+    'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
+    'train_gpt2.cu|comm_wait\(|no_comm_wait('
+    'train_gpt2.cu|exchanged\(m, |not_exchanged(m, '
+    'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_settle\(z, bucket \+ 1\); \}|'
+    'llmc/parallel/zero.h|\{ zero_settle\(z, b\); \}|{ (void)b; }'
+    'llmc/parallel/zero.h| && \(next - bucket\) % 2 != 0|'
+    'llmc/parallel/zero.h|^    if \(z->held\[bucket % 2\] == bucket\)|    if (z->held[bucket % 2])'
+    'llmc/parallel/zero.h|^    zero_forget_layers\(z\);|'
+    'llmc/parallel/zero.h|^    zero_send_params\(z\);|'
+    'llmc/parallel/zero.h|^    zero_join_sent\(z\);|'
+    'train_gpt2.cu|^    zero_all_params_ready\(|    no_wait('
+    'train_gpt2.cu|^    zero_params_ready\(|    no_wait('
+    'train_gpt2.cu|^ +params_ready\(|    no_wait('
+)
+
+build() {
+    cc -std=gnu11 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -x c dev/test/test_processes.c -o processes \
+        -DPRECISION_FP32 -DPOISON_SCRATCH -DHAVE_MPI '-Dno_comm_wait(work,comm,ex)=(void)(work)' \
+        '-Dnot_exchanged(m,e)=((e).rows)' \
+        '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread
+}
+
+# how it fails; nothing if it does not
+first_failure() {
+    local way ranks arguments
+    for way in "3 late 1" "4 late 2" "3 layouts"; do
+        read -r ranks arguments <<<"$way"
+        # shellcheck disable=SC2086
+        timeout -k 5 100 mpirun --oversubscribe --bind-to none -np "$ranks" ./processes $arguments >log 2>&1 \
+            </dev/null && continue
+        sed -nE 's/^train_gpt2: rank [0-9]: //p; /signal/ { p; q }' log | head -n 1 | grep . || tail -n 1 log
+        return
+    done
+}
+
+# mutant FILE LINE PATTERN REPLACEMENT; line 0: as it is
+mutant() {
+    local folder=$scratch/$2.${1//\//.} caught=
+    cp -r "$scratch/sources" "$folder"
+    cd "$folder" || return
+    [ "$2" -eq 0 ] || sed -i -E "$2 s/$3/$4/" "$1"
+    if build 2>log; then caught=$(first_failure); else caught="does not compile: $(head -n 1 log)"; fi
+    cd "$scratch" && rm -r "$folder"
+    echo "$caught"
+}
+
+mkdir "$scratch/sources" && cp -r llmc dev train_gpt2.cu "$scratch/sources"
+caught=$(mutant llmc/parallel/zero.h 0 x x)
+[ -z "$caught" ] || { echo "without a change: $caught"; exit 1; }
+
+tried=0 missed=0
+for wait in "${waits[@]}"; do
+    IFS='|' read -r file pattern replacement <<<"$wait"
+    matches=$(grep -nE "$pattern" "$file") || { echo "nothing in $file matches $pattern"; missed=$((missed + 1)); }
+    while IFS=: read -r line statement; do
+        statement=$(sed -E 's/^ +//' <<<"$statement")
+        [[ -n "$line" && "$file:$line $statement" == *"${1:-}"* ]] || continue
+        tried=$((tried + 1))
+        caught=$(mutant "$file" "$line" "$pattern" "$replacement")
+        [ -n "$caught" ] || missed=$((missed + 1))
+        printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-NOT CAUGHT}"
+    done <<<"$matches"
+done
+echo "$tried waits, $missed that no test misses"
+[ "$missed" -eq 0 ]

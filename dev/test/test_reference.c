@@ -1,0 +1,1201 @@
+/*
+Every plain C twin against the textbook's formula, written here a second time: naive loops in double, no blocks, no
+online sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
+Each case of cases.h starts from poisoned outputs, is run with one thread and with two, which must give the same bits,
+and is then compared with what its reference expects. Tests of single properties follow.
+*/
+#include "cases.h"
+#include "testing.h"
+#include <omp.h>
+
+// ---- a reference's view of a problem, in double: what its arrays held before the run, what they should hold after it
+
+typedef struct {
+    const Problem *p;
+    double *before[MAX_ARRAYS], *after[MAX_ARRAYS];  // NULL until asked for
+} Reference;
+
+// what the array held before the run; NULL if the problem has no such array
+static const double *before(Reference *r, const char *name) {
+    const Array *a = find_array(r->p, name);
+    if (!a) { return NULL; }
+    double **values = &r->before[a - r->p->array];
+    if (!*values) { *values = array_doubles(a, a->start); }
+    return *values;
+}
+
+// what the array should hold after it, to be filled in: an OUTPUT starts with zeros, an INOUT with what it held before,
+// so that a gradient that is set and one that is added to are both a += here. NULL if the problem has no such array
+static double *after(Reference *r, const char *name) {
+    const Array *a = find_array(r->p, name);
+    if (!a) { return NULL; }
+    double **values = &r->after[a - r->p->array];
+    if (!*values) { *values = a->role == INOUT ? array_doubles(a, a->start) : (double *)xcalloc(a->n, sizeof(double)); }
+    return *values;
+}
+
+static void reference_free(Reference *r) {
+    for (int i = 0; i < MAX_ARRAYS; i++) {
+        free(r->before[i]);
+        free(r->after[i]);
+    }
+}
+
+// ---- the formulas
+
+static void expect_embedding_forward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *wte = before(r, "wte"), *wpe = before(r, "wpe"), *tokens = before(r, "tokens");
+    double *out = after(r, "out");
+    for (int n = 0; n < s->B * s->T; n++) {
+        for (int c = 0; c < s->C; c++) {
+            out[n * s->C + c] = wte[(int)tokens[n] * s->C + c] + wpe[n % s->T * s->C + c];
+        }
+    }
+}
+
+static void expect_embedding_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
+    double *dwte = after(r, "dwte"), *dwpe = after(r, "dwpe");
+    for (int n = 0; n < s->B * s->T; n++) {
+        for (int c = 0; c < s->C; c++) {
+            dwte[(int)tokens[n] * s->C + c] += dout[n * s->C + c];
+            dwpe[n % s->T * s->C + c] += dout[n * s->C + c];
+        }
+    }
+}
+
+static void expect_token_embedding_forward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *wte = before(r, "wte"), *tokens = before(r, "tokens");
+    double *out = after(r, "out");
+    for (int n = 0; n < s->B * s->T; n++) {
+        if ((int)tokens[n] / s->Vp != s->rank) { continue; }
+        for (int c = 0; c < s->C; c++) { out[n * s->C + c] = wte[(int)tokens[n] % s->Vp * s->C + c]; }
+    }
+}
+
+static void expect_token_embedding_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
+    double *dwte = after(r, "dwte");
+    for (int n = 0; n < s->B * s->T; n++) {
+        if ((int)tokens[n] / s->Vp != s->rank) { continue; }
+        for (int c = 0; c < s->C; c++) { dwte[(int)tokens[n] % s->Vp * s->C + c] += dout[n * s->C + c]; }
+    }
+}
+
+// where rank's row n is in (B,T), and whether it has such a row: the rows of all are dealt out in equal chunks
+static bool row_of_rank(const OpShape *s, int n, int *row) {
+    int all = s->B * s->T, chunk = all / s->ranks + (all % s->ranks > 0);
+    *row = s->rank * chunk + n;
+    return n < chunk && *row < all;
+}
+
+static void expect_position_embedding_forward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *wpe = before(r, "wpe");
+    double *x = after(r, "x");
+    for (int n = 0, row; row_of_rank(s, n, &row); n++) {
+        for (int c = 0; c < s->C; c++) { x[n * s->C + c] += wpe[row % s->T * s->C + c]; }
+    }
+}
+
+static void expect_position_embedding_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *dout = before(r, "dout");
+    double *dwpe = after(r, "dwpe");
+    for (int n = 0, row; row_of_rank(s, n, &row); n++) {
+        for (int c = 0; c < s->C; c++) { dwpe[row % s->T * s->C + c] += dout[n * s->C + c]; }
+    }
+}
+
+static double mean_of(const double *x, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) { sum += x[i]; }
+    return sum / n;
+}
+
+static double reciprocal_deviation(const double *x, int n) {
+    double mean = mean_of(x, n), squares = 0;
+    for (int i = 0; i < n; i++) { squares += (x[i] - mean) * (x[i] - mean); }
+    return 1 / sqrt(squares / n + 1e-5);
+}
+
+// what is left of x in a floatX: where an operation goes on from a result it has stored
+static double as_stored(double x) { return (double)to_real(to_floatX((real)x)); }
+
+static void expect_layernorm_of(const double *in, Reference *r) {
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
+    const double *weight = before(r, "weight"), *bias = before(r, "bias");
+    double *out = after(r, "out"), *mean = after(r, "mean"), *rstd = after(r, "rstd");
+    for (int n = 0; n < N; n++) {
+        mean[n] = mean_of(in + n * C, C);
+        rstd[n] = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) { out[n * C + c] = (in[n * C + c] - mean[n]) * rstd[n] * weight[c] + bias[c]; }
+    }
+}
+
+static void expect_layernorm_forward(Reference *r) { expect_layernorm_of(before(r, "in"), r); }
+
+static void expect_residual_layernorm_forward(Reference *r) {
+    size_t n = shape_elements(&r->p->shape);
+    const double *in = before(r, "in"), *in_bias = before(r, "in_bias"), *residual = before(r, "residual");
+    double *sum = after(r, "sum");
+    for (size_t i = 0; i < n; i++) {
+        sum[i] = as_stored(in[i] + (in_bias ? in_bias[i % (size_t)r->p->shape.C] : 0) + residual[i]);
+    }
+    if (r->p->variant != RESIDUAL_ALONE) { expect_layernorm_of(sum, r); }
+}
+
+static void expect_layernorm_normalise(Reference *r) {
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
+    double *out = after(r, "out");
+    for (int n = 0; n < N; n++) {
+        double mean = mean_of(in + n * C, C), rstd = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) { out[n * C + c] = (in[n * C + c] - mean) * rstd * weight[c] + bias[c]; }
+    }
+}
+
+// dx = J^T g with the Jacobian dn_k / dx_c = rstd ((k == c) - 1/C - n_k n_c / C), product by product
+static void expect_layernorm_backward(Reference *r) {
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *dout = before(r, "dout");
+    double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    double *normed = (double *)xmalloc((size_t)C * sizeof(double));
+    for (int n = 0; n < N; n++) {
+        const double *dy = dout + n * C;
+        double mean = mean_of(in + n * C, C), rstd = reciprocal_deviation(in + n * C, C);
+        for (int c = 0; c < C; c++) {
+            normed[c] = (in[n * C + c] - mean) * rstd;
+            dweight[c] += dy[c] * normed[c];
+            dbias[c] += dy[c];
+        }
+        for (int c = 0; c < C; c++) {
+            for (int k = 0; k < C; k++) {
+                dinp[n * C + c] += dy[k] * weight[k] * rstd * ((k == c) - (1 + normed[k] * normed[c]) / C);
+            }
+        }
+    }
+    free(normed);
+}
+
+static double textbook_gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+static double textbook_gelu_slope(double x) {
+    double tanh_u = tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + tanh_u) + 0.5 * x * (1 - tanh_u * tanh_u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+static void expect_gelu_forward(Reference *r) {
+    const double *in = before(r, "in");
+    double *out = after(r, "out");
+    for (size_t i = 0; i < shape_elements(&r->p->shape); i++) { out[i] = textbook_gelu(in[i]); }
+}
+
+static void expect_gelu_backward(Reference *r) {
+    const double *in = before(r, "in"), *dout = before(r, "dout");
+    double *separate = after(r, "dinp"), *dinp = separate ? separate : after(r, "dout");
+    for (size_t i = 0; i < shape_elements(&r->p->shape); i++) { dinp[i] = dout[i] * textbook_gelu_slope(in[i]); }
+}
+
+// out (N,OC) = in (N,C) weight (OC,C)^T + bias + residual
+static void textbook_linear(double *out, Reference *r) {
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
+    const double *in = before(r, "in"), *weight = before(r, "weight");
+    const double *bias = before(r, "bias"), *residual = before(r, "residual");
+    for (int n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            double sum = (bias ? bias[o] : 0) + (residual ? residual[n * OC + o] : 0);
+            for (int c = 0; c < C; c++) { sum += in[n * C + c] * weight[o * C + c]; }
+            out[n * OC + o] = sum;
+        }
+    }
+}
+
+static void expect_matmul_forward(Reference *r) { textbook_linear(after(r, "out"), r); }
+
+static void expect_matmul_gelu_forward(Reference *r) {
+    double *pre = after(r, "pre"), *out = after(r, "out");
+    textbook_linear(pre, r);
+    for (size_t i = 0; i < find_array(r->p, "out")->n; i++) { out[i] = textbook_gelu(pre[i]); }
+}
+
+static void expect_matmul_backward(Reference *r) {
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
+    const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
+    const double *pre = before(r, "gelu_pre");
+    bool in_place = matmul_backward_variants[r->p->variant].in_place;
+    double *dinp = after(r, in_place ? "in" : "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
+    double *dgelu_bias = after(r, "dgelu_bias");
+    for (int i = 0; in_place && i < N * C; i++) { dinp[i] = 0; }
+    for (int n = 0; n < N; n++) {
+        for (int o = 0; o < OC; o++) {
+            double dy = dout[n * OC + o];
+            for (int c = 0; dinp && c < C; c++) { dinp[n * C + c] += dy * weight[o * C + c]; }
+            for (int c = 0; dweight && c < C; c++) { dweight[o * C + c] += dy * in[n * C + c]; }
+            if (dbias) { dbias[o] += dy; }
+        }
+        for (int c = 0; dinp && pre && c < C; c++) {
+            dinp[n * C + c] *= textbook_gelu_slope(pre[n * C + c]);
+            dgelu_bias[c] += dinp[n * C + c];
+        }
+    }
+}
+
+enum { QUERY, KEY, VALUE };
+
+// where the vector of `which` at position t of head h begins in (B,T,3,NH,HS)
+static size_t qkv_at(const OpShape *s, int b, int t, int which, int h) {
+    return ((((size_t)b * s->T + t) * 3 + which) * s->NH + h) * s->HS;
+}
+
+static double dot(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) { sum += a[i] * b[i]; }
+    return sum;
+}
+
+// probabilities (T,T) of one head, zeros above the diagonal; lse (T)
+static void textbook_softmax(double *probabilities, double *lse, const double *qkv, const OpShape *s, int b, int h) {
+    for (int q = 0; q < s->T; q++) {
+        double *row = probabilities + q * s->T, sum = 0, top = -INFINITY;
+        for (int k = 0; k <= q; k++) {
+            row[k] = dot(qkv + qkv_at(s, b, q, QUERY, h), qkv + qkv_at(s, b, k, KEY, h), s->HS) / sqrt(s->HS);
+            top = fmax(top, row[k]);
+        }
+        for (int k = 0; k <= q; k++) { sum += exp(row[k] - top); }
+        lse[q] = top + log(sum);
+        for (int k = 0; k < s->T; k++) { row[k] = k <= q ? exp(row[k] - lse[q]) : 0; }
+    }
+}
+
+static void textbook_attention(double *out, double *lse, const double *qkv, const OpShape *s, int B) {
+    double *p = (double *)xmalloc((size_t)s->T * s->T * sizeof(double));
+    for (int bh = 0; bh < B * s->NH; bh++) {
+        int b = bh / s->NH, h = bh % s->NH;
+        textbook_softmax(p, lse + (size_t)bh * s->T, qkv, s, b, h);
+        for (int q = 0; q < s->T; q++) {
+            double *row = out + (((size_t)b * s->T + q) * s->NH + h) * s->HS;
+            for (int k = 0; k < s->T; k++) {
+                const double *value = qkv + qkv_at(s, b, k, VALUE, h);
+                for (int d = 0; d < s->HS; d++) { row[d] += p[q * s->T + k] * value[d]; }
+            }
+        }
+    }
+    free(p);
+}
+
+static void expect_attention_forward(Reference *r) {
+    textbook_attention(after(r, "out"), after(r, "lse"), before(r, "qkv"), &r->p->shape, r->p->shape.B);
+}
+
+static void expect_attention_decode(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *qkv = before(r, "qkv");
+    double *keys = after(r, "keys"), *values = after(r, "values");
+    double *lse = (double *)xmalloc((size_t)s->T * s->NH * sizeof(double));
+    textbook_attention(after(r, "out"), lse, qkv, s, 1);
+    for (int i = 0; i < s->T * s->NH * s->HS; i++) {
+        int t = i / (s->NH * s->HS), h = i / s->HS % s->NH, d = i % s->HS;
+        keys[i] = qkv[qkv_at(s, 0, t, KEY, h) + d];
+        values[i] = qkv[qkv_at(s, 0, t, VALUE, h) + d];
+    }
+    free(lse);
+}
+
+// dS = P (dP - sum_k P dP) by rows, the softmax's Jacobian; then the three products
+static void expect_attention_backward(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *qkv = before(r, "qkv"), *dout = before(r, "dout");
+    double *dqkv = after(r, "dqkv"), *lse = (double *)xmalloc((size_t)s->T * sizeof(double));
+    double *p = (double *)xmalloc((size_t)s->T * s->T * sizeof(double));
+    double *dp = (double *)xmalloc((size_t)s->T * sizeof(double));
+    for (int bh = 0; bh < s->B * s->NH; bh++) {
+        int b = bh / s->NH, h = bh % s->NH;
+        textbook_softmax(p, lse, qkv, s, b, h);
+        for (int q = 0; q < s->T; q++) {
+            const double *dy = dout + (((size_t)b * s->T + q) * s->NH + h) * s->HS, *row = p + q * s->T;
+            for (int k = 0; k < s->T; k++) { dp[k] = dot(dy, qkv + qkv_at(s, b, k, VALUE, h), s->HS); }
+            double mean = dot(row, dp, s->T);
+            for (int k = 0; k < s->T; k++) {
+                double ds = row[k] * (dp[k] - mean) / sqrt(s->HS);
+                size_t query = qkv_at(s, b, q, QUERY, h), key = qkv_at(s, b, k, KEY, h),
+                       value = qkv_at(s, b, k, VALUE, h);
+                for (int d = 0; d < s->HS; d++) {
+                    dqkv[query + d] += ds * qkv[key + d];
+                    dqkv[key + d] += ds * qkv[query + d];
+                    dqkv[value + d] += row[k] * dy[d];
+                }
+            }
+        }
+    }
+    free(lse);
+    free(p);
+    free(dp);
+}
+
+static void expect_classifier(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets");
+    double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
+    for (int n = 0; n < s->B * s->T; n++) {
+        const double *row = logits + (size_t)n * s->Vp;
+        double top = -INFINITY, sum = 0;
+        for (int v = 0; v < s->V; v++) { top = fmax(top, row[v]); }
+        for (int v = 0; v < s->V; v++) { sum += exp(row[v] - top); }
+        losses[n] = top + log(sum) - row[(int)targets[n]];
+        for (int v = 0; dloss != 0 && v < s->Vp; v++) {
+            double softmax = v < s->V ? exp(row[v] - top) / sum : 0;
+            dlogits[(size_t)n * s->Vp + v] = (softmax - (v == (int)targets[n])) * dloss;
+        }
+    }
+}
+
+static void expect_classifier_statistics(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets");
+    for (int n = 0; n < s->B * s->T; n++) {
+        double *of_row = after(r, "statistics") + 3 * n;
+        of_row[0] = CLASSIFIER_LEAST;
+        for (int i = 0; i < 2 * s->Vp; i++) {  // first the largest, then the sum
+            int v = i % s->Vp, id = s->rank * s->Vp + v;
+            double logit = logits[n * s->Vp + v];
+            if (id >= s->V) { continue; }
+            if (i < s->Vp) { of_row[0] = fmax(of_row[0], logit); }
+            if (i >= s->Vp) { of_row[1] += exp(logit - of_row[0]); }
+            if (id == (int)targets[n]) { of_row[2] = logit; }
+        }
+    }
+}
+
+static void expect_classifier_from_statistics(Reference *r) {
+    const OpShape *s = &r->p->shape;
+    const double *logits = before(r, "logits"), *targets = before(r, "targets"), *statistics = before(r, "statistics");
+    double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
+    int N = s->B * s->T;
+    for (int n = 0; n < N; n++) {
+        double top = -INFINITY, sum = 0;
+        for (int k = 0; k < s->ranks; k++) { top = fmax(top, statistics[3 * (k * N + n)]); }
+        for (int k = 0; k < s->ranks; k++) {
+            const double *of_row = statistics + 3 * (k * N + n);
+            sum += of_row[1] * exp(of_row[0] - top);
+        }
+        losses[n] = top + log(sum) - statistics[3 * ((int)targets[n] / s->Vp * N + n) + 2];
+        for (int v = 0; dloss != 0 && v < s->Vp; v++) {
+            int id = s->rank * s->Vp + v;
+            double softmax = id < s->V ? exp(logits[n * s->Vp + v] - top) / sum : 0;
+            dlogits[n * s->Vp + v] = (softmax - (id == (int)targets[n])) * dloss;
+        }
+    }
+}
+
+static void expect_loss_sum(Reference *r) {
+    const double *losses = before(r, "losses");
+    for (size_t i = 0; i < shape_rows(&r->p->shape); i++) { *after(r, "total") += r->p->scale * losses[i]; }
+}
+
+static void expect_gradient_accumulate(Reference *r) {
+    const double *x = before(r, "x");
+    double *sum = after(r, "sum");
+    for (size_t i = 0; i < r->p->shape.n; i++) { sum[i] = x[i] + (r->p->mode == GRAD_ADD ? sum[i] : 0); }
+}
+
+static void expect_global_norm_squared(Reference *r) {
+    const double *grads = before(r, "grads");
+    if (r->p->mode == GRAD_SET) { *after(r, "norm_squared") = 0; }
+    for (size_t i = 0; i < r->p->shape.n; i++) { *after(r, "norm_squared") += grads[i] * grads[i]; }
+}
+
+// What of AdamW's state is stored as bits that tell nothing one by one: its value before and after a run. NULL where it
+// is stored as numbers
+static double *decoded(const Problem *p, const char *name, bool after) {
+    const Array *codes = find_array(p, name);
+    if (codes->dtype != DT_U8) { return NULL; }
+    const Array *of_blocks = find_array(p, *name == 'm' ? "m_scales" : "v_scales");
+    const uint8_t *code = (const uint8_t *)(after ? codes->data : codes->start);
+    const float *scales = (const float *)(after ? of_blocks->data : of_blocks->start);
+    double *values = (double *)xmalloc(codes->n * sizeof *values);
+    for (size_t i = 0; i < codes->n; i++) {
+        float scale = scales[i / MOMENT_BLOCK];
+        values[i] = *name == 'm' ? (double)m_of_code(code[i], scale) : (double)v_of_code(code[i], scale);
+    }
+    return values;
+}
+
+// the largest m, or root of v, of the elements with scale `block`
+static double largest_of_block(const UpdateRange *range, const double *values, size_t block, bool root) {
+    double largest = 0;
+    for (size_t i = block * MOMENT_BLOCK; i < (block + 1) * MOMENT_BLOCK && i < range->offset + range->count; i++) {
+        double x = root ? sqrt(values[i]) : fabs(values[i]);
+        if (x > largest) { largest = x; }
+    }
+    return largest;
+}
+
+// Codes and scales after a run, where the moments should be `values`: a code that is as near as it may be is right, as
+// stochastic rounding leaves it, any other is not.
+static void expect_codes(Reference *r, const char *name, const double *values) {
+    bool root = *name == 'v';
+    double *codes = after(r, name), *scales = after(r, root ? "v_scales" : "m_scales");
+    double *got = decoded(r->p, name, true);
+    UpdateRange ranges[NUM_RANGES];
+    adamw_ranges(ranges, r->p->shape.n);
+    for (int s = 0; s < NUM_RANGES; s++) {
+        for (size_t i = ranges[s].offset; i < ranges[s].offset + ranges[s].count; i++) {
+            double last = root ? 31744 : 30720, step = root ? 1.0 / 16 : 1.0 / 8;
+            double scale = largest_of_block(&ranges[s], values, i / MOMENT_BLOCK, root) / last;
+            double x = root ? sqrt(values[i]) : values[i], is = root ? sqrt(got[i]) : got[i];
+            scales[i / MOMENT_BLOCK] = scale;
+            bool near = fabs(is - x) <= 1.001 * step * fmax(fabs(x), scale) && (!root || x == 0 || is > 0);
+            codes[i] = near ? ((const uint8_t *)find_array(r->p, name)->data)[i] : NAN;
+        }
+    }
+    free(got);
+}
+
+// the remainder is right where it and the weight are together what they should be, in fp32
+static void expect_remainders(Reference *r, const double *w) {
+    const floatX *params = x_of(r->p, "params");
+    double *expected = after(r, "remainder");
+    for (size_t i = 0; i < r->p->shape.n; i++) {
+        int16_t remainder = ((const int16_t *)find_array(r->p, "remainder")->data)[i];
+        double is = (double)joined_real(params[i], remainder);
+        expected[i] = fabs(is - w[i]) <= 2e-6 * (1 + fabs(w[i])) ? remainder : NAN;
+    }
+}
+
+static void expect_adamw_update(Reference *r) {
+    const Problem *p = r->p;
+    const AdamW *h = &p->adamw;
+    size_t n = p->shape.n;
+    double *w = after(r, "params"), *master = after(r, "master");
+    double *m_codes = decoded(p, "m", false), *v_codes = decoded(p, "v", false);
+    double *m = m_codes ? m_codes : after(r, "m"), *v = v_codes ? v_codes : after(r, "v");
+    const double *grads = before(r, "grads");
+    const Array *remainder = find_array(p, "remainder");
+    for (size_t i = 0; remainder && i < n; i++) {
+        w[i] = (double)joined_real(((const floatX *)find_array(p, "params")->start)[i],
+                                   ((const int16_t *)remainder->start)[i]);
+    }
+    double norm = sqrt(before(r, "norm_squared")[0]);
+    UpdateRange ranges[NUM_RANGES];
+    adamw_ranges(ranges, n);
+    for (int s = 0; s < NUM_RANGES; s++) {
+        const UpdateRange *range = &ranges[s];
+        for (size_t i = range->offset; i < range->offset + range->count; i++) {
+            double g = grads[i] * (h->clip > 0 ? fmin(1, h->clip / norm) : 1), old = master ? master[i] : w[i];
+            m[i] = h->beta1 * m[i] + (1.0 - h->beta1) * g;
+            v[i] = h->beta2 * v[i] + (1.0 - h->beta2) * g * g;
+            double first = m[i] / (1 - pow(h->beta1, h->step)), second = v[i] / (1 - pow(h->beta2, h->step));
+            double decay = range->decay ? h->weight_decay : 0;
+            w[i] = old - h->learning_rate * (first / (sqrt(second) + h->epsilon) + decay * old);
+            if (master) { master[i] = w[i]; }
+        }
+    }
+    if (remainder) { expect_remainders(r, w); }
+    if (m_codes) { expect_codes(r, "m", m); }
+    if (v_codes) { expect_codes(r, "v", v); }
+    free(m_codes);
+    free(v_codes);
+}
+
+static void expect_params_changed(Reference *r) {
+    const double *params = before(r, "params");
+    for (size_t i = 0; i < r->p->shape.n; i++) { after(r, "rounded")[i] = params[i]; }
+}
+
+typedef struct {
+    const char *name;
+    void (*expect)(Reference *r);
+} Expectation;
+
+#define EXPECTATION(name)                                                                                              \
+    { #name, expect_##name }
+static const Expectation expectations[] = {
+    EXPECTATION(embedding_forward),
+    EXPECTATION(embedding_backward),
+    EXPECTATION(layernorm_forward),
+    EXPECTATION(residual_layernorm_forward),
+    EXPECTATION(layernorm_normalise),
+    EXPECTATION(layernorm_backward),
+    EXPECTATION(matmul_forward),
+    EXPECTATION(matmul_gelu_forward),
+    EXPECTATION(matmul_backward),
+    EXPECTATION(gelu_forward),
+    EXPECTATION(gelu_backward),
+    EXPECTATION(attention_forward),
+    EXPECTATION(attention_decode),
+    EXPECTATION(attention_backward),
+    EXPECTATION(classifier),
+    EXPECTATION(loss_sum),
+    EXPECTATION(global_norm_squared),
+    EXPECTATION(adamw_update),
+    EXPECTATION(params_changed),
+    EXPECTATION(token_embedding_forward),
+    EXPECTATION(token_embedding_backward),
+    EXPECTATION(position_embedding_forward),
+    EXPECTATION(position_embedding_backward),
+    EXPECTATION(classifier_statistics),
+    EXPECTATION(classifier_from_statistics),
+    EXPECTATION(gradient_accumulate),
+};
+#undef EXPECTATION
+enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };
+
+static void (*expectation_of(const OpCase *op))(Reference *r) {
+    for (int i = 0; i < NUM_EXPECTATIONS; i++) {
+        if (strcmp(expectations[i].name, op->name) == 0) { return expectations[i].expect; }
+    }
+    fail_msg("%s has no reference", op->name);
+    return NULL;
+}
+
+// asserts that every output is what the reference makes of the starts, within `slack` times its tolerance
+static void assert_expected(const Problem *p, double slack) {
+    Reference r = {.p = p};
+    expectation_of(p->op)(&r);
+    for (int i = 0; i < p->num_arrays; i++) {
+        const Array *a = &p->array[i];
+        const char *difference = a->role == INPUT ? NULL : array_difference(p, a, after(&r, a->name), slack);
+        if (difference) { fail_msg("%s", difference); }
+    }
+    reference_free(&r);
+}
+
+// ---- every case
+
+static void run_on(Problem *p, int threads, Exec *ex) {
+    problem_reset(p);
+    omp_set_num_threads(threads);
+    problem_run(p, &cpu_ops, ex);
+}
+
+// with another number of threads a thread's share of a product has another shape, which oneDNN may sum in another order
+static bool bits_may_differ(const OpCase *op) {
+#ifdef HAVE_ONEDNN
+    return op->shapes == &matmul_shapes;
+#else
+    (void)op;
+    return false;
+#endif
+}
+
+static void check_case(const OpCase *op, const OpShape *shape, int variant, Exec *ex) {
+    Problem one = problem_make(op, shape, variant), two = problem_make(op, shape, variant);
+    run_on(&one, 1, ex);
+    run_on(&two, 2, ex);
+    for (int i = 0; i < one.num_arrays; i++) {
+        const Array *a = &one.array[i], *b = &two.array[i];
+        size_t bytes = a->n * dtype_size(a->dtype);
+        if (a->role == INPUT && memcmp(a->data, a->start, bytes) != 0) {
+            fail_msg("%s wrote its input %s", problem_title(&one), a->name);
+        }
+        if (memcmp(a->data, b->data, bytes) != 0 && !bits_may_differ(op)) {
+            fail_msg("%s: %s has other bits with two threads than with one", problem_title(&one), a->name);
+        }
+    }
+    assert_expected(&one, 1);
+    if (bits_may_differ(op)) { assert_expected(&two, 1); }
+    problem_free(&one);
+    problem_free(&two);
+}
+
+static void test_twin(void **state) {
+    const OpCase *op = (const OpCase *)*state;
+    Exec ex = {0};
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op, i)); i++) {
+        for (int variant = 0; variant < op->variants; variant++) { check_case(op, s, variant, &ex); }
+    }
+    onednn_free(&ex);
+}
+
+// ---- single properties
+
+// calls `check` with every shape of the operation `name`
+static void for_each_shape(const char *name, void (*check)(const OpShape *s)) {
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case(name), i)); i++) { check(s); }
+}
+
+static void assert_same_bits(const Array *a, const Array *b) {
+    assert_int_equal(a->n, b->n);
+    assert_memory_equal(a->data, b->data, a->n * dtype_size(a->dtype));
+}
+
+static void check_normalise_bits(const OpShape *s) {
+    Problem forward = problem_make(op_case("layernorm_forward"), s, 0);
+    Problem again = problem_make(op_case("layernorm_normalise"), s, 0);
+    problem_run(&forward, &cpu_ops, NULL);
+    problem_run(&again, &cpu_ops, NULL);
+    assert_same_bits(find_array(&again, "out"), find_array(&forward, "out"));
+    problem_free(&forward);
+    problem_free(&again);
+}
+
+static void test_normalise_has_the_forwards_bits(void **state) {
+    (void)state;
+    for_each_shape("layernorm_forward", check_normalise_bits);
+}
+
+static void check_loss_alone(const OpShape *s) {
+    Problem both = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+    Problem loss = problem_make(op_case("classifier"), s, CLASSIFIER_LOSS);
+    problem_run(&both, &cpu_ops, NULL);
+    problem_run(&loss, &cpu_ops, NULL);
+    const Array *logits = find_array(&loss, "logits"), *dlogits = find_array(&both, "logits");
+    assert_memory_equal(logits->data, logits->start, logits->n * dtype_size(logits->dtype));
+    assert_same_bits(find_array(&loss, "losses"), find_array(&both, "losses"));
+    for (size_t i = 0; i < dlogits->n; i++) {
+        if ((int)(i % (size_t)s->Vp) >= s->V) { assert_true(array_value(dlogits, i) == 0); }
+    }
+    problem_free(&both);
+    problem_free(&loss);
+}
+
+static void test_loss_alone_leaves_logits(void **state) {
+    (void)state;
+    for_each_shape("classifier", check_loss_alone);
+}
+
+// multiplies what array `name` holds, also after a reset
+static void scale_start(Problem *p, const char *name, double factor) {
+    const Array *a = find_array(p, name);
+    for (size_t i = 0; i < a->n; i++) { array_set(a, i, factor * array_value(a, i)); }
+    memcpy(a->start, a->data, a->n * dtype_size(a->dtype));
+}
+
+// Inputs whose exponentials overflow unless the largest is taken out first. Scores of hundreds carry their rounding, an
+// absolute error, into the exponential; where values are stored as bf16 that is lost in their own rounding.
+enum { LARGE_SLACK = DT_FLOATX == DT_BF16 ? 1 : 16 };
+
+static void check_large(const char *op, const OpShape *s, const char *input, double factor) {
+    Problem p = problem_make(op_case(op), s, 0);
+    scale_start(&p, input, factor);
+    problem_run(&p, &cpu_ops, NULL);
+    assert_expected(&p, LARGE_SLACK);
+    problem_free(&p);
+}
+
+static void check_large_attention(const OpShape *s) {
+    check_large("attention_forward", s, "qkv", 10);
+    check_large("attention_decode", s, "qkv", 10);
+}
+
+static void check_large_logits(const OpShape *s) { check_large("classifier", s, "logits", 100); }
+static void check_large_part(const OpShape *s) { check_large("classifier_statistics", s, "logits", 100); }
+
+static void test_softmax_of_large_inputs(void **state) {
+    (void)state;
+    for_each_shape("attention_forward", check_large_attention);
+    for_each_shape("classifier", check_large_logits);
+    for_each_shape("classifier_statistics", check_large_part);
+}
+
+// ---- what several processes do between them
+
+// columns [first, first + width) of logits (N,Vp)
+static floatX *columns_of(const floatX *logits, int first, int width, int N, int Vp) {
+    floatX *part = (floatX *)xmalloc((size_t)N * (size_t)width * sizeof *part);
+    for (int n = 0; n < N; n++) {
+        memcpy(part + (size_t)n * width, logits + (size_t)n * Vp + first, (size_t)width * sizeof *part);
+    }
+    return part;
+}
+
+// the classifier's problem p, of V columns, by `ranks` processes that have Vp / ranks columns each
+static void classify_in_parts(const Problem *p, real *losses, floatX *dlogits, int ranks) {
+    int N = p->shape.B * p->shape.T, V = p->shape.V, Vp = p->shape.Vp, width = Vp / ranks;
+    const floatX *logits = (const floatX *)find_array(p, "logits")->start;
+    const int *targets = int_of(p, "targets");
+    real *statistics = (real *)xmalloc((size_t)ranks * N * 3 * sizeof *statistics);
+    for (int r = 0; r < ranks; r++) {
+        floatX *part = columns_of(logits, r * width, width, N, Vp);
+        cpu_ops.classifier_statistics(statistics + 3 * (size_t)r * N, part, targets, r * width, N, V, width, NULL);
+        free(part);
+    }
+    for (int r = 0; r < ranks; r++) {
+        floatX *part = columns_of(logits, r * width, width, N, Vp);
+        cpu_ops.classifier_from_statistics(losses, part, statistics, targets, p->scale, ranks, r * width, N, V, width,
+                                           NULL);
+        for (int n = 0; n < N; n++) {
+            memcpy(dlogits + (size_t)n * Vp + r * width, part + (size_t)n * width, (size_t)width * sizeof *part);
+        }
+        free(part);
+    }
+    free(statistics);
+}
+
+// with as many processes as there are columns, some have padding alone
+static void check_classifier_in_parts(const OpShape *s) {
+    const int counts[] = {1, 3, s->Vp};
+    for (int i = 0; i < 6; i++) {
+        int ranks = counts[i / 2];
+        if (s->Vp % ranks || ranks > 100) { continue; }
+        Problem p = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
+        if (i % 2) { scale_start(&p, "logits", 100); }  // exponentials overflow
+        classify_in_parts(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
+        assert_expected(&p, i % 2 ? LARGE_SLACK : 1);
+        problem_free(&p);
+    }
+}
+
+static void test_classifier_in_parts(void **state) {
+    (void)state;
+    const OpShape shape = {.B = 3, .T = 5, .V = 67, .Vp = 72};
+    for_each_shape("classifier", check_classifier_in_parts);
+    check_classifier_in_parts(&shape);
+}
+
+// tokens' rows from `ranks` parts of the vocabulary, added up, then positions: the same bits as at once
+static void check_embedding_in_parts(const OpShape *s) {
+    enum { RANKS = 3 };
+    int N = s->B * s->T, C = s->C, rows = (s->Vp + RANKS - 1) / RANKS, half = N / 2;
+    Problem p = problem_make(op_case("embedding_forward"), s, 0);
+    floatX *wte = (floatX *)xcalloc((size_t)RANKS * rows * C, sizeof *wte);
+    floatX *sum = (floatX *)xcalloc((size_t)N * C, sizeof *sum),
+           *part = (floatX *)xmalloc((size_t)N * C * sizeof *part);
+    memcpy(wte, x_of(&p, "wte"), (size_t)s->Vp * C * sizeof *wte);
+    problem_run(&p, &cpu_ops, NULL);
+    for (int r = 0; r < RANKS; r++) {
+        cpu_ops.token_embedding_forward(part, int_of(&p, "tokens"), wte + (size_t)r * rows * C, r * rows, rows, N, C,
+                                        NULL);
+        for (int i = 0; i < N * C; i++) { sum[i] = to_floatX(to_real(sum[i]) + to_real(part[i])); }
+    }
+    cpu_ops.position_embedding_forward(sum, x_of(&p, "wpe"), 0, half, s->T, C, NULL);
+    cpu_ops.position_embedding_forward(sum + (size_t)half * C, x_of(&p, "wpe"), half, N - half, s->T, C, NULL);
+    assert_memory_equal(sum, x_of(&p, "out"), (size_t)N * C * sizeof *sum);
+    free(wte);
+    free(sum);
+    free(part);
+    problem_free(&p);
+}
+
+static void test_embedding_in_parts_has_the_same_bits(void **state) {
+    (void)state;
+    for_each_shape("embedding_forward", check_embedding_in_parts);
+}
+
+// ---- the table of cases
+
+static void test_every_operation_has_a_row(void **state) {
+    (void)state;
+    assert_int_equal(NUM_OP_CASES, sizeof(Ops) / sizeof cpu_ops.gelu_forward);
+}
+
+// a row that compares nothing would pass with any operation
+static void test_every_row_has_outputs(void **state) {
+    (void)state;
+    for (int c = 0; c < NUM_OP_CASES; c++) {
+        assert_non_null(op_shape(&op_cases[c], 2));
+        for (int variant = 0; variant < op_cases[c].variants; variant++) {
+            Problem p = problem_describe(&op_cases[c], op_shape(&op_cases[c], 0), variant);
+            int outputs = 0;
+            for (int i = 0; i < p.num_arrays; i++) { outputs += p.array[i].role != INPUT; }
+            assert_true(outputs > 0);
+        }
+    }
+}
+
+// every arithmetic mistake of a kernel arrives here as one wrong number, one that was not written, or a NaN
+static void test_a_difference_is_noticed(void **state) {
+    (void)state;
+    Problem p = problem_make(op_case("gelu_forward"), op_shape(op_case("gelu_forward"), 1), 0);
+    const Array *out = find_array(&p, "out");
+    double *wanted = (double *)xcalloc(out->n, sizeof(double));
+    assert_non_null(array_difference(&p, out, wanted, 1e30));  // not written: NaN
+    for (size_t i = 0; i < out->n; i++) { array_set(out, i, wanted[i] = 1); }
+    assert_null(array_difference(&p, out, wanted, 0));
+    array_set(out, 5, 1.5);
+    assert_non_null(strstr(array_difference(&p, out, wanted, 1), "out is off by 0.0133"));
+    assert_non_null(strstr(array_difference(&p, out, wanted, 1), "element 5 is 1.5, not 1"));
+    assert_null(array_difference(&p, out, wanted, 1e6));
+    array_set(out, out->n - 1, NAN);
+    assert_non_null(array_difference(&p, out, wanted, 1e30));
+    free(wanted);
+    problem_free(&p);
+}
+
+// GPT-2 124M, B = 4, T = 512: floatX, real and bf16 elements, ints, and FLOPs, worked out by hand
+static void test_bytes_and_flops(void **state) {
+    (void)state;
+    const double N = 2048, C = 768, C4 = 3072, V = 50257, Vp = 50304, pairs = 4 * 12 * 512 * 513 / 2.0, n = 124475904;
+    const double updated = 41491968 + 31118976 + 24895104;  // a third, a quarter, a fifth: whole blocks of moments
+    const struct {
+        const char *op;
+        int variant;
+        double x, real, bf16, ints, flops;
+    } expected[] = {
+        {"embedding_forward", 0, N * C + N * C + 512 * C, 0, 0, N, 0},
+        {"embedding_backward", GRAD_SET, N * C, 2 * N * C + 1024 * C, 0, N, 0},
+        {"embedding_backward", GRAD_ADD, N * C, 2 * N * C + 2 * 512 * C, 0, N, 0},
+        {"embedding_backward", GRADIENT_BF16, N * C, 0, 2 * N * C + 1024 * C, N, 0},
+        // 25216 of 50257 ids, so of 2048 rows 1027; half of the rows
+        {"token_embedding_forward", 0, N * C + 1027 * C, 0, 0, N, 0},
+        {"token_embedding_backward", 0, 1027 * C, 2 * 1027 * C, 0, N, 0},
+        {"token_embedding_backward", 1, 1027 * C, 0, 2 * 1027 * C, N, 0},
+        {"position_embedding_forward", 0, N * C + 512 * C, 0, 0, 0, 0},
+        {"position_embedding_backward", GRAD_SET, N / 2 * C, 1024 * C, 0, 0, 0},
+        {"position_embedding_backward", GRAD_ADD, N / 2 * C, 2 * 512 * C, 0, 0, 0},
+        {"residual_layernorm_forward", 0, 4 * N * C + 3 * C, 2 * N, 0, 0, 0},
+        {"residual_layernorm_forward", 1, 4 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"residual_layernorm_forward", RESIDUAL_ALONE, 3 * N * C + C, 0, 0, 0, 0},
+        {"classifier_statistics", 0, N * 25216, 3 * N, 0, N, 0},
+        {"classifier_from_statistics", CLASSIFIER_GRADIENT, 2 * N * 25216, N + 6 * N, 0, N, 0},
+        {"classifier_from_statistics", CLASSIFIER_LOSS, 0, N + 6 * N, 0, 0, 0},
+        {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
+        {"layernorm_backward", GRADIENT_BF16_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
+        {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_forward", MATMUL_WITH_BOTH, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_gelu_forward", 0, N * C + C * C4 + 2 * N * C4 + C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_SET, 2 * N * C + C * C4 + N * C4, C * C4 + C4, 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_ADD, 2 * N * C + C * C4 + N * C4, 2 * (C * C4 + C4), 0, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_DINP, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DWEIGHT, N * C + N * C4, C * C4, 0, 0, 2 * N * C * C4},
+        {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0, 0},
+        {"matmul_backward", MATMUL_BF16, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0, 4 * N * C * C4},
+        {"matmul_backward", MATMUL_BF16_DBIAS, N * C4, 0, 2 * C4, 0, 0},
+        {"gelu_forward", 0, 2 * N * C4, 0, 0, 0, 0},
+        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0, 0},
+        {"attention_forward", 0, 4 * N * C, 12 * N, 0, 0, 4 * pairs * 64},
+        {"attention_backward", 0, 8 * N * C, 12 * N, 0, 0, 10 * pairs * 64},
+        {"attention_decode", 0, 6 * 512 * C, 0, 0, 0, pairs * 64},
+        {"attention_decode", 1, 6 * 512 * C + 2 * C * 512 * 511 / 2, 0, 0, 0, pairs * 64},
+        {"classifier", CLASSIFIER_GRADIENT, N * (V + Vp), N, 0, N, 0},
+        {"classifier", CLASSIFIER_LOSS, N * V, N, 0, N, 0},
+        {"loss_sum", 0, 0, N + 2, 0, 0, 0},
+        {"global_norm_squared", 0, 0, n + 1, 0, 0, 0},
+        {"global_norm_squared", GRADIENT_BF16, 0, 1, n, 0, 0},
+        {"gradient_accumulate", GRAD_SET, 0, 2 * n, 0, 0, 0},
+        {"gradient_accumulate", GRADIENT_BF16_ADD, 0, 2 * n, n, 0, 0},
+        {"adamw_update", ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), 2 * updated, 5 * updated + 1, 0, 0, 0},
+        {"adamw_update", ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), updated, 7 * updated + 1, 0, 0, 0},
+        {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BF16, ADAMW_BF16), 2 * updated, 1, 0, 14 * updated / 4, 0},
+        {"adamw_update", ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16), 2 * updated, 1 + updated / 32, 0,
+         10 * updated / 4, 0},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        OpShape s = op_shape_gpt2(op_case(expected[i].op), 4, 512);
+        Problem p = problem_describe(op_case(expected[i].op), &s, expected[i].variant);
+        double bytes = expected[i].x * sizeof(floatX) + expected[i].real * sizeof(real) +
+                       expected[i].bf16 * sizeof(bf16) + expected[i].ints * sizeof(int);
+        if (problem_bytes(&p) != bytes || p.flops != expected[i].flops) {
+            fail_msg("%s: %.0f bytes and %.0f FLOPs, expected %.0f and %.0f", problem_title(&p), problem_bytes(&p),
+                     p.flops, bytes, expected[i].flops);
+        }
+    }
+}
+
+// ---- gradients in bf16
+
+// Asserts that a bf16 gradient holds what was there before, if it is added to, plus the fp32 gradient `set`, rounded
+// once, where the sum before that may be off by `slack`
+static void assert_rounded_once(const Problem *p, const Array *a, const real *set, double slack) {
+    for (size_t i = 0; i < a->n; i++) {
+        real sum = set[i] + (a->role == INOUT ? bf16_to_float(((const bf16 *)a->start)[i]) : 0);
+        double got = array_value(a, i), least = bf16_to_float(float_to_bf16((real)(sum - slack))),
+               most = bf16_to_float(float_to_bf16((real)(sum + slack)));
+        if (!(got >= least && got <= most)) {
+            fail_msg("%s: %s[%zu] is %.9g, to be rounded from %.9g", problem_title(p), a->name, i, got, (double)sum);
+        }
+    }
+}
+
+static double root_mean_square(const real *x, size_t n) {
+    double squares = 0;
+    for (size_t i = 0; i < n; i++) { squares += (double)x[i] * x[i]; }
+    return sqrt(squares / (double)n);
+}
+
+// `variant` writes in bf16 what `set_variant` sets in fp32
+static void check_rounded_once(const char *op, const OpShape *s, int set_variant, int variant) {
+    Problem set = problem_make(op_case(op), s, set_variant), p = problem_make(op_case(op), s, variant);
+    Exec ex = {0};
+    const Array *dwte = find_array(&set, "dwte");
+    if (dwte) { memset(dwte->data, 0, array_bytes(dwte)); }  // it is always added to
+    problem_run(&set, &cpu_ops, &ex);
+    problem_run(&p, &cpu_ops, &ex);
+    for (int i = 0; i < p.num_arrays; i++) {
+        const Array *a = &p.array[i], *wide = find_array(&set, a->name);
+        if (a->role == INPUT || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
+        const real *gradient = (const real *)wide->data;
+        bool product = bits_may_differ(p.op) && strcmp(a->name, "dweight") == 0;  // in another order of its sums
+        assert_rounded_once(&p, a, gradient, product ? 1e-6 * root_mean_square(gradient, a->n) : 0);
+    }
+    onednn_free(&ex);
+    problem_free(&set);
+    problem_free(&p);
+}
+
+static void check_embedding_rounded_once(const OpShape *s) {
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+}
+
+static void check_positions_rounded_once(const OpShape *s) {
+    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("position_embedding_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+}
+
+static void check_layernorm_rounded_once(const OpShape *s) {
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16);
+    check_rounded_once("layernorm_backward", s, GRAD_SET, GRADIENT_BF16_ADD);
+}
+
+static void check_matmul_rounded_once(const OpShape *s) {
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_ADD);
+    check_rounded_once("matmul_backward", s, MATMUL_GELU, MATMUL_BF16_GELU);
+    check_rounded_once("matmul_backward", s, MATMUL_SET, MATMUL_BF16_DBIAS);
+}
+
+static void test_bf16_gradients_are_rounded_once(void **state) {
+    (void)state;
+    for_each_shape("embedding_backward", check_embedding_rounded_once);
+    for_each_shape("position_embedding_backward", check_positions_rounded_once);
+    for_each_shape("layernorm_backward", check_layernorm_rounded_once);
+    for_each_shape("matmul_backward", check_matmul_rounded_once);
+}
+
+static void test_gradient_at(void **state) {
+    (void)state;
+    float numbers[4];
+    const Gradient wide = {numbers, DT_F32}, narrow = {numbers, DT_BF16}, none = {NULL, DT_BF16};
+    assert_ptr_equal(gradient_at(wide, 3).at, numbers + 3);
+    assert_ptr_equal(gradient_at(narrow, 6).at, numbers + 3);
+    assert_int_equal(gradient_at(narrow, 6).dtype, DT_BF16);
+    assert_null(gradient_at(none, 3).at);
+}
+
+// ---- -f 2: products of inputs rounded to bf16
+
+static bf16 *bf16_array(const Array *a) { return (bf16 *)xcalloc(a ? a->n : 0, sizeof(bf16)); }
+
+// rounds what the reference will take the array to have held; the operation has had it as it is
+static void round_start(const Problem *p, const char *name) {
+    const Array *a = find_array(p, name);
+    if (!a) { return; }
+    Array start = *a;
+    start.data = a->start;
+    for (size_t i = 0; i < a->n; i++) {
+        array_set(&start, i, bf16_to_float(float_to_bf16((float)array_value(&start, i))));
+    }
+}
+
+enum { MIRROR_OFFSET = 7 };
+
+// a parameter block that Exec mirrors, and the array that was moved into it, some way from its beginning
+typedef struct {
+    Array *array;
+    void *own;  // the array's data until it moved
+    floatX *values;
+    size_t n;
+} MirroredBlock;
+
+static MirroredBlock mirror_around(Problem *p, const char *name, Exec *ex) {
+    Array *array = &p->array[find_array(p, name) - p->array];
+    MirroredBlock b = {array, array->data, NULL, MIRROR_OFFSET + array->n};
+    b.values = (floatX *)xcalloc(b.n, sizeof(floatX));
+    memcpy(b.values + MIRROR_OFFSET, array->data, array->n * sizeof(floatX));
+    array->data = b.values + MIRROR_OFFSET;
+    ex->rounded.params = (bf16 *)xcalloc(b.n, sizeof(bf16));
+    cpu_ops.params_changed(b.values, b.n, ex);
+    return b;
+}
+
+static void mirror_free(MirroredBlock *b, Exec *ex) {
+    free(ex->rounded.params);
+    free(b->values);
+    b->array->data = b->own;
+}
+
+// one variant of a matmul
+static void check_rounded(const char *op, const OpShape *s, int variant) {
+    Problem p = problem_make(op_case(op), s, variant);
+    Exec ex = {0};
+    ex.rounded.in = bf16_array(find_array(&p, "in"));
+    ex.rounded.dout = bf16_array(find_array(&p, "dout"));
+    MirroredBlock b = mirror_around(&p, "weight", &ex);
+    problem_run(&p, &cpu_ops, &ex);
+    bool one_row = shape_rows(s) == 1 && find_array(&p, "out");  // decoding's product takes its inputs as they are
+    if (!one_row) {
+        round_start(&p, "in");
+        round_start(&p, "weight");
+        round_start(&p, "dout");
+    }
+    const Array *dbias = find_array(&p, "dbias");  // sums of dout as it is, which other tests check
+    if (dbias) { p.array[dbias - p.array].role = INPUT; }
+    assert_expected(&p, 1);
+    onednn_free(&ex);
+    free(ex.rounded.in);
+    free(ex.rounded.dout);
+    mirror_free(&b, &ex);
+    problem_free(&p);
+}
+
+static void check_rounded_shape(const OpShape *s) {
+    check_rounded("matmul_forward", s, 0);
+    check_rounded("matmul_forward", s, MATMUL_WITH_BOTH);
+    check_rounded("matmul_backward", s, MATMUL_DINP);
+    check_rounded("matmul_backward", s, MATMUL_DWEIGHT);
+    check_rounded("matmul_backward", s, MATMUL_IN_PLACE);
+    check_rounded("matmul_backward", s, MATMUL_BF16);
+    check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
+}
+
+static void test_products_of_rounded_inputs(void **state) {
+    (void)state;
+    for_each_shape("matmul_forward", check_rounded_shape);
+}
+
+// ties, odd lengths, more than one block of round_to_bf16; and nothing happens where no mirror was asked for
+static void test_params_changed(void **state) {
+    (void)state;
+    enum { COUNT = 3 * 4096 + 21 };
+    floatX *params = (floatX *)xmalloc(COUNT * sizeof *params);
+    bf16 *mirror = (bf16 *)xmalloc(COUNT * sizeof *mirror);
+    for (int i = 0; i < COUNT; i++) { params[i] = to_floatX((real)(1 + i / 512.0)); }
+    Exec ex = {0};
+    cpu_ops.params_changed(params, COUNT, &ex);
+    assert_null(ex.rounded.source);
+    ex.rounded.params = mirror;
+    cpu_ops.params_changed(params, COUNT, &ex);
+    assert_ptr_equal(ex.rounded.source, params);
+    for (int i = 0; i < COUNT; i++) { assert_int_equal(mirror[i].bits, float_to_bf16((float)to_real(params[i])).bits); }
+    free(params);
+    free(mirror);
+}
+
+static bool in_a_span(const Problem *p, size_t i) {
+    const UpdateRange *range = (const UpdateRange *)find_array(p, "ranges")->data;
+    for (int k = 0; k < NUM_RANGES; k++) {
+        if (i >= range[k].offset && i < range[k].offset + range[k].count) { return true; }
+    }
+    return false;
+}
+
+// One update. The copy starts with NaN, so that what was not written is told apart from what did not change.
+static void check_rounded_update(const OpShape *s, int variant, real norm_squared) {
+    const bf16 unwritten = {0x7FFF};
+    Problem p = problem_make(op_case("adamw_update"), s, variant);
+    *real_of(&p, "norm_squared") = norm_squared;
+    Exec ex = {0};
+    MirroredBlock b = mirror_around(&p, "params", &ex);
+    for (size_t i = 0; i < b.n; i++) { ex.rounded.params[i] = unwritten; }
+    problem_run(&p, &cpu_ops, &ex);
+    for (size_t i = 0; i < b.n; i++) {
+        bool updated = i >= MIRROR_OFFSET && in_a_span(&p, i - MIRROR_OFFSET) && isfinite(norm_squared);
+        bf16 wanted = updated ? float_to_bf16((float)to_real(b.values[i])) : unwritten;
+        assert_int_equal(ex.rounded.params[i].bits, wanted.bits);
+    }
+    mirror_free(&b, &ex);
+    problem_free(&p);
+}
+
+static void check_rounded_updates(const OpShape *s) {
+    check_rounded_update(s, ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), (real)s->n);
+    check_rounded_update(s, ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL), (real)s->n);
+    check_rounded_update(s, ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL), INFINITY);
+}
+
+static void test_updates_write_the_rounded_copy(void **state) {
+    (void)state;
+    for_each_shape("adamw_update", check_rounded_updates);
+}
+
+// ---- the portable product, the norm, and the functions beneath
+
+// the portable path is tested only if some product needs several blocks in M, N and K: the forward's and dinp's are
+// (rows, OC, C) and (rows, C, OC)
+static void test_a_shape_spans_gemm_blocks(void **state) {
+    (void)state;
+    int spanning = 0, deep = GEMM_N > GEMM_K ? GEMM_N : GEMM_K;
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case("matmul_forward"), i)); i++) {
+        spanning += s->B * s->T > GEMM_M && s->C > deep && s->OC > deep;
+    }
+    assert_true(spanning > 0);
+}
+
+// more blocks than are summed at a time
+static void test_global_norm_of_many_blocks(void **state) {
+    (void)state;
+    size_t n = (size_t)NORM_BLOCK * NORM_GROUP + 5 * NORM_BLOCK + 3;
+    real *x = (real *)xmalloc(n * sizeof *x), norm_squared;
+    double expected = 0;
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (real)(1 + i % 3);
+        expected += x[i] * x[i];
+    }
+    Gradient all = {x, DT_REAL};
+    cpu_ops.global_norm_squared(&norm_squared, all, GRAD_SET, n, NULL);
+    assert_true(fabs(norm_squared - expected) <= 1e-6 * expected);
+    free(x);
+}
+
+static void test_gelu_far_from_zero(void **state) {
+    (void)state;
+    static const double points[] = {0, 1e-6, 3, 5.5, 8, 13, 100, 1e4};
+    for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+        for (int sign = -1; sign <= 1; sign += 2) {
+            double x = sign * (double)(real)points[i];
+            assert_true(fabs(gelu_value((real)x) - textbook_gelu(x)) <= 3e-7 * fmax(1, fabs(x)));
+            assert_true(fabs(gelu_slope((real)x) - textbook_gelu_slope(x)) <= 1e-6);
+        }
+    }
+}
+
+static void assert_exp_close(float x) {
+    double exact = exp((double)x), error = fabs((double)fast_exp(x) - exact) / exact;
+    if (!(error < 1.5e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
+}
+
+static void test_fast_exp(void **state) {
+    (void)state;
+    const int points = 2000003;
+    for (int i = 0; i <= points; i++) { assert_exp_close((float)(-87.3 + (88.3 + 87.3) * i / points)); }
+    for (int e = 0; e > -150; e--) { assert_exp_close(ldexpf(1, e)), assert_exp_close(-ldexpf(1, e)); }
+    static const float too_low[] = {-87.31f, -88, -104, -1000, -1e30f, -INFINITY};
+    for (size_t i = 0; i < sizeof too_low / sizeof too_low[0]; i++) { assert_true(fast_exp(too_low[i]) == 0); }
+    static const float too_high[] = {88.31f, 89, 1000, 1e30f, INFINITY};
+    for (size_t i = 0; i < sizeof too_high / sizeof too_high[0]; i++) {
+        assert_true(fast_exp(too_high[i]) == fast_exp(88.3f));
+    }
+    assert_true(isnan(fast_exp(NAN)));
+    assert_true(fast_exp(0) == 1);
+}
+
+int main(void) {
+    struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_normalise_has_the_forwards_bits),
+        cmocka_unit_test(test_loss_alone_leaves_logits),
+        cmocka_unit_test(test_softmax_of_large_inputs),
+        cmocka_unit_test(test_classifier_in_parts),
+        cmocka_unit_test(test_embedding_in_parts_has_the_same_bits),
+        cmocka_unit_test(test_every_operation_has_a_row),
+        cmocka_unit_test(test_every_row_has_outputs),
+        cmocka_unit_test(test_a_difference_is_noticed),
+        cmocka_unit_test(test_bytes_and_flops),
+        cmocka_unit_test(test_bf16_gradients_are_rounded_once),
+        cmocka_unit_test(test_gradient_at),
+        cmocka_unit_test(test_products_of_rounded_inputs),
+        cmocka_unit_test(test_params_changed),
+        cmocka_unit_test(test_updates_write_the_rounded_copy),
+        cmocka_unit_test(test_a_shape_spans_gemm_blocks),
+        cmocka_unit_test(test_global_norm_of_many_blocks),
+        cmocka_unit_test(test_gelu_far_from_zero),
+        cmocka_unit_test(test_fast_exp),
+    };
+    struct CMUnitTest twins[NUM_OP_CASES];
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        struct CMUnitTest test = {op_cases[i].name, test_twin, NULL, NULL, (void *)&op_cases[i]};
+        twins[i] = test;
+    }
+    int failed = cmocka_run_group_tests_name("twins", twins, NULL, NULL);
+    return cmocka_run_group_tests_name("twins' properties", tests, NULL, NULL) + failed;
+}

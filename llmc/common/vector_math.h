@@ -1,0 +1,50 @@
+/*
+What compilers do not vectorise by themselves: exp, where libm's call would break the loop, and rounding to bf16.
+defines: fast_exp, round_to_bf16
+  exp(x) = 2^n exp(r),  n = round(x / ln 2),  r = x - n ln 2 in two parts (Cody, Waite 1980), |r| <= 0.347
+  exp(r) by its Taylor polynomial of degree 7: truncation below 6e-9 relative, so fp32 rounding (1e-7) is what is left.
+Below -87.3 the result is 0, above 88.3 it is exp(88.3); a NaN stays a NaN. The fp64 build calls libm.
+*/
+#pragma once
+#include "llmc/common/floatx.h"
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#ifdef PRECISION_FP64
+static inline real fast_exp(real x) { return exp(x); }
+#else
+static inline real fast_exp(real x) {
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer held in the low bits
+    float clamped = x > 88.3f ? 88.3f : x;
+    float shifted = clamped * 1.44269504f + shift;
+    float n = shifted - shift;
+    float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 5040;
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000u;  // 2^n: n went into the low bits, the exponent field wants n + 127
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return x < -87.3f ? 0.0f : p * scale;
+}
+#endif
+
+// out (n) = in (n) rounded to nearest even
+static inline void round_to_bf16(bf16 *out, const floatX *in, size_t n) {
+    size_t i = 0;
+#if defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
+    for (; i + 32 <= n; i += 32) {
+        __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(in + i + 16), _mm512_loadu_ps(in + i));
+        memcpy(out + i, &pair, sizeof pair);
+    }
+#endif
+    for (; i < n; i++) { out[i] = float_to_bf16((float)to_real(in[i])); }
+}

@@ -1,0 +1,485 @@
+/*
+How simt.h runs a block of CUDA threads: fibers, and the scheduler that switches between them.
+defines: dim3, float4 and its kin; simt::settings, simt::counts, simt::refuse, simt::block, simt::wait_for_warp,
+         simt::wait_for_block, simt::run_grid
+*/
+#pragma once
+#include "llmc/common/floatx.h"
+#include "llmc/common/rng.h"
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <vector>
+#include <sys/mman.h>
+
+#if !defined(__x86_64__) || !defined(__linux__)
+#error "simt.h switches stacks in the assembly of x86-64 Linux"
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SIMT_ASAN
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define SIMT_ASAN
+#endif
+#ifdef SIMT_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// ---- structs of 2, 3 and 4 values, aligned as in CUDA
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+#define SIMT_VECTOR_TYPES(type, name)                                                                                  \
+    struct alignas(2 * sizeof(type)) name##2 {                                                                         \
+        type x, y;                                                                                                     \
+    };                                                                                                                 \
+    struct name##3 {                                                                                                   \
+        type x, y, z;                                                                                                  \
+    };                                                                                                                 \
+    struct alignas(4 * sizeof(type)) name##4 {                                                                         \
+        type x, y, z, w;                                                                                               \
+    };                                                                                                                 \
+    inline name##2 make_##name##2(type x, type y) { return {x, y}; }                                                   \
+    inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                                        \
+    inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+SIMT_VECTOR_TYPES(float, float)
+SIMT_VECTOR_TYPES(int, int)
+SIMT_VECTOR_TYPES(unsigned, uint)
+
+namespace simt {
+
+// ---- settings and counts
+
+// How kernels run. A test sets these between launches; the environment (in brackets) sets them for a whole program.
+struct Settings {
+    int warp_order = 0;             // 0 forward, 1 reverse, more: a seed [SIMT_ORDER]
+    int mma_rounding = 0;           // 0 float sums; 1 exact sums of 8 products, cut off, as tensor cores do [SIMT_MMA]
+    int eager_async = 0;            // when cp.async copies: 0 as late as is allowed, 1 at once [SIMT_ASYNC]
+    int check_races = 1;            // 0 is faster [SIMT_RACES]
+    bool only_count_races = false;  // tests of the check itself: go on after a race
+};
+
+// What ran since the program started: instructions of a warp, but for barriers (of a block) and races.
+struct Counts {
+    uint64_t switches = 0, shuffles = 0, barriers = 0, mma = 0, ldmatrix = 0;
+    uint64_t ldmatrix_wavefronts = 0;  // 4 for every ldmatrix_x4 that has no bank conflict
+    uint64_t async_copies = 0;         // of a thread
+    uint64_t races = 0;
+};
+
+inline int setting_from_environment(const char *name, int otherwise) {
+    const char *value = std::getenv(name);
+    return value ? std::atoi(value) : otherwise;
+}
+
+inline Settings &settings() {
+    static Settings all = {setting_from_environment("SIMT_ORDER", 0), setting_from_environment("SIMT_MMA", 0),
+                           setting_from_environment("SIMT_ASYNC", 0), setting_from_environment("SIMT_RACES", 1), false};
+    return all;
+}
+
+inline Counts &counts() {
+    static Counts all;
+    return all;
+}
+
+// ---- what a running block consists of
+
+struct Block;
+enum Status : uint8_t { NOT_STARTED, RUNNABLE, AT_WARP_OPERATION, AT_BLOCK_BARRIER, RETURNED };
+
+// Does an operation for the lanes of `mask`; a lane's operands and results are at Thread::operands.
+typedef void (*WarpOperation)(Block &block, int warp, uint32_t mask);
+
+struct Fiber {
+    void *stack_pointer;  // while it does not run
+    char *stack;          // its lowest byte; below it is a page that must not be touched
+    void *asan_stack;
+};
+
+// a cp.async that its thread has not waited for
+struct AsyncCopy {
+    uint32_t to, bytes, group;
+    const void *from;  // NULL: zeros
+};
+
+struct Thread {
+    uint3 index;
+    Status status;
+    int line;  // of the __syncthreads it waits at
+    uint32_t mask;
+    WarpOperation operation;
+    void *operands;
+    Fiber *fiber;
+    std::vector<AsyncCopy> copies;
+    uint32_t groups;  // committed so far
+};
+
+// Who made the latest accesses of one kind, and when. `who` is a thread, or SEVERAL_LANES + warp, or SEVERAL_WARPS.
+enum { SEVERAL_LANES = 1024, SEVERAL_WARPS = 2048 };
+struct Access {
+    uint32_t time;
+    uint16_t who;
+};
+
+// what is known about two bytes of shared memory
+struct Shadow {
+    Access write, read, update;  // update: atomic ones, which have no race among themselves
+    uint16_t in_flight;          // cp.async copies to it that nobody waited for yet
+};
+
+// one array: the dynamic shared memory, or a static one, known by the address that stands for its declaration
+struct SharedRegion {
+    const void *declaration;
+    const char *name;
+    uint32_t begin, end;
+};
+
+enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP };
+// limits of a GPU, and the addresses there are for arrays with gaps between them
+enum { SHARED_BYTES = 227 * 1024, STATIC_SHARED_BYTES = 48 * 1024, SHARED_WINDOW_BYTES = 288 * 1024, SHADOW_UNIT = 2 };
+
+enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
+
+// A block as one OS thread runs it, and what it keeps from block to block: memory and idle fibers.
+struct Block {
+    const char *kernel = "";
+    const std::function<void()> *body = nullptr;  // runs the kernel for the current thread
+    dim3 grid, dim;
+    uint3 index = {0, 0, 0};
+    int num_threads = 0, num_warps = 0, num_returned = 0, current = 0;
+    std::vector<Thread> threads;
+    int warp_order[MAX_WARPS] = {0};
+    Counts counts;
+
+    std::vector<Fiber *> idle_fibers;
+    void *scheduler_stack_pointer = nullptr, *scheduler_asan_stack = nullptr;
+    const void *scheduler_stack = nullptr;
+    size_t scheduler_stack_bytes = 0;
+
+    // Time advances at every barrier. An access is ordered before all that follows in its own warp if it is older than
+    // the warp's latest barrier, and before everything in the block if it is older than the block's latest barrier.
+    uint32_t time = 0, start = 0, block_barrier = 0, warp_barrier[MAX_WARPS] = {0};
+    std::vector<SharedRegion> regions;  // [0] is the dynamic shared memory
+    uint32_t static_bytes = 0;
+    char *shared = static_cast<char *>(std::aligned_alloc(1024, SHARED_WINDOW_BYTES));
+    std::vector<Shadow> shadows = std::vector<Shadow>(SHARED_WINDOW_BYTES / SHADOW_UNIT);
+
+    Block() = default;
+    Block(const Block &) = delete;
+    Block &operator=(const Block &) = delete;
+    ~Block() {
+        for (Fiber *fiber : idle_fibers) {
+            munmap(fiber->stack - GUARD_BYTES, STACK_BYTES + GUARD_BYTES);
+            delete fiber;
+        }
+        std::free(shared);
+    }
+};
+
+// The block this OS thread runs. A kernel reaches for its block from anywhere, as CUDA's threadIdx does.
+inline thread_local Block *current_block = nullptr;
+inline Block &block() { return *current_block; }
+
+// Ends the program with a sentence about what a thread (or the block, if it is -1) did.
+[[noreturn]] __attribute__((format(printf, 2, 3))) inline void refuse(int thread, const char *format, ...) {
+    const Block &b = block();
+    char what[512], who[32] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (thread >= 0) { snprintf(who, sizeof who, " thread %d", thread); }
+    std::fprintf(stderr, "simt: kernel %s: block (%u,%u,%u)%s: %s\n", b.kernel, b.index.x, b.index.y, b.index.z, who,
+                 what);
+    std::abort();
+}
+
+// ---- fibers
+
+// Pushes the registers that a function must preserve, stores the stack pointer at `from`, and continues on stack `to`.
+// It returns by a jump: the processor expects a `ret` to go back to its caller, which here it never does.
+// A jump is 2.5 times as fast.
+extern "C" void simt_switch_stack(void **from, void *to);
+__asm__(".text\n.weak simt_switch_stack\n.type simt_switch_stack,@function\nsimt_switch_stack:\n"
+        "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+        "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+        "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\n"
+        "pop %rcx\njmp *%rcx\n"
+        ".size simt_switch_stack,.-simt_switch_stack\n");
+
+// ASan must be told before and after each change of stacks; otherwise these do nothing.
+inline void leaving_for([[maybe_unused]] void **own, [[maybe_unused]] const void *stack, [[maybe_unused]] size_t size) {
+#ifdef SIMT_ASAN
+    __sanitizer_start_switch_fiber(own, stack, size);
+#endif
+}
+inline void arrived([[maybe_unused]] void *own, [[maybe_unused]] const void **stack, [[maybe_unused]] size_t *size) {
+#ifdef SIMT_ASAN
+    __sanitizer_finish_switch_fiber(own, stack, size);
+#endif
+}
+
+// from the scheduler into a thread, until that waits or returns
+inline void resume(Block &b, int thread) {
+    Fiber *fiber = b.threads[thread].fiber;
+    b.current = thread;
+    b.counts.switches++;
+    leaving_for(&b.scheduler_asan_stack, fiber->stack, STACK_BYTES);
+    simt_switch_stack(&b.scheduler_stack_pointer, fiber->stack_pointer);
+    arrived(b.scheduler_asan_stack, nullptr, nullptr);
+}
+
+// from a thread back to the scheduler
+inline void suspend(Fiber *fiber) {
+    Block &b = block();
+    leaving_for(&fiber->asan_stack, b.scheduler_stack, b.scheduler_stack_bytes);
+    simt_switch_stack(&fiber->stack_pointer, b.scheduler_stack_pointer);
+    arrived(fiber->asan_stack, nullptr, nullptr);
+}
+
+// Where a new fiber starts. It serves one CUDA thread after another, and never returns.
+inline void fiber_main() {
+    arrived(nullptr, &block().scheduler_stack, &block().scheduler_stack_bytes);
+    for (;;) {
+        Block &b = block();
+        (*b.body)();
+        Thread &thread = b.threads[b.current];
+        if (!thread.copies.empty()) { refuse(b.current, "returned with cp.async copies in flight; wait for them"); }
+        thread.status = RETURNED;
+        b.num_returned++;
+        b.idle_fibers.push_back(thread.fiber);
+        suspend(thread.fiber);
+    }
+}
+
+// A stack whose top looks as if fiber_main had just been called and had switched away.
+inline Fiber *new_fiber() {
+    void *memory = mmap(nullptr, STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) { refuse(-1, "no memory for a fiber's stack"); }
+    mprotect(memory, GUARD_BYTES, PROT_NONE);
+    char *stack = static_cast<char *>(memory) + GUARD_BYTES;
+    void **return_address = reinterpret_cast<void **>(stack + STACK_BYTES) - 2;
+    *return_address = reinterpret_cast<void *>(fiber_main);
+    return new Fiber{return_address - 6, stack, nullptr};  // 6: the registers that are popped first
+}
+
+inline void start_thread(Block &b, int thread) {
+    if (b.idle_fibers.empty()) { b.idle_fibers.push_back(new_fiber()); }
+    b.threads[thread].fiber = b.idle_fibers.back();
+    b.threads[thread].status = RUNNABLE;
+    b.idle_fibers.pop_back();
+}
+
+// ---- scheduler
+
+// A thread waits until the scheduler has done the operation for all lanes of the mask.
+inline void wait_for_warp(uint32_t mask, WarpOperation operation, void *operands) {
+    Block &b = block();
+    Thread &thread = b.threads[b.current];
+    if (!(mask >> (b.current % WARP) & 1)) { refuse(b.current, "is not in its own mask %08x", mask); }
+    thread.status = AT_WARP_OPERATION;
+    thread.mask = mask;
+    thread.operation = operation;
+    thread.operands = operands;
+    suspend(thread.fiber);
+}
+
+inline void wait_for_block(int line) {
+    Block &b = block();
+    Thread &thread = b.threads[b.current];
+    thread.status = AT_BLOCK_BARRIER;
+    thread.line = line;
+    suspend(thread.fiber);
+}
+
+// whether all lanes of a waiting thread's mask wait for the same operation
+inline bool all_arrived(const Block &b, int waiting) {
+    const Thread &first = b.threads[waiting];
+    int lane0 = waiting / WARP * WARP;
+    for (int lane = 0; lane < WARP; lane++) {
+        if (!(first.mask >> lane & 1)) { continue; }
+        if (lane0 + lane >= b.num_threads || b.threads[lane0 + lane].status == RETURNED) {
+            refuse(waiting, "waits for lanes %08x of its warp, but lane %d has returned or does not exist", first.mask,
+                   lane);
+        }
+        const Thread &other = b.threads[lane0 + lane];
+        if (other.status != AT_WARP_OPERATION || other.mask != first.mask) { return false; }
+        if (other.operation != first.operation) {
+            refuse(waiting, "and thread %d of its warp are at different warp operations", lane0 + lane);
+        }
+    }
+    return true;
+}
+
+// Does the operations whose lanes are all there, and lets these lanes go on. Returns whether there were any.
+inline bool do_warp_operations(Block &b, int warp) {
+    int begin = warp * WARP, end = std::min(begin + WARP, b.num_threads);
+    bool any = false;
+    for (int i = begin; i < end; i++) {
+        Thread &thread = b.threads[i];
+        if (thread.status != AT_WARP_OPERATION || !all_arrived(b, i)) { continue; }
+        thread.operation(b, warp, thread.mask);
+        for (int j = begin; j < end; j++) {
+            if (thread.mask >> (j - begin) & 1) { b.threads[j].status = RUNNABLE; }
+        }
+        any = true;
+    }
+    return any;
+}
+
+// Runs a warp until no lane can go on by itself. Returns whether any lane did.
+inline bool run_warp(Block &b, int warp) {
+    int begin = warp * WARP, end = std::min(begin + WARP, b.num_threads);
+    bool reverse = settings().warp_order % 2 == 1, ran = true, ran_ever = false;
+    while (ran) {
+        ran = false;
+        for (int i = begin; i < end; i++) {
+            int thread = reverse ? begin + end - 1 - i : i;
+            if (b.threads[thread].status == NOT_STARTED) { start_thread(b, thread); }
+            if (b.threads[thread].status != RUNNABLE) { continue; }
+            resume(b, thread);
+            ran = true;
+        }
+        ran |= do_warp_operations(b, warp);
+        ran_ever |= ran;
+    }
+    return ran_ever;
+}
+
+// Lets the block go on if every thread waits at the same __syncthreads. Returns whether it did.
+inline bool release_block(Block &b) {
+    int waiting = -1, returned = -1;
+    for (int i = 0; i < b.num_threads; i++) {
+        const Thread &thread = b.threads[i];
+        if (thread.status == RETURNED) { returned = i; }
+        if (thread.status == AT_WARP_OPERATION) { return false; }
+        if (thread.status != AT_BLOCK_BARRIER) { continue; }
+        if (waiting >= 0 && thread.line != b.threads[waiting].line) {
+            refuse(i, "waits at the __syncthreads of line %d and thread %d at that of line %d", thread.line, waiting,
+                   b.threads[waiting].line);
+        }
+        waiting = i;
+    }
+    if (waiting < 0) { return false; }
+    if (returned >= 0) {
+        refuse(waiting, "waits at the __syncthreads of line %d, but thread %d has returned", b.threads[waiting].line,
+               returned);
+    }
+    for (Thread &thread : b.threads) { thread.status = RUNNABLE; }
+    b.block_barrier = ++b.time;
+    b.counts.barriers++;
+    return true;
+}
+
+[[noreturn]] inline void refuse_deadlock(const Block &b) {
+    int i = 0;
+    while (b.threads[i].status != AT_WARP_OPERATION) { i++; }
+    refuse(i, "waits for lanes %08x of its warp, which do not come: divergent warp operation", b.threads[i].mask);
+}
+
+inline void start_block(Block &b) {
+    b.num_returned = 0;
+    for (int i = 0; i < b.num_threads; i++) {
+        Thread &thread = b.threads[i];
+        unsigned x = b.dim.x, xy = b.dim.x * b.dim.y, u = static_cast<unsigned>(i);
+        thread.index = uint3{u % x, u / x % b.dim.y, u / xy};
+        thread.status = NOT_STARTED;
+        thread.groups = 0;
+    }
+    b.start = b.block_barrier = ++b.time;
+    b.regions.resize(1);
+    b.static_bytes = 0;
+    std::memset(b.shared, 0xff, b.regions[0].end);  // NaN in every floating-point type
+}
+
+inline void run_block(Block &b) {
+    start_block(b);
+    while (b.num_returned < b.num_threads) {
+        bool progress = false;
+        for (int i = 0; i < b.num_warps; i++) { progress |= run_warp(b, b.warp_order[i]); }
+        progress |= release_block(b);
+        if (!progress) { refuse_deadlock(b); }
+    }
+}
+
+inline void choose_warp_order(Block &b) {
+    int order = settings().warp_order, n = b.num_warps;
+    for (int i = 0; i < n; i++) {
+        int shuffled = static_cast<int>(rng_permute(static_cast<uint64_t>(order), i, n));
+        b.warp_order[i] = order == 0 ? i : order == 1 ? n - 1 - i : shuffled;
+    }
+}
+
+inline void prepare(Block &b, const char *kernel, dim3 grid, dim3 dim, size_t shared_bytes) {
+    b.kernel = kernel;
+    b.grid = grid;
+    b.dim = dim;
+    b.num_threads = static_cast<int>(dim.x * dim.y * dim.z);
+    b.num_warps = (b.num_threads + WARP - 1) / WARP;
+    b.threads.resize(b.num_threads);
+    b.counts = Counts();
+    b.regions.assign(1, SharedRegion{nullptr, "dynamic shared memory", 0, static_cast<uint32_t>(shared_bytes)});
+    choose_warp_order(b);
+    if (b.time > 0x80000000u) {  // long before the clock wraps round
+        b.time = 0;
+        std::fill(b.shadows.begin(), b.shadows.end(), Shadow());
+    }
+}
+
+inline void add_counts(const Counts &from) {
+    Counts &to = counts();
+    to.switches += from.switches;
+    to.shuffles += from.shuffles;
+    to.barriers += from.barriers;
+    to.mma += from.mma;
+    to.ldmatrix += from.ldmatrix;
+    to.ldmatrix_wavefronts += from.ldmatrix_wavefronts;
+    to.async_copies += from.async_copies;
+    to.races += from.races;
+}
+
+// Runs `body` for every thread of every block. At most 1024 threads and SHARED_BYTES, as runtime.h has checked.
+inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
+    int64_t num_blocks = static_cast<int64_t>(grid.x) * grid.y * grid.z;
+    [[maybe_unused]] bool is_large = num_blocks > 1 && num_blocks * dim.x * dim.y * dim.z >= 4096;
+#ifdef _OPENMP
+#pragma omp parallel if (is_large)
+#endif
+    {
+        static thread_local Block kept;
+        Block &b = kept;
+        current_block = &b;
+        b.body = &body;
+        prepare(b, kernel, grid, dim, shared_bytes);
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic)
+#endif
+        for (int64_t i = 0; i < num_blocks; i++) {
+            int64_t row = i / grid.x;
+            b.index = uint3{static_cast<unsigned>(i % grid.x), static_cast<unsigned>(row % grid.y),
+                            static_cast<unsigned>(row / grid.y)};
+            run_block(b);
+        }
+#ifdef _OPENMP
+#pragma omp critical
+#endif
+        add_counts(b.counts);
+        current_block = nullptr;
+    }
+}
+
+}  // namespace simt

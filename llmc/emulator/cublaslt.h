@@ -1,0 +1,472 @@
+/*
+The part of cuBLASLt that matmul_cublaslt.cuh and matmul_autotune.cuh call, so that it runs where there is no GPU:
+D = epilogue(alpha op(A) op(B) + beta C) on the emulated streams of runtime.h. Names and arguments are its own.
+defines: cublasLtCreate .. cublasLtMatmul with the types and constants they need; simt::lt_settings, simt::lt_counts
+As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has a row of D each;
+  an attribute's size is checked; what does not fit together is CUBLAS_STATUS_INVALID_VALUE, what has no kernel
+  CUBLAS_STATUS_NOT_SUPPORTED; an "aux" matrix needs a leading dimension divisible by 8; biases and bias gradients have
+  D's type; gelu has the tanh form and sees the unrounded sum; an address that is no device memory is refused.
+Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 bytes; nothing may lie in the workspace.
+Made up: the algorithms, whose sums differ in their last bits, so that a test can tell which one ran.
+  number 0 adds in order, number 1 odd and even terms apart; both can split k, with their parts in the workspace.
+*/
+#pragma once
+#include "llmc/emulator/runtime.h"
+
+// ---- cuBLASLt's types and constants, with its values
+
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
+enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
+};
+enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum cublasLtEpilogue_t {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
+    CUBLASLT_EPILOGUE_BGRADB = 512
+};
+enum cublasLtMatmulDescAttributes_t {
+    CUBLASLT_MATMUL_DESC_TRANSA = 3,
+    CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12
+};
+enum cublasLtMatmulPreferenceAttributes_t {
+    CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
+};
+enum cublasLtMatmulAlgoConfigAttributes_t {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3
+};
+enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 };
+
+struct SimtLtHandle {};
+struct SimtLtDesc {
+    cublasComputeType_t compute;
+    int32_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
+    uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    void *bias = nullptr, *aux = nullptr;
+    int64_t aux_ld = 0;
+};
+struct SimtLtLayout {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct SimtLtPreference {
+    uint64_t workspace_bytes = 0;
+    uint32_t reduction_schemes = 7, alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
+};
+typedef SimtLtHandle *cublasLtHandle_t;
+typedef SimtLtDesc *cublasLtMatmulDesc_t;
+typedef SimtLtLayout *cublasLtMatrixLayout_t;
+typedef SimtLtPreference *cublasLtMatmulPreference_t;
+struct cublasLtMatmulAlgo_t {
+    uint64_t data[8];
+};  // here: LT_MAGIC, number, splits of k, reduction scheme
+struct cublasLtMatmulHeuristicResult_t {
+    cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
+    cublasStatus_t state;
+    float wavesCount;
+    int reserved[4];
+};
+
+namespace simt {
+
+enum : uint64_t { LT_MAGIC = 0x5349'4d54'4c54 };
+enum { LT_NUMBERS = 2, LT_MAX_SPLITS = 32 };
+
+// what a test changes
+struct LtSettings {
+    bool no_algorithms = false;             // for anything
+    uint32_t epilogues_off = 0;             // an epilogue that has one of these bits has no algorithm
+    double delay = 0.002;                   // seconds
+    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take the delay longer
+    std::vector<uint32_t> slow_epilogues;   // products with one of these take the delay longer
+    size_t version = 130000;
+};
+struct LtCounts {
+    int objects = 0;  // handles, descriptors, layouts and preferences that exist now
+    int heuristics = 0, matmuls = 0;
+    cublasLtMatmulAlgo_t latest = {};  // algorithm that ran or was recorded
+};
+inline LtSettings &lt_settings() {
+    static LtSettings all;
+    return all;
+}
+inline LtCounts &lt_counts() {
+    static LtCounts all;
+    return all;
+}
+
+template <class T, class... A> cublasStatus_t lt_create(T **object, A... fields) {
+    *object = new T{fields...};
+    lt_counts().objects++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+template <class T> cublasStatus_t lt_destroy(T *object) {
+    if (object) { lt_counts().objects--; }
+    delete object;
+    return CUBLAS_STATUS_SUCCESS;
+}
+template <class T> cublasStatus_t lt_set(T *field, const void *value, size_t bytes) {
+    if (!value || bytes != sizeof *field) { return CUBLAS_STATUS_INVALID_VALUE; }
+    std::memcpy(field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ---- one product
+
+// a matrix, or a vector of one column
+struct LtMatrix {
+    void *data;
+    cudaDataType_t type;
+    size_t rows, cols, ld;
+    size_t bytes_of_element() const { return type == CUDA_R_16BF ? 2 : 4; }
+    float get(size_t i, size_t j) const {
+        size_t at = i + j * ld;
+        return type == CUDA_R_16BF ? bf16_to_float(static_cast<bf16 *>(data)[at]) : static_cast<float *>(data)[at];
+    }
+    void set(size_t i, size_t j, float x) const {
+        size_t at = i + j * ld;
+        if (type == CUDA_R_16BF) {
+            static_cast<bf16 *>(data)[at] = float_to_bf16(x);
+        } else {
+            static_cast<float *>(data)[at] = x;
+        }
+    }
+    bool begins_in(const void *other, size_t bytes) const {
+        return reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(other) < bytes;
+    }
+    bool on_device() const { return memory_kind(data, ((cols - 1) * ld + rows) * bytes_of_element()) == DEVICE; }
+    bool aligned_to(size_t bytes) const {
+        return reinterpret_cast<uintptr_t>(data) % bytes == 0 && ld * bytes_of_element() % bytes == 0;
+    }
+};
+
+struct LtProduct {
+    SimtLtDesc desc;
+    LtMatrix a, b, c, d, aux, bias;
+    size_t k;
+    float alpha, beta;
+    cublasLtMatmulAlgo_t algo;
+    float *workspace;
+};
+
+// fp32 to the 10 bits after the point that TF32 keeps
+inline float to_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+
+// op(x), k-major: row p holds its `count` elements of that k
+inline std::vector<float> lt_factors(const LtMatrix &x, bool k_is_row, size_t count, size_t k, bool tf32) {
+    std::vector<float> factors(count * k);
+    for (size_t p = 0; p < k; p++) {
+        for (size_t i = 0; i < count; i++) {
+            float factor = k_is_row ? x.get(p, i) : x.get(i, p);
+            factors[p * count + i] = tf32 ? to_tf32(factor) : factor;
+        }
+    }
+    return factors;
+}
+
+// out (m) = column j of the products of k = begin .. end
+inline void lt_column(float *out, const LtProduct &w, const std::vector<float> &a, const std::vector<float> &b,
+                      size_t j, size_t begin, size_t end) {
+    size_t m = w.d.rows, n = w.d.cols;
+    std::vector<float> sum[2] = {std::vector<float>(m), std::vector<float>(m)};
+    for (size_t p = begin; p < end; p++) {
+        float *to = sum[w.algo.data[1] == 1 ? p % 2 : 0].data(), factor = b[p * n + j];
+        const float *from = &a[p * m];
+        for (size_t i = 0; i < m; i++) { to[i] += from[i] * factor; }
+    }
+    for (size_t i = 0; i < m; i++) { out[i] = sum[0][i] + sum[1][i]; }
+}
+
+inline double lt_gelu_inner(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
+inline float lt_gelu(double x) { return static_cast<float>(0.5 * x * (1 + std::tanh(lt_gelu_inner(x)))); }
+inline float lt_gelu_slope(double x) {
+    double t = std::tanh(lt_gelu_inner(x)), inner_slope = 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+    return static_cast<float>(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope);
+}
+
+// what the epilogue makes of one sum
+inline float lt_finish(const LtProduct &w, size_t i, size_t j, float x) {
+    uint32_t epilogue = w.desc.epilogue;
+    if (epilogue & 4) { x += w.bias.get(i, 0); }
+    if (epilogue & 32) {
+        w.aux.set(i, j, x);
+        x = lt_gelu(x);
+    }
+    if (epilogue & 64) { x *= lt_gelu_slope(w.aux.get(i, j)); }
+    return x;
+}
+
+inline void lt_multiply(const LtProduct &w) {
+    size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
+    bool fast = lt_settings().fast_number == static_cast<int>(w.algo.data[1]) &&
+                lt_settings().fast_splits == static_cast<int>(splits);
+    const std::vector<uint32_t> &slow = lt_settings().slow_epilogues;
+    bool slow_epilogue = std::find(slow.begin(), slow.end(), w.desc.epilogue) != slow.end();
+    if ((lt_settings().fast_number >= 0 && !fast) || slow_epilogue) {
+        for (double until = seconds_now() + lt_settings().delay; seconds_now() < until;) {}
+    }
+    bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    std::vector<float> a = lt_factors(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
+    std::vector<float> b = lt_factors(w.b, !w.desc.transpose_b, n, w.k, tf32);
+    float *sums = splits > 1 ? w.workspace : result.data();
+    for (size_t at = 0; at < splits * n; at++) {
+        size_t part = at / n;
+        lt_column(sums + at * m, w, a, b, at % n, w.k * part / splits, w.k * (part + 1) / splits);
+    }
+    for (size_t at = 0; at < m * n; at++) {
+        float sum = sums[at];
+        for (size_t part = 1; part < splits; part++) { sum += sums[part * m * n + at]; }
+        float x = w.alpha * sum + (w.beta == 0 ? 0 : w.beta * w.c.get(at % m, at / m));
+        result[at] = lt_finish(w, at % m, at / m, x);
+        w.d.set(at % m, at / m, result[at]);
+    }
+    for (size_t i = 0; w.desc.epilogue & 16 && i < m; i++) {
+        float sum = 0;
+        for (size_t j = 0; j < n; j++) { sum += result[i + j * m]; }
+        w.bias.set(i, 0, sum);
+    }
+    for (size_t j = 0; w.desc.epilogue & 512 && j < n; j++) {
+        float sum = 0;
+        for (size_t p = 0; p < w.k; p++) { sum += w.desc.transpose_b ? w.b.get(j, p) : w.b.get(p, j); }
+        w.bias.set(j, 0, sum);
+    }
+}
+
+// ---- what is refused
+
+inline bool lt_known_epilogue(uint32_t epilogue) {
+    switch (epilogue) {
+    case CUBLASLT_EPILOGUE_DEFAULT:
+    case CUBLASLT_EPILOGUE_BIAS:
+    case CUBLASLT_EPILOGUE_GELU_AUX:
+    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
+    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+    case CUBLASLT_EPILOGUE_BGRADB: return true;
+    default: return false;
+    }
+}
+
+inline cublasStatus_t lt_check_shapes(const SimtLtDesc &desc, const SimtLtLayout &a, const SimtLtLayout &b,
+                                      const SimtLtLayout &c, const SimtLtLayout &d) {
+    for (const SimtLtLayout *x : {&a, &b, &c, &d}) {
+        if (x->rows == 0 || x->cols == 0 || x->ld < static_cast<int64_t>(x->rows)) {
+            return CUBLAS_STATUS_INVALID_VALUE;
+        }
+    }
+    uint64_t m = desc.transpose_a ? a.cols : a.rows, k = desc.transpose_a ? a.rows : a.cols;
+    uint64_t n = desc.transpose_b ? b.rows : b.cols, k_of_b = desc.transpose_b ? b.cols : b.rows;
+    bool fits = k == k_of_b && d.rows == m && d.cols == n && c.rows == m && c.cols == n && c.type == d.type;
+    return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// the epilogue's own conditions
+inline cublasStatus_t lt_check_epilogue(const SimtLtDesc &desc, const SimtLtLayout &d) {
+    bool bias = desc.epilogue & (4 | 16 | 512), aux = desc.epilogue & 128;
+    if (!lt_known_epilogue(desc.epilogue) || (desc.epilogue & lt_settings().epilogues_off)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if ((bias && !desc.bias) || (aux && (!desc.aux || desc.aux_ld < static_cast<int64_t>(d.rows)))) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    return !aux || desc.aux_ld % 8 == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+inline cublasStatus_t lt_check(const SimtLtDesc &desc, const SimtLtLayout &a, const SimtLtLayout &b,
+                               const SimtLtLayout &c, const SimtLtLayout &d) {
+    cublasStatus_t status = lt_check_shapes(desc, a, b, c, d);
+    if (status == CUBLAS_STATUS_SUCCESS) { status = lt_check_epilogue(desc, d); }
+    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
+    bool bf16_in = a.type == CUDA_R_16BF, tf32 = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    bool types = a.type == b.type && (bf16_in ? !tf32 : d.type == CUDA_R_32F);
+    return types && !lt_settings().no_algorithms ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// bf16 tensor cores read 16 bytes at a time
+inline bool lt_aligned(const SimtLtLayout &x, size_t alignment) {
+    return x.type != CUDA_R_16BF || (alignment % 16 == 0 && x.ld % 8 == 0);
+}
+
+// whether the algorithm is one of ours and can do this product; *workspace: what it takes
+inline cublasStatus_t lt_check_algorithm(const SimtLtDesc &desc, const SimtLtLayout &a, const SimtLtLayout &d,
+                                         const cublasLtMatmulAlgo_t &algo, size_t *workspace) {
+    uint64_t splits = algo.data[2], scheme = algo.data[3], k = desc.transpose_a ? a.rows : a.cols;
+    if (algo.data[0] != LT_MAGIC || algo.data[1] >= LT_NUMBERS || splits < 1) { return CUBLAS_STATUS_INVALID_VALUE; }
+    *workspace = splits > 1 ? splits * d.rows * d.cols * sizeof(float) : 0;
+    bool split_as_it_should = splits == 1 || (scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE &&
+                                              splits <= LT_MAX_SPLITS && splits <= k && !(desc.epilogue & 16));
+    return split_as_it_should ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+}  // namespace simt
+
+// ---- the library's functions
+
+inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return simt::lt_create(handle); }
+inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return simt::lt_destroy(handle); }
+inline size_t cublasLtGetVersion() { return simt::lt_settings().version; }
+inline const char *cublasLtGetStatusString(cublasStatus_t status) {
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the GPU program failed to execute";
+    default: return "the functionality requested is not supported";
+    }
+}
+
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                               cudaDataType_t) {
+    return simt::lt_create(desc, compute);
+}
+inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return simt::lt_destroy(desc); }
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                                     size_t bytes) {
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return simt::lt_set(&desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return simt::lt_set(&desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return simt::lt_set(&desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return simt::lt_set(&desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return simt::lt_set(&desc->aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return simt::lt_set(&desc->aux_ld, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
+                                                 uint64_t cols, int64_t ld) {
+    return simt::lt_create(layout, type, rows, cols, ld);
+}
+inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return simt::lt_destroy(layout); }
+
+inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+    return simt::lt_create(preference);
+}
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    return simt::lt_destroy(preference);
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void *value, size_t bytes) {
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return simt::lt_set(&preference->workspace_bytes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return simt::lt_set(&preference->reduction_schemes, value, bytes);
+    default: return simt::lt_set(&preference->alignment[attribute - 5], value, bytes);
+    }
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
+                                                           cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                           const void *value, size_t bytes) {
+    uint32_t number = 0;
+    if (attribute == CUBLASLT_ALGO_CONFIG_ID || bytes != sizeof number) { return CUBLAS_STATUS_INVALID_VALUE; }
+    std::memcpy(&number, value, bytes);
+    algo->data[attribute] = number;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+                                              cublasLtMatmulHeuristicResult_t *result) {
+    cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
+    return simt::lt_check_algorithm(*desc, *a, *d, *algo, &result->workspaceSize);
+}
+
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     cublasLtMatmulPreference_t preference, int requested,
+                                                     cublasLtMatmulHeuristicResult_t results[], int *returned) {
+    simt::lt_counts().heuristics++;
+    *returned = 0;
+    cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
+    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
+    const SimtLtLayout *layouts[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) {
+        if (!simt::lt_aligned(*layouts[i], preference->alignment[i])) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+    }
+    const uint64_t offered[3][2] = {{0, 1}, {1, 1}, {0, 2}};  // number, splits
+    for (const auto &[number, splits] : offered) {
+        uint32_t scheme = splits > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+        cublasLtMatmulHeuristicResult_t result = {};
+        result.algo = {{simt::LT_MAGIC, number, splits, scheme, 0, 0, 0, 0}};
+        if (*returned == requested || (scheme & preference->reduction_schemes) != scheme) { continue; }
+        result.state = cublasLtMatmulAlgoCheck(handle, desc, a, b, c, d, &result.algo, &result);
+        if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > preference->workspace_bytes) { continue; }
+        results[(*returned)++] = result;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                                     cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
+                                     const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
+                                     cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                                     size_t workspace_bytes, cudaStream_t stream) {
+    auto matrix = [](const void *data, const SimtLtLayout &x) {
+        return simt::LtMatrix{const_cast<void *>(data), x.type, x.rows, x.cols, static_cast<size_t>(x.ld)};
+    };
+    size_t needed = 0;
+    cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
+    if (status == CUBLAS_STATUS_SUCCESS) { status = simt::lt_check_algorithm(*desc, *a, *d, *algo, &needed); }
+    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
+    if (needed > workspace_bytes || reinterpret_cast<uintptr_t>(workspace) % 256) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+
+    size_t bias_rows = desc->epilogue & 512 ? d->cols : d->rows, k = desc->transpose_a ? a->rows : a->cols;
+    simt::LtProduct product = {*desc,
+                               matrix(A, *a),
+                               matrix(B, *b),
+                               matrix(C, *c),
+                               matrix(D, *d),
+                               {},
+                               {},
+                               k,
+                               0,
+                               0,
+                               *algo,
+                               static_cast<float *>(workspace)};
+    product.aux = {desc->aux, d->type, d->rows, d->cols, static_cast<size_t>(desc->aux_ld)};
+    product.bias = {desc->bias, d->type, bias_rows, 1, bias_rows};
+    std::memcpy(&product.alpha, alpha, sizeof product.alpha);
+    std::memcpy(&product.beta, beta, sizeof product.beta);
+    for (const simt::LtMatrix *x : {&product.a, &product.b, &product.c, &product.d}) {
+        if (x->type == CUDA_R_16BF && !x->aligned_to(16)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+        if (!x->on_device()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    }
+    bool vectors = (!(desc->epilogue & 128) || product.aux.on_device()) &&
+                   (!(desc->epilogue & (4 | 16 | 512)) || product.bias.on_device());
+    if (!vectors) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    for (const simt::LtMatrix *x : {&product.a, &product.b, &product.d, &product.aux, &product.bias}) {
+        if (x->begins_in(workspace, workspace_bytes)) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    }
+    simt::lt_counts().matmuls++;
+    simt::lt_counts().latest = *algo;
+    auto multiply = [=] { simt::lt_multiply(product); };
+    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", multiply}) == cudaSuccess;
+    return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}

@@ -1,0 +1,543 @@
+/*
+The part of the CUDA runtime that a trainer calls, on the host, so that its CUDA code runs under the emulator of simt.h.
+defines: cudaMalloc .. cudaGraphLaunch with the types and constants they need; simt::launch, simt::runtime
+Names, arguments and return values are CUDA's (12.0 and later). What this adds, to find mistakes:
+  Memory     Device memory is filled with NaN bytes and allocated exactly, so that ASan sees an access beyond its end.
+             A copy or memset whose device end is not inside one device allocation fails with cudaErrorInvalidValue.
+  Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
+  Streams    Work is done at once, in the order of the calls.
+  Capture    Between cudaStreamBeginCapture and EndCapture, launches, copies and memsets on the stream are recorded with
+             their arguments and not done; cudaGraphLaunch does them. Streams that wait for an event of a capturing
+             stream join the capture, and must be joined back before it ends. What a capture forbids (to synchronise, to
+             allocate or free, a copy with pageable host memory, the default stream) fails and spoils the capture;
+             every capture is as strict as cudaStreamCaptureModeGlobal. A graph's nodes stand in the order of the calls;
+             kernels have the names of their launches, a product of cuBLASLt is one kernel.
+  Counters   simt::runtime() counts host synchronisations and pageable copies, and what a GPU would have had to do
+             while the host waited.
+For one host thread.
+*/
+#pragma once
+#include "llmc/emulator/simt.h"
+#include <map>
+#include <tuple>
+#include <utility>
+#include <ctime>
+
+// ---- CUDA's types and constants, with CUDA's values
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureUnsupported = 900,
+    cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureUnmatched = 903,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureImplicit = 906,
+    cudaErrorCapturedEvent = 907
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone,
+    cudaStreamCaptureStatusActive,
+    cudaStreamCaptureStatusInvalidated
+};
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock;
+    int l2CacheSize, memoryBusWidth;
+};
+
+struct SimtStream;
+struct SimtGraph;
+struct SimtEvent {
+    double seconds = -1;  // when it was recorded; negative: never
+    bool timed = true;
+    SimtGraph *capture = nullptr;  // the capture it was recorded in, if any
+    SimtStream *stream = nullptr;  // .. and on which stream, after how much of its work
+    size_t work_before = 0;
+    uint64_t graphs_before = 0;  // runtime().graph_launches when it was recorded
+};
+enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
+struct SimtGraphNode {
+    cudaGraphNodeType type;
+    const char *name;  // a kernel's; what stands in the launch
+    std::function<void()> work;
+};
+// a captured graph: what to do, in an order that respects every event
+struct SimtGraph {
+    std::vector<SimtGraphNode> nodes;
+    SimtStream *origin = nullptr;
+    bool spoiled = false;
+};
+struct SimtGraphExec {
+    std::vector<SimtGraphNode> nodes;
+};
+struct SimtStream {
+    SimtGraph *capture = nullptr;     // what it records into, if it captures
+    size_t recorded = 0, joined = 0;  // of a stream that joined a capture: its work, and what of it was waited for
+};
+typedef SimtStream *cudaStream_t;
+typedef SimtEvent *cudaEvent_t;
+typedef SimtGraph *cudaGraph_t;
+typedef SimtGraphNode *cudaGraphNode_t;
+typedef SimtGraphExec *cudaGraphExec_t;
+
+namespace simt {
+
+// ---- what the runtime knows
+
+enum MemoryKind { PAGEABLE, PINNED, DEVICE };
+struct Allocation {
+    size_t bytes;
+    MemoryKind kind;
+};
+
+struct Runtime {
+    uint64_t host_synchronisations = 0;  // including each cudaMemcpy
+    uint64_t pageable_copies = 0;        // copies of the Async kind that had to wait, since their host end is pageable
+    uint64_t launches = 0, graph_launches = 0;
+    uint64_t graphs_meanwhile = 0;  // over all waits for an event: graphs launched after it, and before the wait
+    size_t device_bytes = size_t{8} << 30;  // the device's memory; a test may shrink it
+    size_t device_bytes_used = 0;
+    cudaError_t last_error = cudaSuccess;
+    std::map<uintptr_t, Allocation> allocations;          // by address
+    std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, after cudaFuncSetAttribute
+    std::vector<cudaStream_t> streams;
+    std::vector<cudaGraph_t> captures;  // under way
+};
+
+inline Runtime &runtime() {
+    static Runtime all;
+    return all;
+}
+
+enum { DEVICE_SMS = 4, SHARED_BYTES_BY_DEFAULT = 48 * 1024, SHARED_BYTES_OF_SM = 228 * 1024, THREADS_OF_SM = 2048 };
+
+// every failing call goes through here
+inline cudaError_t failed(cudaError_t error) {
+    runtime().last_error = error;
+    return error;
+}
+
+inline double seconds_now() {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// ---- memory
+
+// where an address lies; `bytes` from it must be inside one allocation, or it is taken for pageable
+inline MemoryKind memory_kind(const void *address, size_t bytes) {
+    const auto &all = runtime().allocations;
+    uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    auto after = all.upper_bound(at);
+    if (after == all.begin()) { return PAGEABLE; }
+    const auto &[begin, allocation] = *std::prev(after);
+    bool inside = at - begin < allocation.bytes && bytes <= allocation.bytes - (at - begin);
+    return inside ? allocation.kind : PAGEABLE;
+}
+
+inline bool capturing() { return !runtime().captures.empty(); }
+
+// what a capture forbids: every capture under way comes to nothing
+inline cudaError_t spoil_captures(cudaError_t error) {
+    for (cudaGraph_t graph : runtime().captures) { graph->spoiled = true; }
+    return failed(error);
+}
+
+inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
+    Runtime &r = runtime();
+    *address = nullptr;
+    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    if (bytes == 0) { return cudaSuccess; }
+    if (kind == DEVICE && bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used)) {
+        return failed(cudaErrorMemoryAllocation);
+    }
+    if (posix_memalign(address, 256, bytes)) { return failed(cudaErrorMemoryAllocation); }
+    std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
+    r.allocations[reinterpret_cast<uintptr_t>(*address)] = Allocation{bytes, kind};
+    if (kind == DEVICE) { r.device_bytes_used += bytes; }
+    return cudaSuccess;
+}
+
+inline cudaError_t release(void *address, MemoryKind kind) {
+    Runtime &r = runtime();
+    if (!address) { return cudaSuccess; }
+    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
+    if (found == r.allocations.end() || found->second.kind != kind) { return failed(cudaErrorInvalidValue); }
+    if (kind == DEVICE) { r.device_bytes_used -= found->second.bytes; }
+    r.allocations.erase(found);
+    std::free(address);
+    return cudaSuccess;
+}
+
+// ---- work on streams
+
+// Does work, or records it if the stream captures.
+inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
+    if (!stream && capturing()) { return spoil_captures(cudaErrorStreamCaptureImplicit); }
+    if (!stream || !stream->capture) {
+        node.work();
+        return cudaSuccess;
+    }
+    stream->recorded++;
+    stream->capture->nodes.push_back(std::move(node));
+    return cudaSuccess;
+}
+
+inline size_t shared_bytes_allowed(const void *kernel) {
+    auto found = runtime().shared_bytes_allowed.find(kernel);
+    return found == runtime().shared_bytes_allowed.end() ? size_t{SHARED_BYTES_BY_DEFAULT} : found->second;
+}
+
+// Runs a kernel, or records it. Arguments are converted to the kernel's parameters and kept by value.
+template <class... P>
+void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, cudaStream_t stream,
+            std::type_identity_t<P>... arguments) {
+    uint64_t threads = uint64_t{dim.x} * dim.y * dim.z;
+    bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
+    if (!grid_fits || threads == 0 || threads > MAX_THREADS || dim.z > 64) {
+        failed(cudaErrorInvalidConfiguration);
+        return;
+    }
+    if (shared_bytes > shared_bytes_allowed(reinterpret_cast<const void *>(kernel))) {
+        failed(cudaErrorInvalidValue);
+        return;
+    }
+    runtime().launches++;
+    std::tuple<P...> kept(arguments...);
+    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); };
+    submit(stream, {cudaGraphNodeTypeKernel, name, run});
+}
+
+// Whether both ends of a copy are where its direction says. cudaMemcpyDefault finds out by itself.
+inline bool ends_match(MemoryKind to, MemoryKind from, cudaMemcpyKind direction) {
+    bool to_device = direction == cudaMemcpyHostToDevice || direction == cudaMemcpyDeviceToDevice;
+    bool from_device = direction == cudaMemcpyDeviceToHost || direction == cudaMemcpyDeviceToDevice;
+    if (direction == cudaMemcpyDefault) { return true; }
+    return (to == DEVICE) == to_device && (from == DEVICE) == from_device;
+}
+
+inline cudaError_t count_synchronisation() {
+    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    runtime().host_synchronisations++;
+    return cudaSuccess;
+}
+
+}  // namespace simt
+
+// ---- errors
+
+inline const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureUnmatched: return "capture was not initiated in this stream";
+    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureImplicit: return "operation would make the legacy stream depend on a capturing stream";
+    case cudaErrorCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
+    }
+    return "unrecognized error code";
+}
+inline cudaError_t cudaPeekAtLastError() { return simt::runtime().last_error; }
+inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime().last_error, cudaSuccess); }
+
+// ---- the device: made up, small
+
+inline cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+    return device == 0 ? cudaSuccess : simt::failed(cudaErrorInvalidDevice);
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    if (device != 0) { return simt::failed(cudaErrorInvalidDevice); }
+    *properties = cudaDeviceProp{};
+    snprintf(properties->name, sizeof properties->name, "emulator");
+    properties->totalGlobalMem = simt::runtime().device_bytes;
+    properties->sharedMemPerBlock = simt::SHARED_BYTES_BY_DEFAULT;
+    properties->sharedMemPerBlockOptin = simt::SHARED_BYTES;
+    properties->sharedMemPerMultiprocessor = simt::SHARED_BYTES_OF_SM;
+    properties->major = 9;
+    properties->multiProcessorCount = simt::DEVICE_SMS;
+    properties->warpSize = simt::WARP;
+    properties->maxThreadsPerBlock = simt::MAX_THREADS;
+    properties->maxThreadsPerMultiProcessor = simt::THREADS_OF_SM;
+    properties->regsPerBlock = 65536;
+    properties->l2CacheSize = 4 << 20;
+    properties->memoryBusWidth = 512;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp properties;
+    cudaError_t error = cudaGetDeviceProperties(&properties, device);
+    if (error != cudaSuccess) { return error; }
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(properties.sharedMemPerBlock); break;
+    case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
+    case cudaDevAttrL2CacheSize: *value = properties.l2CacheSize; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = properties.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = simt::SHARED_BYTES_OF_SM; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = simt::SHARED_BYTES; break;
+    default: return simt::failed(cudaErrorInvalidValue);
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    *total_bytes = simt::runtime().device_bytes;
+    *free_bytes = *total_bytes - std::min(*total_bytes, simt::runtime().device_bytes_used);
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int *version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+inline cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
+
+template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) { return cudaSuccess; }
+    if (value < 0 || value > simt::SHARED_BYTES) { return simt::failed(cudaErrorInvalidValue); }
+    simt::runtime().shared_bytes_allowed[reinterpret_cast<const void *>(kernel)] = static_cast<size_t>(value);
+    return cudaSuccess;
+}
+// as many as threads and dynamic shared memory allow; registers are not known here
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, int threads, size_t shared_bytes) {
+    if (threads < 1 || threads > simt::MAX_THREADS) { return simt::failed(cudaErrorInvalidValue); }
+    int by_shared = static_cast<int>(simt::SHARED_BYTES_OF_SM / (shared_bytes + 1024));  // each block takes 1 KB more
+    *blocks = std::min({simt::THREADS_OF_SM / threads, by_shared, 32});
+    return cudaSuccess;
+}
+
+// ---- memory
+
+template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {
+    return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::DEVICE);
+}
+// all device memory can be read by the host here
+template <class T> cudaError_t cudaMallocManaged(T **address, size_t bytes) { return cudaMalloc(address, bytes); }
+template <class T> cudaError_t cudaMallocHost(T **address, size_t bytes) {
+    return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::PINNED);
+}
+inline cudaError_t cudaFree(void *address) { return simt::release(address, simt::DEVICE); }
+inline cudaError_t cudaFreeHost(void *address) { return simt::release(address, simt::PINNED); }
+
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind direction,
+                                   cudaStream_t stream = nullptr) {
+    simt::MemoryKind to_kind = simt::memory_kind(to, bytes), from_kind = simt::memory_kind(from, bytes);
+    if (bytes == 0) { return cudaSuccess; }
+    if (!simt::ends_match(to_kind, from_kind, direction)) { return simt::failed(cudaErrorInvalidValue); }
+    if (to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE) {
+        if (stream && stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
+        simt::runtime().pageable_copies++;
+    }
+    return simt::submit(stream, {cudaGraphNodeTypeMemcpy, "", [=] { std::memmove(to, from, bytes); }});
+}
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
+    if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
+        return simt::failed(cudaErrorInvalidValue);
+    }
+    cudaError_t error = simt::count_synchronisation();
+    if (error == cudaSuccess && bytes) { std::memmove(to, from, bytes); }
+    return error;
+}
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr) {
+    if (bytes == 0) { return cudaSuccess; }
+    if (simt::memory_kind(to, bytes) != simt::DEVICE) { return simt::failed(cudaErrorInvalidValue); }
+    return simt::submit(stream, {cudaGraphNodeTypeMemset, "", [=] { std::memset(to, value, bytes); }});
+}
+inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
+
+// ---- streams and events
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    *stream = new SimtStream();
+    simt::runtime().streams.push_back(*stream);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    auto &all = simt::runtime().streams;
+    auto found = std::find(all.begin(), all.end(), stream);
+    if (found == all.end()) { return simt::failed(cudaErrorInvalidResourceHandle); }
+    if (stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    all.erase(found);
+    delete stream;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return simt::count_synchronisation(); }
+inline cudaError_t cudaDeviceSynchronize() { return simt::count_synchronisation(); }
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = new SimtEvent();
+    (*event)->timed = !(flags & cudaEventDisableTiming);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
+    if (!stream && simt::capturing()) { return simt::spoil_captures(cudaErrorStreamCaptureImplicit); }
+    event->capture = stream ? stream->capture : nullptr;
+    event->stream = stream;
+    event->work_before = stream ? stream->recorded : 0;
+    event->graphs_before = simt::runtime().graph_launches;
+    event->seconds = simt::seconds_now();
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return event->capture ? simt::spoil_captures(cudaErrorCapturedEvent) : cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->capture) { return simt::spoil_captures(cudaErrorCapturedEvent); }
+    simt::runtime().graphs_meanwhile += simt::runtime().graph_launches - event->graphs_before;
+    return simt::count_synchronisation();
+}
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    bool recorded = from->seconds >= 0 && to->seconds >= 0 && !from->capture && !to->capture;
+    if (!recorded || !from->timed || !to->timed) { return simt::failed(cudaErrorInvalidResourceHandle); }
+    *milliseconds = static_cast<float>(1e3 * (to->seconds - from->seconds));
+    return cudaSuccess;
+}
+// Within a capture this is how streams join: one that does not capture yet takes part, and the event's stream has been
+// waited for up to the event.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+    bool other_capture = stream && stream->capture && stream->capture != event->capture;
+    if (event->capture ? !stream || other_capture : stream && stream->capture) {
+        return simt::spoil_captures(cudaErrorStreamCaptureUnsupported);
+    }
+    if (!event->capture) { return cudaSuccess; }
+    if (!stream->capture) {
+        stream->capture = event->capture;
+        stream->recorded = 1;  // even without work of its own, a stream that joined must be joined back
+        stream->joined = 0;
+    }
+    event->stream->joined = std::max(event->stream->joined, event->work_before);
+    return cudaSuccess;
+}
+
+// ---- graphs
+
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (!stream || stream->capture) { return simt::failed(cudaErrorStreamCaptureUnsupported); }
+    stream->capture = new SimtGraph();
+    stream->capture->origin = stream;
+    simt::runtime().captures.push_back(stream->capture);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    if (!stream || !stream->capture) {
+        *status = cudaStreamCaptureStatusNone;
+    } else if (stream->capture->spoiled) {
+        *status = cudaStreamCaptureStatusInvalidated;
+    } else {
+        *status = cudaStreamCaptureStatusActive;
+    }
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    *graph = nullptr;
+    if (!stream || !stream->capture || stream->capture->origin != stream) {
+        return simt::failed(cudaErrorStreamCaptureUnmatched);
+    }
+    SimtGraph *captured = stream->capture;
+    bool unjoined = false;
+    for (cudaStream_t other : simt::runtime().streams) {
+        if (other->capture != captured) { continue; }
+        unjoined |= other != stream && other->joined < other->recorded;
+        other->capture = nullptr;
+    }
+    std::erase(simt::runtime().captures, captured);
+    if (captured->spoiled || unjoined) {
+        cudaError_t error = captured->spoiled ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
+        cudaGraphDestroy(captured);
+        return simt::failed(error);
+    }
+    *graph = captured;
+    return cudaSuccess;
+}
+// nodes: room for *count, or null to learn how many there are; they live as long as the graph
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
+    size_t room = nodes ? *count : 0;
+    *count = nodes ? std::min(room, graph->nodes.size()) : graph->nodes.size();
+    for (size_t i = 0; i < std::min(room, *count); i++) { nodes[i] = &graph->nodes[i]; }
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType *type) {
+    *type = node->type;
+    return cudaSuccess;
+}
+enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
+    *exec = new SimtGraphExec{graph->nodes};
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    simt::runtime().graph_launches++;
+    for (const SimtGraphNode &node : exec->nodes) {
+        cudaError_t error = simt::submit(stream, node);
+        if (error != cudaSuccess) { return error; }
+    }
+    return cudaSuccess;
+}

@@ -1,0 +1,308 @@
+/*
+CUDA's words for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
+defines: dim3, float4 and its kin, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
+         __ballot_sync .., __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
+         simt::settings, simt::counts, simt::run_grid, and the tensor-core instructions that cuda_common.cuh wraps
+
+How it works. Blocks run one after another on an OS thread (with OpenMP, each thread takes blocks of its own).
+  Fibers     Every CUDA thread has a stack of its own and runs until it must wait for others; then it switches back to
+             the scheduler, in ten instructions of assembly.
+  Scheduler  Greedy: a warp runs on until all its lanes wait at a block barrier or have returned, and only then does
+             the next warp start. Warps so far apart make a missing barrier show. Warps run in order, in reverse, or
+             in an order drawn from a seed.
+  Warp operations (shuffle, vote, __syncwarp, ldmatrix, mma). Each lane leaves its operands and waits; when every lane
+             of the mask is there, the scheduler does the operation once for all of them.
+  Shared memory has a note ("shadow") beside every two bytes: who wrote and read them last, and when. Two accesses, one
+             of them a write, that no barrier separates are a race, whatever the schedule made of it.
+  cp.async   The destination is filled with NaN at once and with the data only when its thread waits for it: the latest
+             moment the memory model allows. Eager copying is the other mode: the earliest.
+Misuse aborts the program with one sentence that names the kernel, the block and the thread.
+
+Not emulated: clusters, grid-wide barriers, blocks that wait for each other, wgmma, TMA, and races on global memory.
+A __syncwarp of some lanes only waits for them, but orders no memory here.
+*/
+#pragma once
+#include "llmc/emulator/block.h"
+#include "llmc/emulator/shared.h"
+
+// ---- CUDA's keywords. __shared__ is missing on options: SHARED_ARRAY and DYNAMIC_SHARED are checked
+
+#define __global__ __attribute__((unused))
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+namespace simt {
+
+// ---- warp operations
+
+template <class Operands> Operands &operands_of(Block &b, int warp, int lane) {
+    return *static_cast<Operands *>(b.threads[warp * WARP + lane].operands);
+}
+
+inline int current_lane() { return block().current % WARP; }
+
+struct ShuffleOperands {
+    uint64_t given, received;
+    int source;
+};
+
+inline void do_shuffle(Block &b, int warp, uint32_t mask) {
+    b.counts.shuffles++;
+    for (int lane = 0; lane < WARP; lane++) {
+        if (!(mask >> lane & 1)) { continue; }
+        ShuffleOperands &own = operands_of<ShuffleOperands>(b, warp, lane);
+        if (!(mask >> own.source & 1)) {
+            refuse(warp * WARP + lane, "shuffles from lane %d, which is not in the mask %08x", own.source, mask);
+        }
+        own.received = operands_of<ShuffleOperands>(b, warp, own.source).given;
+    }
+}
+
+template <class T> T shuffle(uint32_t mask, T value, int source) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    ShuffleOperands own = {0, 0, source};
+    std::memcpy(&own.given, &value, sizeof value);
+    wait_for_warp(mask, do_shuffle, &own);
+    std::memcpy(&value, &own.received, sizeof value);
+    return value;
+}
+
+struct VoteOperands {
+    bool given;
+    uint32_t received;
+};
+
+inline void do_vote(Block &b, int warp, uint32_t mask) {
+    uint32_t ballot = 0;
+    for (int lane = 0; lane < WARP; lane++) {
+        if ((mask >> lane & 1) && operands_of<VoteOperands>(b, warp, lane).given) { ballot |= 1u << lane; }
+    }
+    for (int lane = 0; lane < WARP; lane++) {
+        if (mask >> lane & 1) { operands_of<VoteOperands>(b, warp, lane).received = ballot; }
+    }
+}
+
+inline uint32_t vote(uint32_t mask, bool predicate) {
+    VoteOperands own = {predicate, 0};
+    wait_for_warp(mask, do_vote, &own);
+    return own.received;
+}
+
+inline void do_warp_barrier(Block &b, int warp, uint32_t mask) {
+    int lanes = std::min<int>(WARP, b.num_threads - warp * WARP);
+    if (mask == 0xffffffffu >> (WARP - lanes)) { b.warp_barrier[warp] = ++b.time; }
+}
+
+// ldmatrix.m8n8.x4.b16: lanes 8i .. 8i+7 give the addresses of the rows of matrix i. Of each matrix, lane l receives
+// elements 2*(l%4) and the next of row l/4; with .trans elements of row 2*(l%4) and the next, of column l/4.
+struct LdmatrixOperands {
+    uint32_t address, received[4];
+    bool transposed;
+};
+
+// Reads the rows of matrix m. The 32 banks serve 8 rows at once unless two begin in the same 16 bytes modulo 128.
+inline void read_matrix(Block &b, int warp, int m, uint16_t (&element)[8][8]) {
+    int rows_in_banks[8] = {0}, wavefronts = 1;
+    for (int row = 0; row < 8; row++) {
+        int lane = m * 8 + row, thread = warp * WARP + lane;
+        uint32_t address = operands_of<LdmatrixOperands>(b, warp, lane).address;
+        std::memcpy(element[row], shared_bytes_at(address, 16, thread), 16);
+        note_read(address, 16, thread);
+        wavefronts = std::max(wavefronts, ++rows_in_banks[address / 16 % 8]);
+    }
+    b.counts.ldmatrix_wavefronts += static_cast<uint64_t>(wavefronts);
+}
+
+inline void do_ldmatrix(Block &b, int warp, uint32_t) {
+    b.counts.ldmatrix++;
+    for (int m = 0; m < 4; m++) {
+        uint16_t element[8][8];
+        read_matrix(b, warp, m, element);
+        for (int lane = 0; lane < WARP; lane++) {
+            LdmatrixOperands &own = operands_of<LdmatrixOperands>(b, warp, lane);
+            int i = lane / 4, j = lane % 4 * 2;
+            uint32_t low = own.transposed ? element[j][i] : element[i][j];
+            uint32_t high = own.transposed ? element[j + 1][i] : element[i][j + 1];
+            own.received[m] = high << 16 | low;
+        }
+    }
+}
+
+inline void ldmatrix(uint32_t (&received)[4], uint32_t address, bool transposed) {
+    LdmatrixOperands own = {address, {0, 0, 0, 0}, transposed};
+    wait_for_warp(0xffffffffu, do_ldmatrix, &own);
+    std::memcpy(received, own.received, sizeof received);
+}
+
+// mma.m16n8k16, bf16 to float. With g = lane/4, t = 2*(lane%4): register i of A holds row g + 8*(i%2), columns
+// t + 8*(i/2) and the next; register i of B rows t + 8*i and the next, of column g; element i of C and D is of row
+// g + 8*(i/2), column t + i%2.
+struct MmaOperands {
+    float *d;
+    const uint32_t *a;
+    uint32_t b[2];
+};
+
+inline float low_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair)}); }
+inline float high_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
+
+// to float, towards zero
+inline float cut_off(double x) {
+    float f = static_cast<float>(x);
+    bool away = std::isfinite(f) && std::fabs(static_cast<double>(f)) > std::fabs(x);
+    return away ? std::nextafterf(f, 0.0f) : f;
+}
+
+// c += a b, for a row of A and of C, as settings().mma_rounding says
+inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[16][8]) {
+    if (settings().mma_rounding == 0) {
+        for (int k = 0; k < 16; k++) {
+            for (int j = 0; j < 8; j++) { c[j] += a[k] * b[k][j]; }
+        }
+        return;
+    }
+    for (int half = 0; half < 16; half += 8) {
+        for (int j = 0; j < 8; j++) {
+            double sum = c[j];
+            for (int k = half; k < half + 8; k++) { sum += static_cast<double>(a[k]) * b[k][j]; }
+            c[j] = cut_off(sum);
+        }
+    }
+}
+
+inline void do_mma(Block &block, int warp, uint32_t) {
+    block.counts.mma++;
+    float a[16][16], b[16][8], c[16][8];
+    for (int lane = 0; lane < WARP; lane++) {
+        const MmaOperands &own = operands_of<MmaOperands>(block, warp, lane);
+        int g = lane / 4, t = lane % 4 * 2;
+        for (int i = 0; i < 4; i++) {
+            a[g + i % 2 * 8][t + i / 2 * 8] = low_bf16(own.a[i]);
+            a[g + i % 2 * 8][t + i / 2 * 8 + 1] = high_bf16(own.a[i]);
+            c[g + i / 2 * 8][t + i % 2] = own.d[i];
+        }
+        for (int i = 0; i < 2; i++) {
+            b[t + i * 8][g] = low_bf16(own.b[i]);
+            b[t + i * 8 + 1][g] = high_bf16(own.b[i]);
+        }
+    }
+    for (int i = 0; i < 16; i++) { multiply_add(c[i], a[i], b); }
+    for (int lane = 0; lane < WARP; lane++) {
+        float *d = operands_of<MmaOperands>(block, warp, lane).d;
+        for (int i = 0; i < 4; i++) { d[i] = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]; }
+    }
+}
+
+inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    MmaOperands own = {d, a, {b0, b1}};
+    wait_for_warp(0xffffffffu, do_mma, &own);
+}
+
+// ---- global memory: as one access of the size of T, which must be aligned to it
+
+template <class T> void check_global(const T *address) {
+    if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) {
+        refuse(block().current, "misaligned global address %p for %zu bytes", static_cast<const void *>(address),
+               sizeof(T));
+    }
+}
+
+template <class T> T load_global(const T *address) {  // memcpy, since a pack may be read through another type
+    check_global(address);
+    T value;
+    std::memcpy(static_cast<void *>(&value), address, sizeof value);
+    return value;
+}
+
+template <class T> void store_global(T *address, T value) {
+    check_global(address);
+    std::memcpy(static_cast<void *>(address), &value, sizeof value);
+}
+
+template <class T> T update_global(T *address, T (*update)(T, T), T operand) {
+    check_global(address);
+    T old, updated;
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    do {
+        updated = update(old, operand);
+    } while (!__atomic_compare_exchange(address, &old, &updated, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+}
+
+template <class T> T sum_of(T a, T b) { return a + b; }
+template <class T> T larger_of(T a, T b) { return a > b ? a : b; }
+template <class T> T second_of(T, T b) { return b; }
+
+}  // namespace simt
+
+// ---- CUDA's built-in variables and functions
+
+#define threadIdx (simt::block().threads[simt::block().current].index)
+#define blockIdx (simt::block().index)
+#define blockDim (simt::block().dim)
+#define gridDim (simt::block().grid)
+using std::max;
+using std::min;
+
+inline void __syncthreads(int line = __builtin_LINE()) { simt::wait_for_block(line); }
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { simt::wait_for_warp(mask, simt::do_warp_barrier, nullptr); }
+inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+template <class T> T __shfl_sync(uint32_t mask, T value, int source, int width = 32) {
+    return simt::shuffle(mask, value, (simt::current_lane() & -width) | (source & (width - 1)));
+}
+template <class T> T __shfl_up_sync(uint32_t mask, T value, unsigned delta, int width = 32) {
+    int lane = simt::current_lane(), source = lane - static_cast<int>(delta);
+    return simt::shuffle(mask, value, source < (lane & -width) ? lane : source);
+}
+template <class T> T __shfl_down_sync(uint32_t mask, T value, unsigned delta, int width = 32) {
+    int lane = simt::current_lane(), source = lane + static_cast<int>(delta);
+    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
+}
+template <class T> T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
+    int lane = simt::current_lane(), source = lane ^ lanes;
+    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
+}
+inline uint32_t __ballot_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0); }
+inline int __any_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0) != 0; }
+inline int __all_sync(uint32_t mask, int predicate) { return simt::vote(mask, predicate != 0) == mask; }
+
+template <class T> T __ldg(const T *p) { return simt::load_global(p); }
+template <class T> T __ldcs(const T *p) { return simt::load_global(p); }
+template <class T> T __ldcg(const T *p) { return simt::load_global(p); }
+template <class T> void __stcs(T *p, std::type_identity_t<T> value) { simt::store_global<T>(p, value); }
+template <class T> void __stcg(T *p, std::type_identity_t<T> value) { simt::store_global<T>(p, value); }
+
+template <class T> T atomicAdd(T *p, std::type_identity_t<T> x) { return simt::update_global(p, simt::sum_of<T>, x); }
+template <class T> T atomicMax(T *p, std::type_identity_t<T> x) {
+    return simt::update_global(p, simt::larger_of<T>, x);
+}
+template <class T> T atomicExch(T *p, std::type_identity_t<T> x) {
+    return simt::update_global(p, simt::second_of<T>, x);
+}
+template <class T> T atomicAdd(SharedPtr<T> p, std::type_identity_t<T> x) {
+    return simt::update_shared<T>(p.address, simt::sum_of<T>, x);
+}
+template <class T> T atomicMax(SharedPtr<T> p, std::type_identity_t<T> x) {
+    return simt::update_shared<T>(p.address, simt::larger_of<T>, x);
+}
+template <class T> T atomicExch(SharedPtr<T> p, std::type_identity_t<T> x) {
+    return simt::update_shared<T>(p.address, simt::second_of<T>, x);
+}
+
+inline float __uint_as_float(uint32_t bits) {
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+}
+inline uint32_t __float_as_uint(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, sizeof bits);
+    return bits;
+}
+#if !__GLIBC_PREREQ(2, 42)  // which has one of its own
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+#endif
+inline int __popc(uint32_t x) { return __builtin_popcount(x); }

@@ -1,0 +1,572 @@
+/*
+The data: files of tokens, and the loader that cuts them into batches while the previous step runs.
+defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_split,
+         token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close, token_shard_write,
+         DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
+         dataloader_sequences_per_epoch, dataloader_close
+
+Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then that many uint16,
+            little-endian. Any other file is text: a byte is a token, the vocabulary is 256.
+Sequence    j of a file is its tokens jT .. jT+T, both included; inputs are the first T, targets the last T. A file of
+            n tokens holds (n - 1) / T sequences, perhaps none; a rest that fills no sequence is not used.
+Order       sequence number s of a run is the pure function below of (seed, s), so the position is all of the state.
+              epoch e = s / sequences_per_epoch,  k = s % sequences_per_epoch
+              not shuffled  the k-th sequence, files in sorted order
+              shuffled      files permuted by (seed, e), and the sequences within each by (seed, e, file): reading stays
+                            within one file at a time
+            Rank r of R reads s = position + rB + b for b < B, and the position moves on by RB: the R micro-batches
+            together are the same whatever R is.
+Reading     one thread a loader reads one micro-batch ahead. What it meets (a bad id, an I/O error) is said by the
+            dataloader_next that would have returned it, and never if that is not called.
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/rng.h"
+#include <fcntl.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// ---- files of tokens
+
+enum { TOKEN_HEADER_INTS = 256, TOKEN_MAGIC = 20240520, TOKEN_VERSION = 1 };
+enum { BYTE_VOCABULARY = 256, GPT2_VOCABULARY = 50257 };
+
+typedef struct {
+    char *path;
+    uint64_t first_token, num_tokens;  // the part of the file that is used
+} TokenFile;
+
+// the files of one glob pattern, all of one kind
+typedef struct {
+    TokenFile *files;
+    int num_files;
+    int header_bytes, token_bytes;  // 0 and 1: bytes of text; 1024 and 2: sharding of llm.c
+    int vocab_size;                 // what the kind implies: 256 or 50257
+    const char *flag, *part;        // for messages: the flag that named the files, what part of them this is
+} TokenFiles;
+
+static inline bool token_path_is_shard(const char *path) {
+    size_t length = strlen(path);
+    return length >= 4 && strcmp(path + length - 4, ".bin") == 0;
+}
+
+// the number of tokens that a shard's header promises, which its size must bear out
+static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes) {
+    static const char *const name[2] = {"magic number", "version"};
+    static const uint32_t expected[2] = {TOKEN_MAGIC, TOKEN_VERSION};
+    uint32_t header[TOKEN_HEADER_INTS];
+    ssize_t got = pread(fd, header, sizeof header, 0);
+    if (got < 0) { input_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
+    if ((size_t)got < sizeof header) {
+        input_error(
+            "%s: %s has %zd bytes, too few for the %zu-byte header of a token shard; text must not be named .bin", flag,
+            path, got, sizeof header);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (header[i] != expected[i]) {
+            input_error("%s: %s has %s %" PRIu32 " where a token shard of llm.c has %" PRIu32
+                        "; write it in that format, or if it is text do not name it .bin",
+                        flag, path, name[i], header[i], expected[i]);
+        }
+    }
+    uint64_t promised = sizeof header + 2 * (uint64_t)header[2];
+    if (promised != file_bytes) {
+        input_error("%s: %s has %" PRIu64 " bytes, but its header says %" PRIu32 " tokens, which take %" PRIu64
+                    "; the file is damaged or unfinished, so get it again",
+                    flag, path, file_bytes, header[2], promised);
+    }
+    return header[2];
+}
+
+// the number of tokens in a file, which must be regular, readable and not empty
+static inline uint64_t token_file_count(const char *flag, const char *path, bool shard) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // or a FIFO would wait for a writer
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) { input_error("%s: could not open %s: %s", flag, path, strerror(errno)); }
+    if (!S_ISREG(info.st_mode)) {
+        input_error("%s: %s is %s, not a file; name files of text or tokens", flag, path,
+                    S_ISDIR(info.st_mode) ? "a directory" : "a device or a pipe");
+    }
+    uint64_t bytes = (uint64_t)info.st_size;
+    uint64_t tokens = shard && bytes ? token_header_read(flag, path, fd, bytes) : bytes;
+    if (tokens == 0) { input_error("%s: %s is empty; name files that hold text or tokens", flag, path); }
+    close(fd);
+    return tokens;
+}
+
+// The files that match glob PATTERN, sorted by name. FLAG is the flag it was given to, for messages; it is kept, not
+// copied. Stops unless there is one at least and all are sound and of one kind.
+static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
+    glob_t found;
+    if (glob(pattern, 0, NULL, &found) != 0) {
+        input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special, a backslash before one "
+                    "takes it literally)",
+                    flag, pattern);
+    }
+    bool shard = token_path_is_shard(found.gl_pathv[0]);
+    TokenFiles files;
+    files.num_files = (int)found.gl_pathc;
+    files.files = (TokenFile *)xcalloc(found.gl_pathc, sizeof(TokenFile));
+    files.header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
+    files.token_bytes = shard ? 2 : 1;
+    files.vocab_size = shard ? GPT2_VOCABULARY : BYTE_VOCABULARY;
+    files.flag = flag;
+    files.part = "";
+    for (int f = 0; f < files.num_files; f++) {
+        const char *path = found.gl_pathv[f];
+        if (token_path_is_shard(path) != shard) {
+            input_error("%s: '%s' matches token sharding and text alike (%s, %s); give a pattern that matches one kind",
+                        flag, pattern, found.gl_pathv[0], path);
+        }
+        files.files[f].path = xstrdup(path);
+        files.files[f].num_tokens = token_file_count(flag, path, shard);
+    }
+    globfree(&found);
+    return files;
+}
+
+static inline void token_files_close(TokenFiles *files) {
+    for (int f = 0; f < files->num_files; f++) { free(files->files[f].path); }
+    free(files->files);
+}
+
+// Writes n tokens, each below 65536, as a shard that token_files_open reads. Stops if PATH exists or the disk is full.
+static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
+    FILE *file = fopen(path, "wxb");
+    if (!file) { input_error("could not make '%s': %s; give a file that does not exist yet", path, strerror(errno)); }
+    uint32_t header[TOKEN_HEADER_INTS] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)n};
+    bool written = fwrite(header, sizeof header, 1, file) == 1;
+    for (size_t i = 0; i < n && written; i++) {
+        uint16_t id = (uint16_t)tokens[i];
+        written = fwrite(&id, sizeof id, 1, file) == 1;
+    }
+    written &= fflush(file) == 0;
+    int error = errno;
+    fclose(file);
+    if (!written) {
+        unlink(path);
+        run_error("could not write '%s': %s", path, strerror(error));
+    }
+}
+
+static inline uint64_t token_files_total(const TokenFiles *files) {
+    uint64_t total = 0;
+    for (int f = 0; f < files->num_files; f++) { total += files->files[f].num_tokens; }
+    return total;
+}
+
+// whether a token is a byte of text; if not, it is a uint16 of a shard
+static inline bool token_files_are_text(const TokenFiles *files) { return files->token_bytes == 1; }
+
+// what the files are, for messages
+static inline const char *token_files_kind(const TokenFiles *files) {
+    return token_files_are_text(files) ? "text" : "token sharding";
+}
+
+static inline TokenFiles token_files_copy(const TokenFiles *files, const char *part) {
+    TokenFiles copy = *files;
+    copy.part = part;
+    copy.files = (TokenFile *)xcalloc((size_t)files->num_files, sizeof(TokenFile));
+    for (int f = 0; f < files->num_files; f++) {
+        copy.files[f] = files->files[f];
+        copy.files[f].path = xstrdup(files->files[f].path);
+    }
+    return copy;
+}
+
+// Cuts every file in two: its last HELD_OUT (0 to 1) of the tokens, rounded down, are val's and the others train's.
+// Both are the caller's to close, and so is FILES still.
+static inline void token_files_split(const TokenFiles *files, double held_out, TokenFiles *train, TokenFiles *val) {
+    *train = token_files_copy(files, " to train on");
+    *val = token_files_copy(files, " held out for validation");
+    for (int f = 0; f < files->num_files; f++) {
+        uint64_t n = (uint64_t)((double)files->files[f].num_tokens * held_out);
+        train->files[f].num_tokens -= n;
+        val->files[f].first_token += train->files[f].num_tokens;
+        val->files[f].num_tokens = n;
+    }
+}
+
+// ---- telling one set of data from another
+
+static inline uint64_t hash_word(uint64_t hash, uint64_t word) { return rng_mix(hash ^ word); }
+
+// the length is part of it, so that what follows cannot be taken for more of these bytes; a machine's byte order is not
+static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
+    hash = hash_word(hash, n);
+    uint64_t word = 0;
+    for (size_t i = 0; i < n; i++) {
+        word = word << 8 | ((const uint8_t *)bytes)[i];
+        if (i % 8 == 7 || i == n - 1) {
+            hash = hash_word(hash, word);
+            word = 0;
+        }
+    }
+    return hash;
+}
+
+enum { FINGERPRINT_BYTES = 4096 };
+
+// the size of a file, and what it has at its start, in its middle and at its end
+static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *path) {
+    uint8_t piece[FINGERPRINT_BYTES];
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) { input_error("%s: could not open %s: %s", flag, path, strerror(errno)); }
+    off_t room = info.st_size > FINGERPRINT_BYTES ? info.st_size - FINGERPRINT_BYTES : 0;
+    hash = hash_word(hash, (uint64_t)info.st_size);
+    const off_t begin[3] = {0, room / 2, room};
+    for (int i = 0; i < 3; i++) {
+        ssize_t got = pread(fd, piece, sizeof piece, begin[i]);
+        if (got < 0) { run_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
+        hash = hash_bytes(hash, piece, (size_t)got);
+    }
+    close(fd);
+    return hash;
+}
+
+// 64 bits that tell this data from other data: each file's name without its folder, its size, 12 KiB of its content,
+// and the part of it that is used. The same on every machine and in every folder; 100 sharding take 300 small reads.
+// Stops if a file cannot be read any more.
+static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
+    uint64_t hash = hash_word(0, (uint64_t)files->num_files);
+    for (int f = 0; f < files->num_files; f++) {
+        const TokenFile *file = &files->files[f];
+        const char *slash = strrchr(file->path, '/'), *name = slash ? slash + 1 : file->path;
+        hash = hash_bytes(hash, name, strlen(name));
+        hash = hash_file(hash, files->flag, file->path);
+        hash = hash_word(hash_word(hash, file->first_token), file->num_tokens);
+    }
+    return hash;
+}
+
+// ---- reading tokens
+
+typedef enum { FAULT_NONE, FAULT_IO, FAULT_TRUNCATED, FAULT_ID } FaultKind;
+
+// what went wrong at a token of a file, kept until a thread that may stop the program says it
+typedef struct {
+    FaultKind kind;
+    const char *path;
+    uint64_t token;  // counted from the start of the file
+    int value;       // FAULT_IO: errno; FAULT_ID: the id
+} TokenFault;
+
+// reads runs of tokens; keeps the file it read last open
+typedef struct {
+    const TokenFiles *files;
+    int vocab_size;
+    int fd, file;  // the open file, -1 for none
+    uint8_t *raw;
+    TokenFault fault;
+} TokenReader;
+
+static inline TokenReader token_reader_open(const TokenFiles *files, size_t max_tokens, int vocab_size) {
+    TokenReader reader;
+    memset(&reader, 0, sizeof reader);
+    reader.files = files;
+    reader.vocab_size = vocab_size;
+    reader.fd = reader.file = -1;
+    reader.raw = (uint8_t *)xmalloc(max_tokens * (size_t)files->token_bytes);
+    return reader;
+}
+
+static inline void token_reader_close(TokenReader *reader) {
+    if (reader->fd >= 0) { close(reader->fd); }
+    free(reader->raw);
+}
+
+__attribute__((noreturn)) static inline void token_fault_stop(const TokenFault *fault, const char *flag,
+                                                              int vocab_size) {
+    if (fault->kind == FAULT_IO) {
+        run_error("%s: could not read token %" PRIu64 " of %s: %s", flag, fault->token, fault->path,
+                  strerror(fault->value));
+    }
+    if (fault->kind == FAULT_TRUNCATED) {
+        input_error("%s: %s now ends at token %" PRIu64
+                    " and was longer when it was opened; leave the data alone until the "
+                    "run is over",
+                    flag, fault->path, fault->token);
+    }
+    input_error("%s: token %" PRIu64
+                " of %s is id %d, but the vocabulary has ids 0 to %d; use data made with the model's "
+                "tokenizer, or a model with a larger vocabulary",
+                flag, fault->token, fault->path, fault->value, vocab_size - 1);
+}
+
+static inline bool token_reader_fail(TokenReader *reader, FaultKind kind, int f, uint64_t token, int value) {
+    TokenFault fault = {kind, reader->files->files[f].path, token, value};
+    reader->fault = fault;
+    return false;
+}
+
+static inline bool token_reader_select(TokenReader *reader, int f, uint64_t token) {
+    if (reader->file == f) { return true; }
+    if (reader->fd >= 0) { close(reader->fd); }
+    reader->file = -1;
+    reader->fd = open(reader->files->files[f].path, O_RDONLY | O_CLOEXEC);
+    if (reader->fd < 0) { return token_reader_fail(reader, FAULT_IO, f, token, errno); }
+    reader->file = f;
+    return true;
+}
+
+// ids (count) = tokens first.. of file f, counted from the start of the file, of at most the max_tokens the reader was
+// opened for; on false reader->fault says what is wrong
+static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint64_t first, size_t count) {
+    size_t width = (size_t)reader->files->token_bytes, bytes = count * width, done = 0;
+    if (!token_reader_select(reader, f, first)) { return false; }
+    off_t offset = (off_t)((uint64_t)reader->files->header_bytes + first * width);
+    while (done < bytes) {
+        ssize_t got = pread(reader->fd, reader->raw + done, bytes - done, offset + (off_t)done);
+        if (got < 0 && errno == EINTR) { continue; }
+        if (got < 0) { return token_reader_fail(reader, FAULT_IO, f, first + done / width, errno); }
+        if (got == 0) { return token_reader_fail(reader, FAULT_TRUNCATED, f, first + done / width, 0); }
+        done += (size_t)got;
+    }
+    int largest = 0;
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = width == 1 ? reader->raw[i] : reader->raw[2 * i] | reader->raw[2 * i + 1] << 8;
+        largest = ids[i] > largest ? ids[i] : largest;
+    }
+    if (largest < reader->vocab_size) { return true; }
+    size_t bad = 0;
+    while (ids[bad] < reader->vocab_size) { bad++; }
+    return token_reader_fail(reader, FAULT_ID, f, first + bad, ids[bad]);
+}
+
+enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };
+
+// Stops if an id is not below vocab_size. Reads every token where they are at most 512 Mi in all, else only the first
+// and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
+static inline void token_files_check_ids(const TokenFiles *files, int vocab_size) {
+    if (vocab_size >= 1 << (8 * files->token_bytes)) { return; }  // no id can be too large
+    uint64_t ends = token_files_total(files) <= CHECK_ALL_TOKENS ? CHECK_ALL_TOKENS : CHECK_END_TOKENS;
+    TokenReader reader = token_reader_open(files, CHECK_CHUNK_TOKENS, vocab_size);
+    int *ids = (int *)xmalloc(CHECK_CHUNK_TOKENS * sizeof(int));
+    for (int f = 0; f < files->num_files; f++) {
+        const TokenFile *file = &files->files[f];
+        for (uint64_t at = 0; at < file->num_tokens;) {
+            if (at >= ends && file->num_tokens - at > ends) { at = file->num_tokens - ends; }
+            uint64_t count = file->num_tokens - at;
+            if (count > CHECK_CHUNK_TOKENS) { count = CHECK_CHUNK_TOKENS; }
+            if (!token_reader_read(&reader, ids, f, file->first_token + at, (size_t)count)) {
+                token_fault_stop(&reader.fault, files->flag, vocab_size);
+            }
+            at += count;
+        }
+    }
+    free(ids);
+    token_reader_close(&reader);
+}
+
+// ---- the loader
+
+typedef enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT } BatchState;
+
+// What the loader shares with its thread. While state is BATCH_WANTED everything but the lock is the thread's, else the
+// loader's: each side waits for its turn.
+typedef struct {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t turn;
+    BatchState state;
+    // what to read
+    TokenFiles files;
+    int B, T, rank, num_ranks;
+    bool shuffle;
+    uint64_t seed, sequences_per_epoch;
+    uint64_t position;  // of the batch that is wanted or ready
+    // where it is: the files in this epoch's order, and the number of sequences up to the end of each
+    uint64_t epoch, epoch_key;
+    int *order;      // (num_files)
+    uint64_t *ends;  // (num_files)
+    // into what
+    TokenReader tokens;
+    int *ids;         // (T+1)
+    int *batches[2];  // (2,B,T) each, inputs and targets: one is shown, one is read into
+    int reading;      // which one is read into
+} BatchReader;
+
+typedef struct {
+    const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
+    uint64_t position;            // sequences that all ranks have been given
+    BatchReader *reader;
+} DataLoader;
+
+static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
+    return file->num_tokens ? (file->num_tokens - 1) / (uint64_t)T : 0;
+}
+
+enum { EPOCH_STREAM = 0x65706F63 };  // keeps a shuffle's random bits apart from the seed's other uses
+
+static inline void batch_reader_start_epoch(BatchReader *r, uint64_t epoch) {
+    const TokenFiles *files = &r->files;
+    r->epoch = epoch;
+    r->epoch_key = rng_bits(r->seed, EPOCH_STREAM, epoch);
+    uint64_t end = 0;
+    for (int i = 0; i < files->num_files; i++) {
+        uint64_t n = (uint64_t)files->num_files;
+        r->order[i] = r->shuffle ? (int)rng_permute(r->epoch_key, (uint64_t)i, n) : i;
+        end += token_file_sequences(&files->files[r->order[i]], r->T);
+        r->ends[i] = end;
+    }
+}
+
+// reads sequence number s into r->ids
+static inline bool batch_reader_sequence(BatchReader *r, uint64_t s) {
+    uint64_t epoch = s / r->sequences_per_epoch, k = s % r->sequences_per_epoch;
+    if (epoch != r->epoch) { batch_reader_start_epoch(r, epoch); }
+    int low = 0, high = r->files.num_files - 1;
+    while (low < high) {  // the first file of the order whose end is past k
+        int middle = low + (high - low) / 2;
+        if (r->ends[middle] > k) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    int f = r->order[low];
+    uint64_t begin = low ? r->ends[low - 1] : 0, j = k - begin;
+    if (r->shuffle) { j = rng_permute(rng_bits(r->epoch_key, EPOCH_STREAM, (uint64_t)f), j, r->ends[low] - begin); }
+    uint64_t first = r->files.files[f].first_token + j * (uint64_t)r->T;
+    return token_reader_read(&r->tokens, r->ids, f, first, (size_t)r->T + 1);
+}
+
+static inline void batch_reader_read(BatchReader *r) {
+    size_t T = (size_t)r->T;
+    int *inputs = r->batches[r->reading], *targets = inputs + (size_t)r->B * T;
+    uint64_t first = r->position + (uint64_t)r->rank * (uint64_t)r->B;
+    r->tokens.fault.kind = FAULT_NONE;
+    for (size_t b = 0; b < (size_t)r->B; b++) {
+        if (!batch_reader_sequence(r, first + b)) { return; }
+        memcpy(inputs + b * T, r->ids, T * sizeof(int));
+        memcpy(targets + b * T, r->ids + 1, T * sizeof(int));
+    }
+}
+
+static inline void *batch_reader_main(void *argument) {
+    BatchReader *r = (BatchReader *)argument;
+    pthread_mutex_lock(&r->lock);
+    while (r->state != BATCH_QUIT) {
+        if (r->state == BATCH_WANTED) {
+            pthread_mutex_unlock(&r->lock);
+            batch_reader_read(r);
+            pthread_mutex_lock(&r->lock);
+            r->state = BATCH_READY;
+            pthread_cond_signal(&r->turn);
+        } else {
+            pthread_cond_wait(&r->turn, &r->lock);
+        }
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+// waits until the thread has read what it was last asked for
+static inline void batch_reader_wait(BatchReader *r) {
+    pthread_mutex_lock(&r->lock);
+    while (r->state == BATCH_WANTED) { pthread_cond_wait(&r->turn, &r->lock); }
+    pthread_mutex_unlock(&r->lock);
+}
+
+// hands the turn to the thread, which must be waiting
+static inline void batch_reader_ask(BatchReader *r, BatchState state, uint64_t position) {
+    pthread_mutex_lock(&r->lock);
+    r->position = position;
+    r->state = state;
+    pthread_cond_signal(&r->turn);
+    pthread_mutex_unlock(&r->lock);
+}
+
+// the number of sequences in FILES; stops if there is none
+static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
+    const TokenFile *longest = &files->files[0];
+    uint64_t sequences = 0;
+    for (int f = 0; f < files->num_files; f++) {
+        sequences += token_file_sequences(&files->files[f], T);
+        if (files->files[f].num_tokens > longest->num_tokens) { longest = &files->files[f]; }
+    }
+    if (sequences == 0) {
+        input_error("%s: a sequence of length %d takes %" PRIu64 " tokens, but the longest file, %s, has %" PRIu64
+                    "%s; give longer files or shorter sequences (-t)",
+                    files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->part);
+    }
+    return sequences;
+}
+
+// A loader at position 0 of micro-batches (B,T) for RANK of num_ranks data-parallel ranks. Stops if no file is as long
+// as a sequence, or later in dataloader_next at an id that is not below vocab_size. FILES are copied.
+static inline DataLoader dataloader_open(const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed, int rank,
+                                         int num_ranks, int vocab_size) {
+    BatchReader *r = (BatchReader *)xcalloc(1, sizeof(BatchReader));
+    r->B = B;
+    r->T = T;
+    r->rank = rank;
+    r->num_ranks = num_ranks;
+    r->shuffle = shuffle;
+    r->seed = seed;
+    r->sequences_per_epoch = token_files_sequences(files, T);
+    r->files = token_files_copy(files, files->part);
+    r->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
+    r->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
+    r->tokens = token_reader_open(&r->files, (size_t)T + 1, vocab_size);
+    r->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
+    for (int i = 0; i < 2; i++) { r->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
+    batch_reader_start_epoch(r, 0);
+    r->state = BATCH_WANTED;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->turn, NULL);
+    int status = pthread_create(&r->thread, NULL, batch_reader_main, r);
+    if (status != 0) {
+        run_error("%s: could not start the thread that reads the data: %s", files->flag, strerror(status));
+    }
+    DataLoader loader = {NULL, NULL, 0, r};
+    return loader;
+}
+
+// Afterwards loader->inputs and loader->targets are this rank's next micro-batch. Stops at what is wrong with its data.
+static inline void dataloader_next(DataLoader *loader) {
+    BatchReader *r = loader->reader;
+    batch_reader_wait(r);
+    if (r->tokens.fault.kind != FAULT_NONE) { token_fault_stop(&r->tokens.fault, r->files.flag, r->tokens.vocab_size); }
+    loader->inputs = r->batches[r->reading];
+    loader->targets = loader->inputs + (size_t)r->B * (size_t)r->T;
+    loader->position += (uint64_t)r->B * (uint64_t)r->num_ranks;
+    r->reading = 1 - r->reading;
+    batch_reader_ask(r, BATCH_WANTED, loader->position);
+}
+
+// The sequences that all ranks have been given so far, over all epochs: what a checkpoint keeps. What is read ahead
+// does not count.
+static inline uint64_t dataloader_position(const DataLoader *loader) { return loader->position; }
+
+// The next batch starts at sequence number POSITION; what was read ahead is forgotten, errors too.
+static inline void dataloader_seek(DataLoader *loader, uint64_t position) {
+    batch_reader_wait(loader->reader);
+    loader->position = position;
+    batch_reader_ask(loader->reader, BATCH_WANTED, position);
+}
+
+static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *loader) {
+    return loader->reader->sequences_per_epoch;
+}
+
+static inline void dataloader_close(DataLoader *loader) {
+    BatchReader *r = loader->reader;
+    batch_reader_wait(r);
+    batch_reader_ask(r, BATCH_QUIT, 0);
+    pthread_join(r->thread, NULL);
+    pthread_cond_destroy(&r->turn);
+    pthread_mutex_destroy(&r->lock);
+    token_reader_close(&r->tokens);
+    token_files_close(&r->files);
+    for (int i = 0; i < 2; i++) { free(r->batches[i]); }
+    free(r->ids);
+    free(r->ends);
+    free(r->order);
+    free(r);
+}

@@ -1,0 +1,80 @@
+/*
+Small JSON files: read whole, written so that they are whole.
+defines: write_json, try_read_json, read_json, json_whole
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+// writes and syncs a small text file; 0 or an errno
+static inline int write_text_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    if (!file) { return errno; }
+    bool written = fputs(text, file) >= 0 && fputc('\n', file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int error = written ? 0 : errno;
+    if (fclose(file) != 0 && !error) { error = errno; }
+    return error;
+}
+
+// Writes a small JSON file: aside, synced, renamed, so that PATH holds all of it or what it held before. 0 or an errno.
+static inline int write_json(const char *path, const cJSON *json) {
+    char aside[PATH_LENGTH], *text = cJSON_Print(json);
+    if (!text) { return ENOMEM; }
+    format_path(aside, "%s.tmp", path);
+    int error = write_text_file(aside, text);
+    if (!error && rename(aside, path) != 0) { error = errno; }
+    if (error) { unlink(aside); }
+    free(text);
+    return error;
+}
+
+// the text of a whole file with a NUL after it, malloced; NULL if it cannot be read
+static inline char *read_text_file(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (!file) { return NULL; }
+    size_t length = 0, room = 65536, got;
+    char *text = (char *)xmalloc(room + 1);
+    while ((got = fread(text + length, 1, room - length, file)) > 0) {
+        length += got;
+        if (length == room) { text = (char *)xrealloc(text, (room *= 2) + 1); }
+    }
+    fclose(file);
+    text[length] = 0;
+    return text;
+}
+
+// the JSON object of a whole file; NULL if there is no such file, or it cannot be read, or it holds none
+static inline cJSON *try_read_json(const char *path) {
+    char *text = read_text_file(path);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    free(text);
+    if (!cJSON_IsObject(json)) {
+        cJSON_Delete(json);
+        return NULL;
+    }
+    return json;
+}
+
+// the JSON object of a whole file, NULL if there is no such file; input_error if it holds none
+static inline cJSON *read_json(const char *path) {
+    if (access(path, F_OK) != 0) { return NULL; }
+    cJSON *json = try_read_json(path);
+    if (!json) { input_error("'%s' is not a JSON object; it may have been cut short", path); }
+    return json;
+}
+
+// a whole number of min..max (within 2^53, which a double holds exactly) that must be there
+static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
+    if (!cJSON_IsNumber(item)) {
+        input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key);
+    }
+    double x = item->valuedouble;
+    if (!(x >= min && x <= max) || x != floor(x)) {
+        input_error("'%s' has %g as \"%s\", expected a whole number from %.0f to %.0f", path, x, key, min, max);
+    }
+    return (int64_t)x;
+}

@@ -1,0 +1,196 @@
+/*
+A GPT-2 in files, as Hugging Face has it: model.safetensors with its tensors, and config.json with its shape beside it.
+defines: NAME_LENGTH, model_config_json, ModelFile, model_find, model_tensor, model_open, model_close
+Their names are those of param_specs, or those after "transformer.". Conv1D weights are (in, out) there, (out, in) here:
+`transposed`. Vectors have one dimension, and the vocabulary has no padding.
+*/
+#pragma once
+#include "llmc/files/json_file.h"
+#include "llmc/params.h"
+#include "llmc/files/safetensors.h"
+
+enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
+
+// the config.json that Hugging Face's GPT2LMHeadModel reads
+static inline cJSON *model_config_json(const GPT2Config *c) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "model_type", "gpt2");
+    cJSON_AddItemToObject(json, "architectures", cJSON_CreateArray());
+    cJSON_AddItemToArray(cJSON_GetObjectItem(json, "architectures"), cJSON_CreateString("GPT2LMHeadModel"));
+    const struct {
+        const char *key;
+        int value;
+    } numbers[] = {{"vocab_size", c->vocab_size},       {"n_positions", c->max_seq_len},
+                   {"n_ctx", c->max_seq_len},           {"n_embd", c->channels},
+                   {"n_layer", c->num_layers},          {"n_head", c->num_heads},
+                   {"bos_token_id", c->vocab_size - 1}, {"eos_token_id", c->vocab_size - 1}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        cJSON_AddNumberToObject(json, numbers[i].key, numbers[i].value);
+    }
+    cJSON_AddStringToObject(json, "activation_function", "gelu_new");
+    cJSON_AddNumberToObject(json, "layer_norm_epsilon", 1e-5);
+    const char *const no_dropout[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
+    for (int i = 0; i < 3; i++) { cJSON_AddNumberToObject(json, no_dropout[i], 0); }
+    cJSON_AddStringToObject(json, "torch_dtype", DT_FLOATX == DT_BF16 ? "bfloat16" : "float32");
+    return json;
+}
+
+// ---- reading
+
+// an opened model: its shape, and the file its weights are in
+typedef struct {
+    GPT2Config config;
+    SafeTensors file;
+    const char *prefix;  // "" or "transformer."
+} ModelFile;
+
+static inline const SafeTensor *model_find(const ModelFile *model, const char *prefix, const char *name) {
+    char full[2 * NAME_LENGTH];
+    snprintf(full, sizeof full, "%s%s%s", prefix, model->prefix, name);
+    return safetensors_find(&model->file, full);
+}
+
+// what Hugging Face's GPT-2 can vary and this trainer has one of; what the config.json leaves out is GPT-2's own
+static inline void model_check_variant(const GPT2Config *c, const cJSON *json, const char *path) {
+    char hidden[32];
+    snprintf(hidden, sizeof hidden, "%lld", 4LL * c->channels);
+    const char *const facts[][3] = {{"activation_function", "\"gelu_new\"", ""},
+                                    {"layer_norm_epsilon", "1e-05", ""},
+                                    {"n_inner", "null", hidden},
+                                    {"scale_attn_weights", "true", ""},
+                                    {"scale_attn_by_inverse_layer_idx", "false", ""},
+                                    {"tie_word_embeddings", "true", ""}};
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, facts[i][0]);
+        char *found = cJSON_PrintUnformatted(item);
+        if (found && strcmp(found, facts[i][1]) != 0 && strcmp(found, facts[i][2]) != 0) {
+            input_error("'%s' has %.60s as \"%s\", expected GPT-2's own, %s: this trainer has no other kind of GPT-2",
+                        path, found, facts[i][0], facts[i][1]);
+        }
+        free(found);
+    }
+}
+
+static inline void model_config_from_json(GPT2Config *c, const cJSON *json, const char *path) {
+    const struct {
+        const char *key;
+        int *value;
+    } numbers[] = {{"n_layer", &c->num_layers},
+                   {"n_head", &c->num_heads},
+                   {"n_embd", &c->channels},
+                   {"n_positions", &c->max_seq_len},
+                   {"vocab_size", &c->vocab_size}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, path);
+    }
+    config_set_vocab(c, c->vocab_size);
+    model_check_variant(c, json, path);
+}
+
+// without a config.json the shape is read off the tensors; heads are taken as GPT-2's, 64 channels each
+static inline void model_config_from_tensors(ModelFile *model) {
+    const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
+    if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
+        input_error("'%s' holds no GPT-2: it has no 2-D wte.weight and wpe.weight", model->file.path);
+    }
+    GPT2Config *c = &model->config;
+    config_set_vocab(c, (int)wte->shape[0]);
+    c->max_seq_len = (int)wpe->shape[0];
+    c->channels = (int)wte->shape[1];
+    c->num_heads = c->channels % 64 == 0 ? c->channels / 64 : 0;
+    char name[NAME_LENGTH];
+    for (c->num_layers = 0;; c->num_layers++) {
+        param_name(name, sizeof name, LN1W, c->num_layers);
+        if (!model_find(model, "", name)) { break; }
+    }
+    if (c->num_heads == 0) {
+        input_error("'%s': its %d channels are not heads of 64; put a config.json with n_head beside it",
+                    model->file.path, c->channels);
+    }
+}
+
+// the tensor of the file, which must be there in the shape the model's config gives it
+static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
+    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
+    char name[NAME_LENGTH];
+    param_name(name, sizeof name, id, layer);
+    const SafeTensor *t = model_find(model, prefix, name);
+    if (!t) { input_error("'%s' has no tensor %s%s, which this model needs", model->file.path, prefix, name); }
+    bool flip = param_specs[id].transposed;
+    size_t first = flip ? cols : rows, second = flip ? rows : cols;
+    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
+    bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
+    if (!vector && !table) {
+        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name,
+                    first, second);
+    }
+    return t;
+}
+
+// every tensor of the model's layers is there, and no further layer
+static inline void model_check_tensors(const ModelFile *model) {
+    const GPT2Config *c = &model->config;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
+            model_tensor(model, "", (ParamId)id, layer);
+        }
+    }
+    char name[NAME_LENGTH];
+    param_name(name, sizeof name, FIRST_LAYER_PARAM, c->num_layers);
+    if (model_find(model, "", name)) {
+        input_error("'%s' has more layers than the %d of its config.json; give the config.json that belongs to it",
+                    model->file.path, c->num_layers);
+    }
+}
+
+static inline bool same_bytes(const SafeTensors *file, const SafeTensor *a, const SafeTensor *b) {
+    unsigned char x[8192], y[sizeof x];
+    uint64_t bytes = a->end - a->begin;
+    bool same = a->dtype == b->dtype && bytes == b->end - b->begin;
+    for (uint64_t at = 0, n; same && at < bytes; at += n) {
+        n = bytes - at < sizeof x ? bytes - at : sizeof x;
+        safetensors_read(file, a, at, x, n);
+        safetensors_read(file, b, at, y, n);
+        same = memcmp(x, y, n) == 0;
+    }
+    return same;
+}
+
+// Some files store the output's weights too, which are the token embeddings' once more; others have trained them apart.
+static inline void model_check_tied(const ModelFile *model) {
+    const SafeTensor *head = safetensors_find(&model->file, "lm_head.weight");
+    if (head && !same_bytes(&model->file, head, model_find(model, "", "wte.weight"))) {
+        input_error("'%s' has an lm_head.weight that is not its wte.weight, expected GPT-2's tied embeddings; give a "
+                    "model that was trained with them",
+                    model->file.path);
+    }
+}
+
+// Opens a folder with model.safetensors, or such a file; reads config.json beside it. Stops if it is no whole GPT-2.
+static inline ModelFile model_open(const char *path) {
+    ModelFile model;
+    struct stat info;
+    char weights[PATH_LENGTH], config[PATH_LENGTH];
+    memset(&model, 0, sizeof model);
+    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    const char *slash = strrchr(path, '/');
+    int parent = slash ? (int)(slash - path) + 1 : 0;
+    format_path(weights, folder ? "%s/model.safetensors" : "%s", path);
+    format_path(config, "%.*s%sconfig.json", folder ? (int)strlen(path) : parent, path, folder ? "/" : "");
+    model.file = safetensors_open(weights);
+    model.prefix = "";
+    if (!model_find(&model, "", "wte.weight")) { model.prefix = "transformer."; }
+    cJSON *json = read_json(config);
+    if (json) {
+        model_config_from_json(&model.config, json, config);
+        cJSON_Delete(json);
+    } else {
+        model_config_from_tensors(&model);
+    }
+    config_check(&model.config, weights);
+    model_check_tensors(&model);
+    model_check_tied(&model);
+    return model;
+}
+
+static inline void model_close(ModelFile *model) { safetensors_close(&model->file); }

@@ -1,0 +1,102 @@
+/*
+The portable matrix product: blocked, packed, threaded C for machines without oneDNN and for the fp64 build.
+  C (M,N) (+)= A (M,K) B (K,N) + bias (N) + residual (M,N)
+Operands are strided views, so that a transpose costs nothing to say; packing turns any view of any type into real. A
+block of C is summed in real over the whole of K and rounded once.
+defines: Matrix, MatmulEpilogue, matrix, gemm
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/gradient.h"
+#include "llmc/common/tile.h"
+
+// element (i,j) is at data[i * row + j * col], counted in elements of dtype
+typedef struct {
+    const void *data;
+    DType dtype;
+    size_t row, col;
+} Matrix;
+
+static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t col) {
+    Matrix m = {data, dtype, row, col};
+    return m;
+}
+
+// what is added to the product: each may be absent
+typedef struct {
+    const floatX *bias;      // (N)
+    const floatX *residual;  // (M,N) dense
+    bool accumulate;         // C += instead of C =
+} MatmulEpilogue;
+
+enum { GEMM_M = 12 * TILE_M, GEMM_N = 8 * TILE_N, GEMM_K = 256 };  // a block of C; the depth packed at a time
+
+static inline real matrix_element(Matrix m, size_t i, size_t j) {
+    size_t at = i * m.row + j * m.col;
+    switch (m.dtype) {
+    case DT_BF16: return bf16_to_float(((const bf16 *)m.data)[at]);
+    case DT_F64: return (real)((const double *)m.data)[at];
+    default: return ((const float *)m.data)[at];
+    }
+}
+
+// packed[tile][k][within] = elements of m, `wide` lanes to a tile, zeros past the edge; `across` is the lane's
+// direction
+static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t lane0, int lanes, size_t k0, int depth,
+                             int wide) {
+    for (int tile = 0; tile < lanes; tile += wide) {
+        for (int k = 0; k < depth; k++) {
+            for (int lane = 0; lane < wide; lane++) {
+                size_t at = lane0 + (size_t)(tile + lane), along = k0 + (size_t)k;
+                bool inside = tile + lane < lanes;
+                *packed++ = !inside ? 0 : lanes_are_rows ? matrix_element(m, at, along) : matrix_element(m, along, at);
+            }
+        }
+    }
+}
+
+// writes one summed block, which it changes, rounding once. Activations are stored as gradients are, in real or bf16
+static inline void gemm_store(Matrix c, real *block, size_t i0, size_t j0, int rows, int cols, size_t N,
+                              const MatmulEpilogue *add) {
+    Gradient out = {(void *)c.data, c.dtype};
+    for (int i = 0; i < rows; i++) {
+        real *sum = block + (size_t)i * GEMM_N;
+        for (int j = 0; add->bias && j < cols; j++) { sum[j] += to_real(add->bias[j0 + j]); }
+        for (int j = 0; add->residual && j < cols; j++) { sum[j] += to_real(add->residual[(i0 + i) * N + j0 + j]); }
+        gradient_store(out, (i0 + i) * c.row + j0, sum, (size_t)cols, add->accumulate ? GRAD_ADD : GRAD_SET);
+    }
+}
+
+typedef struct {
+    real a[GEMM_M * GEMM_K], b[GEMM_N * GEMM_K], c[GEMM_M * GEMM_N];
+} GemmBlock;
+
+static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t i0,
+                              size_t j0, int rows, int cols, size_t N, size_t K) {
+    for (size_t k0 = 0; k0 < K; k0 += GEMM_K) {
+        int depth = K - k0 < (size_t)GEMM_K ? (int)(K - k0) : (int)GEMM_K;
+        gemm_pack(g->a, a, true, i0, rows, k0, depth, TILE_M);
+        gemm_pack(g->b, b, false, j0, cols, k0, depth, TILE_N);
+        for (int j = 0; j < cols; j += TILE_N) {
+            for (int i = 0; i < rows; i += TILE_M) {
+                tile_multiply(g->c + (size_t)i * GEMM_N + j, GEMM_N, g->a + (size_t)i * depth, 1, TILE_M,
+                              g->b + (size_t)j * depth, TILE_N, depth, k0 > 0);
+            }
+        }
+    }
+    gemm_store(c, g->c, i0, j0, rows, cols, N, add);
+}
+
+// C's columns must be contiguous. C is real or bf16. All threads of a team call it and share the blocks.
+static inline void gemm(Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
+    size_t blocks_m = (M + GEMM_M - 1) / GEMM_M, blocks_n = (N + GEMM_N - 1) / GEMM_N;
+    GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));
+#pragma omp for schedule(static)
+    for (size_t block = 0; block < blocks_m * blocks_n; block++) {
+        size_t i0 = block % blocks_m * GEMM_M, j0 = block / blocks_m * GEMM_N;
+        int rows = M - i0 < (size_t)GEMM_M ? (int)(M - i0) : (int)GEMM_M;
+        int cols = N - j0 < (size_t)GEMM_N ? (int)(N - j0) : (int)GEMM_N;
+        gemm_block(g, c, a, b, add, i0, j0, rows, cols, N, K);
+    }
+    free(g);
+}

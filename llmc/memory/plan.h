@@ -1,0 +1,185 @@
+/*
+The memory plan: everything that will live on the device, listed before anything is allocated, and the arena that is
+exactly it.
+defines: Lifetime, PlanTensor, Plan, plan_add, plan_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
+         arena_free, Scratch, scratch_acquire, scratch_release
+Lifetimes
+  state     parameters, gradients, optimizer: as long as the run
+  saved     written by the forward, read by the backward of the same micro-step
+  scratch   named buffers that are taken and released within a micro-step and recycled
+Every tensor starts at a multiple of PLAN_ALIGN bytes and its planned bytes are rounded up to that: the sum of the list
+is what the arena allocates, byte for byte.
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
+#include "llmc/common/floatx.h"
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+typedef enum { STATE, SAVED, SCRATCH, NUM_LIFETIMES } Lifetime;
+
+enum { PLAN_MAX_DIMS = 4, PLAN_ALIGN = 256 };
+
+static const char *const lifetime_names[NUM_LIFETIMES] = {"state", "saved", "scratch"};
+
+typedef struct {
+    const char *name;
+    Lifetime lifetime;
+    DType dtype;
+    int num_dims;
+    size_t shape[PLAN_MAX_DIMS];
+    size_t bytes;   // rounded up to PLAN_ALIGN
+    size_t offset;  // in the arena
+} PlanTensor;
+
+typedef struct {
+    PlanTensor *tensors;
+    int count;
+} Plan;
+
+// a list of dimensions for plan_add: dims2(3, 4)
+typedef struct {
+    int count;
+    size_t size[PLAN_MAX_DIMS];
+} Dims;
+
+static inline Dims dims1(size_t a) {
+    Dims d = {1, {a, 0, 0, 0}};
+    return d;
+}
+static inline Dims dims2(size_t a, size_t b) {
+    Dims d = {2, {a, b, 0, 0}};
+    return d;
+}
+static inline Dims dims3(size_t a, size_t b, size_t c) {
+    Dims d = {3, {a, b, c, 0}};
+    return d;
+}
+static inline Dims dims4(size_t a, size_t b, size_t c, size_t e) {
+    Dims d = {4, {a, b, c, e}};
+    return d;
+}
+
+// Appends a tensor and returns its index; stops if the sum is past what can be addressed. `name` must outlive the plan.
+static inline int plan_add(Plan *plan, const char *name, Lifetime lifetime, DType dtype, Dims dims) {
+    plan->tensors = (PlanTensor *)xrealloc(plan->tensors, (size_t)(plan->count + 1) * sizeof(PlanTensor));
+    PlanTensor *t = &plan->tensors[plan->count];
+    memset(t, 0, sizeof *t);
+    t->name = name, t->lifetime = lifetime, t->dtype = dtype, t->num_dims = dims.count;
+    size_t bytes = dtype_size(dtype), end;
+    bool fits = true;
+    for (int i = 0; i < dims.count; i++) {
+        t->shape[i] = dims.size[i];
+        fits &= !__builtin_mul_overflow(bytes, dims.size[i], &bytes);
+    }
+    t->offset = plan->count > 0 ? t[-1].offset + t[-1].bytes : 0;
+    fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
+    if (!fits) { input_error("%s would take more memory than can be addressed; give a smaller model, -b or -t", name); }
+    t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
+    return plan->count++;
+}
+
+// bytes of one lifetime, or of all with NUM_LIFETIMES
+static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
+    size_t bytes = 0;
+    for (int i = 0; i < plan->count; i++) {
+        if (lifetime == NUM_LIFETIMES || plan->tensors[i].lifetime == lifetime) { bytes += plan->tensors[i].bytes; }
+    }
+    return bytes;
+}
+
+static inline double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// the table that --plan shows, in MiB
+static inline void plan_print(FILE *out, const Plan *plan) {
+    fprintf(out, "%-8s %-22s %-22s %-5s %12s\n", "lifetime", "tensor", "shape", "type", "MiB");
+    for (int l = 0; l < NUM_LIFETIMES; l++) {
+        for (int i = 0; i < plan->count; i++) {
+            const PlanTensor *t = &plan->tensors[i];
+            if (t->lifetime != (Lifetime)l) { continue; }
+            char shape[96] = "";
+            for (int d = 0, at = 0; d < t->num_dims; d++) {
+                at += snprintf(shape + at, sizeof shape - (size_t)at, d ? " x %zu" : "%zu", t->shape[d]);
+            }
+            fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", lifetime_names[l], t->name, shape, dtype_name(t->dtype),
+                    mebibytes(t->bytes));
+        }
+        fprintf(out, "%-8s %-51s %12.2f\n", lifetime_names[l], "in all", mebibytes(plan_bytes(plan, (Lifetime)l)));
+    }
+    fprintf(out, "%-60s %12.2f\n", "total", mebibytes(plan_bytes(plan, NUM_LIFETIMES)));
+}
+
+// {"rank":0,"state":bytes,...,"tensors":[{"name","lifetime","shape","dtype","bytes"}]}; the caller deletes it
+static inline cJSON *plan_json(const Plan *plan, int rank) {
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddNumberToObject(json, "rank", rank);
+    for (int l = 0; l < NUM_LIFETIMES; l++) {
+        cJSON_AddNumberToObject(json, lifetime_names[l], (double)plan_bytes(plan, (Lifetime)l));
+    }
+    cJSON_AddNumberToObject(json, "total", (double)plan_bytes(plan, NUM_LIFETIMES));
+    cJSON *tensors = cJSON_AddArrayToObject(json, "tensors");
+    for (int i = 0; i < plan->count; i++) {
+        const PlanTensor *t = &plan->tensors[i];
+        cJSON *tensor = cJSON_CreateObject();
+        cJSON_AddStringToObject(tensor, "name", t->name);
+        cJSON_AddStringToObject(tensor, "lifetime", lifetime_names[t->lifetime]);
+        cJSON *shape = cJSON_AddArrayToObject(tensor, "shape");
+        for (int d = 0; d < t->num_dims; d++) { cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->shape[d])); }
+        cJSON_AddStringToObject(tensor, "dtype", dtype_name(t->dtype));
+        cJSON_AddNumberToObject(tensor, "bytes", (double)t->bytes);
+        cJSON_AddItemToArray(tensors, tensor);
+    }
+    return json;
+}
+
+static inline void plan_free(Plan *plan) { free(plan->tensors); }
+
+// one block of device memory, laid out as the plan says
+typedef struct {
+    const Device *device;
+    unsigned char *memory;
+    size_t bytes;  // allocated: plan_bytes(plan, NUM_LIFETIMES)
+} Arena;
+
+// allocates and zeroes
+static inline Arena arena_create(const Plan *plan, const Device *device) {
+    Arena arena = {device, NULL, plan_bytes(plan, NUM_LIFETIMES)};
+    arena.memory = (unsigned char *)device->allocate(arena.bytes);
+    device->fill(arena.memory, 0, arena.bytes);
+    return arena;
+}
+
+static inline void *arena_tensor(const Arena *arena, const Plan *plan, int index) {
+    return arena->memory + plan->tensors[index].offset;
+}
+
+static inline void arena_free(Arena *arena) { arena->device->release(arena->memory); }
+
+// a scratch buffer: memory with at most one holder at a time
+typedef struct {
+    void *memory;
+    size_t bytes;
+    const char *holder;  // what it holds now, NULL when free
+    const Device *device;
+    Exec *ex;  // whose work uses it
+} Scratch;
+
+// The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it
+// stops.
+static inline void *scratch_acquire(Scratch *scratch, const char *holder, size_t bytes) {
+    if (scratch->holder || bytes > scratch->bytes) {
+        run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
+                  holder, bytes, scratch->holder ? scratch->holder : "nothing", scratch->bytes);
+    }
+    scratch->holder = holder;
+    return scratch->memory;
+}
+
+// A POISON_SCRATCH build fills what is released with NaN, so that a stale read shows at once.
+static inline void scratch_release(Scratch *scratch) {
+    scratch->holder = NULL;
+#ifdef POISON_SCRATCH
+    scratch->device->enqueue_fill(scratch->memory, 0xFF, scratch->bytes, scratch->ex);
+#endif
+}

@@ -1,0 +1,167 @@
+/*
+Which communicator a program gets: from how it was started, what it was built with, and where the model runs.
+defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, comm_same_gpu
+    Comm *host = comm_open();                           first of all: from here on an error is said once for all ranks
+    ... flags ...
+    Comm *world = comm_open_for(device, &options, host);   before anything is allocated on the device
+    ...
+    if (world != host) { comm_close(world); }
+    comm_close(host);
+              one process     mpirun                                    -pi fs | tcp, -pn N -pr R -pg G
+  CPU         single          MPI                                       an error
+  GPU         single          NCCL; MPI where it is not built in,       NCCL
+                              or ranks share a GPU
+*/
+#pragma once
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_wire.h"
+#ifdef HAVE_MPI
+#include "llmc/parallel/comm_mpi.h"
+#endif
+#if defined(__CUDACC__) && defined(HAVE_NCCL)
+#include "llmc/parallel/comm_nccl.cuh"
+#define COMM_HAS_NCCL 1
+#endif
+
+typedef enum { COMM_INIT_MPI, COMM_INIT_FILE, COMM_INIT_TCP } CommInit;  // in the order of COMM_INITS
+#define COMM_INITS "mpi fs tcp"
+
+// what flags say. mpirun tells ranks and sizes itself: num_processes, rank and gpus_per_node are those of fs and tcp
+typedef struct {
+    CommInit init;                           // -pi
+    int num_processes, rank, gpus_per_node;  // -pn -pr -pg
+    const char *server;                      // -ps, of tcp: HOST:PORT of rank 0
+    const char *folder;                      // -pf, of fs: one that all processes see
+    const char *job;                         // of fs and tcp: the same in all processes, another in other jobs
+    double timeout;                          // --comm-timeout, seconds
+} CommOptions;
+
+// The processes that were started together, on host memory. Call it before anything can go wrong.
+static inline Comm *comm_open(void) {
+#ifdef HAVE_MPI
+    if (mpi_started()) { return comm_mpi_open(); }
+#else
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (size && atoi(size) > 1) {
+        input_error("mpirun started %s processes, but this program was built without MPI: install Open MPI "
+                    "(libopenmpi-dev) and run make again, or start it without mpirun",
+                    size);
+    }
+#endif
+    return comm_single(&cpu_device);
+}
+
+enum { GPU_NAME_BYTES = 16 };  // a GPU's UUID
+
+// The first two ranks whose GPUs have the same name; false if there are none. names: (size, GPU_NAME_BYTES).
+static inline bool comm_same_gpu(const char *names, int size, int *one, int *other) {
+    for (*other = 1; *other < size; ++*other) {
+        for (*one = 0; *one < *other; ++*one) {
+            if (memcmp(names + *one * GPU_NAME_BYTES, names + *other * GPU_NAME_BYTES, GPU_NAME_BYTES) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+#ifdef COMM_HAS_NCCL
+static inline Comm *comm_open_gpus_by_wire(const CommOptions *o) {
+    int rank = o->rank, size = o->num_processes;
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    nccl_keep_order();
+    if (rank == 0) { id = nccl_draw_id(); }
+    Meeting meeting = {rank, size, o->job, o->timeout, &id, sizeof id};
+    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&meeting, o->folder) : wire_by_tcp(&meeting, o->server);
+    return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
+}
+
+// Takes the GPU of a process with this number among those of its machine, and returns the GPU's name. Where each sees
+// one GPU only (CUDA_VISIBLE_DEVICES), it is that.
+static inline void comm_take_gpu(int local_rank, char *name) {
+    const char *why;
+    struct cudaDeviceProp gpu;
+    int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
+    if (gpus == 0) { run_error("process %d of this machine sees no GPU (%s)", local_rank, why); }
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+    memcpy(name, gpu.uuid.bytes, GPU_NAME_BYTES);
+}
+
+static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
+    char *names = (char *)xmalloc((size_t)host->size * GPU_NAME_BYTES);
+    char *own = names + host->rank * GPU_NAME_BYTES;
+    int one, other;
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    comm_take_gpu(host->local_rank, own);
+    comm_all_gather(names, own, GPU_NAME_BYTES, DT_U8, host, NULL);
+    bool shared = comm_same_gpu(names, host->size, &one, &other);
+    free(names);
+    if (shared) {
+        if (host->rank == 0) {
+            fprintf(stderr,
+                    "train_gpt2: ranks %d and %d share a GPU, so all talk through MPI and host memory, not NCCL\n", one,
+                    other);
+        }
+        return NULL;
+    }
+    nccl_keep_order();
+    if (host->rank == 0) { id = nccl_draw_id(); }
+    comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
+    return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
+}
+
+// NULL where ranks share a GPU and MPI can do without NCCL
+static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
+    if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
+    char name[GPU_NAME_BYTES];
+    const char *why;
+    int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
+    if (gpus > 1 && local_rank >= gpus) {
+        input_error("rank %d has no GPU of its own: -pg %d says how many processes run on a machine, one for each GPU, "
+                    "and there are %d",
+                    o->rank, o->gpus_per_node, gpus);
+    }
+    comm_take_gpu(local_rank, name);
+    return comm_open_gpus_by_wire(o);
+}
+#endif
+
+// The group of all processes on the memory of `device`; where that is the host's, it is `host` itself.
+static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Comm *host) {
+    host->timeout = o->timeout;
+    int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes;
+    if (device == &cpu_device && (o->init == COMM_INIT_MPI || size == 1)) { return host; }
+    if (size == 1) { return comm_single(device); }
+#ifdef COMM_HAS_NCCL
+    Comm *gpus = device == &cpu_device ? NULL : comm_open_gpus(o, host);
+    if (gpus) { return gpus; }
+#endif
+    if (o->init != COMM_INIT_MPI) {
+        input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the processes with mpirun",
+                    device == &cpu_device ? "but this run is on CPUs" : "which this program was built without");
+    }
+#ifdef HAVE_MPI
+    return comm_mpi_for_device(host, device);
+#else
+    return comm_single(device);
+#endif
+}
+
+// for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9"
+static inline void comm_backends(char *text, size_t room) {
+    int length = snprintf(text, room, "single");
+#ifdef HAVE_MPI
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int bytes;
+    CHECK_MPI(MPI_Get_library_version(version, &bytes));
+    length += snprintf(text + length, room - (size_t)length, ", MPI (%.*s)", (int)strcspn(version, ",\n"), version);
+#endif
+#ifdef COMM_HAS_NCCL
+    int v = nccl_version();
+    snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+#endif
+    (void)length;
+}

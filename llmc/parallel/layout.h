@@ -1,0 +1,272 @@
+/*
+One flat block of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
+defines: Sharding, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count, param_used, Bucket,
+         num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamRange, param_owned_range,
+         param_updated_range, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
+
+Block       wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
+            starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
+            block holds this rank's slices (slices.h), which have the same size on all ranks.
+Bucket      wte and wpe, each layer, and lnf are a bucket each: the unit of communication. Over N data-parallel ranks a
+            bucket is N chunks of equal size, a multiple of PARAM_ALIGN, so it ends with a gap where N does not divide
+            it. Rank r owns chunk r.
+Shard       The chunks that a rank owns, one after another: what it stores of the state that -z divides.
+
+One element at its five addresses: d12, 4 ranks as -tp 2 and -z 3, so t = 2 slices and N = 2 shards. The element is
+row 1221, column 10 of layer 3's QKVW: a weight of K, head 7, channel 5. (test_params.c computes the same numbers.)
+
+  whole tensor   (2304,768)  [1221][10]                   = element 937738
+       |         slice 1 of 2 holds heads 6..11 of Q, K and V; K's 384 rows begin at its row 384, so
+       |         head 7 is row 384 + (7 - 6) * 64, and channel 5 is row 453
+  slice          (1152,768)  [453][10]                    = element 347914 of tensor-parallel rank 1's tensor
+       |         + param_offset(QKVW, 3): wte and wpe, three layers, ln1w and ln1b
+  flat block     (62244864)  element 31124250 of rank 1's slices: layer 3's bucket begins at 30774784
+       |         a bucket is 2 chunks of 1774080 elements: element 349466 of the bucket is in chunk 0
+  shard          (31122432)  data-parallel rank 0 owns it: element 15736858 of its shard
+       |         at -z 3 that is the only copy; layers are all-gathered into two buffers
+  file           h.3.attn.c_attn.weight (768,2304), transposed as in Hugging Face's files: [10][1221] = element 24261
+*/
+#pragma once
+#include "llmc/parallel/slices.h"
+
+// How -z and -tp divide the state of a model, and which rank this is. 0 as a size means 1.
+typedef struct {
+    int dp_size, dp_rank;  // data-parallel group: the ranks that train on different data
+    int stage;             // ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too
+    int tp_size, tp_rank;  // tensor-parallel group: the ranks that hold the slices of one model
+} Sharding;
+
+enum { EMBEDDINGS_BUCKET, LAYER_BUCKET, FINAL_BUCKET, BUCKET_KINDS };
+
+// the first parameter of each kind of bucket, and past the last
+static const int bucket_first_param[] = {0, FIRST_LAYER_PARAM, LAST_LAYER_PARAM + 1, NUM_PARAM_TENSORS};
+
+// in elements
+typedef struct {
+    Sharding sharding;  // both sizes at least 1
+    int num_layers;
+    Slice slice[NUM_PARAM_TENSORS];
+    size_t offset[NUM_PARAM_TENSORS];  // of each tensor in the block; of layer 0 where layered
+    size_t layer_stride;               // from a layer to the next
+    size_t chunk[BUCKET_KINDS];        // of a bucket of each kind
+    size_t total;                      // the block, gaps included
+    size_t shard;                      // a rank's shard: total / dp_size
+} ParamLayout;
+
+static inline size_t param_align(size_t count) { return (count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN; }
+
+static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sharding) {
+    ParamLayout layout;
+    layout.sharding = sharding;
+    if (sharding.dp_size < 1) { layout.sharding.dp_size = 1; }
+    if (sharding.tp_size < 1) { layout.sharding.tp_size = 1; }
+    layout.num_layers = c->num_layers;
+    layout.total = layout.shard = 0;
+    size_t ranks = (size_t)layout.sharding.dp_size;
+    for (int kind = 0; kind < BUCKET_KINDS; kind++) {
+        size_t size = 0, buckets = kind == LAYER_BUCKET ? (size_t)c->num_layers : 1;
+        for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+            layout.slice[id] = param_slice((ParamId)id, c, layout.sharding.tp_size, sharding.tp_rank);
+            layout.offset[id] = layout.total + size;
+            size += param_align(layout.slice[id].rows * layout.slice[id].cols);
+        }
+        layout.chunk[kind] = param_align((size + ranks - 1) / ranks);
+        layout.shard += layout.chunk[kind] * buckets;
+        layout.total += layout.chunk[kind] * ranks * buckets;
+    }
+    layout.layer_stride = layout.chunk[LAYER_BUCKET] * ranks;
+    return layout;
+}
+
+// the layout of one process
+static inline ParamLayout param_layout(const GPT2Config *c) {
+    const Sharding single = {1, 0, 0, 1, 0};
+    return param_layout_sharded(c, single);
+}
+
+static inline size_t param_offset(const ParamLayout *layout, ParamId id, int layer) {
+    return layout->offset[id] + (param_is_layered(id) ? layout->layer_stride * (size_t)layer : 0);
+}
+
+// elements of this rank's slice of a tensor, padding included
+static inline size_t param_count(const ParamLayout *layout, ParamId id) {
+    return layout->slice[id].rows * layout->slice[id].cols;
+}
+
+// the same without the vocabulary's padding
+static inline size_t param_used(const ParamLayout *layout, ParamId id) {
+    const Slice *s = &layout->slice[id];
+    return id != WTE ? param_count(layout, id) : s->num_rectangles > 0 ? s->rectangles[0].rows * s->cols : 0;
+}
+
+// ---- buckets: 0 holds the embeddings, 1..L the layers, L + 1 lnf
+
+// in elements
+typedef struct {
+    size_t offset;        // in the block
+    size_t chunk;         // of each data-parallel rank
+    size_t size;          // dp_size chunks
+    size_t owned_offset;  // of this rank's chunk, in the block
+    size_t shard_offset;  // of this rank's chunk, in its shard
+} Bucket;
+
+static inline int num_buckets(const ParamLayout *layout) { return layout->num_layers + 2; }
+static inline int layer_bucket(int layer) { return layer + 1; }
+
+static inline int bucket_kind(const ParamLayout *layout, int bucket) {
+    return bucket == 0 ? EMBEDDINGS_BUCKET : bucket <= layout->num_layers ? LAYER_BUCKET : FINAL_BUCKET;
+}
+
+static inline Bucket param_bucket(const ParamLayout *layout, int bucket) {
+    const size_t *chunk = layout->chunk, ranks = (size_t)layout->sharding.dp_size;
+    size_t layers_before = bucket == 0 ? 0 : (size_t)bucket - 1;
+    Bucket b;
+    b.chunk = chunk[bucket_kind(layout, bucket)];
+    b.size = b.chunk * ranks;
+    b.shard_offset = bucket == 0 ? 0 : chunk[EMBEDDINGS_BUCKET] + layers_before * chunk[LAYER_BUCKET];
+    b.offset = b.shard_offset * ranks;
+    b.owned_offset = b.offset + b.chunk * (size_t)layout->sharding.dp_rank;
+    return b;
+}
+
+// Offset of a bucket in the buffers of state that a rank does not store whole: one buffer for the embeddings, two that
+// layers use in turn, one for lnf.
+static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
+    size_t ranks = (size_t)layout->sharding.dp_size, layer_buffers = layout->num_layers < 2 ? 1 : 2;
+    switch (bucket_kind(layout, bucket)) {
+    case EMBEDDINGS_BUCKET: return 0;
+    case LAYER_BUCKET: return ranks * (layout->chunk[0] + (size_t)(bucket - 1) % 2 * layout->chunk[LAYER_BUCKET]);
+    default: return ranks * (layout->chunk[0] + layer_buffers * layout->chunk[LAYER_BUCKET]);
+    }
+}
+
+// elements of all these buffers
+static inline size_t bucket_buffers(const ParamLayout *layout) {
+    return bucket_buffer(layout, layout->num_layers + 1) +
+           layout->chunk[FINAL_BUCKET] * (size_t)layout->sharding.dp_size;
+}
+
+// the bucket of a tensor
+static inline int param_bucket_of(const ParamLayout *layout, ParamId id, int layer) {
+    return param_is_layered(id) ? layer_bucket(layer) : id < FIRST_LAYER_PARAM ? 0 : layout->num_layers + 1;
+}
+
+// ---- ranges of tensors
+
+// elements [offset, offset + count) of this rank's slice of a tensor
+typedef struct {
+    size_t offset, count;
+    size_t params, state;  // offsets of the first of them in this rank's parameters and in its optimizer state
+} ParamRange;
+
+// the elements that this rank owns of a tensor's first `used` elements; count may be 0
+static inline ParamRange param_owned_range(const ParamLayout *layout, ParamId id, int layer, size_t used) {
+    Bucket b = param_bucket(layout, param_bucket_of(layout, id, layer));
+    Range tensor = {param_offset(layout, id, layer), used}, chunk = {b.owned_offset, b.chunk};
+    Range owned = range_intersect(tensor, chunk);
+    ParamRange range = {0, 0, 0, 0};
+    if (owned.count == 0) { return range; }
+    size_t in_shard = b.shard_offset + owned.offset - b.owned_offset;
+    range.offset = owned.offset - tensor.offset;
+    range.count = owned.count;
+    range.params = layout->sharding.stage < 3 ? owned.offset : in_shard;
+    range.state = layout->sharding.stage < 1 ? owned.offset : in_shard;
+    return range;
+}
+
+// the elements whose optimizer state this rank stores and updates: all at stage 0, the owned ones at 1 to 3
+static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId id, int layer, size_t used) {
+    size_t offset = param_offset(layout, id, layer);
+    ParamRange whole = {0, used, offset, offset};
+    return layout->sharding.stage < 1 ? whole : param_owned_range(layout, id, layer, used);
+}
+
+// The owned elements of a bucket's split or replicated tensors, or with owned = false the updated ones, as ranges from
+// this rank's chunk on (from the bucket's first element at stage 0 with owned = false). Adjacent tensors, and the gap
+// between them, are one range. Writes at most LAYER_PARAMS ranges and returns their number.
+static inline int bucket_ranges(Range *ranges, const ParamLayout *layout, int bucket, bool split, bool owned) {
+    Bucket b = param_bucket(layout, bucket);
+    int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0, last = -1;
+    size_t begin = owned || layout->sharding.stage > 0 ? b.owned_offset : b.offset;
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        ParamId p = (ParamId)id;
+        size_t elements = param_count(layout, p);
+        ParamRange range =
+            owned ? param_owned_range(layout, p, layer, elements) : param_updated_range(layout, p, layer, elements);
+        if (range.count == 0 || (param_split(p) != SPLIT_NONE) != split) { continue; }
+        size_t offset = param_offset(layout, p, layer) + range.offset - begin;
+        if (count == 0 || last != id - 1) { ranges[count++].offset = offset; }
+        ranges[count - 1].count = offset + range.count - ranges[count - 1].offset;
+        last = id;
+    }
+    return count;
+}
+
+// elements of a bucket's replicated tensors whose gradients this rank stores
+static inline size_t bucket_replicated(const ParamLayout *layout, int bucket) {
+    Range ranges[LAYER_PARAMS];
+    int n = bucket_ranges(ranges, layout, bucket, false, false);
+    size_t count = 0;
+    for (int i = 0; i < n; i++) { count += ranges[i].count; }
+    return count;
+}
+
+// the same over all buckets
+static inline size_t num_replicated(const ParamLayout *layout) {
+    size_t count = 0;
+    for (int b = 0; b < num_buckets(layout); b++) { count += bucket_replicated(layout, b); }
+    return count;
+}
+
+// the largest num_replicated of any rank, so that all ranks have the same memory plan
+static inline size_t max_replicated(const ParamLayout *layout) {
+    ParamLayout unsharded = *layout;
+    unsharded.sharding.stage = 0;
+    size_t count = 0;
+    for (int b = 0; b < num_buckets(layout); b++) {
+        size_t all = bucket_replicated(&unsharded, b), chunk = param_bucket(layout, b).chunk;
+        count += layout->sharding.stage > 0 && chunk < all ? chunk : all;
+    }
+    return count;
+}
+
+// A slice as a strided view of the whole tensor. A slice of several rectangles is a view of one row a rectangle: all
+// have the same length and distance.
+static inline StridedView slice_view(const ParamLayout *layout, ParamId id) {
+    const Slice *s = &layout->slice[id];
+    StridedView view = {0, 0, 0};
+    if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return view; }
+    if (s->global_rows * s->global_cols > UINT32_MAX) {
+        input_error("-tp %d: a tensor of more than 2^32 elements cannot be split; give a smaller model",
+                    layout->sharding.tp_size);
+    }
+    const Rectangle *r = s->rectangles;
+    bool several = s->num_rectangles > 1;
+    view.offset = (uint32_t)r[0].global;
+    view.cols = (uint32_t)(several ? r[1].local : s->cols);
+    view.stride = (uint32_t)(several ? r[1].global - r[0].global : s->global_cols);
+    return view;
+}
+
+// The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
+// the block at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and returns
+// their number.
+static inline int bucket_update_ranges(UpdateRange *ranges, const ParamLayout *layout, int bucket) {
+    int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0;
+    size_t base = layout->sharding.stage < 1 ? 0 : param_bucket(layout, bucket).shard_offset;
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        ParamId p = (ParamId)id;
+        ParamRange range = param_updated_range(layout, p, layer, param_count(layout, p));
+        if (range.count == 0) { continue; }
+        UpdateRange update = {
+            .offset = range.state - base,
+            .count = range.count,
+            .tensor_offset = range.offset,
+            .decay = param_specs[id].decay,
+            .tensor = layer * NUM_PARAM_TENSORS + id,
+            .view = slice_view(layout, p),
+        };
+        ranges[count++] = update;
+    }
+    return count;
+}

@@ -1,0 +1,212 @@
+/*
+Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
+defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Rectangle, Slice, param_slice, SliceRange,
+         slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert, slice_init_tensor
+
+  tensor                 split along                         slice                             gradient
+  wte (Vp,C)             rows, vocabulary                    (vocab, C)                        the rank's own
+  qkvw (3C,C), qkvb      rows, by head inside Q, K and V     (3 heads HS, C), (3 heads HS)     the rank's own
+  attprojw (C,C)         columns, by head                    (C, heads HS)                     the rank's own
+  fcw (4C,C), fcb        rows                                (units, C), (units)               the rank's own
+  fcprojw (C,4C)         columns                             (C, units)                        the rank's own
+  all others             replicated                          the whole tensor                  all-reduced over the ranks
+No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids likewise;
+those past the last one are padding: zeros with zero gradients, so they stay zeros. The last ranks may hold only padding.
+Activations have all C channels, or heads*HS or units where a split tensor made them.
+A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are keyed by an element's
+offset in the whole tensor, so they do not depend on t.
+*/
+#pragma once
+#include "llmc/common/range.h"
+#include "llmc/params.h"
+
+// the sizes of one tensor-parallel rank
+typedef struct {
+    int tp_rank, tp_size;
+    int heads;      // NH / t, rounded up
+    int attention;  // channels of these heads: heads * HS
+    int units;      // of the MLP: 4C / t, or where t does not divide 4C the next multiple of UNIT_PADDING
+    int vocab;      // vocabulary ids: V rounded up to t * VOCAB_PADDING, / t; the first id is tp_rank * vocab
+} LocalShape;
+
+enum { UNIT_PADDING = 8 };  // rows of units are aligned to 16 bytes in bf16
+
+static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
+    LocalShape s;
+    int units = 4 * c->channels, vocab_multiple = t * VOCAB_PADDING;
+    s.tp_rank = r;
+    s.tp_size = t;
+    s.heads = (c->num_heads + t - 1) / t;
+    s.attention = s.heads * config_head_size(c);
+    s.units = units % t == 0 ? units / t : (units / t / UNIT_PADDING + 1) * UNIT_PADDING;
+    s.vocab = (c->vocab_size + vocab_multiple - 1) / vocab_multiple * VOCAB_PADDING;
+    return s;
+}
+
+// The rows of N that rank r holds of layernorms and of the residual stream (Megatron's sequence parallelism). Gathered
+// rows are t chunks of chunk_size(N, t) rows, of which the first N are used.
+static inline Range row_range(int N, int t, int r) { return chunk_range((size_t)N, chunk_size((size_t)N, t), r); }
+
+typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLS } SplitAxis;
+
+// A bias is stored as one row, so it is split by columns.
+static inline SplitAxis param_split(ParamId id) {
+    switch (id) {
+    case WTE:
+    case QKVW:
+    case FCW: return SPLIT_ROWS;
+    case QKVB:
+    case ATTPROJW:
+    case FCB:
+    case FCPROJW: return SPLIT_COLS;
+    default: return SPLIT_NONE;
+    }
+}
+
+// A rectangle of the whole tensor: its size, and the offset of its first element in the slice and in the whole tensor.
+// The row stride is the slice's `cols` and the whole tensor's `global_cols`.
+typedef struct {
+    size_t local, global, rows, cols;
+} Rectangle;
+
+enum { MAX_RECTANGLES = 3 };
+
+typedef struct {
+    size_t rows, cols;                // of the slice, padding included
+    size_t global_rows, global_cols;  // of the whole tensor, without the vocabulary's padding
+    int num_rectangles;
+    Rectangle rectangles[MAX_RECTANGLES];  // of equal size
+    size_t ranges_per_rectangle;           // a range a row, or one range where rows are adjacent in both tensors
+} Slice;
+
+// The split axis of a tensor: `groups` groups of `group_size` elements, Q, K and V being three; a slice has `slice_size`
+// elements of each group, of which the first `used` are no padding.
+typedef struct {
+    int groups;
+    size_t group_size, slice_size, used;
+} AxisSplit;
+
+static inline AxisSplit axis_split(ParamId id, const GPT2Config *c, const LocalShape *s) {
+    bool by_head = id == QKVW || id == QKVB || id == ATTPROJW;
+    AxisSplit axis;
+    axis.groups = id == QKVW || id == QKVB ? 3 : 1;
+    axis.group_size = id == WTE ? (size_t)c->vocab_size : (by_head ? 1 : 4) * (size_t)c->channels;
+    axis.slice_size = (size_t)(id == WTE ? s->vocab : by_head ? s->attention : s->units);
+    axis.used = chunk_range(axis.group_size, axis.slice_size, s->tp_rank).count;
+    if (axis.used == axis.group_size && axis.slice_size == axis.group_size) {  // not split: one group, one rectangle
+        axis.group_size = axis.slice_size = axis.used = (size_t)axis.groups * axis.group_size;
+        axis.groups = 1;
+    }
+    return axis;
+}
+
+// the slice that rank r of t holds of a tensor of the model *global; of a layered tensor, of each layer
+static inline Slice param_slice(ParamId id, const GPT2Config *global, int t, int r) {
+    Slice s;
+    LocalShape shape = local_shape(global, t, r);
+    SplitAxis axis = param_split(id);
+    s.rows = s.global_rows = param_used_rows(id, global);
+    s.cols = s.global_cols = param_cols(id, global);
+    s.num_rectangles = 1;
+    s.ranges_per_rectangle = 1;
+    Rectangle whole = {0, 0, s.rows, s.cols};
+    s.rectangles[0] = whole;
+    if (axis == SPLIT_NONE) { return s; }
+    AxisSplit split = axis_split(id, global, &shape);
+    size_t *along = axis == SPLIT_ROWS ? &s.rows : &s.cols;
+    size_t local_step = axis == SPLIT_ROWS ? s.cols : 1, global_step = axis == SPLIT_ROWS ? s.global_cols : 1;
+    *along = (size_t)split.groups * split.slice_size;
+    s.num_rectangles = split.used > 0 ? split.groups : 0;
+    for (int i = 0; i < s.num_rectangles; i++) {
+        Rectangle *rectangle = &s.rectangles[i];
+        rectangle->local = (size_t)i * split.slice_size * local_step;
+        rectangle->global = ((size_t)i * split.group_size + (size_t)r * split.slice_size) * global_step;
+        rectangle->rows = axis == SPLIT_ROWS ? split.used : s.global_rows;
+        rectangle->cols = axis == SPLIT_COLS ? split.used : s.global_cols;
+        bool adjacent_rows = rectangle->cols == s.cols && rectangle->cols == s.global_cols;
+        s.ranges_per_rectangle = adjacent_rows ? 1 : rectangle->rows;
+    }
+    return s;
+}
+
+// ---- ranges of a slice
+
+// elements [local, local + count) of the slice are [global, global + count) of the whole tensor
+typedef struct {
+    size_t local, global, count;
+} SliceRange;
+
+static inline size_t slice_num_ranges(const Slice *s) { return (size_t)s->num_rectangles * s->ranges_per_rectangle; }
+
+// the i-th range of a slice, in ascending order. Elements in no range are padding.
+static inline SliceRange slice_range(const Slice *s, size_t i) {
+    const Rectangle *rectangle = &s->rectangles[i / s->ranges_per_rectangle];
+    size_t row = i % s->ranges_per_rectangle, count = rectangle->rows * rectangle->cols / s->ranges_per_rectangle;
+    SliceRange range = {rectangle->local + row * s->cols, rectangle->global + row * s->global_cols, count};
+    return range;
+}
+
+// the part of a slice range in elements [offset, offset + count) of the slice; its count is 0 where there is none
+static inline SliceRange slice_range_within(SliceRange range, size_t offset, size_t count) {
+    Range local = {range.local, range.count}, wanted = {offset, count}, both = range_intersect(local, wanted);
+    SliceRange within = {both.offset, range.global + both.offset - range.local, both.count};
+    return within;
+}
+
+// Which of t slices holds an element of the whole tensor. *local is the longest range of that slice that begins with
+// this element and whose elements are adjacent in the whole tensor too.
+static inline int slice_of(Range *local, ParamId id, const GPT2Config *c, int t, size_t element) {
+    SplitAxis axis = param_split(id);
+    local->offset = element;
+    local->count = SIZE_MAX;
+    if (axis == SPLIT_NONE || t == 1) { return 0; }
+    LocalShape shape = local_shape(c, t, 0);
+    AxisSplit split = axis_split(id, c, &shape);
+    size_t cols = param_cols(id, c), row = element / cols, col = element % cols, along = axis == SPLIT_ROWS ? row : col;
+    size_t group = along / split.group_size, in_group = along % split.group_size;
+    size_t local_along = group * split.slice_size + in_group % split.slice_size;
+    if (axis == SPLIT_ROWS) {
+        local->offset = local_along * cols + col;
+        local->count = cols - col;
+    } else {
+        size_t left_in_slice = split.slice_size - in_group % split.slice_size;
+        size_t left_in_group = split.group_size - in_group;
+        local->offset = row * (size_t)split.groups * split.slice_size + local_along;
+        local->count = left_in_slice < left_in_group ? left_in_slice : left_in_group;
+    }
+    return (int)(in_group / split.slice_size);
+}
+
+// ---- between a slice (rows,cols) and the whole tensor (global_rows,global_cols), elements of `size` bytes each
+
+// local = the slice of global, with zeros as padding
+static inline void slice_extract(void *local, const void *global, const Slice *s, size_t size) {
+    memset(local, 0, s->rows * s->cols * size);
+    for (size_t i = 0; i < slice_num_ranges(s); i++) {
+        SliceRange range = slice_range(s, i);
+        memcpy((char *)local + range.local * size, (const char *)global + range.global * size, range.count * size);
+    }
+}
+
+// the slice of global = local
+static inline void slice_insert(void *global, const void *local, const Slice *s, size_t size) {
+    for (size_t i = 0; i < slice_num_ranges(s); i++) {
+        SliceRange range = slice_range(s, i);
+        memcpy((char *)global + range.global * size, (const char *)local + range.local * size, range.count * size);
+    }
+}
+
+// out (count) = the initial values of elements [offset, offset + count) of a slice, zeros where they are padding
+static inline void slice_init_tensor(real *out, const Slice *s, ParamId id, int layer, size_t offset, size_t count,
+                                     const GPT2Config *global, uint64_t seed) {
+    size_t num_ranges = slice_num_ranges(s);
+    memset(out, 0, count * sizeof *out);
+#pragma omp parallel
+    for (size_t i = 0; i < num_ranges; i++) {
+        SliceRange range = slice_range_within(slice_range(s, i), offset, count);
+#pragma omp for schedule(static) nowait
+        for (size_t j = 0; j < range.count; j++) {
+            out[range.local - offset + j] = param_init_value(id, layer, range.global + j, global, seed);
+        }
+    }
+}

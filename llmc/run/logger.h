@@ -1,0 +1,214 @@
+/*
+What a run says: metrics.jsonl for programs, lines on stdout for people.
+defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
+         logger_saved, logger_clear_line, logger_close
+
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
+               or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
+               steps after its checkpoint.
+stdout         on a terminal one live line as wide as fits; in a pipe a plain line a second at most, and always the
+               first and the last.
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/device.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+typedef struct {
+    FILE *metrics;         // NULL: the run keeps no log
+    bool terminal;         // stdout is one
+    double last_line;      // when the last step was shown, seconds
+    double smoothed_rate;  // tokens a second, exponentially averaged
+    int steps_seen;
+} Logger;
+
+typedef struct {
+    long long step, max_steps;  // finished updates, and how many there will be
+    double loss, grad_norm, lr, ms, tokens;
+    double seconds_left;  // until a time limit; below 0: there is none
+    const char *note;     // "" or why the update was skipped
+} StepReport;
+
+// rewrites the log at `path` without the lines of steps after `step`
+static inline void logger_truncate(const char *path, long long step) {
+    FILE *old = fopen(path, "r");
+    if (!old) { return; }
+    size_t length = strlen(path) + 8;
+    char *aside = (char *)xmalloc(length);
+    snprintf(aside, length, "%s.new", path);
+    FILE *kept = fopen(aside, "w");
+    if (!kept) { run_error("could not write '%s': %s", aside, strerror(errno)); }
+    char *line = NULL;
+    size_t room = 0;
+    long long line_step;
+    for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
+        bool whole = line[length - 1] == '\n';  // a run that was killed may have left half a line
+        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, kept); }
+    }
+    free(line);
+    fclose(old);
+    if (fclose(kept) != 0 || rename(aside, path) != 0) {
+        run_error("could not rewrite '%s': %s", path, strerror(errno));
+    }
+    free(aside);
+}
+
+// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one; may_be_live: whether stdout is a
+// terminal if it looks like one (mpirun gives its processes one even where their words go to a file)
+static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
+    Logger log;
+    memset(&log, 0, sizeof log);
+    log.terminal = may_be_live && isatty(STDOUT_FILENO);
+    if (!run_dir) { return log; }
+    char path[PATH_LENGTH];
+    format_path(path, "%s/metrics.jsonl", run_dir);
+    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
+    log.metrics = fopen(path, resumed_step > 0 ? "a" : "w");
+    if (!log.metrics) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    return log;
+}
+
+// a number as JSON has it: nan and inf become null
+static inline void logger_number(FILE *out, const char *name, double x) {
+    if (isfinite(x)) {
+        fprintf(out, ",\"%s\":%.9g", name, x);
+    } else {
+        fprintf(out, ",\"%s\":null", name);
+    }
+}
+
+// ends a line of metrics.jsonl, so that it is on disk's way before the next step
+static inline void logger_end_line(Logger *log) {
+    fputs("}\n", log->metrics);
+    if (fflush(log->metrics) != 0) { run_error("could not write metrics.jsonl: %s", strerror(errno)); }
+}
+
+// takes the live line off a terminal before something else is printed
+static inline void logger_clear_line(const Logger *log) {
+    if (log->terminal) { fputs("\r\033[K", stdout); }
+}
+
+// "812 tok/s", "43k tok/s", "2.15M tok/s"
+static inline void logger_rate(char *text, size_t size, double rate) {
+    if (rate < 9999.5) {
+        snprintf(text, size, "%.0f tok/s", rate);
+    } else if (rate < 999500) {
+        snprintf(text, size, "%.0fk tok/s", rate / 1e3);
+    } else {
+        snprintf(text, size, "%.2fM tok/s", rate / 1e6);
+    }
+}
+
+// "9:05 left", from an hour on "11:03:58 left"
+static inline void logger_left(char *text, size_t size, double seconds) {
+    long s = (long)seconds;
+    if (s < 3600) {
+        snprintf(text, size, "%ld:%02ld left", s / 60, s % 60);
+    } else {
+        snprintf(text, size, "%ld:%02ld:%02ld left", s / 3600, s / 60 % 60, s % 60);
+    }
+}
+
+enum { LINE_LENGTH = 512 };
+
+// The line for a step that took `rate` tokens a second, seconds_left of it to go. WIDTH 0 is a pipe: every field is
+// there. On a terminal of WIDTH columns it has at most WIDTH - 1, since a full one may wrap: fields that do not fit are
+// left out, those first that say least about how the run goes, and a terminal narrower than the others has it cut.
+static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
+    enum { STEP, LOSS, NORM, LR, MS, RATE, LEFT, NOTE, FIELDS };
+    static const int least_first[] = {LR, NORM, MS, LEFT, RATE};
+    const int droppable = width > 0 ? (int)(sizeof least_first / sizeof least_first[0]) : 0;
+    const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
+    char field[FIELDS][64];
+    const size_t size = sizeof field[0];
+    snprintf(field[STEP], size, "step %lld/%lld", r->step, r->max_steps);
+    snprintf(field[LOSS], size, " | loss %.4f", r->loss);
+    snprintf(field[NORM], size, " | norm %.3f", r->grad_norm);
+    snprintf(field[LR], size, " | lr %.2e", r->lr);
+    snprintf(field[MS], size, " | %.1f ms", r->ms);
+    snprintf(field[RATE], size, " | %.0f tok/s", rate);
+    if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
+    snprintf(field[LEFT], size, " | ");
+    logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
+    snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
+    size_t columns = 0;
+    for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
+    for (int i = 0; i < droppable && columns > room; i++) {
+        columns -= strlen(field[least_first[i]]);
+        field[least_first[i]][0] = 0;
+    }
+    line[0] = 0;
+    for (int f = 0; f < FIELDS; f++) { strncat(line, field[f], room - strlen(line)); }
+}
+
+// columns of the terminal that stdout is, now: its window may change. 80 where it does not say
+static inline int terminal_width(void) {
+    struct winsize window;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
+}
+
+static inline void logger_show(const Logger *log, const StepReport *r) {
+    char line[LINE_LENGTH];
+    logger_line(line, r, log->smoothed_rate, log->terminal ? terminal_width() : 0);
+    logger_clear_line(log);
+    fputs(line, stdout);
+    if (!log->terminal) { putchar('\n'); }
+    fflush(stdout);
+}
+
+static inline void logger_step(Logger *log, StepReport r) {
+    double rate = r.tokens / (r.ms / 1000), now = now_seconds();
+    log->steps_seen++;
+    // the first step also prepares things; it does not count
+    log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
+    if (log->metrics) {
+        fprintf(log->metrics, "{\"step\":%lld", r.step);
+        logger_number(log->metrics, "loss", r.loss);
+        logger_number(log->metrics, "grad_norm", r.grad_norm);
+        logger_number(log->metrics, "lr", r.lr);
+        logger_number(log->metrics, "ms", r.ms);
+        logger_number(log->metrics, "tokens_per_s", rate);
+        logger_end_line(log);
+    }
+    double wait = log->terminal ? 0.1 : 1.0;
+    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
+    if (!due) { return; }
+    log->last_line = now;
+    double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
+    if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
+    logger_show(log, &r);
+}
+
+static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value) {
+    logger_clear_line(log);
+    printf("step %lld | %s %.4f\n", step, words, value);
+    fflush(stdout);
+    if (!log->metrics) { return; }
+    fprintf(log->metrics, "{\"step\":%lld", step);
+    logger_number(log->metrics, key, value);
+    logger_end_line(log);
+}
+
+static inline void logger_val(Logger *log, long long step, double val_loss) {
+    logger_evaluation(log, step, "validation loss", "val_loss", val_loss);
+}
+
+static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
+    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
+}
+
+// says where the checkpoint of `step` is; metrics.jsonl does not tell of it
+static inline void logger_saved(const Logger *log, long long step, const char *folder) {
+    logger_clear_line(log);
+    printf("step %lld | saved %s\n", step, folder);
+    fflush(stdout);
+}
+
+static inline void logger_close(Logger *log) {
+    if (log->terminal) { putchar('\n'); }
+    if (log->metrics) { fclose(log->metrics); }
+}
