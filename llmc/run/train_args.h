@@ -5,7 +5,7 @@ defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, 
          tokens_of_update, args_meet, read_flags
 */
 #pragma once
-#include "llmc/backend.h"
+#include "llmc/backends.h"
 #include "llmc/files/hellaswag.h"
 #include "llmc/files/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
