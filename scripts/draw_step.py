@@ -3,19 +3,19 @@
 
   scripts/draw_step.py doc/step.svg
 
-The same file comes out every time; dev/test/test_docs.sh compares it with the one in the tree. Colours follow the
-reader's light or dark theme.
+The output is deterministic: dev/test/test_docs.sh compares it with the file in the tree. Colours follow the reader's
+light or dark theme.
 """
 import sys
 from xml.sax.saxutils import escape
 
 WIDTH = 1060
-BOX, HEIGHT, PITCH = 230, 32, 62  # a box's width and height, and from one row to the next
+BOX, HEIGHT, PITCH = 230, 32, 62  # width and height of a box; distance of two rows
 FORWARD, BACKWARD = 195, 635  # left edges of the two columns
 LEFT_NOTES, RIGHT_NOTES = 168, 892
 TOP, FRAME_GAP = 24, 26
 
-# (forward, its output, backward, the gradient it reads): a row each, top to bottom
+# rows from top to bottom: (forward box, output, backward box, gradient that the backward reads)
 ROWS = [
     ("", "", "AdamW", "times min(1, clip / norm)"),
     ("", "tokens (B,T)", "global norm, clipping", "gradients of all parameters"),
@@ -34,7 +34,7 @@ ROWS = [
 ]
 FIRST, LAST = 3, 10  # the rows of a block
 
-# what becomes of a row's output between forward and backward
+# row: the output is saved for the backward, or recomputed
 SAVED = {
     2: ("saved", "saved"),
     3: ("recompute", "recomputed at -r 2 3 4"),
@@ -47,7 +47,7 @@ SAVED = {
     10: ("saved", "saved (-rk k: every k-th)"),
 }
 
-# (row, how far below its box's middle, kind, lines): beside the forward, and beside the backward
+# (row, pixels below the middle of the box, kind, lines), beside the forward and beside the backward
 NOTES_LEFT = [
     (2, 0, "tensor", ["-tp: reduce-scatter"]),
     (3, 0, "zero", ["-z 3: all-gather of the", "layer's parameters,", "one layer ahead"]),
@@ -95,7 +95,7 @@ def text(x, y, words, kind="", anchor="middle"):
 
 
 def lines_of(x, y, lines, kind, anchor):
-    """the lines, centred on y"""
+    """lines of a note, centred on y"""
     first = y + 4 - 7 * (len(lines) - 1)
     return [text(x, first + 14 * i, line, f"note {kind}", anchor) for i, line in enumerate(lines)]
 
@@ -111,7 +111,7 @@ def line(points, extra=""):
 
 
 def arrow(x, start, end):
-    """vertical; the head is at the end"""
+    """vertical arrow, head at the end"""
     back = -7 if end > start else 7
     return [line([(x, start), (x, end + back)]),
             f'<polygon class="head" points="{x},{end} {x - 4},{end + back} {x + 4},{end + back}"/>']
@@ -152,7 +152,7 @@ def columns():
 
 
 def residuals():
-    """the residual additions: around each half of a block, down in the forward and up in the backward"""
+    """the residual stream around each half of a block, down in the forward and up in the backward"""
     parts = []
     for first, last in ((FIRST, FIRST + 3), (FIRST + 4, LAST)):
         above, below = middle(first) - HEIGHT // 2 - 8, middle(last) + HEIGHT // 2 + 5

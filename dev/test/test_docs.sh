@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # README.md, CONTRIBUTING.md and doc/: every command parses, every flag, path, link and image named exists.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_docs.sh
-# A command is a line of a ```sh block, or a `span` that begins like one. ./train_gpt2 runs with --plan, in a temporary
-# folder with the files and runs that the command reads. `make` gets a dry run. Of other programs only the path and
-# the flags are looked up.
+# A command is a line of a ```sh block, or a `span` that begins like one. ./train_gpt2 runs with --plan in a temporary
+# folder, which has the files and run directories of the commands. Targets and variables of `make` are looked up in the
+# Makefile's rules. Paths and flags of other programs are looked up.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -13,9 +13,9 @@ documents=(README.md CONTRIBUTING.md doc/*.md)
 folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
-set -f # the shell reads the words of a command, but expands no pattern
+set -f # a command keeps its patterns
 
-# ---- what the commands read
+# ---- files and runs for the commands
 
 mkdir -p "$folder/here/data"
 cd "$folder/here" || exit
@@ -35,7 +35,7 @@ devices=$("$trainer" --version | sed -n 's/.* devices \([^,]*\),.*/\1/p')
 
 # ---- one command
 
-# commands FILE: each once, in a line, without its comment
+# commands FILE: one command a line, without comments and repetitions
 commands() {
     {
         awk '/^```/ { inside = !inside && $0 == "```sh"; next }
@@ -51,17 +51,17 @@ commands() {
 # spans FILE: the `code` outside of blocks
 spans() { awk '/^```/ { inside = !inside; next } !inside' "$1" | grep -oE '`[^`]+`' | tr -d '`'; }
 
-# is_flag WORD FILE: whether the flag, without its value, is a word of the file
+# is_flag WORD FILE: whether the file has the flag; a value after = is ignored
 is_flag() { grep -qE -- "(^|[^A-Za-z0-9_-])${1%%=*}([^A-Za-z0-9_-]|$)" "$2"; }
 
-# needs_run FOLDER: makes it a run with a checkpoint
+# needs_run FOLDER: makes FOLDER a run directory with a checkpoint
 needs_run() {
     [[ $1 == */* && $1 != *.safetensors && ! -e $folder/here/$1 ]] || return 0
     mkdir -p "$folder/here/$(dirname "$1")"
     cp -r "$folder/here/a_run" "$folder/here/$1"
 }
 
-# dry_run RANKS FLAG...: what train_gpt2 says against these flags
+# dry_run RANKS FLAG...: the error of train_gpt2 for these flags, if any
 dry_run() {
     local ranks=$1 flags=() resumes='' output='' i
     shift
@@ -81,7 +81,7 @@ dry_run() {
     (cd "$folder/here" && "$trainer" "${flags[@]}") >"$out" 2>&1 </dev/null || tail -n 1 "$out"
 }
 
-# dry_make WORD...: targets have rules; variables are used
+# dry_make WORD...: errors of targets without a rule and of unknown variables
 dry_make() {
     local word
     for word; do
@@ -95,7 +95,7 @@ dry_make() {
     done
 }
 
-# look_up PROGRAM WORD...: it exists, and its flags are its own or the trainer's
+# look_up PROGRAM WORD...: errors of a missing program and of flags that neither the program nor the trainer has
 look_up() {
     local program=$1 word
     [ -f "$program" ] || { echo "there is no $program" && return; }
@@ -105,7 +105,7 @@ look_up() {
     done
 }
 
-# trouble_of COMMAND: empty if it parses
+# trouble_of COMMAND: errors of a command; empty if the command parses
 trouble_of() {
     local words=() ranks=1
     if [[ $1 =~ [\;\&\|\<\>\`]|\$\( ]]; then
@@ -137,7 +137,7 @@ trouble_of() {
 
 for document in "${documents[@]}"; do
     while IFS= read -r command; do
-        if [[ $command =~ ^[a-z_]+=\"[^\`\$]*\"$ ]]; then # a variable for the commands below it
+        if [[ $command =~ ^[a-z_]+=\"[^\`\$]*\"$ ]]; then # a variable of the following commands
             eval "$command"
             continue
         fi
