@@ -21,6 +21,7 @@ mkdir -p "$folder/here/data"
 cd "$folder/here" || exit
 export OMP_NUM_THREADS=1
 cat "$root/README.md" "$root/CONTRIBUTING.md" >my.txt
+cp my.txt data/kjv.txt
 cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
 echo "node1 slots=8" >hosts.txt
 "$trainer" -i my.txt --tokenizer vocab.bpe --tokenize my.bin >"$out" 2>&1 &&
