@@ -57,6 +57,7 @@ typedef struct {
     floatX *qkv;                                      // (N,3,heads,HS)
     floatX *atty;                                     // (N,heads,HS)
     real *lse;                                        // (B,heads,T)
+    floatX *keys, *values;                            // (decode_positions,heads,HS) key-value cache
     floatX *residual2;                                // (N / t,C) after attention
     floatX *fch, *fch_gelu;                           // (N,units); fch_gelu may be NULL
     floatX *residual3;                                // (N / t,C) the output
@@ -170,6 +171,7 @@ static bool is_saved(const GPT2 *m, ActivationId id, int l) { return activation_
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
     bool recomputes = m->slots.recompute_from[l] <= l;  // else with the segment, before a later block's backward
+    size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
         .ln1 = is_saved(m, LN1, l) ? act(m, LN1, l) : NULL,
@@ -181,6 +183,8 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
         .qkv = act(m, QKV, l),
         .atty = act(m, ATTY, l),
         .lse = statistic(m, LSE, l),
+        .keys = m->tensors.decode_keys + cache,
+        .values = m->tensors.decode_values + cache,
         .residual2 = act(m, RESIDUAL2, l),
         .fch = act(m, FCH, l),
         .fch_gelu = is_saved(m, FCH_GELU, l) ? act(m, FCH_GELU, l) : NULL,
@@ -371,37 +375,17 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// Memory for a saved tensor is its slot; for a recomputed one it is scratch, between acquire and release.
-static floatX *acquire(floatX *slot, Scratch *scratch, const char *name, size_t elements) {
-    return slot ? slot : (floatX *)scratch_acquire(scratch, name, elements * sizeof(floatX));
-}
-static void release(const floatX *slot, Scratch *scratch) {
-    if (!slot) { scratch_release(scratch); }
-}
-
-// The same for the output of a layernorm, with room for the rows of all ranks: in the slot at -ra 0, else in scratch.
-// Free with rows_release.
+// Memory for the output of a layernorm, with room for the rows of all ranks: the slot if it is saved (with -tp at -ra 0),
+// else scratch. Free with rows_release.
 static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
     bool apart = slot && m->tp.splits_rows && m->options.gather_again;  // the slot has room for this rank's rows only
     ParallelRows rows = {slot, slot, NULL, 0};
     if (!slot || apart) {
-        rows.all = acquire(NULL, &m->normed, name, m->tp.all);
+        rows.all = (floatX *)scratch_acquire(&m->normed, name, m->tp.all * sizeof(floatX));
         rows.scratch = &m->normed;
     }
     if (!apart) { rows.own = rows.all + m->tp.own_offset; }
     return rows;
-}
-
-// atty = causal attention of qkv, over whole sequences; when decoding, of new positions over the key-value cache
-static void attention_forward(GPT2 *m, int l, const BlockActivations *a) {
-    int NH = m->local.heads, HS = config_head_size(&m->config), N = m->B * m->T;
-    if (m->decode_from < 0) {
-        m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec);
-        return;
-    }
-    size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
-    floatX *keys = m->tensors.decode_keys + cache, *values = m->tensors.decode_values + cache;
-    m->ops->attention_decode(a->atty, keys, values, a->qkv, m->decode_from, N, NH, HS, &m->exec);
 }
 
 // Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows.
@@ -411,27 +395,34 @@ static void block_forward(GPT2 *m, int l) {
     const BlockParams *p = &m->blocks[l].p;
     const BlockActivations *a = &m->blocks[l].a;
     Exec *ex = &m->exec;
-    int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
+    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
+    int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
 
     ParallelRows ln1 = acquire_layernorm(m, a->ln1, "ln1");
     ops->layernorm_forward(ln1.own, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b, tp->rows, C, ex);
-    column_parallel_forward(tp, a->qkv, ln1, p->qkvw, p->qkvb, N, C, 3 * A);  // all-gathers the rows of ln1
+    column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);  // all-gathers the rows of ln1
     rows_release(&ln1);
-    attention_forward(m, l, a);
+    if (m->decode_from < 0) {
+        ops->attention_forward(a->atty, a->lse, a->qkv, B, T, NH, HS, ex);
+    } else {  // new positions of one sequence, over the key-value cache
+        ops->attention_decode(a->atty, a->keys, a->values, a->qkv, m->decode_from, N, NH, HS, ex);
+    }
     row_parallel_forward(tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);  // reduce-scatters
 
     ParallelRows ln2 = acquire_layernorm(m, a->ln2, "ln2");
-    floatX *gelu = acquire(a->fch_gelu, &m->wide, "fch_gelu", (size_t)N * (size_t)U);
+    floatX *gelu = a->fch_gelu;
+    if (!gelu) { gelu = (floatX *)scratch_acquire(&m->wide, "fch_gelu", (size_t)N * (size_t)U * sizeof(floatX)); }
+    bool fused = m->options.fuse_gelu;
     ops->layernorm_forward(ln2.own, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, tp->rows, C, ex);
-    if (m->options.fuse_gelu) {
-        column_parallel_gelu_forward(tp, gelu, a->fch, ln2, p->fcw, p->fcb, N, C, U);
-    } else {
-        column_parallel_forward(tp, a->fch, ln2, p->fcw, p->fcb, N, C, U);
-        ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex);
-    }
+    column_parallel_forward(tp, a->fch, fused ? gelu : NULL, ln2, p->fcw, p->fcb, N, C, U);
     rows_release(&ln2);
+    if (!fused) { ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex); }
     row_parallel_forward(tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, U, C);
-    release(a->fch_gelu, &m->wide);
+    if (!a->fch_gelu) { scratch_release(&m->wide); }
+}
+
+static floatX *acquire(Scratch *scratch, const char *name, size_t elements) {
+    return (floatX *)scratch_acquire(scratch, name, elements * sizeof(floatX));
 }
 
 // The parameters of block l may be read from here on; at -z 3 those of block `next`, which is read after it, are
@@ -512,7 +503,7 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     for (int row = 0; row < N; row += chunk) {
         int rows = N - row < chunk ? N - row : chunk;
         size_t at = (size_t)row * (size_t)C;
-        floatX *logits = acquire(NULL, &m->wide, "logits", (size_t)rows * (size_t)vocab);
+        floatX *logits = acquire(&m->wide, "logits", (size_t)rows * (size_t)vocab);
         ops->matmul_forward(logits, lnf.all + at, wte, NULL, NULL, rows, C, vocab, ex);
         vocab_parallel_classifier(&m->tp, losses + row, logits, m->tensors.targets + row, dlnf ? scale : 0, rows,
                                   m->config.vocab_size);
@@ -552,7 +543,7 @@ static void recompute_attention(GPT2 *m, int l) {
     const floatX *rows = rows_wait(&m->tp, &ln1);
     m->ops->matmul_forward(a->qkv, rows, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
     rows_release(&ln1);
-    attention_forward(m, l, a);
+    m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, m->local.heads, m->local.head_size, &m->exec);
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
@@ -569,8 +560,9 @@ static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
 // -r 1: GELU
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.units;
-    floatX *gelu = acquire(a->fch_gelu, &m->wide, "fch_gelu", elements);
-    if (!a->fch_gelu) { m->ops->gelu_forward(gelu, a->fch, elements, &m->exec); }
+    if (a->fch_gelu) { return a->fch_gelu; }
+    floatX *gelu = acquire(&m->wide, "fch_gelu", elements);
+    m->ops->gelu_forward(gelu, a->fch, elements, &m->exec);
     return gelu;
 }
 
@@ -585,7 +577,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockActivations *a = &m->blocks[l].a;
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
-    int NH = m->local.heads, HS = config_head_size(&m->config);
+    int NH = m->local.heads, HS = m->local.head_size;
 
     recompute_attention(m, l);
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
@@ -595,25 +587,25 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; gelu' is in its matmul
     row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, g->fcb, &dout, gelu, p->fcprojw, a->fch, mode, N, U, C);
     rows_release(&dout);
-    floatX *dln2 = acquire(NULL, &m->narrow, "dln2", tp->all);
+    floatX *dln2 = acquire(&m->narrow, "dln2", tp->all);
     const floatX *own_dln2 = column_parallel_backward(tp, dln2, g->fcw, no_gradient, dfch, &ln2, p->fcw, mode, N, C, U);
     rows_release(&ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
                             mode, tp->rows, C, ex);
     scratch_release(&m->narrow);
-    release(a->fch_gelu, &m->wide);
+    if (!a->fch_gelu) { scratch_release(&m->wide); }
 
     dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(tp, &dout);
     ParallelRows ln1 = recompute_layernorm(m, a->ln1, "ln1", a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
-    floatX *datty = acquire(NULL, &m->narrow, "datty", (size_t)N * (size_t)A);
+    floatX *datty = acquire(&m->narrow, "datty", (size_t)N * (size_t)A);
     row_parallel_backward(tp, datty, g->attprojw, g->attprojb, no_gradient, &dout, a->atty, p->attprojw, NULL, mode, N,
                           A, C);
     rows_release(&dout);
-    floatX *dqkv = acquire(NULL, &m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
+    floatX *dqkv = acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
     ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, ex);
     scratch_release(&m->narrow);
-    floatX *dln1 = acquire(NULL, &m->narrow, "dln1", tp->all);
+    floatX *dln1 = acquire(&m->narrow, "dln1", tp->all);
     const floatX *own_dln1 =
         column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, &ln1, p->qkvw, mode, N, C, 3 * A);
     rows_release(&ln1);
@@ -641,7 +633,7 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
 // The classifier and the final layernorm: dresidual = the gradient of the last block's output.
 static void classifier_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
-    floatX *dlnf = acquire(NULL, &m->narrow, "dlnf", m->tp.all);
+    floatX *dlnf = acquire(&m->narrow, "dlnf", m->tp.all);
     gpt2_classify(m, dlnf, scale, mode);
     ParallelRows sum = rows_reduce_scatter(&m->tp, dlnf);
     m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.rows * (size_t)C * sizeof(floatX), &m->exec);
@@ -770,7 +762,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     gpt2_forward(m);
     ParallelRows lnf = final_layernorm_forward(m);
     const floatX *last = lnf.all + (size_t)(n - 1) * (size_t)C;
-    floatX *row = acquire(NULL, &m->wide, "logits", (size_t)(vocab * m->local.tp_size));
+    floatX *row = acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size));
     floatX *own = row + (size_t)(vocab * m->local.tp_rank);
     m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
     CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec);

@@ -23,6 +23,7 @@ offset in the whole tensor, so they do not depend on t.
 // the sizes of one tensor-parallel rank
 typedef struct {
     int tp_rank, tp_size;
+    int head_size;  // HS
     int heads;      // NH / t, rounded up
     int attention;  // channels of these heads: heads * HS
     int units;      // of the MLP: 4C / t, or where t does not divide 4C the next multiple of UNIT_PADDING
@@ -37,7 +38,8 @@ static inline LocalShape local_shape(const GPT2Config *c, int t, int r) {
     s.tp_rank = r;
     s.tp_size = t;
     s.heads = (c->num_heads + t - 1) / t;
-    s.attention = s.heads * config_head_size(c);
+    s.head_size = config_head_size(c);
+    s.attention = s.heads * s.head_size;
     s.units = units % t == 0 ? units / t : (units / t / UNIT_PADDING + 1) * UNIT_PADDING;
     s.vocab = (c->vocab_size + vocab_multiple - 1) / vocab_multiple * VOCAB_PADDING;
     return s;

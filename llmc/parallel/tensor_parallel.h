@@ -9,7 +9,7 @@ OC are this rank's channels or units. With t ranks the buffers for all rows have
 An all-gather or reduce-scatter is begun as early as its input is ready and waited for where its output is read; the
 work between runs beside it.
 defines: TensorParallel, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
-         rows_reduce_scatter, column_parallel_forward, column_parallel_gelu_forward, row_parallel_forward,
+         rows_reduce_scatter, column_parallel_forward, row_parallel_forward,
          row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
          vocab_parallel_embedding_backward, vocab_parallel_classifier, replicated_grads_all_reduce
 */
@@ -97,20 +97,19 @@ static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX 
 
 // ---- linear layers
 
-// out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all ranks' rows
-static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, ParallelRows in, const floatX *weight,
-                                           const floatX *bias, int N, int C, int OC) {
-    rows_all_gather(tp, &in);
-    const floatX *all = rows_wait(tp, &in);
-    tp->ops->matmul_forward(out, all, weight, bias, NULL, N, C, OC, tp->ex);
-}
-
-// the same, and gelu (N,OC) = gelu(out) in the epilogue of the matmul
-static inline void column_parallel_gelu_forward(const TensorParallel *tp, floatX *gelu, floatX *out, ParallelRows in,
-                                                const floatX *weight, const floatX *bias, int N, int C, int OC) {
-    rows_all_gather(tp, &in);
-    const floatX *all = rows_wait(tp, &in);
-    tp->ops->matmul_gelu_forward(gelu, out, all, weight, bias, N, C, OC, tp->ex);
+// out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all ranks' rows; gelu (N,OC) = gelu(out) in the same matmul unless
+// gelu is NULL
+static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, floatX *gelu, ParallelRows in,
+                                           const floatX *weight, const floatX *bias, int N, int C, int OC) {
+    if (tp->splits_rows) {
+        CommWork gather = comm_all_gather(in.all, in.own, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+        comm_wait(gather, tp->comm, tp->ex);
+    }
+    if (gelu) {
+        tp->ops->matmul_gelu_forward(gelu, out, in.all, weight, bias, N, C, OC, tp->ex);
+    } else {
+        tp->ops->matmul_forward(out, in.all, weight, bias, NULL, N, C, OC, tp->ex);
+    }
 }
 
 // out = in (N,K) weight (C,K)^T, summed over the ranks, + bias (C) + residual; out and residual are this rank's rows
@@ -123,8 +122,9 @@ static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, c
     floatX *partial = (floatX *)scratch_acquire(tp->partial, "partial", tp->all * sizeof(floatX));
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
-    const floatX *own = rows_wait(tp, &sum);
-    tp->ops->residual_layernorm_forward(out, NULL, NULL, NULL, own, bias, residual, NULL, NULL, tp->rows, C, tp->ex);
+    comm_wait(sum.work, tp->comm, tp->ex);
+    tp->ops->residual_layernorm_forward(out, NULL, NULL, NULL, sum.own, bias, residual, NULL, NULL, tp->rows, C,
+                                        tp->ex);
     scratch_release(tp->partial);
 }
 
