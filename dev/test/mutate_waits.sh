@@ -15,24 +15,28 @@ read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc -
 # What goes: "file|extended regular expression|what is put there", on each line that matches, one at a time
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
+    'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
+    'llmc/parallel/tensor_parallel.h|= rows_wait\(|= not_waited('
+    'llmc/parallel/tensor_parallel.h|return rows_wait\(|return not_waited('
     'train_gpt2.cu|comm_wait\(|no_comm_wait('
-    'train_gpt2.cu|exchanged\(m, |not_exchanged(m, '
-    'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_settle\(z, bucket \+ 1\); \}|'
-    'llmc/parallel/zero.h|\{ zero_settle\(z, b\); \}|{ (void)b; }'
+    'train_gpt2.cu|= rows_wait\(|= not_waited('
+    'train_gpt2.cu|^    rows_wait\(|    (void)not_waited('
+    'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
+    'llmc/parallel/zero.h|\{ zero_bucket_wait\(z, b\); \}|{ (void)b; }'
     'llmc/parallel/zero.h| && \(next - bucket\) % 2 != 0|'
-    'llmc/parallel/zero.h|^    if \(z->held\[bucket % 2\] == bucket\)|    if (z->held[bucket % 2])'
-    'llmc/parallel/zero.h|^    zero_forget_layers\(z\);|'
-    'llmc/parallel/zero.h|^    zero_send_params\(z\);|'
-    'llmc/parallel/zero.h|^    zero_join_sent\(z\);|'
-    'train_gpt2.cu|^    zero_all_params_ready\(|    no_wait('
-    'train_gpt2.cu|^    zero_params_ready\(|    no_wait('
-    'train_gpt2.cu|^ +params_ready\(|    no_wait('
+    'llmc/parallel/zero.h|^    if \(z->buffered\[bucket % 2\] == bucket\)|    if (z->buffered[bucket % 2])'
+    'llmc/parallel/zero.h|^    zero_empty_buffers\(z\);|'
+    'llmc/parallel/zero.h|^    zero_gather_changed\(z\);|'
+    'llmc/parallel/zero.h|^    zero_wait_all\(z\);|'
+    'train_gpt2.cu|^    zero_all_params_wait\(|    no_wait('
+    'train_gpt2.cu|^    zero_params_wait\(|    no_wait('
+    'train_gpt2.cu|^ +wait_for_params\(|    no_wait('
 )
 
 build() {
     cc -std=gnu11 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -x c dev/test/test_processes.c -o processes \
         -DPRECISION_FP32 -DPOISON_SCRATCH -DHAVE_MPI '-Dno_comm_wait(work,comm,ex)=(void)(work)' \
-        '-Dnot_exchanged(m,e)=((e).rows)' \
+        '-Dnot_waited(tp,rows)=((rows)->all)' \
         '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread
 }
 
