@@ -97,9 +97,9 @@ enum { LT_NUMBERS = 2, LT_MAX_SPLITS = 32 };
 struct LtSettings {
     bool no_algorithms = false;             // for anything
     uint32_t epilogues_off = 0;             // an epilogue that has one of these bits has no algorithm
-    double delay = 0.002;                   // seconds
-    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take the delay longer
-    std::vector<uint32_t> slow_epilogues;   // products with one of these take the delay longer
+    uint64_t slowdown = 2'000'000;          // emulated nanoseconds
+    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take the slowdown longer
+    std::vector<uint32_t> slow_epilogues;   // products with one of these take the slowdown longer
     size_t version = 130000;
 };
 struct LtCounts {
@@ -217,15 +217,21 @@ inline float lt_finish(const LtProduct &w, size_t i, size_t j, float x) {
     return x;
 }
 
+enum : uint64_t { LT_FLOPS_PER_NANOSECOND = 1000 };
+
+// The cost of a product on the emulated clock: a kernel's launch, the FLOPs, and a test's slowdown.
+inline uint64_t lt_nanoseconds(const LtProduct &w) {
+    const LtSettings &s = lt_settings();
+    bool fast = s.fast_number == static_cast<int>(w.algo.data[1]) && s.fast_splits == static_cast<int>(w.algo.data[2]);
+    bool slow_epilogue =
+        std::find(s.slow_epilogues.begin(), s.slow_epilogues.end(), w.desc.epilogue) != s.slow_epilogues.end();
+    bool slow = (s.fast_number >= 0 && !fast) || slow_epilogue;
+    uint64_t flops = uint64_t{2} * w.d.rows * w.d.cols * w.k;
+    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + (slow ? s.slowdown : 0);
+}
+
 inline void lt_multiply(const LtProduct &w) {
     size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
-    bool fast = lt_settings().fast_number == static_cast<int>(w.algo.data[1]) &&
-                lt_settings().fast_splits == static_cast<int>(splits);
-    const std::vector<uint32_t> &slow = lt_settings().slow_epilogues;
-    bool slow_epilogue = std::find(slow.begin(), slow.end(), w.desc.epilogue) != slow.end();
-    if ((lt_settings().fast_number >= 0 && !fast) || slow_epilogue) {
-        for (double until = seconds_now() + lt_settings().delay; seconds_now() < until;) {}
-    }
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = lt_factors(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
     std::vector<float> b = lt_factors(w.b, !w.desc.transpose_b, n, w.k, tf32);
@@ -467,6 +473,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
     auto multiply = [=] { simt::lt_multiply(product); };
-    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", multiply}) == cudaSuccess;
+    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", simt::lt_nanoseconds(product),
+                                           multiply}) == cudaSuccess;
     return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -21,7 +21,6 @@ For one host thread.
 #include <map>
 #include <tuple>
 #include <utility>
-#include <ctime>
 
 // ---- CUDA's types and constants, with CUDA's values
 
@@ -84,8 +83,8 @@ struct cudaDeviceProp {
 struct SimtStream;
 struct SimtGraph;
 struct SimtEvent {
-    double seconds = -1;  // when it was recorded; negative: never
-    bool timed = true;
+    bool recorded = false, timed = true;
+    uint64_t nanoseconds = 0;      // of runtime().nanoseconds when it was recorded
     SimtGraph *capture = nullptr;  // the capture it was recorded in, if any
     SimtStream *stream = nullptr;  // .. and on which stream, after how much of its work
     size_t work_before = 0;
@@ -94,7 +93,8 @@ struct SimtEvent {
 enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
 struct SimtGraphNode {
     cudaGraphNodeType type;
-    const char *name;  // a kernel's; what stands in the launch
+    const char *name;      // a kernel's; what stands in the launch
+    uint64_t nanoseconds;  // what it adds to the clock
     std::function<void()> work;
 };
 // a captured graph: what to do, in an order that respects every event
@@ -133,6 +133,7 @@ struct Runtime {
     uint64_t graphs_meanwhile = 0;  // over all waits for an event: graphs launched after it, and before the wait
     size_t device_bytes = size_t{8} << 30;  // the device's memory; a test may shrink it
     size_t device_bytes_used = 0;
+    uint64_t nanoseconds = 0;  // the emulated clock
     cudaError_t last_error = cudaSuccess;
     std::map<uintptr_t, Allocation> allocations;          // by address
     std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, after cudaFuncSetAttribute
@@ -153,10 +154,21 @@ inline cudaError_t failed(cudaError_t error) {
     return error;
 }
 
-inline double seconds_now() {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+// ---- the clock: the cost of work in emulated nanoseconds
+
+enum : uint64_t { LAUNCH_NANOSECONDS = 2000, THREADS_PER_NANOSECOND = 4, BYTES_PER_NANOSECOND = 100 };
+
+inline uint64_t kernel_nanoseconds(uint64_t threads) { return LAUNCH_NANOSECONDS + threads / THREADS_PER_NANOSECOND; }
+inline uint64_t copy_nanoseconds(size_t bytes) { return LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND; }
+
+// For a test's setup: frees the captures, streams and allocations that a failed assertion left behind when it jumped
+// out of a test, and zeroes the clock and the counters. Events and graphs leak then.
+inline void reset_runtime() {
+    Runtime &r = runtime();
+    for (cudaGraph_t graph : r.captures) { delete graph; }
+    for (cudaStream_t stream : r.streams) { delete stream; }
+    for (const auto &[address, allocation] : r.allocations) { std::free(reinterpret_cast<void *>(address)); }
+    r = Runtime();
 }
 
 // ---- memory
@@ -214,6 +226,7 @@ inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
     if (!stream && capturing()) { return spoil_captures(cudaErrorStreamCaptureImplicit); }
     if (!stream || !stream->capture) {
         node.work();
+        runtime().nanoseconds += node.nanoseconds;
         return cudaSuccess;
     }
     stream->recorded++;
@@ -243,7 +256,8 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
     runtime().launches++;
     std::tuple<P...> kept(arguments...);
     auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); };
-    submit(stream, {cudaGraphNodeTypeKernel, name, run});
+    uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
 }
 
 // Whether both ends of a copy are where its direction says. cudaMemcpyDefault finds out by itself.
@@ -382,20 +396,25 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
         if (stream && stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
         simt::runtime().pageable_copies++;
     }
-    return simt::submit(stream, {cudaGraphNodeTypeMemcpy, "", [=] { std::memmove(to, from, bytes); }});
+    return simt::submit(
+        stream, {cudaGraphNodeTypeMemcpy, "", simt::copy_nanoseconds(bytes), [=] { std::memmove(to, from, bytes); }});
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
     if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
         return simt::failed(cudaErrorInvalidValue);
     }
     cudaError_t error = simt::count_synchronisation();
-    if (error == cudaSuccess && bytes) { std::memmove(to, from, bytes); }
+    if (error == cudaSuccess && bytes) {
+        std::memmove(to, from, bytes);
+        simt::runtime().nanoseconds += simt::copy_nanoseconds(bytes);
+    }
     return error;
 }
 inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr) {
     if (bytes == 0) { return cudaSuccess; }
     if (simt::memory_kind(to, bytes) != simt::DEVICE) { return simt::failed(cudaErrorInvalidValue); }
-    return simt::submit(stream, {cudaGraphNodeTypeMemset, "", [=] { std::memset(to, value, bytes); }});
+    return simt::submit(
+        stream, {cudaGraphNodeTypeMemset, "", simt::copy_nanoseconds(bytes), [=] { std::memset(to, value, bytes); }});
 }
 inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
@@ -435,7 +454,8 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     event->stream = stream;
     event->work_before = stream ? stream->recorded : 0;
     event->graphs_before = simt::runtime().graph_launches;
-    event->seconds = simt::seconds_now();
+    event->recorded = true;
+    event->nanoseconds = simt::runtime().nanoseconds;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -447,9 +467,10 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return simt::count_synchronisation();
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
-    bool recorded = from->seconds >= 0 && to->seconds >= 0 && !from->capture && !to->capture;
+    bool recorded = from->recorded && to->recorded && !from->capture && !to->capture;
     if (!recorded || !from->timed || !to->timed) { return simt::failed(cudaErrorInvalidResourceHandle); }
-    *milliseconds = static_cast<float>(1e3 * (to->seconds - from->seconds));
+    *milliseconds =
+        static_cast<float>(1e-6 * static_cast<double>(static_cast<int64_t>(to->nanoseconds - from->nanoseconds)));
     return cudaSuccess;
 }
 // Within a capture this is how streams join: one that does not capture yet takes part, and the event's stream has been
