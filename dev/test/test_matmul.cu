@@ -415,7 +415,7 @@ static void test_precision_does_not_depend_on_time(void **state) {
 }
 
 static void set_fast(int number, int splits) {
-    simt::lt_settings().fast_number = number, simt::lt_settings().fast_splits = splits;
+    simt::lt_settings().fast_algorithm = number, simt::lt_settings().fast_splits = splits;
 }
 
 // ---- bf16 gradients are the fp32 ones rounded once, what was there before added first
