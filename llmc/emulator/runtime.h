@@ -263,8 +263,8 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
         return;
     }
     runtime().launches++;
-    std::tuple<P...> kept(arguments...);
-    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); };
+    std::tuple<P...> copied(arguments...);
+    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); }); };
     uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
 }

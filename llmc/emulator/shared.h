@@ -84,7 +84,7 @@ inline void check_read(uint32_t address, uint32_t bytes, int thread) {
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
         Shadow &s = b.shadows[at / SHADOW_UNIT];
         if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "read of what was never written");
+            report_race(at, thread, s.write, "read before any write");
         } else if (s.in_flight) {
             report_race(at, thread, s.write, "read while a cp.async copy is in flight");
         } else if (conflicts(b, s.write, thread)) {
@@ -120,7 +120,7 @@ inline void check_update(uint32_t address, uint32_t bytes, int thread) {
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
         Shadow &s = b.shadows[at / SHADOW_UNIT];
         if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "update of what was never written");
+            report_race(at, thread, s.write, "update before any write");
         } else if (s.in_flight) {
             report_race(at, thread, s.write, "update while a cp.async copy is in flight");
         } else if (conflicts(b, s.write, thread)) {
@@ -259,17 +259,17 @@ inline void commit_copies() { block().threads[block().current].groups++; }
 inline void wait_for_copies(uint32_t pending) {
     Block &b = block();
     Thread &thread = b.threads[b.current];
-    size_t kept = 0;
+    size_t pending_copies = 0;
     for (const AsyncCopy &copy : thread.copies) {
         if (copy.group + pending >= thread.groups) {
-            thread.copies[kept++] = copy;
+            thread.copies[pending_copies++] = copy;
             continue;
         }
         if (!settings().eager_async) { complete_copy(copy, b.current); }
         mark_in_flight(copy, -1);
         check_write(copy.to, copy.bytes, b.current);
     }
-    thread.copies.resize(kept);
+    thread.copies.resize(pending_copies);
 }
 
 }  // namespace simt
