@@ -397,13 +397,13 @@ stop_in_save() {
 }
 
 # SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP, in struck, and sends one the signal. KEEP
-# 0: while a checkpoint is being written; then none is deleted, since deleting makes a step_*.tmp too. It ends within
-# half a minute, and no process is left.
+# 0: while a checkpoint is being written; then none is deleted, since deleting makes a step_*.tmp too. It ends within a
+# minute, half of --comm-timeout, and no process is left.
 strike() {
     local job status=0 ranks victim
     rm -rf struck
-    timeout -k 5 60 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
-        --comm-timeout 30 "${@:5}" >"$out" 2>&1 </dev/null &
+    timeout -k 5 150 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
+        --comm-timeout 120 "${@:5}" >"$out" 2>&1 </dev/null &
     job=$!
     until [ -d struck/step_00000008 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # of mpirun, of timeout
@@ -413,7 +413,7 @@ strike() {
     local began=$SECONDS
     kill -s "$1" "$victim"
     wait "$job" || status=$?
-    [ $((SECONDS - began)) -le 30 ] || echo "it took $((SECONDS - began)) s to end"
+    [ $((SECONDS - began)) -le 60 ] || echo "it took $((SECONDS - began)) s to end"
     [ "$status" -eq "$3" ] || echo "exit status $status, expected $3"
     # shellcheck disable=SC2086
     none_left $ranks
