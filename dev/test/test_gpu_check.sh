@@ -259,7 +259,7 @@ limits() {
     local started=$SECONDS status
     [ "$(step_of 100 1)" -eq 124 ] || echo "a step that takes too long does not say so"
     [ "$(step_of 5 60)" -eq 125 ] || echo "a step for which no time is left does not say so"
-    NO_TORCH=1 HANGS="-r 1" GPU_CHECK_SECONDS=12 check 0 memory
+    NO_TORCH=1 HANGS="-r 1" GPU_CHECK_SECONDS=20 check 0 memory
     has "- 124M, B 64, -r 0: ok" "- 124M, B 64, -r 1: left out: no time was left" \
         "- 1558M, B 16, -r 0: left out: no time was left" "| 124M, B 64 | -r 0 |"
     lacks FAILED
