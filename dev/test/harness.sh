@@ -42,7 +42,7 @@ use_mpirun() {
 # it has ended, and its parent is told later)
 none_left() {
     local id left
-    for _ in {1..50}; do
+    for _ in {1..300}; do
         left=
         for id; do
             if grep -s '^State:' "/proc/$id/status" | grep -qv 'Z ('; then left+=" $id"; fi

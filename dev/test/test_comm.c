@@ -357,12 +357,13 @@ static void test_tcp_no_answer(void **state) {
     int listener = socket(AF_INET, SOCK_STREAM, 0), callers[4];
     assert_int_equal(bind(listener, address->ai_addr, address->ai_addrlen), 0);
     assert_int_equal(listen(listener, 0), 0);
-    for (int i = 0; i < 4; i++) { callers[i] = meeting_connect(address, now_seconds() + 0.1); }
+    // the first connection fits the queue; the other attempts run into their deadline
+    for (int i = 0; i < 4; i++) { callers[i] = meeting_connect(address, now_seconds() + (i == 0 ? 20 : 0.1)); }
     assert_true(callers[0] >= 0);
     assert_int_equal(callers[3], -1);
     double start = now_seconds();
     assert_stops(1, "rank 1 of 2: rank 0 did not come", attend, &guest);
-    assert_true(now_seconds() - start < 10);  // connect alone takes two minutes
+    assert_true(now_seconds() - start < 60);  // connect alone takes two minutes
     for (int i = 0; i < 4; i++) {
         if (callers[i] >= 0) { close(callers[i]); }
     }
@@ -403,7 +404,6 @@ static Wire *new_wire(const WireGuest *g) {
     Meeting meeting = {g->rank, g->size, "job", 20, answer, sizeof answer};
     Wire *w = g->folder ? wire_by_file(&meeting, g->folder) : wire_by_tcp(&meeting, g->server);
     if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
-    if (strcmp(g->fault, "hangs") == 0) { w->timeout = 2; }
     return w;
 }
 
@@ -419,8 +419,9 @@ static void use_wire(void *guest) {
     }
     wire_check(w);  // all are there, as each is in the loop below or before it
     wire_max(0, w);
+    if (strcmp(g->fault, "hangs") == 0) { w->timeout = 2; }  // from here on only the culprit is slow
     if (g->rank == g->culprit && strcmp(g->fault, "leaves") == 0) { _exit(0); }
-    if (g->rank == g->culprit && strcmp(g->fault, "hangs") == 0) { sleep(20); }
+    if (g->rank == g->culprit && strcmp(g->fault, "hangs") == 0) { sleep(60); }
     for (int i = 0; *g->fault && i < 2; i++) { wire_max(0, w); }
     wire_close(w);
 }
@@ -501,7 +502,7 @@ static void note_signal(int number) { (void)number; }
 static void receive_from_lost(void *wire) {
     long long value;
     errno = EINTR;  // as a signal leaves it
-    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 1);
+    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 20);
 }
 
 // A signal that is caught ends no wait, as a run that is told to end waits for the others to hear of it; nor does what
@@ -539,7 +540,17 @@ static void test_wire_signal(void **state) {
 // ---- the watch over calls that may not return
 
 static void note_look(void *most, double waited) {
-    if (waited > *(double *)most) { *(double *)most = waited; }
+    double last;
+    __atomic_load((double *)most, &last, __ATOMIC_RELAXED);
+    if (waited > last) { __atomic_store((double *)most, &waited, __ATOMIC_RELAXED); }
+}
+
+// Waits until a look was told of more than `seconds`: a busy machine runs the watch's thread late.
+static void wait_for_look(double *most, double seconds) {
+    double seen = 0;
+    for (double end = now_seconds() + 20; seen <= seconds && now_seconds() < end; usleep(10000)) {
+        __atomic_load(most, &seen, __ATOMIC_RELAXED);
+    }
 }
 
 static void test_watch(void **state) {
@@ -554,7 +565,7 @@ static void test_watch(void **state) {
         watch_leave(&watch);
     }
     watch_enter(&watch);
-    usleep(300000);
+    wait_for_look(&most, 0.1);
     watch_leave(&watch);
     assert_true(most > 0.1);
     most = 0;
@@ -572,7 +583,7 @@ static void wait_for_ever(void *of) {
     Watch watch;
     watch_open(&watch, give_up_waiting, of);
     watch_enter(&watch);
-    sleep(20);
+    sleep(60);
     watch_leave(&watch);
 }
 
@@ -971,11 +982,12 @@ static int run_fault(const char *fault, int culprit) {
     printf("process %d\n", (int)getpid());
     fflush(stdout);
     comm_barrier(world);
-    world->timeout = waits ? 1 : 60;
+    world->timeout = 60;
     if (strcmp(fault, "all-refuse") == 0) { input_error("data/none.bin: no such file"); }
     int t = world->size % 2 == 0 ? 2 : 1;
     Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, world->rank);
     for (int i = 0; i < 40; i++) {
+        if (i == 20 && waits) { tp->timeout = dp->timeout = world->timeout = 1; }  // only the culprit is slow now
         if (i == 20 && world->rank == culprit) { commit(fault, world); }
         step(tp, dp);
     }

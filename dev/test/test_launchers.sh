@@ -28,7 +28,7 @@ if [ "$rank" = "${FAILS:-}" ]; then
     while [ "$(wc -l <"$LOG")" -lt 4 ]; do sleep 0.05; done
     exit 7
 fi
-[ -z "${HANGS:-}" ] || exec sleep 60
+[ -z "${HANGS:-}" ] || exec sleep 150
 END
 program "$folder/bin/ssh" <<'END'
 #!/usr/bin/env bash
@@ -52,7 +52,7 @@ run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g' "$LOG" | sort -u; }
 launch() {
     local status
     rm -f "$LOG" "$LOG.options"
-    timeout 30 "${@:2}" >"$folder/out" 2>&1 </dev/null
+    timeout 100 "${@:2}" >"$folder/out" 2>&1 </dev/null
     status=$?
     [ "$status" -eq "$1" ] || printf 'exit status %s, expected %s\n%s\n' "$status" "$1" "$(cat "$folder/out")"
 }

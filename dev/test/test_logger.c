@@ -130,6 +130,7 @@ static StepReport quarter_second(long long step, double loss, double norm) {
 static void log_three_steps(void) {
     Logger log = logger_open(temp_dir(), 0, true);
     logger_step(&log, quarter_second(1, 5.5, 1.25));
+    log.last_line = now_seconds() + 1000;  // the second step comes too soon after it, on a busy machine too
     logger_step(&log, quarter_second(2, NAN, INFINITY));
     logger_val(&log, 2, 4.0625);
     logger_step(&log, quarter_second(3, 1.0 / 3, -INFINITY));
@@ -145,11 +146,24 @@ static void test_metrics(void **state) {
         "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
         "{\"step\":2,\"val_loss\":4.0625}\n"
         "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n");
-    // the first step and the last; the second came too soon after the first
+    // the first step and the last; the second came too soon
     assert_string_equal(contents_of(path),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
                         "step 2 | validation loss 4.0625\n"
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
+}
+
+static void log_a_second_later(void) {
+    Logger log = logger_open(temp_dir(), 0, true);
+    logger_step(&log, quarter_second(1, 5.5, 1.25));
+    log.last_line = now_seconds() - 1;
+    logger_step(&log, quarter_second(2, 4.5, 1.25));
+    logger_close(&log);
+}
+
+static void test_a_step_is_shown_a_second_later(void **state) {
+    (void)state;
+    assert_non_null(strstr(contents_of(stdout_of(log_a_second_later)), "\nstep 2/3 | loss 4.5000"));
 }
 
 static void save_in_a_pipe(void) {
@@ -226,6 +240,7 @@ int main(void) {
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_a_step_is_shown_a_second_later),
         cmocka_unit_test(test_a_saved_checkpoint),
         cmocka_unit_test(test_a_resumed_run_goes_on),
         cmocka_unit_test(test_truncation),

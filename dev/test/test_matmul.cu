@@ -1,13 +1,13 @@
 /*
-The GPU's linear layers (matmul*.cuh) on the emulated runtime and cuBLASLt, against their plain C
-twins: every operation and kind of epilogue, every way round a missing one, plans, the choice of algorithms, the pick
-file, capture.
+Linear layers on the GPU (matmul*.cuh) against the C reference implementations, on the emulated runtime and cuBLASLt.
+Covers every operation and epilogue, missing epilogues, the choice of algorithms, the autotune cache, and capture.
+Costs are emulated: a test that wants one algorithm or epilogue to be the fastest sets the slowdown of the others.
 */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-extern "C" {  // cmocka's header does not say so itself
+extern "C" {  // cmocka.h has no extern "C" of its own
 #include <cmocka.h>
 }
 #include "testing.h"
@@ -28,10 +28,10 @@ struct Gpu {
     CudaMatmuls *matmuls = nullptr;
     cudaStream_t stream = nullptr;
     void *workspace = nullptr;
-    explicit Gpu(const char *pick_path = nullptr, bool tf32 = false) {
+    explicit Gpu(const char *cache_path = nullptr, bool tf32 = false) {
         CUDA_CHECK(cudaStreamCreate(&stream));
         CUDA_CHECK(cudaMalloc(&workspace, (size_t)WORKSPACE_BYTES));
-        matmuls = cuda_matmuls_create(stream, workspace, WORKSPACE_BYTES, "a GPU", tf32, pick_path);
+        matmuls = cuda_matmuls_create(stream, workspace, WORKSPACE_BYTES, "a GPU", tf32, cache_path);
         cuda.stream = stream, cuda.matmuls = matmuls, exec.cuda = &cuda;
     }
     Gpu(const Gpu &) = delete;
@@ -44,7 +44,7 @@ struct Gpu {
     Exec *ex() { return &exec; }
 };
 
-// device memory, which the twins read as well; `skip` elements after a multiple of 256 bytes
+// device memory, which the host reads as well; starts `skip` elements after a multiple of 256 bytes
 template <class T> struct DeviceArray {
     T *memory = nullptr, *at;
     size_t n;
@@ -76,7 +76,7 @@ template <class T> static double value(T x) {
     }
 }
 
-// a parameter gradient, in either type
+// a parameter gradient in fp32 and in bf16
 struct GradientArray {
     DeviceArray<real> wide;
     DeviceArray<bf16> narrow;
@@ -86,7 +86,7 @@ struct GradientArray {
         for (size_t i = 0; i < narrow.n; i++) { wide.at[i] = bf16_to_float(narrow.at[i]); }
     }
     void poison() { wide.poison(), narrow.poison(); }
-    // NULL unless wanted
+    // the fp32 or the bf16 array; NULL if not wanted
     Gradient given(bool wanted, bool rounded) const {
         void *at = rounded ? (void *)narrow.at : (void *)wide.at;
         return {wanted ? at : NULL, rounded ? DT_BF16 : DT_REAL};
@@ -101,9 +101,9 @@ static void assert_close(const char *what, const DeviceArray<T> &got, const Devi
     if (!(error <= tolerance)) { fail_msg("%s: relative error %.3g, tolerance %.3g", what, error, tolerance); }
 }
 
-// ---- a layer, run by the kernels and by the twins
+// ---- a layer, computed by the kernels and by the reference implementation
 
-// twice the worst seen; that of bf16 results is an ulp
+// twice the largest error seen; 1 ulp for bf16 results
 static const double REAL_TOLERANCE = 2e-6;
 static const double BF16_TOLERANCE = 0x1p-8, FLOATX_TOLERANCE = DT_FLOATX == DT_BF16 ? BF16_TOLERANCE : 2e-6;
 
@@ -113,7 +113,7 @@ struct Results {
     Results(size_t N, size_t C, size_t OC, size_t skip)
         : out(N * OC, skip), pre(N * OC, skip), dinp(N * C, skip), dweight(OC * C, skip), dbias(OC, skip),
           dgelu_bias(C, skip) {}
-    // what is written is NaN before; what is added to holds numbers
+    // Outputs hold NaN before they are set, and numbers before they are added to.
     void reset(GradMode mode) {
         out.poison(), pre.poison(), dinp.poison();
         if (mode == GRAD_ADD) {
@@ -163,7 +163,7 @@ static void check_gelu_forward(Gpu *gpu, Layer *l, int which) {
     assert_close(case_title(*l, "gelu", which).c_str(), l->got.out, l->wanted.out, FLOATX_TOLERANCE);
 }
 
-// the bits of a backward's case; ROUNDED: gradients are bf16; IN_PLACE: dinp is in; TRAINING: all that training takes
+// bits of a backward case. ROUNDED: gradients are bf16. IN_PLACE: dinp aliases in. TRAINING: everything a step needs.
 enum {
     ADD = 1,
     WITH_DINP = 2,
@@ -187,8 +187,8 @@ static void run_backward(Gpu *gpu, Layer *l, int which) {
         which & ADD ? GRAD_ADD : GRAD_SET, l->N, l->C, l->OC, gpu->ex());
 }
 
-// gradients are made in fp32 here, so that one rounding is what bf16 ones may differ by
-static void run_backward_twin(Layer *l, int which) {
+// The reference gradients are fp32: bf16 gradients may differ by one rounding.
+static void run_reference_backward(Layer *l, int which) {
     Exec ex = {};
     Results *r = &l->wanted;
     cpu_matmul_backward(r->dinp.at, r->dweight.given(true, false), r->dbias.given(true, false),
@@ -197,7 +197,7 @@ static void run_backward_twin(Layer *l, int which) {
                         &ex);
 }
 
-// what is not asked for stays what it was
+// Asserts that an output which was not requested is unchanged.
 template <class T> static void assert_untouched(const DeviceArray<T> &x, GradMode mode) {
     DeviceArray<T> before(x.n, 0);
     before.poison();
@@ -213,7 +213,7 @@ template <class T> static void assert_untouched(const DeviceArray<T> &x, GradMod
     assert_memory_equal(x.at, before.at, x.n * sizeof(T));
 }
 
-// tolerance: of the sums, before their own rounding
+// tolerance: of the sums, before they are rounded to bf16
 static void assert_gradient_close(const std::string &what, const GradientArray &got, const GradientArray &wanted,
                                   bool rounded, double tolerance) {
     if (rounded) {
@@ -229,7 +229,7 @@ static void check_backward(Gpu *gpu, Layer *l, int which) {
     std::string title = case_title(*l, "backward", which);
     l->got.reset(mode), l->wanted.reset(mode);
     run_backward(gpu, l, which);
-    run_backward_twin(l, which);
+    run_reference_backward(l, which);
     if (which & WITH_DINP) { assert_close((title + " dinp").c_str(), l->got.dinp, l->wanted.dinp, FLOATX_TOLERANCE); }
     if (which & WITH_DWEIGHT) {
         assert_gradient_close(title + " dweight", l->got.dweight, l->wanted.dweight, rounded, REAL_TOLERANCE);
@@ -239,13 +239,13 @@ static void check_backward(Gpu *gpu, Layer *l, int which) {
     }
     if (rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.wide, mode); }
     if (!rounded || !(which & WITH_DBIAS)) { assert_untouched(l->got.dbias.narrow, mode); }
-    if (which & WITH_DGELU_BIAS) {  // sums of dinp, which is rounded, by the twin a second time
+    if (which & WITH_DGELU_BIAS) {  // column sums of dinp, which is rounded first
         assert_gradient_close(title + " dgelu_bias", l->got.dgelu_bias, l->wanted.dgelu_bias, rounded,
                               FLOATX_TOLERANCE);
     }
 }
 
-// all that training takes, then with less, then with more of a choice
+// a whole training step, then subsets, then in-place and bf16 variants
 static const int BACKWARD_CASES[] = {TRAINING,
                                      TRAINING & ~WITH_DGELU_BIAS,
                                      WITH_DINP | WITH_DWEIGHT | WITH_DBIAS,
@@ -266,20 +266,24 @@ static void check_all(Gpu *gpu, Layer *l) {
     }
 }
 
-static int reset_settings(void **state) {
+// A failed assertion leaves its test by longjmp, past the destructors of Gpu and Layer. Therefore each test starts on
+// an empty device with default settings.
+static int reset_device(void **state) {
     (void)state;
+    simt::reset_runtime();
     simt::lt_settings() = simt::LtSettings();
+    simt::lt_counts() = simt::LtCounts();
     return 0;
 }
 
-static int assert_nothing_left(void **state) {
-    reset_settings(state);
+// Runs a test, then asserts that device memory and cuBLASLt objects are freed. A failed test does not get that far.
+template <void (*test)(void **)> static void without_leaks(void **state) {
+    test(state);
     assert_int_equal(simt::lt_counts().objects, 0);
     assert_int_equal(simt::runtime().device_bytes_used, 0);
-    return 0;
 }
 
-// ---- results, by every route
+// ---- results, with and without cuBLASLt
 
 static const int SHAPES[][3] = {{48, 64, 96}, {272, 64, 32}, {16, 136, 72}, {33, 67, 37}, {70, 66, 34},
                                 {1, 64, 128}, {1, 19, 23},   {2, 1, 3},     {3, 5, 1}};
@@ -298,7 +302,7 @@ static void test_results(void **state) {
     assert_true(simt::lt_counts().matmuls > 0);
 }
 
-// pointers at odd elements: bf16 has no algorithm for them, and packs cannot be loaded
+// Pointers at odd elements: no bf16 algorithm supports them, and 16-byte loads are impossible.
 static void test_unaligned_results(void **state) {
     (void)state;
     check_every_shape(1);
@@ -312,7 +316,7 @@ static void test_results_without_cublaslt(void **state) {
     assert_int_equal(simt::lt_counts().matmuls, before);
 }
 
-// Without the epilogues of these bits, which are needed for `missing`, plans have the rest of a bias and of gelu'.
+// Without the epilogues in `bits`, which `missing` needs, the plans fuse the other parts of LT_BIAS and LT_DGELU.
 static void check_without(uint32_t bits, int missing, Layer *layer) {
     simt::lt_settings().epilogues_off = bits;
     simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
@@ -349,8 +353,8 @@ static void run_fused(Gpu *gpu, Layer *l) {
     run_backward(gpu, l, ADD | WITH_DWEIGHT | WITH_DBIAS);
 }
 
-// Where it is faster, all that cuBLASLt has is used: one product, and a kernel of ours only to add sums. But the sums
-// of bf16 products are not made in fp32 by it: these take two kernels of ours.
+// The fused epilogue is used where it is faster: one product, plus one of our kernels to accumulate sums. cuBLASLt does
+// not compute the column sums of bf16 products in fp32: these take two of our kernels.
 static void test_everything_is_fused(void **state) {
     (void)state;
     Gpu gpu;
@@ -367,8 +371,8 @@ static void test_everything_is_fused(void **state) {
 }
 
 #ifdef PRECISION_BF16
-// bf16 gradients that are set are all cuBLASLt's own work. One that is added to would be rounded twice if the sums came
-// from there: they are made by two kernels of ours.
+// cuBLASLt computes bf16 gradients that are set. Column sums that are added to a bf16 gradient come from two of our
+// kernels: sums from cuBLASLt would be rounded twice.
 static void test_bf16_gradients_are_fused(void **state) {
     (void)state;
     Gpu gpu;
@@ -388,7 +392,7 @@ static void test_bf16_gradients_are_fused(void **state) {
 }
 #endif
 
-// A bias gradient in fp32 is the sum of dinp as it is stored, made in fp32, whichever way is the fastest.
+// An fp32 bias gradient is the fp32 sum of the stored dinp, whichever algorithm and epilogue are fastest.
 static void test_precision_does_not_depend_on_time(void **state) {
     (void)state;
     const std::vector<uint32_t> slow[] = {{CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_DGELU},
@@ -411,10 +415,10 @@ static void test_precision_does_not_depend_on_time(void **state) {
 }
 
 static void set_fast(int number, int splits) {
-    simt::lt_settings().fast_number = number, simt::lt_settings().fast_splits = splits;
+    simt::lt_settings().fast_algorithm = number, simt::lt_settings().fast_splits = splits;
 }
 
-// ---- bf16 gradients are the fp32 ones rounded once, what was there before added first
+// ---- bf16 gradients equal the fp32 sum, old value included, rounded once
 
 static void assert_rounded(const char *what, const GradientArray &got, const DeviceArray<bf16> *old,
                            const GradientArray &set) {
@@ -436,16 +440,16 @@ static void check_rounded_once(int which) {
     bool add = which & ADD;
     assert_rounded("dweight", l.got.dweight, add ? &old.got.dweight.narrow : NULL, set.got.dweight);
     assert_rounded("dbias", l.got.dbias, add ? &old.got.dbias.narrow : NULL, set.got.dbias);
-    if (simt::lt_settings().no_algorithms) {  // else the sums may be those of unrounded products
+    if (simt::lt_settings().no_algorithms) {  // with cuBLASLt the sums may be of unrounded products
         assert_rounded("dgelu_bias", l.got.dgelu_bias, add ? &old.got.dgelu_bias.narrow : NULL, set.got.dgelu_bias);
     }
 }
 
 static void test_bf16_gradients_are_rounded_once(void **state) {
     (void)state;
-    set_fast(0, 1);  // the same sums for either
+    set_fast(0, 1);  // one algorithm for both layers: the same order of sums
     if (DT_FLOATX == DT_BF16) { check_rounded_once(0), check_rounded_once(ADD); }
-    simt::lt_settings().no_algorithms = true;  // as it is for products of fp32
+    simt::lt_settings().no_algorithms = true;  // fp32 products with bf16 gradients have no algorithm
     check_rounded_once(0), check_rounded_once(ADD);
 }
 
@@ -476,7 +480,7 @@ static void run_layer(Gpu *gpu, Layer *l, int which) {
     run_backward(gpu, l, TRAINING | which);
 }
 
-// the bits of all results
+// bits of all results
 static std::string bits_of(const Layer &l) {
     std::string bits;
     auto append = [&](const auto &x) { bits.append((const char *)x.at, x.n * sizeof *x.at); };
@@ -493,7 +497,8 @@ static std::string run_and_get_bits(Gpu *gpu, Layer *l, int which) {
     return bits_of(*l);
 }
 
-static void test_plans_are_kept(void **state) {
+// A plan is made once per shape and alignment, and serves any pointers.
+static void test_plans_are_reused(void **state) {
     (void)state;
     Gpu gpu;
     Layer layer(48, 64, 96), elsewhere(48, 64, 96), other(48, 64, 104), unaligned(48, 64, 96, 1);
@@ -502,12 +507,12 @@ static void test_plans_are_kept(void **state) {
     assert_true(plans == 4 && first == run_and_get_bits(&gpu, &layer, 0));
     assert_int_equal(gpu.matmuls->num_plans, plans);
     assert_int_equal(simt::lt_counts().heuristics, heuristics);
-    assert_int_equal(simt::lt_counts().matmuls - matmuls, 4);     // nothing is timed again
-    assert_true(first == run_and_get_bits(&gpu, &elsewhere, 0));  // a plan serves any pointers
+    assert_int_equal(simt::lt_counts().matmuls - matmuls, 4);     // no algorithm is timed again
+    assert_true(first == run_and_get_bits(&gpu, &elsewhere, 0));  // other pointers
     assert_int_equal(gpu.matmuls->num_plans, plans);
     run_layer(&gpu, &other, 0);
     assert_int_equal(gpu.matmuls->num_plans, 2 * plans);
-    check_all(&gpu, &unaligned);  // but not pointers that it cannot load from
+    check_all(&gpu, &unaligned);  // unaligned pointers need a plan of their own
 }
 
 static void assert_latest(int number, int splits) {
@@ -515,33 +520,31 @@ static void assert_latest(int number, int splits) {
     assert_int_equal(simt::lt_counts().latest.data[2], splits);
 }
 
-// The weight gradient of 1024 rows can be split in 8, the forward of 64 channels not at all but by the heuristic.
+// The weight gradient has k = 1024, which the candidates split in up to 8 parts.
 static void test_fastest_is_chosen(void **state) {
     (void)state;
     const int fast[][2] = {{0, 1}, {1, 1}, {0, 2}, {1, 4}, {0, 8}};
     for (const int *f : fast) {
         Gpu gpu;
         Layer l(1024, 16, 8);
-        l.got.reset(GRAD_ADD);
         set_fast(f[0], f[1]);
-        run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
-        assert_latest(f[0], f[1]);
-        run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
-        assert_latest(f[0], f[1]);
+        for (int run = 0; run < 2; run++) {
+            check_backward(&gpu, &l, ADD | WITH_DWEIGHT);
+            assert_latest(f[0], f[1]);
+        }
     }
 }
 
-// What one timed run shows to be hopeless is not run again.
+// An algorithm whose first timed run is LT_HOPELESS times slower than the best is not timed again.
 static void test_slow_algorithms_are_dropped(void **state) {
     (void)state;
-    simt::lt_settings().delay = 0.05;
     for (int fast : {0, 1}) {
         Gpu gpu;
         Layer l(32, 64, 48);
         set_fast(fast, 1);
         int matmuls = simt::lt_counts().matmuls;
         cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, gpu.ex());
-        // of the three that the heuristic offers the first has nothing to be compared with
+        // the first of the three candidates has no best time to be compared with
         int timed = fast == 0 ? (1 + LT_REPEATS) + 2 + 2 : 2 * (1 + LT_REPEATS) + 2;
         assert_int_equal(simt::lt_counts().matmuls - matmuls, timed + 1);
     }
@@ -555,8 +558,8 @@ static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
     return gpu->matmuls->num_plans;
 }
 
-// A shape that seldom comes takes the heuristic's first algorithm, and nothing of it is kept, until it turns out to be
-// one that is worth the time. It is content with what others have timed.
+// A rare shape takes the heuristic's first algorithm, untimed, and writes nothing to the autotune cache. When the same
+// shape comes as a frequent one, it is timed. A rare shape uses a cached algorithm if there is one.
 static void test_rare_shapes_are_not_timed(void **state) {
     (void)state;
     const char *path = temp_path("rare");
@@ -585,7 +588,7 @@ static void test_rare_shapes_are_not_timed(void **state) {
     assert_int_equal(simt::lt_counts().latest.data[1], 1);
 }
 
-// Fused epilogues that take longer than a plain product and a kernel of ours are not used.
+// A fused epilogue is not used if it is slower than a plain product and our kernel.
 static void test_slow_epilogues_are_not_fused(void **state) {
     (void)state;
     const uint32_t slow[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU_BGRAD,
@@ -602,19 +605,23 @@ static void test_slow_epilogues_are_not_fused(void **state) {
     }
 }
 
-// .. but those that take a little longer than the plain product, and save a kernel that takes more, are.
-static void test_rest_is_timed(void **state) {
+// The bias is fused if fusing costs less than our kernel for the bias, although the plain product alone is faster. The
+// bias is not fused if fusing costs more.
+static void test_unfused_kernel_is_timed(void **state) {
     (void)state;
-    simt::lt_settings().delay = 1e-5;
-    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_BIAS};
-    Gpu gpu;
     Layer layer(1024, 8, 512);
-    check_forward(&gpu, &layer, 1);
-    assert_int_equal(gpu.matmuls->plans[0].fused, LT_BIAS);
+    uint64_t kernel = simt::kernel_nanoseconds(layer.got.out.n / (size_t)Pack<floatX>::SIZE);
+    simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_BIAS};
+    for (int slower : {0, 1}) {
+        simt::lt_settings().slowdown = slower ? 2 * kernel : kernel / 2;
+        Gpu gpu;
+        check_forward(&gpu, &layer, 1);
+        assert_int_equal(gpu.matmuls->plans[0].fused, slower ? 0 : LT_BIAS);
+    }
 }
 
-// A gradient that is added to cannot be timed where there is no room for a copy; it is right all the same, and later
-// runs, which may find room, do as this one did.
+// Timing a product that adds to its output needs a copy of the output. Without memory for the copy, the first algorithm
+// runs untimed and goes into the autotune cache. A later run with enough memory uses the cached algorithm.
 static void test_no_room_to_time(void **state) {
     (void)state;
     const char *path = temp_path("room");
@@ -625,7 +632,7 @@ static void test_no_room_to_time(void **state) {
     simt::runtime().device_bytes = simt::runtime().device_bytes_used;
     run_backward(&gpu, &l, ADD | WITH_DWEIGHT);
     simt::runtime().device_bytes = room;
-    run_backward_twin(&l, ADD);
+    run_reference_backward(&l, ADD);
     assert_close("dweight", l.got.dweight.wide, l.wanted.dweight.wide, REAL_TOLERANCE);
     Gpu later(path);
     set_fast(1, 1);
@@ -650,13 +657,13 @@ static void test_error_names_the_product(void **state) {
     assert_stops(EXIT_RUN_FAILED, "matrix product (m=96 n=48 k=64 TN ", product_without_algorithm, &gpu);
 }
 
-// ---- the pick file
+// ---- the autotune cache
 
-// the picks of a run with the file; which are timed if need be with algorithm NUMBER made the fastest
-static std::string run_with_picks(const char *path, int number, int *timed) {
+// Results of a run with the cache file, while algorithm `fastest` is the fastest. *timed: number of timed products.
+static std::string run_with_cache(const char *path, int fastest, int *timed) {
     Layer layer(48, 64, 96);
     Gpu gpu(path);
-    set_fast(number, 1);
+    set_fast(fastest, 1);
     int heuristics = simt::lt_counts().heuristics;
     std::string bits = run_and_get_bits(&gpu, &layer, 0);
     *timed = simt::lt_counts().heuristics - heuristics;
@@ -678,50 +685,50 @@ static int lines_of(const std::string &text) {
     return lines;
 }
 
-static void test_picks_are_kept(void **state) {
+static void test_cache_is_reused(void **state) {
     (void)state;
-    const char *path = temp_path("picks");
+    const char *path = temp_path("cache");
     int timed = 0;
-    std::string first = run_with_picks(path, 1, &timed), text = contents(path);
+    std::string first = run_with_cache(path, 1, &timed), text = contents(path);
     assert_true(timed > 0);
     assert_int_equal(lines_of(text), 4);
     assert_non_null(strstr(text.c_str(), DT_FLOATX == DT_BF16
                                              ? "a GPU\t130000\tm=96 n=48 k=64 TN BF16->BF16 bias gelu "
                                              : "a GPU\t130000\tm=96 n=48 k=64 TN F32->F32 bias gelu "));
-    assert_true(first == run_with_picks(path, 0, &timed));  // number 1 again, though 0 is faster by now
+    assert_true(first == run_with_cache(path, 0, &timed));  // algorithm 1 again, although 0 is faster now
     assert_int_equal(timed, 0);
     assert_true(text == contents(path));
-    assert_true(first != run_with_picks(NULL, 0, &timed));
-    simt::lt_settings().version = 130001;  // another library: its picks stand beside the first one's
-    assert_true(first != run_with_picks(path, 0, &timed));
+    assert_true(first != run_with_cache(NULL, 0, &timed));
+    simt::lt_settings().version = 130001;  // another version of cuBLASLt appends its own lines
+    assert_true(first != run_with_cache(path, 0, &timed));
     std::string both = contents(path);
     assert_true(both.compare(0, text.size(), text) == 0 && lines_of(both) == 8);
 }
 
-// what the first process tells the others: they run after it here
+// messages from rank 0 to the other ranks, which run after rank 0 here
 struct News {
     std::string bytes;
     size_t read = 0;
 };
 
-static void tell_others(void *bytes, size_t count, void *news) {
+static void send_news(void *bytes, size_t count, void *news) {
     ((News *)news)->bytes.append((const char *)bytes, count);
 }
 
-static void hear(void *bytes, size_t count, void *news) {
+static void receive_news(void *bytes, size_t count, void *news) {
     News *n = (News *)news;
     assert_true(n->read + count <= n->bytes.size());
     memcpy(bytes, n->bytes.data() + n->read, count);
     n->read += count;
 }
 
-// Others take the first one's picks, whatever is faster there by now and whatever a file of their own says, and write
-// none; and go from an untimed plan to a timed one when the first does.
-static void test_picks_are_shared(void **state) {
+// Every rank uses rank 0's algorithms, whatever is fastest on the rank and whatever its own cache file holds. Only rank
+// 0 writes a file. A rank replaces an untimed plan by a timed one when rank 0 does.
+static void test_algorithms_are_shared(void **state) {
     (void)state;
     const char *const paths[] = {temp_path("shared"), temp_path("shared_rare")}, *own = temp_path("own");
     int timed = 0;
-    run_with_picks(own, 0, &timed);
+    run_with_cache(own, 0, &timed);
     std::string written = contents(own);
     for (int rare = 0; rare < 2; rare++) {
         News news;
@@ -729,8 +736,8 @@ static void test_picks_are_shared(void **state) {
         Gpu first(paths[rare]), other(own), alone;
         std::string bits[3];
         Gpu *const gpus[] = {&first, &other, &alone};
-        cuda_matmuls_share(first.matmuls, true, tell_others, &news);
-        cuda_matmuls_share(other.matmuls, false, hear, &news);
+        cuda_matmuls_share(first.matmuls, true, send_news, &news);
+        cuda_matmuls_share(other.matmuls, false, receive_news, &news);
         for (int i = 0; i < 3; i++) {
             int heuristics = simt::lt_counts().heuristics;
             set_fast(i == 0, 1);
@@ -747,26 +754,26 @@ static void test_picks_are_shared(void **state) {
     assert_true(contents(own) == written);
 }
 
-// runs with the file and returns what is said on stderr
-static std::string said_with_picks(const char *path, int *timed) {
+// Runs with the cache file and returns the lines on stderr.
+static std::string stderr_with_cache(const char *path, int *timed) {
     const char *log = temp_path("log");
     fflush(stderr);
     int kept = dup(2);
     assert_non_null(freopen(log, "w", stderr));
-    run_with_picks(path, 1, timed);
+    run_with_cache(path, 1, timed);
     fflush(stderr);
     dup2(kept, 2);
     close(kept);
     return contents(log);
 }
 
-static void test_damaged_picks(void **state) {
+static void test_damaged_cache(void **state) {
     (void)state;
     const char *path = temp_path("damaged");
     int timed = 0, none = 0;
-    run_with_picks(path, 1, &timed);
+    run_with_cache(path, 1, &timed);
     std::string whole = contents(path), line = whole.substr(0, whole.find('\n') + 1), bad;
-    size_t hex = line.find("\t544c"), time = line.rfind('\t');  // LT_MAGIC's bytes begin so
+    size_t hex = line.find("\t544c"), time = line.rfind('\t');  // first bytes of LT_MAGIC
     assert_true(hex != std::string::npos);
     std::string lines[] = {"\n",
                            "hello\n",
@@ -777,28 +784,28 @@ static void test_damaged_picks(void **state) {
                            line.substr(0, hex + 1) + line.substr(hex + 3),
                            line.substr(line.find('\t') + 1)};
     for (const std::string &l : lines) { bad += l; }
-    bad += whole + line.substr(0, 40);  // cut off in the middle
+    bad += whole + line.substr(0, 40);  // a truncated line
     write_file("damaged", bad.data(), bad.size());
-    std::string said = said_with_picks(path, &none);
+    std::string said = stderr_with_cache(path, &none);
     assert_int_equal(lines_of(said), 9);
     assert_non_null(strstr(said.c_str(), "damaged:1 is not a line of picks"));
-    assert_int_equal(none, 0);  // the good lines were read
-    // an algorithm that this library does not know is replaced
+    assert_int_equal(none, 0);  // the valid lines were read
+    // an unknown algorithm is replaced
     std::string unknown = line;
     unknown[hex + 1] = '0';
     write_file("damaged", unknown.data(), unknown.size());
-    run_with_picks(path, 1, &timed);
+    run_with_cache(path, 1, &timed);
     assert_true(timed > none);
-    assert_int_equal(lines_of(contents(path)), 5);  // the line that replaces it comes after it
-    run_with_picks(path, 0, &none);
+    assert_int_equal(lines_of(contents(path)), 5);  // the new line is appended
+    run_with_cache(path, 0, &none);
     assert_int_equal(none, 0);
     assert_int_equal(lines_of(contents(path)), 5);
 }
 
-static void test_picks_that_cannot_be_written(void **state) {
+static void test_unwritable_cache(void **state) {
     (void)state;
     int timed = 0;
-    std::string said = said_with_picks(temp_path("no/such/folder"), &timed);
+    std::string said = stderr_with_cache(temp_path("no/such/folder"), &timed);
     assert_int_equal(lines_of(said), 1);
     assert_non_null(strstr(said.c_str(), "could not write"));
 }
@@ -816,9 +823,9 @@ static void check_capture(int which) {
     CUDA_CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeGlobal));
     run_layer(&gpu, &layer, which);
     CUDA_CHECK(cudaStreamEndCapture(gpu.stream, &graph));
-    assert_true(eager != bits_of(layer));  // nothing has run yet
+    assert_true(eager != bits_of(layer));  // a capture runs nothing
     CUDA_CHECK(cudaGraphInstantiate(&exec, graph));
-    for (int replay = 0; replay < 2; replay++) {
+    for (int launch = 0; launch < 2; launch++) {
         layer.got.reset(mode);
         CUDA_CHECK(cudaGraphLaunch(exec, gpu.stream));
         assert_true(eager == bits_of(layer));
@@ -850,9 +857,9 @@ static void test_first_in_capture_is_refused(void **state) {
     assert_stops(EXIT_RUN_FAILED, "while a CUDA graph was recorded", first_in_capture, &gpu);
 }
 
-// ---- what the benchmark says of a product's kernels
+// ---- kernel names in the benchmark
 
-// the kernels of a forward with a bias, after a run that chooses its algorithm, "+fill" where one is recorded too
+// kernels of a forward with a bias, after a run that chooses the algorithm; "+fill" for each recorded memset
 static std::string recorded_forward(uint32_t epilogues_off, bool no_algorithms, bool fill) {
     simt::lt_settings().epilogues_off = epilogues_off;
     simt::lt_settings().no_algorithms = no_algorithms;
@@ -898,11 +905,12 @@ static void test_names_of_kernels(void **state) {
     assert_int_equal(strlen(said), RECORDED_LENGTH - 1);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, reset_settings, assert_nothing_left)
+#define TEST(name)                                                                                                     \
+    { #name, without_leaks < name>, reset_device, NULL, NULL }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        // these fork, and come before there are threads, which a child would not have
+        // these fork: they run before OpenMP starts threads, which a child process would lack
         TEST(test_error_names_the_product),
         TEST(test_first_in_capture_is_refused),
         TEST(test_results),
@@ -918,17 +926,17 @@ int main(void) {
 #ifdef PRECISION_FP32
         TEST(test_tf32),
 #endif
-        TEST(test_plans_are_kept),
+        TEST(test_plans_are_reused),
         TEST(test_fastest_is_chosen),
         TEST(test_slow_algorithms_are_dropped),
         TEST(test_rare_shapes_are_not_timed),
         TEST(test_slow_epilogues_are_not_fused),
-        TEST(test_rest_is_timed),
+        TEST(test_unfused_kernel_is_timed),
         TEST(test_no_room_to_time),
-        TEST(test_picks_are_kept),
-        TEST(test_picks_are_shared),
-        TEST(test_damaged_picks),
-        TEST(test_picks_that_cannot_be_written),
+        TEST(test_cache_is_reused),
+        TEST(test_algorithms_are_shared),
+        TEST(test_damaged_cache),
+        TEST(test_unwritable_cache),
         TEST(test_capture),
         TEST(test_kernels_are_recorded),
         TEST(test_names_of_kernels),

@@ -1,13 +1,14 @@
 /*
-The emulator of simt.h, the runtime of runtime.h, and what kernels share in cuda_common.cuh.
-First what must hold on a GPU as well, in each warp order, with both kinds of mma rounding and of cp.async; then what
-only the emulator does: the race check, the refusals, and the finding of mistakes in calls of the runtime.
+Tests of the emulator (llmc/emulator/simt.h, runtime.h) and of the device functions in cuda_common.cuh.
+The first group also holds on a GPU. The emulator runs it three times, with different warp orders, mma roundings and
+completions of cp.async. The second group covers the emulator alone: the race check, aborts on misuse, and the errors of
+the runtime.
 */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-extern "C" {  // cmocka's header does not say so itself
+extern "C" {  // cmocka.h has no extern "C" of its own
 #include <cmocka.h>
 }
 #include "testing.h"
@@ -73,7 +74,7 @@ template <class T> static __global__ void transpose(T *out_static, T *out_dynami
         tile[i / 32 * 33 + i % 32] = x;
         dynamic[i] = x;
     }
-    __syncthreads();  // every number is in the tiles before any is read
+    __syncthreads();  // the tiles are complete before a thread reads them
     for (int i = (int)threadIdx.x; i < 1024; i += (int)blockDim.x) {
         out_static[i] = tile[i % 32 * 33 + i / 32];
         __stcs(out_dynamic + i, (T)dynamic[i % 32 * 32 + i / 32]);
@@ -98,7 +99,7 @@ static float4 float4_number(int i) { return make_float4((float)i, (float)-i, 0.5
 
 static void test_shared_arrays(void **state) {
     (void)state;
-    check_transpose<uint16_t>(short_number);  // two lanes share four bytes, which is no race
+    check_transpose<uint16_t>(short_number);  // two lanes sharing four bytes do not race
     check_transpose<float>(float_number);
     check_transpose<float4>(float4_number);
 }
@@ -108,13 +109,13 @@ static __global__ void warp_operations(int *shuffled, unsigned *voted) {
     int lane = lane_id();
     int *s = shuffled + threadIdx.x * NUM_SHUFFLES;
     s[0] = __shfl_sync(0xffffffffu, lane, 5);
-    s[1] = __shfl_sync(0xffffffffu, lane, 11, 8);  // lane 3 of each eight
+    s[1] = __shfl_sync(0xffffffffu, lane, 11, 8);  // lane 3 of each group of 8
     s[2] = __shfl_up_sync(0xffffffffu, lane, 2);
     s[3] = __shfl_up_sync(0xffffffffu, lane, 1, 4);
     s[4] = __shfl_down_sync(0xffffffffu, lane, 3);
     s[5] = __shfl_down_sync(0xffffffffu, lane, 1, 4);
     s[6] = __shfl_xor_sync(0xffffffffu, lane, 6);
-    if (lane == 1) { __syncwarp(2); }  // alone, while others of its next mask wait already
+    if (lane == 1) { __syncwarp(2); }  // lane 1 alone, while other lanes of the next mask already wait
     s[7] = lane < 16 ? __shfl_xor_sync(0x0000ffffu, lane, 1) : -1;
     voted[threadIdx.x * NUM_VOTES] = __ballot_sync(0xffffffffu, lane % 3 == 0);
     voted[threadIdx.x * NUM_VOTES + 1] = (unsigned)(__any_sync(0xffffffffu, lane == 40) != 0);
@@ -150,10 +151,10 @@ static __global__ void histogram(int *total, int *largest, float *sum) {
     SHARED_ARRAY(int, most, 1);
     if (threadIdx.x < 8) { bin[threadIdx.x] = 0; }
     if (threadIdx.x == 0) { most[0] = -1; }
-    __syncthreads();  // zeros before additions
+    __syncthreads();  // bins are zero before the additions
     atomicAdd(&bin[threadIdx.x % 8], 1);
     atomicMax(most + 0, (int)threadIdx.x);
-    __syncthreads();  // additions before the sums are read
+    __syncthreads();  // additions are complete before the bins are read
     if (threadIdx.x < 8) { atomicAdd(total + threadIdx.x, bin[threadIdx.x]); }
     if (threadIdx.x == 0) { atomicMax(largest, (int)most[0] + (int)blockIdx.x); }
     atomicAdd(sum, 0.5f);
@@ -175,7 +176,7 @@ template <int THREADS> static __global__ void reduce_twice(float *out, const flo
     float x = in[blockIdx.x * THREADS + threadIdx.x];
     float *o = out + (blockIdx.x * THREADS + threadIdx.x) * 4;
     o[0] = block_sum<THREADS>(x);
-    o[2] = block_sum<THREADS>(2 * x);  // at once, into the same array
+    o[2] = block_sum<THREADS>(2 * x);  // reuses the shared array at once
     o[1] = block_max<THREADS>(x);
     o[3] = warp_max(-x);
 }
@@ -183,7 +184,7 @@ template <int THREADS> static __global__ void reduce_twice(float *out, const flo
 template <int THREADS> static void check_reductions(void) {
     int blocks = 3;
     std::vector<float> x = normals((size_t)blocks * THREADS);
-    for (float &value : x) { value -= 10; }  // a maximum that starts from 0 would be wrong
+    for (float &value : x) { value -= 10; }  // a maximum that started at 0 would be wrong
     DeviceArray<float> in(x), out(x.size() * 4);
     LAUNCH((reduce_twice<THREADS>), blocks, THREADS, 0, nullptr, out.at, in.at);
     std::vector<float> got = out.host();
@@ -213,7 +214,7 @@ static void test_reductions(void **state) {
 
 // ---- packs and rounding
 
-// out = in three ways: by load and store, by the streaming ones and `of`, and by `set`
+// Copies in to out three times: by load128/store128, by the streaming variants and `of`, and by `set`.
 template <class T> static __global__ void copy_packs(T *out, const T *in, int n) {
     constexpr int SIZE = Pack<T>::SIZE;
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
@@ -224,7 +225,7 @@ template <class T> static __global__ void copy_packs(T *out, const T *in, int n)
     for (int k = 0; k < SIZE; k++) { value[k] = x[k]; }
     store128_streaming(out + n + i, Pack<T>::of(value));
     for (int k = 0; k < SIZE; k++) {
-        int j = i / SIZE % 2 ? k : SIZE - 1 - k;  // upwards and downwards: a value must leave the others as they are
+        int j = i / SIZE % 2 ? k : SIZE - 1 - k;  // ascending and descending: set() must change one value only
         y.set(j, x[j]);
     }
     store128(out + 2 * n + i, y);
@@ -281,7 +282,7 @@ static void test_conversions(void **state) {
     assert_true(e[0] == 0 && e[1] == 1 && e[4] == 0 && isinf(e[5]));
 }
 
-// the bits of one element of a tensor, as a weight
+// random bits of one element of a weight tensor
 static HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t index) {
     return rounding_part(rounding_draw(seed, step, tensor, ROUND_WEIGHT, index / 4), index % 4);
 }
@@ -303,7 +304,7 @@ static void test_stochastic_rounding(void **state) {
     LAUNCH(round_stochastic, (unsigned)x.size(), 64, 0, nullptr, again.at, in.at, 5, DRAWS);
     LAUNCH(round_stochastic, (unsigned)x.size(), 128, 0, nullptr, next.at, in.at, 6, DRAWS);
     std::vector<bf16> got = out.host(), same = again.host(), other = next.host();
-    assert_memory_equal(got.data(), same.data(), got.size() * sizeof(bf16));  // the key alone decides
+    assert_memory_equal(got.data(), same.data(), got.size() * sizeof(bf16));  // bits depend on the key alone
     assert_memory_not_equal(&got[EXACT * DRAWS], &other[EXACT * DRAWS], DRAWS * sizeof(bf16));
     for (size_t i = 0; i < x.size(); i++) {
         double mean = 0, ulp = i < EXACT ? 0 : ldexp(1, ilogb(x[i]) - 7);
@@ -312,7 +313,7 @@ static void test_stochastic_rounding(void **state) {
             assert_true(i < EXACT ? value == x[i] : fabs((double)value - x[i]) < ulp);
             mean += value;
         }
-        // a coin of variance at most 1/4 ulp: five standard deviations of the mean are below 0.01 ulp
+        // a Bernoulli variable with variance of at most 1/4 ulp^2: 5 standard deviations of the mean are below 0.01 ulp
         if (i >= EXACT) { assert_true(fabs(mean / (double)DRAWS - x[i]) < 0.01 * ulp); }
     }
     float negative_nan = -NAN;
@@ -335,7 +336,7 @@ static void test_rounding_bits(void **state) {
     assert_true(equal_neighbours < 10);       // 1.5 expected
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(1, 2, 4, 8));
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(9, 2, 3, 8));
-    assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // many steps
+    assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // large steps
     uint64_t weight = rounding_draw(1, 2, 3, ROUND_WEIGHT, 2), of_m = rounding_draw(1, 2, 3, ROUND_M, 2);
     uint64_t of_v = rounding_draw(1, 2, 3, ROUND_V, 2);
     assert_true(weight != of_m && weight != of_v && of_m != of_v);
@@ -343,7 +344,7 @@ static void test_rounding_bits(void **state) {
     assert_int_equal(ceil_div((size_t)8, (size_t)4), 2);
 }
 
-// ---- tensor-core instructions, against the mappings of elements to lanes in the words of the PTX ISA
+// ---- tensor-core instructions, against the fragment layouts of the PTX ISA
 
 // d (16x8) = a (16x16) b (16x8) + c
 static __global__ void multiply_fragments(float *d, const bf16 *a, const bf16 *b, const float *c) {
@@ -388,7 +389,7 @@ static void test_mma_products(void **state) {
     }
 }
 
-// One column of A and one row of B at a time, so that a wrong mapping cannot hide in a sum.
+// One column of A and one row of B at a time: a sum could hide a wrong layout.
 static void test_mma_mapping(void **state) {
     (void)state;
     std::vector<bf16> a(256), b(128);
@@ -406,7 +407,7 @@ static __global__ void distribute(uint16_t *out, const uint16_t *in, int transpo
     DYNAMIC_SHARED(uint16_t, matrices);
     uint32_t received[4], base = shared_address(matrices);
     for (int i = (int)threadIdx.x; i < 256; i += 32) { matrices[i] = in[i]; }
-    __syncwarp();  // all rows are written before ldmatrix reads them
+    __syncwarp();  // rows are written before ldmatrix reads them
     if (transposed) {
         ldmatrix_x4_trans(received, base + threadIdx.x * 16);
     } else {
@@ -431,8 +432,8 @@ static void test_ldmatrix(void **state) {
     }
 }
 
-// Three groups in flight, used one after another, in reverse by other lanes; of group 1 only the first 20 lanes' copies
-// are valid. BYTES each.
+// Three groups of copies of BYTES bytes in flight. A lane reads its own data of group 0, and the data of lane 31 - lane
+// of groups 1 and 2. In group 1 only lanes 0 to 19 copy valid data.
 template <int BYTES> static __global__ void copy_in_groups(uint32_t *out, const uint32_t *in) {
     constexpr int WORDS = BYTES / 4, GROUP = 32 * WORDS;
     DYNAMIC_SHARED(uint32_t, buffer);
@@ -442,10 +443,10 @@ template <int BYTES> static __global__ void copy_in_groups(uint32_t *out, const 
         cp_async<BYTES>(shared_address(buffer + at), in + at, g != 1 || lane < 20);
         cp_async_commit();
     }
-    cp_async_wait<2>();  // the first group is here for the lane that copied it
+    cp_async_wait<2>();  // group 0 is visible to the lane that copied it
     for (int i = 0; i < WORDS; i++) { out[lane * WORDS + i] = buffer[lane * WORDS + i]; }
     cp_async_wait<0>();
-    __syncwarp();  // .. and now all are here for all lanes
+    __syncwarp();  // all groups are visible to all lanes
     for (int i = 0; i < 2 * WORDS; i++) {
         int at = (1 + i / WORDS) * GROUP + mirror * WORDS + i % WORDS;
         out[at] = buffer[at];
@@ -472,15 +473,15 @@ static void test_cp_async(void **state) {
     check_cp_async<16>();
 }
 
-// the 4-, 8- and 16-byte accesses by address, on a static array seen as another type
+// Accesses of 4, 8 and 16 bytes by address, in a static array viewed as another type.
 static __global__ void access_by_address(uint32_t *out) {
     SHARED_ARRAY(uint4, vectors, 32);
     SharedPtr<uint32_t> words = shared_cast<uint32_t>(vectors + 0);
     uint32_t base = shared_address(vectors + 0), lane = threadIdx.x;
     store_shared(base + lane * 16, make_uint4(lane, lane + 100, lane + 200, lane + 300));
-    __syncwarp();  // the vectors are written before other lanes change their parts
+    __syncwarp();  // vectors are written before other lanes overwrite parts of them
     store_shared(base + (31 - lane) * 16 + 8, make_float2(1.5f, (float)lane));
-    __syncwarp();  // .. and before they are read
+    __syncwarp();  // overwritten before they are read
     uint4 v = load_shared<uint4>(base + lane * 16);
     float2 f = load_shared<float2>(base + lane * 16 + 8);
     out[lane * 4] = v.x;
@@ -503,7 +504,7 @@ static void test_access_by_address(void **state) {
     }
 }
 
-// ---- graphs: what was captured runs later, with the arguments it was called with
+// ---- CUDA graphs: captured work runs at cudaGraphLaunch, with the arguments of the capture
 
 static __global__ void add(float *x, float value, int n) {
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -536,13 +537,13 @@ static void test_graph(void **state) {
     LAUNCH(add, 2, 64, 0, stream, x.at, value, N);
     CUDA_CHECK(cudaStreamWaitEvent(stream, join_event, 0));
     CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    assert_true(x.host()[0] == 7 && y.host()[0] == 7);  // nothing ran
+    assert_true(x.host()[0] == 7 && y.host()[0] == 7);  // a capture runs nothing
     CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
 
-    value = 100;  // arguments were taken by value: this changes nothing
+    value = 100;  // no effect: arguments were captured by value
     for (int round = 1; round <= 3; round++) {
-        for (int i = 0; i < N; i++) { pinned[i] = (float)(i * round); }  // what a copy reads, it reads at replay
+        for (int i = 0; i < N; i++) { pinned[i] = (float)(i * round); }  // a copy reads its source at the launch
         CUDA_CHECK(cudaGraphLaunch(exec, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
         std::vector<float> got_x = x.host(), got_y = y.host();
@@ -562,7 +563,7 @@ static void test_events(void **state) {
     float milliseconds = -1;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&end));
-    assert_int_not_equal(cudaEventElapsedTime(&milliseconds, start, end), cudaSuccess);  // not recorded yet
+    assert_int_not_equal(cudaEventElapsedTime(&milliseconds, start, end), cudaSuccess);  // not recorded
     cudaGetLastError();
     CUDA_CHECK(cudaEventRecord(start, nullptr));
     CUDA_CHECK(cudaEventRecord(end, nullptr));
@@ -586,7 +587,7 @@ static void test_cuda_check(void **state) {
 
 #ifndef __CUDACC__
 
-// ---- the emulator's schedule
+// ---- the scheduler and settings of the emulator
 
 static const int ORDERS[] = {0, 1, 77};
 
@@ -603,11 +604,10 @@ static void test_warp_orders(void **state) {
         LAUNCH(record_warps, 1, 256, 0, nullptr, out.at, next.at);
         seen.push_back(out.host());
     }
-    simt::settings().warp_order = 0;
     for (int i = 0; i < 8; i++) { assert_true(seen[0][i] == i && seen[1][i] == 7 - i); }
     assert_true(seen[2] != seen[0] && seen[2] != seen[1]);
     std::sort(seen[2].begin(), seen[2].end());
-    assert_true(seen[2] == seen[0]);  // each warp once
+    assert_true(seen[2] == seen[0]);  // each warp runs once
 }
 
 static void test_settings_from_environment(void **state) {
@@ -618,10 +618,9 @@ static void test_settings_from_environment(void **state) {
     assert_int_equal(simt::setting_from_environment("SIMT_TEST", 3), 77);
 }
 
-// 1 + 1.5 * 2^-24 is nearer to 1 + 2^-23 than to 1
+// 1 + 1.5 * 2^-24 rounds to 1 + 2^-23 and truncates to 1
 static void test_mma_rounding(void **state) {
     (void)state;
-    int before = simt::settings().mma_rounding;
     std::vector<bf16> a(256, float_to_bf16(0)), b(128, float_to_bf16(1));
     std::vector<float> c(128, 1.0f);
     a[0] = float_to_bf16(1.5f * 0x1p-24f);
@@ -629,10 +628,9 @@ static void test_mma_rounding(void **state) {
     assert_true(multiply(a, b, c)[0] == 1 + 0x1p-23f);
     simt::settings().mma_rounding = 1;
     assert_true(multiply(a, b, c)[0] == 1.0f);
-    simt::settings().mma_rounding = before;
 }
 
-// Copies without waiting, looks, and then waits.
+// Reads the destination of a copy before the wait.
 static __global__ void look_early(float *out, const float *in) {
     SHARED_ARRAY(float, x, 32);
     x[lane_id()] = 1;
@@ -644,7 +642,6 @@ static __global__ void look_early(float *out, const float *in) {
 
 static void test_copy_in_flight_is_poisoned(void **state) {
     (void)state;
-    int before = simt::settings().eager_async;
     DeviceArray<float> in(std::vector<float>(32, 2.0f)), out(32);
     simt::settings().only_count_races = true;
     for (int eager = 0; eager < 2; eager++) {
@@ -652,8 +649,6 @@ static void test_copy_in_flight_is_poisoned(void **state) {
         LAUNCH(look_early, 1, 32, 0, nullptr, out.at, in.at);
         for (float x : out.host()) { assert_true(eager ? x == 2 : isnan(x)); }
     }
-    simt::settings().only_count_races = false;
-    simt::settings().eager_async = before;
 }
 
 static void test_counts(void **state) {
@@ -674,7 +669,7 @@ static void test_counts(void **state) {
     assert_int_equal(after.races - before.races, 0);
 }
 
-// ---- the race check. Each case with and without the barrier (or wait, or write) that it needs
+// ---- the race check: each case with and without the barrier, wait or write that prevents the race
 
 enum RaceCase {
     READ_AFTER_WRITE,
@@ -708,7 +703,7 @@ static __global__ void race(int which, bool correct, bool dynamic, float *global
         cp_async_commit();
     };
     if (which != READ_UNWRITTEN || correct) { x[i] = (float)i; }
-    __syncthreads();  // so that what follows is about the case alone
+    __syncthreads();  // orders the initial writes before the case
     switch (which) {
     case READ_AFTER_WRITE:
         if (i == 0) { x[0] = 1; }
@@ -781,7 +776,6 @@ static uint64_t races_of(int which, bool correct, bool dynamic) {
 
 static void test_races(void **state) {
     (void)state;
-    simt::Settings before = simt::settings();
     simt::settings().only_count_races = true;
     for (int run = 0; run < 6; run++) {
         simt::settings().warp_order = ORDERS[run % 3];
@@ -795,12 +789,11 @@ static void test_races(void **state) {
     }
     simt::settings().check_races = 0;
     assert_int_equal(races_of(READ_AFTER_WRITE, false, true), 0);
-    simt::settings() = before;
 }
 
-// ---- refusals: each ends a child with one sentence
+// ---- misuse: each case aborts a child process with one sentence
 
-// Asserts that FUNCTION(&which) aborts after one sentence with both words.
+// Asserts that FUNCTION(&which) aborts after one sentence that contains both strings.
 static void assert_aborts(const char *words, const char *more_words, void (*function)(void *), int which) {
     char said[4096];
     int status = run_in_child(said, sizeof said, function, &which);
@@ -891,7 +884,7 @@ static __global__ void mistake(int which, float *global) {
         big[0] = 1;
         break;
     }
-    case 18:  // waits, but forgot to commit
+    case 18:  // wait without a commit
         cp_async<4>(base + (uint32_t)lane * 4, global + lane, true);
         cp_async_wait<0>();
         break;
@@ -902,7 +895,7 @@ static __global__ void mistake(int which, float *global) {
 static void make_mistake(void *argument) {
     int which = *(const int *)argument;
     float *global;
-    simt::settings().check_races = 0;  // these are about something else
+    simt::settings().check_races = 0;  // misuse comes before the race check
     CUDA_CHECK(cudaMalloc(&global, 256 * sizeof(float)));
     LAUNCH(mistake, 1, 64, 512, nullptr, which, global);
 }
@@ -929,8 +922,8 @@ static void test_races_are_refused(void **state) {
                   "the other access is by several threads", make_race, WRITE_AFTER_READ);
     assert_aborts("thread 32: race on static_array, byte 128: write after write, no barrier",
                   "the other access is by thread 31", make_race, WRITE_AFTER_WRITE);
-    assert_aborts("race on dynamic shared memory, byte 0: read of what was never written",
-                  "the other access is by nobody", make_race, READ_UNWRITTEN);
+    assert_aborts("race on dynamic shared memory, byte 0: read before any write", "the other access is by nobody",
+                  make_race, READ_UNWRITTEN);
 }
 
 // ---- the runtime
@@ -949,7 +942,7 @@ static void test_memory(void **state) {
     for (int i = 0; i < 10; i++) { assert_true(isnan(x[i])); }
     assert_int_equal(cudaMemcpy(x, &host, 4, cudaMemcpyDeviceToDevice), cudaErrorInvalidValue);
     assert_int_equal(cudaMemcpy(&host, x, 4, cudaMemcpyHostToDevice), cudaErrorInvalidValue);
-    assert_int_equal(cudaMemcpy(x + 9, &host, 8, cudaMemcpyHostToDevice), cudaErrorInvalidValue);  // beyond the end
+    assert_int_equal(cudaMemcpy(x + 9, &host, 8, cudaMemcpyHostToDevice), cudaErrorInvalidValue);  // past the end
     assert_int_equal(cudaMemset(&host, 0, 4), cudaErrorInvalidValue);
     assert_int_equal(cudaMemset(x + 9, 0, 8), cudaErrorInvalidValue);
     assert_int_equal(cudaFree(pinned), cudaErrorInvalidValue);
@@ -960,13 +953,11 @@ static void test_memory(void **state) {
     CUDA_CHECK(cudaFree(x));
     CUDA_CHECK(cudaFreeHost(pinned));
     CUDA_CHECK(cudaFree(nullptr));
-    size_t all = r.device_bytes;
     r.device_bytes = r.device_bytes_used + 100;
     assert_int_equal(cudaMalloc(&x, 101), cudaErrorMemoryAllocation);
     assert_string_equal(cudaGetErrorString(cudaGetLastError()), "out of memory");
     CUDA_CHECK(cudaMalloc(&x, 100));
     CUDA_CHECK(cudaFree(x));
-    r.device_bytes = all;
 }
 
 static void test_counters(void **state) {
@@ -986,7 +977,7 @@ static void test_counters(void **state) {
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
     CUDA_CHECK(cudaEventQuery(event));
     LAUNCH(add, 1, 32, 0, stream, x.at, 1.0f, 4);
-    assert_int_equal(simt::runtime().host_synchronisations, before.host_synchronisations);  // none of these waits
+    assert_int_equal(simt::runtime().host_synchronisations, before.host_synchronisations);  // no host wait so far
     assert_int_equal(simt::runtime().pageable_copies, before.pageable_copies);
     assert_int_equal(simt::runtime().launches, before.launches + 1);
     CUDA_CHECK(cudaMemcpyAsync(host, x.at, 16, cudaMemcpyDeviceToHost, stream));
@@ -1001,6 +992,72 @@ static void test_counters(void **state) {
     CUDA_CHECK(cudaFreeHost(pinned));
     CUDA_CHECK(cudaEventDestroy(event));
     CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+// cost of `work` on stream `stream`, by two events around it
+template <class Work> static float milliseconds_of(cudaStream_t stream, Work work) {
+    cudaEvent_t start, end;
+    float milliseconds = -1;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&end));
+    CUDA_CHECK(cudaEventRecord(start, stream));
+    work();
+    CUDA_CHECK(cudaEventRecord(end, stream));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start, end));
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return milliseconds;
+}
+
+// Elapsed time depends on the work alone: equal work takes equal time, and host time is not counted.
+static void test_clock(void **state) {
+    (void)state;
+    enum { BLOCKS = 300, THREADS = 64, BYTES = 4 * BLOCKS * THREADS };
+    DeviceArray<float> x(BLOCKS * THREADS);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    auto kernel = [&] { LAUNCH(add, BLOCKS, THREADS, 0, stream, x.at, 1.0f, BLOCKS * THREADS); };
+    auto fill = [&] { CUDA_CHECK(cudaMemsetAsync(x.at, 0, BYTES, stream)); };
+    float kernel_ms = 1e-6f * (float)simt::kernel_nanoseconds(BLOCKS * THREADS);
+    float fill_ms = 1e-6f * (float)simt::copy_nanoseconds(BYTES);
+    assert_true(milliseconds_of(stream, [] { usleep(1000); }) == 0);
+    float first = milliseconds_of(stream, kernel);
+    assert_float_equal(first, kernel_ms, 1e-9);
+    for (int i = 0; i < 100; i++) { assert_true(milliseconds_of(stream, kernel) == first); }
+    assert_float_equal(milliseconds_of(stream, fill), fill_ms, 1e-9);
+    assert_true(simt::kernel_nanoseconds(2 * THREADS) > simt::kernel_nanoseconds(THREADS));
+
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    uint64_t before = simt::runtime().nanoseconds;
+    kernel(), fill();
+    assert_int_equal(simt::runtime().nanoseconds, before);  // a capture runs nothing
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph));
+    auto launch = [&] { CUDA_CHECK(cudaGraphLaunch(exec, stream)); };
+    assert_float_equal(milliseconds_of(stream, launch), kernel_ms + fill_ms, 1e-9);
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
+// A test that fails leaves a capture, a stream and memory behind. The next test finds none of these.
+static void test_reset(void **state) {
+    (void)state;
+    float *x;
+    cudaStream_t stream;
+    CUDA_CHECK(cudaMalloc(&x, 100));
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    assert_int_equal(cudaMalloc(&x, 100), cudaErrorStreamCaptureUnsupported);
+    simt::runtime().device_bytes = 100;
+    simt::reset_runtime();
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    assert_int_equal(simt::runtime().device_bytes_used, 0);
+    assert_true(simt::runtime().streams.empty() && simt::runtime().allocations.empty());
+    CUDA_CHECK(cudaMalloc(&x, 1000));
+    CUDA_CHECK(cudaFree(x));
 }
 
 static void test_device(void **state) {
@@ -1047,7 +1104,7 @@ struct CaptureCase {
     float *device, *pinned;
 };
 
-// what is not allowed while stream captures, and the error it is answered with
+// Makes call `which`, which a capture of c.stream forbids, and returns the error.
 static cudaError_t forbidden(const CaptureCase &c, int which) {
     float host[4] = {0};
     void *memory;
@@ -1110,7 +1167,7 @@ static void test_forbidden_in_capture(void **state) {
     CUDA_CHECK(cudaStreamDestroy(c.stream));
 }
 
-// A stream that joined a capture did work after the event that the capturing stream waits for.
+// A stream that joined a capture has work after the event that the capturing stream waits for.
 static void test_unjoined_capture(void **state) {
     (void)state;
     DeviceArray<float> x(4);
@@ -1161,22 +1218,43 @@ static const struct CMUnitTest emulator_tests[] = {
     cmocka_unit_test(test_races_are_refused),
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_counters),
+    cmocka_unit_test(test_clock),
+    cmocka_unit_test(test_reset),
     cmocka_unit_test(test_device),
     cmocka_unit_test(test_launch_limits),
     cmocka_unit_test(test_forbidden_in_capture),
     cmocka_unit_test(test_unjoined_capture),
 };
 
+// A failed assertion leaves its test by longjmp. Therefore each test starts on an empty device with the settings of its
+// group.
+static int reset_device(void **state) {
+    simt::reset_runtime();
+    simt::settings() = *static_cast<const simt::Settings *>(*state);
+    return 0;
+}
+
+template <size_t N> static int run_group(const char *name, const CMUnitTest (&tests)[N], simt::Settings settings) {
+    CMUnitTest group[N];
+    for (size_t i = 0; i < N; i++) {
+        group[i] = tests[i];
+        group[i].setup_func = reset_device;
+        group[i].initial_state = &settings;
+    }
+    return cmocka_run_group_tests_name(name, group, NULL, NULL);
+}
+
 int main(void) {
     const char *const names[] = {"forward", "reverse, tensor-core rounding", "seeded, eager cp.async"};
+    const simt::Settings initial = simt::settings();
     int failures = 0;
     for (int run = 0; run < 3; run++) {
-        simt::settings().warp_order = ORDERS[run];
-        simt::settings().mma_rounding = run == 1;
-        simt::settings().eager_async = run == 2;
-        failures += cmocka_run_group_tests_name(names[run], portable_tests, NULL, NULL);
+        simt::Settings settings = initial;
+        settings.warp_order = ORDERS[run];
+        settings.mma_rounding = run == 1;
+        settings.eager_async = run == 2;
+        failures += run_group(names[run], portable_tests, settings);
     }
-    simt::settings() = simt::Settings();
-    return failures + cmocka_run_group_tests_name("emulator", emulator_tests, NULL, NULL);
+    return failures + run_group("emulator", emulator_tests, simt::Settings());
 }
 #endif

@@ -1,7 +1,7 @@
 /*
-How simt.h runs a block of CUDA threads: fibers, and the scheduler that switches between them.
-defines: dim3, float4 and its kin; simt::settings, simt::counts, simt::refuse, simt::block, simt::wait_for_warp,
-         simt::wait_for_block, simt::run_grid
+The emulator's scheduler: runs one block at a time on an OS thread, with one fiber per CUDA thread.
+defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts, simt::refuse, simt::block,
+         simt::wait_for_warp, simt::wait_for_block, simt::run_grid
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -20,7 +20,7 @@ defines: dim3, float4 and its kin; simt::settings, simt::counts, simt::refuse, s
 #include <sys/mman.h>
 
 #if !defined(__x86_64__) || !defined(__linux__)
-#error "simt.h switches stacks in the assembly of x86-64 Linux"
+#error "the emulator switches stacks in x86-64 assembly: it needs x86-64 Linux"
 #endif
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -34,7 +34,7 @@ defines: dim3, float4 and its kin; simt::settings, simt::counts, simt::refuse, s
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// ---- structs of 2, 3 and 4 values, aligned as in CUDA
+// ---- vector types, aligned as in CUDA
 
 struct dim3 {
     unsigned x, y, z;
@@ -62,26 +62,26 @@ namespace simt {
 
 // ---- settings and counts
 
-// How kernels run. A test sets these between launches; the environment (in brackets) sets them for a whole program.
+// Execution order and checks. A test sets these between launches; environment variables [in brackets] set the defaults.
 struct Settings {
-    int warp_order = 0;             // 0 forward, 1 reverse, more: a seed [SIMT_ORDER]
-    int mma_rounding = 0;           // 0 float sums; 1 exact sums of 8 products, cut off, as tensor cores do [SIMT_MMA]
-    int eager_async = 0;            // when cp.async copies: 0 as late as is allowed, 1 at once [SIMT_ASYNC]
-    int check_races = 1;            // 0 is faster [SIMT_RACES]
-    bool only_count_races = false;  // tests of the check itself: go on after a race
+    int warp_order = 0;             // 0 forward, 1 reverse, 2 and above: seed of a random order [SIMT_ORDER]
+    int mma_rounding = 0;           // 0 fp32 sums; 1 exact sums of 8 products, truncated as on tensor cores [SIMT_MMA]
+    int eager_async = 0;            // completion of cp.async: 0 at the wait, 1 at the copy [SIMT_ASYNC]
+    int check_races = 1;            // 0 skips the race check and runs faster [SIMT_RACES]
+    bool only_count_races = false;  // a race does not abort; for tests of the race check
 };
 
-// What ran since the program started: instructions of a warp, but for barriers (of a block) and races.
+// Instructions executed since the program started, counted per warp; barriers are counted per block.
 struct Counts {
     uint64_t switches = 0, shuffles = 0, barriers = 0, mma = 0, ldmatrix = 0;
-    uint64_t ldmatrix_wavefronts = 0;  // 4 for every ldmatrix_x4 that has no bank conflict
-    uint64_t async_copies = 0;         // of a thread
+    uint64_t ldmatrix_wavefronts = 0;  // 4 per ldmatrix_x4 without bank conflicts
+    uint64_t async_copies = 0;         // counted per thread
     uint64_t races = 0;
 };
 
-inline int setting_from_environment(const char *name, int otherwise) {
+inline int setting_from_environment(const char *name, int default_value) {
     const char *value = std::getenv(name);
-    return value ? std::atoi(value) : otherwise;
+    return value ? std::atoi(value) : default_value;
 }
 
 inline Settings &settings() {
@@ -95,52 +95,52 @@ inline Counts &counts() {
     return all;
 }
 
-// ---- what a running block consists of
+// ---- the state of a running block
 
 struct Block;
 enum Status : uint8_t { NOT_STARTED, RUNNABLE, AT_WARP_OPERATION, AT_BLOCK_BARRIER, RETURNED };
 
-// Does an operation for the lanes of `mask`; a lane's operands and results are at Thread::operands.
+// Executes a warp operation for the lanes of `mask`. Thread::operands points to a lane's operands and results.
 typedef void (*WarpOperation)(Block &block, int warp, uint32_t mask);
 
 struct Fiber {
-    void *stack_pointer;  // while it does not run
-    char *stack;          // its lowest byte; below it is a page that must not be touched
+    void *stack_pointer;  // valid while the fiber is suspended
+    char *stack;          // lowest byte; a guard page lies below
     void *asan_stack;
 };
 
-// a cp.async that its thread has not waited for
+// a cp.async in flight: the thread has not waited for it
 struct AsyncCopy {
     uint32_t to, bytes, group;
-    const void *from;  // NULL: zeros
+    const void *from;  // NULL copies zeros
 };
 
 struct Thread {
     uint3 index;
     Status status;
-    int line;  // of the __syncthreads it waits at
+    int line;  // source line of the __syncthreads that the thread waits at
     uint32_t mask;
     WarpOperation operation;
     void *operands;
     Fiber *fiber;
     std::vector<AsyncCopy> copies;
-    uint32_t groups;  // committed so far
+    uint32_t groups;  // number of committed cp.async groups
 };
 
-// Who made the latest accesses of one kind, and when. `who` is a thread, or SEVERAL_LANES + warp, or SEVERAL_WARPS.
+// The latest accesses of one kind. `who` is a thread, SEVERAL_LANES + warp, or SEVERAL_WARPS.
 enum { SEVERAL_LANES = 1024, SEVERAL_WARPS = 2048 };
 struct Access {
     uint32_t time;
     uint16_t who;
 };
 
-// what is known about two bytes of shared memory
+// race-check state of two bytes of shared memory
 struct Shadow {
-    Access write, read, update;  // update: atomic ones, which have no race among themselves
-    uint16_t in_flight;          // cp.async copies to it that nobody waited for yet
+    Access write, read, update;  // update: atomics, which do not race with each other
+    uint16_t in_flight;          // number of cp.async copies in flight to these bytes
 };
 
-// one array: the dynamic shared memory, or a static one, known by the address that stands for its declaration
+// one shared array: the dynamic one, or a static one identified by the address of a char at the declaration
 struct SharedRegion {
     const void *declaration;
     const char *name;
@@ -148,15 +148,15 @@ struct SharedRegion {
 };
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP };
-// limits of a GPU, and the addresses there are for arrays with gaps between them
+// limits of an H100; SHARED_WINDOW_BYTES is larger, since arrays lie apart
 enum { SHARED_BYTES = 227 * 1024, STATIC_SHARED_BYTES = 48 * 1024, SHARED_WINDOW_BYTES = 288 * 1024, SHADOW_UNIT = 2 };
 
 enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
 
-// A block as one OS thread runs it, and what it keeps from block to block: memory and idle fibers.
+// The block that one OS thread runs. Memory and idle fibers are reused by the next block.
 struct Block {
     const char *kernel = "";
-    const std::function<void()> *body = nullptr;  // runs the kernel for the current thread
+    const std::function<void()> *body = nullptr;  // calls the kernel for the current thread
     dim3 grid, dim;
     uint3 index = {0, 0, 0};
     int num_threads = 0, num_warps = 0, num_returned = 0, current = 0;
@@ -169,8 +169,8 @@ struct Block {
     const void *scheduler_stack = nullptr;
     size_t scheduler_stack_bytes = 0;
 
-    // Time advances at every barrier. An access is ordered before all that follows in its own warp if it is older than
-    // the warp's latest barrier, and before everything in the block if it is older than the block's latest barrier.
+    // Logical time, which advances at every barrier. An access older than a warp's latest barrier is ordered before all
+    // later accesses of the warp. An access older than the block's latest barrier is ordered before all later accesses.
     uint32_t time = 0, start = 0, block_barrier = 0, warp_barrier[MAX_WARPS] = {0};
     std::vector<SharedRegion> regions;  // [0] is the dynamic shared memory
     uint32_t static_bytes = 0;
@@ -189,11 +189,11 @@ struct Block {
     }
 };
 
-// The block this OS thread runs. A kernel reaches for its block from anywhere, as CUDA's threadIdx does.
+// The block that this OS thread runs. Global to the thread, as threadIdx is in CUDA.
 inline thread_local Block *current_block = nullptr;
 inline Block &block() { return *current_block; }
 
-// Ends the program with a sentence about what a thread (or the block, if it is -1) did.
+// Aborts with one sentence that names the kernel, the block and the thread (-1: no thread).
 [[noreturn]] __attribute__((format(printf, 2, 3))) inline void refuse(int thread, const char *format, ...) {
     const Block &b = block();
     char what[512], who[32] = "";
@@ -209,9 +209,8 @@ inline Block &block() { return *current_block; }
 
 // ---- fibers
 
-// Pushes the registers that a function must preserve, stores the stack pointer at `from`, and continues on stack `to`.
-// It returns by a jump: the processor expects a `ret` to go back to its caller, which here it never does.
-// A jump is 2.5 times as fast.
+// Saves the callee-saved registers and the stack pointer in `from`, and continues on stack `to`. A jump replaces `ret`:
+// a `ret` to another stack misses the return-address predictor and takes 2.5 times as long.
 extern "C" void simt_switch_stack(void **from, void *to);
 __asm__(".text\n.weak simt_switch_stack\n.type simt_switch_stack,@function\nsimt_switch_stack:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -220,39 +219,41 @@ __asm__(".text\n.weak simt_switch_stack\n.type simt_switch_stack,@function\nsimt
         "pop %rcx\njmp *%rcx\n"
         ".size simt_switch_stack,.-simt_switch_stack\n");
 
-// ASan must be told before and after each change of stacks; otherwise these do nothing.
-inline void leaving_for([[maybe_unused]] void **own, [[maybe_unused]] const void *stack, [[maybe_unused]] size_t size) {
+// AddressSanitizer needs a call before and after each switch of stacks. Empty without it.
+inline void asan_start_switch([[maybe_unused]] void **own, [[maybe_unused]] const void *stack,
+                              [[maybe_unused]] size_t size) {
 #ifdef SIMT_ASAN
     __sanitizer_start_switch_fiber(own, stack, size);
 #endif
 }
-inline void arrived([[maybe_unused]] void *own, [[maybe_unused]] const void **stack, [[maybe_unused]] size_t *size) {
+inline void asan_finish_switch([[maybe_unused]] void *own, [[maybe_unused]] const void **stack,
+                               [[maybe_unused]] size_t *size) {
 #ifdef SIMT_ASAN
     __sanitizer_finish_switch_fiber(own, stack, size);
 #endif
 }
 
-// from the scheduler into a thread, until that waits or returns
+// Switches from the scheduler to a thread. Returns when the thread waits or ends.
 inline void resume(Block &b, int thread) {
     Fiber *fiber = b.threads[thread].fiber;
     b.current = thread;
     b.counts.switches++;
-    leaving_for(&b.scheduler_asan_stack, fiber->stack, STACK_BYTES);
+    asan_start_switch(&b.scheduler_asan_stack, fiber->stack, STACK_BYTES);
     simt_switch_stack(&b.scheduler_stack_pointer, fiber->stack_pointer);
-    arrived(b.scheduler_asan_stack, nullptr, nullptr);
+    asan_finish_switch(b.scheduler_asan_stack, nullptr, nullptr);
 }
 
-// from a thread back to the scheduler
+// Switches from a thread to the scheduler.
 inline void suspend(Fiber *fiber) {
     Block &b = block();
-    leaving_for(&fiber->asan_stack, b.scheduler_stack, b.scheduler_stack_bytes);
+    asan_start_switch(&fiber->asan_stack, b.scheduler_stack, b.scheduler_stack_bytes);
     simt_switch_stack(&fiber->stack_pointer, b.scheduler_stack_pointer);
-    arrived(fiber->asan_stack, nullptr, nullptr);
+    asan_finish_switch(fiber->asan_stack, nullptr, nullptr);
 }
 
-// Where a new fiber starts. It serves one CUDA thread after another, and never returns.
+// Entry of a fiber. A fiber runs one CUDA thread after another and never returns.
 inline void fiber_main() {
-    arrived(nullptr, &block().scheduler_stack, &block().scheduler_stack_bytes);
+    asan_finish_switch(nullptr, &block().scheduler_stack, &block().scheduler_stack_bytes);
     for (;;) {
         Block &b = block();
         (*b.body)();
@@ -265,7 +266,7 @@ inline void fiber_main() {
     }
 }
 
-// A stack whose top looks as if fiber_main had just been called and had switched away.
+// The initial stack returns into fiber_main at the first switch.
 inline Fiber *new_fiber() {
     void *memory = mmap(nullptr, STACK_BYTES + GUARD_BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -274,7 +275,7 @@ inline Fiber *new_fiber() {
     char *stack = static_cast<char *>(memory) + GUARD_BYTES;
     void **return_address = reinterpret_cast<void **>(stack + STACK_BYTES) - 2;
     *return_address = reinterpret_cast<void *>(fiber_main);
-    return new Fiber{return_address - 6, stack, nullptr};  // 6: the registers that are popped first
+    return new Fiber{return_address - 6, stack, nullptr};  // 6 registers are popped before the return address
 }
 
 inline void start_thread(Block &b, int thread) {
@@ -286,7 +287,7 @@ inline void start_thread(Block &b, int thread) {
 
 // ---- scheduler
 
-// A thread waits until the scheduler has done the operation for all lanes of the mask.
+// Suspends the thread until the scheduler has executed the operation for all lanes of the mask.
 inline void wait_for_warp(uint32_t mask, WarpOperation operation, void *operands) {
     Block &b = block();
     Thread &thread = b.threads[b.current];
@@ -306,7 +307,7 @@ inline void wait_for_block(int line) {
     suspend(thread.fiber);
 }
 
-// whether all lanes of a waiting thread's mask wait for the same operation
+// True if all lanes of a waiting thread's mask wait for the same operation.
 inline bool all_arrived(const Block &b, int waiting) {
     const Thread &first = b.threads[waiting];
     int lane0 = waiting / WARP * WARP;
@@ -325,8 +326,8 @@ inline bool all_arrived(const Block &b, int waiting) {
     return true;
 }
 
-// Does the operations whose lanes are all there, and lets these lanes go on. Returns whether there were any.
-inline bool do_warp_operations(Block &b, int warp) {
+// Executes the operations whose lanes have all arrived, and makes these lanes runnable. Returns true if any ran.
+inline bool run_warp_operations(Block &b, int warp) {
     int begin = warp * WARP, end = std::min(begin + WARP, b.num_threads);
     bool any = false;
     for (int i = begin; i < end; i++) {
@@ -341,7 +342,7 @@ inline bool do_warp_operations(Block &b, int warp) {
     return any;
 }
 
-// Runs a warp until no lane can go on by itself. Returns whether any lane did.
+// Runs a warp until every lane waits at a block barrier, for a missing lane, or has returned. True if any lane ran.
 inline bool run_warp(Block &b, int warp) {
     int begin = warp * WARP, end = std::min(begin + WARP, b.num_threads);
     bool reverse = settings().warp_order % 2 == 1, ran = true, ran_ever = false;
@@ -354,13 +355,13 @@ inline bool run_warp(Block &b, int warp) {
             resume(b, thread);
             ran = true;
         }
-        ran |= do_warp_operations(b, warp);
+        ran |= run_warp_operations(b, warp);
         ran_ever |= ran;
     }
     return ran_ever;
 }
 
-// Lets the block go on if every thread waits at the same __syncthreads. Returns whether it did.
+// Releases the block if every thread waits at the same __syncthreads. Returns true if it was released.
 inline bool release_block(Block &b) {
     int waiting = -1, returned = -1;
     for (int i = 0; i < b.num_threads; i++) {
@@ -403,7 +404,7 @@ inline void start_block(Block &b) {
     b.start = b.block_barrier = ++b.time;
     b.regions.resize(1);
     b.static_bytes = 0;
-    std::memset(b.shared, 0xff, b.regions[0].end);  // NaN in every floating-point type
+    std::memset(b.shared, 0xff, b.regions[0].end);  // NaN in fp32, bf16 and fp64
 }
 
 inline void run_block(Block &b) {
@@ -434,7 +435,7 @@ inline void prepare(Block &b, const char *kernel, dim3 grid, dim3 dim, size_t sh
     b.counts = Counts();
     b.regions.assign(1, SharedRegion{nullptr, "dynamic shared memory", 0, static_cast<uint32_t>(shared_bytes)});
     choose_warp_order(b);
-    if (b.time > 0x80000000u) {  // long before the clock wraps round
+    if (b.time > 0x80000000u) {  // before the 32-bit time wraps
         b.time = 0;
         std::fill(b.shadows.begin(), b.shadows.end(), Shadow());
     }
@@ -452,7 +453,7 @@ inline void add_counts(const Counts &from) {
     to.races += from.races;
 }
 
-// Runs `body` for every thread of every block. At most 1024 threads and SHARED_BYTES, as runtime.h has checked.
+// Runs `body` for every thread of every block. runtime.h has checked the limits of threads and shared memory.
 inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
     int64_t num_blocks = static_cast<int64_t>(grid.x) * grid.y * grid.z;
     [[maybe_unused]] bool is_large = num_blocks > 1 && num_blocks * dim.x * dim.y * dim.z >= 4096;
@@ -460,8 +461,8 @@ inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_byte
 #pragma omp parallel if (is_large)
 #endif
     {
-        static thread_local Block kept;
-        Block &b = kept;
+        static thread_local Block reused;
+        Block &b = reused;
         current_block = &b;
         b.body = &body;
         prepare(b, kernel, grid, dim, shared_bytes);

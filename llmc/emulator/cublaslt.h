@@ -1,14 +1,17 @@
 /*
-The part of cuBLASLt that matmul_cublaslt.cuh and matmul_autotune.cuh call, so that it runs where there is no GPU:
-D = epilogue(alpha op(A) op(B) + beta C) on the emulated streams of runtime.h. Names and arguments are its own.
-defines: cublasLtCreate .. cublasLtMatmul with the types and constants they need; simt::lt_settings, simt::lt_counts
-As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has a row of D each;
-  an attribute's size is checked; what does not fit together is CUBLAS_STATUS_INVALID_VALUE, what has no kernel
-  CUBLAS_STATUS_NOT_SUPPORTED; an "aux" matrix needs a leading dimension divisible by 8; biases and bias gradients have
-  D's type; gelu has the tanh form and sees the unrounded sum; an address that is no device memory is refused.
-Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 bytes; nothing may lie in the workspace.
-Made up: the algorithms, whose sums differ in their last bits, so that a test can tell which one ran.
-  number 0 adds in order, number 1 odd and even terms apart; both can split k, with their parts in the workspace.
+cuBLASLt on the host: the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, on the streams of runtime.h.
+  D = epilogue(alpha op(A) op(B) + beta C)
+defines: cublasLtCreate .. cublasLtMatmul with their types and constants; simt::lt_settings, simt::lt_counts
+As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has one element per row of
+  D; the size of an attribute is checked; mismatched arguments give CUBLAS_STATUS_INVALID_VALUE, a missing kernel gives
+  CUBLAS_STATUS_NOT_SUPPORTED; an aux matrix needs a leading dimension divisible by 8; biases and bias gradients have
+  D's type; GELU has the tanh form and reads the unrounded sum; an address outside device memory is an error.
+Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 bytes; no operand may overlap the
+  workspace.
+Invented: the algorithms. Their sums differ in the last bits, so that a test can tell which algorithm ran. Algorithm 0
+  adds in order; algorithm 1 adds odd and even terms apart. Both can split k; the partial sums lie in the workspace.
+Cost: a product advances the emulated clock of runtime.h by its FLOPs. A test chooses the fastest algorithm or epilogue
+  with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.
 */
 #pragma once
 #include "llmc/emulator/runtime.h"
@@ -79,7 +82,7 @@ typedef SimtLtLayout *cublasLtMatrixLayout_t;
 typedef SimtLtPreference *cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
     uint64_t data[8];
-};  // here: LT_MAGIC, number, splits of k, reduction scheme
+};  // LT_MAGIC, algorithm, splits of k, reduction scheme
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
@@ -91,21 +94,21 @@ struct cublasLtMatmulHeuristicResult_t {
 namespace simt {
 
 enum : uint64_t { LT_MAGIC = 0x5349'4d54'4c54 };
-enum { LT_NUMBERS = 2, LT_MAX_SPLITS = 32 };
+enum { LT_ALGORITHMS = 2, LT_MAX_SPLITS = 32 };
 
-// what a test changes
+// settings of a test
 struct LtSettings {
-    bool no_algorithms = false;             // for anything
-    uint32_t epilogues_off = 0;             // an epilogue that has one of these bits has no algorithm
-    double delay = 0.002;                   // seconds
-    int fast_number = -1, fast_splits = 1;  // if not negative: all other algorithms take the delay longer
-    std::vector<uint32_t> slow_epilogues;   // products with one of these take the delay longer
+    bool no_algorithms = false;                // no product has an algorithm
+    uint32_t epilogues_off = 0;                // epilogues with one of these bits have no algorithm
+    uint64_t slowdown = 2'000'000;             // emulated nanoseconds
+    int fast_algorithm = -1, fast_splits = 1;  // if >= 0: every other algorithm costs the slowdown more
+    std::vector<uint32_t> slow_epilogues;      // products with one of these epilogues cost the slowdown more
     size_t version = 130000;
 };
 struct LtCounts {
-    int objects = 0;  // handles, descriptors, layouts and preferences that exist now
+    int objects = 0;  // live handles, descriptors, layouts and preferences
     int heuristics = 0, matmuls = 0;
-    cublasLtMatmulAlgo_t latest = {};  // algorithm that ran or was recorded
+    cublasLtMatmulAlgo_t latest = {};  // algorithm of the latest product
 };
 inline LtSettings &lt_settings() {
     static LtSettings all;
@@ -134,7 +137,7 @@ template <class T> cublasStatus_t lt_set(T *field, const void *value, size_t byt
 
 // ---- one product
 
-// a matrix, or a vector of one column
+// a column-major matrix; a vector has one column
 struct LtMatrix {
     void *data;
     cudaDataType_t type;
@@ -170,22 +173,22 @@ struct LtProduct {
     float *workspace;
 };
 
-// fp32 to the 10 bits after the point that TF32 keeps
+// rounds fp32 to the 10 mantissa bits of TF32
 inline float to_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
 
-// op(x), k-major: row p holds its `count` elements of that k
-inline std::vector<float> lt_factors(const LtMatrix &x, bool k_is_row, size_t count, size_t k, bool tf32) {
-    std::vector<float> factors(count * k);
+// op(x) as (k, count), row-major
+inline std::vector<float> lt_operand(const LtMatrix &x, bool k_is_row, size_t count, size_t k, bool tf32) {
+    std::vector<float> operand(count * k);
     for (size_t p = 0; p < k; p++) {
         for (size_t i = 0; i < count; i++) {
             float factor = k_is_row ? x.get(p, i) : x.get(i, p);
-            factors[p * count + i] = tf32 ? to_tf32(factor) : factor;
+            operand[p * count + i] = tf32 ? to_tf32(factor) : factor;
         }
     }
-    return factors;
+    return operand;
 }
 
-// out (m) = column j of the products of k = begin .. end
+// out (m) = column j of op(A) op(B), summed over k in [begin, end)
 inline void lt_column(float *out, const LtProduct &w, const std::vector<float> &a, const std::vector<float> &b,
                       size_t j, size_t begin, size_t end) {
     size_t m = w.d.rows, n = w.d.cols;
@@ -205,8 +208,8 @@ inline float lt_gelu_slope(double x) {
     return static_cast<float>(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope);
 }
 
-// what the epilogue makes of one sum
-inline float lt_finish(const LtProduct &w, size_t i, size_t j, float x) {
+// the epilogue of element (i, j), whose sum is x
+inline float lt_epilogue(const LtProduct &w, size_t i, size_t j, float x) {
     uint32_t epilogue = w.desc.epilogue;
     if (epilogue & 4) { x += w.bias.get(i, 0); }
     if (epilogue & 32) {
@@ -217,18 +220,25 @@ inline float lt_finish(const LtProduct &w, size_t i, size_t j, float x) {
     return x;
 }
 
+enum : uint64_t { LT_FLOPS_PER_NANOSECOND = 1000 };
+
+// cost of a product on the emulated clock
+inline uint64_t lt_nanoseconds(const LtProduct &w) {
+    const LtSettings &s = lt_settings();
+    bool fast =
+        s.fast_algorithm == static_cast<int>(w.algo.data[1]) && s.fast_splits == static_cast<int>(w.algo.data[2]);
+    bool slow_epilogue =
+        std::find(s.slow_epilogues.begin(), s.slow_epilogues.end(), w.desc.epilogue) != s.slow_epilogues.end();
+    bool slow = (s.fast_algorithm >= 0 && !fast) || slow_epilogue;
+    uint64_t flops = uint64_t{2} * w.d.rows * w.d.cols * w.k;
+    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + (slow ? s.slowdown : 0);
+}
+
 inline void lt_multiply(const LtProduct &w) {
     size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
-    bool fast = lt_settings().fast_number == static_cast<int>(w.algo.data[1]) &&
-                lt_settings().fast_splits == static_cast<int>(splits);
-    const std::vector<uint32_t> &slow = lt_settings().slow_epilogues;
-    bool slow_epilogue = std::find(slow.begin(), slow.end(), w.desc.epilogue) != slow.end();
-    if ((lt_settings().fast_number >= 0 && !fast) || slow_epilogue) {
-        for (double until = seconds_now() + lt_settings().delay; seconds_now() < until;) {}
-    }
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    std::vector<float> a = lt_factors(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
-    std::vector<float> b = lt_factors(w.b, !w.desc.transpose_b, n, w.k, tf32);
+    std::vector<float> a = lt_operand(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
+    std::vector<float> b = lt_operand(w.b, !w.desc.transpose_b, n, w.k, tf32);
     float *sums = splits > 1 ? w.workspace : result.data();
     for (size_t at = 0; at < splits * n; at++) {
         size_t part = at / n;
@@ -238,7 +248,7 @@ inline void lt_multiply(const LtProduct &w) {
         float sum = sums[at];
         for (size_t part = 1; part < splits; part++) { sum += sums[part * m * n + at]; }
         float x = w.alpha * sum + (w.beta == 0 ? 0 : w.beta * w.c.get(at % m, at / m));
-        result[at] = lt_finish(w, at % m, at / m, x);
+        result[at] = lt_epilogue(w, at % m, at / m, x);
         w.d.set(at % m, at / m, result[at]);
     }
     for (size_t i = 0; w.desc.epilogue & 16 && i < m; i++) {
@@ -253,7 +263,7 @@ inline void lt_multiply(const LtProduct &w) {
     }
 }
 
-// ---- what is refused
+// ---- validation
 
 inline bool lt_known_epilogue(uint32_t epilogue) {
     switch (epilogue) {
@@ -281,7 +291,7 @@ inline cublasStatus_t lt_check_shapes(const SimtLtDesc &desc, const SimtLtLayout
     return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// the epilogue's own conditions
+// conditions of the epilogue
 inline cublasStatus_t lt_check_epilogue(const SimtLtDesc &desc, const SimtLtLayout &d) {
     bool bias = desc.epilogue & (4 | 16 | 512), aux = desc.epilogue & 128;
     if (!lt_known_epilogue(desc.epilogue) || (desc.epilogue & lt_settings().epilogues_off)) {
@@ -303,16 +313,16 @@ inline cublasStatus_t lt_check(const SimtLtDesc &desc, const SimtLtLayout &a, co
     return types && !lt_settings().no_algorithms ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// bf16 tensor cores read 16 bytes at a time
+// bf16 tensor cores load 16 bytes at a time
 inline bool lt_aligned(const SimtLtLayout &x, size_t alignment) {
     return x.type != CUDA_R_16BF || (alignment % 16 == 0 && x.ld % 8 == 0);
 }
 
-// whether the algorithm is one of ours and can do this product; *workspace: what it takes
+// Checks that the algorithm is known and supports the product. *workspace: the bytes it needs.
 inline cublasStatus_t lt_check_algorithm(const SimtLtDesc &desc, const SimtLtLayout &a, const SimtLtLayout &d,
                                          const cublasLtMatmulAlgo_t &algo, size_t *workspace) {
     uint64_t splits = algo.data[2], scheme = algo.data[3], k = desc.transpose_a ? a.rows : a.cols;
-    if (algo.data[0] != LT_MAGIC || algo.data[1] >= LT_NUMBERS || splits < 1) { return CUBLAS_STATUS_INVALID_VALUE; }
+    if (algo.data[0] != LT_MAGIC || algo.data[1] >= LT_ALGORITHMS || splits < 1) { return CUBLAS_STATUS_INVALID_VALUE; }
     *workspace = splits > 1 ? splits * d.rows * d.cols * sizeof(float) : 0;
     bool split_as_it_should = splits == 1 || (scheme == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE &&
                                               splits <= LT_MAX_SPLITS && splits <= k && !(desc.epilogue & 16));
@@ -321,7 +331,7 @@ inline cublasStatus_t lt_check_algorithm(const SimtLtDesc &desc, const SimtLtLay
 
 }  // namespace simt
 
-// ---- the library's functions
+// ---- functions of the library
 
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return simt::lt_create(handle); }
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return simt::lt_destroy(handle); }
@@ -408,7 +418,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cu
     for (int i = 0; i < 4; i++) {
         if (!simt::lt_aligned(*layouts[i], preference->alignment[i])) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     }
-    const uint64_t offered[3][2] = {{0, 1}, {1, 1}, {0, 2}};  // number, splits
+    const uint64_t offered[3][2] = {{0, 1}, {1, 1}, {0, 2}};  // algorithm, splits of k
     for (const auto &[number, splits] : offered) {
         uint32_t scheme = splits > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
         cublasLtMatmulHeuristicResult_t result = {};
@@ -467,6 +477,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
     auto multiply = [=] { simt::lt_multiply(product); };
-    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", multiply}) == cudaSuccess;
+    bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", simt::lt_nanoseconds(product),
+                                           multiply}) == cudaSuccess;
     return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

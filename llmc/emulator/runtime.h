@@ -1,19 +1,27 @@
 /*
-The part of the CUDA runtime that a trainer calls, on the host, so that its CUDA code runs under the emulator of simt.h.
-defines: cudaMalloc .. cudaGraphLaunch with the types and constants they need; simt::launch, simt::runtime
-Names, arguments and return values are CUDA's (12.0 and later). What this adds, to find mistakes:
-  Memory     Device memory is filled with NaN bytes and allocated exactly, so that ASan sees an access beyond its end.
-             A copy or memset whose device end is not inside one device allocation fails with cudaErrorInvalidValue.
+The CUDA runtime on the host: the functions that the trainer calls, for kernels run by the emulator (simt.h).
+defines: cudaMalloc .. cudaGraphLaunch with their types and constants; simt::launch, simt::runtime, simt::reset_runtime,
+         simt::kernel_nanoseconds
+Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
+  Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
+             the end. A copy or memset whose device end is not inside one device allocation fails with
+             cudaErrorInvalidValue.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
-  Streams    Work is done at once, in the order of the calls.
+  Streams    Work runs at the call, in the order of the calls.
+  Clock      Events read an emulated clock, so that autotuning decides alike on every machine, quiet or busy. Time
+             advances by the cost of each piece of executed work, in nanoseconds, whatever its stream:
+               kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
+               copy, memset  LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND
+               cuBLASLt      LAUNCH_NANOSECONDS + FLOPs / LT_FLOPS_PER_NANOSECOND + a test's slowdown (cublaslt.h)
+             Equal work always costs the same. Streams do not overlap, and host code costs nothing.
   Capture    Between cudaStreamBeginCapture and EndCapture, launches, copies and memsets on the stream are recorded with
-             their arguments and not done; cudaGraphLaunch does them. Streams that wait for an event of a capturing
-             stream join the capture, and must be joined back before it ends. What a capture forbids (to synchronise, to
-             allocate or free, a copy with pageable host memory, the default stream) fails and spoils the capture;
-             every capture is as strict as cudaStreamCaptureModeGlobal. A graph's nodes stand in the order of the calls;
-             kernels have the names of their launches, a product of cuBLASLt is one kernel.
-  Counters   simt::runtime() counts host synchronisations and pageable copies, and what a GPU would have had to do
-             while the host waited.
+             their arguments; cudaGraphLaunch runs them. A stream that waits for an event of a capturing stream joins
+             the capture, and must be joined back before the capture ends. Synchronisation, allocation, cudaFree, copies
+             of pageable host memory and the default stream fail and invalidate the capture: every capture is as strict
+             as cudaStreamCaptureModeGlobal. Nodes of a graph stand in the order of the calls. A kernel node has the
+             name from its launch; a cuBLASLt product is one kernel node.
+  Counters   simt::runtime() counts host synchronisations, pageable copies, launches, and graphs launched between an
+             event and the wait for the event.
 For one host thread.
 */
 #pragma once
@@ -21,7 +29,6 @@ For one host thread.
 #include <map>
 #include <tuple>
 #include <utility>
-#include <ctime>
 
 // ---- CUDA's types and constants, with CUDA's values
 
@@ -84,31 +91,32 @@ struct cudaDeviceProp {
 struct SimtStream;
 struct SimtGraph;
 struct SimtEvent {
-    double seconds = -1;  // when it was recorded; negative: never
-    bool timed = true;
-    SimtGraph *capture = nullptr;  // the capture it was recorded in, if any
-    SimtStream *stream = nullptr;  // .. and on which stream, after how much of its work
+    bool recorded = false, timed = true;
+    uint64_t nanoseconds = 0;      // clock at the record
+    SimtGraph *capture = nullptr;  // capture in which the event was recorded; NULL outside a capture
+    SimtStream *stream = nullptr;  // stream of the record, and the number of captured nodes of the stream before it
     size_t work_before = 0;
-    uint64_t graphs_before = 0;  // runtime().graph_launches when it was recorded
+    uint64_t graphs_before = 0;  // runtime().graph_launches at the record
 };
 enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
 struct SimtGraphNode {
     cudaGraphNodeType type;
-    const char *name;  // a kernel's; what stands in the launch
+    const char *name;      // a kernel's name as written in the launch
+    uint64_t nanoseconds;  // cost on the emulated clock
     std::function<void()> work;
 };
-// a captured graph: what to do, in an order that respects every event
+// a captured graph: its nodes in an order that respects every event
 struct SimtGraph {
     std::vector<SimtGraphNode> nodes;
     SimtStream *origin = nullptr;
-    bool spoiled = false;
+    bool invalidated = false;
 };
 struct SimtGraphExec {
     std::vector<SimtGraphNode> nodes;
 };
 struct SimtStream {
-    SimtGraph *capture = nullptr;     // what it records into, if it captures
-    size_t recorded = 0, joined = 0;  // of a stream that joined a capture: its work, and what of it was waited for
+    SimtGraph *capture = nullptr;     // graph under capture; NULL outside a capture
+    size_t recorded = 0, joined = 0;  // of a stream that joined a capture: its nodes, and how many were waited for
 };
 typedef SimtStream *cudaStream_t;
 typedef SimtEvent *cudaEvent_t;
@@ -118,7 +126,7 @@ typedef SimtGraphExec *cudaGraphExec_t;
 
 namespace simt {
 
-// ---- what the runtime knows
+// ---- the state of the runtime
 
 enum MemoryKind { PAGEABLE, PINNED, DEVICE };
 struct Allocation {
@@ -128,16 +136,17 @@ struct Allocation {
 
 struct Runtime {
     uint64_t host_synchronisations = 0;  // including each cudaMemcpy
-    uint64_t pageable_copies = 0;        // copies of the Async kind that had to wait, since their host end is pageable
+    uint64_t pageable_copies = 0;        // cudaMemcpyAsync calls with pageable host memory, which wait
     uint64_t launches = 0, graph_launches = 0;
-    uint64_t graphs_meanwhile = 0;  // over all waits for an event: graphs launched after it, and before the wait
-    size_t device_bytes = size_t{8} << 30;  // the device's memory; a test may shrink it
+    uint64_t graphs_meanwhile = 0;          // graphs launched between an event and the wait for it, over all waits
+    size_t device_bytes = size_t{8} << 30;  // capacity of the device; a test may shrink it
     size_t device_bytes_used = 0;
+    uint64_t nanoseconds = 0;  // emulated clock
     cudaError_t last_error = cudaSuccess;
     std::map<uintptr_t, Allocation> allocations;          // by address
-    std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, after cudaFuncSetAttribute
+    std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, set by cudaFuncSetAttribute
     std::vector<cudaStream_t> streams;
-    std::vector<cudaGraph_t> captures;  // under way
+    std::vector<cudaGraph_t> captures;  // in progress
 };
 
 inline Runtime &runtime() {
@@ -147,21 +156,33 @@ inline Runtime &runtime() {
 
 enum { DEVICE_SMS = 4, SHARED_BYTES_BY_DEFAULT = 48 * 1024, SHARED_BYTES_OF_SM = 228 * 1024, THREADS_OF_SM = 2048 };
 
-// every failing call goes through here
+// sets the last error, as every failing call does
 inline cudaError_t failed(cudaError_t error) {
     runtime().last_error = error;
     return error;
 }
 
-inline double seconds_now() {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+// ---- the clock: cost of work in emulated nanoseconds
+
+enum : uint64_t { LAUNCH_NANOSECONDS = 2000, THREADS_PER_NANOSECOND = 4, BYTES_PER_NANOSECOND = 100 };
+
+inline uint64_t kernel_nanoseconds(uint64_t threads) { return LAUNCH_NANOSECONDS + threads / THREADS_PER_NANOSECOND; }
+inline uint64_t copy_nanoseconds(size_t bytes) { return LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND; }
+
+// Frees all captures, streams and allocations, and resets the clock, the counters and the device's capacity. For the
+// setup of a test: a failed assertion leaves its test by longjmp, which runs no destructor. Events and graphs are not
+// freed.
+inline void reset_runtime() {
+    Runtime &r = runtime();
+    for (cudaGraph_t graph : r.captures) { delete graph; }
+    for (cudaStream_t stream : r.streams) { delete stream; }
+    for (const auto &[address, allocation] : r.allocations) { std::free(reinterpret_cast<void *>(address)); }
+    r = Runtime();
 }
 
 // ---- memory
 
-// where an address lies; `bytes` from it must be inside one allocation, or it is taken for pageable
+// Kind of the memory [address, address + bytes): PAGEABLE unless it lies inside one allocation.
 inline MemoryKind memory_kind(const void *address, size_t bytes) {
     const auto &all = runtime().allocations;
     uintptr_t at = reinterpret_cast<uintptr_t>(address);
@@ -174,16 +195,16 @@ inline MemoryKind memory_kind(const void *address, size_t bytes) {
 
 inline bool capturing() { return !runtime().captures.empty(); }
 
-// what a capture forbids: every capture under way comes to nothing
-inline cudaError_t spoil_captures(cudaError_t error) {
-    for (cudaGraph_t graph : runtime().captures) { graph->spoiled = true; }
+// Fails a call that a capture forbids: every capture in progress becomes invalid.
+inline cudaError_t invalidate_captures(cudaError_t error) {
+    for (cudaGraph_t graph : runtime().captures) { graph->invalidated = true; }
     return failed(error);
 }
 
 inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     Runtime &r = runtime();
     *address = nullptr;
-    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     if (bytes == 0) { return cudaSuccess; }
     if (kind == DEVICE && bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used)) {
         return failed(cudaErrorMemoryAllocation);
@@ -198,7 +219,7 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
 inline cudaError_t release(void *address, MemoryKind kind) {
     Runtime &r = runtime();
     if (!address) { return cudaSuccess; }
-    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == r.allocations.end() || found->second.kind != kind) { return failed(cudaErrorInvalidValue); }
     if (kind == DEVICE) { r.device_bytes_used -= found->second.bytes; }
@@ -209,11 +230,12 @@ inline cudaError_t release(void *address, MemoryKind kind) {
 
 // ---- work on streams
 
-// Does work, or records it if the stream captures.
+// Runs work, or records it if the stream is capturing.
 inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
-    if (!stream && capturing()) { return spoil_captures(cudaErrorStreamCaptureImplicit); }
+    if (!stream && capturing()) { return invalidate_captures(cudaErrorStreamCaptureImplicit); }
     if (!stream || !stream->capture) {
         node.work();
+        runtime().nanoseconds += node.nanoseconds;
         return cudaSuccess;
     }
     stream->recorded++;
@@ -226,7 +248,7 @@ inline size_t shared_bytes_allowed(const void *kernel) {
     return found == runtime().shared_bytes_allowed.end() ? size_t{SHARED_BYTES_BY_DEFAULT} : found->second;
 }
 
-// Runs a kernel, or records it. Arguments are converted to the kernel's parameters and kept by value.
+// Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
 void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, cudaStream_t stream,
             std::type_identity_t<P>... arguments) {
@@ -241,12 +263,13 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
         return;
     }
     runtime().launches++;
-    std::tuple<P...> kept(arguments...);
-    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, kept); }); };
-    submit(stream, {cudaGraphNodeTypeKernel, name, run});
+    std::tuple<P...> copied(arguments...);
+    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); }); };
+    uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
 }
 
-// Whether both ends of a copy are where its direction says. cudaMemcpyDefault finds out by itself.
+// True if both ends of a copy match its direction. cudaMemcpyDefault matches everything.
 inline bool ends_match(MemoryKind to, MemoryKind from, cudaMemcpyKind direction) {
     bool to_device = direction == cudaMemcpyHostToDevice || direction == cudaMemcpyDeviceToDevice;
     bool from_device = direction == cudaMemcpyDeviceToHost || direction == cudaMemcpyDeviceToDevice;
@@ -255,7 +278,7 @@ inline bool ends_match(MemoryKind to, MemoryKind from, cudaMemcpyKind direction)
 }
 
 inline cudaError_t count_synchronisation() {
-    if (capturing()) { return spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     runtime().host_synchronisations++;
     return cudaSuccess;
 }
@@ -285,7 +308,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 inline cudaError_t cudaPeekAtLastError() { return simt::runtime().last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime().last_error, cudaSuccess); }
 
-// ---- the device: made up, small
+// ---- the device: a small one, with compute capability 9.0
 
 inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
@@ -351,11 +374,11 @@ template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFun
     simt::runtime().shared_bytes_allowed[reinterpret_cast<const void *>(kernel)] = static_cast<size_t>(value);
     return cudaSuccess;
 }
-// as many as threads and dynamic shared memory allow; registers are not known here
+// limited by threads and dynamic shared memory; registers are unknown
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, int threads, size_t shared_bytes) {
     if (threads < 1 || threads > simt::MAX_THREADS) { return simt::failed(cudaErrorInvalidValue); }
-    int by_shared = static_cast<int>(simt::SHARED_BYTES_OF_SM / (shared_bytes + 1024));  // each block takes 1 KB more
+    int by_shared = static_cast<int>(simt::SHARED_BYTES_OF_SM / (shared_bytes + 1024));  // CUDA reserves 1 KB per block
     *blocks = std::min({simt::THREADS_OF_SM / threads, by_shared, 32});
     return cudaSuccess;
 }
@@ -365,7 +388,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, i
 template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::DEVICE);
 }
-// all device memory can be read by the host here
+// the host can read all device memory
 template <class T> cudaError_t cudaMallocManaged(T **address, size_t bytes) { return cudaMalloc(address, bytes); }
 template <class T> cudaError_t cudaMallocHost(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::PINNED);
@@ -379,23 +402,28 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     if (bytes == 0) { return cudaSuccess; }
     if (!simt::ends_match(to_kind, from_kind, direction)) { return simt::failed(cudaErrorInvalidValue); }
     if (to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE) {
-        if (stream && stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
+        if (stream && stream->capture) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
         simt::runtime().pageable_copies++;
     }
-    return simt::submit(stream, {cudaGraphNodeTypeMemcpy, "", [=] { std::memmove(to, from, bytes); }});
+    return simt::submit(
+        stream, {cudaGraphNodeTypeMemcpy, "", simt::copy_nanoseconds(bytes), [=] { std::memmove(to, from, bytes); }});
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
     if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
         return simt::failed(cudaErrorInvalidValue);
     }
     cudaError_t error = simt::count_synchronisation();
-    if (error == cudaSuccess && bytes) { std::memmove(to, from, bytes); }
+    if (error == cudaSuccess && bytes) {
+        std::memmove(to, from, bytes);
+        simt::runtime().nanoseconds += simt::copy_nanoseconds(bytes);
+    }
     return error;
 }
 inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr) {
     if (bytes == 0) { return cudaSuccess; }
     if (simt::memory_kind(to, bytes) != simt::DEVICE) { return simt::failed(cudaErrorInvalidValue); }
-    return simt::submit(stream, {cudaGraphNodeTypeMemset, "", [=] { std::memset(to, value, bytes); }});
+    return simt::submit(
+        stream, {cudaGraphNodeTypeMemset, "", simt::copy_nanoseconds(bytes), [=] { std::memset(to, value, bytes); }});
 }
 inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
 
@@ -411,7 +439,7 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     auto &all = simt::runtime().streams;
     auto found = std::find(all.begin(), all.end(), stream);
     if (found == all.end()) { return simt::failed(cudaErrorInvalidResourceHandle); }
-    if (stream->capture) { return simt::spoil_captures(cudaErrorStreamCaptureUnsupported); }
+    if (stream->capture) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     all.erase(found);
     delete stream;
     return cudaSuccess;
@@ -430,39 +458,41 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
-    if (!stream && simt::capturing()) { return simt::spoil_captures(cudaErrorStreamCaptureImplicit); }
+    if (!stream && simt::capturing()) { return simt::invalidate_captures(cudaErrorStreamCaptureImplicit); }
     event->capture = stream ? stream->capture : nullptr;
     event->stream = stream;
     event->work_before = stream ? stream->recorded : 0;
     event->graphs_before = simt::runtime().graph_launches;
-    event->seconds = simt::seconds_now();
+    event->recorded = true;
+    event->nanoseconds = simt::runtime().nanoseconds;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->capture ? simt::spoil_captures(cudaErrorCapturedEvent) : cudaSuccess;
+    return event->capture ? simt::invalidate_captures(cudaErrorCapturedEvent) : cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    if (event->capture) { return simt::spoil_captures(cudaErrorCapturedEvent); }
+    if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
     simt::runtime().graphs_meanwhile += simt::runtime().graph_launches - event->graphs_before;
     return simt::count_synchronisation();
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
-    bool recorded = from->seconds >= 0 && to->seconds >= 0 && !from->capture && !to->capture;
+    bool recorded = from->recorded && to->recorded && !from->capture && !to->capture;
     if (!recorded || !from->timed || !to->timed) { return simt::failed(cudaErrorInvalidResourceHandle); }
-    *milliseconds = static_cast<float>(1e3 * (to->seconds - from->seconds));
+    *milliseconds =
+        static_cast<float>(1e-6 * static_cast<double>(static_cast<int64_t>(to->nanoseconds - from->nanoseconds)));
     return cudaSuccess;
 }
-// Within a capture this is how streams join: one that does not capture yet takes part, and the event's stream has been
-// waited for up to the event.
+// Within a capture: a stream that is not capturing joins the capture of the event. The event's stream counts as joined
+// back up to the event.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
     bool other_capture = stream && stream->capture && stream->capture != event->capture;
     if (event->capture ? !stream || other_capture : stream && stream->capture) {
-        return simt::spoil_captures(cudaErrorStreamCaptureUnsupported);
+        return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported);
     }
     if (!event->capture) { return cudaSuccess; }
     if (!stream->capture) {
         stream->capture = event->capture;
-        stream->recorded = 1;  // even without work of its own, a stream that joined must be joined back
+        stream->recorded = 1;  // a stream that joined must be joined back even without work
         stream->joined = 0;
     }
     event->stream->joined = std::max(event->stream->joined, event->work_before);
@@ -481,7 +511,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
     if (!stream || !stream->capture) {
         *status = cudaStreamCaptureStatusNone;
-    } else if (stream->capture->spoiled) {
+    } else if (stream->capture->invalidated) {
         *status = cudaStreamCaptureStatusInvalidated;
     } else {
         *status = cudaStreamCaptureStatusActive;
@@ -505,15 +535,15 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
         other->capture = nullptr;
     }
     std::erase(simt::runtime().captures, captured);
-    if (captured->spoiled || unjoined) {
-        cudaError_t error = captured->spoiled ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
+    if (captured->invalidated || unjoined) {
+        cudaError_t error = captured->invalidated ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined;
         cudaGraphDestroy(captured);
         return simt::failed(error);
     }
     *graph = captured;
     return cudaSuccess;
 }
-// nodes: room for *count, or null to learn how many there are; they live as long as the graph
+// nodes: room for *count, or NULL to query the count. The nodes live as long as the graph.
 inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
     size_t room = nodes ? *count : 0;
     *count = nodes ? std::min(room, graph->nodes.size()) : graph->nodes.size();

@@ -1,5 +1,5 @@
 /*
-Shared memory of simt.h: arrays that know their bounds, the race check, and cp.async.
+Emulated shared memory: bounds-checked arrays, the race check, and cp.async.
 defines: SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr; simt::load_shared, simt::store_shared, simt::update_shared,
          simt::start_copy, simt::commit_copies, simt::wait_for_copies
 */
@@ -10,8 +10,8 @@ namespace simt {
 
 // ---- shared memory: arrays, bounds, and the race check
 
-// The static array of this declaration in this block; the first thread that comes by makes it. Static arrays lie beyond
-// all dynamic shared memory, 16 bytes or more apart, so that running over the end of an array does not meet another.
+// The static array of a declaration; the first thread of the block allocates it. Static arrays lie above the dynamic
+// shared memory with gaps of at least 16 bytes, so that an access past the end of one array does not hit another.
 inline SharedRegion static_region(const void *declaration, const char *name, uint32_t bytes) {
     Block &b = block();
     for (const SharedRegion &region : b.regions) {
@@ -36,7 +36,7 @@ inline const SharedRegion *find_region(const Block &b, uint32_t address, uint32_
     return nullptr;
 }
 
-// where the bytes of a shared address are, if they may be accessed
+// host address of a shared address; aborts if it is misaligned or out of range
 inline char *shared_bytes_at(uint32_t address, uint32_t bytes, int thread) {
     Block &b = block();
     if (address % bytes) { refuse(thread, "misaligned shared memory address %u for %u bytes", address, bytes); }
@@ -44,7 +44,7 @@ inline char *shared_bytes_at(uint32_t address, uint32_t bytes, int thread) {
     return b.shared + address;
 }
 
-// whether nothing orders an earlier access before one that `thread` makes now
+// True if no barrier orders an earlier access before the access that `thread` makes now.
 inline bool conflicts(const Block &b, const Access &earlier, int thread) {
     if (earlier.time < b.block_barrier || earlier.who == thread) { return false; }
     int warp = thread / WARP;
@@ -52,8 +52,8 @@ inline bool conflicts(const Block &b, const Access &earlier, int thread) {
     return !same_warp || earlier.time >= b.warp_barrier[warp];
 }
 
-// Adds `thread` to those who made an access. What came before and conflicts with nobody any more is forgotten.
-inline void join(const Block &b, Access *accesses, int thread) {
+// Adds an access by `thread`. Earlier accesses that a barrier has ordered are dropped.
+inline void add_access(const Block &b, Access *accesses, int thread) {
     if (conflicts(b, *accesses, thread)) {
         bool same_warp = accesses->who == SEVERAL_LANES + thread / WARP || accesses->who / WARP == thread / WARP;
         accesses->who = static_cast<uint16_t>(same_warp ? SEVERAL_LANES + thread / WARP : SEVERAL_WARPS);
@@ -78,13 +78,13 @@ inline void report_race(uint32_t address, int thread, const Access &other, const
            who);
 }
 
-inline void note_read(uint32_t address, uint32_t bytes, int thread) {
+inline void check_read(uint32_t address, uint32_t bytes, int thread) {
     if (!settings().check_races) { return; }
     Block &b = block();
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
         Shadow &s = b.shadows[at / SHADOW_UNIT];
         if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "read of what was never written");
+            report_race(at, thread, s.write, "read before any write");
         } else if (s.in_flight) {
             report_race(at, thread, s.write, "read while a cp.async copy is in flight");
         } else if (conflicts(b, s.write, thread)) {
@@ -92,11 +92,11 @@ inline void note_read(uint32_t address, uint32_t bytes, int thread) {
         } else if (conflicts(b, s.update, thread)) {
             report_race(at, thread, s.update, "read after update, no barrier");
         }
-        join(b, &s.read, thread);
+        add_access(b, &s.read, thread);
     }
 }
 
-inline void note_write(uint32_t address, uint32_t bytes, int thread) {
+inline void check_write(uint32_t address, uint32_t bytes, int thread) {
     if (!settings().check_races) { return; }
     Block &b = block();
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
@@ -114,13 +114,13 @@ inline void note_write(uint32_t address, uint32_t bytes, int thread) {
     }
 }
 
-inline void note_update(uint32_t address, uint32_t bytes, int thread) {
+inline void check_update(uint32_t address, uint32_t bytes, int thread) {
     if (!settings().check_races) { return; }
     Block &b = block();
     for (uint32_t at = address; at < address + bytes; at += SHADOW_UNIT) {
         Shadow &s = b.shadows[at / SHADOW_UNIT];
         if (s.write.time < b.start) {
-            report_race(at, thread, s.write, "update of what was never written");
+            report_race(at, thread, s.write, "update before any write");
         } else if (s.in_flight) {
             report_race(at, thread, s.write, "update while a cp.async copy is in flight");
         } else if (conflicts(b, s.write, thread)) {
@@ -128,25 +128,25 @@ inline void note_update(uint32_t address, uint32_t bytes, int thread) {
         } else if (conflicts(b, s.read, thread)) {
             report_race(at, thread, s.read, "update after read, no barrier");
         }
-        join(b, &s.update, thread);
+        add_access(b, &s.update, thread);
     }
 }
 
 template <class T> T load_shared(uint32_t address) {
     T value;
     std::memcpy(&value, shared_bytes_at(address, sizeof value, block().current), sizeof value);
-    note_read(address, sizeof value, block().current);
+    check_read(address, sizeof value, block().current);
     return value;
 }
 
 template <class T> void store_shared(uint32_t address, T value) {
     std::memcpy(shared_bytes_at(address, sizeof value, block().current), &value, sizeof value);
-    note_write(address, sizeof value, block().current);
+    check_write(address, sizeof value, block().current);
 }
 
 template <class T> T update_shared(uint32_t address, T (*update)(T, T), T operand) {
     char *bytes = shared_bytes_at(address, sizeof operand, block().current);
-    note_update(address, sizeof operand, block().current);
+    check_update(address, sizeof operand, block().current);
     T old;
     std::memcpy(&old, bytes, sizeof old);
     T updated = update(old, operand);
@@ -158,7 +158,8 @@ template <class T> T update_shared(uint32_t address, T (*update)(T, T), T operan
 
 template <class T> class SharedPtr;
 
-// What p[i] of a SharedPtr is: reads and writes of it are checked. Read it into a T, not into an `auto`.
+// Reference returned by SharedPtr's p[i]: every read and write is checked. Read it into a T; `auto` would copy the
+// reference.
 template <class T> class SharedElement {
   public:
     explicit SharedElement(SharedPtr<T> to) : at(to) {}
@@ -178,12 +179,13 @@ template <class T> class SharedElement {
     SharedPtr<T> at;
 };
 
-// A pointer into shared memory that knows the array it points into. (Under nvcc it is a T *.)
+// Pointer into shared memory with the bounds of the array. Under nvcc SharedPtr<T> is T *.
 template <class T> class SharedPtr {
   public:
-    uint32_t address, begin, end;  // in bytes, from the start of the block's shared memory
+    uint32_t address, begin, end;  // byte offsets in the block's shared memory
     SharedPtr(uint32_t address_, uint32_t begin_, uint32_t end_) : address(address_), begin(begin_), end(end_) {
-        static_assert(sizeof(T) >= simt::SHADOW_UNIT, "the race check sees no single bytes");
+        static_assert(sizeof(T) >= simt::SHADOW_UNIT,
+                      "the race check tracks pairs of bytes, so elements have at least 2");
     }
     SharedPtr operator+(int64_t count) const {
         return {static_cast<uint32_t>(address + count * static_cast<int64_t>(sizeof(T))), begin, end};
@@ -206,18 +208,18 @@ template <class T> SharedPtr<T> static_shared(const void *declaration, const cha
 }
 }  // namespace simt
 
-// static shared memory: T name[count], 16-byte aligned. The address of the char stands for the declaration.
+// Static shared memory: T name[count], 16-byte aligned. The address of the char identifies the declaration.
 #define SHARED_ARRAY(T, name, count)                                                                                   \
     static const char name##_declaration = 0;                                                                          \
     const SharedPtr<T> name = simt::static_shared<T>(&name##_declaration, #name, count)
-// the launch's dynamic shared memory, as an array of T; 1024-byte aligned
+// Dynamic shared memory of the launch as an array of T, 1024-byte aligned.
 #define DYNAMIC_SHARED(T, name) const SharedPtr<T> name(0, 0, simt::block().regions[0].end)
 
 namespace simt {
 
 // ---- cp.async
 
-inline void land(const AsyncCopy &copy, int thread) {
+inline void complete_copy(const AsyncCopy &copy, int thread) {
     char *to = shared_bytes_at(copy.to, copy.bytes, thread);
     if (copy.from) {
         std::memcpy(to, copy.from, copy.bytes);
@@ -233,17 +235,17 @@ inline void mark_in_flight(const AsyncCopy &copy, int change) {
     }
 }
 
-// `from` is not read if the copy is not valid: zeros then
+// Starts a cp.async. With valid == false the copy writes zeros and does not read `from`.
 inline void start_copy(uint32_t to, const void *from, uint32_t bytes, bool valid) {
     Block &b = block();
     Thread &thread = b.threads[b.current];
     if (reinterpret_cast<uintptr_t>(from) % bytes) { refuse(b.current, "cp.async from a misaligned global address"); }
     char *bytes_at = shared_bytes_at(to, bytes, b.current);
     AsyncCopy copy = {to, bytes, thread.groups, valid ? from : nullptr};
-    note_write(to, bytes, b.current);
+    check_write(to, bytes, b.current);
     mark_in_flight(copy, 1);
     if (settings().eager_async) {
-        land(copy, b.current);
+        complete_copy(copy, b.current);
     } else {
         std::memset(bytes_at, 0xff, bytes);
     }
@@ -253,21 +255,21 @@ inline void start_copy(uint32_t to, const void *from, uint32_t bytes, bool valid
 
 inline void commit_copies() { block().threads[block().current].groups++; }
 
-// waits until at most `pending` of the thread's latest groups are in flight
+// Waits until at most `pending` of the thread's latest groups are in flight.
 inline void wait_for_copies(uint32_t pending) {
     Block &b = block();
     Thread &thread = b.threads[b.current];
-    size_t kept = 0;
+    size_t pending_copies = 0;
     for (const AsyncCopy &copy : thread.copies) {
         if (copy.group + pending >= thread.groups) {
-            thread.copies[kept++] = copy;
+            thread.copies[pending_copies++] = copy;
             continue;
         }
-        if (!settings().eager_async) { land(copy, b.current); }
+        if (!settings().eager_async) { complete_copy(copy, b.current); }
         mark_in_flight(copy, -1);
-        note_write(copy.to, copy.bytes, b.current);
+        check_write(copy.to, copy.bytes, b.current);
     }
-    thread.copies.resize(kept);
+    thread.copies.resize(pending_copies);
 }
 
 }  // namespace simt

@@ -1,31 +1,31 @@
 /*
-CUDA's words for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
-defines: dim3, float4 and its kin, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
+CUDA's language for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
+defines: dim3, float2 .. uint4, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
          __ballot_sync .., __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
          simt::settings, simt::counts, simt::run_grid, and the tensor-core instructions that cuda_common.cuh wraps
 
-How it works. Blocks run one after another on an OS thread (with OpenMP, each thread takes blocks of its own).
-  Fibers     Every CUDA thread has a stack of its own and runs until it must wait for others; then it switches back to
-             the scheduler, in ten instructions of assembly.
-  Scheduler  Greedy: a warp runs on until all its lanes wait at a block barrier or have returned, and only then does
-             the next warp start. Warps so far apart make a missing barrier show. Warps run in order, in reverse, or
-             in an order drawn from a seed.
-  Warp operations (shuffle, vote, __syncwarp, ldmatrix, mma). Each lane leaves its operands and waits; when every lane
-             of the mask is there, the scheduler does the operation once for all of them.
-  Shared memory has a note ("shadow") beside every two bytes: who wrote and read them last, and when. Two accesses, one
-             of them a write, that no barrier separates are a race, whatever the schedule made of it.
-  cp.async   The destination is filled with NaN at once and with the data only when its thread waits for it: the latest
-             moment the memory model allows. Eager copying is the other mode: the earliest.
+An OS thread runs blocks one after another; with OpenMP several OS threads share the blocks of a grid.
+  Fibers     Every CUDA thread has its own stack and runs until it waits for other threads. Then it switches to the
+             scheduler in ten instructions of assembly.
+  Scheduler  Greedy: a warp runs until all its lanes wait at a block barrier or have returned. Only then the next warp
+             starts. This distance between warps exposes missing barriers. The order of warps is forward, reverse, or
+             drawn from a seed.
+  Warp operations (shuffle, vote, __syncwarp, ldmatrix, mma)  Each lane stores its operands and waits. When every lane
+             of the mask has arrived, the scheduler executes the operation once for all lanes.
+  Shared memory  A shadow record per two bytes holds the latest writer and readers and their time. Two accesses without
+             a barrier between them, one of them a write, are a race in every schedule.
+  cp.async   The destination holds NaN until the thread waits for the copy: the latest moment that the memory model
+             allows. Eager mode copies at once: the earliest moment.
 Misuse aborts the program with one sentence that names the kernel, the block and the thread.
 
 Not emulated: clusters, grid-wide barriers, blocks that wait for each other, wgmma, TMA, and races on global memory.
-A __syncwarp of some lanes only waits for them, but orders no memory here.
+A __syncwarp of part of a warp waits for its lanes, but orders no memory in the race check.
 */
 #pragma once
 #include "llmc/emulator/block.h"
 #include "llmc/emulator/shared.h"
 
-// ---- CUDA's keywords. __shared__ is missing on options: SHARED_ARRAY and DYNAMIC_SHARED are checked
+// ---- CUDA's keywords. __shared__ is left out: SHARED_ARRAY and DYNAMIC_SHARED check bounds and races
 
 #define __global__ __attribute__((unused))
 #define __device__
@@ -95,21 +95,21 @@ inline void do_warp_barrier(Block &b, int warp, uint32_t mask) {
     if (mask == 0xffffffffu >> (WARP - lanes)) { b.warp_barrier[warp] = ++b.time; }
 }
 
-// ldmatrix.m8n8.x4.b16: lanes 8i .. 8i+7 give the addresses of the rows of matrix i. Of each matrix, lane l receives
-// elements 2*(l%4) and the next of row l/4; with .trans elements of row 2*(l%4) and the next, of column l/4.
+// ldmatrix.m8n8.x4.b16: lanes 8i .. 8i+7 hold the row addresses of matrix i. Of each matrix, lane l receives
+// elements (l/4, 2*(l%4)) and (l/4, 2*(l%4) + 1); with .trans row and column are swapped.
 struct LdmatrixOperands {
     uint32_t address, received[4];
     bool transposed;
 };
 
-// Reads the rows of matrix m. The 32 banks serve 8 rows at once unless two begin in the same 16 bytes modulo 128.
+// Reads the rows of matrix m. The 32 banks serve 8 rows in one wavefront, unless two rows share a 16-byte bank group.
 inline void read_matrix(Block &b, int warp, int m, uint16_t (&element)[8][8]) {
     int rows_in_banks[8] = {0}, wavefronts = 1;
     for (int row = 0; row < 8; row++) {
         int lane = m * 8 + row, thread = warp * WARP + lane;
         uint32_t address = operands_of<LdmatrixOperands>(b, warp, lane).address;
         std::memcpy(element[row], shared_bytes_at(address, 16, thread), 16);
-        note_read(address, 16, thread);
+        check_read(address, 16, thread);
         wavefronts = std::max(wavefronts, ++rows_in_banks[address / 16 % 8]);
     }
     b.counts.ldmatrix_wavefronts += static_cast<uint64_t>(wavefronts);
@@ -136,9 +136,10 @@ inline void ldmatrix(uint32_t (&received)[4], uint32_t address, bool transposed)
     std::memcpy(received, own.received, sizeof received);
 }
 
-// mma.m16n8k16, bf16 to float. With g = lane/4, t = 2*(lane%4): register i of A holds row g + 8*(i%2), columns
-// t + 8*(i/2) and the next; register i of B rows t + 8*i and the next, of column g; element i of C and D is of row
-// g + 8*(i/2), column t + i%2.
+// mma.m16n8k16, bf16 inputs, fp32 accumulator. With g = lane/4 and t = 2*(lane%4):
+//   register i of A      row g + 8*(i%2), columns t + 8*(i/2) and t + 8*(i/2) + 1
+//   register i of B      rows t + 8*i and t + 8*i + 1, column g
+//   element i of C and D row g + 8*(i/2), column t + i%2
 struct MmaOperands {
     float *d;
     const uint32_t *a;
@@ -148,14 +149,14 @@ struct MmaOperands {
 inline float low_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair)}); }
 inline float high_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
 
-// to float, towards zero
-inline float cut_off(double x) {
+// rounds to fp32 towards zero
+inline float round_to_zero(double x) {
     float f = static_cast<float>(x);
     bool away = std::isfinite(f) && std::fabs(static_cast<double>(f)) > std::fabs(x);
     return away ? std::nextafterf(f, 0.0f) : f;
 }
 
-// c += a b, for a row of A and of C, as settings().mma_rounding says
+// c += a b for one row of A and C, rounded as settings().mma_rounding selects
 inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[16][8]) {
     if (settings().mma_rounding == 0) {
         for (int k = 0; k < 16; k++) {
@@ -167,7 +168,7 @@ inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[1
         for (int j = 0; j < 8; j++) {
             double sum = c[j];
             for (int k = half; k < half + 8; k++) { sum += static_cast<double>(a[k]) * b[k][j]; }
-            c[j] = cut_off(sum);
+            c[j] = round_to_zero(sum);
         }
     }
 }
@@ -200,7 +201,7 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
     wait_for_warp(0xffffffffu, do_mma, &own);
 }
 
-// ---- global memory: as one access of the size of T, which must be aligned to it
+// ---- global memory: each access is one transaction of sizeof(T) bytes and must be aligned to sizeof(T)
 
 template <class T> void check_global(const T *address) {
     if (reinterpret_cast<uintptr_t>(address) % sizeof(T)) {
@@ -209,7 +210,7 @@ template <class T> void check_global(const T *address) {
     }
 }
 
-template <class T> T load_global(const T *address) {  // memcpy, since a pack may be read through another type
+template <class T> T load_global(const T *address) {  // memcpy: a pack may alias another type
     check_global(address);
     T value;
     std::memcpy(static_cast<void *>(&value), address, sizeof value);
@@ -302,7 +303,7 @@ inline uint32_t __float_as_uint(float f) {
     std::memcpy(&bits, &f, sizeof bits);
     return bits;
 }
-#if !__GLIBC_PREREQ(2, 42)  // which has one of its own
+#if !__GLIBC_PREREQ(2, 42)  // glibc 2.42 defines rsqrtf
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 #endif
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
