@@ -1444,7 +1444,7 @@ static void check_text_fits(const Run *run, const Origin *origin) {
     bool other_weights = origin->has_weights && !*origin->checkpoint;
     if (other_weights && token_files_are_text(&run->files) && origin->config.vocab_size != BYTE_VOCABULARY) {
         input_error(
-            "-i %s is text, which is read as bytes, but -e %s knows %d tokens; make token sharding of it first: "
+            "-i %s is text, which is read as bytes, but -e %s knows %d tokens; make token shards of it first: "
             "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
             run->args->train_data, run->args->model, origin->config.vocab_size, run->args->train_data);
     }
@@ -1492,7 +1492,7 @@ static void open_data(Run *run) {
     const TrainArgs *a = run->args;
     if (!a->train_data) {
         input_error(
-            "-i is missing: give the data to train on, a text file or llm.c token sharding (--help lists all flags)");
+            "-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all flags)");
     }
     run->files = token_files_open("-i", a->train_data);
     if (a->val_data) {

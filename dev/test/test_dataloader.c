@@ -25,7 +25,7 @@ static const char *write_counting_shard(const char *name, int first, int n) {
 
 static TokenFiles open_files(const char *pattern) { return token_files_open("-i", temp_path(pattern)); }
 
-// three sharding of 5, 2 and 8 sequences of length 4, one too short for any, all ids different
+// three shards of 5, 2 and 8 sequences of length 4, one too short for any, all ids different
 static TokenFiles open_four_shards(void) {
     write_counting_shard("four_a.bin", 0, 4 * 5 + 1);
     write_counting_shard("four_b.bin", 1000, 4);
@@ -64,10 +64,10 @@ static void test_header_defects(void **state) {
         {{20240520, 1, 10}, 1, "has 1 bytes, too few for the 1024-byte header"},
         {{20240520, 1, 10}, 1023, "has 1023 bytes, too few"},
         {{20240520, 1, 0}, 1024, "is empty"},
-        {{20240801, 1, 10}, 1044, "has magic number 20240801 where"},
+        {{20240801, 1, 10}, 1044, "has magic number 20240801, expected 20240520"},
         {{0x08EB3501, 1, 10}, 1044, "has magic number"},
-        {{20240520, 2, 10}, 1044, "has version 2 where a token shard of llm.c has 1"},
-        {{20240520, 0, 10}, 1044, "has version 0 where"},
+        {{20240520, 2, 10}, 1044, "has version 2, expected 1: a .bin file is a token shard"},
+        {{20240520, 0, 10}, 1044, "has version 0, expected 1"},
         {{20240520, 1, 10}, 1024, "has 1024 bytes, but its header says 10 tokens, which take 1044"},
         {{20240520, 1, 10}, 1043, "has 1043 bytes, but"},
         {{20240520, 1, 10}, 1045, "has 1045 bytes, but"},
@@ -109,7 +109,7 @@ static void test_mixed_kinds(void **state) {
     (void)state;
     write_counting_shard("mixed_a.bin", 0, 10);
     write_file("mixed_b.txt", "some text", 9);
-    assert_refused(temp_path("mixed_*"), "matches token sharding and text alike");
+    assert_refused(temp_path("mixed_*"), "matches token shards and text alike");
     assert_refused(temp_path("mixed_*"), "mixed_b.txt");
 }
 
@@ -117,15 +117,15 @@ static void test_kinds(void **state) {
     (void)state;
     write_counting_shard("kind_b.bin", 7, 10);
     write_counting_shard("kind_a.bin", 7, 20);
-    TokenFiles sharding = open_files("kind_*.bin");
-    assert_int_equal(sharding.num_files, 2);
-    assert_string_equal(sharding.files[0].path, temp_path("kind_a.bin"));
-    assert_int_equal(sharding.files[1].num_tokens, 10);
-    assert_int_equal(sharding.vocab_size, 50257);
-    assert_false(token_files_are_text(&sharding));
-    assert_string_equal(token_files_kind(&sharding), "token sharding");
-    assert_int_equal(token_files_total(&sharding), 30);
-    token_files_close(&sharding);
+    TokenFiles shards = open_files("kind_*.bin");
+    assert_int_equal(shards.num_files, 2);
+    assert_string_equal(shards.files[0].path, temp_path("kind_a.bin"));
+    assert_int_equal(shards.files[1].num_tokens, 10);
+    assert_int_equal(shards.vocab_size, 50257);
+    assert_false(token_files_are_text(&shards));
+    assert_string_equal(token_files_kind(&shards), "token shards");
+    assert_int_equal(token_files_total(&shards), 30);
+    token_files_close(&shards);
 
     write_file("text[1].bin.txt", "\xff\0z", 3);  // any byte is a token, and the name only ends in .txt
     TokenFiles text = open_files("text\\[1].bin.txt");
