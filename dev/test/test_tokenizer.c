@@ -1,5 +1,5 @@
 /*
-The tokenizer: rectangles, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
+The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
 first merges of its file, which are here, and with the whole of it, looked for at VOCAB and skipped where it is not. Run
 from the repository's root.
 */
@@ -65,11 +65,11 @@ static void test_bytes(void **state) {
     tokenizer_free(&t);
 }
 
-// a text and its rectangles' lengths, 0 after the last
+// a text and the lengths of its pre-tokens, 0 after the last
 static const struct {
     const char *text;
     size_t lengths[8];
-} PIECES[] = {
+} PRETOKENS[] = {
     {"Hello world", {5, 6}},
     {"a  b", {1, 1, 2}},
     {"a   ", {1, 3}},
@@ -134,22 +134,22 @@ static const struct {
      {5}},  // U+20000, a letter
 };
 
-static void test_pieces(void **state) {
+static void test_pretokens(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof PIECES / sizeof PIECES[0]; i++) {
-        size_t at = 0, bytes = strlen(PIECES[i].text);
-        for (const size_t *length = PIECES[i].lengths; at < bytes; length++) {
-            size_t found = tokenizer_piece_length(PIECES[i].text + at, bytes - at);
+    for (size_t i = 0; i < sizeof PRETOKENS / sizeof PRETOKENS[0]; i++) {
+        size_t at = 0, bytes = strlen(PRETOKENS[i].text);
+        for (const size_t *length = PRETOKENS[i].lengths; at < bytes; length++) {
+            size_t found = tokenizer_pretoken_length(PRETOKENS[i].text + at, bytes - at);
             if (found != *length) {
-                fail_msg("'%s' at %zu: piece of %zu, expected %zu", PIECES[i].text, at, found, *length);
+                fail_msg("'%s' at %zu: pre-token of %zu, expected %zu", PRETOKENS[i].text, at, found, *length);
             }
             at += found;
         }
     }
-    assert_int_equal(tokenizer_piece_length("\xE4\xBD\xA0", 3), 3);
-    assert_int_equal(tokenizer_piece_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
-    assert_int_equal(tokenizer_piece_length("'ll", 2), 1);
-    assert_int_equal(tokenizer_piece_length(" a", 1), 1);
+    assert_int_equal(tokenizer_pretoken_length("\xE4\xBD\xA0", 3), 3);
+    assert_int_equal(tokenizer_pretoken_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
+    assert_int_equal(tokenizer_pretoken_length("'ll", 2), 1);
+    assert_int_equal(tokenizer_pretoken_length(" a", 1), 1);
 }
 
 static void test_unicode_classes(void **state) {
@@ -255,7 +255,10 @@ static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, i
             for (int id = 256; id < best; id++) {
                 int same =
                     t->start[id + 1] - t->start[id] == both && memcmp(t->bytes + t->start[id], text + at, both) == 0;
-                if (same) { best = id, first = i + 1; }
+                if (same) {
+                    best = id;
+                    first = i + 1;
+                }
             }
             at += left;
         }
@@ -275,7 +278,9 @@ static void test_merging_against_plain_reference(void **state) {
         char text[48];
         int expected[48];
         size_t bytes = 1 + rng_bits(1, trial, 0) % sizeof text;
-        for (size_t i = 0; i < bytes; i++) { text[i] = "aaaabbcde"[rng_bits(2, trial, i) % 9]; }  // letters: one piece
+        for (size_t i = 0; i < bytes; i++) {
+            text[i] = "aaaabbcde"[rng_bits(2, trial, i) % 9];
+        }  // letters: one pre-token
         size_t count = plain_encode(&t, text, bytes, expected);
         assert_encodes(&t, text, bytes, expected, count);
     }
@@ -526,7 +531,7 @@ static void test_gpt2(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_pretokens),
         cmocka_unit_test(test_unicode_classes),
         cmocka_unit_test(test_merges_file),
         cmocka_unit_test(test_bin_file),

@@ -3,8 +3,8 @@ A checkpoint is a folder RUN/step_00000100 with
   model.safetensors, config.json    the model, as Hugging Face's GPT-2 reads it (model_file.h)
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
-A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write and read
-it, so RUN must be one folder that every rank sees.
+A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write to it
+and read from it, so RUN must be one folder that every rank sees.
 defines: check_shared_folder, remove_unfinished, checkpoint_path, checkpoint_save, checkpoint_bytes, checkpoint_latest,
          checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
@@ -39,8 +39,8 @@ static inline int sync_folder(const char *path) {
     return error;
 }
 
-// Lets the rank that failed print the error first: its exit ends the other ranks. With NCCL but without MPI no rank ends
-// another, so each prints the error after the prefix `who`, "rank 3: ".
+// Lets the rank that failed print the error first: its exit ends the other ranks. With NCCL but without MPI no rank
+// ends another, so each prints the error after the prefix `who`, "rank 3: ".
 static inline void await_failed_rank(char who[32], int failed_rank, const Comm *world) {
     who[0] = 0;
     if (!world || world->rank == failed_rank) { return; }
@@ -183,8 +183,9 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/step_NNNNNNNN, which must not exist: a run saves a step once. All ranks call it. After a failure, a full disk
-// for example, the half-written folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they are.
+// Saves RUN/step_NNNNNNNN, which must not exist: a run saves a step once. All ranks call it. After a failure, a full
+// disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they
+// are.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);

@@ -103,8 +103,8 @@ static inline uint64_t token_file_count(const char *flag, const char *path, bool
     return tokens;
 }
 
-// The files that match a glob pattern, sorted by name. `flag` is the flag of the pattern, for messages; it is not copied.
-// Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
+// The files that match a glob pattern, sorted by name. `flag` is the flag of the pattern, for messages; it is not
+// copied. Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
 static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
     glob_t found;
     if (glob(pattern, 0, NULL, &found) != 0) {
@@ -187,8 +187,8 @@ static inline TokenFiles token_files_copy(const TokenFiles *files, const char *u
     return copy;
 }
 
-// Splits the tokens of every file: the last fraction held_out (0 to 1), rounded down, goes to val, all before it to train.
-// The caller closes all three.
+// Splits the tokens of every file: the last fraction held_out (0 to 1), rounded down, goes to val, all before it to
+// train. The caller closes all three.
 static inline void token_files_split(const TokenFiles *files, double held_out, TokenFiles *train, TokenFiles *val) {
     *train = token_files_copy(files, " to train on");
     *val = token_files_copy(files, " held out for validation");
@@ -355,8 +355,8 @@ static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint6
 
 enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };
 
-// Stops at an id that is not below vocab_size. Reads every token of at most 512 Mi tokens in all. Of more tokens it reads
-// the first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
+// Stops at an id that is not below vocab_size. Reads every token of at most 512 Mi tokens in all. Of more tokens it
+// reads the first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
 static inline void token_files_check_ids(const TokenFiles *files, int vocab_size) {
     if (vocab_size >= 1 << (8 * files->token_bytes)) { return; }  // no id can be too large
     uint64_t ends = token_files_total(files) <= CHECK_ALL_TOKENS ? CHECK_ALL_TOKENS : CHECK_END_TOKENS;
@@ -524,8 +524,9 @@ static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
     return sequences;
 }
 
-// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if no
-// file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. Close with dataloader_close.
+// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
+// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. Close with
+// dataloader_close.
 static inline DataLoader dataloader_open(const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed, int rank,
                                          int num_ranks, int vocab_size) {
     BatchReader *r = (BatchReader *)xcalloc(1, sizeof(BatchReader));

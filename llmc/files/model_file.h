@@ -89,7 +89,8 @@ static inline void model_config_from_json(GPT2Config *c, const cJSON *json, cons
     model_check_variant(c, json, path);
 }
 
-// Derives the config from the shapes of the tensors, for a file without config.json. Heads have 64 channels, as in GPT-2.
+// Derives the config from the shapes of the tensors, for a file without config.json. Heads have 64 channels, as in
+// GPT-2.
 static inline void model_config_from_tensors(ModelFile *model) {
     const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
     if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
@@ -173,7 +174,8 @@ static inline bool same_bytes(const SafeTensors *file, const SafeTensor *a, cons
     return same;
 }
 
-// Stops at a classifier that is not tied to the token embeddings. Some files store lm_head.weight as a copy of wte.weight.
+// Stops at a classifier that is not tied to the token embeddings. Some files store lm_head.weight as a copy of
+// wte.weight.
 static inline void model_check_tied(const ModelFile *model) {
     const SafeTensor *head = safetensors_find(&model->file, "lm_head.weight");
     if (head && !same_bytes(&model->file, head, model_find(model, "", "wte.weight"))) {

@@ -3,8 +3,8 @@ The state of a model on its device, written to files and read back.
 defines: ModelState, is_first_rank, agree_on_error, TensorFamily, families_save, weights_store, weights_load,
          moments_store, moments_load
 
-A file holds whole tensors, whatever -z and -tp divide. Each rank writes the elements that it owns and reads the elements
-that it updates (layout.h), so any number of ranks can resume from a file.
+A file holds whole tensors, whatever -z and -tp divide. Each rank writes the elements that it owns and reads the
+elements that it updates (layout.h), so any number of ranks can resume from a file.
 Masters     are stored as F32, also in a run that holds bf16 weights and 16-bit remainders.
 Moments     are stored in the type of the run: F32, BF16, or 8-bit codes (moments.h) as U8. The scales of the codes are
             m_scales.<name> and v_scales.<name>: F32, one for each 128 elements, counted in (out, in) order.
@@ -71,7 +71,8 @@ static inline Range range_rows(ParamRange range, const Slice *slice, const Recta
 }
 
 // Column c of a rectangle, cut to the range: elements [global, global + count) of the tensor in the file, and [local,
-// local + count) of a buffer (rectangle->cols, range_rows) that holds the transposed rectangle. range_rows is not empty.
+// local + count) of a buffer (rectangle->cols, range_rows) that holds the transposed rectangle. range_rows is not
+// empty.
 static inline SliceRange column_range(ParamRange range, const Slice *slice, const Rectangle *rectangle, size_t c) {
     Range rows = range_rows(range, slice, rectangle);
     size_t first = rows.offset, end = rows.offset + rows.count, col = rectangle->local % slice->cols + c;
@@ -97,7 +98,8 @@ static inline size_t adjacent_columns(SliceRange *adjacent, ParamRange range, co
     return c;
 }
 
-// to_columns: columns (rectangle->cols, range_rows) = the transposed rectangle of elements (range.count). Else the inverse.
+// to_columns: columns (rectangle->cols, range_rows) = the transposed rectangle of elements (range.count). Else the
+// inverse.
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, ParamRange range,
                                    const Slice *slice, const Rectangle *rectangle, size_t size) {
     Range rows = range_rows(range, slice, rectangle);

@@ -289,7 +289,8 @@ static inline void safetensors_close(SafeTensors *st) {
     st->fd = -1;
 }
 
-// Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a line.
+// Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a
+// line.
 static inline bool safetensors_try_open(const char *path, SafeTensors *st, char *error, size_t size) {
     memset(st, 0, sizeof *st);
     st->path = xstrdup(path);
@@ -361,8 +362,8 @@ static inline real st_element(const unsigned char *block, DType dtype, size_t i)
     }
 }
 
-// out (count) = elements [first_element, first_element + count) of a tensor of F64, F32, BF16 or F16, converted. F64 read
-// as float is rounded, all else is exact. Stops at another type.
+// out (count) = elements [first_element, first_element + count) of a tensor of F64, F32, BF16 or F16, converted. F64
+// read as float is rounded, all else is exact. Stops at another type.
 static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor *t, uint64_t first_element, real *out,
                                          size_t count) {
     unsigned char block[65536];
@@ -380,7 +381,8 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
 }
 
 // ---- writing: create, declare every tensor, begin, write every byte in any order, finish.
-// After the first failure later calls do nothing, and finish returns the errno: the caller deletes its folder, then stops.
+// After the first failure later calls do nothing, and finish returns the errno: the caller deletes its folder, then
+// stops.
 
 typedef struct {
     int fd;
@@ -411,8 +413,8 @@ static inline SafeTensorsWriter safetensors_create(const char *path) {
     return w;
 }
 
-// Opens a file that another rank has created and begun. This rank declares the same tensors, begin writes no header, and
-// finish does not check that every byte is written.
+// Opens a file that another rank has created and begun. This rank declares the same tensors, begin writes no header,
+// and finish does not check that every byte is written.
 static inline SafeTensorsWriter safetensors_join(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
@@ -514,8 +516,8 @@ static inline void safetensors_write(SafeTensorsWriter *w, int index, uint64_t b
     w->written[index] += bytes;
 }
 
-// Syncs, closes and frees. Returns 0 when the file is on the disk, or the errno of the first failure. ENODATA: a tensor of
-// a file that is not shared was not written in full.
+// Syncs, closes and frees. Returns 0 when the file is on the disk, or the errno of the first failure. ENODATA: a tensor
+// of a file that is not shared was not written in full.
 static inline int safetensors_finish(SafeTensorsWriter *w) {
     for (int i = 0; i < w->num_tensors; i++) {
         bool whole = w->written[i] == w->tensors[i].end - w->tensors[i].begin;
