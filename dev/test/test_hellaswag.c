@@ -235,8 +235,8 @@ static void test_header_defects(void **state) {
         uint32_t value;
         const char *words;
     } defects[] = {
-        {0, 20240520, "has magic number 20240520 where llm.c's eval format has 20240522"},
-        {1, 2, "has version 2 where"},
+        {0, 20240520, "has magic number 20240520, expected 20240522"},
+        {1, 2, "has version 2, expected 1"},
         {2, 0, "says 0 examples (1 to 65536)"},
         {2, 2, "has 1148 bytes, but its header says 2 examples (1 to 65536) of at most 50 bytes"},
         {2, 4, "example 3 of"},
@@ -246,7 +246,7 @@ static void test_header_defects(void **state) {
         {3, 0, "of at most 0 bytes"},
         {3, 1, "of at most 1 bytes"},
         {3, 48, "example 1 of"},
-        {3, 48, "says it has 50 bytes, not an even number from 30 to the 48 of the longest"},
+        {3, 48, "says it has 50 bytes, expected an even number from 30 to the longest, 48"},
         {3, 65536, "of at most 65536 bytes (at most 65535)"},
     };
     for (size_t i = 0; i < sizeof defects / sizeof defects[0]; i++) {
@@ -265,17 +265,17 @@ static void test_example_defects(void **state) {
         uint16_t value;
         const char *words;
     } defects[] = {
-        {0, 65534, "begins with 65534, not with 65535"},
-        {1, 0, "says it has 0 bytes, not an even number from 30"},
+        {0, 65534, "begins with 65534, expected 65535"},
+        {1, 0, "says it has 0 bytes, expected an even number from 30"},
         {1, 49, "says it has 49 bytes"},
         {1, 28, "says it has 28 bytes"},
         {1, 48, "has a completion that is empty or runs past its 48 bytes"},
         {1, 65534, "says it has 65534 bytes"},
         {2, 0, "says it is example 0"},
         {2, 2, "says it is example 2"},
-        {3, 4, "has label 4, not 0 to 3"},
-        {4, 3, "has 3 completions, not 4"},
-        {4, 5, "has 5 completions, not 4"},
+        {3, 4, "has label 4, expected 0 to 3"},
+        {4, 3, "has 3 completions, expected 4"},
+        {4, 5, "has 5 completions, expected 4"},
         {5, 0, "has a context that is empty or runs past"},
         {5, 65535, "has a context that is empty or runs past"},
         {5, 19, "has a completion that is empty or runs past"},
