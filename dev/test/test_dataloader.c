@@ -1,12 +1,12 @@
 /*
-The data loader: what files it takes and refuses, the order it reads them in, and that its position is all of its state.
+The data loader: good and bad files, the order of sequences, and resuming from a position alone.
 */
 #include "testing.h"
 #include "llmc/files/dataloader.h"
 
 enum { MAX_TOKENS = 4096 };
 
-// writes NAME as a token shard of n ids; returns the path
+// writes NAME as a token shard of ids (n); returns the path
 static const char *write_shard(const char *name, const uint16_t *ids, uint32_t n) {
     static uint8_t bytes[1024 + 2 * MAX_TOKENS];
     uint32_t header[256] = {TOKEN_MAGIC, TOKEN_VERSION, n};
@@ -181,9 +181,9 @@ static void test_bytes_past_the_vocabulary(void **state) {
     token_files_close(&files);
 }
 
-// ---- errors while reading are said by the batch they belong to
+// ---- errors while reading are reported with their batch
 
-// five sequences of length 4, of which the third and the fifth hold an id past a vocabulary of 300
+// five sequences of length 4; the third and the fifth hold an id past a vocabulary of 300
 static DataLoader open_bad_loader(int B) {
     uint16_t ids[21] = {0};
     ids[9] = ids[18] = 300;
@@ -324,7 +324,7 @@ static void test_shuffled_epochs(void **state) {
     token_files_close(&files);
 }
 
-// over many epochs every file comes first, and a file's sequences are not in the same order every time
+// over many epochs every file is first once, and so is every sequence of a file
 static void test_shuffle_moves_files_and_sequences(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -341,7 +341,7 @@ static void test_shuffle_moves_files_and_sequences(void **state) {
     token_files_close(&files);
 }
 
-// R ranks of B sequences see together what one rank of RB does, over more than an epoch and for more than one
+// R ranks of B sequences read together the batches of one rank of RB, over more than one epoch
 static void test_ranks(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -365,7 +365,7 @@ static void test_ranks(void **state) {
     token_files_close(&files);
 }
 
-// a loader sent to another's position goes on as that one does; rank 1 of 2, and 6 sequences a batch do not divide 15
+// A loader continues from the position of another as that loader does: rank 1 of 2, 6 sequences a batch, 15 an epoch.
 static void test_seek(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -390,7 +390,7 @@ static void test_seek(void **state) {
     token_files_close(&files);
 }
 
-// the batch that is shown stays as it is while the next one is read, and seek does not touch it
+// the current batch does not change while the next one is read, nor by a seek
 static void test_batch_stays(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -470,7 +470,7 @@ static void test_split(void **state) {
     token_files_close(&files);
 }
 
-// loaders of the two parts never show a token of the other, targets included
+// the loaders of train and val have no token of each other, targets included
 static void test_split_loaders(void **state) {
     (void)state;
     write_counting_shard("part_a.bin", 0, 100);
@@ -516,7 +516,7 @@ static uint64_t fingerprint_with(const char *name, size_t length, size_t at, cha
     return fingerprint_of(name);
 }
 
-// what is written in checkpoints must not change with the machine or the version
+// a fingerprint in a checkpoint must not change with the machine or the version
 static void test_fingerprint_is_this_number(void **state) {
     (void)state;
     write_file("print_1.txt", "to be", 5);
@@ -561,7 +561,7 @@ static void test_fingerprint_is_of_the_part(void **state) {
             assert_int_equal(a == b, i == j);
         }
     }
-    // the same number of tokens from another place
+    // as many tokens, from another offset
     uint64_t before = token_files_fingerprint(&rest);
     rest.files[0].first_token--;
     assert_true(before != token_files_fingerprint(&rest));
@@ -582,7 +582,7 @@ static void test_fingerprint_of_what_is_gone(void **state) {
 
 // ---- a file of 5 GiB
 
-// more tokens than an int32 and more bytes than a uint32 can count; the last sequence ends with the file
+// more than 2^31 tokens and more than 2^32 bytes; the last sequence ends with the file
 #define LARGE_TOKENS (((uint64_t)2560 << 20) + 1)
 enum { LARGE_T = 8 };
 

@@ -1,6 +1,6 @@
 /*
-HellaSwag: what files it takes and refuses, how examples lie in batches, how losses become an accuracy, and that
-dev/data/hellaswag.py and llmc/files/tokenizer.h agree on the tokens.
+HellaSwag: good and bad files, examples in batches, losses and accuracy, and equal tokens from dev/data/hellaswag.py and
+llmc/files/tokenizer.h.
 */
 #include "testing.h"
 #include "llmc/files/hellaswag.h"
@@ -9,7 +9,7 @@ dev/data/hellaswag.py and llmc/files/tokenizer.h agree on the tokens.
 
 enum { MAX_WORDS = 4096, VOCABULARY = 1000 };
 
-// a file that is being written: its header, and the words after it
+// the contents of a file: header and words
 typedef struct {
     uint32_t header[HELLASWAG_HEADER_INTS];
     uint16_t words[MAX_WORDS];
@@ -21,7 +21,7 @@ static void add_list(EvalFile *file, int length, int first_token) {
     for (int i = 0; i < length; i++) { file->words[file->num_words++] = (uint16_t)(first_token + i); }
 }
 
-// Example e, whose context is the tokens 10, 11, .. and whose completion i is 100(i + 1) + e, 100(i + 1) + e + 1, ..
+// adds example e with the context 10, 11, .. and the completions i: 100(i + 1) + e, 100(i + 1) + e + 1, ..
 static void add_example(EvalFile *file, int label, int context, const int completions[4]) {
     int e = (int)file->header[2]++;
     size_t start = file->num_words;
@@ -121,7 +121,7 @@ static void test_last_batch_is_not_full(void **state) {
 
 // ---- scores
 
-// A stand-in for a model: the loss at each position is that of its target, losses[target].
+// losses in place of a model's: the loss at a position is losses[target]
 static double accuracy(HellaSwag *set, const real *losses) {
     real *batch = (real *)xcalloc((size_t)set->B * (size_t)set->T, sizeof(real));
     hellaswag_rewind(set);
@@ -157,7 +157,7 @@ static void test_length_normalised(void **state) {
     hellaswag_close(&set);
 }
 
-// any B gives the same accuracy, padding counts for nothing, and a rewound set starts from nothing
+// every B gives the same accuracy, padding is ignored, and a rewound set starts at 0
 static void test_accuracy(void **state) {
     (void)state;
     real losses[VOCABULARY];
@@ -317,7 +317,7 @@ static void test_wrong_sizes(void **state) {
 
 static const char *const MERGES = "dev/test/golden/gpt2_2500.bpe";
 
-// the exit status of a command whose output nobody sees
+// the exit status of a command, without its output
 static int run_silently(const char *const *command) {
     fflush(NULL);
     pid_t child = fork();
@@ -342,7 +342,7 @@ static bool python_has_regex(void) {
     return run_silently(command) == 0;
 }
 
-// a row's targets are the tokens of its context, but for the first, and then of its completion
+// the targets of a row are the tokens of the context but for the first, then of the completion
 static void assert_texts(const HellaSwag *set, int row, const char *context, const char *completion) {
     Tokenizer t = tokenizer_load(MERGES);
     int *before, *after;
@@ -382,7 +382,7 @@ static void test_made_by_the_script(void **state) {
     hellaswag_close(&set);
 }
 
-// what the script cannot use it leaves no file of
+// the script refuses bad input and leaves no file
 static void test_refused_by_the_script(void **state) {
     (void)state;
     if (!python_has_regex()) { skip(); }

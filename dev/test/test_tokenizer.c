@@ -1,7 +1,7 @@
 /*
-The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
-first merges of its file, which are here, and with the whole of it, looked for at VOCAB and skipped where it is not. Run
-from the repository's root.
+The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's ids. These are
+tested with the first 2500 merges, which are in the tree, and with the whole file if it is at VOCAB. Runs in the root of
+the repository.
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
@@ -35,7 +35,7 @@ static void assert_encodes(const Tokenizer *t, const char *text, size_t bytes, c
     free(tokens);
 }
 
-// every token decoded, one after another, is the text
+// the decoded tokens, joined, are the text
 static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes) {
     int *tokens;
     size_t count = tokenizer_encode(t, text, bytes, &tokens), at = 0, length;
@@ -243,7 +243,7 @@ static void test_bin_file(void **state) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The merge loop as the paper words it: find the pair whose join is the lowest id, merge its first occurrence, repeat.
+// The merge loop of the paper: find the pair that merges into the lowest id, merge the first such pair, repeat.
 static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, int *tokens) {
     size_t count = bytes, first;
     for (size_t i = 0; i < bytes; i++) { tokens[i] = t->byte_token[(uint8_t)text[i]]; }
@@ -308,13 +308,13 @@ static void test_round_trip(void **state) {
     round_trips(&small);
     int *tokens;
     size_t count = tokenizer_encode(&small, "<|endoftext|>", 13, &tokens);
-    for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not the mark
+    for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not end-of-text
     free(tokens);
     tokenizer_free(&bytes);
     tokenizer_free(&small);
 }
 
-// a run of letters takes n log n: seconds, were it n^2
+// a long pre-token takes n log n; n^2 would take seconds
 static void test_long_run(void **state) {
     (void)state;
     enum { BYTES = 1 << 20 };
@@ -375,7 +375,7 @@ static void test_broken_merges(void **state) {
     assert_stops(EXIT_BAD_INPUT, "larger than", load, (void *)"/dev/zero");
 }
 
-// tokens of 2, 4, .., 256 bytes: the last is one too long
+// tokens of 2, 4, .., 256 bytes: the last is one byte too long
 static void test_too_long_token(void **state) {
     (void)state;
     char text[2048];
@@ -482,7 +482,7 @@ static void assert_golden_line(const Tokenizer *t, const char *line) {
     assert_round_trip(t, text, bytes);
 }
 
-// the golden ids, any bytes there and back, and the same tokenizer by way of gpt2_tokenizer.bin
+// the golden ids, round trips of any bytes, and the same tokenizer from gpt2_tokenizer.bin
 static void assert_is_real(const Tokenizer *t, const char *golden_path) {
     FILE *golden = fopen(golden_path, "r");
     assert_non_null(golden);

@@ -143,7 +143,7 @@ static inline void token_files_close(TokenFiles *files) {
 static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
     FILE *file = fopen(path, "wxb");
     if (!file) {
-        input_error("could not create '%s': %s; name a file that does not exist, in a folder that does", path,
+        input_error("could not create '%s': %s; give a file that does not exist yet, in a folder that exists", path,
                     strerror(errno));
     }
     uint32_t header[TOKEN_HEADER_INTS] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)n};
