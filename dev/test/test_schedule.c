@@ -1,6 +1,6 @@
 /*
-The schedules against other closed forms (half-angle cosine, interpolation between end points), and at the edges, where a
-division by zero or a jump would show.
+The schedules against other closed forms (half-angle cosine, interpolation between end points), and at the edges, where
+a division by zero or a jump would show.
 */
 #include "testing.h"
 #include "llmc/run/schedule.h"

@@ -1,7 +1,6 @@
 /*
-The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's ids. These are
-tested with the first 2500 merges, which are in the tree, and with the whole file if it is at VOCAB. Runs in the root of
-the repository.
+The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's ids with the
+first 2500 merges, which are in the tree, and with the whole file if it is at VOCAB. Runs in the root of the repository.
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
