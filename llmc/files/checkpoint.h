@@ -91,8 +91,8 @@ static inline void check_shared_folder(const char *run_dir, Comm *world) {
     if (!error) { return; }
     await_failed_rank(who, failed_rank, world);
     input_error(
-        "%s-o %s is not the folder that rank 0 writes to, or may not be written: %s; give -o one folder that all "
-        "ranks see and may write",
+        "%s-o %s is not a folder that this rank shares with rank 0 and may write: %s; give one folder that all ranks "
+        "see and may write",
         who, run_dir, strerror(error));
 }
 
@@ -111,7 +111,7 @@ static inline int checkpoint_write_json(const char *folder, const ModelState *s,
     return error ? error : sync_folder(folder);
 }
 
-// Writes the four files of a checkpoint into `folder`. Returns what agree_on_error does.
+// Writes the four files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state,
                                          int *failed_rank) {
     char path[PATH_LENGTH];

@@ -165,7 +165,7 @@ static inline void masters_fetch(real *masters, const TensorFamily *family, Para
     free(remainder);
 }
 
-// host (range.count, or the scales of so many elements) = a family's elements of a range, in the type of the file
+// host = a family's elements of a range, in the type of the file: range.count, or moment_blocks(range.count) scales
 static inline void family_fetch(void *host, const TensorFamily *family, ParamRange range, const Device *device) {
     size_t size = dtype_size(family->dtype), offset = *family->prefix ? range.state : range.params;
     size_t count = range.count;
@@ -251,8 +251,8 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
     safetensors_begin(w);
 }
 
-// Writes into one file, with all ranks, those of `count` families that have a block. Rank 0 creates the file, the other
-// ranks open it then. Returns 0 or an errno, the same on all ranks, and in *failed_rank a rank that has it.
+// Writes the families that have a block into one file. All ranks call it: rank 0 creates the file, then the other ranks
+// open it. Returns 0 or an errno, the same on all ranks, and in *failed_rank a rank that has the error.
 static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
                                 int *failed_rank) {
     SafeTensorsWriter w;

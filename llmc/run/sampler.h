@@ -31,8 +31,8 @@ static inline int sampler_argmax(const float *logits, int vocab_size) {
 }
 
 // The key of the k-th highest logit, 1 <= k <= vocab_size. The top k are all logits of a higher key and the first *ties
-// of that key. Finds the key a byte at a time, from the highest: `bins` count the next byte of the logits whose bytes
-// so far are those of the key.
+// of that key. Each pass finds one byte of the key, the highest first: `bins` count the next byte of all logits that
+// share the bytes found so far.
 static inline uint32_t sampler_kth_key(const float *logits, int vocab_size, int k, int *ties) {
     uint32_t kth = 0, known = 0;  // known: a mask of the bytes found so far
     for (int shift = 24; shift >= 0; shift -= 8) {
