@@ -16,6 +16,7 @@ Run it from the repository's root. Tolerances are in one table, by precision.
 #pragma GCC diagnostic ignored "-Wunused-function"  // main's own helpers
 #include "train_gpt2.cu"
 #pragma GCC diagnostic pop
+#include "dev/test/block_load.h"
 #include "dev/test/testing.h"
 #include <sys/resource.h>
 
@@ -282,8 +283,8 @@ static int golden_open(void **state) {
     g->grads = empty_block(&config);
     g->final = empty_block(&config);
     g->file.prefix = "";
-    block_load(&g->file, "grads.", g->grads, &cpu_device);
-    block_load(&g->file, "final.", g->final, &cpu_device);
+    block_load(&g->file, "grads.", g->grads);
+    block_load(&g->file, "final.", g->final);
     *state = g;
     return 0;
 }

@@ -2,13 +2,13 @@
 """Writes HellaSwag's validation set (10042 examples) in llm.c's eval format, which `train_gpt2 -h 1` reads.
 
     /usr/bin/python3 dev/data/hellaswag.py vocab.bpe                          downloads hellaswag_val.jsonl (12 MB)
-    /usr/bin/python3 dev/data/hellaswag.py vocab.bpe hellaswag_val.jsonl      takes the one that is there
+    /usr/bin/python3 dev/data/hellaswag.py vocab.bpe hellaswag_val.jsonl      reads a downloaded file
     /usr/bin/python3 dev/data/hellaswag.py vocab.bpe some.jsonl -o some.bin
 
-vocab.bpe is GPT-2's merges file; Hugging Face's merges.txt is the same. Without -o the result is
-dev/data/hellaswag/hellaswag_val.bin in the repository, where the trainer looks if it is started there. The format is in
-llmc/files/hellaswag.h. A line of the .jsonl gives "ctx", four "endings" and "label"; a completion is a space and an ending,
-tokenized apart from the context. Tokenizes with dev/oracle/bpe.py, which needs python3-regex.
+vocab.bpe is GPT-2's merges file; Hugging Face's merges.txt is the same. The default result is
+dev/data/hellaswag/hellaswag_val.bin in the repository, where a trainer started in the repository looks for it.
+llmc/files/hellaswag.h describes the format. A line of the .jsonl has "ctx", four "endings" and "label". A completion is
+a space and an ending, tokenized apart from the context. Tokenizes with dev/oracle/bpe.py, which needs python3-regex.
 """
 import argparse
 import functools
@@ -26,7 +26,7 @@ MAGIC, VERSION, START, CHOICES = 20240522, 1, 65535, 4
 
 
 def write_aside(path, content):
-    """the file is there whole or not at all"""
+    """writes under another name, then renames: the file exists whole or not at all"""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
@@ -41,7 +41,7 @@ def download(path):
         with urllib.request.urlopen(URL, timeout=60) as answer:
             content = answer.read()
     except OSError as error:
-        sys.exit(f"hellaswag.py: could not download {URL} ({error}); get it, and name it after the merges")
+        sys.exit(f"hellaswag.py: could not download {URL} ({error}); download it, and name it after the merges")
     write_aside(path, content)
 
 
@@ -52,7 +52,7 @@ def load_tokenizer(path):
     except ModuleNotFoundError as error:
         sys.exit(f"hellaswag.py: Python has no module {error.name}; install python3-regex and use /usr/bin/python3")
     tokenizer = bpe.Bpe(path)
-    tokenizer.encode_piece = functools.cache(tokenizer.encode_piece)  # most words come again
+    tokenizer.encode_pretoken = functools.cache(tokenizer.encode_pretoken)  # most pre-tokens occur often
     return tokenizer
 
 
@@ -61,7 +61,7 @@ def read_example(line):
     item = json.loads(line)
     context, endings, label = item["ctx"], item["endings"], item["label"]
     if len(endings) != CHOICES or label not in range(CHOICES):
-        raise ValueError(f"{len(endings)} endings and label {label}, not 4 and one of 0 to 3")
+        raise ValueError(f"{len(endings)} endings and label {label}, expected 4 and a label of 0 to 3")
     return context, [" " + ending for ending in endings], label
 
 
@@ -75,7 +75,7 @@ def encode_example(index, line, tokenizer):
         lists += [len(tokens), *tokens]
     num_bytes = 2 * (5 + len(lists))
     if num_bytes >= 1 << 16:
-        raise ValueError(f"texts that take {num_bytes} bytes as tokens, where the format has room for 65535")
+        raise ValueError(f"its tokens take {num_bytes} bytes, the format allows 65535")
     words = [START, num_bytes, index, label, CHOICES, *lists]
     return struct.pack(f"<{len(words)}H", *words)
 
@@ -97,8 +97,8 @@ def encode_file(path, tokenizer):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("merges", type=pathlib.Path, help="GPT-2's merges file")
-    parser.add_argument("jsonl", type=pathlib.Path, nargs="?", help="HellaSwag's hellaswag_val.jsonl; else downloaded")
-    parser.add_argument("-o", type=pathlib.Path, default=FOLDER / "hellaswag_val.bin", help="the result")
+    parser.add_argument("jsonl", type=pathlib.Path, nargs="?", help="hellaswag_val.jsonl (default: download it)")
+    parser.add_argument("-o", type=pathlib.Path, default=FOLDER / "hellaswag_val.bin", help="the file to write")
     return parser.parse_args()
 
 

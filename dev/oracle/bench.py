@@ -3,15 +3,15 @@
 
     /usr/bin/python3 dev/oracle/bench.py --shape l4h4c128 --B 12 --T 64 --V 256 --threads 1 2
 
-One line of JSON per thread count. With --serve, for a driver that takes turns with another program: each line "n" on
-stdin is answered by a JSON list of the next n steps' milliseconds; one thread count.
+Prints one line of JSON per thread count. With --serve it takes turns with another program: it answers each line "n" on
+stdin with a JSON list of the milliseconds of the next n steps, at one thread count.
 
-A torch is as fast as its matmul: `gemm_gflops` is what this one reaches on 1024^3 and belongs beside every comparison.
-It runs with a malloc that keeps what is freed: with the default one d12 (B 4, T 64) took 1.3 s and more, not 0.7 s.
+PyTorch is as fast as its matmul. `gemm_gflops` is the rate of this PyTorch at 1024^3: state it beside every comparison.
+malloc is set to reuse freed memory: with the default malloc a d12 step (B 4, T 64) took 1.3 s and more, not 0.7 s.
 
-Debian's torch calls whatever libblas.so.3 is. The reference BLAS that comes with it uses one thread, at a thirtieth of
-OpenBLAS's rate: install libopenblas0-openmp before comparing. An OPENBLAS_CORETYPE in the environment overrides what
-OpenBLAS finds out about the CPU: Haswell halves the rate of one with AVX-512, so unset it.
+Debian's torch calls the installed libblas.so.3. The default, reference BLAS, uses one thread at a thirtieth of
+OpenBLAS's rate: install libopenblas0-openmp before comparing. OPENBLAS_CORETYPE in the environment overrides OpenBLAS's
+detection of the CPU. The value Haswell halves the rate of a CPU with AVX-512, so unset it.
 """
 import argparse
 import json
@@ -24,7 +24,7 @@ KEEP_FREED_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000
 
 
 def environment(threads):
-    """What has to be set before the process starts: malloc and BLAS libraries read it once, when loaded."""
+    """Environment variables to set before the process starts: malloc and BLAS libraries read them when loaded."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {"GLIBC_TUNABLES": KEEP_FREED_MEMORY, **{name: str(threads) for name in names}}
 
@@ -54,7 +54,7 @@ def make_timed_step(args):
     from gpt2 import GPT2, make_adamw, parse_shape, train_step
 
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True  # CUDA's fast fp32, as a user in a hurry would set it
+    torch.backends.cuda.matmul.allow_tf32 = True  # TF32 matmuls, as most users set it
     model = GPT2(parse_shape(args.shape), args.V, args.T).to(args.device)
     optimizer = make_adamw(model, lr=1e-3)
     if args.compile:
@@ -106,7 +106,7 @@ def main():
             subprocess.run([sys.executable] + sys.argv + ["--threads", str(threads)], check=True)
         return
     wanted = environment(args.threads[0])
-    if not wanted.items() <= os.environ.items():  # start again, in the same process: a driver's pipe and pid stay
+    if not wanted.items() <= os.environ.items():  # exec keeps the pid and the pipe of a driver
         os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, **wanted})
     step = make_timed_step(args)
     for _ in range(args.warmup):

@@ -5,10 +5,10 @@
     head -n 2501 ../shared/data/vocab.bpe > dev/test/golden/gpt2_2500.bpe
     /usr/bin/python3 dev/oracle/bpe.py dev/test/golden/gpt2_2500.bpe > dev/test/golden/bpe_2500.txt
 
-The first takes the whole of GPT-2's merges file, which is not in this repository; the cut that is here has the line of
-the version and the first 2500 merges. Writes, for each text of TEXTS, a line: the text's UTF-8 in hexadecimal ("-" if
-empty), then its token ids. Needs python3-regex, the module GPT-2 used. Merges by the list of pairs, in one
-left-to-right pass a pair, without a heap.
+The first command reads GPT-2's whole merges file, which is not in this repository. The file gpt2_2500.bpe in it has the
+version line and the first 2500 merges. Writes a line for each text of TEXTS: the UTF-8 in hexadecimal ("-" if empty),
+then the token ids. Needs python3-regex, the module GPT-2 used. Merges by the list of pairs, in one left-to-right pass
+for each pair, without a heap.
 """
 import sys
 
@@ -42,7 +42,7 @@ TEXTS = [
 
 
 def byte_symbols():
-    """the character that stands for each byte, in the order of the bytes' ids"""
+    """{byte: character of the merges file}, in the order of the byte ids"""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + k) for k, byte in enumerate(others)}
@@ -57,10 +57,10 @@ class Bpe:
         self.id = {symbol: i for i, symbol in enumerate([*self.symbol.values(), *map("".join, merges)])}
 
     def encode(self, text):
-        return [token for piece in PATTERN.findall(text) for token in self.encode_piece(piece)]
+        return [token for pretoken in PATTERN.findall(text) for token in self.encode_pretoken(pretoken)]
 
-    def encode_piece(self, piece):
-        word = [self.symbol[byte] for byte in piece.encode("utf-8")]
+    def encode_pretoken(self, pretoken):
+        word = [self.symbol[byte] for byte in pretoken.encode("utf-8")]
         while pairs := self.rank.keys() & set(zip(word, word[1:])):
             word = self.merge(word, min(pairs, key=self.rank.get))
         return [self.id[symbol] for symbol in word]

@@ -8,8 +8,8 @@ nanoGPT's CPU preset: 4 layers, 4 heads, 128 channels, T 64, B 12, bytes as toke
 
   --batches  int32 little-endian [steps][B][T+1]: tokens are the first T of each row, targets the last T
   --val      int32 little-endian [batches][B][T+1], after the last step; val_loss is the mean over batches
-  --losses   a file for the loss before each update, a line a step, as our metrics.jsonl has it
-  --init     safetensors with Hugging Face's names; it decides V and the longest context
+  --losses   a file for the loss before each update, one line a step, in the format of the trainer's metrics.jsonl
+  --init     safetensors with Hugging Face's names, which gives V and the longest context
   lr of a step: lr (step + 1) / warmup before `warmup`, then a cosine from lr to lr * final_frac at `steps`
 """
 import argparse
@@ -81,7 +81,7 @@ def main():
     trained = torch.compile(model) if args.compile else model
 
     losses = []
-    with open(args.losses or os.devnull, "w", buffering=1) as lines:  # what was done is there if it is ended
+    with open(args.losses or os.devnull, "w", buffering=1) as lines:  # line by line, for killed runs
         for step in range(args.steps):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(args, step)

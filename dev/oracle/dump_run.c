@@ -1,14 +1,16 @@
 /*
-Writes what another trainer needs to repeat a run of this one: the initial weights, every training batch in order, and
-the validation batches.
+Writes the input of a run, for another trainer to repeat it: the initial weights, and every training and validation
+batch in order.
     dump_run FOLDER [flags of train_gpt2]
-FOLDER/step_00000000/model.safetensors with Hugging Face's names; FOLDER/train.i32 int32 [steps][B][T+1]; FOLDER/val.i32
-[batches][B][T+1]. A row is a sequence's T inputs and its last target.
+    FOLDER/step_00000000/model.safetensors   Hugging Face's names
+    FOLDER/train.i32                         int32 [steps][B][T+1]
+    FOLDER/val.i32                           int32 [batches][B][T+1]
+A row is the T inputs and the last target of a sequence.
 */
 #define WITHOUT_MAIN
 #include "train_gpt2.cu"
 
-// appends one micro-batch: each row's inputs and the token after them
+// appends a micro-batch: the inputs of each row and the token after them
 static void dump_batch(FILE *out, const DataLoader *loader, int B, int T) {
     for (int b = 0; b < B; b++) {
         const int *inputs = loader->inputs + (size_t)b * T, *last = loader->targets + (size_t)(b + 1) * T - 1;

@@ -1,8 +1,8 @@
-"""GPT-2 in plain PyTorch: what the trainer is checked and timed against. For torch 1.13 and 2.x, CPU or CUDA.
+"""GPT-2 in plain PyTorch, the reference for the trainer's results and times. For torch 1.13 and 2.x, CPU or CUDA.
 
 Shapes: B batch, T positions used, V vocabulary, L layers, NH heads, C channels, HS = C / NH.
-Modules carry Hugging Face's names, so a parameter's name here is its name in a checkpoint without a prefix. One
-difference is left to hf_tensors and load_hf: nn.Linear keeps [out, in], Hugging Face's Conv1D keeps [in, out].
+Modules have Hugging Face's names, so a parameter has the same name here and in a checkpoint without a prefix.
+hf_tensors and load_hf handle the one difference: nn.Linear stores [out, in], Hugging Face's Conv1D stores [in, out].
 """
 import re
 from collections import namedtuple
@@ -46,7 +46,7 @@ class Block(nn.Module):
     def forward(self, x):
         B, T, C = x.shape
         qkv = self.attn["c_attn"](self.ln_1(x))  # [B, T, 3C]: q, k, v one after another, heads side by side in each
-        q, k, v = (part.view(B, T, self.NH, C // self.NH).transpose(1, 2) for part in qkv.split(C, dim=2))
+        q, k, v = (x.view(B, T, self.NH, C // self.NH).transpose(1, 2) for x in qkv.split(C, dim=2))
         heads = causal_attention(q, k, v).transpose(1, 2).reshape(B, T, C)
         x = x + self.attn["c_proj"](heads)
         hidden = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")  # [B, T, 4C]
@@ -63,7 +63,7 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(shape.C, eps=1e-5)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # two projections a layer add to the residual stream: scaled so that its variance does not grow with L
+                # two projections a layer add to the residual stream: scaled so that the variance does not grow with L
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.L) ** 0.5 if "c_proj" in name else 0.02)
             elif name.endswith(".bias"):
                 nn.init.zeros_(parameter)  # LayerNorm weights are ones already
@@ -89,7 +89,7 @@ def hf_tensors(model, field="data"):
 
 
 def load_hf(model, tensors):
-    """Copies tensors as hf_tensors gives them into the model; the names have to be exactly the model's."""
+    """Copies tensors in the layout of hf_tensors into the model. The names must be exactly the model's."""
     parameters = dict(model.named_parameters())
     if parameters.keys() != tensors.keys():
         raise ValueError(f"not in both the file and the model: {sorted(parameters.keys() ^ tensors.keys())}")
@@ -101,9 +101,9 @@ def load_hf(model, tensors):
 
 
 def make_adamw(model, lr, betas=(0.9, 0.95), weight_decay=0.1):
-    """AdamW that decays the 2-D tensors only (both embeddings are 2-D); fused where this torch and device have it.
+    """AdamW that decays the 2-D tensors only, both embeddings among them; fused if this torch and device can.
 
-    Otherwise torch's own choice: foreach on CUDA, a loop on a CPU, where foreach was 1.3 to 5 times slower (d12, 1.13).
+    Otherwise torch's default: foreach on CUDA, a loop on a CPU, where foreach was 1.3 to 5 times slower (d12, 1.13).
     """
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": weight_decay},
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
@@ -116,9 +116,9 @@ def make_adamw(model, lr, betas=(0.9, 0.95), weight_decay=0.1):
 def train_step(model, optimizer, tokens, targets, clip=1.0, bf16=False):
     """One update; returns the loss before it and the gradient norm before clipping, as scalar tensors.
 
-    bf16: products under autocast; parameters stay what they are.
+    bf16: matmuls run under autocast; parameters keep their type.
 
-    torch scales by clip / (norm + 1e-6), so an exact clip / norm differs from it by 1e-6 / norm, relatively.
+    torch scales by clip / (norm + 1e-6). An exact clip / norm differs from that by a relative 1e-6 / norm.
     """
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bf16):
         _, loss = model(tokens, targets)

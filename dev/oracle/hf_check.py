@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that Hugging Face's GPT-2 and the trainer read each other's checkpoints as the same model.
+"""Checks that Hugging Face's GPT-2 and the trainer load each other's checkpoints as the same model.
 
     python3 dev/oracle/hf_check.py CHECKPOINT_FOLDER [TRAINER]            TRAINER: ./train_gpt2, built for fp32
 
-Two folders are checked: the trainer's, and one that GPT2LMHeadModel.save_pretrained writes of a model with random
-weights. In each, GPT2LMHeadModel.from_pretrained has to find every tensor and no other, and then
-  logits  are compared with dev/oracle/gpt2.py's on random tokens: the largest difference
-  loss    is compared with the trainer's validation loss (-e FOLDER) of a random text: the difference
-A difference above 1e-4 fails: exit status 1.
+Checks two folders: a checkpoint of the trainer, and a model with random weights that GPT2LMHeadModel.save_pretrained
+writes. GPT2LMHeadModel.from_pretrained must find every tensor and no other tensor in both. Then it compares
+  logits  with those of dev/oracle/gpt2.py on random tokens: the largest difference
+  loss    with the trainer's validation loss (-e FOLDER) of a random text: the difference
+Exit status 1 if a difference is above 1e-4.
 """
 import json
 import os
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(sys.path.pop(0))  # last: the safetensors.py beside this file is not the package that transformers needs
+sys.path.append(sys.path.pop(0))  # last: transformers must not import the safetensors.py beside this file
 try:
     import torch
     import transformers
@@ -27,7 +27,7 @@ except ImportError as error:
 from gpt2 import GPT2, Shape, load_hf
 
 LIMIT = 1e-4
-B, SEQUENCES, BYTES = 4, 8, 256  # of the text that both take the loss of; its tokens are its bytes
+B, SEQUENCES, BYTES = 4, 8, 256  # of the text whose loss is compared; each byte is a token
 
 
 def open_hf(folder):
@@ -94,7 +94,7 @@ def check(name, folder, trainer):
 
 
 def save_random_hf(folder):
-    """every tensor far from its initial value, so that none can be left out, swapped or transposed unnoticed"""
+    """Saves a model with every tensor far from its initial value: one left out, swapped or transposed is noticed."""
     config = GPT2Config(vocab_size=301, n_positions=40, n_embd=48, n_layer=3, n_head=3, bos_token_id=300,
                         eos_token_id=300)
     model = GPT2LMHeadModel(config)
@@ -107,10 +107,10 @@ def main():
     if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     if not os.path.isdir(sys.argv[1]):
-        sys.exit(f"hf_check.py: there is no folder {sys.argv[1]}: give a checkpoint's, such as runs/mine/step_00000100")
+        sys.exit(f"hf_check.py: there is no folder {sys.argv[1]}; give a checkpoint, such as runs/mine/step_00000100")
     trainer = os.path.abspath(sys.argv[2] if len(sys.argv) == 3 else "train_gpt2")
     if not os.access(trainer, os.X_OK):
-        sys.exit(f"hf_check.py: there is no program {trainer}: run make, or give the trainer's path after the folder")
+        sys.exit(f"hf_check.py: there is no program {trainer}; run make, or give the trainer's path after the folder")
     torch.manual_seed(1558)
     transformers.utils.logging.disable_progress_bar()
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")

@@ -12,7 +12,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read(path):
-    """{name: tensor} of a file; `__metadata__` is left out."""
+    """{name: tensor} of a file, without `__metadata__`"""
     with open(path, "rb") as file:
         raw = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
     data = 8 + struct.unpack("<Q", raw[:8].numpy().tobytes())[0]
@@ -21,20 +21,20 @@ def read(path):
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        part = raw[data + begin : data + end].clone()  # its own memory, so aligned for any type
-        tensors[name] = part.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        copy = raw[data + begin : data + end].clone()  # new memory is aligned for any type
+        tensors[name] = copy.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return tensors
 
 
 def write(path, tensors):
-    """Writes {name: tensor}, the widest types first, then by name; nothing between the tensors."""
-    header, parts, offset = {"__metadata__": {"format": "pt"}}, [], 0
+    """Writes {name: tensor}, the widest types first, then by name, without gaps."""
+    header, data, offset = {"__metadata__": {"format": "pt"}}, [], 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        parts.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        span = [offset, offset + len(parts[-1])]
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
-        offset = span[1]
+        data.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        offsets = [offset, offset + len(data[-1])]
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        offset = offsets[1]
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + b"".join(parts))
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data))

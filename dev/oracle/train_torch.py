@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Times GPT-2's training step in PyTorch, as fast as plain PyTorch goes, on the token shards that our trainer reads.
+"""Times GPT-2's training step in PyTorch, set up for speed, on token shards of the trainer.
 
     python3 dev/oracle/train_torch.py --model 124M --batch 64 --shards 'tokens_*.bin'
 
 The model of gpt2.py (flash attention through F.scaled_dot_product_attention) under torch.compile, fp32 weights and
-bf16 autocast, fused AdamW, gradients clipped to 1.0. Their memory may be given back after each step or be kept and
-zeroed; whichever is faster depends on the model, so both are timed, one after the other. Prints one line of JSON:
-  median_ms p10_ms p90_ms   of the steps after --warmup, forward to update, the batch's copy to the device included;
-                            of the faster of the two ways with gradients
-  none_ms kept_ms           medians of either way, as far as --gradients asks for it: set to None, or kept
+bf16 autocast, fused AdamW, gradients clipped to 1.0. After a step the gradients are set to None or zeroed in place; the
+faster mode depends on the model, so both are timed, one after the other. Prints one line of JSON:
+  median_ms p10_ms p90_ms   of a step after --warmup, from the batch's copy to the device to the update; faster mode
+  none_ms kept_ms           medians of the modes of --gradients: set to None, zeroed in place
   tokens_per_s              batch * length / median
-  first_step_s              from the program's start to the end of the first step: imports, initial weights, compilation
-  reserved_bytes allocated_bytes   PyTorch's own peaks on the device, that way; null on a CPU
+  first_step_s              from the start of the program to the end of the first step: imports, initial weights,
+                            compilation
+  reserved_bytes allocated_bytes   PyTorch's peaks on the device in the faster mode; null on a CPU
   gemm_tflops               bf16 product of two random 8192 x 8192 matrices, measured afterwards; null on a CPU
-  notes                     what this PyTorch lacks of the above
-Exit status 3, and a line that says so, is out of memory on the device.
+  notes                     features above that this PyTorch lacks
+Exit status 3, with one line on stderr: out of memory on the device.
 """
 import time
 
-STARTED = time.perf_counter()  # before torch is loaded: that is part of the time to the first step
+STARTED = time.perf_counter()  # before the import of torch, which is part of first_step_s
 
 import argparse
 import glob
@@ -44,9 +44,10 @@ def parse_arguments():
     parser.add_argument("--length", type=int, default=1024, help="tokens a sequence")
     parser.add_argument("--vocabulary", type=int, default=50304, help="GPT-2's 50257, padded")
     parser.add_argument("--shards", required=True, help="glob of token shards")
-    parser.add_argument("--steps", type=int, default=40, help="steps that are timed, of each way")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before them, one at least")
-    parser.add_argument("--gradients", default="both", choices=["none", "kept", "both"], help="after an update")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of each mode")
+    parser.add_argument("--warmup", type=int, default=10, help="steps before the timed ones, at least 1")
+    parser.add_argument("--gradients", default="both", choices=["none", "kept", "both"],
+                        help="after an update: set to None, zeroed in place, or both modes in turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.warmup < 1 or args.steps < 1:
@@ -56,24 +57,24 @@ def parse_arguments():
 
 def read_tokens(pattern):
     """All tokens of the shards, one int64 tensor on the CPU."""
-    parts = []
+    shards = []
     for path in sorted(glob.glob(pattern)):
-        with open(path, "rb") as shard:
-            words = torch.frombuffer(bytearray(shard.read()), dtype=torch.int16, offset=HEADER_BYTES)
-        parts.append(words.long() & 0xFFFF)  # uint16, which older torches lack
-    if not parts:
+        with open(path, "rb") as file:
+            words = torch.frombuffer(bytearray(file.read()), dtype=torch.int16, offset=HEADER_BYTES)
+        shards.append(words.long() & 0xFFFF)  # uint16, which older torches lack
+    if not shards:
         raise SystemExit(f"--shards: no file matches {pattern!r}; give a glob of token shards")
-    return torch.cat(parts)
+    return torch.cat(shards)
 
 
 def make_batches(tokens, args):
-    """Yields (inputs, targets), [B, T] each, on the device; from the first sequence again after the last."""
+    """Yields (inputs, targets), [B, T] each, on the device; starts again after the last sequence."""
     B, T = args.batch, args.length
     batches = (len(tokens) - 1) // (B * T)
     if batches == 0:
         raise SystemExit(f"--shards: {len(tokens)} tokens, but a batch takes {B * T + 1}; give more or a smaller batch")
     if args.device == "cuda":
-        tokens = tokens.pin_memory()  # so that a copy need not be waited for
+        tokens = tokens.pin_memory()  # for asynchronous copies
     while True:
         for s in range(0, batches * B * T, B * T):
             yield tuple(tokens[s + shift: s + shift + B * T].view(B, T).to(args.device, non_blocking=True)
@@ -83,11 +84,11 @@ def make_batches(tokens, args):
 def make_step(args, notes):
     """A function of (inputs, targets, keep) that makes one update and returns the loss before it, a scalar tensor.
 
-    keep: whether gradients are zeroed afterwards, in the memory they have, instead of being set to None.
+    keep: zero the gradients in place afterwards instead of setting them to None.
     """
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True  # for whatever autocast leaves in fp32
-    compiles = hasattr(torch, "compile")  # PyTorch 2, which can also make the weights on the device
+    torch.backends.cuda.matmul.allow_tf32 = True  # for the matmuls that autocast leaves in fp32
+    compiles = hasattr(torch, "compile")  # PyTorch 2, which can also initialize the weights on the device
     with torch.device(args.device) if compiles else nullcontext():
         model = GPT2(parse_shape(MODELS.get(args.model, args.model)), args.vocabulary, args.length).to(args.device)
     optimizer = make_adamw(model, lr=3e-4)
@@ -117,7 +118,7 @@ def make_step(args, notes):
 
 
 class Clock:
-    """Points in time on the device, read when everything has run: no step waits for the host."""
+    """Times on the device, read after the last step: no step waits for the host."""
 
     def __init__(self, device):
         self.device, self.points = device, []
@@ -130,7 +131,7 @@ class Clock:
             self.points.append(time.perf_counter())
 
     def milliseconds(self):
-        """between each mark and the next"""
+        """the times between consecutive marks"""
         wait(self.device)
         pairs = zip(self.points, self.points[1:])
         return [a.elapsed_time(b) if self.device == "cuda" else (b - a) * 1e3 for a, b in pairs]
@@ -160,9 +161,9 @@ def percentile(values, fraction):
 
 
 def measure(step, batches, args, keep):
-    """Warms up and times one way with gradients: its times, its peaks on the device, the last loss."""
+    """Warms up and times one mode of gradients: times, peaks on the device, the last loss."""
     on_gpu = args.device == "cuda"
-    if on_gpu:  # what the other way had is not this one's
+    if on_gpu:  # without the memory of the other mode
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     for _ in range(args.warmup):
@@ -184,15 +185,15 @@ def run(args):
     notes, on_gpu = [], args.device == "cuda"
     batches = make_batches(read_tokens(args.shards), args)
     step = make_step(args, notes)
-    ways = {"none": [False], "kept": [True], "both": [False, True]}[args.gradients]
-    first_loss = step(*next(batches), ways[0])
+    modes = {"none": [False], "kept": [True], "both": [False, True]}[args.gradients]
+    first_loss = step(*next(batches), modes[0])
     wait(args.device)
     first_step_s = time.perf_counter() - STARTED
-    measured = {("kept_ms" if keep else "none_ms"): measure(step, batches, args, keep) for keep in ways}
-    best = min(measured.values(), key=lambda way: way["median_ms"])
+    measured = {("kept_ms" if keep else "none_ms"): measure(step, batches, args, keep) for keep in modes}
+    best = min(measured.values(), key=lambda mode: mode["median_ms"])
     result = {"program": "pytorch", "model": args.model, "batch": args.batch, "length": args.length,
               "device": torch.cuda.get_device_name() if on_gpu else "cpu", "steps": args.steps, **best,
-              **{name: way["median_ms"] for name, way in measured.items()},
+              **{name: mode["median_ms"] for name, mode in measured.items()},
               "tokens_per_s": round(args.batch * args.length / best["median_ms"] * 1e3, 1),
               "first_step_s": round(first_step_s, 2), "first_loss": round(first_loss.item(), 5)}
     result["gemm_tflops"] = round(gemm_tflops(), 1) if on_gpu else None
@@ -203,7 +204,7 @@ def main():
     args = parse_arguments()
     try:
         run(args)
-    except RuntimeError as error:  # torch's own class for this, elsewhere in each release, is one; libraries' are not
+    except RuntimeError as error:  # torch's own class moves between releases; libraries raise this one
         if not any(words in str(error) for words in ("out of memory", "ALLOC_FAILED")):
             raise
         print(f"train_torch: out of memory: {error}", file=sys.stderr)

@@ -3,8 +3,8 @@
 
     /usr/bin/python3 dev/oracle/write_golden.py
 
-Computed in float64 from parameters that float32 holds exactly, then rounded to float32: the answer, not one of its
-approximations. The shape is awkward on purpose: T below the longest context, and B, V, NH that no power of two divides.
+Computed in float64 from parameters that float32 holds exactly, then rounded to float32, so the results are exact to a
+rounding. The shape tests odd sizes: T is below the longest context, and B, V and NH are odd.
 
   params.<name>  final.<name>  grads.<name>    before, after ten steps, and the first step's gradient before clipping
   tokens targets   [B, T] int32    row 1 begins like row 0; one row repeats a token next to itself; 0 and V-1 occur
@@ -13,11 +13,11 @@ approximations. The shape is awkward on purpose: T below the longest context, an
   losses           [10]            before each update
   grad_norms       [10]            before clipping; all above 1, so every step clips
 
-Names and layouts are Hugging Face's (Conv1D matrices are [in, out]). Two facts a test has to know:
-  - positions T and up of wpe have no gradient, and still decay;
-  - the key third of a c_attn.bias has gradient 0 in exact arithmetic (softmax does not see a constant added to every
-    score). In float32 it is noise of about 5e-9, which AdamW divides by its own size, so final drifts: by 1e-3 of
-    that third in ten steps, with every other tensor right to 3e-7.
+Names and layouts are Hugging Face's (Conv1D matrices are [in, out]). A test must know two facts:
+  - positions T and up of wpe have no gradient, but decay;
+  - the key third of a c_attn.bias has gradient 0 in exact arithmetic, since softmax ignores a constant added to every
+    score. In float32 the gradient is noise of about 5e-9, which AdamW normalizes, so final drifts: by 1e-3 of that
+    third in ten steps, while every other tensor is right to 3e-7.
 """
 import os
 
@@ -43,7 +43,7 @@ def random_parameters(model, random):
 def random_batch(random):
     """tokens and targets [B, T]: the target is the token that follows"""
     text = random.randint(0, V, size=(B, T + 1))
-    text[1, : T // 2] = text[0, : T // 2]  # equal prefixes: these rows of wte are added to from two sequences
+    text[1, : T // 2] = text[0, : T // 2]  # equal prefixes: two sequences add to the gradients of these rows of wte
     text[2, 4:7] = text[2, 3]
     text[0, 9], text[0, 10] = 0, V - 1
     text = torch.from_numpy(text)
@@ -51,7 +51,7 @@ def random_batch(random):
 
 
 def main():
-    random = np.random.RandomState(SEED)  # its stream is promised never to change
+    random = np.random.RandomState(SEED)  # numpy guarantees that the stream never changes
     model = GPT2(SHAPE, V, MAX_T).double()
     random_parameters(model, random)
     tokens, targets = random_batch(random)

@@ -1,5 +1,5 @@
-// checkpoint.h: what is saved loads bit for bit; a save that fails harms nothing; every way in which a folder can be
-// bad. Files are read by counted_pread, and read and written by any rank of any number of processes, one after another.
+// checkpoint.h: a saved model loads bit for bit; a failed save harms nothing; bad folders are refused. Files are read
+// through counted_pread. The ranks of a world write and read one after another, in this process.
 #include "testing.h"
 static size_t bytes_read;
 static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
@@ -9,6 +9,7 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
 }
 #define pread counted_pread
 #include "llmc/files/checkpoint.h"
+#include "dev/test/block_load.h"
 #include <omp.h>
 #include <sched.h>
 #include <signal.h>
@@ -29,20 +30,20 @@ static GPT2Config small_config(void) {
     return c;
 }
 
-// how a run keeps its weights and its moments
+// the types of a run's weights and moments
 typedef struct {
     enum { ALONE, MASTER, SPLIT } weights;
     DType moments;
 } Kind;
 
-// a trainer's own choice so far: a master where weights are rounded
+// the default: masters if weights are rounded
 static Kind usual_kind(void) {
     Kind kind = {DT_FLOATX == DT_REAL ? ALONE : MASTER, DT_REAL};
     return kind;
 }
 
-// what one of several processes keeps: all of it zero, as in a new arena
-static ModelState empty_part(const GPT2Config *c, Kind kind, Sharding sharding) {
+// the state of one rank, all zero as in a new arena
+static ModelState empty_shard(const GPT2Config *c, Kind kind, Sharding sharding) {
     ParamLayout layout = param_layout_sharded(c, sharding);
     size_t n = sharding.stage < 1 ? layout.total : layout.shard;
     ModelState s = {c, &cpu_device, {0}, sharding, NULL};
@@ -62,7 +63,7 @@ static ModelState empty_part(const GPT2Config *c, Kind kind, Sharding sharding) 
 
 static ModelState empty_model(const GPT2Config *c, Kind kind) {
     const Sharding alone = {0};
-    return empty_part(c, kind, alone);
+    return empty_shard(c, kind, alone);
 }
 
 static void free_model(ModelState *s) {
@@ -76,7 +77,7 @@ static void free_model(ModelState *s) {
     free(o->v_scales);
 }
 
-// random numbers of every size in every tensor, and in its first places the numbers that conversions get wrong
+// random numbers in every tensor, after six numbers that a wrong conversion changes
 static void fill_block(real *block, const GPT2Config *c, uint64_t seed) {
     static const float odd[] = {-0.0f, 1e-45f, -3.4e38f, 1.0000001f, INFINITY, 1.00390625f};  // the last: a tie in bf16
     ParamLayout layout = param_layout(c);
@@ -141,23 +142,23 @@ static ModelState random_kind(const GPT2Config *c, uint64_t seed, Kind kind) {
 
 static ModelState random_model(const GPT2Config *c, uint64_t seed) { return random_kind(c, seed, usual_kind()); }
 
-static void assert_same_part(const void *a, const void *b, size_t bytes) {
+static void assert_same_bytes(const void *a, const void *b, size_t bytes) {
     assert_true(!a == !b);
     if (a) { assert_memory_equal(a, b, bytes); }
 }
 
 static void assert_same_weights(const OptimizerState *a, const OptimizerState *b, size_t n) {
-    assert_same_part(a->params, b->params, n * sizeof(floatX));
-    assert_same_part(a->master, b->master, n * sizeof(real));
-    assert_same_part(a->remainder, b->remainder, n * sizeof(int16_t));
+    assert_same_bytes(a->params, b->params, n * sizeof(floatX));
+    assert_same_bytes(a->master, b->master, n * sizeof(real));
+    assert_same_bytes(a->remainder, b->remainder, n * sizeof(int16_t));
 }
 
 static void assert_same_moments(const OptimizerState *a, const OptimizerState *b, size_t n) {
     assert_int_equal(a->moments, b->moments);
-    assert_same_part(a->m, b->m, n * dtype_size(a->moments));
-    assert_same_part(a->v, b->v, n * dtype_size(a->moments));
-    assert_same_part(a->m_scales, b->m_scales, n / MOMENT_BLOCK * sizeof(float));
-    assert_same_part(a->v_scales, b->v_scales, n / MOMENT_BLOCK * sizeof(float));
+    assert_same_bytes(a->m, b->m, n * dtype_size(a->moments));
+    assert_same_bytes(a->v, b->v, n * dtype_size(a->moments));
+    assert_same_bytes(a->m_scales, b->m_scales, n / MOMENT_BLOCK * sizeof(float));
+    assert_same_bytes(a->v_scales, b->v_scales, n / MOMENT_BLOCK * sizeof(float));
 }
 
 // a new folder in temp_dir()
@@ -207,7 +208,7 @@ static const char *save_step(const char *run, long long step, const char *note) 
     return save_kind(run, step, note, usual_kind());
 }
 
-// the folder's checkpoint as a run that keeps `kind` has it
+// a checkpoint loaded into a run of a kind
 static ModelState load_kind(const char *folder, const GPT2Config *c, Kind kind) {
     ModelState loaded = empty_model(c, kind);
     ModelFile file = model_open(folder);
@@ -244,15 +245,16 @@ static void test_round_trip(void **state) {
     assert_holds(folder, 3);
 }
 
-// FOLDER/NAME: the families of a model, of another precision than this build's perhaps
+// FOLDER/NAME: families of tensors, of any precision
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
     ModelState s = {&c, &cpu_device, {0}, {0}, NULL};
-    assert_int_equal(families_save(joined(folder, name), families, count, &s).error, 0);
+    int failed_rank;
+    assert_int_equal(families_save(joined(folder, name), families, count, &s, &failed_rank), 0);
 }
 
-// A checkpoint of a build that stores weights in the other of fp32 and bf16: its weights are exact in a file of fp32,
-// and in the masters of one of bf16, which are then asked for.
+// A checkpoint of a build of the other precision. Exact weights are in the weights of an fp32 file, and in the masters
+// of a bf16 file.
 static void test_other_precision(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -276,7 +278,7 @@ static void test_other_precision(void **state) {
     free_model(&s);
 }
 
-// ---- what a run keeps otherwise than the one that saved
+// ---- conversions
 
 enum { WEIGHT_KINDS = 3, MOMENT_KINDS = 3 };
 static const DType moment_types[MOMENT_KINDS] = {DT_REAL, DT_BF16, DT_U8};
@@ -288,7 +290,7 @@ static Kind kind_of(int weights, int moments) {
     return kind;
 }
 
-// with the same flags a run goes on with the same bits
+// a run with the same flags resumes with the same bits
 static void test_every_kind_round_trips(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -305,7 +307,7 @@ static void test_every_kind_round_trips(void **state) {
     }
 }
 
-// the file does not tell a master from a remainder, and what is loaded has the bits it would have had from the start
+// The file is the same with masters and with remainders, and loads into either with the bits of a new run.
 static void test_masters_become_remainders_and_back(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -330,7 +332,7 @@ static void test_masters_become_remainders_and_back(void **state) {
     }
 }
 
-// runs that load a folder, and say on stderr what they would on stdout
+// a checkpoint to load in a child, with stdout sent to stderr
 typedef struct {
     const char *folder;
     Kind kind;
@@ -351,7 +353,7 @@ static void assert_says(const char *folder, Kind kind, const char *words) {
     if (strcmp(said, words) != 0) { fail_msg("expected '%s', it said '%s'", words, said); }
 }
 
-// A run without masters saves none. One that wants them begins with the weights as they are, and says so.
+// A run without masters saves none. A run with masters starts them as the rounded weights and prints a note.
 static void test_masters_from_rounded_weights(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -360,12 +362,11 @@ static void test_masters_from_rounded_weights(void **state) {
     SafeTensors file = safetensors_open(joined(folder, "optimizer.safetensors"));
     assert_null(safetensors_find(&file, "master.wte.weight"));
     safetensors_close(&file);
-    const char *note =
-        "note      the checkpoint has no master weights: they begin as the rounded weights that it has\n";
+    const char *note = "note      the checkpoint has no master weights: they start as its rounded weights\n";
     for (int weights = 0; weights < WEIGHT_KINDS; weights++) {
         ModelState saved = random_kind(&c, 1, kind_of(0, 0)), loaded = load_kind(folder, &c, kind_of(weights, 0));
         const OptimizerState *o = &loaded.optimizer;
-        assert_same_part(o->params, saved.optimizer.params, n * sizeof(floatX));
+        assert_same_bytes(o->params, saved.optimizer.params, n * sizeof(floatX));
         for (size_t i = 0; i < n; i++) {
             assert_true(!o->master || o->master[i] == to_real(o->params[i]));
             assert_true(!o->remainder || o->remainder[i] == 0);
@@ -376,7 +377,7 @@ static void test_masters_from_rounded_weights(void **state) {
     }
 }
 
-// masters that a run does not want are rounded to nearest even
+// a run without masters rounds the masters of the file to nearest even
 static void test_masters_not_wanted(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -403,7 +404,6 @@ static double moment_value(const OptimizerState *o, bool is_v, size_t i) {
 // moments of a tensor: m around 1e-4, v its square, in whatever type
 static void set_moments(OptimizerState *o, const GPT2Config *c) {
     ParamLayout layout = param_layout(c);
-    Moments m = {o->m, o->moments, o->m_scales, false}, v = {o->v, o->moments, o->v_scales, true};
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         size_t count = param_used_rows(p, c) * param_cols(p, c);
@@ -411,16 +411,16 @@ static void set_moments(OptimizerState *o, const GPT2Config *c) {
         for (int layer = 0; layer < param_layers(p, c); layer++) {
             size_t at = param_offset(&layout, p, layer);
             for (size_t i = 0; i < count; i++) { numbers[i] = (real)(1e-4 * rng_normal(3, at, i)); }
-            moments_store(&m, numbers, at, count, &cpu_device);
+            moments_store(o, false, numbers, at, count, &cpu_device);
             for (size_t i = 0; i < count; i++) { numbers[i] *= numbers[i]; }
-            moments_store(&v, numbers, at, count, &cpu_device);
+            moments_store(o, true, numbers, at, count, &cpu_device);
         }
         free(numbers);
     }
 }
 
-// Each type of moments into each other. Nearest: half the distance of two codes at the most, 2^-4 of an m and 2^-5 of a
-// root; a v is twice as far off.
+// Each type of moments loads into each other. Rounding to nearest errs by at most half the distance of two codes: 2^-4
+// of an m, 2^-5 of the root of a v, and so 2^-4 of a v.
 static void test_moments_are_converted(void **state) {
     (void)state;
     GPT2Config c = small_config();
@@ -457,7 +457,7 @@ static void test_moments_are_converted(void **state) {
 
 // ---- ranks of several processes
 
-// what comm_max gets from the others, call by call
+// the other ranks' values in comm_max, call by call
 static const long long *said_by_others;
 
 static long long max_with_others(long long value, Comm *comm) {
@@ -466,11 +466,13 @@ static long long max_with_others(long long value, Comm *comm) {
     return value > other ? value : other;
 }
 
-// a rank of `size`, whose others are not there
+// a rank of `size` ranks; the others do not exist
 static Comm *lone_rank(int rank, int size) {
     static CommBackend backend = {.name = "lone", .max = max_with_others};
     static Comm comm;
-    comm.backend = &backend, comm.rank = rank, comm.size = size;
+    comm.backend = &backend;
+    comm.rank = rank;
+    comm.size = size;
     return &comm;
 }
 
@@ -479,30 +481,32 @@ enum { MOST_RANKS = 3, MOST_SLICES = 3 };
 // every combination of data-parallel ranks, slices and ZeRO stages
 static Sharding next_sharding(int i) {
     Sharding s;
-    s.dp_size = 1 + i % MOST_RANKS, i /= MOST_RANKS;
-    s.tp_size = 1 + i % MOST_SLICES, i /= MOST_SLICES;
-    s.stage = i, s.dp_rank = s.tp_rank = 0;
+    s.dp_size = 1 + i % MOST_RANKS;
+    s.tp_size = 1 + i / MOST_RANKS % MOST_SLICES;
+    s.stage = i / (MOST_RANKS * MOST_SLICES);
+    s.dp_rank = s.tp_rank = 0;
     return s;
 }
 enum { NUM_SHARDINGS = MOST_RANKS * MOST_SLICES * 4 };
 
 static int sharding_size(Sharding s) { return s.dp_size * s.tp_size; }
 static Sharding sharding_of(Sharding s, int rank) {
-    s.dp_rank = rank / s.tp_size, s.tp_rank = rank % s.tp_size;
+    s.dp_rank = rank / s.tp_size;
+    s.tp_rank = rank % s.tp_size;
     return s;
 }
 
-// block (the first element at `at`) has what a range of the whole tensor's slice has; elements of `size` bytes
-static void assert_is_piece(const void *block, size_t at, const void *whole, const Slice *slice, ParamRange range,
+// block, from element `at` on, is a range of a slice of the whole tensor; elements of `size` bytes
+static void assert_is_range(const void *block, size_t at, const void *whole, const Slice *slice, ParamRange range,
                             size_t size) {
     if (!block) { return; }
-    char *part = (char *)xmalloc(slice->rows * slice->cols * size);
-    slice_extract(part, whole, slice, size);
-    assert_memory_equal((const char *)block + at * size, part + range.offset * size, range.count * size);
-    free(part);
+    char *expected = (char *)xmalloc(slice->rows * slice->cols * size);
+    slice_extract(expected, whole, slice, size);
+    assert_memory_equal((const char *)block + at * size, expected + range.offset * size, range.count * size);
+    free(expected);
 }
 
-// elements of a range that are not inert
+// elements of a range without padding
 static size_t live_elements(const Slice *slice, ParamRange range) {
     size_t count = 0;
     for (size_t i = 0; i < slice_num_ranges(slice); i++) {
@@ -511,8 +515,8 @@ static size_t live_elements(const Slice *slice, ParamRange range) {
     return count;
 }
 
-// What a rank has loaded is its rectangles of the whole model; returns the bytes that they are in the files.
-static size_t check_pieces(const ModelState *s, const ModelState *whole) {
+// a rank's state is its ranges of the whole model; returns the bytes of these ranges in the files
+static size_t check_ranges(const ModelState *s, const ModelState *whole) {
     const GPT2Config *c = s->config;
     const OptimizerState *o = &s->optimizer, *all = &whole->optimizer;
     ParamLayout layout = param_layout_sharded(c, s->sharding), alone = param_layout(c);
@@ -524,13 +528,13 @@ static size_t check_pieces(const ModelState *s, const ModelState *whole) {
         const Slice *slice = &layout.slice[id];
         ParamRange range = param_updated_range(&layout, (ParamId)id, layer, param_used(&layout, (ParamId)id));
         size_t at = param_offset(&alone, (ParamId)id, layer), live = live_elements(slice, range);
-        assert_is_piece(o->params, range.params, all->params + at, slice, range, sizeof(floatX));
-        assert_is_piece(o->master, range.state, all->master + at, slice, range, sizeof(real));
-        assert_is_piece(o->remainder, range.state, all->remainder + at, slice, range, sizeof(int16_t));
+        assert_is_range(o->params, range.params, all->params + at, slice, range, sizeof(floatX));
+        assert_is_range(o->master, range.state, all->master + at, slice, range, sizeof(real));
+        assert_is_range(o->remainder, range.state, all->remainder + at, slice, range, sizeof(int16_t));
         bytes += live * (o->master || o->remainder ? sizeof(real) : sizeof(floatX));
-        if (codes && s->sharding.tp_size > 1) { continue; }  // they are rounded again
-        assert_is_piece(o->m, range.state, (const char *)all->m + at * moment, slice, range, moment);
-        assert_is_piece(o->v, range.state, (const char *)all->v + at * moment, slice, range, moment);
+        if (codes && s->sharding.tp_size > 1) { continue; }  // rounded to 8 bits again
+        assert_is_range(o->m, range.state, (const char *)all->m + at * moment, slice, range, moment);
+        assert_is_range(o->v, range.state, (const char *)all->v + at * moment, slice, range, moment);
         size_t scales = codes ? moment_blocks(range.count) * sizeof(float) : 0;
         bytes += 2 * (live * moment + scales);
         if (scales == 0) { continue; }
@@ -547,7 +551,7 @@ static void load_into(const char *folder, ModelState *s) {
     model_close(&file);
 }
 
-// Every rank has its rectangles and has read their bytes alone, beside the headers.
+// Every rank has loaded its ranges and read no other bytes, beside the headers.
 static void check_ranks(const char *folder, const ModelState *whole, Kind kind, Sharding sharding) {
     bytes_read = 0;
     ModelFile file = model_open(folder);
@@ -556,16 +560,16 @@ static void check_ranks(const char *folder, const ModelState *whole, Kind kind, 
     safetensors_close(&optimizer);
     model_close(&file);
     for (int rank = 0; rank < sharding_size(sharding); rank++) {
-        ModelState s = empty_part(whole->config, kind, sharding_of(sharding, rank));
+        ModelState s = empty_shard(whole->config, kind, sharding_of(sharding, rank));
         bytes_read = 0;
         load_into(folder, &s);
-        size_t found = bytes_read - headers, bytes = check_pieces(&s, whole);
+        size_t found = bytes_read - headers, bytes = check_ranges(&s, whole);
         if (kind.moments != DT_U8 || sharding.tp_size == 1) { assert_int_equal(found, bytes); }
         free_model(&s);
     }
 }
 
-// a new run's step_00000001, and the model that it is of
+// saves step_00000001 of a new run and returns the saved model
 static ModelState save_whole(char folder[PATH_LENGTH], const char *name, const GPT2Config *c, Kind kind) {
     const char *run = new_run(name);
     ModelState whole = random_kind(c, 1, kind);
@@ -576,12 +580,12 @@ static ModelState save_whole(char folder[PATH_LENGTH], const char *name, const G
     return whole;
 }
 
-static void test_ranks_read_their_pieces(void **state) {
+static void test_ranks_read_their_ranges(void **state) {
     (void)state;
     GPT2Config c = small_config();
     for (int k = 0; k < WEIGHT_KINDS * MOMENT_KINDS; k++) {
         char name[32], folder[PATH_LENGTH];
-        snprintf(name, sizeof name, "rectangles%d", k);
+        snprintf(name, sizeof name, "ranges%d", k);
         Kind kind = kind_of(k % WEIGHT_KINDS, k / WEIGHT_KINDS);
         ModelState whole = save_whole(folder, name, &c, kind);
         for (int i = 0; i < NUM_SHARDINGS; i++) { check_ranks(folder, &whole, kind, next_sharding(i)); }
@@ -589,7 +593,7 @@ static void test_ranks_read_their_pieces(void **state) {
     }
 }
 
-// more tokens than are in memory at once
+// tensors of more than one chunk
 static void test_large_tensors(void **state) {
     (void)state;
     GPT2Config c = {4, 0, 0, 1, 1, 4};
@@ -607,7 +611,7 @@ static void test_large_tensors(void **state) {
     }
 }
 
-// FOLDER/optimizer.safetensors, m and v with their scales, by all ranks
+// FOLDER/optimizer.safetensors: m, v and their scales, written by all ranks
 static void save_moments(const char *folder, ModelState *ranks, int size) {
     for (int rank = 0; rank < size; rank++) {
         const OptimizerState *o = &ranks[rank].optimizer;
@@ -616,33 +620,36 @@ static void save_moments(const char *folder, ModelState *ranks, int size) {
                                          {"m_scales.", o->m_scales, NULL, DT_F32, true},
                                          {"v_scales.", o->v_scales, NULL, DT_F32, true}};
         ranks[rank].world = lone_rank(rank, size);
-        assert_int_equal(families_save(joined(folder, "optimizer.safetensors"), families, 4, &ranks[rank]).error, 0);
+        int failed_rank,
+            error = families_save(joined(folder, "optimizer.safetensors"), families, 4, &ranks[rank], &failed_rank);
+        assert_int_equal(error, 0);
     }
 }
 
-// the numbers that a rank's moments stand for are those that a process alone has of them
+// a rank's decoded moments equal the moments of one rank alone
 static void assert_same_numbers(const ModelState *rank, const ModelState *alone) {
     const GPT2Config *c = rank->config;
     ParamLayout layout = param_layout_sharded(c, rank->sharding), whole = param_layout(c);
-    real *part = (real *)xmalloc(layout.total * sizeof(real));
+    real *expected = (real *)xmalloc(layout.total * sizeof(real));
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         size_t at = param_offset(&whole, (ParamId)id, 0);
         ParamRange range = param_updated_range(&layout, (ParamId)id, 0, param_used(&layout, (ParamId)id));
         for (int is_v = 0; is_v < 2; is_v++) {
             const real *block = (const real *)(is_v ? alone->optimizer.v : alone->optimizer.m);
-            slice_extract(part, block + at, &layout.slice[id], sizeof(real));
+            slice_extract(expected, block + at, &layout.slice[id], sizeof(real));
             for (size_t i = 0; i < range.count; i++) {
-                assert_true(moment_value(&rank->optimizer, is_v, range.state + i) == (double)part[range.offset + i]);
+                assert_true(moment_value(&rank->optimizer, is_v, range.state + i) ==
+                            (double)expected[range.offset + i]);
             }
         }
     }
-    free(part);
+    free(expected);
 }
 
-// Codes of slices: those that save them have them again, whatever the ranks; others have the numbers they stand for.
+// Codes saved with -tp t load bit for bit with the same t and any number of ranks. Other runs load the decoded numbers.
 static void test_codes_of_slices(void **state) {
     (void)state;
-    GPT2Config c = {MAX_T, 0, 0, 1, 3, 96};  // of whose codes a slice has more scales than are read at once
+    GPT2Config c = {MAX_T, 0, 0, 1, 3, 96};  // a slice of some tensors has many scales
     config_set_vocab(&c, 300);
     char folder[PATH_LENGTH];
     ModelState whole = save_whole(folder, "slices", &c, kind_of(0, 2));
@@ -651,7 +658,7 @@ static void test_codes_of_slices(void **state) {
         Sharding sharding = {2, 0, 3, slices, 0};
         const char *of_slices = new_run(slices == 2 ? "of2" : "of3");
         for (int rank = 0; rank < sharding_size(sharding); rank++) {
-            ranks[rank] = empty_part(&c, kind_of(0, 2), sharding_of(sharding, rank));
+            ranks[rank] = empty_shard(&c, kind_of(0, 2), sharding_of(sharding, rank));
             load_into(folder, &ranks[rank]);
         }
         for (int i = 0; i < 2; i++) {
@@ -661,7 +668,7 @@ static void test_codes_of_slices(void **state) {
         save_moments(of_slices, ranks, sharding_size(sharding));
         ModelState numbers = load_kind(of_slices, &c, kind_of(0, 0));
         for (int rank = 0; rank < sharding_size(sharding); rank++) {
-            ModelState again = empty_part(&c, kind_of(0, 2), sharding_of(sharding, rank));
+            ModelState again = empty_shard(&c, kind_of(0, 2), sharding_of(sharding, rank));
             load_into(of_slices, &again);
             assert_same_moments(&again.optimizer, &ranks[rank].optimizer, param_layout_sharded(&c, sharding).shard);
             assert_same_numbers(&again, &numbers);
@@ -673,7 +680,7 @@ static void test_codes_of_slices(void **state) {
     free_model(&whole);
 }
 
-// ---- bad moments, and what is in the files
+// ---- bad moments, contents of files
 
 // FOLDER/optimizer.safetensors: codes of a small model, and scales of one with another vocabulary
 static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
@@ -798,8 +805,8 @@ static void test_bytes_promised(void **state) {
         size_t promised = checkpoint_bytes(&c, kind.weights != ALONE, kind.moments);
         size_t bytes =
             data_bytes(joined(folder, checkpoint_files[0])) + data_bytes(joined(folder, checkpoint_files[1]));
-        size_t part_blocks = kind.moments == DT_U8 ? 2 * sizeof(float) * (size_t)num_param_tensors(&c) : 0;
-        assert_in_range(bytes, promised, promised + part_blocks);
+        size_t partial_blocks = kind.moments == DT_U8 ? 2 * sizeof(float) * (size_t)num_param_tensors(&c) : 0;
+        assert_in_range(bytes, promised, promised + partial_blocks);
     }
 }
 
@@ -810,7 +817,7 @@ static void make_folder(const char *run, const char *name) {
     write_text(joined(joined(run, name), "junk"), "junk");
 }
 
-// what saves that were killed left behind goes with the next save, and nothing else does
+// a save deletes the unfinished folders of killed saves, and nothing else
 static void test_leftovers_are_removed(void **state) {
     (void)state;
     const char *run = new_run("leftovers");
@@ -829,7 +836,7 @@ static void test_leftovers_are_removed(void **state) {
 
 static void save_step_1_again(void *run) { save_step((const char *)run, 1, "again"); }
 
-// a step is saved once: the checkpoint that is there stays
+// a step is saved once: the existing checkpoint stays
 static void test_saved_twice(void **state) {
     (void)state;
     const char *run = new_run("twice"), *folder = save_step(run, 1, "");
@@ -850,7 +857,7 @@ static void assert_json_x(const char *path, double x) {
     cJSON_Delete(json);
 }
 
-// a file that cannot be written in full leaves the one before it as it was
+// a failed write leaves the old file as it is
 static void test_json_is_whole_or_as_before(void **state) {
     (void)state;
     struct rlimit usual_limit, limit;
@@ -901,7 +908,7 @@ typedef struct {
     rlim_t largest_file;
 } FullDisk;
 
-// the note makes state.json the largest file, so that each file but config.json can be the one that does not fit
+// Makes state.json the largest file, so that each file but config.json can be the first that does not fit.
 static char long_note[65536];
 
 static void save_on_full_disk(void *argument) {
@@ -984,7 +991,7 @@ static void test_no_run_directory(void **state) {
 
 // ---- a save that fails on one of several ranks
 
-// what the other ranks say at the first, the second, ... agreement of a save
+// others: the other ranks' values in each agree_on_error of a save
 typedef struct {
     const char *run;
     int rank;
@@ -1001,10 +1008,10 @@ static void save_among_others(void *argument) {
     checkpoint_save(save->run, 1, &s, nothing);
 }
 
-// Whoever has the fault is named, and told what helps against that; nothing is left.
+// The error names the failed rank and a remedy, and no folder is left.
 static void test_failed_rank_is_named(void **state) {
     (void)state;
-    const char *shared = "-o must be one folder that all ranks see and may write: mend that";
+    const char *shared = "make -o one folder that all ranks see and may write";
     const struct {
         int rank, error, culprit;
         const char *says, *advice;
@@ -1014,7 +1021,7 @@ static void test_failed_rank_is_named(void **state) {
                  {0, EACCES, 0, "could not", shared},
                  {0, EROFS, 0, "could not", shared},
                  {0, ENOTDIR, 0, "could not", shared},
-                 {0, EIO, 0, "could not", "mend that"},
+                 {0, EIO, 0, "could not", "fix that"},
                  {3, ENOENT, 3, "could not", shared}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char words[1024], name[32];
@@ -1023,7 +1030,7 @@ static void test_failed_rank_is_named(void **state) {
         if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
         snprintf(words, sizeof words,
                  "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
-                 "go on with -y 1\n",
+                 "resume with -y 1\n",
                  cases[i].says, save.run, strerror(cases[i].error), cases[i].advice);
         assert_stops(1, words, save_among_others, &save);
         assert_int_equal(rmdir(save.run), 0);
@@ -1102,7 +1109,7 @@ static void open_model(void *path) { model_open((const char *)path); }
 
 static void load_state(void *folder) { checkpoint_load_state((const char *)folder); }
 
-// a config.json whose every value is the model's own but for the one of `key`
+// a config.json of the model, but for the value of `key`
 static const char *config_with(const char *key, const char *value) {
     static char text[1024];
     static const char *const good[][2] = {{"n_layer", "2"},
@@ -1283,23 +1290,23 @@ static void test_broken_optimizer(void **state) {
     free_model(&s);
 }
 
-// ---- files that others wrote
+// ---- files of other programs
 
-// what is different about a foreign file
+// a file of another program
 typedef struct {
     const char *prefix;
     DType dtype;
-    int without;        // the first parameter tensor of the last layer that is left out, NUM_PARAM_TENSORS: none
-    int reshaped;       // the one that is a row longer, NUM_PARAM_TENSORS: none
-    const char *extra;  // a tensor that no GPT-2 needs, NULL: none
-    size_t head_rows;   // of lm_head.weight, 0: none
-    int head_differs;   // the pair of bytes in it that is not as in wte.weight, -1: none
+    int without;        // a parameter that the last layer lacks; NUM_PARAM_TENSORS: none
+    int reshaped;       // a parameter with one row too many; NUM_PARAM_TENSORS: none
+    const char *extra;  // a tensor that no GPT-2 needs; NULL: none
+    size_t head_rows;   // of lm_head.weight; 0: none
+    int head_differs;   // index of the 16-bit word in which lm_head.weight is not wte.weight; -1: none
 } Foreign;
 
 // finite F16 numbers of every size and sign
 static uint16_t foreign_bits(size_t i) { return (uint16_t)((rng_bits(5, 5, i) & 0xBFFFu) | (i % 2) << 10); }
 
-// FOLDER/model.safetensors; element i of a tensor is foreign_bits(i) where it is F16, else zero
+// FOLDER/model.safetensors; element i of a tensor is foreign_bits(i) in F16, else zero
 static void write_foreign(const char *folder, const GPT2Config *c, const Foreign *f) {
     uint16_t bits[65536] = {0};
     for (size_t i = 0; f->dtype == DT_F16 && i < sizeof bits / sizeof bits[0]; i++) { bits[i] = foreign_bits(i); }
@@ -1332,12 +1339,14 @@ static void write_foreign(const char *folder, const GPT2Config *c, const Foreign
 
 static const Foreign usual = {"", DT_F32, NUM_PARAM_TENSORS, NUM_PARAM_TENSORS, NULL, 0, -1};
 
-// half precision, every name with a prefix, the causal mask stored: as files of GPT2LMHeadModel have been
+// half precision, a prefix before every name, a causal mask: as in some files of GPT2LMHeadModel
 static void test_hugging_face_file(void **state) {
     (void)state;
     GPT2Config c = small_config();
     Foreign f = usual;
-    f.prefix = "transformer.", f.dtype = DT_F16, f.extra = "transformer.h.0.attn.bias";
+    f.prefix = "transformer.";
+    f.dtype = DT_F16;
+    f.extra = "transformer.h.0.attn.bias";
     const char *folder = new_run("foreign");
     write_foreign(folder, &c, &f);
     write_text(joined(folder, "config.json"), config_with("", ""));
@@ -1345,7 +1354,7 @@ static void test_hugging_face_file(void **state) {
     assert_memory_equal(&file.config, &c, sizeof c);
     ParamLayout layout = param_layout(&c);
     real *block = (real *)xcalloc(layout.total, sizeof(real));
-    block_load(&file, "", block, &cpu_device);
+    block_load(&file, "", block);
     model_close(&file);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         size_t rows = param_used_rows((ParamId)id, &c), cols = param_cols((ParamId)id, &c);
@@ -1358,7 +1367,7 @@ static void test_hugging_face_file(void **state) {
     free(block);
 }
 
-// a file alone: heads of 64 channels are assumed, as every GPT-2 has
+// a file without config.json: heads have 64 channels, as in every GPT-2
 static void test_shape_from_tensors(void **state) {
     (void)state;
     GPT2Config c = {4, 0, 0, 3, 1, 64};
@@ -1391,7 +1400,7 @@ static void test_missing_and_reshaped_tensors(void **state) {
     }
 }
 
-// lm_head.weight may be stored as long as it is wte.weight once more; here it takes several reads to compare
+// lm_head.weight may be stored if it equals wte.weight; here the comparison takes several reads
 static void test_stored_head(void **state) {
     (void)state;
     enum { MANY = 1500 };
@@ -1402,14 +1411,16 @@ static void test_stored_head(void **state) {
         int differs;
     } untied[] = {{MANY, 0}, {MANY, 2 * MANY * C - 1}, {MANY + 1, -1}, {MANY - 1, -1}};
     Foreign f = usual;
-    f.prefix = "transformer.", f.head_rows = MANY;
+    f.prefix = "transformer.";
+    f.head_rows = MANY;
     const char *folder = new_run("head");
     write_text(joined(folder, "config.json"), config_with("vocab_size", "1500"));
     write_foreign(folder, &c, &f);
     ModelFile file = model_open(folder);
     model_close(&file);
     for (size_t i = 0; i < sizeof untied / sizeof untied[0]; i++) {
-        f.head_rows = untied[i].rows, f.head_differs = untied[i].differs;
+        f.head_rows = untied[i].rows;
+        f.head_differs = untied[i].differs;
         write_foreign(folder, &c, &f);
         assert_stops(2, "lm_head.weight that is not its wte.weight", open_model, (void *)folder);
     }
@@ -1443,7 +1454,7 @@ int main(void) {
         cmocka_unit_test(test_masters_from_rounded_weights),
         cmocka_unit_test(test_masters_not_wanted),
         cmocka_unit_test(test_moments_are_converted),
-        cmocka_unit_test(test_ranks_read_their_pieces),
+        cmocka_unit_test(test_ranks_read_their_ranges),
         cmocka_unit_test(test_large_tensors),
         cmocka_unit_test(test_codes_of_slices),
         cmocka_unit_test(test_broken_moments),

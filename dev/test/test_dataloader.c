@@ -1,12 +1,12 @@
 /*
-The data loader: what files it takes and refuses, the order it reads them in, and that its position is all of its state.
+The data loader: good and bad files, the order of sequences, and resuming from a position alone.
 */
 #include "testing.h"
 #include "llmc/files/dataloader.h"
 
 enum { MAX_TOKENS = 4096 };
 
-// writes NAME as a token shard of n ids; returns the path
+// writes NAME as a token shard of ids (n); returns the path
 static const char *write_shard(const char *name, const uint16_t *ids, uint32_t n) {
     static uint8_t bytes[1024 + 2 * MAX_TOKENS];
     uint32_t header[256] = {TOKEN_MAGIC, TOKEN_VERSION, n};
@@ -25,7 +25,7 @@ static const char *write_counting_shard(const char *name, int first, int n) {
 
 static TokenFiles open_files(const char *pattern) { return token_files_open("-i", temp_path(pattern)); }
 
-// three sharding of 5, 2 and 8 sequences of length 4, one too short for any, all ids different
+// three shards of 5, 2 and 8 sequences of length 4, one too short for any, all ids different
 static TokenFiles open_four_shards(void) {
     write_counting_shard("four_a.bin", 0, 4 * 5 + 1);
     write_counting_shard("four_b.bin", 1000, 4);
@@ -64,10 +64,10 @@ static void test_header_defects(void **state) {
         {{20240520, 1, 10}, 1, "has 1 bytes, too few for the 1024-byte header"},
         {{20240520, 1, 10}, 1023, "has 1023 bytes, too few"},
         {{20240520, 1, 0}, 1024, "is empty"},
-        {{20240801, 1, 10}, 1044, "has magic number 20240801 where"},
+        {{20240801, 1, 10}, 1044, "has magic number 20240801, expected 20240520"},
         {{0x08EB3501, 1, 10}, 1044, "has magic number"},
-        {{20240520, 2, 10}, 1044, "has version 2 where a token shard of llm.c has 1"},
-        {{20240520, 0, 10}, 1044, "has version 0 where"},
+        {{20240520, 2, 10}, 1044, "has version 2, expected 1: a .bin file is a token shard"},
+        {{20240520, 0, 10}, 1044, "has version 0, expected 1"},
         {{20240520, 1, 10}, 1024, "has 1024 bytes, but its header says 10 tokens, which take 1044"},
         {{20240520, 1, 10}, 1043, "has 1043 bytes, but"},
         {{20240520, 1, 10}, 1045, "has 1045 bytes, but"},
@@ -109,7 +109,7 @@ static void test_mixed_kinds(void **state) {
     (void)state;
     write_counting_shard("mixed_a.bin", 0, 10);
     write_file("mixed_b.txt", "some text", 9);
-    assert_refused(temp_path("mixed_*"), "matches token sharding and text alike");
+    assert_refused(temp_path("mixed_*"), "matches token shards and text alike");
     assert_refused(temp_path("mixed_*"), "mixed_b.txt");
 }
 
@@ -117,15 +117,15 @@ static void test_kinds(void **state) {
     (void)state;
     write_counting_shard("kind_b.bin", 7, 10);
     write_counting_shard("kind_a.bin", 7, 20);
-    TokenFiles sharding = open_files("kind_*.bin");
-    assert_int_equal(sharding.num_files, 2);
-    assert_string_equal(sharding.files[0].path, temp_path("kind_a.bin"));
-    assert_int_equal(sharding.files[1].num_tokens, 10);
-    assert_int_equal(sharding.vocab_size, 50257);
-    assert_false(token_files_are_text(&sharding));
-    assert_string_equal(token_files_kind(&sharding), "token sharding");
-    assert_int_equal(token_files_total(&sharding), 30);
-    token_files_close(&sharding);
+    TokenFiles shards = open_files("kind_*.bin");
+    assert_int_equal(shards.num_files, 2);
+    assert_string_equal(shards.files[0].path, temp_path("kind_a.bin"));
+    assert_int_equal(shards.files[1].num_tokens, 10);
+    assert_int_equal(shards.vocab_size, 50257);
+    assert_false(token_files_are_text(&shards));
+    assert_string_equal(token_files_kind(&shards), "token shards");
+    assert_int_equal(token_files_total(&shards), 30);
+    token_files_close(&shards);
 
     write_file("text[1].bin.txt", "\xff\0z", 3);  // any byte is a token, and the name only ends in .txt
     TokenFiles text = open_files("text\\[1].bin.txt");
@@ -181,9 +181,9 @@ static void test_bytes_past_the_vocabulary(void **state) {
     token_files_close(&files);
 }
 
-// ---- errors while reading are said by the batch they belong to
+// ---- errors while reading are reported with their batch
 
-// five sequences of length 4, of which the third and the fifth hold an id past a vocabulary of 300
+// five sequences of length 4; the third and the fifth hold an id past a vocabulary of 300
 static DataLoader open_bad_loader(int B) {
     uint16_t ids[21] = {0};
     ids[9] = ids[18] = 300;
@@ -324,7 +324,7 @@ static void test_shuffled_epochs(void **state) {
     token_files_close(&files);
 }
 
-// over many epochs every file comes first, and a file's sequences are not in the same order every time
+// over many epochs every file is first once, and so is every sequence of a file
 static void test_shuffle_moves_files_and_sequences(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -341,7 +341,7 @@ static void test_shuffle_moves_files_and_sequences(void **state) {
     token_files_close(&files);
 }
 
-// R ranks of B sequences see together what one rank of RB does, over more than an epoch and for more than one
+// R ranks of B sequences read together the batches of one rank of RB, over more than one epoch
 static void test_ranks(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -365,7 +365,7 @@ static void test_ranks(void **state) {
     token_files_close(&files);
 }
 
-// a loader sent to another's position goes on as that one does; rank 1 of 2, and 6 sequences a batch do not divide 15
+// A loader continues from the position of another as that loader does: rank 1 of 2, 6 sequences a batch, 15 an epoch.
 static void test_seek(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -390,7 +390,7 @@ static void test_seek(void **state) {
     token_files_close(&files);
 }
 
-// the batch that is shown stays as it is while the next one is read, and seek does not touch it
+// the current batch does not change while the next one is read, nor by a seek
 static void test_batch_stays(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
@@ -470,7 +470,7 @@ static void test_split(void **state) {
     token_files_close(&files);
 }
 
-// loaders of the two parts never show a token of the other, targets included
+// the loaders of train and val have no token of each other, targets included
 static void test_split_loaders(void **state) {
     (void)state;
     write_counting_shard("part_a.bin", 0, 100);
@@ -516,7 +516,7 @@ static uint64_t fingerprint_with(const char *name, size_t length, size_t at, cha
     return fingerprint_of(name);
 }
 
-// what is written in checkpoints must not change with the machine or the version
+// a fingerprint in a checkpoint must not change with the machine or the version
 static void test_fingerprint_is_this_number(void **state) {
     (void)state;
     write_file("print_1.txt", "to be", 5);
@@ -561,7 +561,7 @@ static void test_fingerprint_is_of_the_part(void **state) {
             assert_int_equal(a == b, i == j);
         }
     }
-    // the same number of tokens from another place
+    // as many tokens, from another offset
     uint64_t before = token_files_fingerprint(&rest);
     rest.files[0].first_token--;
     assert_true(before != token_files_fingerprint(&rest));
@@ -582,7 +582,7 @@ static void test_fingerprint_of_what_is_gone(void **state) {
 
 // ---- a file of 5 GiB
 
-// more tokens than an int32 and more bytes than a uint32 can count; the last sequence ends with the file
+// more than 2^31 tokens and more than 2^32 bytes; the last sequence ends with the file
 #define LARGE_TOKENS (((uint64_t)2560 << 20) + 1)
 enum { LARGE_T = 8 };
 

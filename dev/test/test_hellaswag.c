@@ -1,6 +1,6 @@
 /*
-HellaSwag: what files it takes and refuses, how examples lie in batches, how losses become an accuracy, and that
-dev/data/hellaswag.py and llmc/files/tokenizer.h agree on the tokens.
+HellaSwag: good and bad files, examples in batches, losses and accuracy, and equal tokens from dev/data/hellaswag.py and
+llmc/files/tokenizer.h.
 */
 #include "testing.h"
 #include "llmc/files/hellaswag.h"
@@ -9,7 +9,7 @@ dev/data/hellaswag.py and llmc/files/tokenizer.h agree on the tokens.
 
 enum { MAX_WORDS = 4096, VOCABULARY = 1000 };
 
-// a file that is being written: its header, and the words after it
+// the contents of a file: header and words
 typedef struct {
     uint32_t header[HELLASWAG_HEADER_INTS];
     uint16_t words[MAX_WORDS];
@@ -21,7 +21,7 @@ static void add_list(EvalFile *file, int length, int first_token) {
     for (int i = 0; i < length; i++) { file->words[file->num_words++] = (uint16_t)(first_token + i); }
 }
 
-// Example e, whose context is the tokens 10, 11, .. and whose completion i is 100(i + 1) + e, 100(i + 1) + e + 1, ..
+// adds example e with the context 10, 11, .. and the completions i: 100(i + 1) + e, 100(i + 1) + e + 1, ..
 static void add_example(EvalFile *file, int label, int context, const int completions[4]) {
     int e = (int)file->header[2]++;
     size_t start = file->num_words;
@@ -121,7 +121,7 @@ static void test_last_batch_is_not_full(void **state) {
 
 // ---- scores
 
-// A stand-in for a model: the loss at each position is that of its target, losses[target].
+// losses in place of a model's: the loss at a position is losses[target]
 static double accuracy(HellaSwag *set, const real *losses) {
     real *batch = (real *)xcalloc((size_t)set->B * (size_t)set->T, sizeof(real));
     hellaswag_rewind(set);
@@ -157,7 +157,7 @@ static void test_length_normalised(void **state) {
     hellaswag_close(&set);
 }
 
-// any B gives the same accuracy, padding counts for nothing, and a rewound set starts from nothing
+// every B gives the same accuracy, padding is ignored, and a rewound set starts at 0
 static void test_accuracy(void **state) {
     (void)state;
     real losses[VOCABULARY];
@@ -235,8 +235,8 @@ static void test_header_defects(void **state) {
         uint32_t value;
         const char *words;
     } defects[] = {
-        {0, 20240520, "has magic number 20240520 where llm.c's eval format has 20240522"},
-        {1, 2, "has version 2 where"},
+        {0, 20240520, "has magic number 20240520, expected 20240522"},
+        {1, 2, "has version 2, expected 1"},
         {2, 0, "says 0 examples (1 to 65536)"},
         {2, 2, "has 1148 bytes, but its header says 2 examples (1 to 65536) of at most 50 bytes"},
         {2, 4, "example 3 of"},
@@ -246,7 +246,7 @@ static void test_header_defects(void **state) {
         {3, 0, "of at most 0 bytes"},
         {3, 1, "of at most 1 bytes"},
         {3, 48, "example 1 of"},
-        {3, 48, "says it has 50 bytes, not an even number from 30 to the 48 of the longest"},
+        {3, 48, "says it has 50 bytes, expected an even number from 30 to the longest, 48"},
         {3, 65536, "of at most 65536 bytes (at most 65535)"},
     };
     for (size_t i = 0; i < sizeof defects / sizeof defects[0]; i++) {
@@ -265,17 +265,17 @@ static void test_example_defects(void **state) {
         uint16_t value;
         const char *words;
     } defects[] = {
-        {0, 65534, "begins with 65534, not with 65535"},
-        {1, 0, "says it has 0 bytes, not an even number from 30"},
+        {0, 65534, "begins with 65534, expected 65535"},
+        {1, 0, "says it has 0 bytes, expected an even number from 30"},
         {1, 49, "says it has 49 bytes"},
         {1, 28, "says it has 28 bytes"},
         {1, 48, "has a completion that is empty or runs past its 48 bytes"},
         {1, 65534, "says it has 65534 bytes"},
         {2, 0, "says it is example 0"},
         {2, 2, "says it is example 2"},
-        {3, 4, "has label 4, not 0 to 3"},
-        {4, 3, "has 3 completions, not 4"},
-        {4, 5, "has 5 completions, not 4"},
+        {3, 4, "has label 4, expected 0 to 3"},
+        {4, 3, "has 3 completions, expected 4"},
+        {4, 5, "has 5 completions, expected 4"},
         {5, 0, "has a context that is empty or runs past"},
         {5, 65535, "has a context that is empty or runs past"},
         {5, 19, "has a completion that is empty or runs past"},
@@ -317,7 +317,7 @@ static void test_wrong_sizes(void **state) {
 
 static const char *const MERGES = "dev/test/golden/gpt2_2500.bpe";
 
-// the exit status of a command whose output nobody sees
+// the exit status of a command, without its output
 static int run_silently(const char *const *command) {
     fflush(NULL);
     pid_t child = fork();
@@ -342,7 +342,7 @@ static bool python_has_regex(void) {
     return run_silently(command) == 0;
 }
 
-// a row's targets are the tokens of its context, but for the first, and then of its completion
+// the targets of a row are the tokens of the context but for the first, then of the completion
 static void assert_texts(const HellaSwag *set, int row, const char *context, const char *completion) {
     Tokenizer t = tokenizer_load(MERGES);
     int *before, *after;
@@ -382,7 +382,7 @@ static void test_made_by_the_script(void **state) {
     hellaswag_close(&set);
 }
 
-// what the script cannot use it leaves no file of
+// the script refuses bad input and leaves no file
 static void test_refused_by_the_script(void **state) {
     (void)state;
     if (!python_has_regex()) { skip(); }

@@ -1,5 +1,5 @@
 /*
-What a run says: the line on a terminal of any width, metrics.jsonl, and what a resumed run keeps of it.
+The logger: the line on a terminal of any width, metrics.jsonl, and the lines that a resumed run deletes.
 */
 #include "testing.h"
 #include "llmc/run/logger.h"
@@ -60,7 +60,7 @@ static void test_it_never_reaches_the_edge(void **state) {
             assert_true(strlen(line_of(r, 2.5 * (double)step, width)) <= (size_t)width - 1);
         }
     }
-    // at 80 columns, however long the step and the run, the loss, the speed and the time left are there
+    // 80 columns hold the loss, the rate and the time left for any step and any run
     StepReport r = report_of(9999999, 9999999, "");
     r.seconds_left = 99999 * 60;
     const char *line = line_of(r, 9876543, 80);
@@ -108,7 +108,7 @@ static const char *contents_of(const char *path) {
     return text;
 }
 
-// runs FUNCTION with stdout in the file that is returned
+// runs FUNCTION with stdout redirected to a file; returns the path
 static const char *stdout_of(void (*function)(void)) {
     const char *path = temp_path("stdout.txt");
     fflush(stdout);
@@ -216,7 +216,7 @@ static void test_truncation(void **state) {
                      "{\"step\":9,\"loss\":1}\n{\"step\":10,\"loss\":1}\n");
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"val_loss\":1}\n", 2,
                      "{\"step\":1,\"loss\":1}\n{\"step\":2,\"val_loss\":1}\n");
-    // torn where the run was killed, in the value and in the step; lines of something else
+    // cut in the value or in the step, as by a killed run; lines in another format
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":0.1", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"st", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("hello\n\n{\"step\":1,\"loss\":1}\n", 9, "{\"step\":1,\"loss\":1}\n");

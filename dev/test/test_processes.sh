@@ -493,7 +493,7 @@ report "and one that is not there, of a run that goes on" "$(
 )"
 report "a checkpoint that does not fit for one rank" "$(
     second_by 1 'ulimit -f 30' "${saving[@]}" -x 4 -o narrow
-    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; .*: make room, then go"
+    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; .*: make room, then resume"
     find narrow -name 'step_*'
 )"
 

@@ -1,4 +1,4 @@
-// safetensors.h: what it writes, byte by byte; what it reads back; and every way in which a file can be bad.
+// safetensors.h: the bytes of a written file; round trips; every kind of bad file.
 #include "testing.h"
 #include "llmc/files/safetensors.h"
 #include "llmc/common/rng.h"
@@ -127,7 +127,7 @@ static void test_round_trip(void **state) {
         assert_memory_equal(got, data[i], cases[i].bytes);
     }
     const SafeTensor *weight = safetensors_find(&st, cases[0].name);
-    safetensors_read(&st, weight, 13, got, 6);  // a part
+    safetensors_read(&st, weight, 13, got, 6);  // a range
     assert_memory_equal(got, data[0] + 13, 6);
     safetensors_read(&st, weight, 60, got, 0);
     assert_null(safetensors_find(&st, "absent"));
@@ -172,7 +172,7 @@ static void test_more_than_4_gib(void **state) {
     unlink(path);
 }
 
-// ---- failing while writing: the errno comes out of finish, nothing stops the program
+// ---- failures while writing: finish returns the errno, the program does not stop
 
 static int write_kilobytes(const char *path, size_t count, size_t written) {
     static const unsigned char block[1024];
@@ -310,7 +310,7 @@ static void test_shortened_while_open(void **state) {
     assert_stops(EXIT_RUN_FAILED, "become shorter", read_shortened, (void *)path);
 }
 
-// what other programs write and this one does not: any order, odd spaces, metadata anywhere, empty tensors in between
+// good files of other programs: any order, odd spaces, metadata anywhere, empty tensors in between
 static void test_unusual_but_good(void **state) {
     (void)state;
     SafeTensors st =
@@ -353,11 +353,11 @@ static void test_bad_headers(void **state) {
         {"{}  x", 0, "text after"},
         {"{\"a\\u0000\":1}", 0, "NUL"},
         // entries
-        {"{\"a\":1}", 0, "by something else than"},
-        {"{\"a\":{}}", 0, "by something else than"},
-        {"{\"a\":[1,2,3]}", 0, "by something else than"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "by something else than"},
-        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, "by something else than"},
+        {"{\"a\":1}", 0, "without the three keys"},
+        {"{\"a\":{}}", 0, "without the three keys"},
+        {"{\"a\":[1,2,3]}", 0, "without the three keys"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1]}}", 1, "without the three keys"},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1}}", 1, "without the three keys"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"dtype\":\"U8\"}}", 1, "bad data_offsets"},
         {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"offsets\":[0,1]}}", 1, "bad data_offsets"},
         {"{\"a\\n\\u001b\":1}", 0, "tensor 'a\?\?'"},

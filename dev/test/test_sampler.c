@@ -1,6 +1,6 @@
 /*
-The sampler against a plain one that sorts the whole vocabulary, on random rows with many ties; its frequencies on an
-even grid of coins and on random ones; and rows no model should make: NaN, infinities, all equal.
+The sampler against a plain reference that sorts the whole vocabulary, on random rows with many ties; frequencies on an
+even grid of coins and on random coins; rows of NaN, infinities and equal logits.
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
@@ -56,7 +56,7 @@ static void random_row(float *logits, int n, uint64_t seed) {
     }
 }
 
-// The token of a coin in the middle of each token's interval is that token; a token without probability never comes.
+// A coin in the middle of a token's interval draws that token. A token of probability 0 is never drawn.
 static void test_intervals(void **state) {
     (void)state;
     const int top_ks[] = {0, 1, 2, 17, 40, V - 1, V, V + 1, 1 << 30};
@@ -78,7 +78,7 @@ static void test_intervals(void **state) {
     }
 }
 
-// chi-squared of the drawn counts: 20 tokens on 20000 coins from rng.h; and an even grid of coins hits every share
+// chi-squared of the counts of 20 tokens for 20000 coins from rng.h; an even grid of coins gives the exact counts
 static void test_frequencies(void **state) {
     (void)state;
     enum { N = 20, DRAWS = 20000 };
@@ -127,7 +127,8 @@ static void test_hostile_rows(void **state) {
             minus_hits[sample_token(minus, 4, 1, top_k, coin)]++;
             huge_hits[sample_token(huge, 3, 1, top_k, coin)]++;
         }
-        assert_int_equal(plus_hits[1], top_k == 1 ? 60 : 30);  // the two infinities share, nothing else is drawn
+        assert_int_equal(plus_hits[1],
+                         top_k == 1 ? 60 : 30);  // one half each for the two infinities, none for the rest
         assert_int_equal(plus_hits[4], top_k == 1 ? 0 : 30);
         assert_int_equal(huge_hits[1], top_k == 1 ? 60 : 30);
         assert_int_equal(huge_hits[0], 0);
@@ -136,7 +137,7 @@ static void test_hostile_rows(void **state) {
     }
 }
 
-// a coin at either end, and of a whole GPT-2 vocabulary
+// coins 0 and just below 1, with the whole vocabulary of GPT-2
 static void test_ends(void **state) {
     (void)state;
     enum { GPT2_VOCAB = 50257 };

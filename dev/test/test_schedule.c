@@ -1,6 +1,6 @@
 /*
-The schedules against closed forms written a second way (half-angle cosine, interpolation between end points), and at
-the edges where a division by zero or a jump would show.
+The schedules against other closed forms (half-angle cosine, interpolation between end points), and at the edges, where
+a division by zero or a jump would show.
 */
 #include "testing.h"
 #include "llmc/run/schedule.h"
@@ -45,7 +45,7 @@ static void test_closed_forms(void **state) {
     assert_int_equal(checked, 4 * 9 * (10 + 97 + 1000));
 }
 
-// worked by hand, so that both forms above cannot be wrong in the same way
+// computed by hand, in case both forms have the same error
 static void test_known_values(void **state) {
     (void)state;
     assert_near(schedule_lr(SCHEDULE_COSINE, 1, 10, 110, 0, 0), 0.1, 1e-15);
@@ -71,17 +71,17 @@ static void test_edges(void **state) {
         assert_near(schedule_lr(kind, LR, 0, 1, 0.1, 0), LR, 1e-18);
         assert_near(schedule_lr(kind, LR, 1, 1, 0.1, 0), LR, 1e-18);
         assert_near(schedule_lr(kind, LR, 4, 1, 0.1, 0), LR / 4, 1e-18);
-        // the warmup takes the whole run and more: it goes on, then the end
+        // a warmup as long as the run or longer continues past the last step, then the final rate
         assert_near(schedule_lr(kind, LR, 20, 10, 0.1, 9), LR / 2, 1e-18);
         assert_near(schedule_lr(kind, LR, 20, 10, 0.1, 19), LR, 1e-18);
         assert_near(schedule_lr(kind, LR, 10, 10, 0.1, 10), end, 1e-18);
-        // the longest run there is
+        // the longest possible run
         assert_near(schedule_lr(kind, LR, 0, INT64_MAX, 0.1, 0), LR, 1e-18);
         assert_near(schedule_lr(kind, LR, 0, INT64_MAX, 0.1, INT64_MAX - 1), end, 1e-12);
     }
 }
 
-// no jump upwards and nothing outside [final, peak] after the warmup, also where it reaches into wsd's last 20 %
+// after the warmup the rate never rises and stays in [final, peak], also for a warmup that ends in wsd's last 20 %
 static void test_falls_steadily(void **state) {
     (void)state;
     for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_WSD; kind++) {

@@ -1,7 +1,6 @@
 /*
-The tokenizer: rectangles, merges against a plain reference, both kinds of file, broken files, and GPT-2's own ids: with the
-first merges of its file, which are here, and with the whole of it, looked for at VOCAB and skipped where it is not. Run
-from the repository's root.
+The tokenizer: pre-tokens, merges against a plain reference, both kinds of file, broken files, and GPT-2's ids with the
+first 2500 merges, which are in the tree, and with the whole file if it is at VOCAB. Runs in the root of the repository.
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
@@ -35,7 +34,7 @@ static void assert_encodes(const Tokenizer *t, const char *text, size_t bytes, c
     free(tokens);
 }
 
-// every token decoded, one after another, is the text
+// the decoded tokens, joined, are the text
 static void assert_round_trip(const Tokenizer *t, const char *text, size_t bytes) {
     int *tokens;
     size_t count = tokenizer_encode(t, text, bytes, &tokens), at = 0, length;
@@ -65,11 +64,11 @@ static void test_bytes(void **state) {
     tokenizer_free(&t);
 }
 
-// a text and its rectangles' lengths, 0 after the last
+// a text and the lengths of its pre-tokens, 0 after the last
 static const struct {
     const char *text;
     size_t lengths[8];
-} PIECES[] = {
+} PRETOKENS[] = {
     {"Hello world", {5, 6}},
     {"a  b", {1, 1, 2}},
     {"a   ", {1, 3}},
@@ -134,22 +133,22 @@ static const struct {
      {5}},  // U+20000, a letter
 };
 
-static void test_pieces(void **state) {
+static void test_pretokens(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof PIECES / sizeof PIECES[0]; i++) {
-        size_t at = 0, bytes = strlen(PIECES[i].text);
-        for (const size_t *length = PIECES[i].lengths; at < bytes; length++) {
-            size_t found = tokenizer_piece_length(PIECES[i].text + at, bytes - at);
+    for (size_t i = 0; i < sizeof PRETOKENS / sizeof PRETOKENS[0]; i++) {
+        size_t at = 0, bytes = strlen(PRETOKENS[i].text);
+        for (const size_t *length = PRETOKENS[i].lengths; at < bytes; length++) {
+            size_t found = tokenizer_pretoken_length(PRETOKENS[i].text + at, bytes - at);
             if (found != *length) {
-                fail_msg("'%s' at %zu: piece of %zu, expected %zu", PIECES[i].text, at, found, *length);
+                fail_msg("'%s' at %zu: pre-token of %zu, expected %zu", PRETOKENS[i].text, at, found, *length);
             }
             at += found;
         }
     }
-    assert_int_equal(tokenizer_piece_length("\xE4\xBD\xA0", 3), 3);
-    assert_int_equal(tokenizer_piece_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
-    assert_int_equal(tokenizer_piece_length("'ll", 2), 1);
-    assert_int_equal(tokenizer_piece_length(" a", 1), 1);
+    assert_int_equal(tokenizer_pretoken_length("\xE4\xBD\xA0", 3), 3);
+    assert_int_equal(tokenizer_pretoken_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
+    assert_int_equal(tokenizer_pretoken_length("'ll", 2), 1);
+    assert_int_equal(tokenizer_pretoken_length(" a", 1), 1);
 }
 
 static void test_unicode_classes(void **state) {
@@ -243,7 +242,7 @@ static void test_bin_file(void **state) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// The merge loop as the paper words it: find the pair whose join is the lowest id, merge its first occurrence, repeat.
+// The merge loop of the paper: find the pair that merges into the lowest id, merge the first such pair, repeat.
 static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, int *tokens) {
     size_t count = bytes, first;
     for (size_t i = 0; i < bytes; i++) { tokens[i] = t->byte_token[(uint8_t)text[i]]; }
@@ -255,7 +254,10 @@ static size_t plain_encode(const Tokenizer *t, const char *text, size_t bytes, i
             for (int id = 256; id < best; id++) {
                 int same =
                     t->start[id + 1] - t->start[id] == both && memcmp(t->bytes + t->start[id], text + at, both) == 0;
-                if (same) { best = id, first = i + 1; }
+                if (same) {
+                    best = id;
+                    first = i + 1;
+                }
             }
             at += left;
         }
@@ -275,7 +277,9 @@ static void test_merging_against_plain_reference(void **state) {
         char text[48];
         int expected[48];
         size_t bytes = 1 + rng_bits(1, trial, 0) % sizeof text;
-        for (size_t i = 0; i < bytes; i++) { text[i] = "aaaabbcde"[rng_bits(2, trial, i) % 9]; }  // letters: one piece
+        for (size_t i = 0; i < bytes; i++) {
+            text[i] = "aaaabbcde"[rng_bits(2, trial, i) % 9];
+        }  // letters: one pre-token
         size_t count = plain_encode(&t, text, bytes, expected);
         assert_encodes(&t, text, bytes, expected, count);
     }
@@ -303,13 +307,13 @@ static void test_round_trip(void **state) {
     round_trips(&small);
     int *tokens;
     size_t count = tokenizer_encode(&small, "<|endoftext|>", 13, &tokens);
-    for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not the mark
+    for (size_t i = 0; i < count; i++) { assert_int_not_equal(tokens[i], small.end_of_text); }  // text, not end-of-text
     free(tokens);
     tokenizer_free(&bytes);
     tokenizer_free(&small);
 }
 
-// a run of letters takes n log n: seconds, were it n^2
+// a long pre-token takes n log n; n^2 would take seconds
 static void test_long_run(void **state) {
     (void)state;
     enum { BYTES = 1 << 20 };
@@ -370,7 +374,7 @@ static void test_broken_merges(void **state) {
     assert_stops(EXIT_BAD_INPUT, "larger than", load, (void *)"/dev/zero");
 }
 
-// tokens of 2, 4, .., 256 bytes: the last is one too long
+// tokens of 2, 4, .., 256 bytes: the last is one byte too long
 static void test_too_long_token(void **state) {
     (void)state;
     char text[2048];
@@ -477,7 +481,7 @@ static void assert_golden_line(const Tokenizer *t, const char *line) {
     assert_round_trip(t, text, bytes);
 }
 
-// the golden ids, any bytes there and back, and the same tokenizer by way of gpt2_tokenizer.bin
+// the golden ids, round trips of any bytes, and the same tokenizer from gpt2_tokenizer.bin
 static void assert_is_real(const Tokenizer *t, const char *golden_path) {
     FILE *golden = fopen(golden_path, "r");
     assert_non_null(golden);
@@ -526,7 +530,7 @@ static void test_gpt2(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_pretokens),
         cmocka_unit_test(test_unicode_classes),
         cmocka_unit_test(test_merges_file),
         cmocka_unit_test(test_bin_file),

@@ -1,23 +1,23 @@
 /*
-The data: files of tokens, and the loader that cuts them into batches while the previous step runs.
+Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_split,
          token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close, token_shard_write,
          DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
          dataloader_sequences_per_epoch, dataloader_close
 
-Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then that many uint16,
-            little-endian. Any other file is text: a byte is a token, the vocabulary is 256.
-Sequence    j of a file is its tokens jT .. jT+T, both included; inputs are the first T, targets the last T. A file of
-            n tokens holds (n - 1) / T sequences, perhaps none; a rest that fills no sequence is not used.
-Order       sequence number s of a run is the pure function below of (seed, s), so the position is all of the state.
+Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then the tokens as uint16,
+            little-endian. Any other file is text: each byte is a token, the vocabulary is 256.
+Sequence    j of a file is its tokens jT .. jT+T, both included. Inputs are the first T, targets the last T. A file of n
+            tokens holds (n - 1) / T sequences, perhaps none. Tokens after the last whole sequence are not used.
+Order       sequence number s of a run is a pure function of (seed, s), so a position is the whole state of a loader:
               epoch e = s / sequences_per_epoch,  k = s % sequences_per_epoch
               not shuffled  the k-th sequence, files in sorted order
-              shuffled      files permuted by (seed, e), and the sequences within each by (seed, e, file): reading stays
+              shuffled      files permuted by (seed, e), the sequences of a file by (seed, e, file): reading stays
                             within one file at a time
-            Rank r of R reads s = position + rB + b for b < B, and the position moves on by RB: the R micro-batches
-            together are the same whatever R is.
-Reading     one thread a loader reads one micro-batch ahead. What it meets (a bad id, an I/O error) is said by the
-            dataloader_next that would have returned it, and never if that is not called.
+            Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
+            R ranks are together the same for every R.
+Reading     one thread a loader reads one micro-batch ahead. An error in a batch, a bad id or a failed read, is reported
+            by the dataloader_next that would return the batch.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -37,16 +37,17 @@ enum { BYTE_VOCABULARY = 256, GPT2_VOCABULARY = 50257 };
 
 typedef struct {
     char *path;
-    uint64_t first_token, num_tokens;  // the part of the file that is used
+    uint64_t first_token, num_tokens;  // the tokens of the file that are used
 } TokenFile;
 
-// the files of one glob pattern, all of one kind
+// the files of a glob pattern, all of one kind
 typedef struct {
     TokenFile *files;
     int num_files;
-    int header_bytes, token_bytes;  // 0 and 1: bytes of text; 1024 and 2: sharding of llm.c
-    int vocab_size;                 // what the kind implies: 256 or 50257
-    const char *flag, *part;        // for messages: the flag that named the files, what part of them this is
+    int header_bytes, token_bytes;  // text: 0 and 1; shards of llm.c: 1024 and 2
+    int vocab_size;                 // text: 256; shards: 50257
+    const char *flag;               // that named the files, for messages
+    const char *use;                // for messages: "", " to train on" or " held out for validation"
 } TokenFiles;
 
 static inline bool token_path_is_shard(const char *path) {
@@ -54,7 +55,7 @@ static inline bool token_path_is_shard(const char *path) {
     return length >= 4 && strcmp(path + length - 4, ".bin") == 0;
 }
 
-// the number of tokens that a shard's header promises, which its size must bear out
+// the number of tokens in a shard's header; stops unless the size of the file agrees
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes) {
     static const char *const name[2] = {"magic number", "version"};
     static const uint32_t expected[2] = {TOKEN_MAGIC, TOKEN_VERSION};
@@ -63,30 +64,34 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
     if (got < 0) { input_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
     if ((size_t)got < sizeof header) {
         input_error(
-            "%s: %s has %zd bytes, too few for the %zu-byte header of a token shard; text must not be named .bin", flag,
-            path, got, sizeof header);
+            "%s: %s has %zd bytes, too few for the %zu-byte header of a token shard; rename the file if it is text",
+            flag, path, got, sizeof header);
     }
     for (int i = 0; i < 2; i++) {
         if (header[i] != expected[i]) {
-            input_error("%s: %s has %s %" PRIu32 " where a token shard of llm.c has %" PRIu32
-                        "; write it in that format, or if it is text do not name it .bin",
-                        flag, path, name[i], header[i], expected[i]);
+            input_error(
+                "%s: %s has %s %" PRIu32 ", expected %" PRIu32
+                ": a .bin file is a token shard of llm.c; make one with --tokenize, or rename the file if it is "
+                "text",
+                flag, path, name[i], header[i], expected[i]);
         }
     }
-    uint64_t promised = sizeof header + 2 * (uint64_t)header[2];
-    if (promised != file_bytes) {
+    uint64_t expected_bytes = sizeof header + 2 * (uint64_t)header[2];
+    if (expected_bytes != file_bytes) {
         input_error("%s: %s has %" PRIu64 " bytes, but its header says %" PRIu32 " tokens, which take %" PRIu64
-                    "; the file is damaged or unfinished, so get it again",
-                    flag, path, file_bytes, header[2], promised);
+                    "; the file is damaged or unfinished: copy or make it again",
+                    flag, path, file_bytes, header[2], expected_bytes);
     }
     return header[2];
 }
 
-// the number of tokens in a file, which must be regular, readable and not empty
+// the number of tokens in a file; stops unless the file is regular, readable and not empty
 static inline uint64_t token_file_count(const char *flag, const char *path, bool shard) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // or a FIFO would wait for a writer
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
     struct stat info;
-    if (fd < 0 || fstat(fd, &info) != 0) { input_error("%s: could not open %s: %s", flag, path, strerror(errno)); }
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        input_error("%s: could not open %s: %s; name a file that can be read", flag, path, strerror(errno));
+    }
     if (!S_ISREG(info.st_mode)) {
         input_error("%s: %s is %s, not a file; name files of text or tokens", flag, path,
                     S_ISDIR(info.st_mode) ? "a directory" : "a device or a pipe");
@@ -98,13 +103,13 @@ static inline uint64_t token_file_count(const char *flag, const char *path, bool
     return tokens;
 }
 
-// The files that match glob PATTERN, sorted by name. FLAG is the flag it was given to, for messages; it is kept, not
-// copied. Stops unless there is one at least and all are sound and of one kind.
+// The files that match a glob pattern, sorted by name. `flag` is the flag of the pattern, for messages; it is not
+// copied. Stops unless at least one file matches and all are whole and of one kind. Close with token_files_close.
 static inline TokenFiles token_files_open(const char *flag, const char *pattern) {
     glob_t found;
     if (glob(pattern, 0, NULL, &found) != 0) {
-        input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special, a backslash before one "
-                    "takes it literally)",
+        input_error("%s: no file matches '%s'; give a path or a pattern (* ? and [ are special; put a backslash before "
+                    "one in a name)",
                     flag, pattern);
     }
     bool shard = token_path_is_shard(found.gl_pathv[0]);
@@ -115,11 +120,11 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
     files.token_bytes = shard ? 2 : 1;
     files.vocab_size = shard ? GPT2_VOCABULARY : BYTE_VOCABULARY;
     files.flag = flag;
-    files.part = "";
+    files.use = "";
     for (int f = 0; f < files.num_files; f++) {
         const char *path = found.gl_pathv[f];
         if (token_path_is_shard(path) != shard) {
-            input_error("%s: '%s' matches token sharding and text alike (%s, %s); give a pattern that matches one kind",
+            input_error("%s: '%s' matches token shards and text alike (%s, %s); give a pattern that matches one kind",
                         flag, pattern, found.gl_pathv[0], path);
         }
         files.files[f].path = xstrdup(path);
@@ -134,10 +139,13 @@ static inline void token_files_close(TokenFiles *files) {
     free(files->files);
 }
 
-// Writes n tokens, each below 65536, as a shard that token_files_open reads. Stops if PATH exists or the disk is full.
+// Writes tokens (n), each below 65536, as a token shard. Stops if the file exists or the disk is full.
 static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
     FILE *file = fopen(path, "wxb");
-    if (!file) { input_error("could not make '%s': %s; give a file that does not exist yet", path, strerror(errno)); }
+    if (!file) {
+        input_error("could not create '%s': %s; give a file that does not exist yet, in a folder that exists", path,
+                    strerror(errno));
+    }
     uint32_t header[TOKEN_HEADER_INTS] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)n};
     bool written = fwrite(header, sizeof header, 1, file) == 1;
     for (size_t i = 0; i < n && written; i++) {
@@ -149,7 +157,8 @@ static inline void token_shard_write(const char *path, const int *tokens, size_t
     fclose(file);
     if (!written) {
         unlink(path);
-        run_error("could not write '%s': %s", path, strerror(error));
+        run_error("could not write '%s': %s; the unfinished file is deleted, so make room and try again", path,
+                  strerror(error));
     }
 }
 
@@ -159,17 +168,17 @@ static inline uint64_t token_files_total(const TokenFiles *files) {
     return total;
 }
 
-// whether a token is a byte of text; if not, it is a uint16 of a shard
+// text, whose tokens are bytes; else shards, whose tokens are uint16
 static inline bool token_files_are_text(const TokenFiles *files) { return files->token_bytes == 1; }
 
-// what the files are, for messages
+// the kind of the files, for messages
 static inline const char *token_files_kind(const TokenFiles *files) {
-    return token_files_are_text(files) ? "text" : "token sharding";
+    return token_files_are_text(files) ? "text" : "token shards";
 }
 
-static inline TokenFiles token_files_copy(const TokenFiles *files, const char *part) {
+static inline TokenFiles token_files_copy(const TokenFiles *files, const char *use) {
     TokenFiles copy = *files;
-    copy.part = part;
+    copy.use = use;
     copy.files = (TokenFile *)xcalloc((size_t)files->num_files, sizeof(TokenFile));
     for (int f = 0; f < files->num_files; f++) {
         copy.files[f] = files->files[f];
@@ -178,8 +187,8 @@ static inline TokenFiles token_files_copy(const TokenFiles *files, const char *p
     return copy;
 }
 
-// Cuts every file in two: its last HELD_OUT (0 to 1) of the tokens, rounded down, are val's and the others train's.
-// Both are the caller's to close, and so is FILES still.
+// Splits the tokens of every file: the last fraction held_out (0 to 1), rounded down, goes to val, all before it to
+// train. The caller closes all three.
 static inline void token_files_split(const TokenFiles *files, double held_out, TokenFiles *train, TokenFiles *val) {
     *train = token_files_copy(files, " to train on");
     *val = token_files_copy(files, " held out for validation");
@@ -191,11 +200,11 @@ static inline void token_files_split(const TokenFiles *files, double held_out, T
     }
 }
 
-// ---- telling one set of data from another
+// ---- fingerprints
 
 static inline uint64_t hash_word(uint64_t hash, uint64_t word) { return rng_mix(hash ^ word); }
 
-// the length is part of it, so that what follows cannot be taken for more of these bytes; a machine's byte order is not
+// Hashes bytes (n) and their number, so that "ab", "c" and "a", "bc" differ. Any byte order gives the same hash.
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
     hash = hash_word(hash, n);
     uint64_t word = 0;
@@ -211,27 +220,28 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t n) {
 
 enum { FINGERPRINT_BYTES = 4096 };
 
-// the size of a file, and what it has at its start, in its middle and at its end
+// hashes the size of a file, and 4 KiB of it at the start, in the middle and at the end
 static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *path) {
-    uint8_t piece[FINGERPRINT_BYTES];
+    uint8_t bytes[FINGERPRINT_BYTES];
     struct stat info;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0) { input_error("%s: could not open %s: %s", flag, path, strerror(errno)); }
-    off_t room = info.st_size > FINGERPRINT_BYTES ? info.st_size - FINGERPRINT_BYTES : 0;
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        input_error("%s: could not open %s: %s; leave the file alone until the run ends", flag, path, strerror(errno));
+    }
+    off_t last = info.st_size > FINGERPRINT_BYTES ? info.st_size - FINGERPRINT_BYTES : 0;
     hash = hash_word(hash, (uint64_t)info.st_size);
-    const off_t begin[3] = {0, room / 2, room};
+    const off_t begin[3] = {0, last / 2, last};
     for (int i = 0; i < 3; i++) {
-        ssize_t got = pread(fd, piece, sizeof piece, begin[i]);
+        ssize_t got = pread(fd, bytes, sizeof bytes, begin[i]);
         if (got < 0) { run_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
-        hash = hash_bytes(hash, piece, (size_t)got);
+        hash = hash_bytes(hash, bytes, (size_t)got);
     }
     close(fd);
     return hash;
 }
 
-// 64 bits that tell this data from other data: each file's name without its folder, its size, 12 KiB of its content,
-// and the part of it that is used. The same on every machine and in every folder; 100 sharding take 300 small reads.
-// Stops if a file cannot be read any more.
+// 64 bits that identify the data: of each file the name without its folder, the size, 12 KiB of the content, and which
+// tokens are used. The same on every machine and in every folder. 100 files take 300 small reads.
 static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
     uint64_t hash = hash_word(0, (uint64_t)files->num_files);
     for (int f = 0; f < files->num_files; f++) {
@@ -246,23 +256,14 @@ static inline uint64_t token_files_fingerprint(const TokenFiles *files) {
 
 // ---- reading tokens
 
-typedef enum { FAULT_NONE, FAULT_IO, FAULT_TRUNCATED, FAULT_ID } FaultKind;
-
-// what went wrong at a token of a file, kept until a thread that may stop the program says it
-typedef struct {
-    FaultKind kind;
-    const char *path;
-    uint64_t token;  // counted from the start of the file
-    int value;       // FAULT_IO: errno; FAULT_ID: the id
-} TokenFault;
-
-// reads runs of tokens; keeps the file it read last open
+// reads ranges of tokens; the file of the last range stays open
 typedef struct {
     const TokenFiles *files;
     int vocab_size;
-    int fd, file;  // the open file, -1 for none
+    int fd, file;  // of the open file, -1: none
     uint8_t *raw;
-    TokenFault fault;
+    int exit_status;                // of the error; 0: none
+    char error[PATH_LENGTH + 512];  // reported later, by a thread that may stop the program
 } TokenReader;
 
 static inline TokenReader token_reader_open(const TokenFiles *files, size_t max_tokens, int vocab_size) {
@@ -280,28 +281,25 @@ static inline void token_reader_close(TokenReader *reader) {
     free(reader->raw);
 }
 
-__attribute__((noreturn)) static inline void token_fault_stop(const TokenFault *fault, const char *flag,
-                                                              int vocab_size) {
-    if (fault->kind == FAULT_IO) {
-        run_error("%s: could not read token %" PRIu64 " of %s: %s", flag, fault->token, fault->path,
-                  strerror(fault->value));
-    }
-    if (fault->kind == FAULT_TRUNCATED) {
-        input_error("%s: %s now ends at token %" PRIu64
-                    " and was longer when it was opened; leave the data alone until the "
-                    "run is over",
-                    flag, fault->path, fault->token);
-    }
-    input_error("%s: token %" PRIu64
-                " of %s is id %d, but the vocabulary has ids 0 to %d; use data made with the model's "
-                "tokenizer, or a model with a larger vocabulary",
-                flag, fault->token, fault->path, fault->value, vocab_size - 1);
+__attribute__((noreturn)) static inline void token_reader_stop(const TokenReader *reader) {
+    if (reader->exit_status == EXIT_RUN_FAILED) { run_error("%s", reader->error); }
+    input_error("%s", reader->error);
 }
 
-static inline bool token_reader_fail(TokenReader *reader, FaultKind kind, int f, uint64_t token, int value) {
-    TokenFault fault = {kind, reader->files->files[f].path, token, value};
-    reader->fault = fault;
+// keeps an error for token_reader_stop; returns false
+__attribute__((format(printf, 3, 4))) static inline bool token_reader_fail(TokenReader *reader, int exit_status,
+                                                                           const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reader->error, sizeof reader->error, format, args);
+    va_end(args);
+    reader->exit_status = exit_status;
     return false;
+}
+
+static inline bool token_reader_fail_io(TokenReader *reader, int f, uint64_t token, int error) {
+    return token_reader_fail(reader, EXIT_RUN_FAILED, "%s: could not read token %" PRIu64 " of %s: %s",
+                             reader->files->flag, token, reader->files->files[f].path, strerror(error));
 }
 
 static inline bool token_reader_select(TokenReader *reader, int f, uint64_t token) {
@@ -309,39 +307,56 @@ static inline bool token_reader_select(TokenReader *reader, int f, uint64_t toke
     if (reader->fd >= 0) { close(reader->fd); }
     reader->file = -1;
     reader->fd = open(reader->files->files[f].path, O_RDONLY | O_CLOEXEC);
-    if (reader->fd < 0) { return token_reader_fail(reader, FAULT_IO, f, token, errno); }
+    if (reader->fd < 0) { return token_reader_fail_io(reader, f, token, errno); }
     reader->file = f;
     return true;
 }
 
-// ids (count) = tokens first.. of file f, counted from the start of the file, of at most the max_tokens the reader was
-// opened for; on false reader->fault says what is wrong
-static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint64_t first, size_t count) {
-    size_t width = (size_t)reader->files->token_bytes, bytes = count * width, done = 0;
+// raw = tokens [first, first + count) of file f, counted from the start of the file
+static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t first, size_t count) {
+    const TokenFiles *files = reader->files;
+    size_t width = (size_t)files->token_bytes, bytes = count * width, done = 0;
     if (!token_reader_select(reader, f, first)) { return false; }
-    off_t offset = (off_t)((uint64_t)reader->files->header_bytes + first * width);
+    off_t offset = (off_t)((uint64_t)files->header_bytes + first * width);
     while (done < bytes) {
         ssize_t got = pread(reader->fd, reader->raw + done, bytes - done, offset + (off_t)done);
         if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { return token_reader_fail(reader, FAULT_IO, f, first + done / width, errno); }
-        if (got == 0) { return token_reader_fail(reader, FAULT_TRUNCATED, f, first + done / width, 0); }
+        if (got < 0) { return token_reader_fail_io(reader, f, first + done / width, errno); }
+        if (got == 0) {
+            return token_reader_fail(reader, EXIT_BAD_INPUT,
+                                     "%s: %s now ends at token %" PRIu64
+                                     " and was longer when it was opened; leave the "
+                                     "data alone until the run ends",
+                                     files->flag, files->files[f].path, first + done / width);
+        }
         done += (size_t)got;
     }
+    return true;
+}
+
+// ids (count) = tokens [first, first + count) of file f, counted from the start of the file. count is at most the
+// max_tokens of token_reader_open. False: an error for token_reader_stop.
+static inline bool token_reader_read(TokenReader *reader, int *ids, int f, uint64_t first, size_t count) {
+    const TokenFiles *files = reader->files;
+    if (!token_reader_read_raw(reader, f, first, count)) { return false; }
     int largest = 0;
     for (size_t i = 0; i < count; i++) {
-        ids[i] = width == 1 ? reader->raw[i] : reader->raw[2 * i] | reader->raw[2 * i + 1] << 8;
+        ids[i] = files->token_bytes == 1 ? reader->raw[i] : reader->raw[2 * i] | reader->raw[2 * i + 1] << 8;
         largest = ids[i] > largest ? ids[i] : largest;
     }
     if (largest < reader->vocab_size) { return true; }
     size_t bad = 0;
     while (ids[bad] < reader->vocab_size) { bad++; }
-    return token_reader_fail(reader, FAULT_ID, f, first + bad, ids[bad]);
+    return token_reader_fail(reader, EXIT_BAD_INPUT,
+                             "%s: token %" PRIu64 " of %s is id %d, but the vocabulary has ids 0 to %d; use data made "
+                             "with the model's tokenizer, or a model with a larger vocabulary",
+                             files->flag, first + bad, files->files[f].path, ids[bad], reader->vocab_size - 1);
 }
 
 enum { CHECK_ALL_TOKENS = 512 << 20, CHECK_END_TOKENS = 16 << 20, CHECK_CHUNK_TOKENS = 64 << 10 };
 
-// Stops if an id is not below vocab_size. Reads every token where they are at most 512 Mi in all, else only the first
-// and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
+// Stops at an id that is not below vocab_size. Reads every token of at most 512 Mi tokens in all. Of more tokens it
+// reads the first and the last 16 Mi of each file, to start quickly: the loader checks each batch again.
 static inline void token_files_check_ids(const TokenFiles *files, int vocab_size) {
     if (vocab_size >= 1 << (8 * files->token_bytes)) { return; }  // no id can be too large
     uint64_t ends = token_files_total(files) <= CHECK_ALL_TOKENS ? CHECK_ALL_TOKENS : CHECK_END_TOKENS;
@@ -354,7 +369,7 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
             uint64_t count = file->num_tokens - at;
             if (count > CHECK_CHUNK_TOKENS) { count = CHECK_CHUNK_TOKENS; }
             if (!token_reader_read(&reader, ids, f, file->first_token + at, (size_t)count)) {
-                token_fault_stop(&reader.fault, files->flag, vocab_size);
+                token_reader_stop(&reader);
             }
             at += count;
         }
@@ -365,35 +380,35 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
 
 // ---- the loader
 
-typedef enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT } BatchState;
+enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// What the loader shares with its thread. While state is BATCH_WANTED everything but the lock is the thread's, else the
-// loader's: each side waits for its turn.
+// What a loader shares with its thread. While state is BATCH_WANTED all but the lock belongs to the thread, else to the
+// loader: each side waits for its turn.
 typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
-    BatchState state;
-    // what to read
+    int state;  // BATCH_WANTED, BATCH_READY or BATCH_QUIT
+    // source
     TokenFiles files;
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
     uint64_t position;  // of the batch that is wanted or ready
-    // where it is: the files in this epoch's order, and the number of sequences up to the end of each
+    // the current epoch
     uint64_t epoch, epoch_key;
-    int *order;      // (num_files)
-    uint64_t *ends;  // (num_files)
-    // into what
+    int *order;      // (num_files) the files in the order of this epoch
+    uint64_t *ends;  // (num_files) sequences up to the end of each file, in that order
+    // destination
     TokenReader tokens;
     int *ids;         // (T+1)
-    int *batches[2];  // (2,B,T) each, inputs and targets: one is shown, one is read into
-    int reading;      // which one is read into
+    int *batches[2];  // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
+    int reading;      // index of the batch that is filled
 } BatchReader;
 
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
-    uint64_t position;            // sequences that all ranks have been given
+    uint64_t position;            // sequences given to all ranks so far
     BatchReader *reader;
 } DataLoader;
 
@@ -401,7 +416,7 @@ static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
     return file->num_tokens ? (file->num_tokens - 1) / (uint64_t)T : 0;
 }
 
-enum { EPOCH_STREAM = 0x65706F63 };  // keeps a shuffle's random bits apart from the seed's other uses
+enum { EPOCH_STREAM = 0x65706F63 };  // separates the random bits of shuffles from other uses of the seed
 
 static inline void batch_reader_start_epoch(BatchReader *r, uint64_t epoch) {
     const TokenFiles *files = &r->files;
@@ -440,7 +455,7 @@ static inline void batch_reader_read(BatchReader *r) {
     size_t T = (size_t)r->T;
     int *inputs = r->batches[r->reading], *targets = inputs + (size_t)r->B * T;
     uint64_t first = r->position + (uint64_t)r->rank * (uint64_t)r->B;
-    r->tokens.fault.kind = FAULT_NONE;
+    r->tokens.exit_status = 0;
     for (size_t b = 0; b < (size_t)r->B; b++) {
         if (!batch_reader_sequence(r, first + b)) { return; }
         memcpy(inputs + b * T, r->ids, T * sizeof(int));
@@ -466,7 +481,7 @@ static inline void *batch_reader_main(void *argument) {
     return NULL;
 }
 
-// waits until the thread has read what it was last asked for
+// waits until the thread has read the batch that was last wanted
 static inline void batch_reader_wait(BatchReader *r) {
     pthread_mutex_lock(&r->lock);
     while (r->state == BATCH_WANTED) { pthread_cond_wait(&r->turn, &r->lock); }
@@ -474,7 +489,7 @@ static inline void batch_reader_wait(BatchReader *r) {
 }
 
 // hands the turn to the thread, which must be waiting
-static inline void batch_reader_ask(BatchReader *r, BatchState state, uint64_t position) {
+static inline void batch_reader_ask(BatchReader *r, int state, uint64_t position) {
     pthread_mutex_lock(&r->lock);
     r->position = position;
     r->state = state;
@@ -482,7 +497,18 @@ static inline void batch_reader_ask(BatchReader *r, BatchState state, uint64_t p
     pthread_mutex_unlock(&r->lock);
 }
 
-// the number of sequences in FILES; stops if there is none
+// starts the thread, which reads the batch at position 0
+static inline void batch_reader_start_thread(BatchReader *r) {
+    r->state = BATCH_WANTED;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->turn, NULL);
+    int status = pthread_create(&r->thread, NULL, batch_reader_main, r);
+    if (status != 0) {
+        run_error("%s: could not start the thread that reads the data: %s", r->files.flag, strerror(status));
+    }
+}
+
+// the number of sequences in files; stops if there is none
 static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
     const TokenFile *longest = &files->files[0];
     uint64_t sequences = 0;
@@ -493,13 +519,14 @@ static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
     if (sequences == 0) {
         input_error("%s: a sequence of length %d takes %" PRIu64 " tokens, but the longest file, %s, has %" PRIu64
                     "%s; give longer files or shorter sequences (-t)",
-                    files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->part);
+                    files->flag, T, (uint64_t)T + 1, longest->path, longest->num_tokens, files->use);
     }
     return sequences;
 }
 
-// A loader at position 0 of micro-batches (B,T) for RANK of num_ranks data-parallel ranks. Stops if no file is as long
-// as a sequence, or later in dataloader_next at an id that is not below vocab_size. FILES are copied.
+// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
+// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. Close with
+// dataloader_close.
 static inline DataLoader dataloader_open(const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed, int rank,
                                          int num_ranks, int vocab_size) {
     BatchReader *r = (BatchReader *)xcalloc(1, sizeof(BatchReader));
@@ -510,29 +537,23 @@ static inline DataLoader dataloader_open(const TokenFiles *files, int B, int T, 
     r->shuffle = shuffle;
     r->seed = seed;
     r->sequences_per_epoch = token_files_sequences(files, T);
-    r->files = token_files_copy(files, files->part);
+    r->files = token_files_copy(files, files->use);
     r->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
     r->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
     r->tokens = token_reader_open(&r->files, (size_t)T + 1, vocab_size);
     r->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
     for (int i = 0; i < 2; i++) { r->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
     batch_reader_start_epoch(r, 0);
-    r->state = BATCH_WANTED;
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->turn, NULL);
-    int status = pthread_create(&r->thread, NULL, batch_reader_main, r);
-    if (status != 0) {
-        run_error("%s: could not start the thread that reads the data: %s", files->flag, strerror(status));
-    }
+    batch_reader_start_thread(r);
     DataLoader loader = {NULL, NULL, 0, r};
     return loader;
 }
 
-// Afterwards loader->inputs and loader->targets are this rank's next micro-batch. Stops at what is wrong with its data.
+// Makes loader->inputs and loader->targets this rank's next micro-batch. Stops at an error in the data of the batch.
 static inline void dataloader_next(DataLoader *loader) {
     BatchReader *r = loader->reader;
     batch_reader_wait(r);
-    if (r->tokens.fault.kind != FAULT_NONE) { token_fault_stop(&r->tokens.fault, r->files.flag, r->tokens.vocab_size); }
+    if (r->tokens.exit_status != 0) { token_reader_stop(&r->tokens); }
     loader->inputs = r->batches[r->reading];
     loader->targets = loader->inputs + (size_t)r->B * (size_t)r->T;
     loader->position += (uint64_t)r->B * (uint64_t)r->num_ranks;
@@ -540,11 +561,10 @@ static inline void dataloader_next(DataLoader *loader) {
     batch_reader_ask(r, BATCH_WANTED, loader->position);
 }
 
-// The sequences that all ranks have been given so far, over all epochs: what a checkpoint keeps. What is read ahead
-// does not count.
+// Sequences given to all ranks so far, over all epochs, without the batch that is read ahead. A checkpoint stores it.
 static inline uint64_t dataloader_position(const DataLoader *loader) { return loader->position; }
 
-// The next batch starts at sequence number POSITION; what was read ahead is forgotten, errors too.
+// Makes the next batch start at sequence number `position`. The batch that was read ahead is dropped, with its errors.
 static inline void dataloader_seek(DataLoader *loader, uint64_t position) {
     batch_reader_wait(loader->reader);
     loader->position = position;

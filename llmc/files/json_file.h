@@ -1,5 +1,5 @@
 /*
-Small JSON files: read whole, written so that they are whole.
+Small JSON files, read and written whole.
 defines: write_json, try_read_json, read_json, json_whole
 */
 #pragma once
@@ -9,7 +9,7 @@ defines: write_json, try_read_json, read_json, json_whole
 #include <stdbool.h>
 #include <unistd.h>
 
-// writes and syncs a small text file; 0 or an errno
+// writes and syncs a small text file; returns 0 or an errno
 static inline int write_text_file(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
     if (!file) { return errno; }
@@ -19,7 +19,8 @@ static inline int write_text_file(const char *path, const char *text) {
     return error;
 }
 
-// Writes a small JSON file: aside, synced, renamed, so that PATH holds all of it or what it held before. 0 or an errno.
+// Writes a small JSON file under another name, syncs and renames it: `path` holds the old file or the whole new one.
+// Returns 0 or an errno.
 static inline int write_json(const char *path, const cJSON *json) {
     char aside[PATH_LENGTH], *text = cJSON_Print(json);
     if (!text) { return ENOMEM; }
@@ -31,22 +32,24 @@ static inline int write_json(const char *path, const cJSON *json) {
     return error;
 }
 
-// the text of a whole file with a NUL after it, malloced; NULL if it cannot be read
+// the text of a whole file and a NUL, which the caller frees; NULL: the file cannot be opened
 static inline char *read_text_file(const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) { return NULL; }
-    size_t length = 0, room = 65536, got;
-    char *text = (char *)xmalloc(room + 1);
-    while ((got = fread(text + length, 1, room - length, file)) > 0) {
+    size_t length = 0, capacity = 65536, got;
+    char *text = (char *)xmalloc(capacity + 1);
+    while ((got = fread(text + length, 1, capacity - length, file)) > 0) {
         length += got;
-        if (length == room) { text = (char *)xrealloc(text, (room *= 2) + 1); }
+        if (length < capacity) { continue; }
+        capacity *= 2;
+        text = (char *)xrealloc(text, capacity + 1);
     }
     fclose(file);
     text[length] = 0;
     return text;
 }
 
-// the JSON object of a whole file; NULL if there is no such file, or it cannot be read, or it holds none
+// the JSON object in a file; NULL: the file is missing, cannot be read or holds no JSON object
 static inline cJSON *try_read_json(const char *path) {
     char *text = read_text_file(path);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
@@ -58,19 +61,20 @@ static inline cJSON *try_read_json(const char *path) {
     return json;
 }
 
-// the JSON object of a whole file, NULL if there is no such file; input_error if it holds none
+// the JSON object in a file; NULL: there is no such file. Stops if the file holds no JSON object.
 static inline cJSON *read_json(const char *path) {
     if (access(path, F_OK) != 0) { return NULL; }
     cJSON *json = try_read_json(path);
-    if (!json) { input_error("'%s' is not a JSON object; it may have been cut short", path); }
+    if (!json) { input_error("'%s' is not a JSON object; it may have been cut short, so copy or make it again", path); }
     return json;
 }
 
-// a whole number of min..max (within 2^53, which a double holds exactly) that must be there
+// The integer called `key`. Stops unless it is there and in min..max, which are within 2^53: a double holds it exactly.
 static inline int64_t json_whole(const cJSON *json, const char *key, double min, double max, const char *path) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, key);
     if (!cJSON_IsNumber(item)) {
-        input_error("'%s' has no number named \"%s\", which a GPT-2 checkpoint has", path, key);
+        input_error("'%s' has no number named \"%s\", expected as in every GPT-2 checkpoint; copy the file again", path,
+                    key);
     }
     double x = item->valuedouble;
     if (!(x >= min && x <= max) || x != floor(x)) {

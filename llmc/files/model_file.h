@@ -1,8 +1,9 @@
 /*
-A GPT-2 in files, as Hugging Face has it: model.safetensors with its tensors, and config.json with its shape beside it.
-defines: NAME_LENGTH, model_config_json, ModelFile, model_find, model_tensor, model_open, model_close
-Their names are those of param_specs, or those after "transformer.". Conv1D weights are (in, out) there, (out, in) here:
-`transposed`. Vectors have one dimension, and the vocabulary has no padding.
+A GPT-2 in Hugging Face's files: the tensors in model.safetensors, the shape of the model in config.json.
+defines: NAME_LENGTH, model_config_json, ModelFile, model_find, param_file_shape, model_tensor, model_open, model_close
+
+Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in the file and
+(out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
 */
 #pragma once
 #include "llmc/files/json_file.h"
@@ -37,7 +38,7 @@ static inline cJSON *model_config_json(const GPT2Config *c) {
 
 // ---- reading
 
-// an opened model: its shape, and the file its weights are in
+// an open model
 typedef struct {
     GPT2Config config;
     SafeTensors file;
@@ -50,7 +51,7 @@ static inline const SafeTensor *model_find(const ModelFile *model, const char *p
     return safetensors_find(&model->file, full);
 }
 
-// what Hugging Face's GPT-2 can vary and this trainer has one of; what the config.json leaves out is GPT-2's own
+// Stops at a variant of GPT-2 that config.json can describe and this trainer lacks. A missing key means GPT-2's value.
 static inline void model_check_variant(const GPT2Config *c, const cJSON *json, const char *path) {
     char hidden[32];
     snprintf(hidden, sizeof hidden, "%lld", 4LL * c->channels);
@@ -64,7 +65,8 @@ static inline void model_check_variant(const GPT2Config *c, const cJSON *json, c
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, facts[i][0]);
         char *found = cJSON_PrintUnformatted(item);
         if (found && strcmp(found, facts[i][1]) != 0 && strcmp(found, facts[i][2]) != 0) {
-            input_error("'%s' has %.60s as \"%s\", expected GPT-2's own, %s: this trainer has no other kind of GPT-2",
+            input_error("'%s' has %.60s as \"%s\", expected GPT-2's own, %s; this trainer knows no other variant of "
+                        "GPT-2, so give another model with -e",
                         path, found, facts[i][0], facts[i][1]);
         }
         free(found);
@@ -87,11 +89,14 @@ static inline void model_config_from_json(GPT2Config *c, const cJSON *json, cons
     model_check_variant(c, json, path);
 }
 
-// without a config.json the shape is read off the tensors; heads are taken as GPT-2's, 64 channels each
+// Derives the config from the shapes of the tensors, for a file without config.json. Heads have 64 channels, as in
+// GPT-2.
 static inline void model_config_from_tensors(ModelFile *model) {
     const SafeTensor *wte = model_find(model, "", "wte.weight"), *wpe = model_find(model, "", "wpe.weight");
     if (!wte || !wpe || wte->num_dims != 2 || wpe->num_dims != 2) {
-        input_error("'%s' holds no GPT-2: it has no 2-D wte.weight and wpe.weight", model->file.path);
+        input_error("'%s' holds no GPT-2: expected 2-D tensors wte.weight and wpe.weight; give a GPT-2 in Hugging "
+                    "Face's format",
+                    model->file.path);
     }
     GPT2Config *c = &model->config;
     config_set_vocab(c, (int)wte->shape[0]);
@@ -104,30 +109,43 @@ static inline void model_config_from_tensors(ModelFile *model) {
         if (!model_find(model, "", name)) { break; }
     }
     if (c->num_heads == 0) {
-        input_error("'%s': its %d channels are not heads of 64; put a config.json with n_head beside it",
+        input_error("'%s' has %d channels, which is no multiple of GPT-2's 64 a head, and no config.json is beside it; "
+                    "put a config.json with n_head beside it",
                     model->file.path, c->channels);
     }
 }
 
-// the tensor of the file, which must be there in the shape the model's config gives it
+// a tensor as a table in the file: transposed where Hugging Face's Conv1D is, a vector as one row
+static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Config *c) {
+    bool transposed = param_specs[id].transposed;
+    size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
+    shape[0] = transposed ? cols : rows;
+    shape[1] = transposed ? rows : cols;
+}
+
+// the tensor prefix + name of the file; stops if it is missing or its shape is not of the model's config
 static inline const SafeTensor *model_tensor(const ModelFile *model, const char *prefix, ParamId id, int layer) {
-    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
     char name[NAME_LENGTH];
+    size_t shape[2];
     param_name(name, sizeof name, id, layer);
+    param_file_shape(shape, id, &model->config);
     const SafeTensor *t = model_find(model, prefix, name);
-    if (!t) { input_error("'%s' has no tensor %s%s, which this model needs", model->file.path, prefix, name); }
-    bool flip = param_specs[id].transposed;
-    size_t first = flip ? cols : rows, second = flip ? rows : cols;
-    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == cols;
-    bool table = t->num_dims == 2 && t->shape[0] == first && t->shape[1] == second;
+    if (!t) {
+        input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model, or the config.json "
+                    "that belongs to it",
+                    model->file.path, prefix, name, model->config.num_layers);
+    }
+    bool vector = param_specs[id].rows == DIM_ONE && t->num_dims == 1 && t->shape[0] == shape[1];
+    bool table = t->num_dims == 2 && t->shape[0] == shape[0] && t->shape[1] == shape[1];
     if (!vector && !table) {
-        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu", model->file.path, prefix, name,
-                    first, second);
+        input_error("'%s': tensor %s%s has another shape than the model's %zu x %zu; give the config.json that belongs "
+                    "to the file",
+                    model->file.path, prefix, name, shape[0], shape[1]);
     }
     return t;
 }
 
-// every tensor of the model's layers is there, and no further layer
+// stops unless the file has every tensor of the model's layers, and no further layer
 static inline void model_check_tensors(const ModelFile *model) {
     const GPT2Config *c = &model->config;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
@@ -156,7 +174,8 @@ static inline bool same_bytes(const SafeTensors *file, const SafeTensor *a, cons
     return same;
 }
 
-// Some files store the output's weights too, which are the token embeddings' once more; others have trained them apart.
+// Stops at a classifier that is not tied to the token embeddings. Some files store lm_head.weight as a copy of
+// wte.weight.
 static inline void model_check_tied(const ModelFile *model) {
     const SafeTensor *head = safetensors_find(&model->file, "lm_head.weight");
     if (head && !same_bytes(&model->file, head, model_find(model, "", "wte.weight"))) {
@@ -166,7 +185,8 @@ static inline void model_check_tied(const ModelFile *model) {
     }
 }
 
-// Opens a folder with model.safetensors, or such a file; reads config.json beside it. Stops if it is no whole GPT-2.
+// Opens a folder with model.safetensors, or a .safetensors file, and reads the config.json beside it. Stops unless all
+// tensors of a GPT-2 are there. Close with model_close.
 static inline ModelFile model_open(const char *path) {
     ModelFile model;
     struct stat info;

@@ -1,15 +1,15 @@
 /*
-.safetensors files, read and written a piece at a time: no tensor, let alone a file, has to fit in memory.
+Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
 defines: SafeTensor, SafeTensors, safetensors_try_open, safetensors_open, safetensors_find, safetensors_read,
          safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create, safetensors_join,
          safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
 The file:
-  8 bytes      N, the header's length, little-endian
+  8 bytes      N, the length of the header, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
-               then spaces; the offsets count from the first byte after the header
+               then spaces; offsets count from the first byte after the header
   the rest     the tensors, row-major and little-endian, covering every byte exactly once
-What is opened has passed every check, so that a reader can trust each size and offset. What is written has its header
-padded to 8 bytes and its tensors sorted by element size, largest first, then by name: each is aligned to its own type.
+An open file has passed every check, so a reader can trust each size and offset. A written header is padded to 8 bytes.
+Written tensors are sorted by element size, largest first, then by name, so that each is aligned to its own type.
 Source: the format's description and reference implementation, github.com/huggingface/safetensors. Parser: cJSON.
 */
 #pragma once
@@ -32,44 +32,36 @@ Source: the format's description and reference implementation, github.com/huggin
 
 typedef struct {
     char *name;
-    DType dtype;   // NUM_DTYPES: a type of the format that has no use here (BOOL, I8, ...), readable as bytes only
+    DType dtype;   // NUM_DTYPES: a type of the format that DType lacks (BOOL, I8, ...), readable as bytes only
     int num_dims;  // 0: one element
     size_t shape[ST_MAX_DIMS];
-    uint64_t begin, end;  // bytes, from the start of the data
+    uint64_t begin, end;  // in bytes, from the start of the data
 } SafeTensor;
 
 typedef struct {
     char *path;
     int fd;
-    uint64_t data_start;  // bytes, from the start of the file
+    uint64_t data_start;  // in bytes, from the start of the file
     int num_tensors;
     SafeTensor *tensors;  // sorted by name
+    char refusal[512];    // why the file could not be opened, in words that follow its name
 } SafeTensors;
 
-// ---- reading: the checks. Each returns false, having said why, or true.
+// ---- checks while a file is opened. Each returns true, or false with the reason in st->refusal.
 
-typedef struct {
-    const char *path;
-    char *text;
-    size_t size;
-} StError;
-
-// Writes the reason into error->text, on one line whatever the file's names contain; returns false.
-__attribute__((format(printf, 2, 3))) static inline bool st_refuse(StError *error, const char *format, ...) {
-    int prefix = snprintf(error->text, error->size, "safetensors file '%s' ", error->path);
-    if (prefix > 0 && (size_t)prefix < error->size) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(error->text + prefix, error->size - (size_t)prefix, format, args);
-        va_end(args);
-    }
-    for (char *c = error->text; *c; c++) {
+// Writes the reason on one line, though names in the file may hold control characters. Returns false.
+__attribute__((format(printf, 2, 3))) static inline bool st_refuse(SafeTensors *st, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(st->refusal, sizeof st->refusal, format, args);
+    va_end(args);
+    for (char *c = st->refusal; *c; c++) {
         if ((unsigned char)*c < ' ' || *c == 127) { *c = '?'; }
     }
     return false;
 }
 
-// pread of exactly BYTES bytes; returns 0, or the errno, or ENODATA where the file ends before them
+// pread of exactly `bytes` bytes. Returns 0 or an errno, ENODATA at the end of the file.
 static inline int st_pread(int fd, void *out, size_t bytes, uint64_t offset) {
     for (size_t done = 0; done < bytes;) {
         ssize_t got = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
@@ -80,7 +72,7 @@ static inline int st_pread(int fd, void *out, size_t bytes, uint64_t offset) {
     return 0;
 }
 
-// bytes of a tensor; false where they do not fit 64 bits
+// the size of a tensor in bytes; false: it does not fit 64 bits
 static inline bool st_tensor_bytes(size_t element_size, int num_dims, const size_t *shape, uint64_t *bytes) {
     *bytes = element_size;
     for (int i = 0; i < num_dims; i++) {
@@ -89,7 +81,7 @@ static inline bool st_tensor_bytes(size_t element_size, int num_dims, const size
     return true;
 }
 
-// Size in bytes of an element of the type called NAME, 0 if the format has no such type.
+// the size of an element of the dtype called `name`, in bytes; 0: the format has no such dtype
 static inline size_t st_find_dtype(const char *name, DType *dtype) {
     static const struct {
         const char *name;
@@ -106,7 +98,7 @@ static inline size_t st_find_dtype(const char *name, DType *dtype) {
     return 0;
 }
 
-// cJSON keeps numbers as doubles: 2^53 itself could be 2^53 + 1 rounded, what is below is exact
+// a JSON number as an integer; cJSON holds doubles, so only integers below 2^53 are known to be exact
 static inline bool st_integer(const cJSON *item, uint64_t *value) {
     double number = cJSON_IsNumber(item) ? item->valuedouble : -1;
     bool good = number >= 0 && number < 0x1p53 && number == floor(number);
@@ -114,7 +106,7 @@ static inline bool st_integer(const cJSON *item, uint64_t *value) {
     return good;
 }
 
-// The count of integers in a JSON array, written to values (room for max); -1 if it is no such array.
+// values (max) = the integers of a JSON array; returns their number, or -1 for anything else
 static inline int st_integers(const cJSON *array, int max, uint64_t *values) {
     int count = 0;
     if (!cJSON_IsArray(array)) { return -1; }
@@ -126,62 +118,61 @@ static inline int st_integers(const cJSON *array, int max, uint64_t *values) {
     return count;
 }
 
-static inline bool st_parse_tensor(SafeTensor *t, const cJSON *entry, StError *error) {
+static inline bool st_parse_tensor(SafeTensors *st, SafeTensor *t, const cJSON *entry) {
     const char *name = t->name;
     if (!cJSON_IsObject(entry) || cJSON_GetArraySize(entry) != 3) {
-        return st_refuse(error, "describes tensor '%.100s' by something else than dtype, shape and data_offsets", name);
+        return st_refuse(st, "describes tensor '%.100s' without the three keys dtype, shape and data_offsets", name);
     }
     const char *dtype = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "dtype"));
     size_t element_size = dtype ? st_find_dtype(dtype, &t->dtype) : 0;
     if (!element_size) {
-        return st_refuse(error,
-                         "has tensor '%.100s' of dtype '%.20s', expected a dtype of the format such as F32 or BF16",
+        return st_refuse(st, "has tensor '%.100s' of dtype '%.20s', expected a dtype of the format such as F32 or BF16",
                          name, dtype ? dtype : "(none)");
     }
     uint64_t shape[ST_MAX_DIMS], offsets[2], bytes;
     t->num_dims = st_integers(cJSON_GetObjectItemCaseSensitive(entry, "shape"), ST_MAX_DIMS, shape);
     if (t->num_dims < 0) {
-        return st_refuse(error, "has tensor '%.100s' with a bad shape, expected an array of at most %d sizes", name,
+        return st_refuse(st, "has tensor '%.100s' with a bad shape, expected an array of at most %d sizes", name,
                          ST_MAX_DIMS);
     }
     for (int i = 0; i < t->num_dims; i++) { t->shape[i] = (size_t)shape[i]; }
     if (st_integers(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), 2, offsets) != 2 ||
         offsets[0] > offsets[1]) {
-        return st_refuse(error, "has tensor '%.100s' with bad data_offsets, expected [begin, end] with begin <= end",
+        return st_refuse(st, "has tensor '%.100s' with bad data_offsets, expected [begin, end] with begin <= end",
                          name);
     }
     t->begin = offsets[0];
     t->end = offsets[1];
     if (!st_tensor_bytes(element_size, t->num_dims, t->shape, &bytes)) {
-        return st_refuse(error, "has tensor '%.100s' with a shape of more than 2^64 bytes", name);
+        return st_refuse(st, "has tensor '%.100s' with a shape of more than 2^64 bytes", name);
     }
     if (t->end - t->begin != bytes) {
-        return st_refuse(error, "gives tensor '%.100s' %" PRIu64 " bytes, expected %" PRIu64 " for its shape in %s",
-                         name, t->end - t->begin, bytes, dtype);
+        return st_refuse(st, "gives tensor '%.100s' %" PRIu64 " bytes, expected %" PRIu64 " for its shape in %s", name,
+                         t->end - t->begin, bytes, dtype);
     }
     return true;
 }
 
-static inline bool st_check_metadata(const cJSON *metadata, StError *error) {
+static inline bool st_check_metadata(SafeTensors *st, const cJSON *metadata) {
     bool good = cJSON_IsObject(metadata);
     const cJSON *item;
     cJSON_ArrayForEach(item, metadata) { good = good && cJSON_IsString(item); }
-    return good || st_refuse(error, "has a __metadata__ that is not a map from strings to strings");
+    return good || st_refuse(st, "has a __metadata__ that is not a map from strings to strings");
 }
 
-static inline bool st_parse_entries(SafeTensors *st, const cJSON *header, StError *error) {
+static inline bool st_parse_entries(SafeTensors *st, const cJSON *header) {
     bool metadata_seen = false;
     st->tensors = (SafeTensor *)xcalloc((size_t)cJSON_GetArraySize(header), sizeof *st->tensors);
     const cJSON *entry;
     cJSON_ArrayForEach(entry, header) {
         if (strcmp(entry->string, "__metadata__") == 0) {
-            if (metadata_seen) { return st_refuse(error, "has __metadata__ twice"); }
+            if (metadata_seen) { return st_refuse(st, "has __metadata__ twice"); }
             metadata_seen = true;
-            if (!st_check_metadata(entry, error)) { return false; }
+            if (!st_check_metadata(st, entry)) { return false; }
         } else {
             SafeTensor *t = &st->tensors[st->num_tensors++];
             t->name = xstrdup(entry->string);
-            if (!st_parse_tensor(t, entry, error)) { return false; }
+            if (!st_parse_tensor(st, t, entry)) { return false; }
         }
     }
     return true;
@@ -190,58 +181,58 @@ static inline bool st_parse_entries(SafeTensors *st, const cJSON *header, StErro
 static inline int st_compare_offsets(const void *a, const void *b) {
     const SafeTensor *x = (const SafeTensor *)a, *y = (const SafeTensor *)b;
     if (x->begin != y->begin) { return x->begin < y->begin ? -1 : 1; }
-    return (x->end > y->end) - (x->end < y->end);  // an empty tensor stands before the one that begins where it does
+    return (x->end > y->end) - (x->end < y->end);  // an empty tensor comes before one of the same begin
 }
 
 static inline int st_compare_names(const void *a, const void *b) {
     return strcmp(((const SafeTensor *)a)->name, ((const SafeTensor *)b)->name);
 }
 
-// The tensors cover data_bytes exactly and no two share a name. Leaves them sorted by name.
-static inline bool st_check_layout(SafeTensors *st, uint64_t data_bytes, StError *error) {
+// Refuses tensors that do not cover data_bytes exactly once, or that have one name. Sorts them by name.
+static inline bool st_check_layout(SafeTensors *st, uint64_t data_bytes) {
     uint64_t covered = 0;
     qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_offsets);
     for (int i = 0; i < st->num_tensors; i++) {
         const SafeTensor *t = &st->tensors[i];
         if (t->begin != covered) {
-            return st_refuse(error, "has tensor '%.100s' at byte %" PRIu64 " of the data, expected %" PRIu64 " (%s)",
+            return st_refuse(st, "has tensor '%.100s' at byte %" PRIu64 " of the data, expected %" PRIu64 " (%s)",
                              t->name, t->begin, covered, t->begin > covered ? "a hole" : "an overlap");
         }
         covered = t->end;
     }
     if (covered != data_bytes) {
-        return st_refuse(error, "has %" PRIu64 " bytes of data, expected %" PRIu64, data_bytes, covered);
+        return st_refuse(st, "has %" PRIu64 " bytes of data, expected %" PRIu64, data_bytes, covered);
     }
     qsort(st->tensors, (size_t)st->num_tensors, sizeof *st->tensors, st_compare_names);
     for (int i = 1; i < st->num_tensors; i++) {
         if (st_compare_names(&st->tensors[i - 1], &st->tensors[i]) == 0) {
-            return st_refuse(error, "has tensor '%.100s' twice", st->tensors[i].name);
+            return st_refuse(st, "has tensor '%.100s' twice", st->tensors[i].name);
         }
     }
     return true;
 }
 
-// The header's text with a NUL after it, to be freed; NULL, having said why. Sets st->data_start.
-static inline char *st_read_header(SafeTensors *st, uint64_t file_size, StError *error) {
+// The text of the header and a NUL, which the caller frees; NULL: refused. Sets st->data_start.
+static inline char *st_read_header(SafeTensors *st, uint64_t file_size) {
     uint64_t length = 0;
     if (file_size < sizeof length) {
-        st_refuse(error, "is %" PRIu64 " bytes long, expected at least 8", file_size);
+        st_refuse(st, "is %" PRIu64 " bytes long, expected at least 8", file_size);
         return NULL;
     }
     int failure = st_pread(st->fd, &length, sizeof length, 0);
     if (!failure && length > ST_MAX_HEADER) {
-        st_refuse(error, "says its header is %" PRIu64 " bytes long, expected at most %u", length, ST_MAX_HEADER);
+        st_refuse(st, "says its header is %" PRIu64 " bytes long, expected at most %u", length, ST_MAX_HEADER);
         return NULL;
     }
     if (!failure && length > file_size - sizeof length) {
-        st_refuse(error, "is %" PRIu64 " bytes long, expected at least %" PRIu64 " for its header", file_size,
+        st_refuse(st, "is %" PRIu64 " bytes long, expected at least %" PRIu64 " for its header", file_size,
                   sizeof length + length);
         return NULL;
     }
     char *header = (char *)xcalloc((size_t)length + 1, 1);
     if (!failure) { failure = st_pread(st->fd, header, (size_t)length, sizeof length); }
     if (failure) {
-        st_refuse(error, "could not be read: %s", strerror(failure));
+        st_refuse(st, "could not be read: %s", strerror(failure));
         free(header);
         return NULL;
     }
@@ -249,43 +240,40 @@ static inline char *st_read_header(SafeTensors *st, uint64_t file_size, StError 
     return header;
 }
 
-// To be deleted by the caller; NULL, having said why. header[length] is 0: cJSON before 1.7.18 may look at that byte.
-static inline cJSON *st_parse_json(const char *header, size_t length, StError *error) {
+// The header as JSON, which the caller deletes; NULL: refused. header[length] is 0: cJSON before 1.7.18 may read it.
+static inline cJSON *st_parse_json(SafeTensors *st, const char *header, size_t length) {
     if (header[0] != '{') {
-        st_refuse(error, "has a header that is not a JSON object, expected '{' as its first byte");
+        st_refuse(st, "has a header that is not a JSON object, expected '{' as its first byte");
         return NULL;
     }
-    if (strlen(header) != length || strstr(header, "\\u0000")) {  // either would silently shorten a name
-        st_refuse(error, "has a NUL in its header, expected text");
+    if (strlen(header) != length || strstr(header, "\\u0000")) {  // a NUL would shorten a name
+        st_refuse(st, "has a NUL in its header, expected text");
         return NULL;
     }
     const char *end = header;
     cJSON *json = cJSON_ParseWithLengthOpts(header, length, &end, false);
     if (!json) {
-        st_refuse(error, "has a header that is not valid JSON at byte %zu", (size_t)(end - header));
+        st_refuse(st, "has a header that is not valid JSON at byte %zu", (size_t)(end - header));
     } else if (end[strspn(end, " ")]) {
-        st_refuse(error, "has text after the JSON object in its header, expected nothing but spaces");
+        st_refuse(st, "has text after the JSON object in its header, expected nothing but spaces");
         cJSON_Delete(json);
         json = NULL;
     }
     return json;
 }
 
-static inline bool st_load(SafeTensors *st, StError *error) {
+static inline bool st_load(SafeTensors *st) {
     struct stat info;
-    if (st->fd < 0 || fstat(st->fd, &info) != 0) {
-        return st_refuse(error, "could not be opened: %s", strerror(errno));
-    }
+    if (st->fd < 0 || fstat(st->fd, &info) != 0) { return st_refuse(st, "could not be opened: %s", strerror(errno)); }
     if (!S_ISREG(info.st_mode)) {
-        return st_refuse(error, "is a %s, expected a regular file",
-                         S_ISDIR(info.st_mode) ? "folder" : "device or pipe");
+        return st_refuse(st, "is a %s, expected a regular file", S_ISDIR(info.st_mode) ? "folder" : "device or pipe");
     }
     uint64_t file_size = (uint64_t)info.st_size;
-    char *header = st_read_header(st, file_size, error);
+    char *header = st_read_header(st, file_size);
     if (!header) { return false; }
-    cJSON *json = st_parse_json(header, (size_t)st->data_start - sizeof(uint64_t), error);
+    cJSON *json = st_parse_json(st, header, (size_t)st->data_start - sizeof(uint64_t));
     free(header);
-    bool good = json && st_parse_entries(st, json, error) && st_check_layout(st, file_size - st->data_start, error);
+    bool good = json && st_parse_entries(st, json) && st_check_layout(st, file_size - st->data_start);
     cJSON_Delete(json);
     return good;
 }
@@ -301,28 +289,31 @@ static inline void safetensors_close(SafeTensors *st) {
     st->fd = -1;
 }
 
-// Opens and checks the whole header. False: nothing stays open, and error (size bytes) holds one line that says why.
+// Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a
+// line.
 static inline bool safetensors_try_open(const char *path, SafeTensors *st, char *error, size_t size) {
-    StError refusal = {path, error, size};
     memset(st, 0, sizeof *st);
     st->path = xstrdup(path);
-    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK a pipe's name would hang here
-    bool good = st_load(st, &refusal);
-    if (!good) { safetensors_close(st); }
+    st->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
+    bool good = st_load(st);
+    if (!good) {
+        snprintf(error, size, "safetensors file '%s' %s", path, st->refusal);
+        safetensors_close(st);
+    }
     return good;
 }
 
-// The same; a bad file is an input error. Close with safetensors_close.
+// the same; stops with an input error if the file is refused. Close with safetensors_close.
 static inline SafeTensors safetensors_open(const char *path) {
     SafeTensors st;
     char error[8192];
     if (!safetensors_try_open(path, &st, error, sizeof error)) {
-        input_error("%s; give a whole .safetensors file, copied or exported again", error);
+        input_error("%s; give a whole .safetensors file, or copy or export it again", error);
     }
     return st;
 }
 
-// NULL if the file has no tensor of that name
+// the tensor called `name`; NULL: the file has none
 static inline const SafeTensor *safetensors_find(const SafeTensors *st, const char *name) {
     for (int low = 0, high = st->num_tensors; low < high;) {
         int middle = low + (high - low) / 2, order = strcmp(name, st->tensors[middle].name);
@@ -333,14 +324,16 @@ static inline const SafeTensor *safetensors_find(const SafeTensors *st, const ch
     return NULL;
 }
 
-// out = BYTES bytes of tensor t from its byte_offset on, as they are in the file. Threads may read at once.
+// out = bytes [byte_offset, byte_offset + bytes) of a tensor, as in the file. Several threads may read at once.
 static inline void safetensors_read(const SafeTensors *st, const SafeTensor *t, uint64_t byte_offset, void *out,
                                     size_t bytes) {
     assert(byte_offset <= t->end - t->begin && bytes <= t->end - t->begin - byte_offset);
     int failure = st_pread(st->fd, out, bytes, st->data_start + t->begin + byte_offset);
     if (failure) {
-        run_error("could not read tensor '%s' of '%s': %s; the file was whole when it was opened", t->name, st->path,
-                  failure == ENODATA ? "the file has become shorter" : strerror(failure));
+        run_error(
+            "could not read tensor '%s' of '%s': %s; the file was whole when it was opened, so check the disk, and "
+            "leave the file alone during a run",
+            t->name, st->path, failure == ENODATA ? "the file has become shorter" : strerror(failure));
     }
 }
 
@@ -355,49 +348,51 @@ static inline float f16_to_float(uint16_t half) {
     return half >> 15 ? -f : f;
 }
 
-typedef union {  // 64 KiB of a tensor
-    double f64[8192];
-    float f32[16384];
-    bf16 b16[32768];
-    uint16_t f16[32768];
-} StBlock;
-
-static inline real st_element(const StBlock *block, DType dtype, size_t i) {
-    if (dtype == DT_F64) { return (real)block->f64[i]; }
-    if (dtype == DT_F32) { return (real)block->f32[i]; }
-    if (dtype == DT_BF16) { return (real)bf16_to_float(block->b16[i]); }
-    return (real)f16_to_float(block->f16[i]);
+// element i of a block of F64, F32, BF16 or F16
+static inline real st_element(const unsigned char *block, DType dtype, size_t i) {
+    double f64;
+    float f32;
+    bf16 b16;
+    uint16_t f16;
+    switch (dtype) {
+    case DT_F64: memcpy(&f64, block + i * sizeof f64, sizeof f64); return (real)f64;
+    case DT_F32: memcpy(&f32, block + i * sizeof f32, sizeof f32); return (real)f32;
+    case DT_BF16: memcpy(&b16, block + i * sizeof b16, sizeof b16); return (real)bf16_to_float(b16);
+    default: memcpy(&f16, block + i * sizeof f16, sizeof f16); return (real)f16_to_float(f16);
+    }
 }
 
-// out = COUNT numbers of tensor t (F64, F32, BF16 or F16, else an input error) from first_element on, converted:
-// exactly but for F64 read as float, which is rounded.
+// out (count) = elements [first_element, first_element + count) of a tensor of F64, F32, BF16 or F16, converted. F64
+// read as float is rounded, all else is exact. Stops at another type.
 static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor *t, uint64_t first_element, real *out,
                                          size_t count) {
-    StBlock block;
+    unsigned char block[65536];
     DType dtype = t->dtype;
     if (dtype != DT_F64 && dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16) {
         input_error("tensor '%s' of '%s' holds %s, expected F32, F64, BF16 or F16; export the model as one of these",
-                    t->name, st->path, dtype == NUM_DTYPES ? "a type that is not used here" : dtype_name(dtype));
+                    t->name, st->path, dtype == NUM_DTYPES ? "another type" : dtype_name(dtype));
     }
     size_t element_size = dtype_size(dtype), most = sizeof block / element_size;
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < most ? count - done : most;
-        safetensors_read(st, t, (first_element + done) * element_size, &block, n * element_size);
-        for (size_t i = 0; i < n; i++) { out[done + i] = st_element(&block, dtype, i); }
+        safetensors_read(st, t, (first_element + done) * element_size, block, n * element_size);
+        for (size_t i = 0; i < n; i++) { out[done + i] = st_element(block, dtype, i); }
     }
 }
 
 // ---- writing: create, declare every tensor, begin, write every byte in any order, finish.
-// The first failure is kept, later calls do nothing, and finish returns it: the caller has a folder to clean up first.
+// After the first failure later calls do nothing, and finish returns the errno: the caller deletes its folder, then
+// stops.
 
 typedef struct {
     int fd;
     int error;            // errno of the first failure, 0 while there is none
-    uint64_t data_start;  // bytes, from the start of the file; 0 before safetensors_begin
+    uint64_t data_start;  // in bytes, from the start of the file; 0 before safetensors_begin
     int num_tensors;
-    SafeTensor *tensors;  // in the order of their declaration
+    SafeTensor *tensors;  // in the order of declaration
     uint64_t *written;    // bytes written so far of each tensor
-    bool shared, joined;  // other processes write parts of it as well; one of them has made it
+    bool shared;          // other ranks write to the file too
+    bool joined;          // another rank has created the file and writes the header
 } SafeTensorsWriter;
 
 static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t bytes, uint64_t offset) {
@@ -409,7 +404,7 @@ static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t byte
     }
 }
 
-// Makes the file at PATH, or empties the one that is there.
+// creates a file, or truncates an existing one
 static inline SafeTensorsWriter safetensors_create(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
@@ -418,8 +413,8 @@ static inline SafeTensorsWriter safetensors_create(const char *path) {
     return w;
 }
 
-// Opens the file at PATH, which another process has made and begun, to write a part of it: the same tensors are
-// declared, begin writes nothing, and whether all of every tensor is written is not this process's to know.
+// Opens a file that another rank has created and begun. This rank declares the same tensors, begin writes no header,
+// and finish does not check that every byte is written.
 static inline SafeTensorsWriter safetensors_join(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
@@ -435,7 +430,7 @@ static inline bool st_declared(const SafeTensorsWriter *w, const char *name) {
     return found;
 }
 
-// Adds a tensor and returns its index. Names are distinct; shape has num_dims sizes.
+// Adds a tensor of shape (num_dims) and returns its index. Names are distinct.
 static inline int safetensors_declare(SafeTensorsWriter *w, const char *name, DType dtype, int num_dims,
                                       const size_t *shape) {
     assert(!w->data_start && !st_declared(w, name) && num_dims >= 0 && num_dims <= ST_MAX_DIMS);
@@ -458,7 +453,7 @@ static inline int st_compare_layout(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-// gives each tensor its place, in the order the file has; that order is to be freed
+// Sets the offsets of every tensor. Returns the tensors in the order of the file; the caller frees the array.
 static inline SafeTensor **st_lay_out(SafeTensorsWriter *w) {
     size_t count = (size_t)w->num_tensors;
     SafeTensor **order = (SafeTensor **)xmalloc(count * sizeof *order);
@@ -487,7 +482,7 @@ static inline void st_print_tensor(FILE *out, const SafeTensor *t) {
     cJSON_Delete(name);
 }
 
-// Writes the header: after it no tensor can be declared, and data can be written.
+// Writes the header. Tensors are declared before it and written after it.
 static inline void safetensors_begin(SafeTensorsWriter *w) {
     if (w->error) { return; }
     char *text = NULL;
@@ -510,7 +505,7 @@ static inline void safetensors_begin(SafeTensorsWriter *w) {
     free(order);
 }
 
-// Writes BYTES bytes into tensor INDEX from its byte_offset on; each byte of a tensor is to be written once.
+// Writes bytes [byte_offset, byte_offset + bytes) of a tensor. Each byte of a tensor must be written once.
 static inline void safetensors_write(SafeTensorsWriter *w, int index, uint64_t byte_offset, const void *data,
                                      size_t bytes) {
     if (w->error) { return; }
@@ -521,8 +516,8 @@ static inline void safetensors_write(SafeTensorsWriter *w, int index, uint64_t b
     w->written[index] += bytes;
 }
 
-// Syncs, closes and frees. Returns 0: the whole file is on the disk; or the errno of the first failure, ENODATA where
-// a tensor was not written in full, by a process that writes alone.
+// Syncs, closes and frees. Returns 0 when the file is on the disk, or the errno of the first failure. ENODATA: a tensor
+// of a file that is not shared was not written in full.
 static inline int safetensors_finish(SafeTensorsWriter *w) {
     for (int i = 0; i < w->num_tensors; i++) {
         bool whole = w->written[i] == w->tensors[i].end - w->tensors[i].begin;

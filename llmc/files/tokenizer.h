@@ -3,21 +3,22 @@ Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 201
 defines: Tokenizer, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_encode, tokenizer_decode,
          tokenizer_free
 
-Encoding    1. GPT-2's pattern cuts the text into rectangles; the first alternative that matches is taken, at its longest:
+Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
+               it can be:
                's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-            2. A piece starts as its bytes; the adjacent pair that merges into the lowest id does so, leftmost first,
-               until no pair merges. A heap of candidate pairs makes that O(n log n) in the piece's length.
-Bytes       Any bytes encode, and decode to themselves. A byte that is not part of valid UTF-8 is a character of its
-            own, neither letter, number nor space. "<|endoftext|>" in a text is text: no text merges to end-of-text.
-Ids         0..255 the bytes, then a token a merge, in the order of the merges, then end-of-text. Where bytes are all
-            the tokens, a newline stands for end-of-text.
-Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line a merge: two
-            symbols and a space between them. Lines end in \n or \r\n. A symbol's characters stand for bytes: 33..126,
-            161..172 and 174..255 for themselves, and 256, 257, .. for the other bytes in rising order; byte ids follow
-            the same order.
+            2. A pre-token starts as its bytes. The adjacent pair that merges into the lowest id is merged, leftmost
+               first, until no pair merges. A heap of candidate pairs makes that O(n log n) for n bytes.
+Bytes       Any bytes encode, and decode to themselves. A byte outside of valid UTF-8 is a character of its own: neither
+            letter, number nor space. "<|endoftext|>" in a text is text: no text merges to end-of-text.
+Ids         0..255 are the bytes, then one token for each merge in the order of the merges, then end-of-text. Without
+            merges a newline stands for end-of-text.
+Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line "#version...", then a line for each
+            merge: two symbols with a space between. Lines end in \n or \r\n. The characters of a symbol stand for
+            bytes: 33..126, 161..172 and 174..255 for themselves, and 256, 257, .. for the other bytes in rising order.
+            Byte ids follow the same order.
             llm.c's gpt2_tokenizer.bin: 256 int32 (magic 20240328, version 1 or 2, vocabulary; in version 2 the id of
-            end-of-text), then for each id a length byte and the token's bytes. It has no merges; as ids are in the
-            order of the merges, the tokens before one say which two it was merged from.
+            end-of-text), then for each id a length byte and the token's bytes. It lists no merges. Ids are in the order
+            of the merges, so encoding a token with the tokens before it gives the two tokens that merge into it.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -26,66 +27,59 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 enum {
     TOKENIZER_MAX_VOCAB = 65536,      // a token is two bytes in a data shard
     TOKENIZER_MAX_TOKEN_BYTES = 255,  // one length byte in gpt2_tokenizer.bin
-    TOKENIZER_MAX_FILE = 32 << 20,    // above any merges file or gpt2_tokenizer.bin within the two limits above
-    TOKENIZER_MERGE_SLOTS = 1 << 17,  // a power of two, at least twice the merges
+    TOKENIZER_MAX_FILE = 32 << 20,    // bytes; no file within the two limits above is larger
+    TOKENIZER_MERGE_SLOTS = 1 << 17,  // a power of two, at least twice the number of merges
     TOKENIZER_BIN_MAGIC = 20240328,
     TOKENIZER_BIN_HEADER = 256,  // int32s
 };
 #define TOKENIZER_END_OF_TEXT "<|endoftext|>"
 
 typedef struct {
-    uint32_t pair;  // left id << 16 | right id
-    int32_t id;     // what they merge into; 0: a free slot
-} TokenizerMerge;
-
-typedef struct {
     int vocab_size;
-    int end_of_text;          // the token that texts begin after; of bytes, a newline
+    int end_of_text;          // the token before each text; of bytes, a newline
     uint8_t byte_token[256];  // id of each byte
     char *bytes;              // token i is bytes[start[i]..start[i + 1] - 1]
-    uint32_t *start;          // vocab_size + 1
-    TokenizerMerge *merges;   // TOKENIZER_MERGE_SLOTS, open addressing; NULL: no merges
+    uint32_t *start;          // (vocab_size + 1)
+    uint64_t *merges;         // (TOKENIZER_MERGE_SLOTS) left id << 48 | right id << 32 | merged id, a hash table with
+                              // open addressing; 0: a free slot. NULL: no merges
 } Tokenizer;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Merging
 
-// the slot of the pair (left, right), or the free one where it belongs
-static inline TokenizerMerge *tokenizer_merge_slot(const Tokenizer *t, int left, int right) {
+// the slot of the pair (left, right), or the free slot for it
+static inline uint64_t *tokenizer_merge_slot(const Tokenizer *t, int left, int right) {
     uint32_t pair = (uint32_t)left << 16 | (uint32_t)right;
     uint32_t slot = (pair * 0x9E3779B1u) >> 15;  // Fibonacci hashing: the upper 17 bits
-    while (t->merges[slot].id && t->merges[slot].pair != pair) { slot = (slot + 1) % TOKENIZER_MERGE_SLOTS; }
+    while (t->merges[slot] && t->merges[slot] >> 32 != pair) { slot = (slot + 1) % TOKENIZER_MERGE_SLOTS; }
     return &t->merges[slot];
 }
 
-// A piece in the making: a linked list of tokens, one standing at its first byte's place, and a heap of pairs to merge.
+// A pre-token while it is merged: a linked list of tokens, each at the index of its first byte, and a heap of candidate
+// pairs. The arrays are reused for the next pre-token.
 typedef struct {
-    int token;  // -1: merged into the one before it
-    size_t previous, next;
-} TokenizerSymbol;
-
-typedef struct {
-    TokenizerSymbol *symbols;
-    uint64_t *heap;  // smallest first: merged id << 48 | place of the left symbol
+    int *token;  // -1: merged into the token before it
+    size_t *previous, *next;
+    uint64_t *heap;  // smallest first: merged id << 48 | index of the left token
     size_t heap_size, capacity;
-} TokenizerPiece;
+} TokenizerMerging;
 
-static const size_t TOKENIZER_NOWHERE = SIZE_MAX;  // no symbol: past the end of any piece
+static const size_t TOKENIZER_NO_INDEX = SIZE_MAX;  // before the first token, after the last
 
-static inline void tokenizer_heap_push(TokenizerPiece *piece, uint64_t entry) {
-    size_t child = piece->heap_size++;
-    while (child > 0 && piece->heap[(child - 1) / 2] > entry) {
-        piece->heap[child] = piece->heap[(child - 1) / 2];
+static inline void tokenizer_heap_push(TokenizerMerging *m, uint64_t entry) {
+    size_t child = m->heap_size++;
+    while (child > 0 && m->heap[(child - 1) / 2] > entry) {
+        m->heap[child] = m->heap[(child - 1) / 2];
         child = (child - 1) / 2;
     }
-    piece->heap[child] = entry;
+    m->heap[child] = entry;
 }
 
-static inline uint64_t tokenizer_heap_pop(TokenizerPiece *piece) {
-    uint64_t *heap = piece->heap, top = heap[0], entry = heap[--piece->heap_size];
+static inline uint64_t tokenizer_heap_pop(TokenizerMerging *m) {
+    uint64_t *heap = m->heap, top = heap[0], entry = heap[--m->heap_size];
     size_t parent = 0, child;
-    while ((child = 2 * parent + 1) < piece->heap_size) {
-        if (child + 1 < piece->heap_size && heap[child + 1] < heap[child]) { child++; }
+    while ((child = 2 * parent + 1) < m->heap_size) {
+        if (child + 1 < m->heap_size && heap[child + 1] < heap[child]) { child++; }
         if (heap[child] >= entry) { break; }
         heap[parent] = heap[child];
         parent = child;
@@ -94,68 +88,71 @@ static inline uint64_t tokenizer_heap_pop(TokenizerPiece *piece) {
     return top;
 }
 
-// the id that the symbol at `place` and the one after it merge into; 0: none
-static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerPiece *piece, size_t place) {
-    const TokenizerSymbol *left = &piece->symbols[place];
-    if (left->token < 0 || left->next == TOKENIZER_NOWHERE) { return 0; }
-    return tokenizer_merge_slot(t, left->token, piece->symbols[left->next].token)->id;
+// the id that the token at index i and the next token merge into; 0: none
+static inline int tokenizer_merged_id(const Tokenizer *t, const TokenizerMerging *m, size_t i) {
+    if (m->token[i] < 0 || m->next[i] == TOKENIZER_NO_INDEX) { return 0; }
+    return (int)(uint32_t)*tokenizer_merge_slot(t, m->token[i], m->token[m->next[i]]);
 }
 
-static inline void tokenizer_consider(const Tokenizer *t, TokenizerPiece *piece, size_t place) {
-    int id = place == TOKENIZER_NOWHERE ? 0 : tokenizer_merged_id(t, piece, place);
-    if (id) { tokenizer_heap_push(piece, (uint64_t)id << 48 | place); }
+// pushes the pair at index i if it merges
+static inline void tokenizer_push_pair(const Tokenizer *t, TokenizerMerging *m, size_t i) {
+    int id = i == TOKENIZER_NO_INDEX ? 0 : tokenizer_merged_id(t, m, i);
+    if (id) { tokenizer_heap_push(m, (uint64_t)id << 48 | i); }
 }
 
-static inline void tokenizer_start_piece(const Tokenizer *t, TokenizerPiece *piece, const char *text, size_t bytes) {
-    if (bytes > piece->capacity) {
-        piece->capacity = 2 * bytes;
-        piece->symbols = (TokenizerSymbol *)xrealloc(piece->symbols, piece->capacity * sizeof *piece->symbols);
-        // n - 1 candidates at first; each of at most n - 1 merges takes one away and adds two at most
-        piece->heap = (uint64_t *)xrealloc(piece->heap, 2 * piece->capacity * sizeof *piece->heap);
-    }
-    piece->heap_size = 0;
+static inline void tokenizer_reserve(TokenizerMerging *m, size_t bytes) {
+    if (bytes <= m->capacity) { return; }
+    m->capacity = 2 * bytes;
+    m->token = (int *)xrealloc(m->token, m->capacity * sizeof *m->token);
+    m->previous = (size_t *)xrealloc(m->previous, m->capacity * sizeof *m->previous);
+    m->next = (size_t *)xrealloc(m->next, m->capacity * sizeof *m->next);
+    // n - 1 pairs at first; each of at most n - 1 merges pops one and pushes at most two
+    m->heap = (uint64_t *)xrealloc(m->heap, 2 * m->capacity * sizeof *m->heap);
+}
+
+// Encodes one pre-token into at most `bytes` tokens and returns their number.
+static inline size_t tokenizer_encode_pretoken(const Tokenizer *t, TokenizerMerging *m, const char *text, size_t bytes,
+                                               int *tokens) {
+    tokenizer_reserve(m, bytes);
+    m->heap_size = 0;
     for (size_t i = 0; i < bytes; i++) {
-        piece->symbols[i].token = t->byte_token[(uint8_t)text[i]];
-        piece->symbols[i].previous = i ? i - 1 : TOKENIZER_NOWHERE;
-        piece->symbols[i].next = i + 1 < bytes ? i + 1 : TOKENIZER_NOWHERE;
+        m->token[i] = t->byte_token[(uint8_t)text[i]];
+        m->previous[i] = i ? i - 1 : TOKENIZER_NO_INDEX;
+        m->next[i] = i + 1 < bytes ? i + 1 : TOKENIZER_NO_INDEX;
     }
-    for (size_t i = 0; i + 1 < bytes; i++) { tokenizer_consider(t, piece, i); }
-}
-
-// Encodes one piece into at most `bytes` tokens and returns how many.
-static inline size_t tokenizer_encode_piece(const Tokenizer *t, TokenizerPiece *piece, const char *text, size_t bytes,
-                                            int *tokens) {
-    tokenizer_start_piece(t, piece, text, bytes);
-    while (piece->heap_size) {
-        uint64_t entry = tokenizer_heap_pop(piece);
-        size_t place = entry & ((1ull << 48) - 1);
+    for (size_t i = 0; i + 1 < bytes; i++) { tokenizer_push_pair(t, m, i); }
+    while (m->heap_size) {
+        uint64_t entry = tokenizer_heap_pop(m);
+        size_t left = entry & ((1ull << 48) - 1);
         int id = (int)(entry >> 48);
-        if (tokenizer_merged_id(t, piece, place) != id) { continue; }  // one of the two has merged with another since
-        TokenizerSymbol *left = &piece->symbols[place], *right = &piece->symbols[left->next];
-        left->token = id;
-        right->token = -1;
-        left->next = right->next;
-        if (left->next != TOKENIZER_NOWHERE) { piece->symbols[left->next].previous = place; }
-        tokenizer_consider(t, piece, left->previous);
-        tokenizer_consider(t, piece, place);
+        if (tokenizer_merged_id(t, m, left) != id) { continue; }  // one of the two has merged with another token since
+        size_t right = m->next[left], after = m->next[right];
+        m->token[left] = id;
+        m->token[right] = -1;
+        m->next[left] = after;
+        if (after != TOKENIZER_NO_INDEX) { m->previous[after] = left; }
+        tokenizer_push_pair(t, m, m->previous[left]);
+        tokenizer_push_pair(t, m, left);
     }
     size_t count = 0;
-    for (size_t i = 0; i < bytes; i = piece->symbols[i].next) { tokens[count++] = piece->symbols[i].token; }
+    for (size_t i = 0; i < bytes; i = m->next[i]) { tokens[count++] = m->token[i]; }
     return count;
 }
 
-static inline void tokenizer_free_piece(TokenizerPiece *piece) {
-    free(piece->symbols);
-    free(piece->heap);
+static inline void tokenizer_free_merging(TokenizerMerging *m) {
+    free(m->token);
+    free(m->previous);
+    free(m->next);
+    free(m->heap);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Cutting a text into rectangles
+// Splitting a text into pre-tokens
 
 static const uint32_t TOKENIZER_NOT_UTF8 = UINT32_MAX;
 
-// The code point at the start of the text (bytes > 0) and its length; NOT_UTF8 and length 1 for a stray byte, an
-// overlong form or a sequence cut short. Surrogates and values above 0x10FFFF pass: like NOT_UTF8, they have no class.
+// The code point at the start of the text (bytes > 0) and its length. A stray byte, an overlong form or a sequence cut
+// short gives NOT_UTF8 and length 1. Surrogates and values above 0x10FFFF pass: like NOT_UTF8, they have no class.
 static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size_t *length) {
     static const uint32_t smallest[5] = {0, 0, 0x80, 0x800, 0x10000};  // by length
     uint8_t lead = (uint8_t)text[0];
@@ -177,8 +174,8 @@ static inline UnicodeClass tokenizer_class(const char *text, size_t bytes, size_
     return unicode_class(tokenizer_code_point(text, bytes, length));
 }
 
-// The length of the run of characters of one class at the start of the text, and where its last character starts.
-static inline size_t tokenizer_run(UnicodeClass kind, const char *text, size_t bytes, size_t *last) {
+// The bytes of the leading characters of class `kind`, and where the last of them starts.
+static inline size_t tokenizer_class_length(UnicodeClass kind, const char *text, size_t bytes, size_t *last) {
     size_t end = 0, length;
     while (end < bytes && tokenizer_class(text + end, bytes - end, &length) == kind) {
         *last = end;
@@ -187,8 +184,8 @@ static inline size_t tokenizer_run(UnicodeClass kind, const char *text, size_t b
     return end;
 }
 
-// The length of the piece at the start of the text (bytes > 0).
-static inline size_t tokenizer_piece_length(const char *text, size_t bytes) {
+// the length in bytes of the pre-token at the start of the text (bytes > 0)
+static inline size_t tokenizer_pretoken_length(const char *text, size_t bytes) {
     static const char *const contractions[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     for (size_t i = 0; text[0] == '\'' && i < sizeof contractions / sizeof contractions[0]; i++) {
         size_t n = strlen(contractions[i]);
@@ -196,9 +193,9 @@ static inline size_t tokenizer_piece_length(const char *text, size_t bytes) {
     }
     size_t space = text[0] == ' ' && bytes > 1, length, last = 0;
     UnicodeClass kind = tokenizer_class(text + space, bytes - space, &length);
-    if (kind != UNICODE_SPACE) { return space + tokenizer_run(kind, text + space, bytes - space, &last); }
-    // white space, but for its last character when more text follows: that one may belong to the next word
-    size_t end = tokenizer_run(UNICODE_SPACE, text, bytes, &last);
+    if (kind != UNICODE_SPACE) { return space + tokenizer_class_length(kind, text + space, bytes - space, &last); }
+    // white space; when text follows, without the last character, which may belong to the next pre-token
+    size_t end = tokenizer_class_length(UNICODE_SPACE, text, bytes, &last);
     return end < bytes && last > 0 ? last : end;
 }
 
@@ -210,7 +207,7 @@ static inline Tokenizer tokenizer_alloc(size_t token_bytes, int max_vocab, int m
     memset(&t, 0, sizeof t);
     t.bytes = (char *)xmalloc(token_bytes);
     t.start = (uint32_t *)xcalloc((size_t)max_vocab + 1, sizeof *t.start);
-    if (merges) { t.merges = (TokenizerMerge *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges); }
+    if (merges) { t.merges = (uint64_t *)xcalloc(TOKENIZER_MERGE_SLOTS, sizeof *t.merges); }
     return t;
 }
 
@@ -233,15 +230,14 @@ static inline void tokenizer_append_byte(Tokenizer *t, int byte) {
     tokenizer_append(t, &c, 1);
 }
 
-// Appends the merge that makes a token of `length` bytes, and returns the length of its left half. Encoded with the
-// tokens there are, the new one must leave two. 0: it leaves one (is there already) or more (is out of reach), as
-// does a single byte. So merging by lowest id is exactly merging by the list, and every token encodes to itself.
-static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerPiece *piece, const char *bytes, size_t length) {
+// Appends a token of `length` bytes and its merge, and returns the length of the left half. Encoded with the tokens so
+// far, the bytes must give two tokens: so merging by lowest id is merging by the list, and every token encodes to
+// itself. Returns 0 for one token (it exists already) or more than two (no merge reaches it).
+static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerMerging *m, const char *bytes, size_t length) {
     int halves[TOKENIZER_MAX_TOKEN_BYTES];
-    if (tokenizer_encode_piece(t, piece, bytes, length, halves) != 2) { return 0; }
-    TokenizerMerge *slot = tokenizer_merge_slot(t, halves[0], halves[1]);
-    slot->pair = (uint32_t)halves[0] << 16 | (uint32_t)halves[1];
-    slot->id = t->vocab_size;
+    if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return 0; }
+    uint64_t left = (uint64_t)halves[0], right = (uint64_t)halves[1];
+    *tokenizer_merge_slot(t, halves[0], halves[1]) = left << 48 | right << 32 | (uint64_t)t->vocab_size;
     tokenizer_append(t, bytes, length);
     return t->start[halves[0] + 1] - t->start[halves[0]];
 }
@@ -251,7 +247,7 @@ static inline void tokenizer_append_end_of_text(Tokenizer *t) {
     tokenizer_append(t, TOKENIZER_END_OF_TEXT, strlen(TOKENIZER_END_OF_TEXT));
 }
 
-// does a merges file write this byte as the character of the same number?
+// whether a merges file writes this byte as the character of the same number
 static inline int tokenizer_byte_is_plain(int byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
 }
@@ -265,16 +261,15 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
     }
 }
 
-// the byte a merges file means by the character `code`; -1: none
+// the byte that a character stands for in a merges file; -1: none
 static inline int tokenizer_symbol_byte(const Tokenizer *t, uint32_t code) {
-    enum {
-        NUM_PLAIN = 188
-    };  // byte 256 + k of the file is the k-th byte that is not plain, and so has id NUM_PLAIN + k
+    enum { NUM_PLAIN = 188 };
+    // character 256 + k is the k-th byte that is not plain, which has id NUM_PLAIN + k
     if (code < 256) { return tokenizer_byte_is_plain((int)code) ? (int)code : -1; }
     return code < 256 + (256 - NUM_PLAIN) ? (uint8_t)t->bytes[NUM_PLAIN + (code - 256)] : -1;
 }
 
-// Reads the bytes that a line's two symbols stand for, and where the second starts: the joined length, 0 if malformed.
+// joined = the bytes of the two symbols of a line, the second from *split on. Returns their number; 0: malformed.
 static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, size_t length, char *joined,
                                           size_t *split) {
     size_t count = 0, step;
@@ -292,22 +287,22 @@ static inline size_t tokenizer_read_merge(const Tokenizer *t, const char *line, 
     return *split > 0 && *split < count ? count : 0;
 }
 
-static inline void tokenizer_load_merge(Tokenizer *t, TokenizerPiece *piece, const char *line, size_t length,
+static inline void tokenizer_load_merge(Tokenizer *t, TokenizerMerging *m, const char *line, size_t length,
                                         const char *path, size_t number) {
     char joined[TOKENIZER_MAX_TOKEN_BYTES];
     size_t split, bytes = tokenizer_read_merge(t, line, length, joined, &split);
     int shown = length < 60 ? (int)length : 60;
     if (bytes == 0) {
         input_error(
-            "%s line %zu: '%.*s' is not two symbols with one space between them, %d bytes together at most; is it "
-            "GPT-2's vocab.bpe or merges.txt?",
+            "%s line %zu: '%.*s' is not two symbols with one space between them, at most %d bytes together; give "
+            "GPT-2's vocab.bpe or merges.txt",
             path, number, shown, line, TOKENIZER_MAX_TOKEN_BYTES);
     }
     if (t->vocab_size == TOKENIZER_MAX_VOCAB - 1) {
         input_error("%s line %zu: more than the %d merges that a vocabulary of %d has room for; use a shorter list",
                     path, number, TOKENIZER_MAX_VOCAB - 257, TOKENIZER_MAX_VOCAB);
     }
-    if (tokenizer_append_merge(t, piece, joined, bytes) != split) {
+    if (tokenizer_append_merge(t, m, joined, bytes) != split) {
         input_error(
             "%s line %zu: '%.*s' does not join two tokens of the lines before it into a new one; use the file as "
             "it was published, in its order",
@@ -317,11 +312,11 @@ static inline void tokenizer_load_merge(Tokenizer *t, TokenizerPiece *piece, con
 
 static inline Tokenizer tokenizer_parse_merges(const char *path, const char *text, size_t bytes) {
     if (bytes > 0 && text[bytes - 1] != '\n') {
-        input_error("%s: the last line does not end; expected a whole merges file, so fetch it again", path);
+        input_error("%s: the last line does not end; expected a whole merges file, so download it again", path);
     }
-    // the file spends two bytes a line more than the tokens have
+    // a line of the file is two bytes longer than its token
     Tokenizer t = tokenizer_alloc(256 + bytes + sizeof TOKENIZER_END_OF_TEXT, TOKENIZER_MAX_VOCAB, 1);
-    TokenizerPiece piece = {NULL, NULL, 0, 0};
+    TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
     tokenizer_append_gpt2_bytes(&t);
     size_t number = 1;
     for (const char *line = text, *end; line < text + bytes; line = end + 1, number++) {
@@ -329,19 +324,20 @@ static inline Tokenizer tokenizer_parse_merges(const char *path, const char *tex
         size_t length = (size_t)(end - line);
         if (length > 0 && line[length - 1] == '\r') { length--; }
         int is_version = number == 1 && strncmp(line, "#version", 8) == 0;
-        if (!is_version) { tokenizer_load_merge(&t, &piece, line, length, path, number); }
+        if (!is_version) { tokenizer_load_merge(&t, &m, line, length, path, number); }
     }
     if (t.vocab_size == 256) { input_error("%s: found no merges; expected GPT-2's vocab.bpe or merges.txt", path); }
     tokenizer_append_end_of_text(&t);
-    tokenizer_free_piece(&piece);
+    tokenizer_free_merging(&m);
     return t;
 }
 
-// Reads the header and returns the vocabulary's size.
+// the vocabulary size in the header; stops unless the header is sound
 static inline int tokenizer_bin_vocab(const char *path, const char *data, size_t bytes) {
     int32_t header[TOKENIZER_BIN_HEADER];
     if (bytes < sizeof header) {
-        input_error("%s: cut short at %zu bytes, inside its header of %zu; fetch it again", path, bytes, sizeof header);
+        input_error("%s: cut short at %zu bytes, inside its header of %zu; download it again", path, bytes,
+                    sizeof header);
     }
     memcpy(header, data, sizeof header);
     int version = header[1], vocab = header[2];
@@ -360,14 +356,14 @@ static inline int tokenizer_bin_vocab(const char *path, const char *data, size_t
     return vocab;
 }
 
-static inline void tokenizer_load_bin_token(Tokenizer *t, TokenizerPiece *piece, const char *bytes, size_t length,
+static inline void tokenizer_load_bin_token(Tokenizer *t, TokenizerMerging *m, const char *bytes, size_t length,
                                             const char *path) {
     int id = t->vocab_size, byte = (uint8_t)bytes[0];
     if (id < 256) {
         int is_new = length == 1 && !memchr(t->bytes, byte, (size_t)id);
         if (!is_new) { input_error("%s: token %d is not a byte of its own; expected GPT-2's file", path, id); }
         tokenizer_append_byte(t, byte);
-    } else if (!tokenizer_append_merge(t, piece, bytes, length)) {
+    } else if (!tokenizer_append_merge(t, m, bytes, length)) {
         input_error("%s: token %d does not join two tokens before it into a new one; expected GPT-2's file", path, id);
     }
 }
@@ -375,23 +371,23 @@ static inline void tokenizer_load_bin_token(Tokenizer *t, TokenizerPiece *piece,
 static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, size_t bytes) {
     int vocab = tokenizer_bin_vocab(path, data, bytes);
     Tokenizer t = tokenizer_alloc(bytes + sizeof TOKENIZER_END_OF_TEXT, vocab, 1);
-    TokenizerPiece piece = {NULL, NULL, 0, 0};
+    TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
     size_t at = TOKENIZER_BIN_HEADER * sizeof(int32_t);
     for (int id = 0; id < vocab; id++) {
         size_t length = at < bytes ? (uint8_t)data[at] : 0;
         if (at >= bytes || length > bytes - at - 1) {
-            input_error("%s: cut short in token %d of %d; fetch it again", path, id, vocab);
+            input_error("%s: cut short in token %d of %d; download it again", path, id, vocab);
         }
-        if (id < vocab - 1) { tokenizer_load_bin_token(&t, &piece, data + at + 1, length, path); }
+        if (id < vocab - 1) { tokenizer_load_bin_token(&t, &m, data + at + 1, length, path); }
         at += 1 + length;
     }
     if (at != bytes) { input_error("%s: found %zu bytes after the last token; expected none", path, bytes - at); }
     tokenizer_append_end_of_text(&t);
-    tokenizer_free_piece(&piece);
+    tokenizer_free_merging(&m);
     return t;
 }
 
-// The whole file, and a NUL that `bytes` does not count.
+// the whole file and a NUL, which `bytes` does not count; the caller frees it
 static inline char *tokenizer_read_file(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     if (!file) { input_error("%s: could not open the tokenizer's file (%s); check the path", path, strerror(errno)); }
@@ -410,7 +406,7 @@ static inline char *tokenizer_read_file(const char *path, size_t *bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The interface
 
-// a byte is a token: vocabulary 256, a newline for end-of-text
+// each byte is a token: vocabulary 256, a newline for end-of-text
 static inline Tokenizer tokenizer_bytes(void) {
     Tokenizer t = tokenizer_alloc(256, 256, 0);
     for (int byte = 0; byte < 256; byte++) { tokenizer_append_byte(&t, byte); }
@@ -418,8 +414,8 @@ static inline Tokenizer tokenizer_bytes(void) {
     return t;
 }
 
-// Loads a merges file or gpt2_tokenizer.bin, told apart by the latter's magic. Stops with an input_error naming the
-// file, and the line or token, if it is neither, malformed or cut short. Free with tokenizer_free.
+// Loads a merges file, or gpt2_tokenizer.bin, recognized by its magic number. An input error names the file and the
+// line or token that is malformed or cut short. Free with tokenizer_free.
 static inline Tokenizer tokenizer_load(const char *path) {
     size_t bytes;
     char *data = tokenizer_read_file(path, &bytes);
@@ -439,25 +435,27 @@ static inline Tokenizer tokenizer_load(const char *path) {
 // 256, or 256 + merges + 1: 50257 for GPT-2
 static inline int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 
-// Encodes `bytes` bytes, NULs and invalid UTF-8 among them, into *tokens, which the caller frees; returns how many.
+// *tokens = the tokens of a text (bytes), which may hold NULs and invalid UTF-8; returns their number. The caller frees
+// *tokens.
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
     int *ids = (int *)xmalloc(bytes * sizeof *ids);
     size_t count = 0;
     if (!t->merges) {
         for (; count < bytes; count++) { ids[count] = t->byte_token[(uint8_t)text[count]]; }
     } else {
-        TokenizerPiece piece = {NULL, NULL, 0, 0};
+        TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
         for (size_t at = 0, length; at < bytes; at += length) {
-            length = tokenizer_piece_length(text + at, bytes - at);
-            count += tokenizer_encode_piece(t, &piece, text + at, length, ids + count);
+            length = tokenizer_pretoken_length(text + at, bytes - at);
+            count += tokenizer_encode_pretoken(t, &m, text + at, length, ids + count);
         }
-        tokenizer_free_piece(&piece);
+        tokenizer_free_merging(&m);
     }
     *tokens = (int *)xrealloc(ids, count * sizeof *ids);
     return count;
 }
 
-// The token's bytes, *bytes of them, not NUL-terminated, the tokenizer's own; none for an id outside the vocabulary.
+// The bytes of a token, *bytes of them, without a NUL; 0 bytes for an id outside the vocabulary. The tokenizer owns
+// them.
 static inline const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     int known = token >= 0 && token < t->vocab_size;
     *bytes = known ? t->start[token + 1] - t->start[token] : 0;

@@ -1,13 +1,13 @@
 /*
-What a run says: metrics.jsonl for programs, lines on stdout for people.
+The log of a run: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
          logger_saved, logger_clear_line, logger_close
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} a training step, {"step":n,"val_loss":x}
-               or {"step":n,"hellaswag":x} an evaluation; n counts finished updates. A resumed run drops the lines of
-               steps after its checkpoint.
-stdout         on a terminal one live line as wide as fits; in a pipe a plain line a second at most, and always the
-               first and the last.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step,
+               {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts finished updates. A
+               resumed run deletes the lines of steps after its checkpoint.
+stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
+               the first and the last step.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -19,46 +19,47 @@ stdout         on a terminal one live line as wide as fits; in a pipe a plain li
 #include <unistd.h>
 
 typedef struct {
-    FILE *metrics;         // NULL: the run keeps no log
-    bool terminal;         // stdout is one
-    double last_line;      // when the last step was shown, seconds
-    double smoothed_rate;  // tokens a second, exponentially averaged
+    FILE *metrics;         // NULL: no metrics.jsonl
+    bool terminal;         // stdout is a terminal
+    double last_line;      // time of the last line of a step, in seconds
+    double smoothed_rate;  // tokens per second, exponentially averaged
     int steps_seen;
 } Logger;
 
 typedef struct {
-    long long step, max_steps;  // finished updates, and how many there will be
+    long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
-    double seconds_left;  // until a time limit; below 0: there is none
+    double seconds_left;  // until the time limit; below 0: no limit
     const char *note;     // "" or why the update was skipped
 } StepReport;
 
-// rewrites the log at `path` without the lines of steps after `step`
+// rewrites the metrics file at `path` without the lines of steps after `step`
 static inline void logger_truncate(const char *path, long long step) {
     FILE *old = fopen(path, "r");
     if (!old) { return; }
     size_t length = strlen(path) + 8;
     char *aside = (char *)xmalloc(length);
     snprintf(aside, length, "%s.new", path);
-    FILE *kept = fopen(aside, "w");
-    if (!kept) { run_error("could not write '%s': %s", aside, strerror(errno)); }
+    FILE *rewritten = fopen(aside, "w");
+    if (!rewritten) { run_error("could not write '%s': %s; make -o writable", aside, strerror(errno)); }
     char *line = NULL;
     size_t room = 0;
     long long line_step;
     for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
-        bool whole = line[length - 1] == '\n';  // a run that was killed may have left half a line
-        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, kept); }
+        bool whole = line[length - 1] == '\n';  // a killed run may leave half a line
+        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, rewritten); }
     }
     free(line);
     fclose(old);
-    if (fclose(kept) != 0 || rename(aside, path) != 0) {
-        run_error("could not rewrite '%s': %s", path, strerror(errno));
+    if (fclose(rewritten) != 0 || rename(aside, path) != 0) {
+        run_error("could not rewrite '%s': %s; the old file is unchanged, so make room and try again", path,
+                  strerror(errno));
     }
     free(aside);
 }
 
-// run_dir may be NULL; resumed_step is where a resumed run goes on, 0 for a new one; may_be_live: whether stdout is a
-// terminal if it looks like one (mpirun gives its processes one even where their words go to a file)
+// run_dir: NULL writes no metrics.jsonl. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
+// nothing, since mpirun gives its processes a terminal even when it writes to a file. Close with logger_close.
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
     memset(&log, 0, sizeof log);
@@ -72,7 +73,7 @@ static inline Logger logger_open(const char *run_dir, long long resumed_step, bo
     return log;
 }
 
-// a number as JSON has it: nan and inf become null
+// prints a member of a JSON object; nan and inf become null
 static inline void logger_number(FILE *out, const char *name, double x) {
     if (isfinite(x)) {
         fprintf(out, ",\"%s\":%.9g", name, x);
@@ -81,13 +82,15 @@ static inline void logger_number(FILE *out, const char *name, double x) {
     }
 }
 
-// ends a line of metrics.jsonl, so that it is on disk's way before the next step
+// ends a line of metrics.jsonl and flushes it: a killed run loses no finished step
 static inline void logger_end_line(Logger *log) {
     fputs("}\n", log->metrics);
-    if (fflush(log->metrics) != 0) { run_error("could not write metrics.jsonl: %s", strerror(errno)); }
+    if (fflush(log->metrics) != 0) {
+        run_error("could not write metrics.jsonl: %s; make room, then resume with -y 1", strerror(errno));
+    }
 }
 
-// takes the live line off a terminal before something else is printed
+// clears the live line of a terminal before something else is printed
 static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
@@ -103,7 +106,7 @@ static inline void logger_rate(char *text, size_t size, double rate) {
     }
 }
 
-// "9:05 left", from an hour on "11:03:58 left"
+// "9:05 left", or from one hour on "11:03:58 left"
 static inline void logger_left(char *text, size_t size, double seconds) {
     long s = (long)seconds;
     if (s < 3600) {
@@ -115,13 +118,13 @@ static inline void logger_left(char *text, size_t size, double seconds) {
 
 enum { LINE_LENGTH = 512 };
 
-// The line for a step that took `rate` tokens a second, seconds_left of it to go. WIDTH 0 is a pipe: every field is
-// there. On a terminal of WIDTH columns it has at most WIDTH - 1, since a full one may wrap: fields that do not fit are
-// left out, those first that say least about how the run goes, and a terminal narrower than the others has it cut.
+// The line of a step at `rate` tokens per second. Width 0 is a pipe: all fields are printed. On a terminal the line has
+// at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
+// if the rest does not fit either, the line is cut.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
     enum { STEP, LOSS, NORM, LR, MS, RATE, LEFT, NOTE, FIELDS };
-    static const int least_first[] = {LR, NORM, MS, LEFT, RATE};
-    const int droppable = width > 0 ? (int)(sizeof least_first / sizeof least_first[0]) : 0;
+    static const int least_important[] = {LR, NORM, MS, LEFT, RATE};
+    const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
     const size_t size = sizeof field[0];
@@ -138,14 +141,14 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     size_t columns = 0;
     for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
     for (int i = 0; i < droppable && columns > room; i++) {
-        columns -= strlen(field[least_first[i]]);
-        field[least_first[i]][0] = 0;
+        columns -= strlen(field[least_important[i]]);
+        field[least_important[i]][0] = 0;
     }
     line[0] = 0;
     for (int f = 0; f < FIELDS; f++) { strncat(line, field[f], room - strlen(line)); }
 }
 
-// columns of the terminal that stdout is, now: its window may change. 80 where it does not say
+// The current columns of the terminal at stdout, whose window may be resized; 80 if it does not report them.
 static inline int terminal_width(void) {
     struct winsize window;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col > 0 ? window.ws_col : 80;
@@ -163,7 +166,7 @@ static inline void logger_show(const Logger *log, const StepReport *r) {
 static inline void logger_step(Logger *log, StepReport r) {
     double rate = r.tokens / (r.ms / 1000), now = now_seconds();
     log->steps_seen++;
-    // the first step also prepares things; it does not count
+    // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     if (log->metrics) {
         fprintf(log->metrics, "{\"step\":%lld", r.step);
@@ -183,6 +186,7 @@ static inline void logger_step(Logger *log, StepReport r) {
     logger_show(log, &r);
 }
 
+// prints and logs an evaluation, as `words` on stdout and `key` in metrics.jsonl
 static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value) {
     logger_clear_line(log);
     printf("step %lld | %s %.4f\n", step, words, value);
@@ -201,7 +205,7 @@ static inline void logger_hellaswag(Logger *log, long long step, double accuracy
     logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
 }
 
-// says where the checkpoint of `step` is; metrics.jsonl does not tell of it
+// prints the folder of a checkpoint; metrics.jsonl has no line for it
 static inline void logger_saved(const Logger *log, long long step, const char *folder) {
     logger_clear_line(log);
     printf("step %lld | saved %s\n", step, folder);

@@ -1,12 +1,12 @@
 /*
-The learning rate of a step: linear warmup, then one of four shapes.
+The learning rate of a step: linear warmup, then one of four schedules.
   s step (0-based), W warmup steps, N steps of the run, f final fraction, P = (s - begin) / (N - begin), at most 1
-  s < W        lr (s + 1) / W                                   the same for every shape, so step 0 already learns
+  s < W        lr (s + 1) / W                                   for every schedule; step 0 already learns
   cosine       lr (f + (1 - f) (1 + cos(pi P)) / 2)             begin = W
   linear       lr (f + (1 - f) (1 - P))                         begin = W
   constant     lr
   wsd          lr (f + (1 - f) (1 - sqrt(P)))                   begin = max(W, floor(0.8 N)), lr before it
-A shape that decays stays at lr f from step N on, and from step W on when the warmup takes the whole run (W >= N).
+A schedule that decays is constant at lr f from step N on. If W >= N, that is from step W on.
 Sources: cosine, Loshchilov and Hutter 2017; warmup-stable-decay and its 1 - sqrt tail, Hagele et al. 2024.
 defines: ScheduleKind, SCHEDULE_CHOICES, schedule_lr
 */
@@ -17,8 +17,8 @@ defines: ScheduleKind, SCHEDULE_CHOICES, schedule_lr
 typedef enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD } ScheduleKind;
 #define SCHEDULE_CHOICES "cosine linear constant wsd"  // in the enum's order
 
-// how much of the way from the peak (1) to the end (0) is left, for a progress in [0, 1]
-static inline double schedule_height(ScheduleKind kind, double progress) {
+// decay from 1 at progress 0 to 0 at progress 1; a constant schedule stays at 1
+static inline double schedule_decay(ScheduleKind kind, double progress) {
     switch (kind) {
     case SCHEDULE_COSINE: return 0.5 * (1 + cos(3.14159265358979323846 * progress));
     case SCHEDULE_LINEAR: return 1 - progress;
@@ -40,5 +40,5 @@ static inline double schedule_lr(ScheduleKind kind, double lr, int64_t warmup, i
     } else if (step > begin) {
         progress = (double)(step - begin) / (double)(max_steps - begin);
     }
-    return lr * (final_fraction + (1 - final_fraction) * schedule_height(kind, progress));
+    return lr * (final_fraction + (1 - final_fraction) * schedule_decay(kind, progress));
 }
