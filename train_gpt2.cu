@@ -2006,7 +2006,7 @@ static void check_same_flags(const TrainArgs *a, const Device *device, Comm *wor
 // the group of all processes on the memory of the device
 static Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
     char job[64];
-    meeting_job(job, sizeof job);
+    rendezvous_job(job, sizeof job);
     CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
                            a->shared_folder,         job,          a->comm_timeout};
     Groups groups;

@@ -569,8 +569,8 @@ static inline const char *flag_item_text(const Flag *flag, const cJSON *item, ch
 }
 
 // The inverse of flags_to_json: sets the fields of `values` for which `json` holds a valid value. A missing, null or
-// invalid item leaves its field as it is, because the file may be of another version. Flags named in `skip`, separated by
-// one space, are ignored. Strings point into `json`: delete it after the last use of `values`.
+// invalid item leaves its field as it is, because the file may be of another version. Flags named in `skip`, separated
+// by one space, are ignored. Strings point into `json`: delete it after the last use of `values`.
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *skip) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
