@@ -553,6 +553,7 @@ report "--help FLAG describes each flag, by letter and by name" "$(
 report "the examples of --help FLAG are right" "$(
     while read -r _ name; do
         run 0 --help "$name"
+        arguments=()
         words=$(sed -nE 's/^    example  .*\.\/train_gpt2 (.*)/\1/p' "$out")
         eval "arguments=($words)"
         run 0 "${arguments[@]}" --version
