@@ -40,7 +40,7 @@ static Groups alone(void) {
     return groups;
 }
 
-static int num_ranges(const GPT2 *m) { return m->first_span[num_buckets(&m->layout)]; }
+static int num_ranges(const GPT2 *m) { return m->first_range[num_buckets(&m->layout)]; }
 
 // relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
 typedef struct {
@@ -137,7 +137,7 @@ static StepReport train_step(Run *run) {
 
 // runs the model over tokens (B,T)
 static void forward(GPT2 *m, const int *tokens) {
-    gpt2_give_batch(m, tokens, tokens);
+    gpt2_stage_batch(m, tokens, tokens);
     gpt2_forward(m);
     settle(m);
 }
@@ -160,7 +160,7 @@ static void assert_models_equal(const GPT2 *a, const GPT2 *b) {
     assert_int_equal(a->plan.count, b->plan.count);
     for (int i = 0; i < a->plan.count; i++) {
         const PlanTensor *t = &a->plan.tensors[i];
-        const char *passing[] = {"grads", "ranges", "decode_keys", "decode_values"};
+        const char *passing[] = {"grads", "update_ranges", "decode_keys", "decode_values"};
         bool comes_back = t->lifetime == STATE;
         for (int k = 0; k < 4; k++) { comes_back &= strcmp(t->name, passing[k]) != 0; }
         if (!comes_back) { continue; }
@@ -189,7 +189,8 @@ static real gradient_value(Gradient g, size_t i) {
 static void spoil_gradients(GPT2 *m) {
     size_t size = dtype_size(m->grads.dtype);
     for (int s = 0; s < num_ranges(m); s++) {
-        memset((unsigned char *)m->grads.at + m->ranges[s].offset * size, 0xFF, m->ranges[s].count * size);
+        memset((unsigned char *)m->grads.at + m->tensors.update_ranges[s].offset * size, 0xFF,
+               m->tensors.update_ranges[s].count * size);
     }
 }
 
@@ -199,7 +200,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     spoil_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
-        gpt2_give_batch(m, tokens + first, targets + first);
+        gpt2_stage_batch(m, tokens + first, targets + first);
         gpt2_micro_step(m, first / rows);
     }
     return (double)device_number(m, m->loss);
@@ -209,10 +210,10 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     floatX *padded = (floatX *)scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
-    m->ops->matmul_forward(padded, final_norm_forward(m, N), param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp,
-                           &m->exec);
+    ParallelRows lnf = final_layernorm_forward(m);
+    m->ops->matmul_forward(padded, lnf.all, param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
     settle(m);
-    scratch_release(&m->normed);
+    rows_release(&lnf);
     for (int i = 0; i < N * V; i++) { logits[i] = to_real(padded[i / V * Vp + i % V]); }
     scratch_release(&m->wide);
 }
@@ -548,18 +549,17 @@ typedef struct {
     unsigned char *grads;
 } RecomputeCase;
 
-static GPT2 recompute_model(const RecomputeCase *c, Recompute recompute) {
+static void recompute_model(GPT2 *m, const RecomputeCase *c, Recompute recompute) {
     ModelOptions options = c->options;
-    GPT2 m;
     options.recompute = recompute;
-    gpt2_build(&m, c->config, options, alone());
-    gpt2_init(&m, 5);
-    return m;
+    gpt2_build(m, c->config, options, alone());
+    gpt2_init(m, 5);
 }
 
 // loss and gradients with this much rebuilt are those of -r 0, bit for bit, and so is the loss alone
 static void check_recompute(const RecomputeCase *c, Recompute recompute) {
-    GPT2 m = recompute_model(c, recompute);
+    GPT2 m;
+    recompute_model(&m, c, recompute);
     size_t size = dtype_size(m.grads.dtype);
     for (int times = 0; times < 2; times++) {  // the second time as a graph, on a device that can
         double loss = gradients(&m, c->tokens, c->targets);
@@ -568,7 +568,7 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
                      recompute.layers, loss, c->loss);
         }
         for (int s = 0; s < num_ranges(&m); s++) {
-            const UpdateRange *t = &m.ranges[s];
+            const UpdateRange *t = &m.tensors.update_ranges[s];
             if (memcmp((char *)m.grads.at + t->offset * size, c->grads + t->offset * size, t->count * size) != 0) {
                 fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
                          recompute.layers, t->tensor);
@@ -588,7 +588,8 @@ static RecomputeCase recompute_case(ModelOptions options) {
     RecomputeCase c = {.config = {24, 61, 128, RECOMPUTE_L, 2, 16}, .options = options};
     for (int i = 0; i < RECOMPUTE_ROWS; i++) { c.tokens[i] = i * 31 % 61, c.targets[i] = i * 17 % 61; }
     c.options.fuse_gelu = false;
-    GPT2 plain = recompute_model(&c, (Recompute){0, 1, 0});
+    GPT2 plain;
+    recompute_model(&plain, &c, (Recompute){0, 1, 0});
     size_t bytes = plain.layout.total * dtype_size(plain.grads.dtype);
     c.loss = gradients(&plain, c.tokens, c.targets);
     c.first_loss = (double)gpt2_loss(&plain, c.tokens, c.targets);
@@ -602,9 +603,9 @@ static void test_recompute(void **state) {
     (void)state;
     RecomputeCase c = recompute_case(training(2, 24));
     bool fast = backend == &cpu_backend;  // emulated kernels take a choice of them
-    for (int level = 1; level <= REBUILD_BLOCK; level++) {
+    for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
         for (int layers = RECOMPUTE_L; layers >= 0; layers -= fast ? 1 : 2) {
-            for (int every = 1; every <= (level < REBUILD_BLOCK ? 1 : fast ? RECOMPUTE_L : 2); every++) {
+            for (int every = 1; every <= (level < RECOMPUTE_BLOCK ? 1 : fast ? RECOMPUTE_L : 2); every++) {
                 Recompute recompute = {level, every, layers};
                 check_recompute(&c, recompute);
             }
@@ -618,11 +619,11 @@ static void test_recompute_beside_other_choices(void **state) {
     (void)state;
     ModelOptions narrow = training(2, 24), sampling = training(2, 24);
     narrow.gradients = DT_BF16, sampling.decode_positions = 24;
-    const ModelOptions purposes[] = {narrow, rounding(training(2, 24)), sampling};
+    const ModelOptions options[] = {narrow, rounding(training(2, 24)), sampling};
     for (int i = 0; i < 3; i++) {
-        RecomputeCase c = recompute_case(purposes[i]);
-        for (int level = 1; level <= REBUILD_BLOCK; level++) {
-            Recompute whole = {level, 1, RECOMPUTE_L}, part = {level, level < REBUILD_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
+        RecomputeCase c = recompute_case(options[i]);
+        for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
+            Recompute whole = {level, 1, RECOMPUTE_L}, part = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
             check_recompute(&c, whole);
             check_recompute(&c, part);
         }
@@ -775,10 +776,14 @@ static void test_cache(void **state) {
 }
 
 // `generate`'s tokens, the prompt's included
-static void generated_tokens(GPT2 *m, const int *prompt, int length, Sampling how, int *tokens) {
+static void generated_tokens(GPT2 *m, const int *prompt, int length, double temperature, int64_t seed, uint64_t stream,
+                             int *tokens) {
+    TrainArgs args = default_args;
+    args.temperature = temperature;
+    args.seed = seed;
     const char *path = temp_path("generated.txt");
     int saved = capture_stdout(path);
-    generate(m, NULL, prompt, (size_t)length, GENERATED, how);
+    generate(m, &args, NULL, prompt, (size_t)length, GENERATED, stream);
     release_stdout(saved);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
@@ -804,9 +809,8 @@ static double shortfall(GPT2 *m, const int *window, int n, int chosen) {
 // Temperature 0 takes the likeliest token at every step; past the context's end its latter half is read anew.
 static void check_greedy(GPT2 *m, const int *prompt, int length) {
     int tokens[PROMPT + GENERATED], again[PROMPT + GENERATED];
-    Sampling greedy = {0, 0, 1, 0};
-    generated_tokens(m, prompt, length, greedy, tokens);
-    generated_tokens(m, prompt, length, greedy, again);
+    generated_tokens(m, prompt, length, 0, 1, 0, tokens);
+    generated_tokens(m, prompt, length, 0, 1, 0, again);
     assert_memory_equal(tokens, again, (size_t)(length + GENERATED) * sizeof(int));
     for (int end = length, begin = 0; end < length + GENERATED; end++) {
         if (end - begin > POSITIONS) { begin = end - POSITIONS / 2; }
@@ -822,12 +826,12 @@ static void test_generation(void **state) {
     for (int i = 0; i < 6; i++) { check_greedy(&m, g->tokens, lengths[i]); }
 
     int first[PROMPT + GENERATED], second[PROMPT + GENERATED];
-    const Sampling ways[] = {
-        {1, 0, 5, 9}, {1, 0, 5, 9}, {1, 0, 6, 9}, {1, 0, 5, 10}};  // the same; another seed; stream
-    generated_tokens(&m, g->tokens, 3, ways[0], first);
-    for (int i = 1; i < 4; i++) {
-        generated_tokens(&m, g->tokens, 3, ways[i], second);
-        assert_int_equal(memcmp(first, second, sizeof(int) * (3 + GENERATED)) == 0, i == 1);
+    const int64_t seeds[] = {5, 6, 5};  // the same; another seed; another stream
+    const uint64_t streams[] = {9, 9, 10};
+    generated_tokens(&m, g->tokens, 3, 1, 5, 9, first);
+    for (int i = 0; i < 3; i++) {
+        generated_tokens(&m, g->tokens, 3, 1, seeds[i], streams[i], second);
+        assert_int_equal(memcmp(first, second, sizeof(int) * (3 + GENERATED)) == 0, i == 0);
     }
     gpt2_free(&m);
 }
@@ -844,42 +848,18 @@ static size_t tensor_bytes(const PlanTensor *t) {
 
 enum { MAX_VIEWS = 64 };
 
-// the trainer's pointers into the arena, without those that are NULL; returns their number
+// the pointers of GPT2Tensors that are not NULL; returns their number
 static int list_views(const void **list, const GPT2 *m) {
-    const RoundedCopies *r = &m->exec.rounded;
-    const OptimizerState *o = &m->optimizer;
-    const void *fields[] = {o->params,
-                            o->master,
-                            o->remainder,
-                            o->m_scales,
-                            o->v_scales,
-                            m->grads.at,
-                            o->m,
-                            o->v,
-                            m->tokens,
-                            m->targets,
-                            m->loss,
-                            m->ranges,
-                            m->dresidual,
-                            m->keys,
-                            m->values,
-                            m->narrow.memory,
-                            m->normed.memory,
-                            m->wide.memory,
-                            r->in,
-                            r->dout,
-                            r->params,
-                            m->own.partials,
-                            m->own.matmul_workspace};
-    int count = 0, num_fields = sizeof fields / sizeof fields[0];
-    for (int i = 0; i < num_fields + NUM_ACTIVATIONS; i++) {
-        const void *view = i < num_fields ? fields[i] : m->activations[i - num_fields];
-        if (view) { list[count++] = view; }
+    const void *tensors[sizeof m->tensors / sizeof(void *)];
+    int count = 0;
+    memcpy(tensors, &m->tensors, sizeof tensors);
+    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
+        if (tensors[i]) { list[count++] = tensors[i]; }
     }
     return count;
 }
 
-// The plan's tensors lie one after another, fill the arena, and each is what exactly one pointer of the trainer is to.
+// The plan's tensors lie one after another, fill the arena, and exactly one pointer of GPT2Tensors points to each.
 static void check_plan(const GPT2Config *c, ModelOptions p) {
     const void *views[MAX_VIEWS];
     GPT2 m;
@@ -916,7 +896,7 @@ static void test_planned_is_allocated(void **state) {
 }
 
 // every flag about memory gets where it is asked for
-static void test_flags_reach_the_purpose(void **state) {
+static void test_flags_reach_the_options(void **state) {
     (void)state;
     char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0";
     char *argv[32];
@@ -1003,7 +983,7 @@ static void test_nothing_writes_past_its_end(void **state) {
     ModelOptions options = rounding(training(3, 7));
     options.decode_positions = 11;
     check_gaps(options);
-    for (int level = 1; level <= REBUILD_BLOCK; level++) {
+    for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
         options.recompute.level = level, options.recompute.every = 2, options.recompute.layers = 2;
         options.master = (MasterKind)(level % 3), options.moments = moment_types[level % 3];
         options.gradients = level % 2 ? DT_BF16 : DT_REAL, options.classifier_rows = level;
@@ -1072,10 +1052,9 @@ static void test_plan_allocates_nothing(void **state) {
         cJSON_ArrayForEach(tensor, cJSON_GetObjectItem(rank, "tensors")) { bytes += number_of(tensor, "bytes"); }
         for (int l = 0; l < NUM_LIFETIMES; l++) { lifetimes += number_of(rank, lifetime_names[l]); }
         GPT2Config config = {0, 0, 0, 0, 0, 0};
-        PlanIndex index;
         assert_true(config_from_descriptor(&config, model, 0, 0));
         ModelOptions options = model_options(&args, &config, backend);
-        Plan plan = gpt2_plan(&config, &options, &index);
+        Plan plan = gpt2_plan(&config, &options);
         assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
         assert_true(total > 2e9);
         plan_free(&plan);
@@ -1092,8 +1071,8 @@ enum { RUN_STEPS = 12 };
 // Full windows of the guards, so that their verdicts depend on them, and near enough for some steps to be skipped.
 static void fill_guards(Run *run) {
     for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
-        outlier_zscore(&run->loss_guard, 5.45 + 0.05 * rng_normal(1, 1, i));
-        outlier_zscore(&run->norm_guard, 1.05 + 0.05 * rng_normal(1, 2, i));
+        outlier_zscore(&run->loss_outliers, 5.45 + 0.05 * rng_normal(1, 1, i));
+        outlier_zscore(&run->norm_outliers, 1.05 + 0.05 * rng_normal(1, 2, i));
     }
 }
 
@@ -1106,10 +1085,10 @@ static void assert_guards_equal(const OutlierDetector *a, const OutlierDetector 
 
 static void assert_runs_equal(const Run *a, const Run *b) {
     assert_int_equal(a->step, b->step);
-    assert_int_equal(dataloader_position(&a->train_loader), dataloader_position(&b->train_loader));
+    assert_int_equal(dataloader_position(&a->data.train_loader), dataloader_position(&b->data.train_loader));
     assert_models_equal(&a->model, &b->model);
-    assert_guards_equal(&a->loss_guard, &b->loss_guard);
-    assert_guards_equal(&a->norm_guard, &b->norm_guard);
+    assert_guards_equal(&a->loss_outliers, &b->loss_outliers);
+    assert_guards_equal(&a->norm_outliers, &b->norm_outliers);
 }
 
 static void assert_reports_equal(const StepReport *a, const StepReport *b) {
@@ -1236,11 +1215,11 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
     memset(sum, 0, total * sizeof *sum);
     for (int i = 0; i < MANY; i++) {
         spoil_gradients(m);
-        gpt2_give_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
+        gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
         gpt2_micro_step(m, 0);
         settle(m);
         for (size_t k = 0; k < (size_t)num_ranges(m); k++) {
-            const UpdateRange *t = &m->ranges[k];
+            const UpdateRange *t = &m->tensors.update_ranges[k];
             for (size_t e = t->offset; e < t->offset + t->count; e++) { sum[e] += (double)gradient_value(m->grads, e); }
         }
     }
@@ -1265,7 +1244,7 @@ static double accumulation_error(DType gradients_type) {
     exact_sum(sum, &a, tokens, targets);
     gradients(&b, tokens, targets);
     for (int k = 0; k < num_ranges(&b); k++) {
-        const UpdateRange *t = &b.ranges[k];
+        const UpdateRange *t = &b.tensors.update_ranges[k];
         for (size_t e = t->offset; e < t->offset + t->count; e++) { got[e] = (double)gradient_value(b.grads, e); }
     }
     double error = relative_error(got, sum, total);
@@ -1323,7 +1302,7 @@ static void test_accumulation(void **state) {
         assert_close("norm of accumulated steps", relative_difference(b.grad_norm, a.grad_norm), order_of_products());
         assert_true(a.lr == b.lr && a.tokens == b.tokens);
     }
-    assert_int_equal(dataloader_position(&whole.train_loader), dataloader_position(&split.train_loader));
+    assert_int_equal(dataloader_position(&whole.data.train_loader), dataloader_position(&split.data.train_loader));
     run_close(&whole);
     run_close(&split);
 }
@@ -1449,15 +1428,17 @@ static void test_guards(void **state) {
     Run run;
     run_open(&run, &args, alone_host());
     train_step(&run);
-    for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) { outlier_zscore(&run.loss_guard, 1 + 0.01 * rng_normal(1, 3, i)); }
+    for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
+        outlier_zscore(&run.loss_outliers, 1 + 0.01 * rng_normal(1, 3, i));
+    }
     for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
         real *before = copy_block(&run.model, weights(&run.model)),
              *m = copy_block(&run.model, first_moment(&run.model));
-        uint64_t position = dataloader_position(&run.train_loader);
+        uint64_t position = dataloader_position(&run.data.train_loader);
         StepReport report = train_step(&run);
         assert_non_null(strstr(report.note, "loss"));
         assert_int_equal(report.step, 2 + i);
-        assert_int_equal(dataloader_position(&run.train_loader), position + 4);
+        assert_int_equal(dataloader_position(&run.data.train_loader), position + 4);
         assert_memory_equal(weights(&run.model), before, run.model.layout.total * sizeof(real));
         assert_memory_equal(first_moment(&run.model), m, run.model.layout.total * sizeof(real));
         free(before);
@@ -1673,7 +1654,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_generation),
         cmocka_unit_test(test_planned_is_allocated),
-        cmocka_unit_test(test_flags_reach_the_purpose),
+        cmocka_unit_test(test_flags_reach_the_options),
         cmocka_unit_test(test_planned_is_allocated_for_all_flags),
         cmocka_unit_test(test_nothing_writes_past_its_end),
         cmocka_unit_test(test_scratch_misuse_stops),

@@ -1,29 +1,22 @@
 /*
-Where a model runs: its operations, its machine, and what the two need beside the model's own tensors.
-defines: MachineRates, Backend, cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose, backend_share_autotune_cache
+Where a model runs: its operations, its device, and the device memory that they use besides the model's own tensors. The
+backends themselves are in backends.h.
+defines: BackendScratch, MachineRates, Backend
 */
 #pragma once
-#include "llmc/parallel/comm.h"
-#include "llmc/cpu_ops.h"
 #include "llmc/common/device.h"
+#include "llmc/ops.h"
 #include "llmc/parallel/slices.h"
-#include <omp.h>
-#include <sys/stat.h>
-#if defined(__CUDACC__) || defined(SIMT)  // SIMT: the kernels run emulated, on the CPU; for tests
-#define HAVE_CUDA
-#include "llmc/cuda_ops.cuh"
-#endif
 
-// device memory that operations use within a call: sums of a first stage; what cuBLASLt works in
+// device memory for use within one operation: partial sums of reductions, and cuBLASLt's workspace
 typedef struct {
     void *partials, *matmul_workspace;
     size_t partials_bytes, matmul_workspace_bytes;
 } BackendScratch;
 
-// roughly what such a machine does in a second: only their ratios matter, where --fit weighs one choice against another
+// Rough rates of such a machine, per second. --fit weighs one choice against another by their ratios.
 typedef struct {
-    double flops, bytes, link;  // of products; of memory; sent to another process
+    double flops, bytes, link;  // FLOPs of matmuls; bytes of memory traffic; bytes sent to another rank
     double launch;              // seconds to start an operation
 } MachineRates;
 
@@ -31,127 +24,10 @@ typedef struct {
     const Ops *ops;
     const Device *device;
     MachineRates rates;
-    // the bytes that a process takes which has this of a model, in micro-batches of B x T; the pointers stay NULL
+    // bytes for micro-batches of B x T on a rank of this shape; the pointers stay NULL
     BackendScratch (*scratch)(const GPT2Config *c, const LocalShape *local, int B, int T);
-    // readies ex for work; fast_matmuls: whether fp32 products may round their inputs to TF32
-    void (*open)(Exec *ex, const BackendScratch *scratch, bool fast_matmuls);
+    // prepares ex for work. tf32: fp32 matmuls may round their inputs to TF32
+    void (*open)(Exec *ex, const BackendScratch *scratch, bool tf32);
     void (*close)(Exec *ex);
     void (*describe)(char *text, size_t room);  // the machine in words
 } Backend;
-
-static inline BackendScratch cpu_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
-    (void)c, (void)local, (void)B, (void)T;
-    BackendScratch none = {NULL, NULL, 0, 0};
-    return none;
-}
-
-static inline void cpu_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
-    (void)ex, (void)scratch, (void)fast_matmuls;
-}
-
-static inline void cpu_describe(char *text, size_t room) {
-    int threads = omp_get_max_threads();
-    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", onednn_version());
-}
-
-static const Backend cpu_backend = {&cpu_ops,    &cpu_device, {4e11, 3e10, 5e9, 2e-6}, cpu_scratch, cpu_open,
-                                    onednn_free, cpu_describe};
-
-#ifdef HAVE_CUDA
-static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
-    const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
-                               embedding_partials(B, T, c->channels), global_norm_partials()};
-    BackendScratch scratch = {NULL, NULL, 0, CUDA_MATMUL_WORKSPACE};
-    for (size_t i = 0; i < sizeof partials / sizeof partials[0]; i++) {
-        if (partials[i] > scratch.partials_bytes) { scratch.partials_bytes = partials[i]; }
-    }
-    return scratch;
-}
-
-// picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
-static inline const char *cuda_autotune_cache_path(char *path) {
-    const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
-    if (given) { return *given ? given : NULL; }
-    if (!home || !*home) { return NULL; }
-    const char *const parts[] = {"/.cache", "/train_gpt2"};
-    format_path(path, "%s", home);
-    for (int i = 0; i < 2; i++) {
-        format_path(path + strlen(path), "%s", parts[i]);
-        mkdir(path, 0777);
-    }
-    format_path(path + strlen(path), "/matmul_picks.txt");
-    return path;
-}
-
-static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool fast_matmuls) {
-    char path[2 * PATH_LENGTH];
-    struct cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
-    cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
-    ex->cuda->matmuls =
-        cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
-                            fast_matmuls, cuda_autotune_cache_path(path));
-}
-
-static inline void cuda_close(Exec *ex) {
-    cuda_matmuls_free(ex->cuda->matmuls);
-    cuda_exec_close(ex);
-}
-
-static inline void cuda_describe(char *text, size_t room) {
-    struct cudaDeviceProp gpu;
-    int driver = 0;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
-    CUDA_CHECK(cudaDriverGetVersion(&driver));
-    snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
-             (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
-}
-
-static const Backend cuda_backend = {&cuda_ops,  &cuda_device, {5e14, 3.5e12, 3e11, 2e-6}, cuda_scratch, cuda_open,
-                                     cuda_close, cuda_describe};
-#endif
-
-#ifdef HAVE_CUDA
-static inline void tell_by_comm(void *bytes, size_t count, void *world) {
-    comm_broadcast_host(bytes, count, static_cast<Comm *>(world));
-}
-#endif
-
-// From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
-static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
-#ifdef HAVE_CUDA
-    if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
-#endif
-    (void)ex, (void)world;
-}
-
-typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
-#define DEVICE_CHOICES "auto cpu cuda"
-#ifdef HAVE_CUDA
-#define DEVICES_BUILT_IN "cpu cuda"
-#else
-#define DEVICES_BUILT_IN "cpu"
-#endif
-
-// The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
-// is to run on this machine, not just to be planned for.
-static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
-    *note = "";
-#ifdef HAVE_CUDA
-    const char *why = "";
-    if (choice == DEVICE_CPU) { return &cpu_backend; }
-    if (!here && choice == DEVICE_CUDA) { return &cuda_backend; }
-    if (cuda_device_count(&why) > 0) { return &cuda_backend; }
-    if (choice == DEVICE_CUDA) {
-        input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
-    }
-    *note = why;
-#else
-    if (choice == DEVICE_CUDA) {
-        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc; or "
-                    "give --device cpu");
-    }
-#endif
-    (void)here;
-    return &cpu_backend;
-}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The width of every line, the lists of what headers define, clang-tidy and cppcheck over the C sources, shellcheck over
-# the scripts; fails if any of them finds something.
-# .clang-tidy says which checks are on. Headers are read through the programs that include them.
+# Checks the width of every line, the `defines:` lists of headers, the C sources with clang-tidy and cppcheck, and the
+# scripts with shellcheck. Any finding fails the script. .clang-tidy selects the checks. Headers are read through the
+# programs that include them.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -9,22 +9,22 @@ mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu dev/test/test_*.c dev/benc
 mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 options=(-D_GNU_SOURCE -I.)
 printf '#include <oneapi/dnnl/dnnl.h>\n' | cc -E -x c - >/dev/null 2>&1 && options+=(-DHAVE_ONEDNN)
-mpi=()  # where mpi.h is; it is a system's header, as it has findings of its own
+mpi=()  # the folder of mpi.h, as a system header: mpi.h has findings of its own
 if pkg-config --exists ompi-c 2>/dev/null; then
     options+=(-DHAVE_MPI)
     read -ra mpi < <(pkg-config --cflags-only-I ompi-c | sed 's/-I/-isystem /g')
 fi
-# clang has no omp.h of its own without libomp; gcc's is found last, so that nothing else of gcc's is
+# Without libomp clang has no omp.h. gcc's include folder comes last, so that only omp.h is found there.
 omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
 status=0
 
 mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' '*.py' '*.sh' Makefile)
 echo "width        ${#sources[@]} files"
-# the locale makes grep count characters, not bytes; it succeeds where it finds something
+# the locale makes grep count characters instead of bytes
 LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1
 
-# Each name in a header's `defines:` list begins something there: a declaration, or a line of an enum. The emulator's
-# lists are sentences, about names that are CUDA's.
+# Each name of a header's `defines:` list must be declared there, or be a line of an enum. The emulator's lists are
+# sentences about CUDA's names, and are skipped.
 mapfile -t headers < <(git ls-files -co --exclude-standard llmc | grep -v llmc/emulator/)
 echo "defines:     ${#headers[@]} headers"
 defined() { # HEADER: the names in its list
@@ -46,8 +46,8 @@ for program in "${programs[@]}"; do
     tidy "$program" "${options[@]}" "${mpi[@]}" -DPRECISION_"$precision" -idirafter "$omp" || status=1
 done
 
-# va_end_missing: the functions that stop the program; invalidFunctionArg, uninitvar: take loops for empty that are not,
-# and gcc's own warning of uninitialised variables is on
+# va_end_missing: functions that stop the program. invalidFunctionArg, uninitvar: cppcheck takes some loops for empty,
+# and gcc's warning of uninitialised variables is on.
 echo "cppcheck     ${#programs[@]} programs"
 cppcheck --quiet --language=c --std=c11 --enable=warning,performance,portability --inline-suppr --error-exitcode=1 \
     --suppress=missingIncludeSystem --suppress=va_end_missing --suppress=invalidFunctionArg --suppress=uninitvar \

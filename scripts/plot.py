@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """Draws memory plans as stacked bars, or the losses of runs.
 
-  scripts/plot.py --plan OUT.svg FLAGS [FLAGS ...]     a bar for each, of `train_gpt2 --plan=json FLAGS`
-  scripts/plot.py --loss OUT.svg DIR [DIR ...]         training and validation loss of each run's metrics.jsonl
+  scripts/plot.py --plan OUT.svg FLAGS [FLAGS ...]     one bar for each `train_gpt2 --plan=json FLAGS`
+  scripts/plot.py --loss OUT.svg DIR [DIR ...]         training and validation loss from each run's metrics.jsonl
 
 e.g. scripts/plot.py --plan plan.svg '-e d48 -b 4 -r 1' '-e d48 -b 4 -r 4' '-e d48 -b 4 --fit=16'
-The format is that of OUT's ending (svg, png, pdf). TRAIN_GPT2 names the program, ./train_gpt2 without it. A bar's parts
-are the tensors in the order of the plan; those below 1 % of the largest bar are drawn as one part a lifetime.
+The ending of OUT sets the format (svg, png, pdf). TRAIN_GPT2 names the program (default ./train_gpt2). The parts of a
+bar are tensors in the order of the plan. Tensors below 1 % of the largest bar are one part for each lifetime.
 """
 import json
 import os
@@ -23,7 +23,7 @@ def stop(sentence):
 
 
 def read_plan(flags):
-    """The first rank's plan, or the program's own sentence."""
+    """The first rank's plan. Stops with the program's error if the program refuses the flags."""
     program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
     try:
         done = subprocess.run([program, "--plan=json", *shlex.split(flags)], capture_output=True, text=True)
@@ -35,7 +35,7 @@ def read_plan(flags):
 
 
 def parts_of(plan, least):
-    """[(lifetime, name, bytes)], small tensors of a lifetime as one."""
+    """[(lifetime, name, bytes)]; the small tensors of a lifetime are one entry."""
     parts = []
     for lifetime in SHADES:
         tensors = [t for t in plan["tensors"] if t["lifetime"] == lifetime]
@@ -49,7 +49,7 @@ def parts_of(plan, least):
 def draw_plans(plt, axes, titles):
     plans = [read_plan(title) for title in titles]
     largest = max(plan["total"] for plan in plans)
-    names = {}  # (lifetime, name): its shade, the same in every bar
+    names = {}  # (lifetime, name): shade, the same in every bar
     for plan in plans:
         for lifetime, name, _ in parts_of(plan, SMALL * largest):
             names.setdefault((lifetime, name), None)

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What the four runs share:   scripts/run_gpt2.sh NAME DATA FLAG...   trains in runs/gpt2_NAME on the shards in DATA
-# The scripts run_gpt2_124M.sh, 350M, 774M and 1558M call it with their flags and hold the arithmetic.
+# Trains in runs/gpt2_NAME on the token shards in DATA:   scripts/run_gpt2.sh NAME DATA FLAG...
+# run_gpt2_124M.sh, 350M, 774M and 1558M call this script with their flags; their headers hold the arithmetic.
 #
 # data       token shards of 100M tokens, 200 MB, as llm.c's dev/data/fineweb.py writes them: DATA/*_train_*.bin and
-#            DATA/*_val_*.bin. DATA=FOLDER in the environment says where else they are
-# run again  it goes on from the last checkpoint, bit for bit; flags that are added at the end are the trainer's
-# RANKS=8    trains on as many GPUs of this machine, through mpirun; the hours in those scripts are divided by it
-# HellaSwag  its accuracy is taken at every validation if dev/data/hellaswag.py has made its file
+#            DATA/*_val_*.bin. DATA=FOLDER in the environment overrides the folder
+# resume     the same command resumes from the last checkpoint, bit for bit; flags at the end go to the trainer
+# RANKS=8    trains on 8 GPUs of this machine, through mpirun; divide the hours in the four headers by 8
+# HellaSwag  scored at every validation if dev/data/hellaswag.py has written its file
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -3,10 +3,10 @@
 #
 # tokens     32,000 steps of 1,048,576: 33.6 billion of FineWeb-Edu's 100B sample, 22 a parameter
 # FLOPs      a token takes 6 N + 6 L C T = 9.81 GFLOP (N 1556M without wpe, L 48, C 1600, T 1024): 3.3e20 in all
-# hours      203, 8.5 days, at 450 TFLOP/s, a step 23 s; that rate is assumed: scripts/gpu_check.sh measures yours
-# memory     52.2 GiB at -b 16 (--plan): state 23.5, activations 28.3, scratch 0.4. `-b 4 --fit` at the end chooses
-#            what fits on a smaller GPU: -b as well, as it is at its default again
-# disk       data/edu_fineweb100B: 336 of its shards are read, 67 GB. A checkpoint takes 14 bytes a parameter, 21.8 GB;
-#            two are kept
+# hours      203, 8.5 days, at 450 TFLOP/s, a step 23 s; this rate is assumed: scripts/gpu_check.sh measures yours
+# memory     52.2 GiB at -b 16 (--plan): state 23.5, activations 28.3, scratch 0.4. Add `-b 4 --fit` for a
+#            smaller GPU: -b is then at its default, and --fit chooses it as well
+# disk       data/edu_fineweb100B: the run reads 336 token shards, 67 GB. A checkpoint takes 14 bytes a parameter,
+#            21.8 GB; two are kept
 exec "$(dirname "$0")/run_gpt2.sh" 1558M data/edu_fineweb100B -e d48 -b 16 -t 1024 -d 1048576 -x 32000 \
     -l 6e-4 -k cosine -u 700 -q 0.1 -c 0.1 -n 2000 "$@"

@@ -3,10 +3,10 @@
 #
 # tokens     60,000 steps of 524,288: 31.5 billion of FineWeb's 100B sample, 89 a parameter
 # FLOPs      a token takes 6 N + 6 L C T = 2.27 GFLOP (N 353.8M without wpe, L 24, C 1024, T 1024): 7.2e19 in all
-# hours      44 at 450 TFLOP/s, a step 2.6 s; that rate is assumed: scripts/gpu_check.sh measures yours
-# memory     42.6 GiB at -b 64 (--plan): state 5.4, activations 36.2, scratch 1.0. `-b 4 --fit` at the end chooses
-#            what fits on a smaller GPU: -b as well, as it is at its default again
-# disk       data/fineweb100B: 315 of its shards are read, 63 GB. A checkpoint takes 14 bytes a parameter, 5.0 GB; two
-#            are kept
+# hours      44 at 450 TFLOP/s, a step 2.6 s; this rate is assumed: scripts/gpu_check.sh measures yours
+# memory     42.6 GiB at -b 64 (--plan): state 5.4, activations 36.2, scratch 1.0. Add `-b 4 --fit` for a
+#            smaller GPU: -b is then at its default, and --fit chooses it as well
+# disk       data/fineweb100B: the run reads 315 token shards, 63 GB. A checkpoint takes 14 bytes a parameter, 5.0 GB;
+#            two are kept
 exec "$(dirname "$0")/run_gpt2.sh" 350M data/fineweb100B -e d24 -b 64 -t 1024 -d 524288 -x 60000 \
     -l 3e-4 -k cosine -u 700 -q 0.0 -c 0.1 -n 2000 "$@"

@@ -4,32 +4,31 @@
   scripts/scale.py -e d48 -b 16 -d 1048576 --ms 1900 [--update-ms 25] [--gpus 1,8,64,512,1024] [PLAN FLAGS...]
 
 --ms         measured: a micro-step, forward and backward, of -b sequences of -t tokens on one GPU, in milliseconds
---update-ms  measured: norm and AdamW on one GPU
---stages     those of -z to choose from: 0,1,2,3
---node 8     GPUs of a machine; --nvlink 300 and --net 45: what a GPU sends, in GB/s, inside it and out of it (a 400
-             Gb/s card for each); --latency 15: microseconds a call takes at least; --memory 141: GB a GPU has
-Every other flag goes to `train_gpt2 --plan`, which says what a GPU holds and sends. TRAIN_GPT2 names the program;
-its plans are a GPU's if it was built with make DEVICE=cuda. For each number of GPUs the fastest layout that fits is
-printed.
+--update-ms  measured: norm and AdamW on one GPU, in milliseconds
+--stages     stages of -z to choose from: 0,1,2,3
+--node 8     GPUs of a machine; --nvlink 300 and --net 45: GB/s that a GPU sends inside the machine and out of it (a
+             400 Gb/s card for each GPU); --latency 15: least microseconds of a call; --memory 141: GB of a GPU
+Every other flag goes to `train_gpt2 --plan`, which reports the bytes that a GPU holds and sends. TRAIN_GPT2 names the
+program; a program built with make DEVICE=cuda plans for a GPU. For each number of GPUs the fastest layout that fits
+is printed.
 
 Symbols: N GPUs = dp x t (-tp t, inside a machine), b sequences of T tokens, G micro-steps, L layers of C channels,
-e(rows) = 1 + 512 / rows: products of few rows are slower. The plan says what a GPU sends for an update; of that
-  R  are gradients on their way to be summed: P / t (dp - 1) / dp of the type that --plan gives them (fp32 where G > 1,
-     or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
-  W  are parameters that are gathered: the rest
+e(rows) = 1 + 512 / rows: matmuls of few rows are slower. The plan has the bytes that a GPU sends for an update:
+  R  gradients, all-reduced or reduce-scattered: P / t (dp - 1) / dp in the type that --plan gives them (fp32 where
+     G > 1, or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
+  W  parameters, all-gathered: the rest
 A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
   micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b
   tensor par.  w = (6 L + 4) x + max(0, 4 L x - 2/3 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
-               gathered or summed, 4 times a layer beside the products of its backward (-r 4: 8 L + 4)
-  exposed      what is left when work hides it: what travels beside a backward, 2/3 m, or beside a forward, 1/3 m
+               all-gathered or reduce-scattered, 4 times a layer beside the matmuls of its backward (-r 4: 8 L + 4)
+  exposed      communication that no work hides: a backward hides 2/3 m, a forward 1/3 m
                -z 0   max(0, s(R) - 2/3 m)                                    in the last micro-step
                -z 1   max(0, s(R) - 2/3 m) + max(0, s(W) - 1/3 m)
                -z 2   G max(0, s(R / G) - 2/3 m) + max(0, s(W) - 1/3 m)
                -z 3   G (max(0, s(R / G) + s(W / 2 G) - 2/3 m) + max(0, s(W / 2 G) - 1/3 m))   half of W in each
   step         G (m + w) + exposed + update / t (/ dp from -z 1 on)
-What it leaves out: links that others use, stragglers, reading data, checkpoints, and that a GPU clocks lower when all
-are busy. A prediction of half the step is as good as its measured numbers; trust the order of layouts more than the
-milliseconds.
+Left out: links shared with other jobs, stragglers, reading data, checkpoints, and lower clocks when all GPUs are busy.
+A prediction is as good as the measured numbers; trust the order of layouts more than the milliseconds.
 """
 import argparse
 import json
@@ -52,7 +51,7 @@ def parameters(layers, channels):
 
 
 def ask(arguments):
-    """what train_gpt2 says; stops with its sentence where it refuses"""
+    """The output of train_gpt2. Stops with the program's error if the program refuses."""
     program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True)
@@ -64,7 +63,7 @@ def ask(arguments):
 
 
 def plan_of(given, tokens, batch, dp, t, stage, flags):
-    """(bytes that the fullest rank holds, that one sends for an update of `tokens`, of a gradient, of a weight)"""
+    """(bytes of the fullest rank, bytes that a rank sends for an update of `tokens`, of a gradient, of a weight)"""
     arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(tokens)]
     arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     ranks = json.loads(ask(arguments))["ranks"]
@@ -74,7 +73,7 @@ def plan_of(given, tokens, batch, dp, t, stage, flags):
 
 
 def plan(given, batch, dp, t, stage, flags):
-    """the same of an update, but sent are R and W alone: what slices send each other a model alone sends as well"""
+    """plan_of an update, but the bytes sent are R and W only: the tensor-parallel bytes of one model are subtracted"""
     held, sent, *sizes = plan_of(given, given.d, batch, dp, t, stage, flags)
     if dp > 1 and t > 1:
         sent -= plan_of(given, given.d // dp, batch, 1, t, 0, flags)[1]
@@ -82,14 +81,14 @@ def plan(given, batch, dp, t, stage, flags):
 
 
 def reduced(given, sizes, batch, dp, t, stage):
-    """R of the header"""
+    """R of the header, in bytes"""
     steps = given.d // (batch * given.t * dp)
     times = (2, 1, steps, steps)[stage]
     return times * parameters(*MODELS[given.e]) / t * (dp - 1) / dp * sizes
 
 
 def seconds(given, sent, sizes, batch, dp, t, stage):
-    """(step, exposed communication), seconds; the formulas of the header."""
+    """(step, exposed communication) in seconds, by the formulas of the header"""
     layers, channels = MODELS[given.e]
     steps = given.d // (batch * given.t * dp)
 
@@ -122,7 +121,7 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
 
 
 def layouts(given, gpus, widths):
-    """(batch, dp, t, stage) of all that keep -d, with t of `widths`"""
+    """(batch, dp, t, stage) of every layout of -d tokens an update, with t of `widths`"""
     for t in widths:
         if t > given.node or gpus % t or gpus < t:
             continue
@@ -134,7 +133,7 @@ def layouts(given, gpus, widths):
 
 
 def best(given, gpus, flags, widths):
-    """The fastest layout that fits, (seconds, exposed, bytes, layout), or None"""
+    """(seconds, exposed, bytes, layout) of the fastest layout that fits, or None"""
     fitting = []
     for layout in layouts(given, gpus, widths):
         held, sent, sizes, _ = plan(given, *layout, flags)
@@ -163,7 +162,7 @@ def main():
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
     given.replays = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
         "--recompute=4" in flags
-    widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # what the program can do
+    widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # whether the program has -tp
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
     weights = {2: "bf16", 4: "fp32"}[plan(given, given.b, 1, 1, 0, flags)[3]]
     print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens; "

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Puts a text to train on where it says:   scripts/text.sh FOLDER   prints the file's path.
+# Writes a training text into FOLDER and prints its path:   scripts/text.sh FOLDER
 #
-# kjv.txt    the King James Bible from Debian's bible-kjv, without a network: 31,102 verses, one a line without its
-#            reference, 789,634 words, 4,137,850 bytes, 64 different ones, plain ASCII
-# shakespeare.txt   where there is no bible-kjv: tinyshakespeare, 1,115,394 bytes, downloaded
+# kjv.txt    the King James Bible from Debian's bible-kjv, without a network: 31,102 verses, one a line without the
+#            reference, 789,634 words, 4,137,850 bytes, 64 distinct bytes, plain ASCII
+# shakespeare.txt   without bible-kjv: tinyshakespeare, 1,115,394 bytes, downloaded
 set -euo pipefail
 
 folder=${1:?expected a folder to put the text in}
 shakespeare=https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt
 mkdir -p "$folder"
 
-# keep NAME BYTES: reads the text on stdin and keeps it as NAME if it is all there
+# keep NAME BYTES: saves stdin as NAME if it has at least BYTES bytes
 keep() {
     local path=$folder/$1
     cat >"$path.part"
@@ -28,7 +28,7 @@ download() {
     elif command -v wget >/dev/null; then
         wget -q --timeout=60 -O - "$1"
     else
-        echo "text: downloading takes curl or wget, and neither is here" >&2
+        echo "text: downloading needs curl or wget, and neither is installed" >&2
     fi
 }
 
@@ -43,6 +43,6 @@ if command -v bible >/dev/null; then
     echo "text: the program 'bible' did not print the whole King James Bible; downloading a text instead" >&2
 fi
 download "$shakespeare" | keep shakespeare.txt 1000000 && exit 0
-echo "text: found no text to train on: there is no bible-kjv here and $shakespeare could not be downloaded;" \
+echo "text: no text to train on: bible-kjv is not installed and $shakespeare could not be downloaded;" \
     "name any file of your own: make train DATA=my.txt" >&2
 exit 1

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Trains a small GPT on the bytes of a text, in at most two minutes on two cores:   scripts/train.sh [FILE]
-# Without FILE it takes the King James Bible (scripts/text.sh).
+# The default text is the King James Bible (scripts/text.sh).
 #
 # model      4 layers, 4 heads, C = 128 channels, T = 64 positions, 256 byte values
 # parameters 4 layers of 12 C^2 + 13 C, (256 + 64) C of embeddings, 2 C of the last layernorm:  834,304
 # batch      12 sequences of 64 bytes: 768 tokens a step
-# FLOPs      a token takes 6 for each of 826,112 weights in products and 6 L T C for attention, half of it masked:
-#            5.15 million, so 4.0 GFLOP a step
+# FLOPs      a token takes 6 for each of 826,112 matmul weights and 6 L T C for attention, half of it masked: 5.15
+#            million, so 4.0 GFLOP a step
 # time       10 ms a step on two Zen 5 cores (0.4 TFLOP/s): 95 s are 9,500 steps, 7.3 million tokens, 2 epochs of the
-#            Bible's 3.7 MB that are not kept for validation, 9 tokens a parameter
+#            Bible's 3.7 MB of training data, 9 tokens a parameter
 # memory     16 bytes a parameter of weights, gradients and AdamW moments, 13 MB, and 25 MB of saved activations
 # disk       a checkpoint holds weights and moments: 12 bytes a parameter, 10 MB; one every 1000 steps, the last is kept
 #
-# How long a step takes here is measured first, by 60 steps at each number of threads, and sets the number of steps.
+# The script first times 60 steps at each number of threads. The fastest step time sets the number of steps.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.."
@@ -25,10 +25,10 @@ if [ ! -f "$text" ]; then
 fi
 model=(-i "$text" -e l4h4c128 -b 12 -t 64 -r 0 -l 1e-3 -q 0.1 -c 0.1 -s 0)
 
-# quoted WORD...: as one would type them
+# quoted WORD...: the words with the shell's quotes
 quoted() { printf ' %q' "$@"; }
 
-# median_ms FOLDER: of the steps in its metrics, the first ten left out, which fill caches
+# median_ms FOLDER: median step time of the run; the first ten steps fill caches and are left out
 median_ms() {
     sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n +11 | sort -g |
         awk '{ ms[NR] = $1 } END { printf "%.1f", ms[int((NR + 1) / 2)] }'
@@ -36,7 +36,7 @@ median_ms() {
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-trap 'exit 130' INT # the trainer ends well when it is interrupted, so that only this stops us
+trap 'exit 130' INT # an interrupted trainer exits 0, so the script stops itself
 echo "measuring how long a step takes here"
 best_ms='' best_threads=''
 cores=$(nproc)
@@ -60,13 +60,14 @@ run=runs/$name-$number
 mkdir -p runs
 
 train=(./train_gpt2 "${model[@]}" --threads "$best_threads" -u 100 -v 250 -m 20 -n 1000 -nk 1 -o "$run")
-# Ctrl-C reaches the trainer by itself: the run is cut short, and still speaks. SIGTERM, from make, comes here alone.
+# Ctrl-C reaches the trainer directly: the run stops early, and the model still speaks. SIGTERM, from make, reaches
+# only this script.
 terminated=
 trap 'interrupted=yes' INT
 trap 'interrupted=yes terminated=yes; kill -TERM "$trainer"' TERM
 env --default-signal=INT "${train[@]}" -x "$steps" --time-limit "$time_limit" &
 trainer=$!
-while # a signal ends the wait, not the trainer
+while # a signal ends `wait`, not the trainer
     interrupted='' status=0
     wait "$trainer" || status=$?
     [ -n "$interrupted" ]
@@ -86,7 +87,7 @@ if [ -z "$terminated" ]; then
 fi
 echo
 echo "checkpoint  $checkpoint"
-more=$((made < steps ? steps : 2 * steps)) # what is left of the run, or as much again
+more=$((made < steps ? steps : 2 * steps)) # the rest of the run, or the same length again
 echo "go on      $(quoted "${train[@]}" -y 1 -x "$more")"
 echo "generate   $(quoted "${generate[@]}")"
 [ -z "$terminated" ] || exit 143

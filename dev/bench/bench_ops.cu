@@ -33,7 +33,7 @@ compared. It is a file of its own, with the operation's signature, which the bui
     cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
 Every row then has a second line. What the candidate leaves alone comes out at about 1.00x: so far it can be trusted.
 */
-#include "llmc/backend.h"
+#include "llmc/backends.h"
 #include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/run/logger.h"
@@ -467,7 +467,7 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
         ModelOptions options;
         memset(&options, 0, sizeof options);
         options.B = s.B, options.T = s.T;
-        s.B = 1, s.T = classifier_chunk(b->model, &options);
+        s.B = 1, s.T = logits_chunk(b->model, &options);
     }
     return s;
 }

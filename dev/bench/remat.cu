@@ -43,7 +43,7 @@ static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
     real results[2];
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
-        gpt2_give_batch(m, tokens, tokens + 1);
+        gpt2_stage_batch(m, tokens, tokens + 1);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -91,7 +91,7 @@ int main(int argc, char **argv) {
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     args_check(&args);
     if (args.threads > 0) { omp_set_num_threads(args.threads); }
-    GPT2Config config = choose_model(&args, BYTE_VOCABULARY).config;
+    GPT2Config config = model_source(&args, BYTE_VOCABULARY).config;
     int *tokens = random_tokens((size_t)args.B * (size_t)args.T + 1, config.vocab_size);
     static double of_round[NUM_LEVELS][ROUNDS], ratio[NUM_LEVELS][ROUNDS], mib[NUM_LEVELS];
     for (int round = 0; round < ROUNDS; round++) {

@@ -44,8 +44,8 @@ int main(int argc, char **argv) {
     cJSON *state = run_state(&run);
     checkpoint_save(argv[1], 0, &model, state);
     cJSON_Delete(state);
-    dump_batches(argv[1], "train.i32", &run.train_loader, run.max_steps * accumulation_steps(run.args), &args);
-    dump_batches(argv[1], "val.i32", &run.val_loader, args.val_batches, &args);
+    dump_batches(argv[1], "train.i32", &run.data.train_loader, run.max_steps * accumulation_steps(run.args), &args);
+    dump_batches(argv[1], "val.i32", &run.data.val_loader, args.val_batches, &args);
     run_close(&run);
     comm_close(host);
     return 0;

@@ -5,15 +5,21 @@
 
 enum { NUM_TENSORS = 6 };
 
+typedef struct {
+    void *a, *b, *unplanned, *c, *d, *e, *f;
+} Example;
+
+#define EXAMPLE(member) offsetof(Example, member), #member
+
 // sizes that are no, one, and many multiples of the alignment, in every lifetime
 static Plan example_plan(void) {
     Plan plan = {NULL, 0};
-    assert_int_equal(plan_add(&plan, "a", STATE, DT_F32, dims1(1)), 0);
-    assert_int_equal(plan_add(&plan, "b", SAVED, DT_BF16, dims2(128, 1)), 1);
-    assert_int_equal(plan_add(&plan, "c", SCRATCH, DT_F32, dims3(5, 13, 1)), 2);
-    assert_int_equal(plan_add(&plan, "d", STATE, DT_U8, dims1(0)), 3);
-    assert_int_equal(plan_add(&plan, "e", SAVED, DT_F64, dims4(2, 3, 5, 7)), 4);
-    assert_int_equal(plan_add(&plan, "f", SCRATCH, DT_I32, dims1(64)), 5);
+    plan_add(&plan, EXAMPLE(a), STATE, DT_F32, dims1(1));
+    plan_add(&plan, EXAMPLE(b), SAVED, DT_BF16, dims2(128, 1));
+    plan_add(&plan, EXAMPLE(c), SCRATCH, DT_F32, dims3(5, 13, 1));
+    plan_add(&plan, EXAMPLE(d), STATE, DT_U8, dims1(0));
+    plan_add(&plan, EXAMPLE(e), SAVED, DT_F64, dims4(2, 3, 5, 7));
+    plan_add(&plan, EXAMPLE(f), SCRATCH, DT_I32, dims1(64));
     return plan;
 }
 
@@ -30,6 +36,7 @@ static void test_offsets(void **state) {
         assert_int_equal(plan.tensors[i].bytes, example_bytes[i]);
         assert_int_equal(plan.tensors[i].offset, at);
         assert_int_equal(plan.tensors[i].offset % PLAN_ALIGN, 0);
+        assert_int_equal(plan_tensor_bytes(&plan, plan.tensors[i].name), example_bytes[i]);
         at += example_bytes[i];
     }
     plan_free(&plan);
@@ -50,8 +57,8 @@ static void test_sums(void **state) {
 static void test_large_sizes(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
-    plan_add(&plan, "logits", SCRATCH, DT_BF16, dims3(64, 1024, 50304));
-    plan_add(&plan, "logits_again", SCRATCH, DT_F32, dims3(64, 1024, 50304));
+    plan_add(&plan, 0, "logits", SCRATCH, DT_BF16, dims3(64, 1024, 50304));
+    plan_add(&plan, 0, "logits_again", SCRATCH, DT_F32, dims3(64, 1024, 50304));
     assert_int_equal(plan.tensors[1].offset, 6593445888u);
     assert_int_equal(plan_bytes(&plan, SCRATCH), 3 * (size_t)6593445888u);
     plan_free(&plan);
@@ -60,13 +67,13 @@ static void test_large_sizes(void **state) {
 static void add_product_overflow(void *unused) {
     (void)unused;
     Plan plan = {NULL, 0};
-    plan_add(&plan, "huge", STATE, DT_F32, dims3((size_t)1 << 31, (size_t)1 << 31, 1));
+    plan_add(&plan, 0, "huge", STATE, DT_F32, dims3((size_t)1 << 31, (size_t)1 << 31, 1));
 }
 
 static void add_sum_overflow(void *unused) {
     (void)unused;
     Plan plan = {NULL, 0};
-    for (int i = 0; i < 4; i++) { plan_add(&plan, "large", STATE, DT_F32, dims2((size_t)1 << 30, (size_t)1 << 29)); }
+    for (int i = 0; i < 4; i++) { plan_add(&plan, 0, "large", STATE, DT_F32, dims2((size_t)1 << 30, (size_t)1 << 29)); }
 }
 
 static void test_unaddressable(void **state) {
@@ -119,7 +126,7 @@ static void test_json(void **state) {
 static void test_print(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
-    plan_add(&plan, "widest", SAVED, DT_F32, dims4((size_t)1 << 20, 1, 1, 3));
+    plan_add(&plan, 0, "widest", SAVED, DT_F32, dims4((size_t)1 << 20, 1, 1, 3));
     char *text = NULL;
     size_t length;
     FILE *out = open_memstream(&text, &length);
@@ -159,8 +166,13 @@ static void test_arena(void **state) {
     assert_int_equal(allocated, 3072);
     assert_int_equal(arena.bytes, 3072);
     for (size_t i = 0; i < arena.bytes; i++) { assert_int_equal(arena.memory[i], 0); }
+    Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    arena_bind(&arena, &plan, &pointers);
+    void *const bound[NUM_TENSORS] = {pointers.a, pointers.b, pointers.c, pointers.d, pointers.e, pointers.f};
+    assert_null(pointers.unplanned);
     for (int i = 0; i < NUM_TENSORS; i++) {
-        unsigned char *tensor = (unsigned char *)arena_tensor(&arena, &plan, i);
+        unsigned char *tensor = (unsigned char *)bound[i];
+        assert_ptr_equal(tensor, arena.memory + plan.tensors[i].offset);
         assert_int_equal((uintptr_t)tensor % 256, 0);
         for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // not another's
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }

@@ -6,7 +6,7 @@ and no call may wait for the device or copy pageable memory; on a GPU it is done
   test_ops [ROWS]   only the rows whose names match, as `attention_*` does
 */
 #include "testing.h"
-#include "llmc/backend.h"
+#include "llmc/backends.h"
 #include "cases.h"
 #include <vector>
 

@@ -2,6 +2,7 @@
 The memory plan in bf16, as a GPU would be planned for (the backend's own scratch included): the figures that README
 states, what each level of -r keeps, and what --fit chooses.
 */
+#include "llmc/backends.h"
 #include "llmc/memory/fit.h"
 #include "testing.h"
 
@@ -19,10 +20,9 @@ static ModelOptions training(int B, int level, int every) {
 
 // MiB of one lifetime, or of all
 static double planned(const GPT2Config *c, ModelOptions p, Lifetime lifetime) {
-    PlanIndex at;
     if (p.recompute.layers > c->num_layers) { p.recompute.layers = c->num_layers; }
     if (p.recompute.every == 0) { p.recompute.every = best_segment(c, p); }
-    Plan plan = gpt2_plan(c, &p, &at);
+    Plan plan = gpt2_plan(c, &p);
     double mib = mebibytes(plan_bytes(&plan, lifetime));
     plan_free(&plan);
     return mib;
@@ -90,56 +90,53 @@ static void test_bytes_a_parameter_among_processes(void **state) {
     }
 }
 
-// A tensor's bytes with -tp t, times t, are those of a process alone: but for the three buffers of all ranks' rows, and
-// what is as large in every process.
-static bool is_whole(int index, const PlanIndex *at) {
-    const int whole[] = {at->tokens, at->targets, at->activations[LOSSES], at->statistics, at->results,
-                         at->normed, at->narrow,  at->gathered_gradient,   at->partials,   at->matmul_workspace};
+// The tensors that -tp does not divide: the three buffers for the rows of all ranks, and those of equal size everywhere.
+static bool is_whole(const char *name) {
+    const char *const whole[] = {"tokens", "targets", "losses",   "statistics",        "results",
+                                 "normed", "narrow",  "partials", "gathered_gradient", "matmul_workspace"};
     for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
-        if (index == whole[i]) { return true; }
+        if (strcmp(name, whole[i]) == 0) { return true; }
     }
     return false;
 }
 
 // bytes of activations and scratch that are divided among the slices
-static size_t divided_bytes(const Plan *plan, const PlanIndex *at) {
+static size_t divided_bytes(const Plan *plan) {
     size_t bytes = 0;
     for (int i = 0; i < plan->count; i++) {
-        if (plan->tensors[i].lifetime != STATE && !is_whole(i, at)) { bytes += plan->tensors[i].bytes; }
+        const PlanTensor *t = &plan->tensors[i];
+        if (t->lifetime != STATE && !is_whole(t->name)) { bytes += t->bytes; }
     }
     return bytes;
 }
 
 static void check_activations_of_slices(const GPT2Config *c, int level, int t) {
     ModelOptions p = training(4, level, 1);
-    PlanIndex at;
     p.recompute.layers = c->num_layers, p.gather_again = true;
     size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
-    PlanIndex at_whole;
-    Plan whole = gpt2_plan(c, &p, &at_whole);
-    size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH),
-           divided_alone = divided_bytes(&whole, &at_whole);
+    Plan whole = gpt2_plan(c, &p);
+    size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH), divided_alone = divided_bytes(&whole);
     size_t same = alone - divided_alone - 2 * buffer;  // normed and narrow; gathered_gradient is the third
     p.sharding.tp_size = t;
-    Plan plan = gpt2_plan(c, &p, &at);
-    size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan, &at);
-    size_t heads = (size_t)local_shape(c, t, 0).heads * (size_t)t;  // inert ones too
+    Plan plan = gpt2_plan(c, &p);
+    size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan);
+    size_t heads = (size_t)local_shape(c, t, 0).heads * (size_t)t;  // padding heads too
     printf("    -tp %d -r %d, %2d layers: %7.1f MiB instead of %7.1f; three buffers of %.1f\n", t, level, c->num_layers,
            mebibytes(bytes), mebibytes(alone), mebibytes(buffer));
-    // a chunk of logits is a number of tiles, which may be another for the slices of a vocabulary
+    // a logits chunk is a number of tiles, which may be another for the slices of a vocabulary
     assert_true((double)(divided * (size_t)t) <= 1.01 * (double)divided_alone * (double)heads / c->num_heads);
-    assert_true(bytes <= divided + 3 * buffer + same + plan.tensors[at.statistics].bytes);
+    assert_true(bytes <= divided + 3 * buffer + same + plan_tensor_bytes(&plan, "statistics"));
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
-        if (id == LOSSES || at.activations[id] < 0) { continue; }
+        const char *name = activation_specs[id].name;
+        if (id == LOSSES || plan_tensor_bytes(&plan, name) == 0) { continue; }
         Width width = activation_specs[id].width;
         bool by_head = width == WIDTH_HEADS || width == WIDTH_ATTENTION || width == WIDTH_QKV;
-        size_t here = plan.tensors[at.activations[id]].bytes, there = whole.tensors[at_whole.activations[id]].bytes;
+        size_t here = plan_tensor_bytes(&plan, name), there = plan_tensor_bytes(&whole, name);
         assert_int_equal(here * (size_t)t * (by_head ? (size_t)c->num_heads : 1), there * (by_head ? heads : 1));
     }
-    for (int i = 0; i < 3; i++) {
-        const int buffers[] = {at.normed, at.narrow, at.gathered_gradient};
-        assert_int_equal(plan.tensors[buffers[i]].bytes, buffer);
-    }
+    assert_int_equal(plan_tensor_bytes(&plan, "normed"), buffer);
+    assert_int_equal(plan_tensor_bytes(&plan, "narrow"), buffer);
+    assert_int_equal(plan_tensor_bytes(&plan, "gathered_gradient"), buffer);
     plan_free(&plan);
     plan_free(&whole);
 }
@@ -174,43 +171,43 @@ static void test_levels_keep_what_they_say(void **state) {
     (void)state;
     enum { L = 7 };
     const int kept_at[] = {16, 12, 10, 6, 1};
-    for (int level = 0; level <= REBUILD_BLOCK; level++) {
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
         Recompute r = {level, 1, L};
-        Places p = places_make(&r, L);
+        ActivationSlots p = activation_slots_create(&r, L);
         int kept = 0;
         for (int id = LN1; id <= RESIDUAL3; id++) {
             const int channels[] = {0, 0, 1, 1, 3, 4};  // by Width
             for (int l = 0; l < L && !activation_specs[id].statistic; l++) {
-                kept += place_of(&p, (ActivationId)id, l, L).kept ? channels[activation_specs[id].width] : 0;
+                kept += activation_slot(&p, (ActivationId)id, l).saved ? channels[activation_specs[id].width] : 0;
             }
         }
         assert_int_equal(kept, L * kept_at[level]);
-        places_free(&p);
+        activation_slots_free(&p);
     }
 }
 
-// A slot is used by one kept tensor alone, and what a segment rebuilds is not shared within it.
+// A slot is used by one saved tensor alone, and what a segment recomputes is not shared within it.
 static void check_slots(const Recompute *r, int L) {
-    Places p = places_make(r, L);
+    ActivationSlots p = activation_slots_create(r, L);
     for (int id = LN1; id <= RESIDUAL3; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         for (int a = 0; a < L; a++) {
-            Place at = place_of(&p, (ActivationId)id, a, L);
-            if (!at.kept && spec->home != IN_SLOTS) { continue; }
-            assert_in_range(at.slot, 0, p.slots[id] - 1);
+            ActivationSlot at = activation_slot(&p, (ActivationId)id, a);
+            if (!at.saved && spec->home != IN_SLOTS) { continue; }
+            assert_in_range(at.slot, 0, p.num_slots[id] - 1);
             for (int b = a + 1; b < L; b++) {
-                Place other = place_of(&p, (ActivationId)id, b, L);
-                bool alive_together = at.kept || other.kept || segment_end(r, a) == segment_end(r, b);
-                if (alive_together && (other.kept || spec->home == IN_SLOTS)) {
+                ActivationSlot other = activation_slot(&p, (ActivationId)id, b);
+                bool alive_together = at.saved || other.saved || segment_end(r, a) == segment_end(r, b);
+                if (alive_together && (other.saved || spec->home == IN_SLOTS)) {
                     assert_int_not_equal(at.slot, other.slot);
                 }
             }
         }
     }
     int replayed = 0;
-    for (int l = L - 1; l >= 0; l--) { replayed += l + 1 - p.replay_from[l]; }
+    for (int l = L - 1; l >= 0; l--) { replayed += l + 1 - p.recompute_from[l]; }
     assert_int_equal(replayed, L);  // every block belongs to one segment
-    places_free(&p);
+    activation_slots_free(&p);
 }
 
 static void test_slots(void **state) {
@@ -257,18 +254,18 @@ static void test_estimate(void **state) {
     const GPT2Config *c = &gpt2_1558m;
     const double C = 1600, T = 1024;
     ModelOptions p = training(16, 0, 1);
-    assert_true(fit_rebuilt_flops(c, &p) == 0);
+    assert_true(fit_recomputed_flops(c, &p) == 0);
     double before = fit_seconds(c, &p);
-    for (p.recompute.level = 1; p.recompute.level <= REBUILD_BLOCK; p.recompute.level++) {
+    for (p.recompute.level = 1; p.recompute.level <= RECOMPUTE_BLOCK; p.recompute.level++) {
         assert_true(fit_seconds(c, &p) > before);
         before = fit_seconds(c, &p);
     }
-    p.recompute.level = REBUILD_BLOCK;
-    assert_true(fit_rebuilt_flops(c, &p) == 48 * (16 * C * C + 2 * C * T));
+    p.recompute.level = RECOMPUTE_BLOCK;
+    assert_true(fit_recomputed_flops(c, &p) == 48 * (16 * C * C + 2 * C * T));
     p.recompute.every = 2;  // of every pair, the first needs its output as well
-    assert_true(fit_rebuilt_flops(c, &p) == 48 * (16 * C * C + 2 * C * T) + 24 * 8 * C * C);
-    p.recompute.level = REBUILD_UP_PROJECTION, p.recompute.layers = 10;
-    assert_true(fit_rebuilt_flops(c, &p) == 10 * 8 * C * C);
+    assert_true(fit_recomputed_flops(c, &p) == 48 * (16 * C * C + 2 * C * T) + 24 * 8 * C * C);
+    p.recompute.level = RECOMPUTE_UP_PROJECTION, p.recompute.layers = 10;
+    assert_true(fit_recomputed_flops(c, &p) == 10 * 8 * C * C);
 
     ModelOptions base = training(16, 1, 1), other = base;
     other.moments = DT_F32;
@@ -284,7 +281,7 @@ static void test_estimate(void **state) {
     other = base, other.sharding.tp_size = 2;                            // half the work, and what is sent
     double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->rates.link;
     assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
-    other.recompute.level = REBUILD_BLOCK;  // gathers and sums again
+    other.recompute.level = RECOMPUTE_BLOCK;  // gathers and sums again
     assert_true(fit_sent_bytes(c, other) / base.backend->rates.link > sent);
     other = base, other.B = 1, other.micro_steps = 16;
     double products = 6 * 1.5e9 * 16 * T / base.backend->rates.flops;  // a third of whose rate is lost on 1024 rows
@@ -347,7 +344,7 @@ static void test_fit_keeps_what_is_given(void **state) {
     assert_int_equal(fit.options.master, MASTER_FP32);
     assert_int_equal(fit.options.moments, DT_F32);
     assert_true(fit.bytes <= (size_t)40 << 30);
-    assert_true(fit.options.recompute.level >= REBUILD_UP_PROJECTION);
+    assert_true(fit.options.recompute.level >= RECOMPUTE_UP_PROJECTION);
 }
 
 int main(void) {

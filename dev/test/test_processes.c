@@ -79,11 +79,15 @@ static const Backend *counting_backend(void) {
 
 // what a model is built for; r: level of recomputation, 4 in segments of three blocks, or of two: what is read next
 // is then in the other buffer of layers, or in the same
-static ModelOptions purpose_for(int stage, int r, int micro_steps, const Comm *dp) {
+static ModelOptions options_for(int stage, int r, int micro_steps, const Comm *dp) {
     ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
-    p.recompute.level = r, p.recompute.every = r < REBUILD_BLOCK ? 1 : micro_steps > 1 ? 2 : 3, p.recompute.layers = L;
+    p.recompute.level = r,
+    p.recompute.every = r < RECOMPUTE_BLOCK ? 1
+                        : micro_steps > 1   ? 2
+                                            : 3,
+    p.recompute.layers = L;
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
@@ -126,7 +130,7 @@ static void make_gradients(GPT2 *m, int step, int ranks) {
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         draw_batch(tokens, step, micro * size + rank);
-        gpt2_give_batch(m, tokens, tokens + ROWS);
+        gpt2_stage_batch(m, tokens, tokens + ROWS);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -143,7 +147,7 @@ static void update(GPT2 *m, int step) {
 }
 
 static double own_gradient(const GPT2 *m, int bucket, size_t i) {
-    Gradient g = zero_own_grads(&m->zero, bucket);
+    Gradient g = zero_owned_grads(&m->zero, bucket);
     CHECK(g.at, "there are no gradients");
     return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
 }
@@ -227,12 +231,20 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
     }
 }
 
+// the state that every rank of the tensor-parallel, or else the data-parallel, group holds
+static uint64_t hash_replica(GPT2 *m, bool tensor_parallel) {
+    zero_all_params_wait(&m->zero);
+    finish_work(m);
+    return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->optimizer)
+                           : hash_data_parallel(&m->zero, &m->optimizer);
+}
+
 // every rank computes with the parameters that their owner has
 static void check_gathered(GPT2 *m) {
     const Groups *g = &m->groups;
     for (int slices = 0; slices < 2; slices++) {
         Comm *group = slices ? g->tp : g->dp;
-        long long hash = (long long)((slices ? hash_whole_tensors(m) : hash_replica(m)) >> 1);
+        long long hash = (long long)(hash_replica(m, slices) >> 1);
         CHECK(comm_max(hash, group) == -comm_max(-hash, group), "-tp %d -z %d: the ranks' parameters differ",
               m->local.tp_size, m->options.sharding.stage);
     }
@@ -250,7 +262,7 @@ static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
 // a process alone, which has made what `ranks` make together
 static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     Groups groups = {single, single, single};
-    ModelOptions p = purpose_for(0, r, micro_steps * ranks, single);
+    ModelOptions p = options_for(0, r, micro_steps * ranks, single);
     p.gradients = DT_REAL;
     GPT2 *alone = model_make(p, groups);
     make_gradients(alone, 0, ranks);
@@ -271,7 +283,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
     double evaluated = 0;
     GPT2 *alone = model_alone(r, micro_steps, dp->size, single), *first = NULL;
     for (int stage = 0; stage <= 3; stage++) {
-        GPT2 *m = model_make(purpose_for(stage, r, micro_steps, dp), groups);
+        GPT2 *m = model_make(options_for(stage, r, micro_steps, dp), groups);
         make_gradients(m, 0, 1);
         check_gradients(m, alone, limit);
         check_number("the loss", (double)*m->loss, (double)*alone->loss, limit, m);
@@ -313,7 +325,7 @@ static int run_layouts(void) {
 static uint64_t hash_own_gradients(const GPT2 *m) {
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&m->layout); b++) {
-        Gradient own = zero_own_grads(&m->zero, b);
+        Gradient own = zero_owned_grads(&m->zero, b);
         CHECK(own.at, "there are no gradients");
         hash = hash_bytes(hash, own.at, param_bucket(&m->layout, b).chunk * dtype_size(own.dtype));
     }
@@ -347,7 +359,7 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, again = k % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = purpose_for(stage, r, micro_steps, groups->dp);
+        ModelOptions p = options_for(stage, r, micro_steps, groups->dp);
         p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.gather_again = again, p.master = MASTER_SPLIT;
         uint64_t hash = check_slices(alone, p, groups);
@@ -414,7 +426,7 @@ static void check_inert(const Groups *groups, MasterKind master, DType moments) 
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
-    ModelOptions p = purpose_for(0, 0, 1, single);
+    ModelOptions p = options_for(0, 0, 1, single);
     p.master = master, p.moments = moments, p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
     p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
@@ -469,10 +481,11 @@ static uint64_t hash_training(GPT2 *m) {
         hash = hash_logits(hash, m);
     }
     for (int slices = 0; slices < 2; slices++) {
-        uint64_t params = slices ? hash_whole_tensors(m) : hash_replica(m);
+        uint64_t params = hash_replica(m, slices);
         hash = hash_bytes(hash, &params, sizeof params);
     }
-    return hash_optimizer(hash, m, 0, m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard);
+    size_t count = m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard;
+    return hash_optimizer(hash, &m->optimizer, m->device, 0, count);
 }
 
 static uint64_t hash_usual_training(ModelOptions p, const Groups *groups) {
@@ -504,7 +517,7 @@ static void check_late(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = (k + stage) % 3 * 2, again = (k + stage) % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = purpose_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
+        ModelOptions p = options_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
         p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.gather_again = again, p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_usual_training(p, groups);
@@ -527,7 +540,7 @@ static void check_device_bytes(int t, Comm *host) {
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
     for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
-        ModelOptions p = purpose_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
+        ModelOptions p = options_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
         p.sharding.tp_size = t, p.sharding.tp_rank = groups.tp->rank, p.gather_again = true;
         allocated()->most = 0;
         GPT2 *m = model_make(p, groups);
@@ -563,7 +576,7 @@ static Sent sent_by_update(ModelOptions p, const Groups *groups) {
         Sent before = {groups->dp->sent_bytes, groups->tp->sent_bytes, groups->world->sent_bytes};
         for (int micro = 0; micro < p.micro_steps; micro++) {
             for (int i = 0; i < 2 * VOLUME_T; i++) { tokens[i] = (i * 7 + micro) % VOLUME_V; }
-            gpt2_give_batch(m, tokens, tokens + VOLUME_T);
+            gpt2_stage_batch(m, tokens, tokens + VOLUME_T);
             gpt2_micro_step(m, micro);
         }
         gpt2_norm(m);
@@ -592,7 +605,7 @@ static void check_volume_of_stages(const Groups *groups) {
     const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
     for (int stage = 0; stage <= 3; stage++) {
         char what[32];
-        ModelOptions p = purpose_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
         p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L;
         Sent sent = sent_by_update(p, groups);
         snprintf(what, sizeof what, "-z %d on 2", stage);
@@ -609,7 +622,7 @@ static void check_volume_of_slices(const Groups *groups) {
     const uint64_t C = VOLUME_C, T = VOLUME_T, rows_of_layer[] = {4 + 4, 4 + 6}, whole = (6 * VOLUME_L + T + 2) * C;
     for (int again = 0; again < 2; again++) {
         char what[32];
-        ModelOptions p = purpose_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
+        ModelOptions p = options_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
         p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L, p.gather_again = again;
         p.sharding.tp_size = 2, p.sharding.tp_rank = groups->tp->rank;
         uint64_t exchanged = (rows_of_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
@@ -670,7 +683,7 @@ static void check_files(ModelOptions p, const Groups *groups, int which) {
     snprintf(second, sizeof second, "second_%d", which);
     if (world->rank == 0) {
         ModelOptions whole = p;
-        whole.sharding = purpose_for(0, 0, 1, single).sharding;
+        whole.sharding = options_for(0, 0, 1, single).sharding;
         GPT2 *m = model_make(whole, alone);
         update(m, 0);
         save_in(from, m, single);
@@ -693,7 +706,7 @@ static void check_all_files(const Groups *groups) {
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = k % 3 * 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
-        ModelOptions p = purpose_for(stage, r, 1, groups->dp);
+        ModelOptions p = options_for(stage, r, 1, groups->dp);
         p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
         p.moments = moment_types[(k + 2) % 3];  // codes beside remainders
         check_files(p, groups, k);
@@ -731,7 +744,7 @@ static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     args_set_ranks(&args, host);
-    take_a_share(&args, host);
+    share_machine(&args, host);
     args_check(&args);
     return args;
 }
@@ -749,7 +762,7 @@ static int run_drift(int culprit, int argc, char **argv) {
             floatX *weight = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
             *weight = to_floatX(to_real(*weight) * (real)1.01);
         }
-        check_replicas(&run);
+        compare_ranks(&run);
         if (host->rank == 0) { fprintf(stderr, "step %d is sound\n", step + 1); }
     }
     run_close(&run);
@@ -816,11 +829,11 @@ static void test_layer_gathers(void **state) {
                  {4, 12, 12, 12 + 12 + 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Recompute r = {cases[i].level, cases[i].every, cases[i].layers};
-        Places places = places_make(&r, cases[i].layers);
+        ActivationSlots slots = activation_slots_create(&r, cases[i].layers);
         printf("    -r %d -rk %d, %d layers: %d\n", r.level, r.every, r.layers,
-               zero_layer_gathers(places.replay_from, r.layers));
-        assert_int_equal(zero_layer_gathers(places.replay_from, r.layers), cases[i].gathers);
-        places_free(&places);
+               zero_layer_gathers(slots.recompute_from, r.layers));
+        assert_int_equal(zero_layer_gathers(slots.recompute_from, r.layers), cases[i].gathers);
+        activation_slots_free(&slots);
     }
 }
 

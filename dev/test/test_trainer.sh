@@ -650,7 +650,7 @@ report "--plan heeds --generate and -y" "$(
 report "bytes under a fresh model of tokens are pointed out" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
-    says "$out" "note      -i is read as bytes: of the model's 50257 tokens only the first 256 occur"
+    says "$out" "note      -i is read as bytes: only 256 of the model's 50257 tokens occur"
 )"
 report "--tokenize writes a text as a token shard" "$(
     printf 'the thing, the thing\n' >the_text
@@ -687,11 +687,11 @@ refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
 rm -r dev && mkdir dev_null
 refused "no HellaSwag to score" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
-refused "text under weights of tokens" "make token shards of it first" -i text -e shards -b 2 -t 16
+refused "text under weights of tokens" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize over a file" "give a file that does not exist yet" \
     -i text --tokenizer "$golden/gpt2_2500.bpe" --tokenize good_0.bin
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
-refused "a folder without a model" "without a model.safetensors" -i text -e dev_null
+refused "a folder without a model" "without model.safetensors" -i text -e dev_null
 refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
 refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
@@ -725,7 +725,7 @@ refused "a model that no choice of flags makes fit" "too few; no flags make it f
 if "$trainer" --version | grep -q 'devices cpu,'; then
     refused "--device cuda of a build without it" "this program was built without CUDA" -i text --device cuda
 fi
-refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest, " -e d48 --plan --fit=1
+refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest choice, " -e d48 --plan --fit=1
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
 refused "-r past the last level" "-r takes a whole number from 0 to 4; found '5'" -i text -r 5
@@ -754,9 +754,9 @@ refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
 refused "no tokens to generate" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
 refused "--generate with a shape alone" "only describes a shape" --generate 5 -e l1h2c16
-refused "a tokenizer of more tokens than the model" "has 2757 tokens, the model only 256" \
+refused "a tokenizer of more tokens than the model" "has 2757 tokens and the model only 256" \
     --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"
-refused "--prompt without a tokenizer" "need a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
+refused "--prompt without a tokenizer" "needs a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
 
 cp -r again bad
 resume=("${full[@]}" -x 9 -o bad -y 1)
@@ -786,7 +786,7 @@ refused "state.json missing" "state.json' is missing" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
 sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
-refused "state.json of another step" "says that it is of step 4" "${resume[@]}"
+refused "state.json of another step" "is of step 4, but its folder is named for another" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 refused "an optimizer that is none" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors

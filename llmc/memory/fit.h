@@ -22,6 +22,7 @@ defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_te
 #pragma once
 #include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
+#include "llmc/parallel/traffic.h"
 
 // which of a options's fields may be chosen; the others stay as they are
 typedef struct {
@@ -39,14 +40,14 @@ typedef struct {
 #define FIT_LOSS 0.03
 
 // FLOPs a token that are done again in the backward
-static inline double fit_rebuilt_flops(const GPT2Config *c, const ModelOptions *p) {
+static inline double fit_recomputed_flops(const GPT2Config *c, const ModelOptions *p) {
     const Recompute *r = &p->recompute;
     double C = c->channels, flops = 0;
     for (int l = 0; l < c->num_layers; l++) {
         int level = layer_level(r, l);
-        if (level >= REBUILD_UP_PROJECTION) { flops += 8 * C * C; }
-        if (level >= REBUILD_BLOCK) { flops += 8 * C * C + 2 * C * p->T; }
-        if (level >= REBUILD_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }
+        if (level >= RECOMPUTE_UP_PROJECTION) { flops += 8 * C * C; }
+        if (level >= RECOMPUTE_BLOCK) { flops += 8 * C * C + 2 * C * p->T; }
+        if (level >= RECOMPUTE_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }
     }
     return flops;
 }
@@ -57,11 +58,11 @@ static inline double fit_activation_bytes(const GPT2Config *c, const ModelOption
     for (int l = 0; l < c->num_layers; l++) {
         int level = layer_level(&p->recompute, l);
         elements += 54 * C;
-        if (level >= REBUILD_GELU) { elements += 8 * C; }
-        if (level >= REBUILD_NORMS) { elements += 4 * C; }
-        if (level >= REBUILD_BLOCK) { elements += 10 * C; }
+        if (level >= RECOMPUTE_GELU) { elements += 8 * C; }
+        if (level >= RECOMPUTE_LAYERNORMS) { elements += 4 * C; }
+        if (level >= RECOMPUTE_BLOCK) { elements += 10 * C; }
     }
-    return elements * (double)sizeof(floatX) / options_slices(p);
+    return elements * (double)sizeof(floatX) / options_local_shape(c, p).tp_size;
 }
 
 // bytes of weights and gradients that a micro-batch reads and writes
@@ -69,7 +70,7 @@ static inline double fit_weight_bytes(const GPT2Config *c, const ModelOptions *p
     ParamLayout layout = param_layout_sharded(c, p->sharding);
     double total = (double)layout.total, grad = (double)dtype_size(p->gradients);
     double classifier = (double)options_local_shape(c, p).vocab * c->channels;
-    double chunks = ceil((double)p->B * p->T / classifier_chunk(c, p));
+    double chunks = ceil((double)p->B * p->T / logits_chunk(c, p));
     double writes = p->micro_steps > 1 ? 2 : 1;
     return total * (2 * sizeof(floatX) + writes * grad) + (chunks - 1) * classifier * (2 * sizeof(floatX) + 2 * grad);
 }
@@ -85,7 +86,8 @@ static inline double fit_update_bytes(const GPT2Config *c, const ModelOptions *p
 
 // What the first rank sends for an update. All ranks estimate the same, so that all choose the same.
 static inline double fit_sent_bytes(const GPT2Config *c, ModelOptions p) {
-    p.sharding.dp_rank = p.sharding.tp_rank = 0;
+    p.sharding.dp_rank = 0;
+    p.sharding.tp_rank = 0;
     return (double)gpt2_sent_bytes(c, &p);
 }
 
@@ -95,17 +97,17 @@ static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
     const MachineRates *rates = &p->backend->rates;
     double rows = (double)p->B * p->T, tokens = rows * p->micro_steps, C = c->channels;
     double multiplied = (double)num_parameters(c) - (double)c->max_seq_len * C;
-    double flops = 6 * multiplied + 6 * C * c->num_layers * p->T + fit_rebuilt_flops(c, p);
+    double flops = 6 * multiplied + 6 * C * c->num_layers * p->T + fit_recomputed_flops(c, p);
     double bytes =
         tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
     double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
-    double products = tokens * flops / options_slices(p) / rates->flops * (rows + FIT_HALF_RATE) / rows;
+    double products = tokens * flops / options_local_shape(c, p).tp_size / rates->flops * (rows + FIT_HALF_RATE) / rows;
     return products + bytes / rates->bytes + fit_sent_bytes(c, *p) / rates->link + launches * rates->launch;
 }
 
 static inline Fit fit_of(const GPT2Config *c, const ModelOptions *p) {
     Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
-    int64_t chunks = ((int64_t)p->B * p->T - 1) / classifier_chunk(c, p) + 1;  // whose sums are wte's gradient
+    int64_t chunks = ((int64_t)p->B * p->T - 1) / logits_chunk(c, p) + 1;  // whose sums are wte's gradient
     bool sums_round = p->gradients == DT_BF16 &&
                       ((p->micro_steps > 1 && p->sharding.stage < 2) || chunks > 16 || DT_FLOATX != DT_BF16);
     int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + sums_round;
@@ -136,13 +138,13 @@ static inline int fit_layers(const GPT2Config *c, ModelOptions p, size_t budget)
 }
 
 static inline void fit_levels(Fit *best, const GPT2Config *c, ModelOptions p, const FitFree *may, size_t budget) {
-    int first = may->recompute ? 0 : p.recompute.level, last = may->recompute ? (int)REBUILD_BLOCK : first;
+    int first = may->recompute ? 0 : p.recompute.level, last = may->recompute ? (int)RECOMPUTE_BLOCK : first;
     Recompute given = p.recompute;
     for (p.recompute.level = first; p.recompute.level <= last; p.recompute.level++) {
         p.recompute.every = given.every, p.recompute.layers = given.layers;
         if (may->layers) { p.recompute.layers = fit_layers(c, p, budget); }
         fit_consider(best, c, &p, budget);
-        if (!may->every || p.recompute.level < REBUILD_BLOCK) { continue; }
+        if (!may->every || p.recompute.level < RECOMPUTE_BLOCK) { continue; }
         p.recompute.layers = may->layers ? c->num_layers : given.layers;
         p.recompute.every = best_segment(c, p);
         fit_consider(best, c, &p, budget);
@@ -223,7 +225,7 @@ static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p
         snprintf(text, FLAG_TEXT, "-b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps);
         return;
     case FIT_RECOMPUTE:
-        if (r->level == REBUILD_BLOCK && r->every > 1) { snprintf(more, sizeof more, " -rk %d", r->every); }
+        if (r->level == RECOMPUTE_BLOCK && r->every > 1) { snprintf(more, sizeof more, " -rk %d", r->every); }
         if (r->level > 0 && r->layers < c->num_layers) {
             snprintf(more + strlen(more), sizeof more - strlen(more), " -rn %d", r->layers);
         }

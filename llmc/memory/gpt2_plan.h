@@ -1,16 +1,17 @@
 /*
-What a GPT-2 holds on its device for a options: every tensor with its lifetime, made from the flags alone.
-defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, PlanIndex,
-         classifier_chunk, kept_gradients, gpt2_plan, gpt2_plan_bytes, gpt2_sent_bytes, best_segment, llmc_bytes
+Everything a GPT-2 holds on its device: the tensors, the options that decide which of them exist, and the memory plan.
+Planning is arithmetic: it includes no kernel and no communicator.
+defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
+         GPT2Tensors, logits_chunk, stored_gradients, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
-#include "llmc/memory/activations.h"
 #include "llmc/backend.h"
+#include "llmc/memory/activations.h"
 #include "llmc/memory/plan.h"
 #include "llmc/moments.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/layout.h"
 
-// -w: the fp32 master copy of weights that are bf16: none, whole, or the weight and the 16 bits it lacks
+// -w: the fp32 master copy of bf16 weights: none, whole, or the 16 bits that the weight lacks
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
 #define MASTER_CHOICES "none|0 fp32|1 split|2"
 
@@ -19,48 +20,68 @@ typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the o
 #define GRADIENT_CHOICES "auto fp32 bf16"
 static const DType moment_types[] = {DT_REAL, DT_BF16, DT_U8};
 
-// what a model is built for
+// how a model is built
 typedef struct {
     const Backend *backend;
-    int B, T;                  // micro-batch; when decoding only, T rows are the most that one call may advance by
-    int micro_steps;           // micro-batches of an update
+    int B, T;                  // micro-batch; a model that only decodes takes at most T tokens at a time
+    int micro_steps;           // micro-batches per update
     bool training;             // with gradients and optimizer state
-    int decode_positions;      // room of the key-value cache; 0: no decoding
-    bool round_matmul_inputs;  // to bf16, on a CPU: -f 2 where it pays
-    bool tf32;                 // fp32 products may round their inputs to TF32, on a GPU: -f 1 and 2
-    bool graph;                // record micro-steps where the device can
-    bool fuse_gelu;            // into the product before it: the forward's; the backward's always is
+    int decode_positions;      // of the key-value cache; 0: no decoding
+    bool round_matmul_inputs;  // -f 2: fp32 matmuls round their inputs to bf16, on CPUs that multiply bf16 faster
+    bool tf32;                 // -f 1 and 2: fp32 matmuls may round their inputs to TF32, on a GPU
+    bool graph;                // capture micro-steps as CUDA graphs
+    bool fuse_gelu;            // -ge: the forward's GELU is part of the matmul before it
     Recompute recompute;
-    int classifier_rows;  // of logits that exist at once; 0: classifier_chunk chooses
-    MasterKind master;    // where weights are bf16
+    int classifier_rows;  // -lc: rows of a logits chunk; 0: logits_chunk decides
+    MasterKind master;    // of bf16 weights
     DType moments;        // DT_REAL, DT_BF16 or DT_U8
     DType gradients;      // DT_REAL or DT_BF16
-    Sharding sharding;    // of several processes: which of them this is, and what it keeps
-    bool gather_again;    // -ra, with tensor parallelism: gathered inputs of products are not kept for the backward
+    Sharding sharding;
+    bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
 } ModelOptions;
 
-// where each planned tensor is in the plan; -1 where this options has none
-typedef struct {
-    int params, gathered, master, remainder, grads, grads_shard, m, v, m_scales, v_scales, ranges;
-    int activations[NUM_ACTIVATIONS], tokens, targets, results;
-    int replicated, statistics, dresidual, narrow, normed, gathered_gradient, wide, keys, values, rounded_in,
-        rounded_dout, rounded_params, partials, matmul_workspace;
-} PlanIndex;
-
-// processes that share a model whose tensors are split, and what this one has of it
-static inline int options_slices(const ModelOptions *p) { return p->sharding.tp_size > 1 ? p->sharding.tp_size : 1; }
-static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOptions *p) {
-    return local_shape(c, options_slices(p), p->sharding.tp_rank);
+// what this rank holds of the model
+static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOptions *o) {
+    return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
 
-// Rows of logits to hold at once. Where -lc does not say: about as many as fit where the MLP's gradient lives anyway,
-// but at least 256, so that the weights are not streamed from memory for a handful of rows; in equal chunks of whole
-// tiles of a product.
-static inline int classifier_chunk(const GPT2Config *c, const ModelOptions *p) {
+// Pointers to the tensors of a model. Shapes are in elements; t is tp_size. NULL where the options need no such tensor.
+typedef struct {
+    // ---- state
+    floatX *params;              // (layout.total); at -z 3 this rank's shard
+    floatX *gathered;            // -z 3: all-gathered buckets (bucket_buffers)
+    real *master;                // -w fp32: as params before rounding; this and the next five are a shard from -z 1 on
+    int16_t *remainder;          // -w split
+    void *m, *v;                 // AdamW's moments
+    float *m_scales, *v_scales;  // 8-bit moments: one scale per MOMENT_BLOCK
+    void *grads;                 // (layout.total); from -z 2 on buffers of buckets
+    void *grads_shard;           // -z 2 and 3
+    void *replicated_grads;      // -tp: gradients of replicated tensors, all-reduced together
+    UpdateRange *update_ranges;  // (tensors)
+    floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
+    bf16 *rounded_params;                 // -f 2: (layout.total)
+    // ---- saved
+    int *tokens, *targets;               // (B,T)
+    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); rows of layernorms and residuals / t
+    // ---- scratch
+    floatX *wide;               // (B,T,4C/t) or a logits chunk: recomputed GELU, dfch, dqkv, logits
+    floatX *normed;             // (B,T,C): lnf, and layernorms that are recomputed or all-gathered
+    floatX *narrow;             // (B,T,C): dlnf, dln2, datty, dln1, and with -tp partial sums before a reduce-scatter
+    floatX *dresidual;          // (B*T/t,C): gradient of the residual stream, from the last block to the first
+    floatX *gathered_gradient;  // -tp: (B,T,C) dresidual of all ranks
+    real *statistics;           // -tp: (t,rows of a logits chunk,3)
+    bf16 *rounded_in, *rounded_dout;    // -f 2: the inputs of one matmul
+    real *results;                      // (2): loss, and the squared norm of the gradients
+    void *partials, *matmul_workspace;  // of the backend
+} GPT2Tensors;
+
+// Rows of logits to compute at once. Without -lc: about as many as fit into the memory of the MLP's gradient, but at
+// least 256, so that wte is not read for a handful of rows; equal chunks of whole matmul tiles.
+static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
     enum { LEAST = 256, TILE = 128 };
-    int64_t rows = (int64_t)p->B * p->T, chunk = p->classifier_rows;
+    int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
     if (chunk == 0) {
-        LocalShape shape = options_local_shape(c, p);
+        LocalShape shape = options_local_shape(c, o);
         int64_t room = rows * shape.units / shape.vocab;
         if (room < LEAST) { room = LEAST; }
         int64_t chunks = (rows + room / 2) / room;  // to the nearest
@@ -69,191 +90,142 @@ static inline int classifier_chunk(const GPT2Config *c, const ModelOptions *p) {
     return (int)(chunk < rows ? chunk : rows);
 }
 
-static inline void plan_optimizer(Plan *plan, PlanIndex *at, size_t total, const ModelOptions *p) {
-    bool rounds = DT_FLOATX == DT_BF16;
-    if (rounds && p->master == MASTER_FP32) { at->master = plan_add(plan, "master", STATE, DT_REAL, dims1(total)); }
-    if (rounds && p->master == MASTER_SPLIT) {
-        at->remainder = plan_add(plan, "remainder", STATE, DT_I16, dims1(total));
-    }
-    at->m = plan_add(plan, "m", STATE, p->moments, dims1(total));
-    at->v = plan_add(plan, "v", STATE, p->moments, dims1(total));
-    if (p->moments == DT_U8) {
-        at->m_scales = plan_add(plan, "m_scales", STATE, DT_F32, dims1(moment_blocks(total)));
-        at->v_scales = plan_add(plan, "v_scales", STATE, DT_F32, dims1(moment_blocks(total)));
+// Type of the gradients that a rank stores. From -z 2 on, micro-batches are accumulated in its shard, in real.
+static inline DType stored_gradients(const ModelOptions *o) {
+    return o->sharding.stage >= 2 && o->micro_steps > 1 ? DT_REAL : o->gradients;
+}
+
+// a row of the plan: the member of GPT2Tensors, lifetime, type, shape
+#define PLAN_ADD(member, lifetime, dtype, dims)                                                                        \
+    plan_add(plan, offsetof(GPT2Tensors, member), #member, lifetime, dtype, dims)
+
+static inline void plan_optimizer(Plan *plan, size_t count, const ModelOptions *o) {
+    bool rounded = DT_FLOATX == DT_BF16;
+    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, STATE, DT_REAL, dims1(count)); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, STATE, DT_I16, dims1(count)); }
+    PLAN_ADD(m, STATE, o->moments, dims1(count));
+    PLAN_ADD(v, STATE, o->moments, dims1(count));
+    if (o->moments == DT_U8) {
+        PLAN_ADD(m_scales, STATE, DT_F32, dims1(moment_blocks(count)));
+        PLAN_ADD(v_scales, STATE, DT_F32, dims1(moment_blocks(count)));
     }
 }
 
-// what gradients are where a rank keeps them: from -z 2 on micro-batches are added up in its part, which is real
-static inline DType kept_gradients(const ModelOptions *p) {
-    return p->sharding.stage >= 2 && p->micro_steps > 1 ? DT_REAL : p->gradients;
-}
-
-static inline void plan_state(Plan *plan, PlanIndex *at, const GPT2Config *c, const ModelOptions *p) {
-    ParamLayout layout = param_layout_sharded(c, p->sharding);
-    LocalShape shape = options_local_shape(c, p);
-    int stage = p->sharding.stage;
-    size_t total = layout.total;
-    at->params = plan_add(plan, "params", STATE, DT_FLOATX, dims1(stage < 3 ? total : layout.shard));
-    if (stage >= 3) { at->gathered = plan_add(plan, "gathered", STATE, DT_FLOATX, dims1(bucket_buffers(&layout))); }
-    if (p->training) {
-        size_t written = stage < 2 ? total : bucket_buffers(&layout);
-        at->grads = plan_add(plan, "grads", STATE, p->gradients, dims1(written));
-        if (stage >= 2) {
-            at->grads_shard = plan_add(plan, "grads_shard", STATE, kept_gradients(p), dims1(layout.shard));
-        }
+static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
+    ParamLayout layout = param_layout_sharded(c, o->sharding);
+    LocalShape shape = options_local_shape(c, o);
+    int stage = o->sharding.stage;
+    size_t total = layout.total, shard = layout.shard, buffers = bucket_buffers(&layout);
+    PLAN_ADD(params, STATE, DT_FLOATX, dims1(stage < 3 ? total : shard));
+    if (stage >= 3) { PLAN_ADD(gathered, STATE, DT_FLOATX, dims1(buffers)); }
+    if (o->training) {
+        PLAN_ADD(grads, STATE, o->gradients, dims1(stage < 2 ? total : buffers));
+        if (stage >= 2) { PLAN_ADD(grads_shard, STATE, stored_gradients(o), dims1(shard)); }
         if (shape.tp_size > 1) {
-            Dims replicated = dims1(max_replicated(&layout));
-            at->replicated = plan_add(plan, "replicated_grads", STATE, kept_gradients(p), replicated);
+            PLAN_ADD(replicated_grads, STATE, stored_gradients(o), dims1(max_replicated(&layout)));
         }
-        plan_optimizer(plan, at, stage < 1 ? total : layout.shard, p);
-        at->ranges = plan_add(plan, "ranges", STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(UpdateRange)));
+        plan_optimizer(plan, stage < 1 ? total : shard, o);
+        PLAN_ADD(update_ranges, STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(UpdateRange)));
     }
-    if (p->decode_positions > 0) {
-        Dims cache = dims3((size_t)c->num_layers, (size_t)p->decode_positions, (size_t)shape.attention);
-        at->keys = plan_add(plan, "decode_keys", STATE, DT_FLOATX, cache);
-        at->values = plan_add(plan, "decode_values", STATE, DT_FLOATX, cache);
+    if (o->decode_positions > 0) {
+        Dims cache = dims3((size_t)c->num_layers, (size_t)o->decode_positions, (size_t)shape.attention);
+        PLAN_ADD(decode_keys, STATE, DT_FLOATX, cache);
+        PLAN_ADD(decode_values, STATE, DT_FLOATX, cache);
     }
-    if (p->round_matmul_inputs) { at->rounded_params = plan_add(plan, "rounded_params", STATE, DT_BF16, dims1(total)); }
+    if (o->round_matmul_inputs) { PLAN_ADD(rounded_params, STATE, DT_BF16, dims1(total)); }
 }
 
-static inline void plan_saved(Plan *plan, PlanIndex *at, const GPT2Config *c, const ModelOptions *p) {
-    size_t B = (size_t)p->B, T = (size_t)p->T;
-    at->tokens = plan_add(plan, "tokens", SAVED, DT_I32, dims2(B, T));
-    at->targets = plan_add(plan, "targets", SAVED, DT_I32, dims2(B, T));
-    Places places = places_make(&p->recompute, c->num_layers);
-    LocalShape shape = options_local_shape(c, p);
+static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
+    size_t B = (size_t)o->B, T = (size_t)o->T;
+    PLAN_ADD(tokens, SAVED, DT_I32, dims2(B, T));
+    PLAN_ADD(targets, SAVED, DT_I32, dims2(B, T));
+    ActivationSlots slots = activation_slots_create(&o->recompute, c->num_layers);
+    LocalShape shape = options_local_shape(c, o);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
         const ActivationSpec *spec = &activation_specs[id];
-        if (places.slots[id] == 0) { continue; }
-        size_t slots = (size_t)places.slots[id], width = width_size(spec->width, c, &shape);
-        size_t rows = activation_rows((ActivationId)id, p->B * p->T, shape.tp_size, !p->gather_again);
+        if (slots.num_slots[id] == 0) { continue; }
+        size_t count = (size_t)slots.num_slots[id], width = activation_width((ActivationId)id, c, &shape);
+        size_t rows = activation_rows((ActivationId)id, o->B * o->T, &shape, !o->gather_again);
         Dims dims =
-            spec->rows == ALL_ROWS || shape.tp_size == 1 ? dims4(slots, B, T, width) : dims3(slots, rows, width);
-        at->activations[id] = plan_add(plan, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
+            spec->rows == ALL_ROWS || shape.tp_size == 1 ? dims4(count, B, T, width) : dims3(count, rows, width);
+        size_t member = offsetof(GPT2Tensors, activations) + (size_t)id * sizeof(void *);
+        plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
     }
-    places_free(&places);
+    activation_slots_free(&slots);
 }
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// normed holds one layernorm's output at a time; wide the MLP's widest tensor, the gradient of QKV, a chunk of logits.
-// With tensor parallelism normed, narrow and gathered_gradient are the three buffers that are gathered into and summed
-// from, whatever the layers are.
-static inline void plan_scratch(Plan *plan, PlanIndex *at, const GPT2Config *c, const ModelOptions *p) {
-    LocalShape shape = options_local_shape(c, p);
-    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels, units = (size_t)shape.units;
-    size_t chunk = chunk_size(N, shape.tp_size), all = chunk * (size_t)shape.tp_size,
-           rows = (size_t)classifier_chunk(c, p);
-    size_t decoded = p->decode_positions > 0 ? (size_t)shape.tp_size : 1, qkv = 3 * (size_t)shape.attention;
-    size_t logits = larger(rows, decoded) * (size_t)shape.vocab;
-    bool gelu_is_kept = layer_level(&p->recompute, 0) < REBUILD_GELU;
-    size_t widest = larger(qkv, gelu_is_kept ? 0 : units);
-    at->wide = plan_add(plan, "wide", SCRATCH, DT_FLOATX, dims1(larger(logits, N * widest)));
-    at->normed = plan_add(plan, "normed", SCRATCH, DT_FLOATX, dims2(all, C));
-    if (p->training) { at->dresidual = plan_add(plan, "dresidual", SCRATCH, DT_FLOATX, dims2(chunk, C)); }
-    if (p->training || shape.tp_size > 1) { at->narrow = plan_add(plan, "narrow", SCRATCH, DT_FLOATX, dims2(all, C)); }
-    if (shape.tp_size > 1) {
-        at->gathered_gradient =
-            p->training ? plan_add(plan, "gathered_gradient", SCRATCH, DT_FLOATX, dims2(all, C)) : -1;
-        at->statistics = plan_add(plan, "statistics", SCRATCH, DT_REAL, dims3((size_t)shape.tp_size, rows, 3));
-    }
-    if (p->round_matmul_inputs) {
+// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all layers.
+static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
+    LocalShape shape = options_local_shape(c, o);
+    size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;
+    size_t t = (size_t)shape.tp_size, chunk = chunk_size(N, shape.tp_size), all_rows = chunk * t;
+    size_t rows = (size_t)logits_chunk(c, o), decoded = o->decode_positions > 0 ? t : 1;
+    size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attention;
+    bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
+    size_t widest = larger(qkv, gelu_is_saved ? 0 : units);
+    PLAN_ADD(wide, SCRATCH, DT_FLOATX, dims1(larger(logits, N * widest)));
+    PLAN_ADD(normed, SCRATCH, DT_FLOATX, dims2(all_rows, C));
+    if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, dims2(chunk, C)); }
+    if (o->training || t > 1) { PLAN_ADD(narrow, SCRATCH, DT_FLOATX, dims2(all_rows, C)); }
+    if (t > 1 && o->training) { PLAN_ADD(gathered_gradient, SCRATCH, DT_FLOATX, dims2(all_rows, C)); }
+    if (t > 1) { PLAN_ADD(statistics, SCRATCH, DT_REAL, dims3(t, rows, 3)); }
+    if (o->round_matmul_inputs) {
         size_t inner = larger(widest, larger(units, C));
-        at->rounded_in = plan_add(plan, "rounded_in", SCRATCH, DT_BF16, dims2(N, inner));
-        at->rounded_dout = plan_add(plan, "rounded_dout", SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
+        PLAN_ADD(rounded_in, SCRATCH, DT_BF16, dims2(N, inner));
+        PLAN_ADD(rounded_dout, SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
     }
-    at->results = plan_add(plan, "results", SCRATCH, DT_REAL, dims1(2));
-    BackendScratch own = p->backend->scratch(c, &shape, p->B, p->T);
-    if (own.partials_bytes) { at->partials = plan_add(plan, "partials", SCRATCH, DT_U8, dims1(own.partials_bytes)); }
-    if (own.matmul_workspace_bytes) {
-        at->matmul_workspace = plan_add(plan, "matmul_workspace", SCRATCH, DT_U8, dims1(own.matmul_workspace_bytes));
+    PLAN_ADD(results, SCRATCH, DT_REAL, dims1(2));
+    BackendScratch backend = o->backend->scratch(c, &shape, o->B, o->T);
+    if (backend.partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, dims1(backend.partials_bytes)); }
+    if (backend.matmul_workspace_bytes) {
+        PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, dims1(backend.matmul_workspace_bytes));
     }
 }
 
-// Everything a model for this options will hold on its device: --plan prints it, gpt2_build allocates it.
-static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *p, PlanIndex *at) {
+// Everything a model built with these options holds on its device: --plan prints it, gpt2_build allocates it. Free with
+// plan_free.
+static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *o) {
     Plan plan = {NULL, 0};
-    memset(at, -1, sizeof *at);
-    plan_state(&plan, at, c, p);
-    plan_saved(&plan, at, c, p);
-    plan_scratch(&plan, at, c, p);
+    plan_state(&plan, c, o);
+    plan_saved(&plan, c, o);
+    plan_scratch(&plan, c, o);
     return plan;
 }
 
-// the plan's bytes in all
-static inline size_t gpt2_plan_bytes(const GPT2Config *c, const ModelOptions *p) {
-    PlanIndex at;
-    Plan plan = gpt2_plan(c, p, &at);
+static inline size_t gpt2_plan_bytes(const GPT2Config *c, const ModelOptions *o) {
+    Plan plan = gpt2_plan(c, o);
     size_t bytes = plan_bytes(&plan, NUM_LIFETIMES);
     plan_free(&plan);
     return bytes;
 }
 
-// How often a micro-step with tensor parallelism gathers rows or scatters sums of them: for a block 4 times in the
-// forward and 4 in the backward; once more for each layernorm that is gathered again, unless a replay has left it
-// gathered; those of the replay itself; and 4 times outside of the blocks.
-static inline int row_exchanges(const Places *places, int L, bool gather_again) {
-    int exchanges = 4;
-    for (int l = 0; l < L; l++) {
-        exchanges += 8;
-        exchanges += gather_again || !place_of(places, LN1, l, L).kept;
-        exchanges += (gather_again || !place_of(places, LN2, l, L).kept) && !replay_leaves_norm(places, l, L);
-        exchanges += place_of(places, QKV, l, L).kept ? 0 : 2;
-        exchanges += !place_of(places, FCH, l, L).kept + !place_of(places, RESIDUAL3, l, L).kept;
-    }
-    return exchanges;
-}
-
-// what a rank sends to those that have the other slices, for an update
-static inline uint64_t slices_sent_bytes(const GPT2Config *c, const ModelOptions *p, const ParamLayout *layout,
-                                         const Places *places) {
-    int t = options_slices(p);
-    size_t N = (size_t)p->B * (size_t)p->T, rows = (size_t)classifier_chunk(c, p);
-    size_t chunk = chunk_size(N, t) * (size_t)c->channels;
-    uint64_t exchanges = (uint64_t)row_exchanges(places, c->num_layers, p->gather_again);
-    uint64_t sent = exchanges * all_gather_bytes(chunk, DT_FLOATX, t);
-    for (size_t at = 0; at < N; at += rows) {
-        sent += all_gather_bytes(3 * (N - at < rows ? N - at : rows), DT_REAL, t);
-    }
-    return sent * (uint64_t)p->micro_steps +
-           all_reduce_bytes(num_replicated(layout), kept_gradients(p), p->sharding.tp_rank, t);
-}
-
-// What a rank sends to others for an update: by zero.h, by tensor parallelism, and its loss and norm.
-static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const ModelOptions *p) {
-    ParamLayout layout = param_layout_sharded(c, p->sharding);
-    Places places = places_make(&p->recompute, c->num_layers);
-    int t = options_slices(p), world = layout.sharding.dp_size * t,
-        rank = layout.sharding.dp_rank * t + p->sharding.tp_rank;
-    uint64_t bytes = zero_sent_bytes(&layout, p->gradients, p->micro_steps, places.replay_from);
-    bytes += all_reduce_bytes(2, DT_REAL, rank, world);
-    if (t > 1) { bytes += slices_sent_bytes(c, p, &layout, &places); }
-    places_free(&places);
-    return bytes;
-}
-
-// the blocks of a segment that need least bytes: -rk 0
-static inline int best_segment(const GPT2Config *c, ModelOptions p) {
+// -rk 0: blocks per checkpoint segment that need the fewest bytes
+static inline int best_segment(const GPT2Config *c, ModelOptions o) {
     int best = 1;
     size_t least = SIZE_MAX;
-    if (p.recompute.level < REBUILD_BLOCK) { return best; }
-    for (int every = 1; every <= p.recompute.layers; every++) {
-        p.recompute.every = every;
-        size_t bytes = gpt2_plan_bytes(c, &p);
-        if (bytes < least) { least = bytes, best = every; }
+    if (o.recompute.level < RECOMPUTE_BLOCK) { return best; }
+    for (int every = 1; every <= o.recompute.layers; every++) {
+        o.recompute.every = every;
+        size_t bytes = gpt2_plan_bytes(c, &o);
+        if (bytes < least) {
+            least = bytes;
+            best = every;
+        }
     }
     return best;
 }
 
 // llm.c's layout of the same model and micro-batch, for comparison: gradients as weights, fp32 master and moments, all
 // logits at once, -r at most 2 (its fill_in_activation_sizes, with cuDNN's attention)
-static inline size_t llmc_bytes(const GPT2Config *c, const ModelOptions *p) {
-    size_t N = (size_t)p->B * (size_t)p->T, C = (size_t)c->channels, L = (size_t)c->num_layers;
+static inline size_t llmc_bytes(const GPT2Config *c, const ModelOptions *o) {
+    size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, L = (size_t)c->num_layers;
     size_t heads = (size_t)c->num_heads, total = param_layout(c).total;
-    size_t of_block = p->recompute.level == 0 ? 16 * C : p->recompute.level == 1 ? 12 * C : 10 * C;
-    size_t gelu = p->recompute.level == 0 ? 0 : 4 * C;
-    size_t output = larger(larger(3 * C, heads * (size_t)p->T), (size_t)c->padded_vocab_size);
-    size_t stored = N * (L * of_block + 2 * C + gelu + output + 5 * C);  // encoded, lnf; then two buffers of scratch
+    size_t per_block = o->recompute.level == 0 ? 16 * C : o->recompute.level == 1 ? 12 * C : 10 * C;
+    size_t gelu = o->recompute.level == 0 ? 0 : 4 * C;
+    size_t output = larger(larger(3 * C, heads * (size_t)o->T), (size_t)c->padded_vocab_size);
+    size_t stored = N * (L * per_block + 2 * C + gelu + output + 5 * C);  // encoded, lnf; then two buffers of scratch
     size_t statistics = N * (L * (heads + 4) + 3);
     size_t master = DT_FLOATX == DT_REAL ? 0 : sizeof(real);
     return (stored + 2 * total) * sizeof(floatX) + statistics * sizeof(real) + total * (2 * sizeof(real) + master);

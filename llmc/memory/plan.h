@@ -1,14 +1,14 @@
 /*
-The memory plan: everything that will live on the device, listed before anything is allocated, and the arena that is
-exactly it.
-defines: Lifetime, PlanTensor, Plan, plan_add, plan_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
-         arena_free, Scratch, scratch_acquire, scratch_release
+The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
+exactly that list.
+defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
+         arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
 Lifetimes
-  state     parameters, gradients, optimizer: as long as the run
+  state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
-  scratch   named buffers that are taken and released within a micro-step and recycled
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its planned bytes are rounded up to that: the sum of the list
-is what the arena allocates, byte for byte.
+  scratch   named buffers that are acquired and released within a micro-step
+Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is the
+size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of them.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -31,6 +31,7 @@ typedef struct {
     size_t shape[PLAN_MAX_DIMS];
     size_t bytes;   // rounded up to PLAN_ALIGN
     size_t offset;  // in the arena
+    size_t member;  // offset of the tensor's pointer in the struct that arena_bind fills
 } PlanTensor;
 
 typedef struct {
@@ -61,12 +62,16 @@ static inline Dims dims4(size_t a, size_t b, size_t c, size_t e) {
     return d;
 }
 
-// Appends a tensor and returns its index; stops if the sum is past what can be addressed. `name` must outlive the plan.
-static inline int plan_add(Plan *plan, const char *name, Lifetime lifetime, DType dtype, Dims dims) {
+// Appends a tensor; stops if the sum exceeds the address space. `name` must outlive the plan.
+static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetime lifetime, DType dtype, Dims dims) {
     plan->tensors = (PlanTensor *)xrealloc(plan->tensors, (size_t)(plan->count + 1) * sizeof(PlanTensor));
     PlanTensor *t = &plan->tensors[plan->count];
     memset(t, 0, sizeof *t);
-    t->name = name, t->lifetime = lifetime, t->dtype = dtype, t->num_dims = dims.count;
+    t->name = name;
+    t->lifetime = lifetime;
+    t->dtype = dtype;
+    t->num_dims = dims.count;
+    t->member = member;
     size_t bytes = dtype_size(dtype), end;
     bool fits = true;
     for (int i = 0; i < dims.count; i++) {
@@ -77,7 +82,7 @@ static inline int plan_add(Plan *plan, const char *name, Lifetime lifetime, DTyp
     fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
     if (!fits) { input_error("%s would take more memory than can be addressed; give a smaller model, -b or -t", name); }
     t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
-    return plan->count++;
+    plan->count++;
 }
 
 // bytes of one lifetime, or of all with NUM_LIFETIMES
@@ -87,6 +92,14 @@ static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
         if (lifetime == NUM_LIFETIMES || plan->tensors[i].lifetime == lifetime) { bytes += plan->tensors[i].bytes; }
     }
     return bytes;
+}
+
+// planned bytes of one tensor; 0 if it is not in the plan
+static inline size_t plan_tensor_bytes(const Plan *plan, const char *name) {
+    for (int i = 0; i < plan->count; i++) {
+        if (strcmp(plan->tensors[i].name, name) == 0) { return plan->tensors[i].bytes; }
+    }
+    return 0;
 }
 
 static inline double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }
@@ -135,7 +148,7 @@ static inline cJSON *plan_json(const Plan *plan, int rank) {
 
 static inline void plan_free(Plan *plan) { free(plan->tensors); }
 
-// one block of device memory, laid out as the plan says
+// one allocation of device memory, laid out by the plan
 typedef struct {
     const Device *device;
     unsigned char *memory;
@@ -150,8 +163,12 @@ static inline Arena arena_create(const Plan *plan, const Device *device) {
     return arena;
 }
 
-static inline void *arena_tensor(const Arena *arena, const Plan *plan, int index) {
-    return arena->memory + plan->tensors[index].offset;
+// Sets the pointer to each planned tensor in *tensors, a zeroed struct; those not in the plan stay NULL.
+static inline void arena_bind(const Arena *arena, const Plan *plan, void *tensors) {
+    for (int i = 0; i < plan->count; i++) {
+        void *tensor = arena->memory + plan->tensors[i].offset;
+        memcpy((char *)tensors + plan->tensors[i].member, &tensor, sizeof tensor);
+    }
 }
 
 static inline void arena_free(Arena *arena) { arena->device->release(arena->memory); }
@@ -160,13 +177,12 @@ static inline void arena_free(Arena *arena) { arena->device->release(arena->memo
 typedef struct {
     void *memory;
     size_t bytes;
-    const char *holder;  // what it holds now, NULL when free
+    const char *holder;  // name of the tensor in it; NULL when free
     const Device *device;
-    Exec *ex;  // whose work uses it
+    Exec *ex;  // of the work that uses the buffer
 } Scratch;
 
-// The buffer's memory for `bytes` of what is named. Two holders at once, or more bytes than planned, are a bug: it
-// stops.
+// The buffer's memory for a tensor of `bytes`. Stops if the buffer is held or smaller: a bug in the plan.
 static inline void *scratch_acquire(Scratch *scratch, const char *holder, size_t bytes) {
     if (scratch->holder || bytes > scratch->bytes) {
         run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
@@ -176,7 +192,7 @@ static inline void *scratch_acquire(Scratch *scratch, const char *holder, size_t
     return scratch->memory;
 }
 
-// A POISON_SCRATCH build fills what is released with NaN, so that a stale read shows at once.
+// A POISON_SCRATCH build fills a released buffer with NaN, so that a stale read shows.
 static inline void scratch_release(Scratch *scratch) {
     scratch->holder = NULL;
 #ifdef POISON_SCRATCH

@@ -1,51 +1,50 @@
 /*
-ZeRO (Rajbhandari et al. 2020): N processes train one model, each on other data, and each keeps a part of its state.
-What they tell each other goes a bucket at a time (layout.h: the embeddings, each layer, lnf), beside other work:
-  -z   a rank keeps 1/N of        gradients                                 parameters
-  0    nothing                    all_reduce    } after the backward of
-  1    moments, masters           reduce_scatter } the last micro-batch     all_gather where the next forward begins,
-  2    and gradients              reduce_scatter after every backward       joined where it reads the bucket
-  3    and parameters             the same                                  all_gather of a layer before its forward and
-                                                                            backward; of the others as at 1 and 2
-At stages 2 and 3 the gradients of a layer live in one of two buffers, which is used again two layers on; a rank's part
-is summed over the micro-batches in real. At stage 3 so do the parameters, gathered a layer ahead.
+ZeRO (Rajbhandari et al. 2020): N data-parallel ranks train one model and divide its state. Communication goes bucket by
+bucket (layout.h: the embeddings, each layer, lnf) and runs beside compute.
+  -z   sharded                gradients                                     parameters
+  0    nothing                all-reduce     } after the last micro-batch's
+  1    optimizer state        reduce-scatter } backward of the bucket       all-gather begun with the next forward,
+  2    and gradients          reduce-scatter after every backward           waited for where the bucket is read
+  3    and parameters         the same                                      all-gather of a layer before its forward and
+                                                                            its backward; other buckets as at 1 and 2
+At stages 2 and 3 the gradients of a layer live in one of two buffers, reused two layers later; the owned chunk is
+accumulated over the micro-batches in real. At stage 3 so do the parameters, and the next layer is prefetched.
 Sums are those of comm.h. With MPI they do not depend on the stage: an update of one micro-batch has the same bits at
-all of them. Bytes sent a rank, of P parameters and G micro-batches, times (N - 1) / N:
-  0    2 P gradients                          2    G P gradients + P parameters
-  1    P gradients + P parameters             3    G P gradients + nearly 2 G P parameters (zero_sent_bytes)
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_own_params, zero_own_grads, zero_kept_grads,
-         zero_params_ready, zero_join_sent, zero_all_params_ready, zero_params_changed, zero_micro_step, zero_grad_mode,
-         zero_gradients_done, zero_backward_done, zero_layer_gathers, zero_sent_bytes
+every stage. Bytes sent: traffic.h.
+defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_grads,
+         zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step, zero_grad_mode,
+         zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
 */
 #pragma once
-#include "llmc/memory/activations.h"
+#include "llmc/ops.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/layout.h"
-#include "llmc/ops.h"
 
 typedef struct {
     ParamLayout layout;
-    Comm *dp;  // the ranks whose data differ
+    Comm *dp;
     const Ops *ops;
     Exec *ex;
-    floatX *params;        // what operations read: the block, or at stage 3 buffers
-    floatX *params_shard;  // stage 3: this rank's part
-    Gradient grads;        // what they write: the block, or at stages 2 and 3 buffers
-    Gradient grads_shard;  // stages 2 and 3: this rank's part
-    bool changed;          // this rank's part of the parameters has; nothing has been sent since
-    // the micro-step at hand
+    floatX *params;        // read by operations: the block, or at stage 3 buffers of buckets
+    floatX *params_shard;  // stage 3: this rank's shard
+    Gradient grads;        // written by operations: the block, or at stages 2 and 3 buffers of buckets
+    Gradient grads_shard;  // stages 2 and 3: this rank's shard
+    bool changed;          // this rank's shard of the parameters changed and was not all-gathered since
+    // the current micro-step
     GradMode mode;
-    bool only, last;  // is it the only one, the last one of its update
-    // on their way, by bucket; 0: nothing
+    bool first_and_last, last;  // of its update
+    // collectives not waited for, one a bucket; 0: none
     CommWork *gathers, *reductions;
-    int held[2];  // stage 3: the bucket in each buffer of layers, 0: none
+    int buffered[2];  // stage 3: the bucket in each layer buffer; 0: none
 } Zero;
 
-// dp: a group of layout.sharding.dp_size
+// dp: a group of layout.sharding.dp_size ranks
 static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const Ops *ops, Exec *ex) {
     memset(z, 0, sizeof *z);
     z->layout = *layout;
-    z->dp = dp, z->ops = ops, z->ex = ex;
+    z->dp = dp;
+    z->ops = ops;
+    z->ex = ex;
     z->gathers = (CommWork *)xcalloc(2 * (size_t)num_buckets(layout), sizeof *z->gathers);
     z->reductions = z->gathers + num_buckets(layout);
 }
@@ -61,52 +60,50 @@ static inline floatX *zero_params(const Zero *z, int bucket) {
 
 static inline Gradient zero_grads(const Zero *z, int bucket) {
     bool buffered = z->layout.sharding.stage >= 2;
-    size_t at = buffered ? bucket_buffer(&z->layout, bucket) : param_bucket(&z->layout, bucket).offset;
-    return gradient_at(z->grads, at);
+    size_t offset = buffered ? bucket_buffer(&z->layout, bucket) : param_bucket(&z->layout, bucket).offset;
+    return gradient_at(z->grads, offset);
 }
 
-// the rank's own chunk, which its optimizer works on
-static inline floatX *zero_own_params(const Zero *z, int bucket) {
+// the chunk of the bucket that this rank owns and its optimizer updates
+static inline floatX *zero_owned_params(const Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
     return z->layout.sharding.stage < 3 ? z->params + b.owned_offset : z->params_shard + b.shard_offset;
 }
 
-static inline Gradient zero_own_grads(const Zero *z, int bucket) {
+static inline Gradient zero_owned_grads(const Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
-    return z->layout.sharding.stage < 2 ? gradient_at(z->grads, b.owned_offset)
-                                        : gradient_at(z->grads_shard, b.shard_offset);
+    bool whole = z->layout.sharding.stage < 2;
+    return whole ? gradient_at(z->grads, b.owned_offset) : gradient_at(z->grads_shard, b.shard_offset);
 }
 
-// all that it keeps of the bucket: at stage 0 the whole
-static inline Gradient zero_kept_grads(const Zero *z, int bucket) {
-    return z->layout.sharding.stage == 0 ? zero_grads(z, bucket) : zero_own_grads(z, bucket);
+// the reduced gradients that this rank stores: the bucket at stage 0, the owned chunk at 1 to 3
+static inline Gradient zero_stored_grads(const Zero *z, int bucket) {
+    return z->layout.sharding.stage == 0 ? zero_grads(z, bucket) : zero_owned_grads(z, bucket);
 }
 
-// ---- buffers that are used again
+// ---- reused buffers are NaN in a POISON_SCRATCH build while they hold nothing, so that a stale read shows
 
-// In a POISON_SCRATCH build such memory is NaN while it holds nothing, so that a stale read shows.
-static inline void zero_poison(const Zero *z, void *at, size_t bytes) {
+static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
 #ifdef POISON_SCRATCH
-    z->dp->device->enqueue_fill(at, 0xFF, bytes, z->ex);
+    z->dp->device->enqueue_fill(memory, 0xFF, bytes, z->ex);
 #else
-    (void)z, (void)at, (void)bytes;
+    (void)z, (void)memory, (void)bytes;
 #endif
 }
 
-// What the backward wrote of the bucket has gone where it is summed. The gaps between tensors travel with it, and stay
-// zero.
+// The gaps between tensors are reduced with them, and stay zero.
 static inline void zero_poison_grads(const Zero *z, int bucket) {
     int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
     for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
-        size_t at = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).offset;
-        Gradient tensor = gradient_at(zero_grads(z, bucket), at);
+        size_t offset = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).offset;
+        Gradient tensor = gradient_at(zero_grads(z, bucket), offset);
         zero_poison(z, tensor.at, param_count(&z->layout, (ParamId)id) * dtype_size(tensor.dtype));
     }
 }
 
-// The buffers of layers hold none any more.
-static inline void zero_forget_layers(Zero *z) {
-    z->held[0] = z->held[1] = 0;
+// The layer buffers hold no layer.
+static inline void zero_empty_buffers(Zero *z) {
+    z->buffered[0] = z->buffered[1] = 0;
     if (z->layout.sharding.stage < 3) { return; }
     size_t first = bucket_buffer(&z->layout, 1), end = bucket_buffer(&z->layout, num_buckets(&z->layout) - 1);
     zero_poison(z, zero_params(z, 1), (end - first) * sizeof(floatX));
@@ -118,22 +115,23 @@ static inline void zero_gather(Zero *z, int bucket) {
     size_t chunk = param_bucket(&z->layout, bucket).chunk, size = param_bucket(&z->layout, bucket).size;
     if (z->layout.sharding.stage >= 3) { zero_poison(z, zero_params(z, bucket), size * sizeof(floatX)); }
     z->gathers[bucket] =
-        comm_all_gather(zero_params(z, bucket), zero_own_params(z, bucket), chunk, DT_FLOATX, z->dp, z->ex);
+        comm_all_gather(zero_params(z, bucket), zero_owned_params(z, bucket), chunk, DT_FLOATX, z->dp, z->ex);
 }
 
+// Stage 3: a layer is all-gathered each time it is read.
 static inline bool zero_gathers_layers(const Zero *z, int bucket) {
     return z->layout.sharding.stage >= 3 && bucket_kind(&z->layout, bucket) == LAYER_BUCKET;
 }
 
-// Starts to gather a layer, unless its buffer holds it.
-static inline void zero_fetch(Zero *z, int bucket) {
-    if (z->held[bucket % 2] == bucket) { return; }
-    z->held[bucket % 2] = bucket;
+// Begins to all-gather a layer, unless it is in its buffer.
+static inline void zero_prefetch(Zero *z, int bucket) {
+    if (z->buffered[bucket % 2] == bucket) { return; }
+    z->buffered[bucket % 2] = bucket;
     zero_gather(z, bucket);
 }
 
-// Starts to gather what has changed, in the order of the forward, but for layers that are fetched.
-static inline void zero_send_params(Zero *z) {
+// Begins to all-gather changed parameters in the order of the forward; at stage 3 without the layers.
+static inline void zero_gather_changed(Zero *z) {
     if (!z->changed) { return; }
     z->changed = false;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
@@ -141,68 +139,68 @@ static inline void zero_send_params(Zero *z) {
     }
 }
 
-// Work given from now on may read the bucket's parameters, until another layer takes their buffer. `next`: the one that
-// is to be read after it, 0 for none: it is on its way meanwhile, where it has another buffer.
-static inline void zero_params_ready(Zero *z, int bucket, int next) {
-    zero_send_params(z);
-    if (zero_gathers_layers(z, bucket)) { zero_fetch(z, bucket); }
+// Work enqueued from now on may read the bucket's parameters; at stage 3 until its buffer is reused. `next`: the bucket
+// read after it, 0 for none. At stage 3 it is prefetched, if it has the other buffer.
+static inline void zero_params_wait(Zero *z, int bucket, int next) {
+    zero_gather_changed(z);
+    if (zero_gathers_layers(z, bucket)) { zero_prefetch(z, bucket); }
     if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
     z->gathers[bucket] = 0;
-    if (zero_gathers_layers(z, next) && (next - bucket) % 2 != 0) { zero_fetch(z, next); }
+    if (zero_gathers_layers(z, next) && (next - bucket) % 2 != 0) { zero_prefetch(z, next); }
 }
 
-// What is on its way is there for work given from now on.
-static inline void zero_join_sent(Zero *z) {
+// Work enqueued from now on may read every bucket whose all-gather has begun.
+static inline void zero_wait_all(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         if (z->gathers[b]) { comm_wait(z->gathers[b], z->dp, z->ex); }
         z->gathers[b] = 0;
     }
 }
 
-// Work given from now on may read all parameters but those of layers that are fetched.
-static inline void zero_all_params_ready(Zero *z) {
-    zero_send_params(z);
-    zero_join_sent(z);
+// Work enqueued from now on may read all parameters; at stage 3 without the layers.
+static inline void zero_all_params_wait(Zero *z) {
+    zero_gather_changed(z);
+    zero_wait_all(z);
 }
 
-// This rank's own part is another now: the others get it before they read it. At stage 0 every rank has made all of it.
+// This rank's shard changed; it is all-gathered before the next read. At stage 0 every rank has changed all of it.
 static inline void zero_params_changed(Zero *z) {
-    zero_forget_layers(z);
+    zero_empty_buffers(z);
     z->changed = z->layout.sharding.stage > 0;
 }
 
 // ---- gradients
 
-// Micro-step `micro` of `micro_steps` begins. It forgets which layers are in the buffers, and the first one sends
-// parameters even if an evaluation has, so that its calls are the same every time: it may be recorded.
+// Begins micro-step `micro` of an update. The first one all-gathers parameters even if an evaluation has done so, and
+// the layer buffers begin empty: a micro-step makes the same calls every time, so it can be captured in a CUDA graph.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     z->changed = micro == 0 && z->layout.sharding.stage > 0;
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     z->last = micro == micro_steps - 1;
-    z->only = micro_steps == 1;
-    zero_forget_layers(z);
+    z->first_and_last = micro_steps == 1;
+    zero_empty_buffers(z);
 }
 
-// how the backward writes gradients: buffers are set, what they held has gone where it is summed
+// Whether the backward sets gradients or adds to them. Buffers are set: their contents have been reduced.
 static inline GradMode zero_grad_mode(const Zero *z) { return z->layout.sharding.stage >= 2 ? GRAD_SET : z->mode; }
 
-// the bucket's gradients are where they are to be, for work given from now on
-static inline void zero_settle(Zero *z, int bucket) {
+// Work enqueued from now on may read the bucket's reduced gradients.
+static inline void zero_bucket_wait(Zero *z, int bucket) {
     if (!z->reductions[bucket]) { return; }
     comm_wait(z->reductions[bucket], z->dp, z->ex);
     z->reductions[bucket] = 0;
     if (z->layout.sharding.stage < 2) { return; }
-    if (!z->only) {
+    if (!z->first_and_last) {
         Bucket b = param_bucket(&z->layout, bucket);
-        Gradient part = gradient_at(zero_grads(z, bucket), b.owned_offset - b.offset);
-        z->ops->gradient_accumulate((real *)zero_own_grads(z, bucket).at, part, z->mode, b.chunk, z->ex);
+        Gradient reduced = gradient_at(zero_grads(z, bucket), b.owned_offset - b.offset);
+        z->ops->gradient_accumulate((real *)zero_owned_grads(z, bucket).at, reduced, z->mode, b.chunk, z->ex);
     }
     zero_poison_grads(z, bucket);
 }
 
-// The backward has given all work that writes the bucket's gradients. Backwards, a bucket after the one behind it: that
-// one's buffer is free for the next.
-static inline void zero_gradients_done(Zero *z, int bucket) {
+// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for the bucket before
+// it: the buffer of that one is free for the next layer.
+static inline void zero_grads_reduce(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
     if (z->layout.sharding.dp_size == 1 || (stage < 2 && !z->last)) { return; }
     Bucket b = param_bucket(&z->layout, bucket);
@@ -210,51 +208,29 @@ static inline void zero_gradients_done(Zero *z, int bucket) {
     if (stage == 0) {
         z->reductions[bucket] = comm_all_reduce(whole.at, b.size, whole.dtype, z->dp, z->ex);
     } else {
-        Gradient part = gradient_at(whole, b.owned_offset - b.offset);
-        if (stage >= 2 && z->only) { part = zero_own_grads(z, bucket); }  // nothing is added to it
-        z->reductions[bucket] = comm_reduce_scatter(part.at, whole.at, b.chunk, whole.dtype, z->dp, z->ex);
+        bool accumulates = stage >= 2 && !z->first_and_last;
+        Gradient chunk = gradient_at(whole, b.owned_offset - b.offset);
+        Gradient out = stage >= 2 && !accumulates ? zero_owned_grads(z, bucket) : chunk;
+        z->reductions[bucket] = comm_reduce_scatter(out.at, whole.at, b.chunk, whole.dtype, z->dp, z->ex);
     }
-    if (stage >= 2 && bucket < num_buckets(&z->layout) - 1) { zero_settle(z, bucket + 1); }
+    if (stage >= 2 && bucket < num_buckets(&z->layout) - 1) { zero_bucket_wait(z, bucket + 1); }
 }
 
-// The backward is over: what is owned of all gradients is there, for work given from now on.
-static inline void zero_backward_done(Zero *z) {
-    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_settle(z, b); }
+// Work enqueued from now on may read all gradients that this rank stores.
+static inline void zero_grads_wait(Zero *z) {
+    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_wait(z, b); }
 }
 
-// ---- bytes
-
-// how often a micro-step gathers a layer at stage 3: in the forward each, in the backward each that is not there yet,
-// for a replay and the backward after it once
-static inline int zero_layer_gathers(const int *replay_from, int L) {
-    int held[2] = {-1, -1}, gathers = 0;
-    for (int l = 0; l < L; l++) {
-        gathers += held[l % 2] != l;
-        held[l % 2] = l;
-    }
-    for (int l = L - 1; l >= 0; l--) {
-        for (int read = replay_from[l] < l ? replay_from[l] : l; read <= l; read++) {
-            gathers += held[read % 2] != read;
-            held[read % 2] = read;
+// *norm_squared (fp32) += squares of the gradients that this rank owns; replicated tensors count on tensor-parallel
+// rank 0 alone.
+static inline void zero_norm_squared(Zero *z, real *norm_squared) {
+    for (int b = 0; b < num_buckets(&z->layout); b++) {
+        Range ranges[LAYER_PARAMS] = {{0, param_bucket(&z->layout, b).chunk}};
+        int count = 1;
+        if (z->layout.sharding.tp_rank > 0) { count = bucket_ranges(ranges, &z->layout, b, true, true); }
+        for (int i = 0; i < count; i++) {
+            Gradient owned = gradient_at(zero_owned_grads(z, b), ranges[i].offset);
+            z->ops->global_norm_squared(norm_squared, owned, GRAD_ADD, ranges[i].count, z->ex);
         }
     }
-    return gathers;
-}
-
-// What this rank sends to others for an update of buckets: what its group counts in sent_bytes. gradients: what they
-// are where the backward writes them; replay_from as in Places.
-static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradients, int micro_steps,
-                                       const int *replay_from) {
-    int ranks = layout->sharding.dp_size, rank = layout->sharding.dp_rank, stage = layout->sharding.stage;
-    uint64_t sent = 0, updates = stage < 2 ? 1 : (uint64_t)micro_steps;
-    for (int i = 0; i < num_buckets(layout); i++) {
-        Bucket b = param_bucket(layout, i);
-        bool by_layer = stage >= 3 && bucket_kind(layout, i) == LAYER_BUCKET;
-        sent += stage == 0 ? all_reduce_bytes(b.size, gradients, rank, ranks)
-                           : updates * all_gather_bytes(b.chunk, gradients, ranks);
-        if (stage > 0 && !by_layer) { sent += all_gather_bytes(b.chunk, DT_FLOATX, ranks); }
-    }
-    if (stage < 3) { return sent; }
-    uint64_t gathers = (uint64_t)micro_steps * (uint64_t)zero_layer_gathers(replay_from, layout->num_layers);
-    return sent + gathers * all_gather_bytes(layout->chunk[LAYER_BUCKET], DT_FLOATX, ranks);
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh without a word: is it right, and how fast is it beside PyTorch?
+# scripts/gpu_check.sh without an argument: correctness, and speed beside PyTorch.
 
 rows=()
 
@@ -11,7 +11,7 @@ flops_per_token() {
     }'
 }
 
-# row MODEL PROGRAM BATCH: a line of the table from what the last run left, its sixth cell still empty
+# row MODEL PROGRAM BATCH: a line of the table with the figures of the last run; report_all fills the sixth cell
 row() {
     rows+=("$(awk -v flops="$(flops_per_token "${layers[$1]}" "${channels[$1]}" "$length")" -v ms="${ms[0]}" \
         -v p10="${ms[1]}" -v p90="${ms[2]}" -v tokens=$(($3 * length)) -v head="$1, B $3|$2" -v first="$first_step" \
@@ -21,17 +21,17 @@ row() {
                  first }')")
 }
 
-# ---- is it right?
+# ---- correctness
 
-# check_kernels: the tests, and compute-sanitizer over two steps of a small model whose kernels are those for tensor
-# cores. All at once: the tests wait for the host's sums, the tools for the host's driver
+# check_kernels: the tests, and compute-sanitizer over two steps of a small model that uses the tensor-core kernels.
+# All run at once: the tests wait for sums on the host, the tools for the driver
 check_kernels() {
     local small=("$programs/train_gpt2" --device cuda --graph 0 -i README.md -e l2h2c128 -b 4 -t 300 -x 2 -v 0 -s 0)
     local tools=(memcheck racecheck synccheck initcheck) sanitizer name
     sanitizer=$(command -v compute-sanitizer "$CUDA_ROOT"/bin/compute-sanitizer \
         "$CUDA_ROOT"/compute-sanitizer/compute-sanitizer | head -n 1)
-    built train_gpt2 && bounded 20 "${small[@]}" >"$build/log/small.txt" 2>&1  # chooses the matmul algorithms
-    # without GOMP_SPINCOUNT the program would start itself again, which the tools do not follow
+    built train_gpt2 && bounded 20 "${small[@]}" >"$build/log/small.txt" 2>&1  # fills the autotune cache
+    # without GOMP_SPINCOUNT the program executes itself again, and the tools do not follow
     local settings=(env TEST_DEVICE=cuda GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=$((($(nproc) + 1) / 2)))
     for name in test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32; do
         built $name && start $name 150 "${settings[@]}" "$programs/$name"
@@ -48,7 +48,7 @@ check_kernels() {
     done
 }
 
-# check_nccl: NCCL in a group of one, and two processes, which share the GPU if there is one, through MPI
+# check_nccl: NCCL in a group of one, and two ranks through MPI, sharing the GPU
 check_nccl() {
     local test=$programs/test_nccl_bf16
     built test_nccl_bf16 || return
@@ -63,7 +63,7 @@ check_nccl() {
     finish two_processes
 }
 
-# check_products MODEL BATCH: which kernels do a step's matrix products; one that is not fused is said, and no failure
+# check_products MODEL BATCH: lists the kernels of a step's matmuls; an epilogue that is not fused is no failure
 check_products() {
     local log=$build/log/products_$1.txt status
     built bench_ops || return
@@ -73,7 +73,7 @@ check_products() {
         "$(sed -n 's/^Products fused: \(.*\)\.$/\1 are one kernel with their epilogue/p' "$log")"
 }
 
-# same_bits: 20 steps twice; all that is not a time has to be equal
+# same_bits: 20 steps twice; all metrics except times must be equal
 same_bits() {
     local log=$build/log/same_bits.txt run
     built train_gpt2 || return
@@ -86,7 +86,7 @@ same_bits() {
     ended "the same bits twice, 20 steps of 124M" $? "$log" ""
 }
 
-# check_first_loss METRICS: a model that has learned nothing is off by ln 50257 = 10.82, and a little as its logits vary
+# check_first_loss METRICS: an untrained model has loss ln 50257 = 10.82, and a little more as its logits vary
 check_first_loss() {
     local loss
     loss=$(sed -n 's/^{"step":1,"loss":\([^,]*\),.*/\1/p' "$1")
@@ -94,7 +94,7 @@ check_first_loss() {
     report "the first loss of 124M" $? "step 1 has loss ${loss:-none}; random weights and tokens give 10.8 to 11.1"
 }
 
-# ---- how fast is it?
+# ---- speed
 
 bench() {
     built bench_ops || return
@@ -103,14 +103,14 @@ bench() {
     gemm=$(sed -n 's/^Ceilings.* matmul of .* \([0-9.]*\) TFLOP.*/\1/p' "$build/log/bench_ops.txt" | head -n 1)
 }
 
-# faster_way LOG: of PyTorch's two ways with gradients
+# faster_way LOG: PyTorch's faster choice, gradients kept or set to None
 faster_way() {
     awk -v kept="$(number kept_ms "$1")" -v none="$(number none_ms "$1")" \
         'BEGIN { print(kept + 0 < none + 0 ? "kept" : "none") }'
 }
 
-# time_both ROUND MODEL BATCH OUR_SECONDS TORCH_SECONDS: 10 steps to warm up and 40 timed, of either program; PyTorch's
-# round 2 has its gradients as was faster in round 1
+# time_both ROUND MODEL BATCH OUR_SECONDS TORCH_SECONDS: 10 warm-up steps and 40 timed steps of either program. Round 2
+# of PyTorch uses the faster choice of round 1
 declare -A faster=()
 time_both() {
     ours "train $2, run $1" "$4" 50 -e "d${layers[$2]}" -b "$3" && row "$2" "train_gpt2, run $1" "$3"
@@ -122,7 +122,7 @@ time_both() {
     write_report
 }
 
-# ratios: of each model, how many times as fast as PyTorch's best run ours is
+# ratios: for each model, time of PyTorch's best run / time of our best run
 ratios() {
     printf '%s\n' "${rows[@]}" | awk -F'|' '{
             who = $2 ~ /^PyTorch/ ? "torch" : "ours"
@@ -139,7 +139,7 @@ ratios() {
         }' | sort
 }
 
-# matrices: the lists of products
+# matrices: the lists of matmuls
 matrices() {
     local model
     for model in 124M 1558M; do
@@ -153,7 +153,7 @@ report_all() {
     echo "T $length, bf16, random tokens, 40 steps after 10. A token takes 6 N + 6 L C T FLOPs, N without wpe." \
         "${gemm:+A large bf16 product ran at $gemm TFLOP/s in the same run.}" \
         "Own peak: the plan's total; PyTorch's max_memory_reserved. First step: s from the program's start; run 1" \
-        "also chooses algorithms or compiles, run 2 finds what run 1 kept."
+        "also chooses algorithms or compiles, run 2 finds the caches of run 1."
     echo
     mapfile -t sorted < <([ ${#rows[@]} -eq 0 ] || printf '%s\n' "${rows[@]}" | sort -s -t'|' -k1,1 -k2,2 |
         awk -F'|' -v OFS='|' -v gemm="${gemm:-0}" \
@@ -177,7 +177,7 @@ stage_all() {
     check_products 1558M 16
     bench
     write_report
-    export TRAIN_GPT2_PICKS=$build/picks.txt  # an empty one: the first step of run 1 chooses the algorithms
+    export TRAIN_GPT2_PICKS=$build/picks.txt  # empty: the first step of run 1 chooses the algorithms
     for round in 1 2; do time_both $round 124M 64 60 120; done
     for round in 1 2; do time_both $round 1558M 16 120 180; done
 }

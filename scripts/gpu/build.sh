@@ -1,15 +1,15 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh: what it needs, found or fetched, and the programs, built.
+# scripts/gpu_check.sh: finds or fetches the requirements, and builds the programs.
 
 # ---- CUDA, from its toolkit or from wheels
 
-# sets NVCC, CUDA_ROOT and cuda_flags: the toolkit's own headers and libraries first, then those of wheels
+# sets NVCC, CUDA_ROOT and cuda_flags: headers and libraries of the toolkit first, then of wheels
 find_cuda() {
     local wheels nvcc folders folder name library
     mapfile -t wheels < <("$python" -c 'import glob, sys
 for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2>/dev/null | sed '/^$/d')
     for nvcc in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc "${wheels[@]/%//bin/nvcc}"; do
-        # what is found may be a script or a link: nvcc says itself where it is
+        # nvcc may be a script or a link; nvcc --dryrun names the real folder
         CUDA_ROOT=$("${nvcc:-false}" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#[$] TOP=//p')
         [ -z "$CUDA_ROOT" ] || break
     done
@@ -39,7 +39,7 @@ for path in sys.path: print(*sorted(glob.glob(path + "/nvidia/*")), sep="\n")' 2
     done
 }
 
-# try_cuda: whether it compiles for this GPU, links and runs. Wheels of several releases often do not
+# try_cuda: compiles, links and runs a probe for this GPU. A mixture of wheels from several releases often fails
 try_cuda() {
     cat >"$build"/probe.cu <<'END'
 #include <cublasLt.h>
@@ -57,7 +57,7 @@ END
     return 1
 }
 
-# links LIBRARY HEADER...: whether a program can be built with it
+# links LIBRARY HEADER...: whether a program links with the library
 links() {
     local library=$1 include=()
     shift
@@ -69,8 +69,8 @@ has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
 
 packages=$build/packages
 
-# packs what could not be fetched without a network: for fetch_missing, and for `curve` a text and, of MERGES=FILE,
-# GPT-2's merges
+# pack: saves the packages of fetch_missing, a text for `curve`, and GPT-2's merges from MERGES=FILE, for a machine
+# without a network
 pack() {
     rm -rf "$packages"
     mkdir -p "$packages"/text
@@ -82,7 +82,7 @@ pack() {
     [ "${PIPESTATUS[0]}" -eq 0 ] && echo "$packages holds $(du -sh "$packages" | cut -f 1)"
 }
 
-# what was packed, after what the machine has
+# use_packed: appends the packed folders to the search paths; the machine's own come first
 use_packed() {
     local libraries=("$PWD/$packages"/usr/lib/*-linux-gnu)
     [ -d "${libraries[0]}" ] || return 0
@@ -93,7 +93,7 @@ use_packed() {
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${libraries[0]}
 }
 
-# what the build lacks, through apt where that is possible
+# fetch_missing: installs missing packages with apt-get, if possible
 fetch_missing() {
     local missing=()
     command -v make >/dev/null || missing+=(make)
@@ -109,8 +109,8 @@ fetch_missing() {
 
 # ---- building
 
-# build_all NAME...: builds these at once, by the Makefile, which keeps what would come out the same, and reports each;
-# what was built before and no longer builds is removed
+# build_all NAME...: builds the programs in parallel with make and reports each; a program that no longer builds is
+# removed
 build_all() {
     local making log=$build/log/build.txt name status excerpt
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
@@ -124,11 +124,11 @@ build_all() {
         fi
         report "build $name" $status
         rm -f "$programs/$name"
-        [ $status -eq 2 ] || continue  # not make's word but the clock's
+        [ $status -eq 2 ] || continue  # 2 is make's failure; others are time limits
         excerpt=$(sed -n "\|^compile *$programs/$name\$|,\|^make: \*\*\*|p" "$log")
         head -n 20 <<<"${excerpt:-$(tail -n 5 "$log")}" | sed 's/^/        /'
     done
 }
 
-# built NAME: whether there is such a program to run
+# built NAME: whether the program exists
 built() { [ -x "$programs/$1" ]; }

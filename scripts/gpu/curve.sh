@@ -1,18 +1,18 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh curve: a thousand steps of 124M from the same weights on the same batches, ours and PyTorch's;
-# and ours, interrupted in the middle, once more.
+# scripts/gpu_check.sh curve: a thousand steps of 124M in train_gpt2 and in PyTorch, from the same weights on the same
+# batches; then train_gpt2 again, resumed from the middle.
 
 curve_steps=1000 curve_batch=16 curve_window=50
 curve_flags=(-b "$curve_batch" -t 1024 -x "$curve_steps" -l 6e-4 -u 100 -q 0.1 -c 0.1 -s 0)
 curve=$build/curve curve_rows=() curve_data='' excerpt=()
 
-# find_text: sets curve_data to a shard of GPT-2's tokens where there are merges, else to the file that is named
+# find_text: sets curve_data to a shard of GPT-2's tokens if there are merges, else to the text itself
 find_text() {
     local text=${DATA:-} merges=${MERGES:-} log=$build/log/tokenize.txt status
     [ -n "$text" ] || text=$(find "$packages"/text -name '*.txt' -print -quit 2>/dev/null)
     [ -n "$merges" ] || merges=$(find "$packages"/text -name '*.bpe' -print -quit 2>/dev/null)
     if [ ! -r "$text" ]; then
-        report "text" 2 "there is none to train on: name a file, DATA=FILE $0 curve, or bring what '$0 pack' packs"
+        report "text" 2 "no text to train on: name a file, DATA=FILE $0 curve, or copy what '$0 pack' packs"
         return 1
     fi
     curve_data=$text
@@ -28,7 +28,7 @@ find_text() {
     return $status
 }
 
-# dump: the initial weights and every batch, by the trainer built for a CPU
+# dump: writes the initial weights and every batch, with the trainer built for a CPU
 dump() {
     local log=$build/log/dump.txt status
     bounded 120 make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 build/bench/dump_run >"$log" 2>&1 &&
@@ -39,7 +39,7 @@ dump() {
     return $status
 }
 
-# train_curve FOLDER SECONDS FLAG...: ours
+# train_curve FOLDER SECONDS FLAG...: a run of train_gpt2
 train_curve() {
     local log=$build/log/curve_${1##*/}.txt status
     trainer "$1" "$2" "${@:3}" >"$log"
@@ -62,14 +62,14 @@ torch_curve() {
     return $status
 }
 
-# losses FILE: "step loss" of every step of a metrics file
+# losses FILE: "step loss" for every step of a metrics file
 losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,}]*\).*/\1 \2/p' "$1"; }
 
-# both OURS THEIRS: "step loss loss" of the steps that both have
+# both OURS THEIRS: "step loss loss" for the steps in both files
 both() { join <(losses "$1" | sort -k1,1) <(losses "$2" | sort -k1,1) | sort -n; }
 
-# differences OURS THEIRS: "steps largest mean largest-smoothed mean-smoothed" of |ours - theirs|; smoothed: means of
-# the last curve_window steps, from the first that has so many
+# differences OURS THEIRS: "steps largest mean largest-smoothed mean-smoothed" of |ours - theirs|; smoothed: running
+# means of curve_window steps
 differences() {
     both "$1" "$2" | awk -v window=$curve_window '
         function size(x) { return x < 0 ? -x : x }
@@ -87,7 +87,7 @@ differences() {
         }'
 }
 
-# compare: the curves, which are to stay within 0.01 of each other once smoothed
+# compare: the smoothed curves must stay within 0.01 of each other
 compare() {
     local steps largest mean smooth smooth_mean status
     read -r steps largest mean smooth smooth_mean <<<"$(differences "$curve/whole/metrics.jsonl" "$curve/torch.jsonl")"
@@ -99,7 +99,7 @@ compare() {
     report "the curves" $status "$steps steps, means of $curve_window steps at most $smooth apart, 0.01 allowed"
 }
 
-# resumed: the second half from the checkpoint in the middle; the same losses, weights and moments, bit for bit
+# resumed: runs the second half from the middle checkpoint; losses, weights and moments must have the same bits
 resumed() {
     local middle last log=$build/log/equal_bits.txt status file
     local name="uninterrupted and resumed at step $((curve_steps / 2)): equal bits"

@@ -1,16 +1,16 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh memory: what -r costs and saves, small batches, and the largest that a GPU holds.
+# scripts/gpu_check.sh memory: time and memory of every -r, small batches, and the largest batch of a GPU.
 
 recompute_rows=() small_rows=() largest_rows=()
 
-# cells BATCH: the last run's times and bytes as cells of a table
+# cells BATCH: times and bytes of the last run, as cells of a table
 cells() {
     awk -v ms="${ms[0]}" -v p10="${ms[1]}" -v p90="${ms[2]}" -v rate="$(per_second "$1" "${ms[0]}")" \
         -v bytes="$(gib "$own_bytes")|$(gib "$driver_bytes")" \
         'BEGIN { printf "%.1f (%.1f to %.1f)|%s|%s", ms, p10, p90, rate, bytes }'
 }
 
-# What PyTorch compiles for these batches it keeps: done beside our compiler, while the GPU has nothing to time.
+# PyTorch compiles for these batches beside our compiler, while nothing is timed; its cache keeps the results.
 compile_torch() {
     local batch
     [ -n "$torch" ] || return
@@ -29,10 +29,10 @@ torch_compiled() {
 
 # ---- -r 0 to 4
 
-# plan_bytes FLAG...: what a run would take
+# plan_bytes FLAG...: bytes of the plan
 plan_bytes() { "$programs/train_gpt2" --plan=json --device cuda -t "$length" -s 0 "$@" | number total /dev/stdin; }
 
-# fitting MODEL BATCH: the largest of this batch, its half, a quarter .. whose -r 0 leaves 4 % of what is free
+# fitting MODEL BATCH: the batch, halved until the plan at -r 0 leaves 4 % of the free memory
 fitting() {
     local batch=$2
     until [ "$batch" -eq 1 ] || awk -v plan="$(plan_bytes -e "d${layers[$1]}" -b "$batch" -r 0)" -v free="$free_mib" \
@@ -42,7 +42,7 @@ fitting() {
     echo "$batch"
 }
 
-# levels MODEL BATCH SECONDS: 30 steps at each level, of which 20 count
+# levels MODEL BATCH SECONDS: 30 steps at each level; the last 20 count
 levels() {
     local level batch
     batch=$(fitting "$1" "$2")
@@ -68,7 +68,7 @@ small_batches() {
 
 # ---- the largest batch
 
-# refused: the trainer says, of what no GPU holds, how much is free; sets room_mib
+# refused: a model too large for any GPU is refused, and the error names the free memory; sets room_mib
 room_mib=0
 refused() {
     local log=$build/log/refused.txt status
@@ -80,7 +80,7 @@ refused() {
     ended "what does not fit is refused, 1558M at B 4096" $status "$log" "$(grep -o 'this takes.*free' "$log")"
 }
 
-# largest_planned FLAG...: the largest batch whose plan fits into room_mib
+# largest_planned FLAG...: the largest batch with a plan below room_mib
 largest_planned() {
     local low=0 high=8192 middle
     while [ $((high - low)) -gt 1 ]; do
@@ -91,7 +91,7 @@ largest_planned() {
     echo $low
 }
 
-# our_largest MODEL LEVEL SECONDS: three steps of the largest batch that the plan allows
+# our_largest MODEL LEVEL SECONDS: three steps of the largest planned batch
 our_largest() {
     local batch flags=(-e "d${layers[$1]}" -r "$2")
     [ "${room_mib%.*}" -gt 0 ] 2>/dev/null || return
@@ -101,7 +101,7 @@ our_largest() {
     write_report
 }
 
-# chosen MODEL SECONDS: what --fit takes for half a million tokens an update, three of them
+# chosen MODEL SECONDS: three updates of half a million tokens, with the flags that --fit chooses
 chosen() {
     local words
     ours "--fit, $1" "$2" 3 -e "d${layers[$1]}" -d $((512 * length)) --fit || return
@@ -110,8 +110,8 @@ chosen() {
     write_report
 }
 
-# torch_largest MODEL BATCH SECONDS: from this batch on by the bytes it took, back by 6 % from what did not run, then by
-# halves, in at most five processes
+# torch_largest MODEL BATCH SECONDS: PyTorch's largest batch in at most five runs. A run that fits predicts the next
+# batch from its bytes; a run that fails goes back by 6 %; then the interval is halved
 torch_largest() {
     local low=0 high=0 batch=$2 best='' try status
     [ -n "$torch" ] || return

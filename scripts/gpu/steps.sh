@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# What every stage of scripts/gpu_check.sh is made of: a step with a time limit and a line in the report; the report.
+# scripts/gpu_check.sh: a step with a time limit and a line in the report; the report.
 
 started=$SECONDS results=() failures=0
-declare -A process=()  # of the steps that run beside others
+declare -A process=()  # ids of the steps in the background
 
-# left: seconds that remain of all
+# left: seconds that remain of the total
 left() { echo $((seconds_in_all - (SECONDS - started))); }
 
-# bounded SECONDS COMMAND...: the command, ended after so long: status 124; or when the time in all is up: 125
+# bounded SECONDS COMMAND...: runs the command; status 124 after its time limit, 125 when the total is used up
 bounded() {
     local limit=$1 rest status
     shift
@@ -19,7 +19,7 @@ bounded() {
     return $status
 }
 
-# report NAME STATUS NOTE: a line of the report; what failed is said and the rest goes on
+# report NAME STATUS NOTE: a line of the report; a failure does not stop the script
 report() {
     local word=ok
     case $2 in
@@ -33,19 +33,19 @@ report() {
     printf '%4d s  %s: %s%s\n' $((SECONDS - started)) "$1" "$word" "${3:+; $3}"
 }
 
-# ended NAME STATUS LOG NOTE: reports a step, with the end of its log if it failed
+# ended NAME STATUS LOG NOTE: reports a step; a failed step also prints the end of its log
 ended() {
     report "$1" "$2" "$4"
     case $2 in 0 | 125) ;; *) tail -n 15 "$3" | sed 's/^/        /' ;; esac
 }
 
-# start NAME SECONDS COMMAND...: begins it, with its output in a log
+# start NAME SECONDS COMMAND...: starts the command in the background, with its output in a log
 start() {
     bounded "${@:2}" >"$build/log/$1.txt" 2>&1 </dev/null &
     process[$1]=$!
 }
 
-# finish NAME: waits for what was started and reports
+# finish NAME: waits for the command and reports it
 finish() {
     local log=$build/log/$1.txt status
     wait "${process[$1]}"
@@ -56,8 +56,8 @@ finish() {
 
 gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits; }
 
-# write_report: what is known so far, into the stage's file and $OUT, so that a run that is ended leaves what it found.
-# The stage's function report_<stage> prints its tables.
+# write_report: writes the results so far to the stage's file and $OUT, so that an interrupted run leaves them there.
+# The function report_<stage> prints the tables.
 write_report() {
     local suffix='' file
     [ "$stage" = all ] || suffix=_$stage
@@ -80,7 +80,7 @@ write_report() {
     results_file=$file
 }
 
-# table HEADING ROW...: a Markdown table of rows whose cells are parted by |
+# table HEADING ROW...: a Markdown table; | separates the cells of a row
 table() {
     local row cells
     for row; do

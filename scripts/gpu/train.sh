@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh: runs of the trainer and of dev/oracle/train_torch.py, and what they leave of numbers.
+# scripts/gpu_check.sh: runs of the trainer and of dev/oracle/train_torch.py, and the figures of a run.
 
-# random_tokens PATH COUNT SEED: a shard of tokens, uniform below 50257
+# random_tokens PATH COUNT SEED: a token shard, uniform below 50257
 random_tokens() {
     cat >"$build/random_tokens.c" <<'EOF'
 #include <stdint.h>
@@ -26,10 +26,10 @@ EOF
 
 declare -A layers=([124M]=12 [1558M]=48) channels=([124M]=768 [1558M]=1600)
 
-# number KEY FILE: the last number that follows "KEY": in a file
+# number KEY FILE: the last number after "KEY": in the file
 number() { sed -n "s/.*\"$1\":[[:space:]]*\([0-9.eE+-]*\).*/\1/p" "$2" | tail -n 1; }
 
-# percentiles FILE SKIP: median, p10 and p90 of "ms", the first steps left out
+# percentiles FILE SKIP: median, p10 and p90 of "ms", without the first SKIP steps
 percentiles() {
     sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1" | tail -n +$(($2 + 1)) | sort -g |
         awk '{ ms[NR] = $1 }
@@ -39,10 +39,10 @@ percentiles() {
 # gib BYTES
 gib() { awk "BEGIN { if (\"$1\" > 0) printf \"%.1f\", $1 / 1024 ^ 3; else print \"-\" }"; }
 
-# per_second BATCH MS: tokens a second
+# per_second BATCH MS: tokens per second
 per_second() { awk "BEGIN { if (\"$2\" > 0) printf \"%.0f\", $1 * $length / $2 * 1e3; else print \"-\" }"; }
 
-# watched COMMAND...: runs it, and sets driver_bytes to the most that it added to the memory that the driver has in use
+# watched COMMAND...: runs the command; sets driver_bytes to the peak increase of the driver's used memory
 driver_bytes=0
 watched() {
     local before watcher status
@@ -63,14 +63,14 @@ watched() {
 # ---- runs
 
 length=1024 tokens=$build/tokens.bin gemm=''
-# what the last run of either program left: its median, p10 and p90 of ms; its own word for its memory; s to its first
-# step; what else is to be said of it; what it printed
+# The last run of either program: median, p10 and p90 of ms; the memory that the program reports; seconds to the first
+# step; a note for the report; the log.
 ms=() own_bytes='' first_step='' note='' run_log=''
 
 # log_of NAME: sets run_log
 log_of() { run_log=$build/log/${1//[^A-Za-z0-9.]/_}.txt; }
 
-# trainer FOLDER SECONDS FLAG...: a run on the GPU; FOLDER gets its metrics and, in `first`, the time to the first step
+# trainer FOLDER SECONDS FLAG...: a run on the GPU; FOLDER gets the metrics and, in `first`, the time to the first step
 trainer() {
     local folder=$1 begun=$EPOCHREALTIME line
     mkdir -p "$folder"
@@ -81,8 +81,8 @@ trainer() {
         done
 }
 
-# ours NAME SECONDS STEPS FLAG...: trains on random tokens, reports it and sets what is left; of up to ten steps the
-# first warms up, of more the first ten
+# ours NAME SECONDS STEPS FLAG...: trains on random tokens, reports the run and sets the variables above. One step of up
+# to ten warms up, else ten
 ours() {
     local name=$1 steps=$3 folder=$build/run status
     ms=() own_bytes='' first_step=''
@@ -102,8 +102,7 @@ ours() {
     return $status
 }
 
-# torch_run NAME SECONDS FLAG...: train_torch.py on random tokens, reported, with what is left set. Status 3 is out of
-# memory, which is no failure of ours
+# torch_run NAME SECONDS FLAG...: the same for train_torch.py. Status 3 is out of memory, and no failure of train_gpt2
 torch=''
 torch_run() {
     local name=$1 status
@@ -128,7 +127,7 @@ torch_run() {
     return $status
 }
 
-# find_torch: sets torch to the version of one that sees the GPU
+# find_torch: sets torch to the version of a PyTorch that sees the GPU
 find_torch() {
     torch=$("$python" -c 'import torch; assert torch.cuda.is_available(); print(torch.__version__)' 2>/dev/null)
     [ -n "$torch" ] || report "PyTorch" skipped "$python has none that sees the GPU"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# GPT-2 1558M over machines that mpirun reaches:   scripts/multi_node/mpirun.sh HOSTFILE [FLAG...]
-# HOSTFILE has a line a machine, `name slots=8`: as many slots as GPUs. This folder has the same path on all of them,
-# with ./train_gpt2 built there with MPI and NCCL (make says what it found), and -o and the data are seen by all.
+# GPT-2 1558M on machines that mpirun reaches:   scripts/multi_node/mpirun.sh HOSTFILE [FLAG...]
+# HOSTFILE has a line for each machine, `name slots=8`, with one slot for each GPU. This folder has the same path on all
+# machines, and ./train_gpt2 is built there with MPI and NCCL (make reports both). All machines see -o and the data.
 #
-# tokens, hours, sent, memory     33.6 billion, 12.7 on 16 GPUs, 8.8 GB a step, 38.2 GiB: flags.sh beside it has them
+# tokens, hours, sent, memory     33.6 billion, 12.7 on 16 GPUs, 8.8 GB a step, 38.2 GiB: arithmetic in flags.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/multi_node/flags.sh

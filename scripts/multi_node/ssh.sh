@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# GPT-2 1558M over machines that have nothing but ssh:   scripts/multi_node/ssh.sh "HOST HOST ..." [FLAG...]
-# The first host is where the processes meet, by TCP on port 29500 (PORT in the environment for another). This folder
-# has the same path on all of them, with ./train_gpt2 built with NCCL; GPUS says how many GPUs each has, 8 without it.
-# If one process ends badly, what it said stands here, its connection's end ends the others, and its exit status is this
-# script's. Ctrl-C ends all connections as well: each process gets SIGHUP, and what it says then is seen by nobody.
+# GPT-2 1558M on machines that have only ssh:   scripts/multi_node/ssh.sh "HOST HOST ..." [FLAG...]
+# The ranks meet at the first host, by TCP on port 29500 (PORT in the environment overrides it). This folder has the
+# same path on all hosts, with ./train_gpt2 built with NCCL. GPUS is the number of GPUs of a host, 8 by default.
+# If one rank fails, its error is printed here, the end of its connection ends the others, and the script exits with its
+# status. Ctrl-C ends all connections too: each rank gets SIGHUP, and nobody sees its last output.
 #
-# tokens, hours, sent, memory     33.6 billion, 12.7 on 16 GPUs, 8.8 GB a step, 38.2 GiB: flags.sh beside it has them
+# tokens, hours, sent, memory     33.6 billion, 12.7 on 16 GPUs, 8.8 GB a step, 38.2 GiB: arithmetic in flags.sh
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/multi_node/flags.sh
@@ -19,11 +19,11 @@ gpus=${GPUS:-8} port=${PORT:-29500}
 shift
 meet=(-pi tcp -ps "${hosts[0]}:$port" -pn $((gpus * ${#hosts[@]})) -pg "$gpus")
 
-# ends every connection that is left, and waits for their end
+# kills the remaining connections and waits for them
 end_all() {
     local left
     left=$(jobs -pr)
-    # shellcheck disable=SC2086  # a word a process
+    # shellcheck disable=SC2086  # one word for each process
     [ -z "$left" ] || kill $left 2>/dev/null || true
     wait || true
 }
@@ -33,7 +33,7 @@ rank=0
 for host in "${hosts[@]}"; do
     for ((gpu = 0; gpu < gpus; gpu++, rank++)); do
         command=$(printf '%q ' ./train_gpt2 "${meet[@]}" -pr "$rank" "${flags[@]}" "$@")
-        # -tt: the process gets SIGHUP when its connection ends
+        # -tt: the rank gets SIGHUP when its connection ends
         ssh -tt "$host" "cd $(printf %q "$PWD") && exec $command" </dev/null &
     done
 done

@@ -1,0 +1,98 @@
+#!/usr/bin/python3
+"""Times a training step of two source trees in turns, and says how much slower or faster the second one is.
+
+    dev/bench/bench_trees.py BEFORE AFTER [--rounds 7] [--steps 60] [--program train_gpt2] [--only NAME]
+
+Builds ./train_gpt2 for the CPU in both checkouts, then times three command lines: nanoGPT's CPU preset (4 layers, 4
+heads, 128 channels, B 12, T 64) on two threads, the same with -r 4, and -tp 2 on two ranks of one thread each. The
+trees take turns (before, after, after, before, ...), so that a busy neighbour meets both. The time of a run is the
+median over its steps of `ms` in metrics.jsonl; the first steps do not count. The ratio is the median over pairs of runs
+that follow on each other: 1.02 means that AFTER is 2 % slower.
+"""
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+
+SKIP = 10  # steps that prepare: oneDNN's kernels, the first touch of memory
+PRESET = ["-e", "l4h4c128", "-b", "12", "-t", "64", "-v", "0", "-s", "0"]
+CASES = {  # name: ranks, threads a rank, flags
+    "preset": (1, 2, []),
+    "preset -r 4": (1, 2, ["-r", "4"]),
+    "2 ranks, -tp 2": (2, 1, ["-tp", "2"]),
+}
+
+
+def cpu_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
+
+
+def step_ms(program, text, steps, ranks, threads, flags):
+    """median milliseconds of an update, by rank 0's clock"""
+    with tempfile.TemporaryDirectory() as run:
+        command = [program, "-i", text, *PRESET, "-x", str(SKIP + steps), "--threads", str(threads), "-o", run, *flags]
+        if ranks > 1:
+            command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **root})
+        if done.returncode != 0:
+            sys.exit(f"bench_trees.py: exit status {done.returncode}: {' '.join(command)}\n{done.stderr.strip()}")
+        with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as metrics:
+            times = [row["ms"] for row in map(json.loads, metrics) if "ms" in row]
+        return statistics.median(times[SKIP:])
+
+
+def time_case(programs, text, steps, rounds, case):
+    """{tree: a median for each round}, the trees taking turns"""
+    times = {name: [] for name in programs}
+    for i in range(rounds):
+        order = list(programs) if i % 2 == 0 else list(programs)[::-1]
+        for name in order:
+            times[name].append(step_ms(programs[name], text, steps, *case))
+    return times
+
+
+def row(name, times):
+    before, after = times["before"], times["after"]
+    ratios = [b / a for a, b in zip(before, after)]
+    cells = [f"{statistics.median(t):.2f} ({min(t):.2f} to {max(t):.2f})" for t in (before, after)]
+    ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    return f"| {name} | {cells[0]} | {cells[1]} | {ratio} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Times a training step of two source trees in turns.")
+    parser.add_argument("before", help="a checkout")
+    parser.add_argument("after", help="another checkout")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each tree and command line")
+    parser.add_argument("--steps", type=int, default=60, help=f"steps that count in a run, after the first {SKIP}")
+    parser.add_argument("--program", default="train_gpt2", help="make target, relative to the tree")
+    parser.add_argument("--only", choices=list(CASES), help="time one command line")
+    args = parser.parse_args()
+    programs = {}
+    for name in ("before", "after"):
+        tree = os.path.abspath(getattr(args, name))
+        make = subprocess.run(["make", "-C", tree, "DEVICE=cpu", args.program], capture_output=True, text=True,
+                              check=False)
+        if make.returncode != 0:
+            sys.exit(f"bench_trees.py: make {args.program} failed in {tree}:\n{make.stderr.strip()}")
+        programs[name] = os.path.join(tree, args.program)
+    print(f"{cpu_name()}; load {os.getloadavg()[0]:.1f}; medians of {args.rounds} rounds of {args.steps} steps, "
+          "in turns (least to most)\n")
+    print("| command line | before, ms a step | after, ms a step | after / before |", "|---|---|---|---|", sep="\n")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+        text.writelines(f"{i} {i * i}\n" for i in range(30000))  # its bytes do not matter for time
+        text.flush()
+        for name, case in CASES.items():
+            if args.only in (None, name):
+                print(row(name, time_case(programs, text.name, args.steps, args.rounds, case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

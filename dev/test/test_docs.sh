@@ -1,0 +1,173 @@
+#!/usr/bin/env bash
+# README.md, CONTRIBUTING.md and doc/: every command parses, every flag, path, link and image named exists.
+#   TRAIN_GPT2=./train_gpt2 dev/test/test_docs.sh
+# A command is a line of a ```sh block, or a `span` that begins like one. ./train_gpt2 runs with --plan in a temporary
+# folder, which has the files and run directories of the commands. Targets and variables of `make` are looked up in the
+# Makefile's rules. Paths and flags of other programs are looked up.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+root=$PWD trainer=$(realpath "${TRAIN_GPT2:-./train_gpt2}")
+documents=(README.md CONTRIBUTING.md doc/*.md)
+folder=$(mktemp -d)
+out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+set -f # a command keeps its patterns
+
+# ---- files and runs for the commands
+
+mkdir -p "$folder/here/data"
+cd "$folder/here" || exit
+export OMP_NUM_THREADS=1
+cat "$root/README.md" "$root/CONTRIBUTING.md" >my.txt
+cp my.txt data/kjv.txt
+cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
+echo "node1 slots=8" >hosts.txt
+"$trainer" -i my.txt --tokenizer vocab.bpe --tokenize my.bin >"$out" 2>&1 &&
+    cp my.bin data/text_train_000000.bin && cp my.bin data/text_val_000000.bin &&
+    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 8 -d 192 -x 1 -n 1 -v 0 -s 0 -o a_run >>"$out" 2>&1
+report "a shard and a run for the commands to read" "$([ -d a_run/step_00000001 ] || echo "could not be made")"
+cd "$root" || exit
+
+make -npr help >"$folder/rules" 2>/dev/null
+"$trainer" --help >"$folder/help" 2>&1
+devices=$("$trainer" --version | sed -n 's/.* devices \([^,]*\),.*/\1/p')
+
+# ---- one command
+
+# commands FILE: one command a line, without comments and repetitions
+commands() {
+    {
+        awk '/^```/ { inside = !inside && $0 == "```sh"; next }
+             !inside || /^ *(#|$)/ { next }
+             { sub(/ +# .*/, "") }
+             /\\$/ { sub(/\\$/, ""); held = held $0; next }
+             { print held $0; held = "" }' "$1"
+        spans "$1" | grep -E '^([A-Z_]+=[^ ]* )*(\./train_gpt2|make|mpirun|python3|sbatch|scripts/[^ ]*|dev/[^ ]*) '
+    } | awk '!seen[$0]++'
+}
+
+# shellcheck disable=SC2016
+# spans FILE: the `code` outside of blocks
+spans() { awk '/^```/ { inside = !inside; next } !inside' "$1" | grep -oE '`[^`]+`' | tr -d '`'; }
+
+# is_flag WORD FILE: whether the file has the flag; a value after = is ignored
+is_flag() { grep -qE -- "(^|[^A-Za-z0-9_-])${1%%=*}([^A-Za-z0-9_-]|$)" "$2"; }
+
+# needs_run FOLDER: makes FOLDER a run directory with a checkpoint
+needs_run() {
+    [[ $1 == */* && $1 != *.safetensors && ! -e $folder/here/$1 ]] || return 0
+    mkdir -p "$folder/here/$(dirname "$1")"
+    cp -r "$folder/here/a_run" "$folder/here/$1"
+}
+
+# dry_run RANKS FLAG...: the error of train_gpt2 for these flags, if any
+dry_run() {
+    local ranks=$1 flags=() resumes='' output='' i
+    shift
+    for ((i = 1; i <= $#; i++)); do
+        local next=$((i + 1))
+        case ${!i} in
+        -o) output=${!next} ;;
+        -y) resumes=${!next} ;;
+        -e) needs_run "${!next}" ;;
+        --device) if [[ " $devices " != *" ${!next} "* ]]; then i=$next && continue; fi ;;
+        esac
+        flags+=("${!i}")
+    done
+    [ "$resumes" != 1 ] || needs_run "$output"
+    [[ " $* " =~ \ --(plan|help|version) ]] || flags+=(--plan)
+    [ "$ranks" = 1 ] || flags+=(-pn "$ranks")
+    (cd "$folder/here" && "$trainer" "${flags[@]}") >"$out" 2>&1 </dev/null || tail -n 1 "$out"
+}
+
+# dry_make WORD...: errors of targets without a rule and of unknown variables
+dry_make() {
+    local word
+    for word; do
+        if [[ $word == *=* ]]; then
+            grep -qE "^${word%%=*} :?=|[$][(]${word%%=*}[)]" "$folder/rules" ||
+                echo "the Makefile has no variable ${word%%=*}"
+            make -n help "$word" >"$out" 2>&1 || tail -n 1 "$out"
+        else
+            grep -qE "^$word:" "$folder/rules" || echo "the Makefile has no target $word"
+        fi
+    done
+}
+
+# look_up PROGRAM WORD...: errors of a missing program and of flags that neither the program nor the trainer has
+look_up() {
+    local program=$1 word
+    [ -f "$program" ] || { echo "there is no $program" && return; }
+    for word in "${@:2}"; do
+        [[ $word != -* ]] || is_flag "$word" "$program" || is_flag "$word" "$folder/help" ||
+            echo "$program has no $word"
+    done
+}
+
+# trouble_of COMMAND: errors of a command; empty if the command parses
+trouble_of() {
+    local words=() ranks=1
+    if [[ $1 =~ [\;\&\|\<\>\`]|\$\( ]]; then
+        echo "more than one simple command"
+        return
+    fi
+    eval "words=($1
+    )" 2>"$out" || { cat "$out" && return; }
+    while [[ ${words[0]} =~ ^[A-Z_]+= ]]; do words=("${words[@]:1}"); done
+    if [ "${words[0]}" = mpirun ]; then
+        while [ ${#words[@]} -gt 1 ] && [ "${words[0]}" != ./train_gpt2 ]; do
+            [ "${words[0]}" != -np ] || ranks=${words[1]}
+            words=("${words[@]:1}")
+        done
+    fi
+    case ${words[0]} in
+    ./train_gpt2) dry_run "$ranks" "${words[@]:1}" ;;
+    make) dry_make "${words[@]:1}" ;;
+    python3 | sbatch) look_up "${words[@]:1}" ;;
+    scripts/* | dev/*)
+        look_up "${words[@]}"
+        [ -x "${words[0]}" ] || echo "${words[0]} cannot be executed"
+        ;;
+    *) echo "no command that this test knows" ;;
+    esac
+}
+
+# ---- every document
+
+for document in "${documents[@]}"; do
+    while IFS= read -r command; do
+        if [[ $command =~ ^[a-z_]+=\"[^\`\$]*\"$ ]]; then # a variable of the following commands
+            eval "$command"
+            continue
+        fi
+        : >"$out"
+        report "$document: $command" "$(trouble_of "$command")"
+    done < <(commands "$document")
+    : >"$out"
+    report "$document: the flags exist" "$(
+        for word in $(spans "$document" | grep -E '^-'); do
+            [[ ! $word =~ ^-+[a-z] ]] || is_flag "$word" "$folder/help" || echo "train_gpt2 --help does not name $word"
+        done
+    )"
+    report "$document: the paths exist" "$(
+        for path in $(spans "$document" | grep -oE '(^| )(scripts|dev|doc|llmc)/[A-Za-z0-9_./*<>-]*'); do
+            compgen -G "${path//<*>/*}" >/dev/null || echo "there is no $path"
+        done
+    )"
+    report "$document: the links resolve" "$(
+        grep -oE '\]\([^)#]+' "$document" | cut -c 3- | grep -v '^https*:' | while IFS= read -r path; do
+            [ -e "$(dirname "$document")/$path" ] || echo "there is no $path"
+        done
+    )"
+done
+rm -f "$out"
+
+report "README.md has at most 150 lines of at most 120 columns" "$(
+    LC_ALL=C.UTF-8 awk 'length > 120 { print "line " NR " has " length " columns" }
+                        END { if (NR > 150) print NR " lines" }' README.md
+)"
+scripts/draw_step.py "$folder/step.svg"
+report "doc/step.svg is what scripts/draw_step.py draws" "$(cmp "$folder/step.svg" doc/step.svg 2>&1)"
+end_tests

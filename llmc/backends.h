@@ -1,0 +1,130 @@
+/*
+The two backends, and the choice between them.
+defines: cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN, backend_choose,
+         backend_share_autotune_cache
+*/
+#pragma once
+#include "llmc/backend.h"
+#include "llmc/cpu_ops.h"
+#include "llmc/parallel/comm.h"
+#include <omp.h>
+#include <sys/stat.h>
+#if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
+#define HAVE_CUDA
+#include "llmc/cuda_ops.cuh"
+#endif
+
+static inline BackendScratch cpu_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    (void)c, (void)local, (void)B, (void)T;
+    BackendScratch none = {NULL, NULL, 0, 0};
+    return none;
+}
+
+static inline void cpu_open(Exec *ex, const BackendScratch *scratch, bool tf32) { (void)ex, (void)scratch, (void)tf32; }
+
+static inline void cpu_describe(char *text, size_t room) {
+    int threads = omp_get_max_threads();
+    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", onednn_version());
+}
+
+static const Backend cpu_backend = {&cpu_ops,    &cpu_device, {4e11, 3e10, 5e9, 2e-6}, cpu_scratch, cpu_open,
+                                    onednn_free, cpu_describe};
+
+#ifdef HAVE_CUDA
+static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
+                               embedding_partials(B, T, c->channels), global_norm_partials()};
+    BackendScratch scratch = {NULL, NULL, 0, CUDA_MATMUL_WORKSPACE};
+    for (size_t i = 0; i < sizeof partials / sizeof partials[0]; i++) {
+        if (partials[i] > scratch.partials_bytes) { scratch.partials_bytes = partials[i]; }
+    }
+    return scratch;
+}
+
+// picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
+static inline const char *cuda_autotune_cache_path(char *path) {
+    const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
+    if (given) { return *given ? given : NULL; }
+    if (!home || !*home) { return NULL; }
+    const char *const parts[] = {"/.cache", "/train_gpt2"};
+    format_path(path, "%s", home);
+    for (int i = 0; i < 2; i++) {
+        format_path(path + strlen(path), "%s", parts[i]);
+        mkdir(path, 0777);
+    }
+    format_path(path + strlen(path), "/matmul_picks.txt");
+    return path;
+}
+
+static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool tf32) {
+    char path[2 * PATH_LENGTH];
+    struct cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+    cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
+    ex->cuda->matmuls =
+        cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
+                            tf32, cuda_autotune_cache_path(path));
+}
+
+static inline void cuda_close(Exec *ex) {
+    cuda_matmuls_free(ex->cuda->matmuls);
+    cuda_exec_close(ex);
+}
+
+static inline void cuda_describe(char *text, size_t room) {
+    struct cudaDeviceProp gpu;
+    int driver = 0;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+    CUDA_CHECK(cudaDriverGetVersion(&driver));
+    snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
+             (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+}
+
+static const Backend cuda_backend = {&cuda_ops,  &cuda_device, {5e14, 3.5e12, 3e11, 2e-6}, cuda_scratch, cuda_open,
+                                     cuda_close, cuda_describe};
+#endif
+
+#ifdef HAVE_CUDA
+static inline void tell_by_comm(void *bytes, size_t count, void *world) {
+    comm_broadcast_host(bytes, count, static_cast<Comm *>(world));
+}
+#endif
+
+// From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
+static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
+#ifdef HAVE_CUDA
+    if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
+#endif
+    (void)ex, (void)world;
+}
+
+typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the order of DEVICE_CHOICES
+#define DEVICE_CHOICES "auto cpu cuda"
+#ifdef HAVE_CUDA
+#define DEVICES_BUILT_IN "cpu cuda"
+#else
+#define DEVICES_BUILT_IN "cpu"
+#endif
+
+// The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
+// is to run on this machine, not just to be planned for.
+static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
+    *note = "";
+#ifdef HAVE_CUDA
+    const char *why = "";
+    if (choice == DEVICE_CPU) { return &cpu_backend; }
+    if (!here && choice == DEVICE_CUDA) { return &cuda_backend; }
+    if (cuda_device_count(&why) > 0) { return &cuda_backend; }
+    if (choice == DEVICE_CUDA) {
+        input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
+    }
+    *note = why;
+#else
+    if (choice == DEVICE_CUDA) {
+        input_error("--device cuda: this program was built without CUDA; make DEVICE=cuda builds it in, with nvcc; or "
+                    "give --device cpu");
+    }
+#endif
+    (void)here;
+    return &cpu_backend;
+}

@@ -1,0 +1,254 @@
+/*
+Tensor parallelism (Megatron-LM: Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): the layers of
+which t ranks hold a slice each. A rank has all rows inside attention and the MLP, and 1/t of the rows outside.
+  column-parallel linear   the rank holds rows of weight, and makes some columns of out.  All-gathers the rows of in
+  row-parallel linear      the rank holds columns of weight; out is a sum over the ranks.  Reduce-scatters its rows
+  embedding, classifier    the rank holds rows of wte: some vocabulary ids
+One rank communicates nothing: each function is then one operation. Shapes: N rows of the micro-batch; C channels; K and
+OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
+An all-gather or reduce-scatter is begun as early as its input is ready and waited for where its output is read; the
+work between runs beside it.
+defines: TensorParallel, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
+         rows_reduce_scatter, column_parallel_forward, column_parallel_gelu_forward, row_parallel_forward,
+         row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
+         vocab_parallel_embedding_backward, vocab_parallel_classifier, replicated_grads_all_reduce
+*/
+#pragma once
+#include "llmc/memory/plan.h"
+#include "llmc/parallel/zero.h"
+
+typedef struct {
+    const Ops *ops;
+    const Device *device;
+    Exec *ex;
+    Comm *comm;        // the t ranks
+    int vocab;         // rows of wte that this rank holds; the first is id comm->rank * vocab
+    Scratch *partial;  // (rows of all ranks,C): this rank's term of a sum over the ranks
+    real *statistics;  // (t,rows of a logits chunk,3)
+    // ---- of the current micro-batch (N,C), set by tp_set_rows
+    bool splits_rows;   // else every rank has all rows: one rank, or decoding
+    int rows;           // this rank's rows of N
+    size_t first;       // the first of them
+    size_t own_offset;  // elements before them in a buffer for the rows of all ranks
+    size_t chunk, all;  // elements of one rank's chunk of rows, and of such a buffer
+} TensorParallel;
+
+static const Gradient no_gradient = {NULL, DT_REAL};
+
+// ---- rows of the layernorms and of the residual stream
+
+// Sets the number of rows. decoding: every rank has all rows; nothing is all-gathered, and sums are all-reduced.
+static inline void tp_set_rows(TensorParallel *tp, int N, int C, bool decoding) {
+    tp->splits_rows = tp->comm->size > 1 && !decoding;
+    int ranks = tp->splits_rows ? tp->comm->size : 1, rank = tp->splits_rows ? tp->comm->rank : 0;
+    Range own = row_range(N, ranks, rank);
+    tp->rows = (int)own.count;
+    tp->first = own.offset;
+    tp->own_offset = own.offset * (size_t)C;
+    tp->chunk = chunk_size((size_t)N, ranks) * (size_t)C;
+    tp->all = tp->chunk * (size_t)ranks;
+}
+
+// This rank's rows of a tensor, and the rows of all ranks. With one rank both are the same memory.
+typedef struct {
+    floatX *own;       // inside `all` or apart from it
+    floatX *all;       // complete after rows_all_gather and rows_wait
+    Scratch *scratch;  // that holds `all`; NULL: neither is scratch
+    CommWork work;     // of the all-gather; 0: none begun
+} ParallelRows;
+
+// `own` with a scratch buffer for the rows of all ranks. Free with rows_release.
+static inline ParallelRows rows_acquire(const TensorParallel *tp, floatX *own, Scratch *scratch, const char *name) {
+    ParallelRows rows = {own, own, NULL, 0};
+    if (!tp->splits_rows) { return rows; }
+    rows.all = (floatX *)scratch_acquire(scratch, name, tp->all * sizeof(floatX));
+    rows.scratch = scratch;
+    return rows;
+}
+
+static inline void rows_release(ParallelRows *rows) {
+    if (rows->scratch) { scratch_release(rows->scratch); }
+}
+
+// Begins to all-gather the rows of all ranks.
+static inline void rows_all_gather(const TensorParallel *tp, ParallelRows *rows) {
+    if (!tp->splits_rows) { return; }
+    rows->work = comm_all_gather(rows->all, rows->own, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+}
+
+// Work enqueued from now on may read the rows of all ranks, which are returned.
+static inline floatX *rows_wait(const TensorParallel *tp, const ParallelRows *rows) {
+    if (rows->work) { comm_wait(rows->work, tp->comm, tp->ex); }
+    return rows->all;
+}
+
+// Begins to sum `partial`, rows of all ranks, over the ranks and in place. Returns this rank's rows of the sum, readable
+// after rows_wait.
+static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX *partial) {
+    floatX *own = partial + tp->own_offset;
+    ParallelRows sum = {own, own, NULL, 0};
+    if (tp->splits_rows) {
+        sum.work = comm_reduce_scatter(own, partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+    } else if (tp->comm->size > 1) {
+        sum.work = comm_all_reduce(partial, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+    }
+    return sum;
+}
+
+// ---- linear layers
+
+// out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all ranks' rows
+static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, ParallelRows in, const floatX *weight,
+                                           const floatX *bias, int N, int C, int OC) {
+    rows_all_gather(tp, &in);
+    const floatX *all = rows_wait(tp, &in);
+    tp->ops->matmul_forward(out, all, weight, bias, NULL, N, C, OC, tp->ex);
+}
+
+// the same, and gelu (N,OC) = gelu(out) in the epilogue of the matmul
+static inline void column_parallel_gelu_forward(const TensorParallel *tp, floatX *gelu, floatX *out, ParallelRows in,
+                                                const floatX *weight, const floatX *bias, int N, int C, int OC) {
+    rows_all_gather(tp, &in);
+    const floatX *all = rows_wait(tp, &in);
+    tp->ops->matmul_gelu_forward(gelu, out, all, weight, bias, N, C, OC, tp->ex);
+}
+
+// out = in (N,K) weight (C,K)^T, summed over the ranks, + bias (C) + residual; out and residual are this rank's rows
+static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, const floatX *in, const floatX *weight,
+                                        const floatX *bias, const floatX *residual, int N, int K, int C) {
+    if (tp->comm->size == 1) {
+        tp->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, tp->ex);
+        return;
+    }
+    floatX *partial = (floatX *)scratch_acquire(tp->partial, "partial", tp->all * sizeof(floatX));
+    tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
+    ParallelRows sum = rows_reduce_scatter(tp, partial);
+    const floatX *own = rows_wait(tp, &sum);
+    tp->ops->residual_layernorm_forward(out, NULL, NULL, NULL, own, bias, residual, NULL, NULL, tp->rows, C, tp->ex);
+    scratch_release(tp->partial);
+}
+
+// The backward of row_parallel_forward without its residual. dout: rows_all_gather has begun.
+//   din (N,K) = dout (N,C) weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may be in
+//   dweight (C,K), dbias (C), dgelu_bias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias (+)= the
+//   sum over this rank's rows, all-reduced later with the other replicated tensors.
+static inline void row_parallel_backward(const TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
+                                         Gradient dgelu_bias, const ParallelRows *dout, const floatX *in,
+                                         const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int K,
+                                         int C) {
+    if (tp->splits_rows) {
+        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout->own, NULL, NULL, NULL, mode, tp->rows, 0,
+                                 C, tp->ex);
+        dbias = no_gradient;
+    }
+    const floatX *all = rows_wait(tp, dout);
+    tp->ops->matmul_backward(din, dweight, dbias, dgelu_bias, all, in, weight, gelu_pre, mode, N, K, C, tp->ex);
+}
+
+// The backward of column_parallel_forward. in: rows_all_gather has begun. Returns this rank's rows of
+//   din (N,C) = dout (N,OC) weight (OC,C), summed over the ranks;  din is a buffer for the rows of all ranks
+//   dweight (OC,C), dbias (OC) (+)= as in matmul_backward
+// With t ranks, din's matmul comes first: its reduce-scatter runs beside dweight's matmul.
+static inline const floatX *column_parallel_backward(const TensorParallel *tp, floatX *din, Gradient dweight,
+                                                     Gradient dbias, const floatX *dout, const ParallelRows *in,
+                                                     const floatX *weight, GradMode mode, int N, int C, int OC) {
+    const Ops *ops = tp->ops;
+    Exec *ex = tp->ex;
+    if (!tp->splits_rows) {
+        ops->matmul_backward(din, dweight, dbias, no_gradient, dout, in->all, weight, NULL, mode, N, C, OC, ex);
+        return din;
+    }
+    ops->matmul_backward(din, no_gradient, no_gradient, no_gradient, dout, NULL, weight, NULL, mode, N, C, OC, ex);
+    ParallelRows sum = rows_reduce_scatter(tp, din);
+    const floatX *all = rows_wait(tp, in);
+    ops->matmul_backward(NULL, dweight, dbias, no_gradient, dout, all, NULL, NULL, mode, N, C, OC, ex);
+    return rows_wait(tp, &sum);
+}
+
+// ---- embedding and classifier
+
+// out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). Each token's
+// embedding is one rank's; the other ranks add zeros.
+static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, floatX *out, const int *tokens,
+                                                    const floatX *wte, const floatX *wpe, int B, int T, int C) {
+    if (tp->comm->size == 1) {
+        tp->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, tp->ex);
+        return;
+    }
+    int N = B * T, first_id = tp->comm->rank * tp->vocab;
+    floatX *partial = (floatX *)scratch_acquire(tp->partial, "partial", tp->all * sizeof(floatX));
+    tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
+    ParallelRows sum = rows_reduce_scatter(tp, partial);
+    const floatX *own = rows_wait(tp, &sum);
+    tp->device->enqueue_copy(out, own, (size_t)tp->rows * (size_t)C * sizeof(floatX), tp->ex);
+    tp->ops->position_embedding_forward(out, wpe, (int)tp->first, tp->rows, T, C, tp->ex);
+    scratch_release(tp->partial);
+}
+
+// dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout: rows_all_gather has begun.
+static inline void vocab_parallel_embedding_backward(const TensorParallel *tp, Gradient dwte, Gradient dwpe,
+                                                     const ParallelRows *dout, const int *tokens, GradMode mode, int B,
+                                                     int T, int maxT, int C) {
+    if (tp->comm->size == 1) {
+        tp->ops->embedding_backward(dwte, dwpe, dout->own, tokens, mode, B, T, maxT, C, tp->ex);
+        return;
+    }
+    int N = B * T, first_id = tp->comm->rank * tp->vocab;
+    tp->ops->position_embedding_backward(dwpe, dout->own, mode, (int)tp->first, tp->rows, T, maxT, C, tp->ex);
+    const floatX *all = rows_wait(tp, dout);
+    tp->ops->token_embedding_backward(dwte, all, tokens, first_id, tp->vocab, N, C, tp->ex);
+}
+
+// The classifier on logits (rows,vocab), this rank's columns of V: losses (rows) = cross-entropy, and the logits become
+// their gradient times dloss, in place, unless dloss is 0. The ranks all-gather three statistics per row.
+static inline void vocab_parallel_classifier(const TensorParallel *tp, real *losses, floatX *logits, const int *targets,
+                                             real dloss, int rows, int V) {
+    Comm *comm = tp->comm;
+    int vocab = tp->vocab, first_id = comm->rank * vocab;
+    if (comm->size == 1) {
+        tp->ops->classifier(losses, logits, targets, dloss, rows, V, vocab, tp->ex);
+        return;
+    }
+    size_t count = 3 * (size_t)rows;
+    real *own = tp->statistics + (size_t)comm->rank * count;
+    tp->ops->classifier_statistics(own, logits, targets, first_id, rows, V, vocab, tp->ex);
+    CommWork work = comm_all_gather(tp->statistics, own, count, DT_REAL, comm, tp->ex);
+    comm_wait(work, comm, tp->ex);
+    tp->ops->classifier_from_statistics(losses, logits, tp->statistics, targets, dloss, comm->size, first_id, rows, V,
+                                        vocab, tp->ex);
+}
+
+// ---- gradients of replicated tensors: every rank has summed them over its own rows
+
+// Copies them between their buckets and `buffer`, one after another. Returns their number of elements.
+static inline size_t replicated_grads_copy(const TensorParallel *tp, const Zero *z, void *buffer, bool to_buffer) {
+    size_t count = 0;
+    for (int b = 0; b < num_buckets(&z->layout); b++) {
+        Range ranges[LAYER_PARAMS];
+        Gradient grads = zero_stored_grads(z, b), packed = {buffer, grads.dtype};
+        int num_ranges = bucket_ranges(ranges, &z->layout, b, false, false);
+        for (int i = 0; i < num_ranges; i++) {
+            void *in_bucket = gradient_at(grads, ranges[i].offset).at, *in_buffer = gradient_at(packed, count).at;
+            size_t bytes = ranges[i].count * dtype_size(grads.dtype);
+            tp->device->enqueue_copy(to_buffer ? in_buffer : in_bucket, to_buffer ? in_bucket : in_buffer, bytes,
+                                     tp->ex);
+            count += ranges[i].count;
+        }
+    }
+    return count;
+}
+
+// All-reduces them in one call. buffer: (max_replicated) of stored_gradients.
+static inline void replicated_grads_all_reduce(const TensorParallel *tp, Zero *z, void *buffer) {
+    if (tp->comm->size == 1) { return; }
+    size_t count = replicated_grads_copy(tp, z, buffer, true);
+    DType dtype = zero_stored_grads(z, 0).dtype;
+    CommWork work = comm_all_reduce(buffer, count, dtype, tp->comm, tp->ex);
+    comm_wait(work, tp->comm, tp->ex);
+    // At -z 0 every data-parallel rank has this sum from its own tensor-parallel group, whose order may differ.
+    if (z->layout.sharding.stage == 0 && !tp->comm->backend->ordered) {
+        work = comm_broadcast(buffer, count, dtype, 0, z->dp, tp->ex);
+        comm_wait(work, z->dp, tp->ex);
+    }
+    replicated_grads_copy(tp, z, buffer, false);
+}

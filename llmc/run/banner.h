@@ -1,0 +1,63 @@
+/*
+The lines that a run prints before its first step.
+defines: print_model_lines, print_machine_lines, print_notes
+*/
+#pragma once
+#include "llmc/memory/gpt2_plan.h"
+#include "llmc/parallel/traffic.h"
+#include "llmc/run/data.h"
+
+// the model's size, its memory and its data
+static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const Plan *plan, const RunData *data,
+                                     long long max_steps) {
+    printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
+           c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
+    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
+           mebibytes(plan_bytes(plan, NUM_LIFETIMES)), mebibytes(plan_bytes(plan, STATE)),
+           mebibytes(plan_bytes(plan, SAVED)), mebibytes(plan_bytes(plan, SCRATCH)));
+    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n",
+           token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps, tokens_of_update(a));
+}
+
+// the device, and the ranks; gpu_note: "" or why a CUDA build runs on the CPU
+static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
+                                       const Comm *world, const char *gpu_note) {
+    char machine[256];
+    o->backend->describe(machine, sizeof machine);
+    const char *precision = o->round_matmul_inputs ? " with bf16 inputs" : "";
+    if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
+        precision = o->sharding.stage > 0 ? " (-f 2 does nothing at -z 1 and above)"
+                                          : " (-f 2: this build or machine has no fast bf16 matmuls of fp32)";
+    }
+    printf("machine   %s%s\n", machine, precision);
+    if (num_ranks(a) > 1) {
+        char layout[64] = "";
+        if (a->tensor_parallel > 1) { snprintf(layout, sizeof layout, " -tp %d,", a->tensor_parallel); }
+        printf("ranks     %d through %s,%s -z %d: each sends %.2f MiB an update\n", num_ranks(a), world->backend->name,
+               layout, a->zero, mebibytes(gpt2_sent_bytes(c, o)));
+    }
+    if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
+}
+
+// flags without an effect, and what is resumed from `step`
+static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool text, long long step) {
+    if (text && c->vocab_size != BYTE_VOCABULARY) {
+        printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);
+    }
+    if (a->run_dir && a->checkpoint_every == 0) { printf("note      no checkpoint will be saved: -n is not given\n"); }
+    if (a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK) {
+        printf("note      -rk does nothing below -r %d\n", RECOMPUTE_BLOCK);
+    }
+    if (a->gather_again == 0 && (a->tensor_parallel == 1 || a->recompute >= RECOMPUTE_LAYERNORMS)) {
+        printf("note      -ra 0 does nothing without -tp, and nothing from -r %d on, which saves no layernorms\n",
+               RECOMPUTE_LAYERNORMS);
+    }
+    if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
+        printf("note      -w does nothing in this build, whose weights are fp32\n");
+    }
+    if (step > 0) { printf("resumed   at step %lld\n", step); }
+    if (a->resume && step == 0) {
+        printf("resumed   nothing: %s holds no checkpoint, so the run and its metrics.jsonl begin anew\n", a->run_dir);
+    }
+    fflush(stdout);
+}

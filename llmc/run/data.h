@@ -1,0 +1,79 @@
+/*
+The data of a run: the token files of -i and -j, their loaders, and HellaSwag's examples.
+defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch, check_text_fits
+*/
+#pragma once
+#include "llmc/files/hellaswag.h"
+#include "llmc/run/model_source.h"
+
+typedef struct {
+    TokenFiles files, train_files, val_files;
+    char fingerprint[17];  // of the contents of train_files, whatever their paths
+    DataLoader train_loader, val_loader;
+    HellaSwag hellaswag;
+} RunData;
+
+// Opens -i and -j. Without -j the last tenth of each file is validation data.
+static inline void data_open(RunData *d, const TrainArgs *a) {
+    if (!a->train_data) {
+        input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
+                    "flags)");
+    }
+    d->files = token_files_open("-i", a->train_data);
+    if (a->val_data) {
+        d->train_files = token_files_copy(&d->files, "");
+        d->val_files = token_files_open("-j", a->val_data);
+        if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
+            input_error("-i %s is %s, but -j %s is %s; give both of one kind", a->train_data,
+                        token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
+        }
+    } else {
+        token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
+    }
+    snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
+}
+
+// Weights trained on tokens do not train on bytes, whose ids mean other text.
+static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
+    bool given_weights = source->has_weights && !*source->checkpoint;
+    if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
+        input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
+                    "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
+                    a->train_data, a->model, source->config.vocab_size, a->train_data);
+    }
+}
+
+// HellaSwag's examples are short: batches of their longest length have several times as many rows.
+static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
+    HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
+    int T = set.longest;
+    hellaswag_close(&set);
+    check_rows(a, a->B * a->T / T * T, "HellaSwag's examples");
+    return hellaswag_open(HELLASWAG_PATH, a->B * a->T / T, T, V);
+}
+
+// V: the model's vocabulary; dp: ranks that read different batches
+static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Comm *dp) {
+    token_files_check_ids(&d->train_files, V);
+    token_files_check_ids(&d->val_files, V);
+    d->train_loader = dataloader_open(&d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
+    if (a->val_every > 0) {
+        d->val_loader = dataloader_open(&d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+    }
+    if (a->hellaswag) { d->hellaswag = open_hellaswag(a, V); }
+}
+
+static inline void data_close(RunData *d, const TrainArgs *a) {
+    dataloader_close(&d->train_loader);
+    if (a->val_every > 0) { dataloader_close(&d->val_loader); }
+    if (a->hellaswag) { hellaswag_close(&d->hellaswag); }
+    token_files_close(&d->val_files);
+    token_files_close(&d->train_files);
+    token_files_close(&d->files);
+}
+
+// updates in one epoch, at least 1
+static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
+    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&d->train_loader) / (tokens_of_update(a) / a->T);
+    return steps > 0 ? steps : 1;
+}

@@ -1,0 +1,171 @@
+/*
+From flags to the options that a model is built with; --fit; and whether the result fits into the device's memory.
+defines: sharding_of, model_options, choose_what_fits, check_memory
+*/
+#pragma once
+#include "llmc/backends.h"
+#include "llmc/memory/fit.h"
+#include "llmc/run/train_args.h"
+
+// -r -rk -rn for a model of L blocks
+static inline Recompute recompute_of(const TrainArgs *a, int L) {
+    Recompute r = {a->recompute, a->recompute_every > 0 ? a->recompute_every : 1, a->recompute_layers};
+    if (r.layers < 0 || r.layers > L) { r.layers = L; }
+    return r;
+}
+
+// -gd auto: accumulating micro-batches in bf16 would lose precision. From -z 2 on they are accumulated in shards, which
+// are fp32 whatever type is communicated.
+static inline DType auto_gradients(int micro_steps, int stage) {
+    return micro_steps > 1 && stage < 2 ? DT_REAL : DT_FLOATX;
+}
+
+static inline DType gradients_of(const TrainArgs *a) {
+    const DType types[] = {auto_gradients(accumulation_steps(a), a->zero), DT_REAL, DT_BF16};
+    return types[a->gradients];
+}
+
+// Neighbouring ranks of the world hold the slices of one model.
+static inline Sharding sharding_of(const TrainArgs *a, int rank) {
+    int t = a->tensor_parallel;
+    Sharding s = {data_ranks(a), rank / t, data_ranks(a) > 1 ? a->zero : 0, t, rank % t};
+    return s;
+}
+
+static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
+    ModelOptions o;
+    memset(&o, 0, sizeof o);
+    o.backend = backend;
+    o.training = !a->generate;
+    o.B = o.training ? a->B : 1;
+    o.T = o.training ? a->T : 64;
+    o.micro_steps = o.training ? accumulation_steps(a) : 1;
+    o.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
+    o.sharding = sharding_of(a, a->rank);
+    o.gather_again = a->gather_again != 0;
+    // From -z 1 on other ranks change parameters too, and the rounded copy would miss those.
+    o.round_matmul_inputs =
+        a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && o.sharding.stage == 0;
+    o.tf32 = a->matmul_precision > 0;
+    o.graph = o.training && a->graph != 0;
+    o.fuse_gelu = a->fuse_gelu > 0;
+    o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
+    o.classifier_rows = a->classifier_rows;
+    o.master = (MasterKind)a->master;
+    o.moments = moment_types[a->moments];
+    o.gradients = gradients_of(a);
+    if (a->recompute_every == 0) { o.recompute.every = best_segment(c, o); }
+    return o;
+}
+
+// ---- --fit
+
+// Flags at their defaults may be chosen.
+static inline FitFree fit_free(const TrainArgs *a) {
+    const TrainArgs *d = &default_args;
+    FitFree may;
+    may.micro_batch = a->B == d->B;
+    may.recompute = a->recompute == d->recompute;
+    may.every = a->recompute_every == d->recompute_every || a->recompute_every == 0;
+    may.layers = a->recompute_layers == d->recompute_layers;
+    may.classifier = a->classifier_rows == d->classifier_rows;
+    may.master = a->master == d->master;
+    may.moments = a->moments == d->moments;
+    may.gradients = a->gradients == d->gradients;
+    return may;
+}
+static const FitFree fit_all = {true, true, true, true, true, true, true, true};
+
+// Sets the flags to the options that --fit chose.
+static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
+    const Recompute *r = &o->recompute;
+    a->batch_tokens = (int64_t)o->B * o->T * o->micro_steps * data_ranks(a);
+    a->B = o->B;
+    a->recompute = r->level;
+    a->recompute_every = r->every;
+    a->recompute_layers = r->level == 0 || r->layers == L ? -1 : r->layers;
+    a->classifier_rows = o->classifier_rows;
+    a->master = (int)o->master;
+    a->moments = type_index(moment_types, o->moments);
+    a->gradients = o->gradients == DT_REAL ? 1 : 2;
+}
+
+// Prints a line for each choice that differs from `wanted`: the bytes and time it alone saves or costs.
+static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *wanted, const GPT2Config *c) {
+    const char *bf16_gradients = fit->options.gradients == DT_BF16 ? "; the gradients lose precision" : "";
+    const char *const precision[FIT_PARTS] = {
+        "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients};
+    for (int i = 0; i < FIT_PARTS; i++) {
+        char text[FLAG_TEXT], before[FLAG_TEXT];
+        fit_part_text(text, (FitPart)i, &fit->options, c);
+        fit_part_text(before, (FitPart)i, wanted, c);
+        if (strcmp(text, before) == 0) { continue; }
+        ModelOptions without = fit->options;
+        fit_take(&without, wanted, (FitPart)i);
+        double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
+        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30),
+                100 * (fit->seconds / fit_seconds(c, &without) - 1), precision[i]);
+    }
+}
+
+// Bytes of device memory for each rank: the smallest number that any rank finds. The ranks of a machine divide its host
+// memory.
+static inline size_t room_for_each(const Backend *backend, Comm *world) {
+    size_t room = backend->device->free_bytes(), most = (size_t)LLONG_MAX;
+    size_t ranks_here = (size_t)comm_max(world->local_rank, world) + 1;
+    if (backend->device == &cpu_device && room != SIZE_MAX) { room /= ranks_here; }
+    return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
+}
+
+// The best fit if every flag may be chosen. *stage3: -z 3 is chosen too, since nothing fits without it.
+static inline Fit fit_any(const GPT2Config *c, ModelOptions o, size_t budget, bool *stage3) {
+    Fit fit = fit_choose(c, o, &fit_all, budget, auto_gradients);
+    *stage3 = fit.bytes > budget && o.training && o.sharding.dp_size > 1 && o.sharding.stage < 3;
+    o.sharding.stage = 3;
+    return *stage3 ? fit_choose(c, o, &fit_all, budget, auto_gradients) : fit;
+}
+
+// Sets the flags that --fit may choose, and prints the choices to `out`. Stops if nothing fits.
+static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *world) {
+    size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
+    double gib = (double)budget / (1 << 30);
+    FitFree may = fit_free(a);
+    if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // divides every -d
+    ModelOptions wanted = model_options(a, c, backend);
+    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), smallest;
+    char flags[FLAG_TEXT];
+    if (fit.bytes > budget) {
+        bool stage3;
+        smallest = fit_any(c, wanted, budget, &stage3);
+        fit_flags_text(flags, &smallest.options, &wanted, c);
+        input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
+                    smallest.bytes < fit.bytes ? " with the given flags; " : "; the smallest choice, ",
+                    stage3 ? "-z 3 " : "", flags, (double)smallest.bytes / (1 << 30),
+                    smallest.bytes <= budget ? "leave out the flags that differ from it"
+                                             : "give more memory, or a smaller -e, -t or -d");
+    }
+    fit_flags_text(flags, &fit.options, &wanted, c);
+    fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "no change");
+    print_fit(out, &fit, &wanted, c);
+    fit_apply(a, &fit.options, c->num_layers);
+}
+
+// Stops if the model needs more memory than is free, and names flags with which it fits.
+static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
+    size_t bytes = gpt2_plan_bytes(c, o), room = room_for_each(o->backend, world);
+    if (bytes <= room) { return; }
+    char flags[FLAG_TEXT] = "", advice[2 * FLAG_TEXT];
+    FitFree may = fit_free(a);
+    may.micro_batch = true;  // costs no precision
+    bool stage3 = false;
+    Fit fit = fit_choose(c, *o, &may, room, auto_gradients);
+    if (fit.bytes > room) { fit = fit_any(c, *o, room, &stage3); }
+    if (o->training) { fit_flags_text(flags, &fit.options, o, c); }
+    if (fit.bytes <= room) {
+        snprintf(advice, sizeof advice, "it fits with %s%s", stage3 ? "-z 3 " : "", flags);
+    } else {
+        snprintf(advice, sizeof advice, "no flags make it fit: give a smaller -e%s", o->training ? " or -t" : "");
+    }
+    input_error("the model takes %.1f MiB and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
+                mebibytes(bytes - room), advice);
+}

@@ -1,0 +1,101 @@
+/*
+Which model a run starts from: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
+defines: ModelSource, model_source, check_length, check_rows
+*/
+#pragma once
+#include "llmc/files/checkpoint.h"
+#include "llmc/run/train_args.h"
+#include <sys/stat.h>
+
+typedef struct {
+    GPT2Config config;
+    bool has_weights;              // else gpt2_init draws them from --seed
+    ModelFile weights;             // opened if has_weights; the caller closes it
+    char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
+} ModelSource;
+
+// The folder of a model: a run directory stands for its last checkpoint. Stops if it has no model.safetensors.
+static inline void model_folder(char *folder, const char *word) {
+    char weights[PATH_LENGTH];
+    struct stat info;
+    format_path(folder, "%s", word);
+    long long latest = checkpoint_latest(word);
+    if (latest >= 0) { checkpoint_path(folder, word, latest); }
+    format_path(weights, "%s/model.safetensors", folder);
+    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) && access(weights, F_OK) != 0) {
+        input_error(
+            "-e %s is a folder without model.safetensors and without checkpoints; give a folder with one of them",
+            word);
+    }
+}
+
+// *config = the shape of -e; `positions` is max_seq_len where -e names none. Returns whether -e names weights, which
+// *file opens.
+static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positions, GPT2Config *config,
+                                 ModelFile *file) {
+    const char *word = a->model ? a->model : "d12";
+    char text[PATH_LENGTH];
+    if (config_from_descriptor(config, word, data_vocab, positions)) {
+        snprintf(text, sizeof text, "-e %s", word);
+        config_check(config, text);
+        return false;
+    }
+    if (access(word, F_OK) != 0) {
+        input_error(
+            "-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor an "
+            "existing file or folder",
+            word);
+    }
+    model_folder(text, word);
+    *file = model_open(text);
+    *config = file->config;
+    return true;
+}
+
+// Stops if -e names another shape than the checkpoint's.
+static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
+    GPT2Config given;
+    ModelFile file;
+    memset(&given, 0, sizeof given);
+    if (resolve_model(a, data_vocab, saved->max_seq_len, &given, &file)) { model_close(&file); }
+    if (memcmp(&given, saved, sizeof given) == 0) { return; }
+    input_error("'%s' holds a model of %d layers, %d heads, %d channels, %d positions and %d tokens, but -e %s has %d, "
+                "%d, %d, %d and %d; leave out -e to resume the checkpoint",
+                folder, saved->num_layers, saved->num_heads, saved->channels, saved->max_seq_len, saved->vocab_size,
+                a->model, given.num_layers, given.num_heads, given.channels, given.max_seq_len, given.vocab_size);
+}
+
+// data_vocab: the vocabulary of the data, for shapes without one
+static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
+    ModelSource source;
+    memset(&source, 0, sizeof source);
+    long long step = a->resume && !a->generate ? checkpoint_latest(a->run_dir) : -1;
+    if (step < 0) {
+        source.has_weights = resolve_model(a, data_vocab, a->T, &source.config, &source.weights);
+        return source;
+    }
+    checkpoint_path(source.checkpoint, a->run_dir, step);
+    source.weights = model_open(source.checkpoint);
+    source.has_weights = true;
+    source.config = source.weights.config;
+    if (a->model) { check_same_shape(a, data_vocab, &source.config, source.checkpoint); }
+    return source;
+}
+
+static inline void check_length(const TrainArgs *a, const GPT2Config *c) {
+    if (a->T > c->max_seq_len) {
+        input_error("-t %d is longer than the model's %d positions; give -t %d or less", a->T, c->max_seq_len,
+                    c->max_seq_len);
+    }
+}
+
+// With -tp, rows are divided into t chunks of N / t, rounded up. Stops if the last rank would have none: matmuls need
+// a row.
+static inline void check_rows(const TrainArgs *a, int rows, const char *of_what) {
+    int t = a->tensor_parallel;
+    if (row_range(rows, t, t - 1).count > 0) { return; }
+    input_error(
+        "-tp %d divides the %d rows of %s into chunks of %d, which leaves none for the last rank; give a smaller "
+        "-tp, or a larger -b or -t",
+        t, rows, of_what, (int)chunk_size((size_t)rows, t));
+}

@@ -1,0 +1,75 @@
+/*
+--plan and --version: what a command line would take, and what is built in. Both need no data and no device.
+defines: print_plan, print_version
+*/
+#pragma once
+#include "llmc/parallel/traffic.h"
+#include "llmc/run/model_options.h"
+#include "llmc/run/model_source.h"
+
+// {"ranks":[...]}: the plan of each rank, and the bytes it sends for one update
+static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
+    cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
+    for (int r = 0; r < num_ranks(a); r++) {
+        options.sharding = sharding_of(a, r);
+        Plan plan = gpt2_plan(c, &options);
+        cJSON *rank = plan_json(&plan, r);
+        cJSON_AddItemToArray(ranks, rank);
+        if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &options)); }
+        if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
+        plan_free(&plan);
+    }
+    char *text = cJSON_Print(json);
+    puts(text);
+    free(text);
+    cJSON_Delete(json);
+}
+
+static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, size_t llmc) {
+    Plan plan = gpt2_plan(c, o);
+    const char *name = o->recompute.level > 2 ? "llm.c's layout at -r 2, its last level" : "llm.c's layout";
+    plan_print(stdout, &plan);
+    if (num_ranks(a) > 1) {
+        char text[96];
+        snprintf(text, sizeof text, "each of %d ranks holds this; it sends per update", num_ranks(a));
+        printf("%-60s %12.2f\n", text, mebibytes(gpt2_sent_bytes(c, o)));
+    }
+    if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
+    plan_free(&plan);
+}
+
+static inline void print_plan(TrainArgs *a, Comm *host) {
+    int data_vocab = BYTE_VOCABULARY;
+    if (a->train_data) {
+        TokenFiles files = token_files_open("-i", a->train_data);
+        data_vocab = files.vocab_size;
+        token_files_close(&files);
+    }
+    ModelSource source = model_source(a, data_vocab);
+    const GPT2Config *c = &source.config;
+    if (source.has_weights) { model_close(&source.weights); }
+    if (!a->generate) { check_length(a, c); }
+    const char *note;
+    const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
+    if (a->fit && !*a->fit && backend != backend_choose(DEVICE_AUTO, true, &note) && a->device != DEVICE_CPU) {
+        input_error("--fit: there is no GPU here whose free memory it could take; give the GiB, as in --fit=80");
+    }
+    bool json = strcmp(a->plan, "json") == 0;
+    if (a->fit) { choose_what_fits(json ? stderr : stdout, a, c, backend, host); }
+    if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
+    ModelOptions options = model_options(a, c, backend);
+    size_t llmc = options.training ? llmc_bytes(c, &options) : 0;
+    if (json) {
+        print_plan_json(a, c, options, llmc);
+    } else {
+        print_plan_table(a, c, &options, llmc);
+    }
+}
+
+static inline void print_version(void) {
+    char backends[512];
+    comm_backends(backends, sizeof backends);
+    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes %s\n",
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, onednn_version(),
+           matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "", backends);
+}

@@ -1,0 +1,84 @@
+/*
+The ranks of a run: their groups, the check that all have the same input, and each rank's cores and output.
+defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine
+*/
+#pragma once
+#include "llmc/files/dataloader.h"
+#include "llmc/parallel/rendezvous.h"
+#include "llmc/run/train_args.h"
+#include <omp.h>
+
+typedef struct {
+    Comm *world;  // all ranks
+    Comm *dp;     // data-parallel group: the ranks with other data and the same slice
+    Comm *tp;     // tensor-parallel group: the ranks with the same data, neighbours in the world
+} Groups;
+
+// Compares what the ranks found, one item after another, and stops if one differs from rank 0's; `advice` ends the
+// sentence. Deletes the items.
+static inline void check_all_have(Comm *world, cJSON *items, const char *advice) {
+    const cJSON *item;
+    cJSON_ArrayForEach(item, items) {
+        char *text = cJSON_PrintUnformatted(item);
+        long long mine = (long long)(hash_bytes(0, text, strlen(text)) >> 1);
+        long long first = comm_max(world->rank == 0 ? mine : -1, world);
+        long long other = comm_max(mine != first ? world->size - world->rank : 0, world);
+        if (other > 0) {
+            input_error("rank %lld has another %s than rank 0: %s", world->size - other, item->string, advice);
+        }
+        free(text);
+    }
+    cJSON_Delete(items);
+}
+
+static inline void add_hash(cJSON *json, const char *name, uint64_t hash) {
+    char text[17];
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    cJSON_AddStringToObject(json, name, text);
+}
+
+// Builds are compared first, since another build may have other flags.
+static inline void check_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
+    cJSON *build = cJSON_CreateObject(), *flags = flags_to_json(flag_table, NUM_FLAGS, a);
+    cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
+    cJSON_AddStringToObject(build, "device", device->name);
+    cJSON_AddNumberToObject(build, "number of flags", cJSON_GetArraySize(flags));
+    check_all_have(world, build, "start the same program on all ranks, on machines that all have a GPU or none");
+    cJSON_DeleteItemFromObject(flags, "process-rank");
+    cJSON_DeleteItemFromObject(flags, "threads");
+    check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
+}
+
+// The groups of a run on the memory of `device`; host is comm_open's. Close with close_groups.
+static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
+    char job[64];
+    rendezvous_job(job, sizeof job);
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
+                           a->shared_folder,         job,          a->comm_timeout};
+    Groups groups;
+    int t = a->tensor_parallel;
+    check_same_flags(a, device, host);
+    Comm *world = comm_open_for(device, &options, host);
+    if (host->size == 1) { check_same_flags(a, device, world); }
+    groups.world = world;
+    groups.dp = t > 1 ? NULL : world;
+    groups.tp = t > 1 ? comm_split(world, world->rank / t, world->rank) : comm_single(device);
+    if (t > 1) { groups.dp = comm_split(world, world->rank % t, world->rank); }
+    return groups;
+}
+
+static inline void close_groups(const Groups *groups, const Comm *host) {
+    if (groups->dp != groups->world) { comm_close(groups->dp); }
+    comm_close(groups->tp);
+    if (groups->world != host) { comm_close(groups->world); }
+}
+
+// Ranks other than 0 print nothing, and the ranks of a machine divide its cores.
+static inline void share_machine(const TrainArgs *a, Comm *host) {
+    if (num_ranks(a) > 1 && a->rank > 0 && !freopen("/dev/null", "w", stdout)) {
+        run_error("could not open /dev/null: %s", strerror(errno));
+    }
+    int ranks_here = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / ranks_here;
+    if (ranks_here > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
+    if (a->threads > 0) { omp_set_num_threads(a->threads); }
+}

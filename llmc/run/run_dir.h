@@ -1,0 +1,122 @@
+/*
+The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
+defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags
+*/
+#pragma once
+#include "llmc/files/checkpoint.h"
+#include "llmc/run/train_args.h"
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+// Stops a new run in a directory that holds another one.
+static inline void check_run_dir(const TrainArgs *a) {
+    const int longest = PATH_LENGTH - 64;  // leaves room for the names of files in it
+    struct stat info;
+    if (!a->run_dir) { return; }
+    if (strlen(a->run_dir) > (size_t)longest) {
+        input_error("-o is %zu characters long; at most %d leave room for the names of files in it: give a shorter one",
+                    strlen(a->run_dir), longest);
+    }
+    if (stat(a->run_dir, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        input_error("-o %s is a file; give a folder, which need not exist", a->run_dir);
+    }
+    if (a->resume) { return; }
+    const char *const traces[] = {"metrics.jsonl", "config.json"};
+    bool used = checkpoint_latest(a->run_dir) >= 0;
+    for (int i = 0; i < 2; i++) {
+        char path[PATH_LENGTH];
+        format_path(path, "%s/%s", a->run_dir, traces[i]);
+        used |= access(path, F_OK) == 0;
+    }
+    if (used) { input_error("-o %s holds another run; give a new folder, or -y 1 to resume that run", a->run_dir); }
+}
+
+// Makes the folder and those above it.
+static inline void make_run_dir(const char *path) {
+    char folder[PATH_LENGTH];
+    for (const char *slash = path; slash;) {
+        slash = strchr(slash + 1, '/');
+        format_path(folder, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
+        if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+            input_error("-o %s: could not make the folder '%s': %s", path, folder, strerror(errno));
+        }
+    }
+}
+
+// Two runs in one directory would delete each other's files, so the first locks it. Returns a file descriptor, which
+// close unlocks, or -1 where there is no folder yet.
+static inline int lock_run_dir(const char *folder) {
+    int lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0) {
+        input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
+    }
+    return lock;
+}
+
+// folder = `path`, or the nearest folder above it that exists
+static inline void nearest_folder(char *folder, const char *path) {
+    format_path(folder, "%s", path);
+    for (char *slash; access(folder, F_OK) != 0 && (slash = strrchr(folder, '/'));) {
+        slash[slash == folder] = 0;
+        if (strcmp(folder, "/") == 0) { return; }
+    }
+    if (access(folder, F_OK) != 0) { format_path(folder, "."); }
+}
+
+// Stops if there is no room for a single checkpoint.
+static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
+    struct statvfs disk;
+    char folder[PATH_LENGTH];
+    if (a->checkpoint_every == 0) { return; }
+    if (a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
+    nearest_folder(folder, a->run_dir);
+    if (statvfs(folder, &disk) != 0) { return; }
+    bool has_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;
+    double room = (double)disk.f_bavail * (double)disk.f_frsize;
+    double needed = (double)checkpoint_bytes(c, has_masters, moment_types[a->moments]);
+    if (room < needed) {
+        input_error(
+            "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or give another "
+            "folder",
+            a->run_dir, room / (1 << 20), needed / (1 << 20));
+    }
+}
+
+// ---- config.json
+
+// The flags of a run as JSON. -d is saved as a number, so that it is the same with another number of ranks.
+static inline cJSON *run_config(const TrainArgs *a) {
+    TrainArgs args = *a;
+    args.batch_tokens = tokens_of_update(a);
+    args.num_processes = num_ranks(a);
+    return flags_to_json(flag_table, NUM_FLAGS, &args);
+}
+
+static inline void save_run_config(const TrainArgs *a) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", a->run_dir);
+    cJSON *json = run_config(a);
+    int error = write_json(path, json);
+    if (error) { run_error("could not write '%s': %s", path, strerror(error)); }
+    cJSON_Delete(json);
+}
+
+// Names the flags that differ from those of the resumed run. Without a readable config.json there are no such notes.
+static inline void print_changed_flags(const TrainArgs *a) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/config.json", a->run_dir);
+    cJSON *before = try_read_json(path), *now = run_config(a), *item;
+    cJSON_ArrayForEach(item, now) {
+        const cJSON *old = before ? cJSON_GetObjectItemCaseSensitive(before, item->string) : NULL;
+        if (!old || strcmp(item->string, "resume") == 0 || strcmp(item->string, "output") == 0) { continue; }
+        char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
+        if (strcmp(old_value, value) != 0) {
+            printf("note      this run had --%s %s, now it has %s\n", item->string, old_value, value);
+        }
+        free(old_value);
+        free(value);
+    }
+    cJSON_Delete(before);
+    cJSON_Delete(now);
+}

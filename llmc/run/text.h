@@ -1,0 +1,119 @@
+/*
+Text in and out of a model: the tokenizer for a model's vocabulary, prompts, printed tokens, and --tokenize.
+defines: find_tokenizer, prompt_tokens, print_token, tokenize_text
+*/
+#pragma once
+#include "llmc/files/dataloader.h"
+#include "llmc/files/tokenizer.h"
+#include "llmc/run/train_args.h"
+#include <ctype.h>
+#include <unistd.h>
+
+// path = --tokenizer, or a merges file in the model's folder, beside the model or in the run directory, or ""
+static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
+    char beside[PATH_LENGTH] = "";
+    if (a->model && access(a->model, F_OK) == 0) {
+        const char *slash = strrchr(a->model, '/');
+        format_path(beside, "%.*s", slash ? (int)(slash - a->model) : 1, slash ? a->model : ".");
+    }
+    const char *const folders[] = {a->model, beside, a->run_dir}, *const names[] = {"merges.txt", "vocab.bpe"};
+    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
+    for (int i = 0; i < 6 && !*path; i++) {
+        const char *folder = folders[i / 2];
+        if (!folder || !*folder) { continue; }
+        format_path(path, "%s/%s", folder, names[i % 2]);
+        if (access(path, R_OK) != 0) { *path = 0; }
+    }
+}
+
+// The tokenizer of a file, or of bytes for a vocabulary of 256. Returns false if there is none: text is printed as
+// numbers. Stops if the tokenizer has more tokens than the model.
+static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
+    char path[PATH_LENGTH];
+    find_tokenizer_file(path, a);
+    if (!a->tokenizer && vocab_size == BYTE_VOCABULARY) {
+        *tokenizer = tokenizer_bytes();
+        return true;
+    }
+    if (!*path) { return false; }
+    *tokenizer = tokenizer_load(path);
+    if (tokenizer_vocab_size(tokenizer) > vocab_size) {
+        input_error("the tokenizer '%s' has %d tokens and the model only %d; give the model's own tokenizer with "
+                    "--tokenizer",
+                    path, tokenizer_vocab_size(tokenizer), vocab_size);
+    }
+    return true;
+}
+
+// *tokens (malloced) = the prompt. An empty prompt becomes the token that begins a document: end-of-text, or a newline
+// in bytes. Returns the number of tokens; tokenizer may be NULL.
+static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
+    if (*text && !tokenizer) {
+        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: give GPT-2's merges file with "
+                    "--tokenizer",
+                    vocab_size);
+    }
+    if (*text) { return tokenizer_encode(tokenizer, text, strlen(text), tokens); }
+    *tokens = (int *)xmalloc(sizeof(int));
+    (*tokens)[0] = tokenizer ? tokenizer->end_of_text : vocab_size - 1;
+    return 1;
+}
+
+// Prints one token as text, or as a number if tokenizer is NULL. Control characters do not reach a terminal.
+static inline void print_token(const Tokenizer *tokenizer, int token) {
+    if (!tokenizer) {
+        printf("%d ", token);
+        return;
+    }
+    size_t bytes;
+    const char *text = tokenizer_decode(tokenizer, token, &bytes);
+    bool terminal = isatty(STDOUT_FILENO);
+    for (size_t i = 0; i < bytes; i++) {
+        bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
+        putchar(terminal && control ? '?' : text[i]);
+    }
+}
+
+// ---- --tokenize
+
+static inline char *read_text(const TokenFile *text) {
+    char *bytes = (char *)xmalloc(text->num_tokens);
+    FILE *file = fopen(text->path, "rb");
+    if (!file || fread(bytes, 1, text->num_tokens, file) != text->num_tokens) {
+        run_error("-i: could not read '%s': %s", text->path, strerror(errno));
+    }
+    fclose(file);
+    return bytes;
+}
+
+// Writes the text files of -i into one token shard, each after an end-of-text token.
+static inline void tokenize_text(const TrainArgs *a) {
+    enum { SHARD_VOCABULARY = 65536 };
+    TokenFiles files = token_files_open("-i", a->train_data);
+    if (!token_files_are_text(&files)) {
+        input_error("-i %s holds tokens already; --tokenize takes text", a->train_data);
+    }
+    Tokenizer tokenizer = tokenizer_load(a->tokenizer);
+    if (tokenizer_vocab_size(&tokenizer) > SHARD_VOCABULARY) {
+        input_error("the tokenizer '%s' has %d tokens; the ids of a shard end at %d", a->tokenizer,
+                    tokenizer_vocab_size(&tokenizer), SHARD_VOCABULARY - 1);
+    }
+    int *tokens = NULL;
+    size_t count = 0;
+    for (int i = 0; i < files.num_files; i++) {
+        int *ids;
+        char *text = read_text(&files.files[i]);
+        size_t n = tokenizer_encode(&tokenizer, text, files.files[i].num_tokens, &ids);
+        tokens = (int *)xrealloc(tokens, (count + 1 + n) * sizeof(int));
+        tokens[count] = tokenizer.end_of_text;
+        memcpy(tokens + count + 1, ids, n * sizeof(int));
+        count += 1 + n;
+        free(ids);
+        free(text);
+    }
+    token_shard_write(a->tokenize, tokens, count);
+    printf("%s: %zu tokens of %" PRIu64 " bytes\n", a->tokenize, count, token_files_total(&files));
+    free(tokens);
+    tokenizer_free(&tokenizer);
+    token_files_close(&files);
+}
