@@ -1362,11 +1362,10 @@ int main(int argc, char **argv) {
     Comm *host = comm_open();  // from here on one error is printed once for all ranks
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);
-    args_meet(&args, host);
+    args_set_ranks(&args, host);
     share_machine(&args, host);
     if (args.help) {
-        flags_print_help(stdout, "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]", flag_table, NUM_FLAGS,
-                         &default_args);
+        print_help(&args);
     } else if (args.version) {
         print_version();
     } else {

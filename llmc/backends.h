@@ -86,7 +86,7 @@ static const Backend cuda_backend = {&cuda_ops,  &cuda_device, {5e14, 3.5e12, 3e
 
 #ifdef HAVE_CUDA
 static inline void tell_by_comm(void *bytes, size_t count, void *world) {
-    comm_tell(bytes, count, static_cast<Comm *>(world));
+    comm_broadcast_host(bytes, count, static_cast<Comm *>(world));
 }
 #endif
 

@@ -1,9 +1,10 @@
 /*
-How fast processes tell each other what they know: every collective, by size, as a Markdown table.
+Collectives by size: time and bandwidth, as a Markdown table.
     OMP_NUM_THREADS=cores/N mpirun -np N --bind-to none build/bench/bench_comm [largest buffer in MiB, 64]
-The buffer is the whole: what all_reduce sums, what is scattered and gathered. Times are the median of rank 0's calls,
-a barrier before each. Sent: what a rank gives to others; that over the time is the bandwidth its link would need.
-Built with DEVICE=cuda, where there is a GPU, it is that GPU's memory, through NCCL or through the host.
+The buffer is the whole one: the input of an all-reduce, and all chunks of a reduce-scatter or all-gather. Times are
+medians on rank 0, with a barrier before each call. Sent: bytes that a rank sends; divided by the time, the bandwidth
+that a link needs.
+A build with DEVICE=cuda, on a machine with a GPU, measures GPU memory, through NCCL or staged through the host.
 */
 #include "llmc/parallel/comm_open.h"
 #include "llmc/common/device.h"
@@ -65,7 +66,7 @@ static int by_time(const void *a, const void *b) {
 static double median_seconds(Collective *run, size_t count, Bench *b) {
     double seconds[MAX_ROUNDS];
     int rounds = count > (1 << 20) ? 9 : MAX_ROUNDS;
-    for (int i = -2; i < rounds; i++) {  // two to warm up
+    for (int i = -2; i < rounds; i++) {  // the first two warm up
         comm_barrier(b->world);
         double start = now_seconds();
         comm_wait(run(b->buffer, count, b), b->world, &b->exec);
@@ -77,7 +78,7 @@ static double median_seconds(Collective *run, size_t count, Bench *b) {
     return seconds[rounds / 2];
 }
 
-// a line of the table: `bytes` of buffer
+// one row of the table
 static void bench_row(int which, size_t bytes, Bench *b) {
     uint64_t sent = b->world->sent_bytes;
     collectives[which].run(b->buffer, bytes / 4, b);
@@ -105,7 +106,7 @@ static Bench bench_open(size_t bytes) {
 #ifdef HAVE_CUDA
     if (b.device == &cuda_device) { cuda_exec_open(&b.exec, NULL, 0); }
 #endif
-    b.buffer = (char *)b.device->allocate(bytes + 64 * (size_t)b.world->size);  // and what chunks are padded with
+    b.buffer = (char *)b.device->allocate(bytes + 64 * (size_t)b.world->size);  // with padding of the chunks
     b.device->fill(b.buffer, 0, bytes + 64 * (size_t)b.world->size);
     return b;
 }

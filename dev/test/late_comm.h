@@ -1,10 +1,11 @@
 /*
-A communicator that is late, for tests. A call of MPI is done when it returns, so that on a CPU no work can see whether
-it waited for it; this one wraps another group and does as late as comm.h lets it
-  LATE_RESULTS  what a call writes: it is NaN from the call to its join
-  LATE_CALLS    all of a call: at its join it also reads, so that what has been written there meanwhile is sent
-Work that reads without having joined, or writes what is still read, has other results than with the group itself. What
-is never joined is done by late_finish. Calls are done in order, and a join does those before it too, as comm.h says.
+A late communicator, for tests. An MPI collective is done when the call returns, so on a CPU a missing comm_wait changes
+nothing. This communicator wraps another one and is as late as comm.h allows:
+  LATE_RESULTS  the output is NaN from the call until comm_wait
+  LATE_CALLS    the whole collective runs at comm_wait, inputs included, so it sends data written in between
+Work that reads an output before comm_wait, or overwrites an input before comm_wait, then gives other results than with
+the wrapped group. late_finish runs collectives that were never waited for. Collectives run in order, and comm_wait also
+runs all earlier ones, as comm.h says.
 defines: LateKind, late_comm, late_finish, late_close
 */
 #pragma once
@@ -14,33 +15,33 @@ typedef enum { LATE_RESULTS, LATE_CALLS } LateKind;
 
 typedef enum { LATE_ALL_REDUCE, LATE_REDUCE_SCATTER, LATE_ALL_GATHER, LATE_BROADCAST } LateOperation;
 
-// a call that has not been joined
+// a collective before its comm_wait
 typedef struct {
     LateOperation operation;
     void *out;
-    const void *in;  // may be out, or a part of it, or hold it
-    size_t count;    // of a buffer or a chunk
+    const void *in;  // may be out, or overlap out in place
+    size_t count;    // elements of the buffer or chunk
     DType dtype;
     int root;
     CommWork work;
-    void *result;  // LATE_RESULTS: what out is to become
+    void *result;  // LATE_RESULTS: the output, until comm_wait
 } LateCall;
 
 typedef struct {
-    Comm comm;  // what others see; must be first
+    Comm comm;  // must be first: callers hold a pointer to it
     Comm *real;
     LateKind kind;
     LateCall *calls;
     int num_calls;
 } LateComm;
 
-// of what a call writes
+// bytes of the output
 static inline size_t late_bytes(const LateCall *c, const Comm *comm) {
     size_t chunks = c->operation == LATE_ALL_GATHER ? (size_t)comm->size : 1;
     return chunks * c->count * dtype_size(c->dtype);
 }
 
-// The call by the wrapped group; `out` where a buffer is both.
+// Runs the collective in the wrapped group; `out` is also the input of an in-place buffer.
 static inline void late_do(LateComm *late, const LateCall *c, void *out, const void *in, Exec *ex) {
     Comm *real = late->real;
     CommWork work = 0;
@@ -54,7 +55,7 @@ static inline void late_do(LateComm *late, const LateCall *c, void *out, const v
     late->comm.sent_bytes = real->sent_bytes;
 }
 
-// NaN, but for the rank's own chunk of a gather where that is both read and what it becomes
+// Fills the output with NaN, except for the rank's own chunk of an in-place all-gather, which is input and output.
 static inline void late_poison(const LateCall *c, const Comm *comm, Exec *ex) {
     size_t bytes = late_bytes(c, comm), chunk = c->count * dtype_size(c->dtype), own = (size_t)comm->rank * chunk;
     char *out = (char *)c->out;
@@ -118,21 +119,21 @@ static inline void late_broadcast(void *buffer, size_t count, DType dtype, int r
     late_begin(call, comm, ex);
 }
 
-static inline void late_event_synchronize(int mark, Comm *comm, Exec *ex) {
-    comm_event_synchronize(mark, ((LateComm *)comm)->real, ex);
+static inline void late_event_synchronize(int event, Comm *comm, Exec *ex) {
+    comm_event_synchronize(event, ((LateComm *)comm)->real, ex);
 }
 static inline long long late_max(long long value, Comm *comm) { return comm_max(value, ((LateComm *)comm)->real); }
 
-// Does the calls that were never joined. Every rank calls it at the same place, before the memory of the calls goes.
+// Runs collectives that were never waited for. Every rank calls it at the same place, before their buffers are freed.
 static inline void late_finish(Comm *comm, Exec *ex) { late_wait(comm->calls, comm, ex); }
 
-// All calls are finished; the wrapped group is the caller's.
+// Call it after late_finish; the wrapped group belongs to the caller.
 static inline void late_close(Comm *comm) {
     free(((LateComm *)comm)->calls);
     free(comm);
 }
 
-// groups are split before they are wrapped
+// split is NULL: split groups before wrapping them
 static const CommBackend late_backend = {"late",
                                          false,
                                          false,
@@ -146,12 +147,13 @@ static const CommBackend late_backend = {"late",
                                          NULL,
                                          late_close};
 
-// A group of the same ranks on host memory. late_close frees it, before `real` is closed.
+// Wraps a group on host memory. late_close frees the wrapper, before `real` is closed.
 static inline Comm *late_comm(Comm *real, LateKind kind) {
     LateComm *late = (LateComm *)xcalloc(1, sizeof *late);
     late->comm = *real;
     late->comm.backend = &late_backend;
-    late->comm.mpi = NULL, late->comm.nccl = NULL;
+    late->comm.mpi = NULL;
+    late->comm.nccl = NULL;
     late->real = real;
     late->kind = kind;
     return &late->comm;

@@ -1,9 +1,9 @@
 /*
-Processes that work as one.
-    test_comm                 a group of one; the sizes of chunks; rendezvous, wire and watch
-    test_comm backends        what it was built with
+Communicators.
+    test_comm                 a group of one; chunk sizes; rendezvous, TCP connections and watchdog
+    test_comm backends        the backends of this build
     mpirun test_comm ranks    every collective on every group of this world against a serial sum, bit for bit
-    mpirun test_comm FAULT R  rank R does what a run must not hang on; dev/test/test_comm.sh looks at what comes out
+    mpirun test_comm FAULT R  rank R fails, leaves or hangs; dev/test/test_comm.sh checks the error and the exit status
 */
 #include "testing.h"
 #include "llmc/parallel/comm_open.h"
@@ -26,7 +26,7 @@ static void test_chunks(void **state) {
             for (int rank = 0; rank < size; rank++) {
                 size_t part = chunk_range(count, chunk, rank).count;
                 assert_true(part <= chunk);
-                assert_true(part == chunk || sum + part == count);  // only the last ones are short
+                assert_true(part == chunk || sum + part == count);  // only the last chunks are short
                 sum += part;
                 sent += all_reduce_bytes(count, DT_F32, rank, size);
             }
@@ -113,48 +113,48 @@ static void test_open(void **state) {
 #endif
 }
 
-// ---- rendezvous. A process each; those that do not get the answer of rank 0 exit with 1
+// ---- rendezvous, one process per rank; a rank without the payload of rank 0 exits with 1
 
-static const char answer_text[] = "what rank 0 has to say";
+static const char payload_text[] = "the payload of rank 0";
 
 typedef struct {
     int rank, size;
     const char *job, *folder, *server;
     double timeout, delay;
-} Guest;
+} TestRank;
 
-static void attend(void *guest) {
-    const Guest *g = (const Guest *)guest;
-    char answer[sizeof answer_text] = "";
-    Meeting meeting = {g->rank, g->size, g->job, g->timeout, answer, sizeof answer};
-    if (g->rank == 0) { memcpy(answer, answer_text, sizeof answer); }
+static void run_rendezvous(void *self) {
+    const TestRank *g = (const TestRank *)self;
+    char answer[sizeof payload_text] = "";
+    Rendezvous rendezvous = {g->rank, g->size, g->job, g->timeout, answer, sizeof answer};
+    if (g->rank == 0) { memcpy(answer, payload_text, sizeof answer); }
     usleep((useconds_t)(g->delay * 1e6));
     if (g->folder) {
-        rendezvous_file(&meeting, g->folder);
+        rendezvous_file(&rendezvous, g->folder);
     } else {
-        rendezvous_tcp(&meeting, g->server, NULL);
+        rendezvous_tcp(&rendezvous, g->server, NULL);
     }
-    if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
+    if (memcmp(answer, payload_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
 }
 
-static pid_t start(const Guest *guest) {
+static pid_t start(const TestRank *self) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        attend((void *)guest);
+        run_rendezvous((void *)self);
         _exit(0);
     }
     return child;
 }
 
-// starts `size` guests, the last first or last; all get the answer
-static void assert_all_meet(Guest like, bool rank_0_last) {
+// starts `size` ranks, rank 0 first or last; every rank gets the payload
+static void assert_rendezvous(TestRank like, bool rank_0_last) {
     pid_t children[8];
     for (int rank = 0; rank < like.size; rank++) {
-        Guest guest = like;
-        guest.rank = rank;
-        guest.delay = rank_0_last == (rank == 0) ? 0.1 : 0;
-        children[rank] = start(&guest);
+        TestRank self = like;
+        self.rank = rank;
+        self.delay = rank_0_last == (rank == 0) ? 0.1 : 0;
+        children[rank] = start(&self);
     }
     for (int rank = 0; rank < like.size; rank++) {
         int status;
@@ -174,30 +174,30 @@ static const char *new_folder(const char *name) {
 static void test_file(void **state) {
     (void)state;
     for (int size = 1; size <= 4; size++) {
-        const char *folder = new_folder("meeting");
-        Guest guest = {0, size, "job", folder, NULL, 20, 0};
-        assert_all_meet(guest, true);
-        assert_all_meet(guest, false);  // a second time, as when a job is started again
+        const char *folder = new_folder("rendezvous");
+        TestRank self = {0, size, "job", folder, NULL, 20, 0};
+        assert_rendezvous(self, true);
+        assert_rendezvous(self, false);  // again, as if the job is restarted
         assert_empty_folder(folder);
     }
 }
 
-// what a run that was killed left: questions and answers of the same job. Nobody must take that answer.
+// a killed run left requests and replies of the same job: no rank may accept them
 static void test_file_ignores_what_is_left(void **state) {
     (void)state;
     for (int late = 0; late < 2; late++) {
         const char *folder = new_folder("left");
-        char stale[sizeof answer_text] = "an answer of yesterday", path[PATH_LENGTH];
-        Meeting old = {0, 3, "job", 1, stale, sizeof stale};
+        char stale[sizeof payload_text] = "an old payload", path[PATH_LENGTH];
+        Rendezvous old = {0, 3, "job", 1, stale, sizeof stale};
         for (int rank = 1; rank < 3; rank++) {
-            Answer answer = meeting_answer(&old, meeting_question(&old, rank, 42));
-            meeting_path(path, &old, folder, "ask", rank);
-            meeting_write(path, &answer.to, sizeof answer.to);
-            meeting_path(path, &old, folder, "answer", rank);
-            meeting_write(path, &answer, sizeof answer);
+            RendezvousReply reply = rendezvous_reply(&old, rendezvous_request(&old, rank, 42));
+            rendezvous_path(path, &old, folder, "ask", rank);
+            rendezvous_write(path, &reply.request, sizeof reply.request);
+            rendezvous_path(path, &old, folder, "answer", rank);
+            rendezvous_write(path, &reply, sizeof reply);
         }
-        Guest guest = {0, 3, "job", folder, NULL, 20, 0};
-        assert_all_meet(guest, late);
+        TestRank self = {0, 3, "job", folder, NULL, 20, 0};
+        assert_rendezvous(self, late);
         assert_empty_folder(folder);
     }
 }
@@ -205,11 +205,11 @@ static void test_file_ignores_what_is_left(void **state) {
 static void test_file_keeps_jobs_apart(void **state) {
     (void)state;
     const char *folder = new_folder("jobs");
-    Guest one = {1, 2, "one", folder, NULL, 20, 0}, other = {0, 2, "other", folder, NULL, 0.3, 0};
+    TestRank one = {1, 2, "one", folder, NULL, 20, 0}, other = {0, 2, "other", folder, NULL, 0.3, 0};
     pid_t waiting = start(&one);
-    assert_stops(1, "job 'other', rank 0 of 2: rank 1 did not come", attend, &other);
+    assert_stops(1, "job 'other', rank 0 of 2: rank 1 did not connect", run_rendezvous, &other);
     one.rank = 0;
-    attend(&one);
+    run_rendezvous(&one);
     int status;
     waitpid(waiting, &status, 0);
     assert_int_equal(status, 0);
@@ -218,12 +218,12 @@ static void test_file_keeps_jobs_apart(void **state) {
 
 static void test_file_timeout(void **state) {
     (void)state;
-    Guest guest = {2, 4, "job", new_folder("alone"), NULL, 0.2, 0};
-    assert_stops(1, "job 'job', rank 2 of 4: rank 0 did not come", attend, &guest);
-    guest.rank = 0;
-    assert_stops(1, "ranks 1, 2, 3 did not come", attend, &guest);  // rank 2 has asked and gone
-    Guest nowhere = {1, 2, "job", "/nonexistent/folder", NULL, 0.2, 0};
-    assert_stops(2, "could not be written (No such file", attend, &nowhere);
+    TestRank self = {2, 4, "job", new_folder("alone"), NULL, 0.2, 0};
+    assert_stops(1, "job 'job', rank 2 of 4: rank 0 did not connect", run_rendezvous, &self);
+    self.rank = 0;
+    assert_stops(1, "ranks 1, 2, 3 did not connect", run_rendezvous, &self);  // rank 2 sent a request and ended
+    TestRank nowhere = {1, 2, "job", "/nonexistent/folder", NULL, 0.2, 0};
+    assert_stops(2, "could not be written (No such file", run_rendezvous, &nowhere);
 }
 
 // 127.0.0.1 and a port that was free a moment ago
@@ -245,38 +245,39 @@ static const char *free_address(void) {
 static void test_tcp(void **state) {
     (void)state;
     for (int size = 1; size <= 4; size++) {
-        Guest guest = {0, size, "job", NULL, free_address(), 20, 0};
-        assert_all_meet(guest, true);
-        assert_all_meet(guest, false);
+        TestRank self = {0, size, "job", NULL, free_address(), 20, 0};
+        assert_rendezvous(self, true);
+        assert_rendezvous(self, false);
     }
 }
 
-// connects, asks unless question is NULL, and is gone
-static void hang_up(const struct addrinfo *address, const Question *question) {
+// connects, sends the request unless NULL, and closes the connection
+static void hang_up(const struct addrinfo *address, const RendezvousRequest *request) {
     int caller = socket(AF_INET, SOCK_STREAM, 0);
-    while (connect(caller, address->ai_addr, address->ai_addrlen) != 0) { meeting_pause(); }
-    if (question) { assert_true(meeting_send(caller, question, sizeof *question)); }
+    while (connect(caller, address->ai_addr, address->ai_addrlen) != 0) { rendezvous_pause(); }
+    if (request) { assert_true(socket_send(caller, request, sizeof *request)); }
     close(caller);
 }
 
-// callers: one that says nothing, one that hangs up, one that asks first, one of another job, one of no rank there is
+// callers: a silent one, one that closes at once, one that closes after its request, one of another job, and a rank
+// beyond the last
 static void test_tcp_ignores_strangers(void **state) {
     (void)state;
-    Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
-    pid_t host = start(&guest), stranger;
-    Guest other = {1, 2, "other", NULL, guest.server, 0.3, 0}, third = {2, 9, "job", NULL, guest.server, 0.3, 0};
-    struct addrinfo *address = meeting_addresses(guest.server);
+    TestRank self = {0, 2, "job", NULL, free_address(), 20, 0};
+    pid_t host = start(&self), stranger;
+    TestRank other = {1, 2, "other", NULL, self.server, 0.3, 0}, third = {2, 9, "job", NULL, self.server, 0.3, 0};
+    struct addrinfo *address = address_resolve(self.server);
     int silent = socket(AF_INET, SOCK_STREAM, 0);
     hang_up(address, NULL);
-    const Meeting early = {1, 2, "job", 1, NULL, 0};
-    const Question question = meeting_question(&early, 1, 1);
-    hang_up(address, &question);
-    assert_stops(1, "job 'other', rank 1 of 2: rank 0 did not come", attend, &other);
-    assert_stops(1, "rank 2 of 9: rank 0 did not come", attend, &third);
+    const Rendezvous early = {1, 2, "job", 1, NULL, 0};
+    const RendezvousRequest request = rendezvous_request(&early, 1, 1);
+    hang_up(address, &request);
+    assert_stops(1, "job 'other', rank 1 of 2: rank 0 did not connect", run_rendezvous, &other);
+    assert_stops(1, "rank 2 of 9: rank 0 did not connect", run_rendezvous, &third);
     assert_int_equal(connect(silent, address->ai_addr, address->ai_addrlen), 0);
     freeaddrinfo(address);
-    guest.rank = 1;
-    stranger = start(&guest);
+    self.rank = 1;
+    stranger = start(&self);
     int status;
     waitpid(stranger, &status, 0);
     assert_int_equal(status, 0);
@@ -287,32 +288,32 @@ static void test_tcp_ignores_strangers(void **state) {
 
 static void test_tcp_refusals(void **state) {
     (void)state;
-    Guest guest = {0, 3, "job", NULL, free_address(), 0.2, 0};
-    assert_stops(1, "ranks 1, 2 did not come", attend, &guest);
-    guest.rank = 1;
-    assert_stops(1, "rank 1 of 3: rank 0 did not come", attend, &guest);
+    TestRank self = {0, 3, "job", NULL, free_address(), 0.2, 0};
+    assert_stops(1, "ranks 1, 2 did not connect", run_rendezvous, &self);
+    self.rank = 1;
+    assert_stops(1, "rank 1 of 3: rank 0 did not connect", run_rendezvous, &self);
     const char *const nowhere[] = {"here", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http"};
     for (int i = 0; i < 5; i++) {
-        guest.server = nowhere[i];
-        assert_stops(2, "as the place to meet, expected HOST:PORT", attend, &guest);
+        self.server = nowhere[i];
+        assert_stops(2, "as the address of rank 0, expected HOST:PORT", run_rendezvous, &self);
     }
 }
 
-// the addresses are tried in turn: nobody listens at the first
+// addresses are tried in turn: no process listens at the first
 static void test_tcp_next_address(void **state) {
     (void)state;
     char closed[32];
     snprintf(closed, sizeof closed, "%s", free_address());
-    struct addrinfo *first = meeting_addresses(closed);
-    Guest guest = {0, 2, "job", NULL, free_address(), 20, 0};
-    pid_t host = start(&guest);
-    struct addrinfo *second = meeting_addresses(guest.server);
-    Meeting meeting = {1, 2, "job", 20, NULL, 0};
+    struct addrinfo *first = address_resolve(closed);
+    TestRank self = {0, 2, "job", NULL, free_address(), 20, 0};
+    pid_t host = start(&self);
+    struct addrinfo *second = address_resolve(self.server);
+    Rendezvous rendezvous = {1, 2, "job", 20, NULL, 0};
     int peer = -1, status;
-    for (double end = now_seconds() + 10; peer < 0 && now_seconds() < end; meeting_pause()) {
-        assert_int_equal(meeting_ask_any(&meeting, first, end), -1);
+    for (double end = now_seconds() + 10; peer < 0 && now_seconds() < end; rendezvous_pause()) {
+        assert_int_equal(rendezvous_request_by_any(&rendezvous, first, end), -1);
         first->ai_next = second;
-        peer = meeting_ask_any(&meeting, first, end);
+        peer = rendezvous_request_by_any(&rendezvous, first, end);
         first->ai_next = NULL;
     }
     assert_true(peer >= 0);
@@ -323,23 +324,24 @@ static void test_tcp_next_address(void **state) {
     freeaddrinfo(second);
 }
 
-// both families at once: a host may be known by either
+// one socket listens on IPv4 and IPv6
 static void test_tcp_families(void **state) {
     (void)state;
     char host[256];
-    assert_int_equal(meeting_place(host, "[::1]:29500"), 29500);
+    assert_int_equal(address_parse(host, "[::1]:29500"), 29500);
     assert_string_equal(host, "::1");
     struct sockaddr_in6 own;
     memset(&own, 0, sizeof own);
-    own.sin6_family = AF_INET6, own.sin6_addr = in6addr_loopback;
-    int port, listener = meeting_open_port(&port), probe = socket(AF_INET6, SOCK_STREAM, 0);
+    own.sin6_family = AF_INET6;
+    own.sin6_addr = in6addr_loopback;
+    int port, listener = socket_listen_any_port(&port), probe = socket(AF_INET6, SOCK_STREAM, 0);
     bool has_six = probe >= 0 && bind(probe, (struct sockaddr *)&own, sizeof own) == 0;
     const char *const servers[] = {"127.0.0.1", "[::1]"};
     for (int i = 0; i < 1 + has_six; i++) {
         char server[32];
         snprintf(server, sizeof server, "%s:%d", servers[i], port);
-        struct addrinfo *address = meeting_addresses(server);
-        int peer = meeting_connect(address, now_seconds() + 5);
+        struct addrinfo *address = address_resolve(server);
+        int peer = socket_connect(address, now_seconds() + 5);
         assert_true(peer >= 0);
         close(peer);
         freeaddrinfo(address);
@@ -348,21 +350,21 @@ static void test_tcp_families(void **state) {
     close(listener);
 }
 
-// What does not answer, as a host behind a firewall, holds nobody longer than the time there is: a kernel that drops
-// whoever comes, as the listener's queue is full.
+// A host that does not answer, as behind a firewall, delays a rank no longer than its timeout. Here the listener's
+// queue is full, so the kernel drops new connections.
 static void test_tcp_no_answer(void **state) {
     (void)state;
-    Guest guest = {1, 2, "job", NULL, free_address(), 0.5, 0};
-    struct addrinfo *address = meeting_addresses(guest.server);
+    TestRank self = {1, 2, "job", NULL, free_address(), 0.5, 0};
+    struct addrinfo *address = address_resolve(self.server);
     int listener = socket(AF_INET, SOCK_STREAM, 0), callers[4];
     assert_int_equal(bind(listener, address->ai_addr, address->ai_addrlen), 0);
     assert_int_equal(listen(listener, 0), 0);
     // the first connection fits the queue; the other attempts run into their deadline
-    for (int i = 0; i < 4; i++) { callers[i] = meeting_connect(address, now_seconds() + (i == 0 ? 20 : 0.1)); }
+    for (int i = 0; i < 4; i++) { callers[i] = socket_connect(address, now_seconds() + (i == 0 ? 20 : 0.1)); }
     assert_true(callers[0] >= 0);
     assert_int_equal(callers[3], -1);
     double start = now_seconds();
-    assert_stops(1, "rank 1 of 2: rank 0 did not come", attend, &guest);
+    assert_stops(1, "rank 1 of 2: rank 0 did not connect", run_rendezvous, &self);
     assert_true(now_seconds() - start < 60);  // connect alone takes two minutes
     for (int i = 0; i < 4; i++) {
         if (callers[i] >= 0) { close(callers[i]); }
@@ -374,50 +376,54 @@ static void test_tcp_no_answer(void **state) {
 static void test_job_name(void **state) {
     (void)state;
     char name[64];
-    unsetenv("SLURM_JOB_ID"), unsetenv("SLURM_STEP_ID"), unsetenv("SLURM_STEPID");
-    meeting_job(name, sizeof name);
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_STEP_ID");
+    unsetenv("SLURM_STEPID");
+    rendezvous_job(name, sizeof name);
     assert_string_equal(name, "train_gpt2");
     setenv("SLURM_JOB_ID", "42", 1);
-    meeting_job(name, sizeof name);
+    rendezvous_job(name, sizeof name);
     assert_string_equal(name, "42");
     setenv("SLURM_STEPID", "7", 1);
-    meeting_job(name, sizeof name);
+    rendezvous_job(name, sizeof name);
     assert_string_equal(name, "42.7");
     setenv("SLURM_STEP_ID", "3", 1);
-    meeting_job(name, sizeof name);
+    rendezvous_job(name, sizeof name);
     assert_string_equal(name, "42.3");
-    unsetenv("SLURM_JOB_ID"), unsetenv("SLURM_STEP_ID"), unsetenv("SLURM_STEPID");
+    unsetenv("SLURM_JOB_ID");
+    unsetenv("SLURM_STEP_ID");
+    unsetenv("SLURM_STEPID");
 }
 
-// ---- the wire. A process each
+// ---- TCP connections, one process per rank
 
 typedef struct {
     int rank, size;
     const char *server, *folder;  // one of the two
     const char *fault;            // "": none, "leaves", "hangs"
     int culprit;
-} WireGuest;
+} WireRank;
 
-static Wire *new_wire(const WireGuest *g) {
-    char answer[sizeof answer_text] = "";
-    if (g->rank == 0) { memcpy(answer, answer_text, sizeof answer); }
-    Meeting meeting = {g->rank, g->size, "job", 20, answer, sizeof answer};
-    Wire *w = g->folder ? wire_by_file(&meeting, g->folder) : wire_by_tcp(&meeting, g->server);
-    if (memcmp(answer, answer_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
+static Wire *new_wire(const WireRank *g) {
+    char answer[sizeof payload_text] = "";
+    if (g->rank == 0) { memcpy(answer, payload_text, sizeof answer); }
+    Rendezvous rendezvous = {g->rank, g->size, "job", 20, answer, sizeof answer};
+    Wire *w = g->folder ? wire_by_file(&rendezvous, g->folder) : wire_by_tcp(&rendezvous, g->server);
+    if (memcmp(answer, payload_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
     return w;
 }
 
-static void use_wire(void *guest) {
-    const WireGuest *g = (const WireGuest *)guest;
+static void use_wire(void *self) {
+    const WireRank *g = (const WireRank *)self;
     Wire *w = new_wire(g);
     for (int best = 0; best < g->size; best++) {
         bool mine = best == g->rank;
         long long most = wire_max(mine ? LLONG_MAX - best : LLONG_MIN + g->rank, w);
-        if (most != LLONG_MAX - best) { run_error("rank %d was told %lld", g->rank, most); }
+        if (most != LLONG_MAX - best) { run_error("rank %d received %lld", g->rank, most); }
         most = wire_max(mine ? -1 : -2 - g->rank, w);
-        if (most != -1) { run_error("rank %d was told %lld", g->rank, most); }
+        if (most != -1) { run_error("rank %d received %lld", g->rank, most); }
     }
-    wire_check(w);  // all are there, as each is in the loop below or before it
+    wire_check(w);  // every rank is connected: each is at the next wire_max or before
     wire_max(0, w);
     if (strcmp(g->fault, "hangs") == 0) { w->timeout = 2; }  // from here on only the culprit is slow
     if (g->rank == g->culprit && strcmp(g->fault, "leaves") == 0) { _exit(0); }
@@ -426,14 +432,14 @@ static void use_wire(void *guest) {
     wire_close(w);
 }
 
-// starts all but rank `self`, which is the caller
-static void start_wires(pid_t *children, WireGuest like, int self) {
+// starts every rank except `self`, the caller
+static void start_wires(pid_t *children, WireRank like, int self) {
     for (int rank = 0; rank < like.size; rank++) {
         like.rank = rank;
         fflush(NULL);
         children[rank] = rank == self ? 0 : fork();
         if (rank == self || children[rank] > 0) { continue; }
-        if (!freopen("/dev/null", "w", stderr)) { _exit(9); }  // what one says is looked at where it is the caller
+        if (!freopen("/dev/null", "w", stderr)) { _exit(9); }  // only the caller's error is checked
         use_wire(&like);
         _exit(0);
     }
@@ -441,12 +447,12 @@ static void start_wires(pid_t *children, WireGuest like, int self) {
 
 static void test_wire(void **state) {
     (void)state;
-    for (int way = 0; way < 6; way++) {
-        int size = 2 + way / 2;
-        const char *folder = way % 2 ? new_folder("wire") : NULL;
-        WireGuest guest = {0, size, free_address(), folder, "", 0};
+    for (int i = 0; i < 6; i++) {
+        int size = 2 + i / 2;
+        const char *folder = i % 2 ? new_folder("wire") : NULL;
+        WireRank self = {0, size, free_address(), folder, "", 0};
         pid_t children[4];
-        start_wires(children, guest, -1);
+        start_wires(children, self, -1);
         for (int rank = 0; rank < size; rank++) {
             int status;
             waitpid(children[rank], &status, 0);
@@ -456,12 +462,12 @@ static void test_wire(void **state) {
     }
 }
 
-// what rank `self` of three says when the culprit does that
+// the error of rank `self` of three if the culprit has this fault
 static void assert_wire_says(const char *sentence, int self, const char *fault, int culprit) {
-    WireGuest guest = {self, 3, free_address(), NULL, fault, culprit};
+    WireRank rank_self = {self, 3, free_address(), NULL, fault, culprit};
     pid_t children[3];
-    start_wires(children, guest, self);
-    assert_stops(1, sentence, use_wire, &guest);
+    start_wires(children, rank_self, self);
+    assert_stops(1, sentence, use_wire, &rank_self);
     for (int rank = 0; rank < 3; rank++) {
         if (rank == self) { continue; }
         kill(children[rank], SIGKILL);
@@ -471,13 +477,13 @@ static void assert_wire_says(const char *sentence, int self, const char *fault, 
 
 static void test_wire_faults(void **state) {
     (void)state;
-    assert_wire_says("rank 2 has ended: what it last said tells why", 0, "leaves", 2);
-    assert_wire_says("rank 0 has ended: what it last said tells why", 1, "leaves", 0);
+    assert_wire_says("rank 2 has ended: see the last message of that rank", 0, "leaves", 2);
+    assert_wire_says("rank 0 has ended: see the last message of that rank", 1, "leaves", 0);
     assert_wire_says("rank 1 has not answered for 2 s; if nothing hangs there", 0, "hangs", 1);
-    assert_wire_says("rank 0 has ended: what it last said tells why", 1, "hangs", 2);  // rank 0 names it
+    assert_wire_says("rank 0 has ended: see the last message of that rank", 1, "hangs", 2);  // rank 0 names rank 2
 }
 
-static void look_at_lost_wire(void *wire) { wire_check((const Wire *)wire); }
+static void check_lost_wire(void *wire) { wire_check((const Wire *)wire); }
 
 static void test_wire_check(void **state) {
     (void)state;
@@ -490,10 +496,10 @@ static void test_wire_check(void **state) {
     wire_check(w);
     long long value = 0;
     assert_true(wire_receive(ends[0], 1, &value, now_seconds()));
-    assert_int_equal(value, 42);  // a look took nothing
+    assert_int_equal(value, 42);  // wire_check received nothing
     assert_false(wire_receive(ends[0], 1, &value, now_seconds()));
     close(ends[1]);
-    assert_stops(1, "rank 1 has ended", look_at_lost_wire, w);
+    assert_stops(1, "rank 1 has ended", check_lost_wire, w);
     wire_close(w);
 }
 
@@ -501,19 +507,25 @@ static void note_signal(int number) { (void)number; }
 
 static void receive_from_lost(void *wire) {
     long long value;
+<<<<<<< HEAD
     errno = EINTR;  // as a signal leaves it
     wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 20);
+=======
+    errno = EINTR;  // as after a signal
+    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 1);
+>>>>>>> flags
 }
 
-// A signal that is caught ends no wait, as a run that is told to end waits for the others to hear of it; nor does what
-// it leaves in errno hide that the other end has gone.
+// A caught signal does not end a wait: a run that receives SIGTERM still waits for the other ranks. The signal's errno
+// does not hide a closed connection.
 static void test_wire_signal(void **state) {
     (void)state;
     int ends[2], *peers = (int *)xcalloc(2, sizeof *peers);
     long long value = 0;
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
-    action.sa_handler = note_signal, action.sa_flags = SA_RESTART;
+    action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, &before);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     peers[0] = peers[1] = ends[0];
@@ -537,8 +549,9 @@ static void test_wire_signal(void **state) {
     sigaction(SIGUSR1, &before, NULL);
 }
 
-// ---- the watch over calls that may not return
+// ---- watchdog
 
+<<<<<<< HEAD
 static void note_look(void *most, double waited) {
     double last;
     __atomic_load((double *)most, &last, __ATOMIC_RELAXED);
@@ -551,15 +564,19 @@ static void wait_for_look(double *most, double seconds) {
     for (double end = now_seconds() + 20; seen <= seconds && now_seconds() < end; usleep(10000)) {
         __atomic_load(most, &seen, __ATOMIC_RELAXED);
     }
+=======
+static void note_check(void *most, double waited) {
+    if (waited > *(double *)most) { *(double *)most = waited; }
+>>>>>>> flags
 }
 
 static void test_watch(void **state) {
     (void)state;
     Watch watch;
     double most = 0;
-    watch_open(&watch, note_look, &most);
+    watch_open(&watch, note_check, &most);
     usleep(150000);
-    assert_true(most == 0);  // outside it does not look
+    assert_true(most == 0);  // no check outside watch_enter and watch_leave
     for (int i = 0; i < 100; i++) {
         watch_enter(&watch);
         watch_leave(&watch);
@@ -574,14 +591,14 @@ static void test_watch(void **state) {
     watch_close(&watch);
 }
 
-static void give_up_waiting(void *of, double waited) {
+static void check_too_long(void *of, double waited) {
     (void)of;
     if (waited > 0.1) { run_error("it has waited too long"); }
 }
 
 static void wait_for_ever(void *of) {
     Watch watch;
-    watch_open(&watch, give_up_waiting, of);
+    watch_open(&watch, check_too_long, of);
     watch_enter(&watch);
     sleep(60);
     watch_leave(&watch);
@@ -605,14 +622,14 @@ static void test_same_gpu(void **state) {
     assert_int_equal(other, 3);
 }
 
-// ---- a rank of several
+// ---- several ranks
 
 #define CHECK(holds, ...)                                                                                              \
     do {                                                                                                               \
         if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
     } while (0)
 
-// The memory of a device that the host cannot reach: addresses beyond what a process has, so that a read is a crash.
+// Device memory that the host cannot read: addresses outside the process, so an access crashes.
 static const ptrdiff_t FAR_AWAY = (ptrdiff_t)1 << 62;
 
 static void *far_host(const void *p) { return (char *)p - FAR_AWAY; }
@@ -628,28 +645,33 @@ static void far_copy(void *to, const void *from, size_t bytes, Exec *ex) {
 
 static Device far_device(void) {
     Device device = cpu_device;
-    device.allocate = far_allocate, device.release = far_release, device.fill = far_fill;
-    device.upload = far_upload, device.download = far_download, device.enqueue_copy = far_copy;
+    device.allocate = far_allocate;
+    device.release = far_release;
+    device.fill = far_fill;
+    device.upload = far_upload;
+    device.download = far_download;
+    device.enqueue_copy = far_copy;
     return device;
 }
 
-enum { EDGE = 64, PIECES = 2200013 };  // bytes past a buffer, which no call may touch; two rectangles of bf16
+// EDGE: bytes past a buffer that no collective may write; PIECES: elements of two pieces in bf16
+enum { EDGE = 64, PIECES = 2200013 };
 
-// what the checks of one world share
+// state of the checks of one world
 typedef struct {
     const int *members;  // the group's world ranks, in its order
     Comm *comm;
     char *in, *out;           // device memory
-    char *given, *got, *sum;  // host memory
+    char *input, *got, *sum;  // host memory
     uint64_t checks;
 } Bench;
 
 static const size_t counts[] = {1, 7, 1000003, PIECES};
 
-// element i of what a rank of the world gives in this check: as different in size as sums need to depend on their order
-static float given_value(uint64_t check, int world_rank, size_t i) {
+// element i of a rank's input in this check; magnitudes differ, so that a sum depends on its order
+static float input_value(uint64_t check, int world_rank, size_t i) {
     uint64_t bits = rng_mix((check * 8 + (uint64_t)world_rank) << 32 | i);
-    if (i % 64 == 6) { return -0.0f; }  // on every rank: so is the sum
+    if (i % 64 == 6) { return -0.0f; }  // on every rank, and so the sum is -0
     float value = (float)(int32_t)(uint32_t)bits * 0x1p-31f;
     return value * (float)(1 << (bits >> 32) % 8);
 }
@@ -666,37 +688,37 @@ static void put(void *to, size_t i, float value, DType dtype) {
 
 static float stored(float value, DType dtype) { return dtype == DT_F32 ? value : bf16_to_float(float_to_bf16(value)); }
 
-// A serial sum in the order of the group's ranks, in fp32, rounded once.
+// serial sum in the order of the group's ranks, in fp32, rounded once
 static void serial_sum(void *to, size_t first, size_t count, DType dtype, const Bench *b) {
     for (size_t i = 0; i < count; i++) {
-        float sum = stored(given_value(b->checks, b->members[0], first + i), dtype);
+        float sum = stored(input_value(b->checks, b->members[0], first + i), dtype);
         for (int r = 1; r < b->comm->size; r++) {
-            sum += stored(given_value(b->checks, b->members[r], first + i), dtype);
+            sum += stored(input_value(b->checks, b->members[r], first + i), dtype);
         }
         put(to, i, sum, dtype);
     }
 }
 
-static void give(char *to, size_t first, size_t count, DType dtype, int world_rank, const Bench *b) {
-    for (size_t i = 0; i < count; i++) { put(to, i, given_value(b->checks, world_rank, first + i), dtype); }
+static void fill_input(char *to, size_t first, size_t count, DType dtype, int world_rank, const Bench *b) {
+    for (size_t i = 0; i < count; i++) { put(to, i, input_value(b->checks, world_rank, first + i), dtype); }
 }
 
-// One rank of the group comes late, another one in each check; the sums must not care.
-static void come_late(const Bench *b) {
+// Delays one rank of the group, a different one in each check: the sums must not change.
+static void delay_one_rank(const Bench *b) {
     if (b->checks % (uint64_t)b->comm->size == (uint64_t)b->comm->rank) { usleep(b->checks % 7 ? 1000 : 30000); }
 }
 
-// the device's memory: `given` and a poisoned edge
-static void lay_out(char *memory, const void *given, size_t bytes, Bench *b) {
-    if (given) {
-        b->comm->device->upload(memory, given, bytes);
+// fills device memory with `input`, or poison if NULL, and a poisoned edge
+static void lay_out(char *memory, const void *input, size_t bytes, Bench *b) {
+    if (input) {
+        b->comm->device->upload(memory, input, bytes);
     } else {
         b->comm->device->fill(memory, 0xAA, bytes);
     }
     b->comm->device->fill(memory + bytes, 0xAA, EDGE);
 }
 
-// the device's memory holds these bytes and the poison after them, and every rank's is the same where `alike`
+// checks device memory and the poison after it; `alike`: every rank must hold the same bytes
 static void check_memory(const char *memory, const void *expected, size_t bytes, bool alike, const char *call,
                          DType dtype, Bench *b) {
     b->comm->device->download(b->got, memory, bytes + EDGE);
@@ -711,7 +733,7 @@ static void check_memory(const char *memory, const void *expected, size_t bytes,
     if (!alike) { return; }
     uint64_t hash = 0, hashes[8];
     for (size_t i = 0; i < bytes; i++) { hash = (hash ^ (uint8_t)b->got[i]) * 0x100000001B3u; }
-    char *place = b->out + (2 << 20);  // the results' own memory is done with
+    char *place = b->out + (2 << 20);  // the result was downloaded above
     b->comm->device->upload(place + (size_t)b->comm->rank * sizeof hash, &hash, sizeof hash);
     comm_all_gather(place, place + (size_t)b->comm->rank * sizeof hash, sizeof hash, DT_U8, b->comm, NULL);
     b->comm->device->download(hashes, place, (size_t)b->comm->size * sizeof hash);
@@ -723,7 +745,7 @@ static void check_sent(uint64_t before, uint64_t expected, const char *call, con
     CHECK(sent == expected, "%s sent %lu bytes, expected %lu", call, (unsigned long)sent, (unsigned long)expected);
 }
 
-// A broadcast's tree: one rank sends more than another, all together once to each that does not have it
+// In a broadcast tree ranks send different numbers of bytes; their sum is one buffer per receiving rank.
 static void check_all_sent(uint64_t before, uint64_t expected, const Bench *b) {
     long long sent = 0, mine = (long long)(b->comm->sent_bytes - before);
     for (int r = 0; r < b->comm->size; r++) { sent += comm_max(r == b->comm->rank ? mine : -1, b->comm); }
@@ -733,10 +755,10 @@ static void check_all_sent(uint64_t before, uint64_t expected, const Bench *b) {
 
 static void check_all_reduce(size_t count, DType dtype, Bench *b) {
     size_t bytes = count * dtype_size(dtype);
-    give(b->given, 0, count, dtype, b->members[b->comm->rank], b);
+    fill_input(b->input, 0, count, dtype, b->members[b->comm->rank], b);
     serial_sum(b->sum, 0, count, dtype, b);
-    lay_out(b->out, b->given, bytes, b);
-    come_late(b);
+    lay_out(b->out, b->input, bytes, b);
+    delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_wait(comm_all_reduce(b->out, count, dtype, b->comm, NULL), b->comm, NULL);
     check_sent(before, all_reduce_bytes(count, dtype, b->comm->rank, b->comm->size), "all_reduce", b);
@@ -746,30 +768,30 @@ static void check_all_reduce(size_t count, DType dtype, Bench *b) {
 static void check_reduce_scatter(size_t count, DType dtype, bool in_place, Bench *b) {
     int size = b->comm->size, rank = b->comm->rank;
     size_t chunk = chunk_size(count, size), bytes = chunk * dtype_size(dtype), own = (size_t)rank * bytes;
-    give(b->given, 0, (size_t)size * chunk, dtype, b->members[rank], b);
+    fill_input(b->input, 0, (size_t)size * chunk, dtype, b->members[rank], b);
     serial_sum(b->sum, (size_t)rank * chunk, chunk, dtype, b);
-    lay_out(b->in, b->given, (size_t)size * bytes, b);
+    lay_out(b->in, b->input, (size_t)size * bytes, b);
     lay_out(b->out, NULL, bytes, b);
-    come_late(b);
+    delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_reduce_scatter(in_place ? b->in + own : b->out, b->in, chunk, dtype, b->comm, NULL);
     check_sent(before, all_gather_bytes(chunk, dtype, size), "reduce_scatter", b);
     if (in_place) {
-        memcpy(b->given + own, b->sum, bytes);
+        memcpy(b->input + own, b->sum, bytes);
     } else {
         check_memory(b->out, b->sum, bytes, false, "reduce_scatter", dtype, b);
     }
-    check_memory(b->in, b->given, (size_t)size * bytes, false, "reduce_scatter, what it read", dtype, b);
+    check_memory(b->in, b->input, (size_t)size * bytes, false, "reduce_scatter, its input", dtype, b);
 }
 
 static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b) {
     int size = b->comm->size, rank = b->comm->rank;
     size_t chunk = chunk_size(count, size), bytes = chunk * dtype_size(dtype);
-    for (int r = 0; r < size; r++) { give(b->sum + (size_t)r * bytes, 0, chunk, dtype, b->members[r], b); }
+    for (int r = 0; r < size; r++) { fill_input(b->sum + (size_t)r * bytes, 0, chunk, dtype, b->members[r], b); }
     lay_out(b->out, NULL, (size_t)size * bytes, b);
     char *own = in_place ? b->out + (size_t)rank * bytes : b->in;
     b->comm->device->upload(own, b->sum + (size_t)rank * bytes, bytes);
-    come_late(b);
+    delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_all_gather(b->out, own, chunk, dtype, b->comm, NULL);
     check_sent(before, all_gather_bytes(chunk, dtype, size), "all_gather", b);
@@ -778,16 +800,16 @@ static void check_all_gather(size_t count, DType dtype, bool in_place, Bench *b)
 
 static void check_broadcast(size_t count, DType dtype, int root, Bench *b) {
     size_t bytes = count * dtype_size(dtype);
-    give(b->sum, 0, count, dtype, b->members[root], b);
+    fill_input(b->sum, 0, count, dtype, b->members[root], b);
     lay_out(b->out, b->comm->rank == root ? b->sum : NULL, bytes, b);
-    come_late(b);
+    delay_one_rank(b);
     uint64_t before = b->comm->sent_bytes;
     comm_broadcast(b->out, count, dtype, root, b->comm, NULL);
     check_all_sent(before, (uint64_t)(b->comm->size - 1) * bytes, b);
     check_memory(b->out, b->sum, bytes, true, "broadcast", dtype, b);
 }
 
-// every collective of a group, with the first of `counts`
+// every collective of a group, with the first num_counts of `counts`
 static void check_group(Comm *comm, const int *members, int num_counts, Bench *b) {
     const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
     b->comm = comm;
@@ -811,17 +833,22 @@ static void check_group(Comm *comm, const int *members, int num_counts, Bench *b
 
 static void bench_allocate(Bench *b, const Device *device) {
     size_t bytes = (PIECES + 16) * sizeof(float) + EDGE;
-    b->in = (char *)device->allocate(bytes), b->out = (char *)device->allocate(bytes);
-    b->given = (char *)host_allocate(bytes), b->got = (char *)host_allocate(bytes);
+    b->in = (char *)device->allocate(bytes);
+    b->out = (char *)device->allocate(bytes);
+    b->input = (char *)host_allocate(bytes);
+    b->got = (char *)host_allocate(bytes);
     b->sum = (char *)host_allocate(bytes);
 }
 
 static void bench_free(Bench *b, const Device *device) {
-    device->release(b->in), device->release(b->out);
-    free(b->given), free(b->got), free(b->sum);
+    device->release(b->in);
+    device->release(b->out);
+    free(b->input);
+    free(b->got);
+    free(b->sum);
 }
 
-// the whole world, on host memory or a device's
+// all collectives of the world, on host or device memory
 static void check_world(Comm *world) {
     Bench b = {0};
     const int members[8] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -830,7 +857,7 @@ static void check_world(Comm *world) {
     bench_free(&b, world->device);
 }
 
-// dp x t, tp fastest; dp's ranks run backwards, by their keys
+// dp x t with tp fastest; negative keys reverse the order of dp
 static void check_split(Comm *world, int t) {
     Bench b = {0};
     int members[8], last = world->size - t + world->rank % t;
@@ -847,7 +874,7 @@ static void check_split(Comm *world, int t) {
     comm_close(dp);
 }
 
-// Thousands of small calls on groups that overlap, with no barrier between: none may take another's message.
+// thousands of small collectives on overlapping groups without a barrier: none may receive another's message
 static void check_many(Comm *world) {
     int t = world->size % 2 == 0 ? 2 : 1, round;
     Comm *tp = comm_split(world, world->rank / t, world->rank), *dp = comm_split(world, world->rank % t, world->rank);
@@ -865,22 +892,22 @@ static void check_many(Comm *world) {
     comm_close(dp);
 }
 
-// No rank leaves before the last has come.
+// No rank leaves a barrier before the last rank enters.
 static void check_barrier(Comm *world) {
     for (int last = 0; last < world->size; last++) {
-        double came[8] = {0};
+        double entered[8] = {0};
         if (world->rank == last) { usleep(50000); }
-        came[world->rank] = now_seconds();
+        entered[world->rank] = now_seconds();
         comm_barrier(world);
         double left = now_seconds();
-        comm_all_gather(came, &came[world->rank], sizeof left, DT_U8, world, NULL);
+        comm_all_gather(entered, &entered[world->rank], sizeof left, DT_U8, world, NULL);
         for (int r = 0; r < world->size; r++) {
-            CHECK(left >= came[r], "a rank left a barrier %g s before rank %d came", came[r] - left, r);
+            CHECK(left >= entered[r], "a rank left a barrier %g s before rank %d entered", entered[r] - left, r);
         }
     }
 }
 
-// The largest of values of both signs and of all sizes, given by each rank in turn; nothing is counted as sent.
+// Maxima of both signs and all magnitudes, with the maximum on each rank in turn; sent_bytes does not change.
 static void check_max(Comm *world) {
     uint64_t sent = world->sent_bytes;
     for (int best = 0; best < world->size; best++) {
@@ -893,20 +920,20 @@ static void check_max(Comm *world) {
     CHECK(world->sent_bytes == sent, "comm_max counted as a collective");
 }
 
-static void check_tell(Comm *world) {
+static void check_broadcast_host(Comm *world) {
     for (size_t count = 0; count <= 30; count++) {
         unsigned char bytes[32];
         memset(bytes, 0x5A, sizeof bytes);
         for (size_t i = 0; i < count; i++) { bytes[i] = (unsigned char)(world->rank == 0 ? 255 - i : 17); }
-        comm_tell(bytes, count, world);
+        comm_broadcast_host(bytes, count, world);
         for (size_t i = 0; i < sizeof bytes; i++) {
-            CHECK(bytes[i] == (i < count ? 255 - i : 0x5A), "byte %zu of %zu that rank 0 told", i, count);
+            CHECK(bytes[i] == (i < count ? 255 - i : 0x5A), "byte %zu of %zu broadcast by rank 0", i, count);
         }
     }
 }
 
-// Tickets of two groups, joined late, out of order, twice, or never: what was given has been done, in the right memory.
-static void check_tickets(Comm *world) {
+// comm_wait late, out of order, twice or never, in two groups: every collective writes its own output.
+static void check_works(Comm *world) {
     float in[2][8 * 3], out[2][3], gathered[8] = {0}, own = (float)world->rank;
     CommWork works[2], first = world->calls;
     Comm *same = comm_split(world, 0, world->rank);
@@ -948,8 +975,8 @@ static int run_ranks(void) {
     check_many(world);
     check_barrier(world);
     check_max(world);
-    check_tell(world);
-    check_tickets(world);
+    check_broadcast_host(world);
+    check_works(world);
     check_device(world);
     if (world->rank == 0) { printf("every rank agrees\n"); }
     comm_close(world);
@@ -958,7 +985,7 @@ static int run_ranks(void) {
 
 // ---- faults
 
-// dp x 2, each step a sum over both groups
+// one step: an all-reduce in each group
 static void step(Comm *tp, Comm *dp) {
     float x = 1;
     comm_all_reduce(&x, 1, DT_F32, tp, NULL);
@@ -975,7 +1002,7 @@ static void commit(const char *fault, Comm *world) {
     if (strcmp(fault, "confuses") == 0) { comm_all_gather(y, &x, 1, DT_F32, world, NULL); }
 }
 
-// every rank says its process id first, so that what is left can be looked for
+// every rank prints its process id first, so that the shell test can look for processes left behind
 static int run_fault(const char *fault, int culprit) {
     Comm *world = comm_open();
     bool waits = strcmp(fault, "stopped") == 0 || strcmp(fault, "confuses") == 0;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Several processes through mpirun: every collective on 1, 2, 3 and 4 ranks, and what becomes of a job one of whose
-# ranks is killed, hangs, stops on bad input, fails, leaves, or makes another call than the rest.
+# Several ranks through mpirun: every collective on 1, 2, 3 and 4 ranks, and jobs in which one rank is killed, hangs,
+# stops on bad input, fails, leaves, or makes a different call than the others.
 #   PROGRAM=build/test/test_comm dev/test/test_comm.sh
-# A job that ends badly is to say one sentence that names the rank, exit as that rank did, and leave no process.
-# Skipped where there is no mpirun, or no MPI was built in.
+# A failed job must print one sentence that names the rank, exit with that rank's status, and leave no process behind.
+# Skipped without mpirun, or in a build without MPI.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -28,7 +28,7 @@ fault() {
     status=$?
     report "$2, rank $3 of $1" "$(
         [ "$status" -eq "$4" ] || echo "exit status $status, expected $4"
-        [ "$(grep -c '^process' "$out")" -eq "$1" ] || echo "not every process said who it is"
+        [ "$(grep -c '^process' "$out")" -eq "$1" ] || echo "not every rank printed its process id"
         grep -qE -- "$5" "$out" || echo "expected /$5/"
         [ "$(grep -c 'train_gpt2:' "$out")" -eq "${6:-1}" ] || echo "expected ${6:-1} sentence(s)"
         # shellcheck disable=SC2046
@@ -41,11 +41,11 @@ fault 4 refuses 0 2 '^train_gpt2: rank 0: shard 3 is cut short$'
 fault 3 fails 2 1 '^train_gpt2: rank 2: step 20: the loss is NaN$'
 fault 1 fails 0 1 '^train_gpt2: step 20: the loss is NaN$'
 fault 4 all-refuse 0 2 '^train_gpt2: rank [0-3]: data/none.bin: no such file$'
-# every other rank waits, some of them for ranks that wait
+# every other rank waits, some of them for waiting ranks
 fault 2 stopped 0 1 '^train_gpt2: rank 1: rank 0 has not answered for 1 s'
 fault 4 stopped 3 1 '^train_gpt2: rank [0-2]: rank 3 has not answered for 1 s'
 fault 4 confuses 1 1 '^train_gpt2: rank [0-3]: all_[a-z]* has waited 1 s, yet every rank answers'
-# mpirun says it
+# mpirun reports these
 fault 3 killed 1 137 'rank 1 .*exited on signal 9' 0
 fault 3 leaves 2 1 'due to process rank 2 ' 0
 

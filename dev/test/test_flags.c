@@ -1,6 +1,6 @@
 /*
-The flag engine on a small table with every type: each way to write a value, every refusal with its sentence, and the
-table seen as help, banner and JSON, and read back from it.
+Flags, on a small table with every type: each form of a value, each error with its sentence, and help, banner and JSON
+made from the table, and JSON read back.
 */
 #include "testing.h"
 #include "llmc/run/flags.h"
@@ -16,21 +16,34 @@ typedef struct {
 // clang-format off
 static const Flag TABLE[] = {
     FLAG_HEADING("Data"),
-    {"b", "micro-batch", FLAG_INT, offsetof(Values, micro_batch), 1, 65536, NULL, "N", "sequences a micro-step"},
-    {"d", "total-tokens", FLAG_INT64, offsetof(Values, total_tokens), 0, INFINITY, NULL, "tokens", "tokens a step"},
-    {"o", "output", FLAG_STRING, offsetof(Values, output), 0, 0, NULL, "DIR", "the run's directory"},
-    {"ps", NULL, FLAG_STRING, offsetof(Values, server), 0, 0, NULL, "HOST", "only a letter"},
+    {"b", "micro-batch", FLAG_INT, offsetof(Values, micro_batch), 1, 65536, NULL, "N", "sequences",
+     "sequences per micro-batch (default %s)",
+     "One forward and backward computes a micro-batch. These words go on until a line of one hundred columns is full.",
+     "train -b 8", "-d; doc/training.md"},
+    {"d", "total-tokens", FLAG_INT64, offsetof(Values, total_tokens), 0, INFINITY, NULL, "N", NULL,
+     "tokens per update (default %s)", NULL, NULL, NULL},
+    {"o", "output", FLAG_STRING, offsetof(Values, output), 0, 0, NULL, "DIR", NULL, "run directory", NULL, NULL, NULL},
+    {"ps", NULL, FLAG_STRING, offsetof(Values, server), 0, 0, NULL, "HOST", NULL, "only a letter", NULL, NULL, NULL},
     FLAG_HEADING("Optimizer"),
-    {"x", "max-steps", FLAG_INT, offsetof(Values, max_steps), -1, INFINITY, NULL, "N", "steps, -1 for one epoch"},
-    {"nk", "keep", FLAG_INT, offsetof(Values, keep), 0, INFINITY, NULL, "N", "checkpoints to keep"},
-    {"k", "schedule", FLAG_CHOICE, offsetof(Values, schedule), 0, 0, "cosine linear constant wsd", "NAME", "rate"},
-    {"l", "lr", FLAG_REAL, offsetof(Values, lr), 0, INFINITY, NULL, "X", "learning rate"},
-    {"q", "final-fraction", FLAG_REAL, offsetof(Values, final_fraction), -0.5, 1, NULL, "X", "of the rate"},
-    {"w", "master", FLAG_CHOICE, offsetof(Values, master), 0, 0, "none|0 fp32|1 split|2", "KIND", "master weights"},
-    {NULL, "seed", FLAG_INT64, offsetof(Values, seed), 0, INFINITY, NULL, "N", "of all randomness"},
+    {"x", "max-steps", FLAG_INT, offsetof(Values, max_steps), -1, INFINITY, NULL, "N", "steps",
+     "updates (default %s: one epoch)", NULL, NULL, NULL},
+    {"nk", "keep", FLAG_INT, offsetof(Values, keep), 0, INFINITY, NULL, "N", NULL,
+     "keep the last N checkpoints and delete every other one after each save (default %s: all of them)", NULL, NULL,
+     NULL},
+    {"k", "schedule", FLAG_CHOICE, offsetof(Values, schedule), 0, 0, "cosine linear constant wsd", "NAME", NULL,
+     "schedule (default %s)", NULL, NULL, NULL},
+    {"l", "lr", FLAG_REAL, offsetof(Values, lr), 0, INFINITY, NULL, "X", NULL, "learning rate (default %s)", NULL, NULL,
+     NULL},
+    {"q", "final-fraction", FLAG_REAL, offsetof(Values, final_fraction), -0.5, 1, NULL, "X", NULL,
+     "final learning rate (default %s)", NULL, NULL, NULL},
+    {"w", "master", FLAG_CHOICE, offsetof(Values, master), 0, 0, "none|0 fp32|1 split|2", "KIND", NULL,
+     "master weights (default %s; none for none)", NULL, NULL, NULL},
+    {NULL, "seed", FLAG_INT64, offsetof(Values, seed), 0, INFINITY, NULL, "N", NULL, "seed (default %s)", NULL, NULL,
+     NULL},
     FLAG_HEADING("Other"),
-    {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", "print the plan"},
-    {"?", "help", FLAG_OPTION, offsetof(Values, help), 0, 0, NULL, NULL, "print this"},
+    {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", NULL, "print the plan", NULL, NULL,
+     NULL},
+    {"?", "help", FLAG_TOPIC, offsetof(Values, help), 0, 0, NULL, "FLAG", NULL, "print this", NULL, NULL, NULL},
     FLAG_LLMC("lg", "log the GPU's state"),
     FLAG_LLMC("z", "shard over processes"),
 };
@@ -42,12 +55,12 @@ static Values default_values(void) {
     return v;
 }
 
-// arguments split at each space; '' is an empty argument. Kept, as strings point into them.
+// Splits arguments at each space; '' is an empty argument. The copy outlives the call, because strings point into it.
 static int split(const char *line, char **argv) {
-    static char kept[64][512];
+    static char copies[64][512];
     static int next;
-    char *copy = kept[next++ % 64];
-    snprintf(copy, sizeof kept[0], "train_gpt2 %s", line);
+    char *copy = copies[next++ % 64];
+    snprintf(copy, sizeof copies[0], "train_gpt2 %s", line);
     int argc = 0;
     for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) {
         assert_true(argc < MAX_ARGUMENTS);
@@ -95,7 +108,7 @@ static void test_three_ways_are_the_same(void **state) {
     }
 }
 
-// so that a script's flags can be changed by adding others
+// flags appended to a script's command override the script's own
 static void test_the_last_one_counts(void **state) {
     (void)state;
     assert_int_equal(parse("-b 8 -b 4").micro_batch, 4);
@@ -145,6 +158,29 @@ static void test_options(void **state) {
     assert_string_equal(v.help, "");
 }
 
+static void test_topics(void **state) {
+    (void)state;
+    assert_null(parse("-b 4").help);
+    const char *lines[] = {
+        "--help b",      "--help -b",     "--help micro-batch", "--help --micro-batch", "-? --micro-batch",
+        "--help=b",      "--help=-b",     "--help=micro-batch", "--help=--micro-batch", "-x 3 --help b",
+        "--help b -x 3", "--help=-b -x 3"};
+    for (int i = 0; i < 12; i++) {
+        const Flag *flag = flags_find_topic(TABLE, ROWS, parse(lines[i]).help);
+        assert_string_equal(flag->name, "micro-batch");
+    }
+    assert_ptr_equal(flags_find_topic(TABLE, ROWS, "ps"), &TABLE[4]);
+    assert_ptr_equal(flags_find_topic(TABLE, ROWS, "--help"), &TABLE[ROWS - 3]);
+    // a flag with dashes that is not the last argument is a flag: the order of flags does not matter
+    Values v = parse("--help -b 8");
+    assert_string_equal(v.help, "");
+    assert_int_equal(v.micro_batch, 8);
+    v = parse("--help --plan -b 8");
+    assert_string_equal(v.help, "");
+    assert_string_equal(v.plan, "");
+    assert_string_equal(parse("--help=b --help").help, "");
+}
+
 typedef struct {
     const char *line, *words;
 } Refusal;
@@ -157,28 +193,28 @@ static void test_refusals(void **state) {
     const Refusal refusals[] = {
         // no such flag
         {"-bx 3", "unknown flag -bx; did you mean -b?"},
-        {"-n 3", "unknown flag -n; --help lists"},
+        {"-n 3", "unknown flag -n; --help lists all flags"},
         {"-xz 3", "unknown flag -xz; did you mean -x?"},
-        {"-yy 3", "unknown flag -yy; --help lists"},
+        {"-yy 3", "unknown flag -yy; --help lists all flags"},
         {"--micro-bach 4", "unknown flag --micro-bach; did you mean --micro-batch?"},
         {"--mcro-batc=4", "unknown flag --mcro-batc=4; did you mean --micro-batch?"},
-        {"--mcro-bat=4", "unknown flag --mcro-bat=4; --help lists"},
+        {"--mcro-bat=4", "unknown flag --mcro-bat=4; --help lists all flags"},
         {"--micro-batches 4", "did you mean --micro-batch?"},
         {"-micro-batch 4", "unknown flag -micro-batch; did you mean --micro-batch?"},
         {"--b 4", "unknown flag --b; did you mean -b?"},
         {"-b=4", "unknown flag -b=4; did you mean -b?"},
         {"--ps host", "unknown flag --ps; did you mean -ps?"},
-        {"--", "unknown flag --; --help lists"},
-        {"-", "unknown flag -; --help lists"},
-        {"--=4", "unknown flag --=4; --help lists"},
-        {"--%s%n 4", "unknown flag --%s%n; --help lists"},
-        // llm.c's: refused whatever follows, and never suggested
-        {"-lg 1", "-lg (log the GPU's state) is llm.c's; this trainer does not have it; leave it out"},
-        {"-lg", "-lg (log the GPU's state) is llm.c's"},
-        {"-z -1 -b many", "-z (shard over processes) is llm.c's"},
-        {"-lg=1", "-lg (log the GPU's state) is llm.c's"},
-        {"--lg 1", "-lg (log the GPU's state) is llm.c's"},
-        {"-yg 1", "unknown flag -yg; --help lists"},
+        {"--", "unknown flag --; --help lists all flags"},
+        {"-", "unknown flag -; --help lists all flags"},
+        {"--=4", "unknown flag --=4; --help lists all flags"},
+        {"--%s%n 4", "unknown flag --%s%n; --help lists all flags"},
+        // llm.c's letters: an error whatever follows, and never a suggestion
+        {"-lg 1", "-lg (log the GPU's state) is a flag of llm.c that this trainer lacks; leave it out"},
+        {"-lg", "-lg (log the GPU's state) is a flag of llm.c"},
+        {"-z -1 -b many", "-z (shard over processes) is a flag of llm.c"},
+        {"-lg=1", "-lg (log the GPU's state) is a flag of llm.c"},
+        {"--lg 1", "-lg (log the GPU's state) is a flag of llm.c"},
+        {"-yg 1", "unknown flag -yg; --help lists all flags"},
         // no value
         {"-b", "-b " TAKES_B "nothing follows it"},
         {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it"},
@@ -234,11 +270,18 @@ static void test_refusals(void **state) {
         {"-w none|0", "found 'none|0'"},
         {"--plan=yaml", "--plan takes nothing or =json or csv; found 'yaml'"},
         {"--plan=", "--plan takes nothing or =json or csv; found ''"},
-        {"--help=me", "--help takes no value; found 'me'"},
+        {"--help=me", "unknown flag me; --help lists all flags"},
+        {"--help=", "--help= takes nothing or a flag; found ''"},
+        {"--help micro-bach", "unknown flag micro-bach; did you mean --micro-batch?"},
+        {"--help mastre", "unknown flag mastre; did you mean --master?"},
+        {"--help --mastre", "unknown flag --mastre; did you mean --master?"},
+        {"--help nj", "unknown flag nj; did you mean -nk?"},
+        {"--help lg", "-lg (log the GPU's state) is a flag of llm.c"},
+        {"--help b 4", "stray argument '4'"},
         // stray
         {"out", "stray argument 'out'"},
         {"-b 4 8", "stray argument '8'"},
-        {"--plan json", "stray argument 'json': values are given as"},
+        {"--plan json", "stray argument 'json': give a value as"},
         {"''", "stray argument ''"},
     };
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
@@ -275,13 +318,23 @@ static void test_edit_distance(void **state) {
     assert_int_equal(flag_edit_distance("ab", "ba"), 2);
 }
 
-// what a printing function wrote; the caller frees it
+// the text that a function prints; the caller frees it
 static char *printed_help(void) {
     char *text = NULL;
     size_t size = 0;
     Values usual = default_values();
     FILE *file = open_memstream(&text, &size);
     flags_print_help(file, "usage: train_gpt2 [flags]", TABLE, ROWS, &usual);
+    fclose(file);
+    return text;
+}
+
+static char *printed_details(const char *topic) {
+    char *text = NULL;
+    size_t size = 0;
+    Values usual = default_values();
+    FILE *file = open_memstream(&text, &size);
+    flag_print_details(file, flags_find_topic(TABLE, ROWS, topic), &usual);
     fclose(file);
     return text;
 }
@@ -301,22 +354,69 @@ static void test_help(void **state) {
     const char *expected =
         "usage: train_gpt2 [flags]\n"
         "\nData\n"
-        "  -b   --micro-batch N        sequences a micro-step [from 1 to 65536; default 4]\n"
-        "  -d   --total-tokens tokens  tokens a step [from 0 to 9223372036854775807; default 524288]\n"
-        "  -o   --output DIR           the run's directory [default none]\n"
-        "  -ps  HOST                   only a letter [default none]\n"
+        "  -b   --micro-batch N     sequences per micro-batch (default 4)\n"
+        "  -d   --total-tokens N    tokens per update (default 524288)\n"
+        "  -o   --output DIR        run directory\n"
+        "  -ps  HOST                only a letter\n"
         "\nOptimizer\n"
-        "  -x   --max-steps N          steps, -1 for one epoch [from -1 to 2147483647; default -1]\n"
-        "  -nk  --keep N               checkpoints to keep [from 0 to 2147483647; default 0]\n"
-        "  -k   --schedule NAME        rate [cosine, linear, constant or wsd; default cosine]\n"
-        "  -l   --lr X                 learning rate [of at least 0; default 0.0003]\n"
-        "  -q   --final-fraction X     of the rate [from -0.5 to 1; default 0.1]\n"
-        "  -w   --master KIND          master weights [none|0, fp32|1 or split|2; default fp32]\n"
-        "       --seed N               of all randomness [from 0 to 9223372036854775807; default 42]\n"
+        "  -x   --max-steps N       updates (default -1: one epoch)\n"
+        "  -nk  --keep N            keep the last N checkpoints and delete every other one after each save\n"
+        "                           (default 0: all of them)\n"
+        "  -k   --schedule NAME     schedule (default cosine)\n"
+        "  -l   --lr X              learning rate (default 0.0003)\n"
+        "  -q   --final-fraction X  final learning rate (default 0.1)\n"
+        "  -w   --master KIND       master weights (default fp32; none for none)\n"
+        "       --seed N            seed (default 42)\n"
         "\nOther\n"
-        "       --plan[=FORMAT]        print the plan [json or csv]\n"
-        "  -?   --help                 print this\n";
+        "       --plan[=FORMAT]     print the plan\n"
+        "  -?   --help [FLAG]       print this\n";
     char *text = printed_help();
+    assert_string_equal(text, expected);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        assert_true(strlen(line) <= FLAG_HELP_LINE);
+    }
+    free(text);
+}
+
+static void test_details(void **state) {
+    (void)state;
+    const char *const topics[] = {"b", "ps", "plan", "-w", "--help"};
+    const char *const expected[] = {
+        "-b, --micro-batch N\n"
+        "    sequences per micro-batch (default 4)\n"
+        "\n"
+        "    One forward and backward computes a micro-batch. These words go on until a line of one hundred\n"
+        "    columns is full.\n"
+        "\n"
+        "    value    a whole number from 1 to 65536, in sequences\n"
+        "    default  4\n"
+        "    example  train -b 8\n"
+        "    see      -d; doc/training.md\n",
+        "-ps HOST\n    only a letter\n\n    value    HOST\n",
+        "--plan[=FORMAT]\n    print the plan\n\n    value    nothing or =json or csv\n",
+        "-w, --master KIND\n    master weights (default fp32; none for none)\n\n"
+        "    value    none|0, fp32|1 or split|2\n    default  fp32\n",
+        "-?, --help [FLAG]\n    print this\n\n    value    nothing or a flag\n"};
+    for (int i = 0; i < 5; i++) {
+        char *text = printed_details(topics[i]);
+        assert_string_equal(text, expected[i]);
+        free(text);
+    }
+}
+
+// a word that is longer than a line stands on a line of its own
+static void test_wrapping(void **state) {
+    (void)state;
+    char long_word[151], *text = NULL, words[400], expected[400];
+    size_t size = 0;
+    memset(long_word, 'w', 150);
+    long_word[150] = 0;
+    snprintf(words, sizeof words, "one two %s three", long_word);
+    snprintf(expected, sizeof expected, "one two\n  %s\n  three\n\n", long_word);
+    FILE *file = open_memstream(&text, &size);
+    flag_print_wrapped(file, words, 4, 2);
+    flag_print_wrapped(file, "", 4, 2);
+    fclose(file);
     assert_string_equal(text, expected);
     free(text);
 }
@@ -337,7 +437,7 @@ static void test_banner(void **state) {
 
 static void test_json(void **state) {
     (void)state;
-    // numbers whose digits cJSON's own printing would lose
+    // numbers that cJSON itself would print without their last digits
     Values v =
         parse("-d 9007199254740993 --seed 9223372036854775807 -l 0.30000000000000004 -k wsd -o a\"b --plan=json");
     char *text = json_text(v);
@@ -354,9 +454,9 @@ static void test_json(void **state) {
     free(text);
 }
 
-// ---- a configuration read back
+// ---- config.json read back
 
-// the strings point into JSON that is kept until the next call
+// strings point into JSON that lives until the next call
 static Values values_from(const char *text, const char *skip) {
     static cJSON *json;
     Values v = default_values();
@@ -385,7 +485,7 @@ static void test_json_reads_back(void **state) {
     free(text);
 }
 
-// what is not in the file stays, and so does what is to be skipped
+// fields that the file lacks stay as they are, and so do the flags to skip
 static void test_json_sets_no_more_than_it_names(void **state) {
     (void)state;
     const char *text = "{\"micro-batch\":8,\"max-steps\":9,\"ps\":\"host\",\"plan\":\"csv\",\"lr\":0.5}";
@@ -404,7 +504,7 @@ static void test_json_sets_no_more_than_it_names(void **state) {
 static void test_json_that_does_not_fit(void **state) {
     (void)state;
     const char *members[] = {
-        // names: unknown, a letter that has a long name, another case, llm.c's
+        // names: unknown, the letter of a named flag, another case, llm.c's
         "\"colour\":1", "\"b\":8", "\"Micro-Batch\":8", "\"\":8", "\"lg\":1", "\"z\":1", "\"Data\":1",
         // types
         "\"micro-batch\":\"8\"", "\"micro-batch\":true", "\"micro-batch\":null", "\"micro-batch\":[8]",
@@ -431,7 +531,7 @@ static void test_json_that_does_not_fit(void **state) {
     for (int i = 0; i < 4; i++) { assert_same_values(values_from(others[i], ""), default_values()); }
 }
 
-// what JSON's text cannot say, but a cJSON can hold
+// a cJSON number can be NaN, though the JSON text cannot
 static void test_json_nan(void **state) {
     (void)state;
     const char *names[] = {"micro-batch", "seed", "lr", "final-fraction"};
@@ -461,7 +561,7 @@ static void test_json_huge_strings(void **state) {
     free(huge);
 }
 
-// the text of a number reads back as the number, and is not longer than it must be
+// the text of a number is the shortest that reads back as the same number
 static void test_real_text(void **state) {
     (void)state;
     const double numbers[] = {0, 1, 0.1, 3e-4, 1. / 3, 0.1 + 0.2, 5e-324, 1.7976931348623157e308, -2.5};
@@ -484,10 +584,13 @@ int main(void) {
         cmocka_unit_test(test_every_type),
         cmocka_unit_test(test_choices),
         cmocka_unit_test(test_options),
+        cmocka_unit_test(test_topics),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_long_arguments),
         cmocka_unit_test(test_edit_distance),
         cmocka_unit_test(test_help),
+        cmocka_unit_test(test_details),
+        cmocka_unit_test(test_wrapping),
         cmocka_unit_test(test_banner),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_real_text),

@@ -1,9 +1,9 @@
 /*
-The communicator between GPUs (comm_nccl.cuh), run as far as one GPU goes.
-    test_nccl               NCCL in a group of one: every call, works, joins, graphs, parts
-    mpirun test_nccl ranks  through NCCL where each process has a GPU, through MPI and host memory where not
-    test_nccl backends      what it was built with
-Without a GPU it only says so.
+The communicator between GPUs (comm_nccl.cuh), as far as one GPU can test it.
+    test_nccl               NCCL in a group of one: collectives, comm_wait, CUDA graphs, split groups
+    mpirun test_nccl ranks  through NCCL if each rank has a GPU, else through MPI and host memory
+    test_nccl backends      the backends of this build
+Without a GPU the tests are skipped.
 */
 #include "testing.h"
 #include "llmc/parallel/comm_open.h"
@@ -12,14 +12,14 @@ Without a GPU it only says so.
 
 static const CommOptions options = {COMM_INIT_MPI, 1, 0, 1, NULL, NULL, "test", 60};
 
-// sums of ranks' numbers, in every type's range
+// every collective on integers, which all types sum exactly
 static int check_ranks(void) {
     enum { N = 1000 };
     Exec exec = {};
     float in[4 * N], out[4 * N];
     Comm *host = comm_open(), *world = comm_open_for(&cuda_device, &options, host);
     int size = world->size, rank = world->rank;
-    if (size > 4) { run_error("started with %d processes; at most 4", size); }
+    if (size > 4) { run_error("started with %d ranks; at most 4", size); }
     cuda_exec_open(&exec, NULL, 0);
     float *x = static_cast<float *>(cuda_allocate(sizeof in)), *y = static_cast<float *>(cuda_allocate(sizeof out));
     for (int i = 0; i < size * N; i++) { in[i] = static_cast<float>((rank + 1) * i); }
@@ -37,7 +37,7 @@ static int check_ranks(void) {
         float expected = static_cast<float>(size * i * (size * (size + 1) / 2));
         if (out[i] != expected) { run_error("sum %d is %g, expected %g", i, out[i], expected); }
     }
-    if (comm_max(rank, world) != size - 1) { run_error("the last rank did not come"); }
+    if (comm_max(rank, world) != size - 1) { run_error("comm_max did not give the last rank"); }
     if (rank == 0) { printf("%d ranks agree, through %s\n[  PASSED  ] 1 test(s).\n", size, world->backend->name); }
     cuda_release(x);
     cuda_release(y);
@@ -50,20 +50,20 @@ static int check_ranks(void) {
 #ifdef COMM_HAS_NCCL
 enum { COUNT = 1003, MANY = 60 };
 
-// a GPU, a group of one on it, and device memory
+// a GPU, a group of one rank and device memory
 struct Bench {
     Exec exec = {}, other = {};
     Comm *world;
-    CommWork first_ticket = 0;
+    CommWork first_work = 0;
     float *in, *out;
-    float given[COUNT], got[COUNT];
+    float input[COUNT], got[COUNT];
     Bench() {
         cuda_exec_open(&exec, NULL, 0);
         cuda_exec_open(&other, NULL, 0);
-        world = comm_nccl_open(nccl_draw_id(), 0, 1, 0, NULL, NULL, 60);
-        in = static_cast<float *>(cuda_allocate(sizeof given));
-        out = static_cast<float *>(cuda_allocate(sizeof given));
-        give(0);
+        world = comm_nccl_open(nccl_unique_id(), 0, 1, 0, NULL, NULL, 60);
+        in = static_cast<float *>(cuda_allocate(sizeof input));
+        out = static_cast<float *>(cuda_allocate(sizeof input));
+        fill(0);
     }
     Bench(const Bench &) = delete;
     Bench &operator=(const Bench &) = delete;
@@ -74,21 +74,21 @@ struct Bench {
         cuda_exec_close(&exec);
         cuda_exec_close(&other);
     }
-    // new numbers in `in`, poison in `out`
-    void give(int from) {
-        for (int i = 0; i < COUNT; i++) { given[i] = static_cast<float>(from + i); }
-        cuda_upload(in, given, sizeof given);
-        cuda_fill(out, 0xAA, sizeof given);
+    // new values in `in`, poison in `out`
+    void fill(int from) {
+        for (int i = 0; i < COUNT; i++) { input[i] = static_cast<float>(from + i); }
+        cuda_upload(in, input, sizeof input);
+        cuda_fill(out, 0xAA, sizeof input);
     }
     void wait(Exec *ex) {
         cuda_event_record(0, ex);
         comm_event_synchronize(0, world, ex);
     }
-    // the numbers are in device memory, when what was given to ex is done
+    // checks device memory after all work enqueued on ex
     void assert_holds(const float *memory, Exec *ex) {
         wait(ex);
         cuda_download(got, memory, sizeof got);
-        assert_memory_equal(got, given, sizeof got);
+        assert_memory_equal(got, input, sizeof got);
     }
 };
 
@@ -97,15 +97,15 @@ static void test_calls(void **state) {
     Bench b;
     const DType dtypes[] = {DT_F32, DT_BF16, DT_U8};
     for (DType dtype : dtypes) {
-        size_t count = sizeof b.given / dtype_size(dtype);
-        b.give(7);
+        size_t count = sizeof b.input / dtype_size(dtype);
+        b.fill(7);
         comm_wait(comm_all_gather(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
         comm_wait(comm_all_gather(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
         comm_wait(comm_broadcast(b.out, count, dtype, 0, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
         if (dtype == DT_U8) { continue; }
-        b.give(8);
+        b.fill(8);
         comm_wait(comm_reduce_scatter(b.out, b.in, count, dtype, b.world, &b.exec), b.world, &b.exec);
         b.assert_holds(b.out, &b.exec);
         comm_wait(comm_reduce_scatter(b.out, b.out, count, dtype, b.world, &b.exec), b.world, &b.exec);
@@ -128,7 +128,7 @@ __global__ static void hold(const volatile int *released) {
     while (!*released) {}
 }
 
-// Runs `between` while what is given to b->exec waits for the host; returns what it returned.
+// Runs `between` while a kernel blocks the stream of b->exec, and returns its result.
 static bool held(Bench *b, bool (*between)(Bench *b)) {
     int *released = static_cast<int *>(cuda_allocate_host(sizeof *released));
     *released = 0;
@@ -140,16 +140,17 @@ static bool held(Bench *b, bool (*between)(Bench *b)) {
     return result;
 }
 
-static bool comes_soon(cudaEvent_t event) {
+static bool completes_soon(cudaEvent_t event) {
     for (double end = now_seconds() + 20; now_seconds() < end; usleep(1000)) {
         if (cudaEventQuery(event) == cudaSuccess) { return true; }
     }
     return false;
 }
 
-// A call takes what was given to the stream before it, which is late; and work after the join, what the call gave.
-static bool give_late(Bench *b) {
-    cuda_enqueue_copy(b->in, b->out, sizeof b->given, &b->exec);
+// A collective reads the result of earlier work in the compute stream, which is delayed; work after comm_wait reads the
+// result of the collective.
+static bool gather_delayed_input(Bench *b) {
+    cuda_enqueue_copy(b->in, b->out, sizeof b->input, &b->exec);
     CommWork work = comm_all_gather(b->out, b->in, COUNT, DT_F32, b->world, &b->exec);
     comm_wait(work, b->world, &b->exec);
     cuda_event_record(1, &b->exec);
@@ -160,31 +161,31 @@ static bool give_late(Bench *b) {
 static void test_waits_for_compute(void **state) {
     (void)state;
     Bench b;
-    cuda_upload(b.out, b.given, sizeof b.given);
-    cuda_fill(b.in, 0, sizeof b.given);
-    assert_true(held(&b, give_late));
+    cuda_upload(b.out, b.input, sizeof b.input);
+    cuda_fill(b.in, 0, sizeof b.input);
+    assert_true(held(&b, gather_delayed_input));
     b.assert_holds(b.in, &b.exec);
     b.assert_holds(b.out, &b.exec);
 }
 
-// Joining the first work waits for no later one: MANY are under way, more than a model has buckets.
-static bool join_first(Bench *b) {
+// Waiting for the first work waits for no later one: MANY are pending, more than a model has buckets.
+static bool wait_for_first(Bench *b) {
     for (int i = 0; i < MANY; i++) { comm_all_gather(b->in, b->out, COUNT, DT_F32, b->world, &b->exec); }
-    comm_wait(b->first_ticket, b->world, &b->other);
+    comm_wait(b->first_work, b->world, &b->other);
     cuda_event_record(0, &b->other);
-    return comes_soon(b->other.cuda->events[0]);
+    return completes_soon(b->other.cuda->events[0]);
 }
 
-static void test_early_join(void **state) {
+static void test_early_wait(void **state) {
     (void)state;
     Bench b;
-    b.first_ticket = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
-    assert_true(held(&b, join_first));
+    b.first_work = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec);
+    assert_true(held(&b, wait_for_first));
     b.assert_holds(b.out, &b.exec);
 }
 
-// joining the last of several joins all before it; a work older than the ring is joined as well
-static void test_late_joins(void **state) {
+// waiting for the last collective waits for all earlier ones; a work older than the ring of events can be waited for
+static void test_late_waits(void **state) {
     (void)state;
     Bench b;
     CommWork first = comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), last = 0;
@@ -196,7 +197,7 @@ static void test_late_joins(void **state) {
     b.assert_holds(b.in, &b.other);
 }
 
-static void test_recording(void **state) {
+static void test_capture(void **state) {
     (void)state;
     Bench b;
     CommWork before = b.world->calls;
@@ -206,17 +207,18 @@ static void test_recording(void **state) {
     comm_wait(comm_all_reduce(b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
     DeviceGraph *graph = cuda_capture_end(&b.exec);
     for (int round = 0; round < 3; round++) {
-        b.give(100 * round);
+        b.fill(100 * round);
         cuda_graph_launch(graph, &b.exec);
         b.assert_holds(b.out, &b.exec);
-        comm_wait(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);  // one by itself
+        comm_wait(comm_all_gather(b.in, b.out, COUNT, DT_F32, b.world, &b.exec), b.world,
+                  &b.exec);  // outside the graph
         b.assert_holds(b.in, &b.exec);
     }
     assert_int_equal(b.world->calls - before, 5);
     cuda_graph_destroy(graph);
 }
 
-static void test_parts(void **state) {
+static void test_split(void **state) {
     (void)state;
     Bench b;
     Comm *part = comm_split(b.world, 3, 5);
@@ -224,7 +226,7 @@ static void test_parts(void **state) {
     comm_wait(comm_all_gather(b.out, b.in, COUNT, DT_F32, part, &b.exec), part, &b.exec);
     b.assert_holds(b.out, &b.exec);
     comm_close(part);
-    b.give(5);
+    b.fill(5);
     comm_wait(comm_all_gather(b.out, b.in, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
     b.assert_holds(b.out, &b.exec);
 }
@@ -246,10 +248,10 @@ static int test_alone(void) {
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_max),
         cmocka_unit_test(test_waits_for_compute),
-        cmocka_unit_test(test_early_join),
-        cmocka_unit_test(test_late_joins),
-        cmocka_unit_test(test_recording),
-        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_early_wait),
+        cmocka_unit_test(test_late_waits),
+        cmocka_unit_test(test_capture),
+        cmocka_unit_test(test_split),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }

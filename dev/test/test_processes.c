@@ -743,7 +743,7 @@ static int run_groups(int t, const char *what) {
 static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
-    args_meet(&args, host);
+    args_set_ranks(&args, host);
     share_machine(&args, host);
     args_check(&args);
     return args;

@@ -302,14 +302,14 @@ refused() { report "refused: $1" "$(
     [ ! -e refused ] || echo "something was written"
 )"; }
 refused "a batch that the processes do not divide" \
-    '-d 192 is not a multiple of -b x -t x processes = 2 x 16 x 4 = 128; the nearest below is 128' \
+    '-d 192 is not a multiple of -b x -t x ranks = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
 refused "another number of processes" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
-refused "processes that -tp does not divide" '-tp 2 takes a number of processes that is a multiple of it; found 3' \
+refused "processes that -tp does not divide" '-tp 2 must divide the number of ranks, found 3 ranks' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
 refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chunks of 3, which leaves none for' \
     4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
-refused "text from several processes" '--generate is the work of one process; found 2' \
+refused "text from several processes" '--generate runs on one rank, found 2 ranks' \
     2 --generate 5 -e one/step_00000050
 
 # NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS; rank 0 has those that are in

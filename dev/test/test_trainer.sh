@@ -521,13 +521,53 @@ spoken/vocab.bpe spoken"
 
 # ---- information
 
-report "--help lists every flag, --version what is built in" "$(
+report "--help lists every flag on a line of its own" "$(
     run 0 --help
     silent "$err"
     for flag in -{i,j,e,o,n,nk,nm,y,b,t,d,x,k,l,u,q,c,sl,sg,v,m,s,g,a,f} \
         --{train-data,micro-batch,generate,prompt,temperature,top-k,seed,threads,device,plan,help,version}; do
         matches "$out" "(^|[ ,])$flag([ ,=[]|\$)"
     done
+    equal "$(grep -cE '^ {20}' "$out")" 0
+    equal "$(awk 'length > 100' "$out")" ""
+    equal "$(grep -nE '2147483647|%s' "$out")" ""
+)"
+# every flag as --help lists it: letter or -, name
+listed() { sed -nE 's/^  (-([a-z]+)| +) +--([a-z0-9-]+).*/\2 \3/p' "$1" | sed 's/^ /- /'; }
+report "--help FLAG describes each flag, by letter and by name" "$(
+    run 0 --help && cp "$out" list
+    holds "$(listed list | wc -l) > 60"
+    while read -r letter name; do
+        run 0 --help "$name" && cp "$out" described
+        silent "$err"
+        matches described "^(-$letter, )?--$name([ =[]|\$)"
+        matches described '^    value    .'
+        matches described '^    see      .*doc/[a-z]+\.md$'
+        matches described '^    example  .*\./train_gpt2 '
+        holds "$(awk '/^$/ { part++ } part == 1 && NF' described | wc -l) <= 8" # lines of description
+        equal "$(awk 'length > 100' described)" ""
+        for topic in "--$name" ${letter#-} "-$letter"; do
+            [ "$topic" != -- ] || continue
+            run 0 --help "$topic"
+            same "$out" described
+        done
+    done < <(listed list)
+    run 0 "--help=-r" -b 4
+    matches "$out" '^-r, --recompute 0\.\.4$'
+    run 0 --help -b 4
+    same "$out" list
+)"
+report "the examples of --help FLAG are right" "$(
+    while read -r _ name; do
+        run 0 --help "$name"
+        arguments=()
+        words=$(sed -nE 's/^    example  .*\.\/train_gpt2 (.*)/\1/p' "$out")
+        eval "arguments=($words)"
+        run 0 "${arguments[@]}" --version
+        silent "$err"
+    done < <(listed list)
+)"
+report "--version says what is built in" "$(
     run 0 --version
     one_line "$out"
     matches "$out" '^train_gpt2: weights '
@@ -617,7 +657,7 @@ report "--plan heeds --generate and -y" "$(
 report "bytes under a fresh model of tokens are pointed out" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
-    says "$out" "note      -i is read as bytes: of the model's 50257 tokens only the first 256 occur"
+    says "$out" "note      -i is read as bytes: only 256 of the model's 50257 tokens occur"
 )"
 report "--tokenize writes a text as a token shard" "$(
     printf 'the thing, the thing\n' >the_text
@@ -654,11 +694,11 @@ refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
 rm -r dev && mkdir dev_null
 refused "no HellaSwag to score" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
-refused "text under weights of tokens" "make token shards of it first" -i text -e shards -b 2 -t 16
+refused "text under weights of tokens" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize over a file" "give a file that does not exist yet" \
     -i text --tokenizer "$golden/gpt2_2500.bpe" --tokenize good_0.bin
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
-refused "a folder without a model" "without a model.safetensors" -i text -e dev_null
+refused "a folder without a model" "without model.safetensors" -i text -e dev_null
 refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
 refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
@@ -679,7 +719,7 @@ refused "validation data of another kind" "-j good_0.bin is token shards; give b
 refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
 refused "-d less than -b x -t" "= 2 x 16 = 32; the least is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
-refused "a micro-batch past any memory" "tokens at once" -i text "${model[@]}" -b 1048576 -t 1048576
+refused "a micro-batch past any memory" "is a micro-batch of 1099511627776 tokens" -i text "${model[@]}" -b 1048576 -t 1048576
 refused "more micro-batches than can be counted" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
 refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
 refused "a model past any memory" "parameters is more than" -i text -e l999999h999999c999999
@@ -692,13 +732,15 @@ refused "a model that no choice of flags makes fit" "too few; no flags make it f
 if "$trainer" --version | grep -q 'devices cpu,'; then
     refused "--device cuda of a build without it" "this program was built without CUDA" -i text --device cuda
 fi
-refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest, " -e d48 --plan --fit=1
-refused "--fit without training" "--fit chooses how to train" --generate 3 -e whole --fit
+refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest choice, " -e d48 --plan --fit=1
+refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
 refused "-r past the last level" "-r takes a whole number from 0 to 4; found '5'" -i text -r 5
 refused "-w with a word that is none" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
 refused "-om with a type that is none" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
-refused "a flag of llm.c that is not here" "-lg (log the GPU's state every so many steps) is llm.c's" -lg 1
+refused "a flag of llm.c that is not here" "-lg (log the GPU's state every so many steps) is a flag of llm.c" -lg 1
+refused "--help of an unknown flag" "unknown flag recompte; did you mean --recompute?" --help recompte
+refused "--help of a letter of llm.c that is not here" "is a flag of llm.c that this trainer lacks" --help lg
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
 refused "a stray word" "stray argument 'text'" text
@@ -719,9 +761,9 @@ refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
 refused "no tokens to generate" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
 refused "--generate with a shape alone" "only describes a shape" --generate 5 -e l1h2c16
-refused "a tokenizer of more tokens than the model" "has 2757 tokens, the model only 256" \
+refused "a tokenizer of more tokens than the model" "has 2757 tokens and the model only 256" \
     --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"
-refused "--prompt without a tokenizer" "need a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
+refused "--prompt without a tokenizer" "needs a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
 
 cp -r again bad
 resume=("${full[@]}" -x 9 -o bad -y 1)
@@ -751,7 +793,7 @@ refused "state.json missing" "state.json' is missing" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
 sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
-refused "state.json of another step" "says that it is of step 4" "${resume[@]}"
+refused "state.json of another step" "is of step 4, but its folder is named for another" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 refused "an optimizer that is none" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors

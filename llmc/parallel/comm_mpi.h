@@ -1,20 +1,20 @@
 /*
-The communicator over MPI: on host memory, and on a device's memory through host buffers, one piece at a time.
+The communicator over MPI: on host memory, and on device memory staged through host buffers, one piece at a time.
 defines: comm_mpi_open, comm_mpi_for_device, mpi_started
-  reduce_scatter   each rank sends chunk p to rank p and sums what it receives, in the order of ranks, in fp32
-  all_gather       each rank sends its chunk to every other
-  all_reduce       the two, piece by piece, in place
+  reduce_scatter   each rank sends chunk p to rank p and sums the chunks it receives in fp32, in the order of ranks
+  all_gather       each rank sends its chunk to every other rank
+  all_reduce       reduce_scatter and all_gather, piece by piece, in place
   broadcast        a binomial tree
-Each sends and receives what a ring does, (size - 1) / size of the buffer, in one step instead of size - 1. A piece is
-what fits COMM_PIECE_BYTES, so memory does not grow with a call; it is also below the 2^31 elements of MPI's int counts.
+The first three send as many bytes as a ring, (size - 1) / size of the buffer, in one step instead of size - 1. A piece
+is at most COMM_PIECE_BYTES, so buffers do not grow with a call, and counts stay below the 2^31 of MPI's int.
 
-Waiting   No call blocks inside MPI: MPI_Testsome is polled beside a clock, first yielding the core and then asleep for
-          moments, as there may be more ranks than cores. Started by mpirun with `--bind-to none`, or every thread of a
-          rank sits on one core.
-Silence   A rank that has waited for `timeout` seconds asks all others for a sign. Those that wait as well give one, so
-          that the names which remain are those of ranks that hang, not of ranks that wait for them.
-The end   The first rank of a machine that takes a flag in memory they share says why, later machines after a delay,
-          and MPI_Abort ends them all: one sentence, though every rank may have found the same file missing.
+Waiting   No call blocks inside MPI. MPI_Testsome is polled beside a clock, at first yielding the core, later sleeping,
+          because there may be more ranks than cores. Start mpirun with `--bind-to none`, or all threads of a rank run
+          on one core.
+Timeout   A rank that waits for `timeout` seconds pings all others. Ranks that wait too answer, so the error names only
+          ranks that hang, and no ranks that wait for them.
+Errors    Several ranks may find the same error. One rank of each machine claims a flag in shared memory and reports it,
+          later machines after a delay, and MPI_Abort ends all ranks: one sentence is printed.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -24,26 +24,26 @@ The end   The first rank of a machine that takes a flag in memory they share say
 #include <mpi.h>
 
 enum { COMM_PIECE_BYTES = 4 << 20, COMM_SUM_BLOCK = 1024 };
-enum { TAG_QUESTION, TAG_SIGN };
-#define SIGN_SECONDS 2.0  // within which a rank that waits gives a sign
+enum { TAG_PING, TAG_PONG };
+#define PONG_SECONDS 2.0  // time for an answer to a ping
 
-// one a process, shared by its groups
+// state of the process, shared by its groups
 typedef struct {
-    MPI_Comm control;  // the world again, for questions and signs
+    MPI_Comm control;  // a copy of the world, for pings
     int rank, size;    // of the world
     int first_here;    // lowest rank on this machine
     MPI_Win window;
-    int *spoken;  // shared by this machine's ranks: 1 once one of them says why all end
-    bool speaks;  // it is this one
+    int *reported;  // shared by the ranks of this machine: 1 once one of them reports an error
+    bool reports;   // this rank is the one
 } MpiJob;
 
 struct MpiGroup {
     MpiJob *job;
     MPI_Comm ranks;
-    bool is_job, owns_buffers;  // closing it ends the job; frees the buffers
-    char *received;             // COMM_PIECE_BYTES of host memory
-    char *staged;               // as much, where the group's calls take a device's memory; NULL on a CPU
-    // messages under way, at most one each way for every rank
+    bool is_world, owns_buffers;  // closing the group ends MPI; frees the buffers
+    char *received;               // COMM_PIECE_BYTES of host memory
+    char *staged;                 // COMM_PIECE_BYTES to stage device memory; NULL for host memory
+    // pending messages, at most one to and one from each rank
     int num_requests;
     MPI_Request *requests;
     int *finished;
@@ -64,10 +64,10 @@ static inline void sleep_seconds(double seconds) {
     nanosleep(&time, NULL);
 }
 
-// ---- signs of life
+// ---- pings
 
-// takes an empty message with this tag, if one is there, and says whose; else -1
-static inline int mpi_take(const MpiJob *job, int tag) {
+// receives a pending empty message with this tag; returns the sender, or -1 if there is none
+static inline int mpi_probe_receive(const MpiJob *job, int tag) {
     int there;
     MPI_Status status;
     CHECK_MPI(MPI_Iprobe(MPI_ANY_SOURCE, tag, job->control, &there, &status));
@@ -76,32 +76,32 @@ static inline int mpi_take(const MpiJob *job, int tag) {
     return status.MPI_SOURCE;
 }
 
-// An empty message to a rank that may never take it.
-static inline void mpi_give(const MpiJob *job, int tag, int rank) {
+// sends an empty message to a rank that may never receive it
+static inline void mpi_send_empty(const MpiJob *job, int tag, int rank) {
     MPI_Request request;
     CHECK_MPI(MPI_Isend(NULL, 0, MPI_BYTE, rank, tag, job->control, &request));
     CHECK_MPI(MPI_Request_free(&request));
 }
 
-static inline void mpi_give_signs(const MpiJob *job) {
-    for (int rank; (rank = mpi_take(job, TAG_QUESTION)) >= 0;) { mpi_give(job, TAG_SIGN, rank); }
+static inline void mpi_answer_pings(const MpiJob *job) {
+    for (int rank; (rank = mpi_probe_receive(job, TAG_PING)) >= 0;) { mpi_send_empty(job, TAG_PONG, rank); }
 }
 
-// sleeps, but gives signs
-static inline void mpi_rest(const MpiJob *job, double seconds) {
-    for (double end = now_seconds() + seconds; now_seconds() < end; sleep_seconds(1e-3)) { mpi_give_signs(job); }
+// sleeps and answers pings
+static inline void mpi_sleep(const MpiJob *job, double seconds) {
+    for (double end = now_seconds() + seconds; now_seconds() < end; sleep_seconds(1e-3)) { mpi_answer_pings(job); }
 }
 
-// Asks every other rank for a sign; answered[rank] says which gave one. Returns how many did not.
-static inline int mpi_ask(const MpiJob *job, bool *answered) {
+// Pings every other rank and fills answered[rank]. Returns the number of ranks without an answer.
+static inline int mpi_ping_all(const MpiJob *job, bool *answered) {
     int silent = job->size - 1;
     memset(answered, 0, (size_t)job->size * sizeof *answered);
     answered[job->rank] = true;
     for (int rank = 0; rank < job->size; rank++) {
-        if (rank != job->rank) { mpi_give(job, TAG_QUESTION, rank); }
+        if (rank != job->rank) { mpi_send_empty(job, TAG_PING, rank); }
     }
-    for (double end = now_seconds() + SIGN_SECONDS; silent > 0 && now_seconds() < end; mpi_rest(job, 1e-3)) {
-        for (int rank; (rank = mpi_take(job, TAG_SIGN)) >= 0;) {
+    for (double end = now_seconds() + PONG_SECONDS; silent > 0 && now_seconds() < end; mpi_sleep(job, 1e-3)) {
+        for (int rank; (rank = mpi_probe_receive(job, TAG_PONG)) >= 0;) {
             silent -= !answered[rank];
             answered[rank] = true;
         }
@@ -109,22 +109,22 @@ static inline int mpi_ask(const MpiJob *job, bool *answered) {
     return silent;
 }
 
-// ---- the end of all
+// ---- errors
 
-// Returns in one rank of each machine, which then says why all end. The others give signs until they are ended.
-static inline void mpi_take_the_word(MpiJob *job, int status) {
-    if (job->speaks) { return; }
-    job->speaks = __atomic_exchange_n(job->spoken, 1, __ATOMIC_ACQ_REL) == 0;
-    if (job->speaks) { return; }
-    mpi_rest(job, 30);
+// Returns on one rank of each machine, which then reports the error. The other ranks answer pings until MPI ends them.
+static inline void mpi_claim_report(MpiJob *job, int status) {
+    if (job->reports) { return; }
+    job->reports = __atomic_exchange_n(job->reported, 1, __ATOMIC_ACQ_REL) == 0;
+    if (job->reports) { return; }
+    mpi_sleep(job, 30);
     _exit(status);
 }
 
-// StopHook: `sentence` on stderr, once, and the end of every process with this status
+// StopHook: prints `sentence` once and ends all ranks with this exit status
 static inline void mpi_stop(void *of, int status, const char *sentence) {
     MpiJob *job = (MpiJob *)of;
-    mpi_take_the_word(job, status);
-    mpi_rest(job, job->first_here < 100 ? 0.02 * job->first_here : 2.0);  // a machine that ends before ends this one
+    mpi_claim_report(job, status);
+    mpi_sleep(job, job->first_here < 100 ? 0.02 * job->first_here : 2.0);  // an earlier machine ends this one
     if (job->size > 1) {
         fprintf(stderr, "train_gpt2: rank %d: %s\n", job->rank, sentence);
     } else {
@@ -134,16 +134,16 @@ static inline void mpi_stop(void *of, int status, const char *sentence) {
     _exit(status);
 }
 
-// This rank has waited too long in `call`: names those that hang. Does not return.
-static inline void mpi_give_up(Comm *comm, const char *call) {
+// Stops all ranks after a timeout in `call` and names the ranks that hang.
+static inline void mpi_timeout(Comm *comm, const char *call) {
     MpiJob *job = comm->mpi->job;
     char who[128];
     bool *answered = (bool *)xmalloc((size_t)job->size * sizeof *answered);
-    mpi_take_the_word(job, EXIT_RUN_FAILED);
-    int silent = mpi_ask(job, answered);
+    mpi_claim_report(job, EXIT_RUN_FAILED);
+    int silent = mpi_ping_all(job, answered);
     if (silent == 0) {
-        run_error("%s has waited %g s, yet every rank answers now: one was busy for that long (give a longer "
-                  "--comm-timeout), a link is at fault, or the ranks make other calls, a bug",
+        run_error("%s has waited %g s, yet every rank answers now: one rank was busy that long (give a longer "
+                  "--comm-timeout), a link is faulty, or the ranks make different calls, a bug",
                   call, comm->timeout);
     }
     comm_name_missing(who, sizeof who, answered, job->size);
@@ -166,17 +166,17 @@ static inline void mpi_receive(void *to, size_t bytes, int from, Comm *comm) {
     CHECK_MPI(MPI_Irecv(to, (int)bytes, MPI_BYTE, from, g->tag, g->ranks, &g->requests[g->num_requests++]));
 }
 
-// between two polls after `waited` seconds without news: at first the core goes to another rank, then nobody needs it
-static inline void mpi_idle(const MpiJob *job, double waited) {
+// Pause between two polls after `waited` seconds without progress: first yield the core to another rank, later sleep.
+static inline void mpi_poll_pause(const MpiJob *job, double waited) {
     if (waited < 2e-3) {
         sched_yield();
     } else {
-        mpi_give_signs(job);
+        mpi_answer_pings(job);
         sleep_seconds(1e-4);
     }
 }
 
-// until all messages of this group have gone and come; each that does is an answer
+// Waits for all pending messages of the group. Each completed message restarts the timeout.
 static inline void mpi_wait(Comm *comm, const char *call) {
     struct MpiGroup *g = comm->mpi;
     double answered = now_seconds();
@@ -188,29 +188,29 @@ static inline void mpi_wait(Comm *comm, const char *call) {
             left -= done;
             answered = now;
         } else if (now - answered > comm->timeout) {
-            mpi_give_up(comm, call);
+            mpi_timeout(comm, call);
         } else {
-            mpi_idle(g->job, now - answered);
+            mpi_poll_pause(g->job, now - answered);
         }
     }
     g->num_requests = 0;
 }
 
-// ---- host and device memory. A slot is an offset in the buffers
+// ---- staging of device memory; `slot` is an offset in the host buffers
 
-// where the host reads these bytes: there, or in the staging buffer, to which they are copied
-static inline const void *mpi_to_host(const void *memory, size_t bytes, size_t slot, Comm *comm) {
+// host address of these bytes: of a copy in the staging buffer for device memory
+static inline const void *mpi_stage_in(const void *memory, size_t bytes, size_t slot, Comm *comm) {
     if (!comm->mpi->staged) { return memory; }
     if (bytes > 0) { comm->device->download(comm->mpi->staged + slot, memory, bytes); }
     return comm->mpi->staged + slot;
 }
 
-// where the host writes what mpi_to_device then brings to `memory`
-static inline void *mpi_on_host(void *memory, size_t slot, Comm *comm) {
+// host address to receive into; mpi_stage_out then copies the bytes to `memory`
+static inline void *mpi_staging_buffer(void *memory, size_t slot, Comm *comm) {
     return comm->mpi->staged ? comm->mpi->received + slot : (char *)memory;
 }
 
-static inline void mpi_to_device(void *memory, const void *host, size_t bytes, Comm *comm) {
+static inline void mpi_stage_out(void *memory, const void *host, size_t bytes, Comm *comm) {
     if (host != memory && bytes > 0) { comm->device->upload(memory, host, bytes); }
 }
 
@@ -238,8 +238,8 @@ static inline void sum_store(void *out, const float *sum, size_t count, DType dt
     }
 }
 
-// out (count) = x_0 + x_1 + ... in this order, x_rank being `mine` and x_r row r of others (size, count). out may be
-// mine.
+// out (count) = x_0 + x_1 + ... in this order; x_r is row r of others (size, count), and `mine` for this rank. out may
+// be `mine`.
 static inline void sum_in_order(void *out, const void *mine, const void *others, size_t count, DType dtype,
                                 const Comm *comm) {
     size_t width = dtype_size(dtype);
@@ -249,7 +249,7 @@ static inline void sum_in_order(void *out, const void *mine, const void *others,
         size_t begin = (size_t)block * COMM_SUM_BLOCK;
         size_t n = count - begin < (size_t)COMM_SUM_BLOCK ? count - begin : (size_t)COMM_SUM_BLOCK;
         float sum[COMM_SUM_BLOCK];
-        // -0 and not 0: (-0) + x is x for every x, so that the sum begins with x_0 itself
+        // -0, because (-0) + x is x for every x, -0 included
         for (size_t i = 0; i < n; i++) { sum[i] = -0.0f; }
         for (int rank = 0; rank < comm->size; rank++) {
             const char *x =
@@ -260,35 +260,37 @@ static inline void sum_in_order(void *out, const void *mine, const void *others,
     }
 }
 
-// ---- rectangles: elements [at, at + piece) of every chunk
+// ---- pieces: elements [at, at + piece) of every chunk
 
-// one call: `count` elements in chunks of `chunk`, the last of which may be short or empty
+// one collective: `count` elements in chunks of `chunk`; the last chunks may be short or empty
 typedef struct {
     const char *name;
-    size_t chunk, count, width, piece;  // elements; width: bytes of one; piece: all ranks' fill a buffer
+    size_t chunk, count;  // elements
+    size_t width;         // bytes per element
+    size_t piece;         // elements; one piece per rank fills a host buffer
     DType dtype;
 } MpiCall;
 
 static inline MpiCall mpi_call(const char *name, int kind, size_t chunk, size_t count, DType dtype, Comm *comm) {
     size_t width = dtype_size(dtype);
     MpiCall call = {name, chunk, count, width, COMM_PIECE_BYTES / width / (size_t)comm->size, dtype};
-    comm->mpi->tag = (int)(comm->calls % 4096) * 8 + kind;  // never matches an earlier call, nor one of another kind
+    comm->mpi->tag = (int)(comm->calls % 4096) * 8 + kind;  // differs from earlier calls and other collectives
     return call;
 }
 
-// bytes of the piece of rank's chunk
+// bytes of the piece at `at` of the rank's chunk
 static inline size_t mpi_piece_bytes(const MpiCall *c, size_t at, int rank) {
     size_t part = chunk_range(c->count, c->chunk, rank).count;
     size_t left = part > at ? part - at : 0;
     return (left < c->piece ? left : c->piece) * c->width;
 }
 
-// where the piece of rank's chunk is
+// address of that piece
 static inline char *mpi_piece_of(const void *whole, const MpiCall *c, size_t at, int rank) {
     return (char *)whole + ((size_t)rank * c->chunk + at) * c->width;
 }
 
-// out: where the piece of this rank's sum goes
+// reduce_scatter of one piece into out
 static inline void mpi_reduce_piece(char *out, const void *in, size_t at, const MpiCall *c, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     size_t mine = mpi_piece_bytes(c, at, comm->rank), slot = c->piece * c->width;
@@ -296,22 +298,22 @@ static inline void mpi_reduce_piece(char *out, const void *in, size_t at, const 
     for (int rank = 0; rank < comm->size; rank++) { mpi_receive(g->received + (size_t)rank * mine, mine, rank, comm); }
     for (int rank = 0; rank < comm->size; rank++) {
         size_t bytes = mpi_piece_bytes(c, at, rank);
-        const void *theirs = mpi_to_host(mpi_piece_of(in, c, at, rank), bytes, (size_t)rank * slot, comm);
+        const void *theirs = mpi_stage_in(mpi_piece_of(in, c, at, rank), bytes, (size_t)rank * slot, comm);
         mpi_send(theirs, bytes, rank, comm);
         if (rank == comm->rank) { own = theirs; }
     }
     mpi_wait(comm, c->name);
     void *sum = g->staged ? g->staged + (size_t)comm->rank * slot : out;
     sum_in_order(sum, own, g->received, mine / c->width, c->dtype, comm);
-    mpi_to_device(out, sum, mine, comm);
+    mpi_stage_out(out, sum, mine, comm);
 }
 
-// in: the piece of this rank's chunk
+// all_gather of one piece; in: the piece of this rank's chunk
 static inline void mpi_gather_piece(void *out, const char *in, size_t at, const MpiCall *c, Comm *comm) {
     size_t mine = mpi_piece_bytes(c, at, comm->rank), slot = c->piece * c->width;
-    const void *from = mpi_to_host(in, mine, 0, comm);
+    const void *from = mpi_stage_in(in, mine, 0, comm);
     for (int rank = 0; rank < comm->size; rank++) {
-        void *to = mpi_on_host(mpi_piece_of(out, c, at, rank), (size_t)rank * slot, comm);
+        void *to = mpi_staging_buffer(mpi_piece_of(out, c, at, rank), (size_t)rank * slot, comm);
         mpi_receive(to, mpi_piece_bytes(c, at, rank), rank, comm);
     }
     for (int rank = 0; rank < comm->size; rank++) { mpi_send(from, mine, rank, comm); }
@@ -319,22 +321,22 @@ static inline void mpi_gather_piece(void *out, const char *in, size_t at, const 
     for (int rank = 0; rank < comm->size; rank++) {
         if (rank == comm->rank) { continue; }
         char *to = mpi_piece_of(out, c, at, rank);
-        mpi_to_device(to, mpi_on_host(to, (size_t)rank * slot, comm), mpi_piece_bytes(c, at, rank), comm);
+        mpi_stage_out(to, mpi_staging_buffer(to, (size_t)rank * slot, comm), mpi_piece_bytes(c, at, rank), comm);
     }
 }
 
-// A tree: rank root + k takes from root + k without its lowest bit, and gives to root + k + every lower bit.
+// Binomial tree: rank root + k receives from root + k without its lowest bit, and sends to root + k + each lower bit.
 static inline void mpi_broadcast_piece(char *buffer, size_t bytes, int root, const MpiCall *c, Comm *comm) {
     int size = comm->size, k = (comm->rank - root + size) % size, bit = 1;
     const void *from;
     while (bit < size && !(k & bit)) { bit *= 2; }
     if (k == 0) {
-        from = mpi_to_host(buffer, bytes, 0, comm);
+        from = mpi_stage_in(buffer, bytes, 0, comm);
     } else {
-        void *to = mpi_on_host(buffer, 0, comm);
+        void *to = mpi_staging_buffer(buffer, 0, comm);
         mpi_receive(to, bytes, (comm->rank - bit + size) % size, comm);
         mpi_wait(comm, c->name);
-        mpi_to_device(buffer, to, bytes, comm);
+        mpi_stage_out(buffer, to, bytes, comm);
         from = to;
     }
     for (bit /= 2; bit > 0; bit /= 2) {
@@ -380,7 +382,6 @@ static inline void mpi_broadcast(void *buffer, size_t count, DType dtype, int ro
     }
 }
 
-// a number to and from every rank
 static inline long long mpi_max(long long value, Comm *comm) {
     struct MpiGroup *g = comm->mpi;
     long long most;
@@ -398,7 +399,7 @@ static const CommBackend comm_mpi_backend = {
     mpi_split,      mpi_close,
 };
 
-// a group of one has nothing to send
+// a group of one rank needs no communication
 static inline Comm *mpi_split_alone(Comm *comm, int colour, int key) {
     (void)colour, (void)key;
     return comm_single(comm->device);
@@ -421,7 +422,7 @@ static const CommBackend comm_mpi_alone = {
 
 // ---- groups
 
-// takes over `ranks`; the caller gives it buffers
+// takes ownership of `ranks`; the caller sets the buffers
 static inline Comm *mpi_group(MPI_Comm ranks, MpiJob *job, const Device *device) {
     int size;
     CHECK_MPI(MPI_Comm_size(ranks, &size));
@@ -438,7 +439,7 @@ static inline Comm *mpi_group(MPI_Comm ranks, MpiJob *job, const Device *device)
 
 static inline Comm *mpi_split(Comm *comm, int colour, int key) {
     MPI_Comm ranks;
-    comm_barrier(comm);  // which gives up on a rank that does not come; MPI_Comm_split would not
+    comm_barrier(comm);  // has a timeout, unlike MPI_Comm_split
     CHECK_MPI(MPI_Comm_split(comm->mpi->ranks, colour, key, &ranks));
     Comm *part = mpi_group(ranks, comm->mpi->job, comm->device);
     part->local_rank = comm->local_rank;
@@ -448,7 +449,7 @@ static inline Comm *mpi_split(Comm *comm, int colour, int key) {
     return part;
 }
 
-static inline void mpi_end_job(MpiJob *job) {
+static inline void mpi_finalize(MpiJob *job) {
     stop_hook()->stop = NULL;
     CHECK_MPI(MPI_Win_free(&job->window));
     CHECK_MPI(MPI_Comm_free(&job->control));
@@ -458,13 +459,13 @@ static inline void mpi_end_job(MpiJob *job) {
 
 static inline void mpi_close(Comm *comm) {
     struct MpiGroup *g = comm->mpi;
-    if (g->is_job) { comm_barrier(comm); }
+    if (g->is_world) { comm_barrier(comm); }
     if (g->owns_buffers) {
         comm->device->release_host(g->received);
         comm->device->release_host(g->staged);
     }
     CHECK_MPI(MPI_Comm_free(&g->ranks));
-    if (g->is_job) { mpi_end_job(g->job); }
+    if (g->is_world) { mpi_finalize(g->job); }
     free(g->requests);
     free(g->finished);
     free(g);
@@ -473,15 +474,15 @@ static inline void mpi_close(Comm *comm) {
 
 // Was this process started by mpirun, or by Slurm with an MPI?
 static inline bool mpi_started(void) {
-    const char *const signs[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+    const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (int i = 0; i < 3; i++) {
-        if (getenv(signs[i])) { return true; }
+        if (getenv(variables[i])) { return true; }
     }
     return false;
 }
 
-// Rank among the processes of this machine, and the flag they share.
-static inline int mpi_meet_neighbours(MpiJob *job) {
+// Returns the local rank and allocates the flag that the ranks of this machine share.
+static inline int mpi_find_local_ranks(MpiJob *job) {
     MPI_Comm here;
     MPI_Aint bytes;
     int local_rank, unit;
@@ -489,41 +490,43 @@ static inline int mpi_meet_neighbours(MpiJob *job) {
     CHECK_MPI(MPI_Comm_rank(here, &local_rank));
     CHECK_MPI(MPI_Allreduce(&job->rank, &job->first_here, 1, MPI_INT, MPI_MIN, here));
     CHECK_MPI(MPI_Win_allocate_shared(local_rank ? 0 : (MPI_Aint)sizeof(int), sizeof(int), MPI_INFO_NULL, here,
-                                      &job->spoken, &job->window));
-    CHECK_MPI(MPI_Win_shared_query(job->window, 0, &bytes, &unit, &job->spoken));
-    if (local_rank == 0) { *job->spoken = 0; }
+                                      &job->reported, &job->window));
+    CHECK_MPI(MPI_Win_shared_query(job->window, 0, &bytes, &unit, &job->reported));
+    if (local_rank == 0) { *job->reported = 0; }
     CHECK_MPI(MPI_Barrier(here));
     CHECK_MPI(MPI_Comm_free(&here));
     return local_rank;
 }
 
-// The world of all processes that mpirun started, on host memory. To be called before anything can go wrong: from here
-// on errors are said once. comm_close, after all else is closed, ends MPI.
+// The world of all ranks that mpirun started, on host memory. Call it before the first possible error: from here on,
+// one rank reports an error for all. comm_close ends MPI; close every other group first.
 static inline Comm *comm_mpi_open(void) {
     int provided;
     MPI_Comm ranks;
     MpiJob *job = (MpiJob *)xcalloc(1, sizeof *job);
     CHECK_MPI(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
     if (provided < MPI_THREAD_SERIALIZED) {
-        run_error("this MPI gives its calls to one thread only (MPI_Init_thread provides %d, wanted was %d); build it "
-                  "with threads",
+        run_error("this MPI supports calls from one thread only (MPI_Init_thread provides %d, expected %d); build MPI "
+                  "with thread support",
                   provided, MPI_THREAD_SERIALIZED);
     }
     CHECK_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &job->control));
     CHECK_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &ranks));
     Comm *comm = mpi_group(ranks, job, &cpu_device);
-    job->rank = comm->rank, job->size = comm->size;
-    comm->local_rank = mpi_meet_neighbours(job);
-    comm->mpi->is_job = comm->mpi->owns_buffers = true;
+    job->rank = comm->rank;
+    job->size = comm->size;
+    comm->local_rank = mpi_find_local_ranks(job);
+    comm->mpi->is_world = true;
+    comm->mpi->owns_buffers = true;
     comm->mpi->received = (char *)host_allocate(COMM_PIECE_BYTES);
     StopHook hook = {mpi_stop, job};
     *stop_hook() = hook;
     return comm;
 }
 
-// The same world on a device's memory, through host buffers: for several ranks on one GPU, and without NCCL. Closed
-// before `host`. Its calls wait for all work given to the device.
+// The same world on device memory, staged through host buffers: for builds without NCCL and for ranks that share a GPU.
+// Close it before `host`. Its collectives wait for all work enqueued on the device.
 static inline Comm *comm_mpi_for_device(Comm *host, const Device *device) {
     MPI_Comm ranks;
     comm_barrier(host);

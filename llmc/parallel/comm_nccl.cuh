@@ -1,23 +1,22 @@
 /*
-The communicator between GPUs: NCCL on a stream of its own beside the one that computes.
-defines: comm_nccl_open, nccl_keep_order, nccl_draw_id, nccl_version
-Each call puts three things into streams, and the host goes on:
-  an event in the compute stream, which the group's stream waits for      what the call reads has been written, what it
-                                                                          overwrites has been read
+The communicator between GPUs: NCCL on a stream of its own beside the compute stream.
+defines: comm_nccl_open, nccl_set_launch_order, nccl_unique_id, nccl_version
+Each collective enqueues three things, and the host does not wait:
+  an event in the compute stream, for which NCCL's stream waits: earlier work has written the inputs and read the output
   the collective, in the group's stream
-  an event after it, which comm_wait makes the compute stream wait for    what it wrote may be read
-A ring keeps the events of the latest NCCL_EVENTS calls, more than are under way at once: at most one gather and one
-reduction a bucket, of L + 2. An older work shares its slot with a later call: joining it waits for that one. A slot
-that was last recorded in a graph may not be joined outside of it.
-Groups that overlap (dp and tp) need the same order of launches on every rank; NCCL keeps the host's, from 2.26 on, with
-NCCL_LAUNCH_ORDER_IMPLICIT, which nccl_keep_order sets unless the environment says otherwise.
-A rank that has gone shows as an error that NCCL reports by and by, or as a silence: comm_event_synchronize looks for both.
-NCCL's own calls may wait for other ranks, too; a thread watches over each of them (comm_watch.h). NCCL has calls that
-return at once instead (ncclConfig_t.blocking = 0), but then every collective starts a thread of its own. With MPI
-beside it (`host`) the silent rank is named. Without, a wire to rank 0 (comm_wire.h) shows a rank that has ended, each
-rank says what it knows, and the launcher ends the rest (srun --kill-on-bad-exit).
-comm_max goes through MPI or the wire. On the GPU it would wait for every collective launched before it, and so for
-AdamW: NCCL keeps the order of launches between communicators too.
+  an event after it, for which comm_wait lets the compute stream wait
+A ring holds the events of the latest NCCL_EVENTS collectives. Fewer are pending at a time: at most one all-gather and
+one reduce-scatter per bucket, of L + 2 buckets. An older work shares its slot with a later collective, and comm_wait
+then waits for the later one. A slot last recorded in a CUDA graph must not be waited for outside of that graph.
+Overlapping groups (dp and tp) need the same launch order on every rank. NCCL from 2.26 on keeps the host's order with
+NCCL_LAUNCH_ORDER_IMPLICIT, which nccl_set_launch_order sets unless the environment does.
+A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
+own calls may also block on other ranks, so a watchdog thread watches each of them (comm_watch.h). NCCL's non-blocking
+mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI beside NCCL (`host`)
+the error names the silent rank. Without MPI, a TCP connection to rank 0 (comm_wire.h) shows that a rank has ended. Then
+each rank prints its own sentence, and the launcher ends the rest (srun --kill-on-bad-exit).
+comm_max uses MPI or TCP. On the GPU it would wait for every collective launched earlier, and so for AdamW, because NCCL
+also keeps the launch order between communicators.
 */
 #pragma once
 #include "llmc/parallel/comm_watch.h"
@@ -29,30 +28,31 @@ AdamW: NCCL keeps the order of launches between communicators too.
 #include <nccl.h>
 #include <unistd.h>
 
-enum { NCCL_EVENTS = 256, NCCL_PARTS = 4 };
+enum { NCCL_EVENTS = 256, NCCL_CHILDREN = 4 };
 
 struct NcclGroup {
     ncclComm_t nccl;
-    Comm *host;    // the same ranks through MPI; NULL without it
-    Wire *wire;    // the same ranks without MPI; NULL with it, and in parts of the world
-    Watch *watch;  // over calls of NCCL that may wait; the world's
+    Comm *host;    // the same ranks through MPI; NULL without MPI
+    Wire *wire;    // the same ranks through TCP; NULL with MPI, and in groups split from the world
+    Watch *watch;  // the world's watchdog
     bool is_world;
-    struct NcclGroup *whole;  // what a part was split from, which also looks for its errors, and is closed after it
-    struct NcclGroup *parts[NCCL_PARTS];  // of a whole; NULL: none
+    struct NcclGroup *parent;                   // this group was split from it; it checks this group's errors too
+    struct NcclGroup *children[NCCL_CHILDREN];  // groups split from this one; NULL: none
     cudaStream_t stream;
-    cudaEvent_t given;               // what the compute stream was given before the latest call
-    cudaEvent_t done[NCCL_EVENTS];   // call n's is n % NCCL_EVENTS
-    long long *value, *given_value;  // what comm_max of a part without MPI works on, on the device and on the host
+    cudaEvent_t enqueued;           // in the compute stream, at the latest collective
+    cudaEvent_t done[NCCL_EVENTS];  // call n's is n % NCCL_EVENTS
+    long long *max_device;          // one number, for comm_max without MPI and TCP
+    long long *max_host;
 };
 
 static inline void nccl_check(ncclResult_t result, const char *call) {
     if (result == ncclSuccess) { return; }
     run_error("%s: %s%s", call, ncclGetErrorString(result),
-              result == ncclRemoteError ? "; what the rank that was lost last said tells why" : "");
+              result == ncclRemoteError ? "; see the last message of the rank that ended" : "");
 }
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-// the same for a call that may wait for other ranks
+// NCCL_CHECK under the watchdog, for a call that may block on other ranks
 #define NCCL_WATCHED(call, comm)                                                                                       \
     do {                                                                                                               \
         watch_enter((comm)->nccl->watch);                                                                              \
@@ -71,12 +71,12 @@ static inline ncclDataType_t nccl_type(DType dtype) {
     return dtype == DT_F32 ? ncclFloat32 : dtype == DT_BF16 ? ncclBfloat16 : ncclUint8;
 }
 
-// ---- calls
+// ---- collectives
 
 static inline void nccl_begin(Comm *comm, Exec *ex) {
     struct NcclGroup *g = comm->nccl;
-    CUDA_CHECK(cudaEventRecord(g->given, stream_of(ex)));
-    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->given, 0));
+    CUDA_CHECK(cudaEventRecord(g->enqueued, stream_of(ex)));
+    CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));
 }
 
 static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {
@@ -105,7 +105,7 @@ static inline void nccl_all_gather(void *out, const void *in, size_t chunk, DTyp
     nccl_end(comm, all_gather_bytes(chunk, dtype, comm->size));
 }
 
-// a chain: every rank but the last hands it on
+// NCCL broadcasts along a chain, in which the last rank sends nothing
 static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
     nccl_begin(comm, ex);
     struct NcclGroup *g = comm->nccl;
@@ -120,14 +120,14 @@ static inline void nccl_wait(CommWork work, Comm *comm, Exec *ex) {
 
 // ---- waiting on the host
 
-// after `waited` seconds for others: stops the program if one has gone, or the time is up
-static inline void nccl_look(void *group, double waited) {
+// Stops the program if a rank has ended, or if `waited` exceeds the timeout. Called while this rank waits.
+static inline void nccl_check_ranks(void *group, double waited) {
     Comm *comm = static_cast<Comm *>(group);
 #ifdef HAVE_MPI
     Comm *host = comm->nccl->host;
     if (host && host->mpi) {
-        mpi_give_signs(host->mpi->job);
-        if (waited > comm->timeout) { mpi_give_up(host, "NCCL"); }
+        mpi_answer_pings(host->mpi->job);
+        if (waited > comm->timeout) { mpi_timeout(host, "NCCL"); }
     }
 #endif
     if (comm->nccl->wire) { wire_check(comm->nccl->wire); }
@@ -138,37 +138,37 @@ static inline void nccl_look(void *group, double waited) {
     }
 }
 
-static inline void nccl_look_for_error(const struct NcclGroup *g) {
+static inline void nccl_check_async_error(const struct NcclGroup *g) {
     ncclResult_t state = ncclSuccess;
     NCCL_CHECK(ncclCommGetAsyncError(g->nccl, &state));
     if (state != ncclInProgress) { nccl_check(state, "a collective"); }
 }
 
-// the same while the device is waited for: NCCL may know of an error
-static inline void nccl_look_at_device(Comm *comm, double waited) {
-    nccl_look_for_error(comm->nccl);
-    for (int i = 0; i < NCCL_PARTS; i++) {
-        if (comm->nccl->parts[i]) { nccl_look_for_error(comm->nccl->parts[i]); }
+// nccl_check_ranks and the asynchronous errors of the group and of its children
+static inline void nccl_check_progress(Comm *comm, double waited) {
+    nccl_check_async_error(comm->nccl);
+    for (int i = 0; i < NCCL_CHILDREN; i++) {
+        if (comm->nccl->children[i]) { nccl_check_async_error(comm->nccl->children[i]); }
     }
-    nccl_look(comm, waited);
+    nccl_check_ranks(comm, waited);
 }
 
-static inline void nccl_wait_for_event(cudaEvent_t event, Comm *comm) {
-    double start = now_seconds(), watched = start;
+static inline void nccl_event_wait(cudaEvent_t event, Comm *comm) {
+    double start = now_seconds(), checked = start;
     cudaError_t state;
     while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
         double now = now_seconds();
-        if (now - watched > 1e-2) {
-            nccl_look_at_device(comm, now - start);
-            watched = now;
+        if (now - checked > 1e-2) {
+            nccl_check_progress(comm, now - start);
+            checked = now;
         }
         if (now - start > 1e-3) { usleep(20); }
     }
     CUDA_CHECK(state);
 }
 
-static inline void nccl_event_synchronize(int mark, Comm *comm, Exec *ex) {
-    nccl_wait_for_event(ex->cuda->events[mark], comm);
+static inline void nccl_event_synchronize(int event, Comm *comm, Exec *ex) {
+    nccl_event_wait(ex->cuda->events[event], comm);
 }
 
 static inline long long nccl_max(long long value, Comm *comm) {
@@ -177,13 +177,13 @@ static inline long long nccl_max(long long value, Comm *comm) {
     if (g->wire) { return wire_max(value, g->wire); }
     const size_t bytes = sizeof value;
     cudaEvent_t done = g->done[comm->calls % NCCL_EVENTS];
-    *g->given_value = value;
-    CUDA_CHECK(cudaMemcpyAsync(g->value, g->given_value, bytes, cudaMemcpyHostToDevice, g->stream));
-    NCCL_WATCHED(ncclAllReduce(g->value, g->value, 1, ncclInt64, ncclMax, g->nccl, g->stream), comm);
-    CUDA_CHECK(cudaMemcpyAsync(g->given_value, g->value, bytes, cudaMemcpyDeviceToHost, g->stream));
+    *g->max_host = value;
+    CUDA_CHECK(cudaMemcpyAsync(g->max_device, g->max_host, bytes, cudaMemcpyHostToDevice, g->stream));
+    NCCL_WATCHED(ncclAllReduce(g->max_device, g->max_device, 1, ncclInt64, ncclMax, g->nccl, g->stream), comm);
+    CUDA_CHECK(cudaMemcpyAsync(g->max_host, g->max_device, bytes, cudaMemcpyDeviceToHost, g->stream));
     CUDA_CHECK(cudaEventRecord(done, g->stream));
-    nccl_wait_for_event(done, comm);
-    return *g->given_value;
+    nccl_event_wait(done, comm);
+    return *g->max_host;
 }
 
 static inline Comm *nccl_split(Comm *comm, int colour, int key);
@@ -197,54 +197,56 @@ static const CommBackend comm_nccl_backend = {
 
 // ---- groups
 
-// a group that has no communicator yet; `host`, `wire` and `watch` are the caller's
+// a group without an ncclComm_t yet; the caller keeps ownership of `host`, `wire` and `watch`
 static inline Comm *nccl_group(Comm *host, Wire *wire, Watch *watch, double timeout) {
     Comm *comm = comm_new(&comm_nccl_backend, &cuda_device);
     struct NcclGroup *g = comm->nccl = static_cast<struct NcclGroup *>(xcalloc(1, sizeof *g));
     comm->timeout = timeout;
-    g->host = host, g->wire = wire, g->watch = watch;
-    // before compute kernels where both could run: a collective is waited for on other GPUs too
+    g->host = host;
+    g->wire = wire;
+    g->watch = watch;
+    // a higher priority than compute kernels, because other GPUs wait for a collective too
     int least = 0, greatest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&g->stream, cudaStreamNonBlocking, greatest));
-    CUDA_CHECK(cudaEventCreateWithFlags(&g->given, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventCreateWithFlags(&g->enqueued, cudaEventDisableTiming));
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&g->done[i], cudaEventDisableTiming)); }
     if (!host && !wire) {
-        g->value = static_cast<long long *>(cuda_allocate(sizeof *g->value));
-        g->given_value = static_cast<long long *>(cuda_allocate_host(sizeof *g->given_value));
+        g->max_device = static_cast<long long *>(cuda_allocate(sizeof *g->max_device));
+        g->max_host = static_cast<long long *>(cuda_allocate_host(sizeof *g->max_host));
     }
     return comm;
 }
 
-// when the group's calls are done
+// waits for the group's collectives and frees NCCL's and CUDA's objects
 static inline void nccl_free(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
-    CUDA_CHECK(cudaEventRecord(g->given, g->stream));
-    nccl_wait_for_event(g->given, comm);
+    CUDA_CHECK(cudaEventRecord(g->enqueued, g->stream));
+    nccl_event_wait(g->enqueued, comm);
     NCCL_WATCHED(ncclCommFinalize(g->nccl), comm);
     NCCL_WATCHED(ncclCommDestroy(g->nccl), comm);
     for (int i = 0; i < NCCL_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(g->done[i])); }
-    CUDA_CHECK(cudaEventDestroy(g->given));
+    CUDA_CHECK(cudaEventDestroy(g->enqueued));
     CUDA_CHECK(cudaStreamDestroy(g->stream));
-    if (g->value) {
-        cuda_release(g->value);
-        cuda_release_host(g->given_value);
+    if (g->max_device) {
+        cuda_release(g->max_device);
+        cuda_release_host(g->max_host);
     }
 }
 
-// StopHook where there is no MPI: ends this process at once, as its usual end would wait for work that waits for others
+// StopHook without MPI. _exit, because exit would wait for device work that waits for other ranks.
 static inline void nccl_stop(void *world, int status, const char *sentence) {
     fprintf(stderr, "train_gpt2: rank %d: %s\n", static_cast<const Comm *>(world)->rank, sentence);
     _exit(status);
 }
 
-// the world's: its watch, wire and hook with it. The host's group is the caller's
+// frees the world's watchdog, TCP connections and stop hook; `host` belongs to the caller
 static inline void nccl_close_world(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     watch_close(g->watch);
     free(g->watch);
     if (g->wire) {
-        wire_max(0, g->wire);  // so that no rank takes another's end for a fault
+        wire_max(0, g->wire);  // a barrier, so that no rank mistakes a normal end for a failure
         wire_close(g->wire);
     }
     if (stop_hook()->of == comm) { stop_hook()->stop = NULL; }
@@ -253,8 +255,8 @@ static inline void nccl_close_world(Comm *comm) {
 static inline void nccl_close(Comm *comm) {
     struct NcclGroup *g = comm->nccl;
     nccl_free(comm);
-    for (int i = 0; g->whole && i < NCCL_PARTS; i++) {
-        if (g->whole->parts[i] == g) { g->whole->parts[i] = NULL; }
+    for (int i = 0; g->parent && i < NCCL_CHILDREN; i++) {
+        if (g->parent->children[i] == g) { g->parent->children[i] = NULL; }
     }
     if (g->is_world) {
         nccl_close_world(comm);
@@ -267,7 +269,7 @@ static inline void nccl_close(Comm *comm) {
 
 static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     struct NcclGroup *g = comm->nccl;
-    comm_barrier(comm);  // which gives up on a rank that does not come
+    comm_barrier(comm);  // has a timeout
     Comm *host = g->host ? comm_split(g->host, colour, key) : NULL;
     Comm *part = nccl_group(host, NULL, g->watch, comm->timeout);
     NCCL_WATCHED(ncclCommSplit(g->nccl, colour, key, &part->nccl->nccl, NULL), comm);
@@ -276,42 +278,45 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     part->local_rank = comm->local_rank;
     if (part->size > 1 && part->size < comm->size && nccl_version() < 22600) {
         run_error(
-            "-tp beside other data takes NCCL 2.26 or later, which keeps the order of calls; found %d: update it, "
-            "or give -tp 1 or as many as there are processes",
+            "-tp together with data parallelism needs NCCL 2.26 or later, which keeps the launch order; found %d: "
+            "update NCCL, or give -tp 1 or -tp with the number of ranks",
             nccl_version());
     }
     if (part->size > 1) {
         int i = 0;
-        while (i < NCCL_PARTS && g->parts[i]) { i++; }
-        if (i == NCCL_PARTS) { run_error("a group of processes is split into more than %d parts: a bug", NCCL_PARTS); }
-        g->parts[i] = part->nccl, part->nccl->whole = g;
+        while (i < NCCL_CHILDREN && g->children[i]) { i++; }
+        if (i == NCCL_CHILDREN) { run_error("a group has more than %d groups split from it: a bug", NCCL_CHILDREN); }
+        g->children[i] = part->nccl;
+        part->nccl->parent = g;
         return part;
     }
-    nccl_close(part);  // a group of one has nothing to send
+    nccl_close(part);  // a group of one rank needs no communication
     return comm_single(&cuda_device);
 }
 
-// Before the first call of NCCL, which may start threads that read the environment.
-static inline void nccl_keep_order(void) { setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); }
+// Call it before any NCCL call, because NCCL may start threads that read the environment.
+static inline void nccl_set_launch_order(void) { setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); }
 
-// The id that one rank draws and all need; the others get it by comm_broadcast or by llmc/parallel/rendezvous.h.
-static inline ncclUniqueId nccl_draw_id(void) {
+// One rank creates the id; the others receive it through comm_broadcast or llmc/parallel/rendezvous.h.
+static inline ncclUniqueId nccl_unique_id(void) {
     ncclUniqueId id;
     NCCL_CHECK(ncclGetUniqueId(&id));
     return id;
 }
 
-// The world of `size` processes with a GPU each: this one's is the current one. host: the same ranks through MPI, which
-// the caller closes after what is returned; without MPI a wire between them, closed with it. One of the two, or neither
-// in a world of one.
+// The world of `size` ranks with one GPU each, for this rank the current device. host: the same ranks through MPI; the
+// caller closes it after the world. wire: TCP connections instead of MPI, closed with the world. One of the two is
+// NULL, or both in a world of one rank.
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, Wire *wire,
                                    double timeout) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
     Comm *comm = nccl_group(host, wire, watch, timeout);
     comm->nccl->is_world = true;
-    comm->rank = rank, comm->size = size, comm->local_rank = local_rank;
+    comm->rank = rank;
+    comm->size = size;
+    comm->local_rank = local_rank;
     if (!host) { *stop_hook() = {nccl_stop, comm}; }
-    watch_open(watch, nccl_look, comm);
+    watch_open(watch, nccl_check_ranks, comm);
     NCCL_WATCHED(ncclCommInitRank(&comm->nccl->nccl, size, id, rank), comm);
     return comm;
 }

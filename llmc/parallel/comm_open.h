@@ -1,16 +1,16 @@
 /*
-Which communicator a program gets: from how it was started, what it was built with, and where the model runs.
+Opens the world: the communicator follows from the launcher, the build and the device.
 defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, comm_same_gpu
-    Comm *host = comm_open();                           first of all: from here on an error is said once for all ranks
+    Comm *host = comm_open();                              first: afterwards, one rank reports an error for all
     ... flags ...
-    Comm *world = comm_open_for(device, &options, host);   before anything is allocated on the device
+    Comm *world = comm_open_for(device, &options, host);   before the first device allocation
     ...
     if (world != host) { comm_close(world); }
     comm_close(host);
               one process     mpirun                                    -pi fs | tcp, -pn N -pr R -pg G
   CPU         single          MPI                                       an error
-  GPU         single          NCCL; MPI where it is not built in,       NCCL
-                              or ranks share a GPU
+  GPU         single          NCCL; MPI in a build without NCCL,        NCCL
+                              or if ranks share a GPU
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -26,25 +26,24 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 typedef enum { COMM_INIT_MPI, COMM_INIT_FILE, COMM_INIT_TCP } CommInit;  // in the order of COMM_INITS
 #define COMM_INITS "mpi fs tcp"
 
-// what flags say. mpirun tells ranks and sizes itself: num_processes, rank and gpus_per_node are those of fs and tcp
 typedef struct {
     CommInit init;                           // -pi
-    int num_processes, rank, gpus_per_node;  // -pn -pr -pg
-    const char *server;                      // -ps, of tcp: HOST:PORT of rank 0
-    const char *folder;                      // -pf, of fs: one that all processes see
-    const char *job;                         // of fs and tcp: the same in all processes, another in other jobs
+    int num_processes, rank, gpus_per_node;  // -pn -pr -pg; for fs and tcp only: mpirun sets its own
+    const char *server;                      // -ps, for tcp: HOST:PORT of rank 0
+    const char *folder;                      // -pf, for fs: a folder that all ranks can write to
+    const char *job;                         // for fs and tcp: the same on all ranks, different in other jobs
     double timeout;                          // --comm-timeout, seconds
 } CommOptions;
 
-// The processes that were started together, on host memory. Call it before anything can go wrong.
+// The world of all ranks that mpirun started, on host memory. Call it before the first possible error.
 static inline Comm *comm_open(void) {
 #ifdef HAVE_MPI
     if (mpi_started()) { return comm_mpi_open(); }
 #else
     const char *size = getenv("OMPI_COMM_WORLD_SIZE");
     if (size && atoi(size) > 1) {
-        input_error("mpirun started %s processes, but this program was built without MPI: install Open MPI "
-                    "(libopenmpi-dev) and run make again, or start it without mpirun",
+        input_error("mpirun started %s ranks, but this program was built without MPI: install Open MPI "
+                    "(libopenmpi-dev) and run make again, or start without mpirun",
                     size);
     }
 #endif
@@ -53,7 +52,7 @@ static inline Comm *comm_open(void) {
 
 enum { GPU_NAME_BYTES = 16 };  // a GPU's UUID
 
-// The first two ranks whose GPUs have the same name; false if there are none. names: (size, GPU_NAME_BYTES).
+// Finds the first two ranks on the same GPU; false if there are none. names: (size, GPU_NAME_BYTES).
 static inline bool comm_same_gpu(const char *names, int size, int *one, int *other) {
     for (*other = 1; *other < size; ++*other) {
         for (*one = 0; *one < *other; ++*one) {
@@ -66,24 +65,24 @@ static inline bool comm_same_gpu(const char *names, int size, int *one, int *oth
 }
 
 #ifdef COMM_HAS_NCCL
-static inline Comm *comm_open_gpus_by_wire(const CommOptions *o) {
+static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o) {
     int rank = o->rank, size = o->num_processes;
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
-    nccl_keep_order();
-    if (rank == 0) { id = nccl_draw_id(); }
-    Meeting meeting = {rank, size, o->job, o->timeout, &id, sizeof id};
-    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&meeting, o->folder) : wire_by_tcp(&meeting, o->server);
+    nccl_set_launch_order();
+    if (rank == 0) { id = nccl_unique_id(); }
+    Rendezvous rendezvous = {rank, size, o->job, o->timeout, &id, sizeof id};
+    Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&rendezvous, o->folder) : wire_by_tcp(&rendezvous, o->server);
     return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
 }
 
-// Takes the GPU of a process with this number among those of its machine, and returns the GPU's name. Where each sees
-// one GPU only (CUDA_VISIBLE_DEVICES), it is that.
+// Selects the GPU of a local rank and returns the GPU's name. A rank that sees a single GPU (CUDA_VISIBLE_DEVICES)
+// takes that one.
 static inline void comm_take_gpu(int local_rank, char *name) {
     const char *why;
     struct cudaDeviceProp gpu;
     int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
-    if (gpus == 0) { run_error("process %d of this machine sees no GPU (%s)", local_rank, why); }
+    if (gpus == 0) { run_error("local rank %d of this machine sees no GPU (%s)", local_rank, why); }
     CUDA_CHECK(cudaSetDevice(device));
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
     memcpy(name, gpu.uuid.bytes, GPU_NAME_BYTES);
@@ -101,35 +100,37 @@ static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
     free(names);
     if (shared) {
         if (host->rank == 0) {
-            fprintf(stderr,
-                    "train_gpt2: ranks %d and %d share a GPU, so all talk through MPI and host memory, not NCCL\n", one,
-                    other);
+            fprintf(
+                stderr,
+                "train_gpt2: ranks %d and %d share a GPU, so all ranks communicate through MPI and host memory, not "
+                "NCCL\n",
+                one, other);
         }
         return NULL;
     }
-    nccl_keep_order();
-    if (host->rank == 0) { id = nccl_draw_id(); }
+    nccl_set_launch_order();
+    if (host->rank == 0) { id = nccl_unique_id(); }
     comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
     return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
 }
 
-// NULL where ranks share a GPU and MPI can do without NCCL
+// NULL if ranks share a GPU and use MPI instead
 static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
     if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
     char name[GPU_NAME_BYTES];
     const char *why;
     int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
     if (gpus > 1 && local_rank >= gpus) {
-        input_error("rank %d has no GPU of its own: -pg %d says how many processes run on a machine, one for each GPU, "
-                    "and there are %d",
+        input_error("rank %d has no GPU of its own: -pg %d is the number of ranks per machine, one per GPU, but this "
+                    "machine has %d GPUs",
                     o->rank, o->gpus_per_node, gpus);
     }
     comm_take_gpu(local_rank, name);
-    return comm_open_gpus_by_wire(o);
+    return comm_open_gpus_without_mpi(o);
 }
 #endif
 
-// The group of all processes on the memory of `device`; where that is the host's, it is `host` itself.
+// The world on the memory of `device`; for host memory, `host` itself.
 static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Comm *host) {
     host->timeout = o->timeout;
     int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes;
@@ -140,8 +141,8 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
     if (gpus) { return gpus; }
 #endif
     if (o->init != COMM_INIT_MPI) {
-        input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the processes with mpirun",
-                    device == &cpu_device ? "but this run is on CPUs" : "which this program was built without");
+        input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the ranks with mpirun",
+                    device == &cpu_device ? "but this run is on CPUs" : "but this program was built without NCCL");
     }
 #ifdef HAVE_MPI
     return comm_mpi_for_device(host, device);

@@ -1,10 +1,10 @@
 /*
-A thread that looks after the main one while that is in calls of a library which may never return, as NCCL's do when
-another process has gone.
+A watchdog: a thread that checks on the main thread while that is inside a library call. Such a call may never return,
+as with NCCL when another rank has ended.
 defines: Watch, watch_open, watch_close, watch_enter, watch_leave
-Between watch_enter and watch_leave `look` is called every WATCH_SECONDS, with the seconds since watch_enter; it
-returns, or stops the program. It never runs beside the main thread's own code: watch_leave waits for it. So it may use
-what only one thread at a time may use, such as MPI opened with MPI_THREAD_SERIALIZED.
+Between watch_enter and watch_leave the thread calls `check` every WATCH_SECONDS, with the seconds since watch_enter.
+`check` returns, or stops the program. watch_leave waits for it, so it never runs beside the main thread's own code and
+may use libraries for one thread at a time, such as MPI with MPI_THREAD_SERIALIZED.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -14,11 +14,11 @@ what only one thread at a time may use, such as MPI opened with MPI_THREAD_SERIA
 #define WATCH_SECONDS 0.05
 
 typedef struct {
-    void (*look)(void *of, double waited);
+    void (*check)(void *of, double waited);
     void *of;
     pthread_t thread;
-    pthread_mutex_t lock;  // of what follows
-    double since;          // when the call began; 0 between calls
+    pthread_mutex_t lock;  // guards the fields below
+    double since;          // start of the call; 0 between calls
     bool over;
 } Watch;
 
@@ -26,20 +26,21 @@ static inline void *watch_run(void *watch) {
     Watch *w = (Watch *)watch;
     for (bool over = false; !over; usleep((useconds_t)(WATCH_SECONDS * 1e6))) {
         pthread_mutex_lock(&w->lock);
-        if (w->since > 0) { w->look(w->of, now_seconds() - w->since); }
+        if (w->since > 0) { w->check(w->of, now_seconds() - w->since); }
         over = w->over;
         pthread_mutex_unlock(&w->lock);
     }
     return NULL;
 }
 
-// Starts the thread. `look` and what it looks at stay as they are until watch_close.
-static inline void watch_open(Watch *w, void (*look)(void *of, double waited), void *of) {
+// Starts the thread. `of` stays valid until watch_close.
+static inline void watch_open(Watch *w, void (*check)(void *of, double waited), void *of) {
     memset(w, 0, sizeof *w);
-    w->look = look, w->of = of;
+    w->check = check;
+    w->of = of;
     pthread_mutex_init(&w->lock, NULL);
     int error = pthread_create(&w->thread, NULL, watch_run, w);
-    if (error != 0) { run_error("could not start a thread that watches the communicator: %s", strerror(error)); }
+    if (error != 0) { run_error("could not start the communicator's watchdog thread: %s", strerror(error)); }
 }
 
 static inline void watch_enter(Watch *w) {

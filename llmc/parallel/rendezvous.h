@@ -1,13 +1,16 @@
 /*
-Processes that were started apart meet and get a few bytes from rank 0: NCCL's id, where there is no MPI to send it.
-defines: Meeting, rendezvous_file, rendezvous_tcp, meeting_job, meeting_open_port, meeting_gather, meeting_visit
-  file   in a folder that all see. Rank r leaves a random number in JOB.ask.r; rank 0 puts it before its answer, in
-         JOB.answer.r; r takes an answer to its own number only, and removes both files. So nothing that an earlier
-         run left behind is taken for an answer, nor an earlier question for one that is still asked.
-  tcp    rank 0 listens at `server`; every other connects, gives the job's name and its rank, gets the answer, and
-         thanks for it: whoever hangs up before has yet to come. The connections may be kept (comm_wire.h).
-Files appear whole, by renaming. Whoever waits longer than `timeout` stops with a sentence that names the ranks missing.
-Neither is encrypted: whoever can write the folder or reach the port can take part.
+Rendezvous of ranks that were started without MPI: every rank gets a few bytes from rank 0, such as NCCL's id.
+defines: Rendezvous, rendezvous_file, rendezvous_tcp, rendezvous_job, rendezvous_serve_all, rendezvous_connect,
+         socket_ready, socket_send, socket_listen_any_port
+  file   in a shared folder. Rank r writes a request with a random number to JOB.ask.r. Rank 0 copies the number into
+         its reply, JOB.answer.r. Rank r accepts only a reply to its own number, and removes both files. Requests and
+         replies of an earlier run are therefore ignored.
+  tcp    rank 0 listens at `server`. Every other rank connects, sends a request with job and rank, receives the reply
+         and acknowledges it with one byte. A rank that closes the connection earlier counts as missing. The connections
+         may be kept (comm_wire.h).
+Files are written under another name and renamed, so they are always complete. After `timeout` seconds a rank stops with
+a sentence that names the missing ranks.
+Neither way is encrypted: whoever can write to the folder or reach the port can take part.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -22,82 +25,85 @@ Neither is encrypted: whoever can write the folder or reach the port can take pa
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { RENDEZVOUS_BYTES = 256 };  // that an answer may have
+enum { RENDEZVOUS_BYTES = 256 };  // maximum payload
 
 typedef struct {
     int rank, size;
-    const char *job;  // the same in all processes, another in other jobs that use the folder or port at the same time
+    const char *job;  // the same on all ranks, different in other jobs on the same folder or port
     double timeout;   // seconds
-    void *answer;     // given by rank 0, filled in the others; NULL where `bytes` is 0
+    void *payload;    // input on rank 0, output on the other ranks; NULL if `bytes` is 0
     size_t bytes;
-} Meeting;
+} Rendezvous;
 
-// one process's question, and what precedes an answer to it. A name that is cut is cut in the same place everywhere.
+// One rank's request; rank 0 repeats it in front of the reply. A longer job name is cut in the same place everywhere.
 typedef struct {
     char job[120];
     uint64_t rank, size, number;
-} Question;
+} RendezvousRequest;
 
 typedef struct {
-    Question to;
-    char bytes[RENDEZVOUS_BYTES];
-} Answer;
+    RendezvousRequest request;
+    char payload[RENDEZVOUS_BYTES];
+} RendezvousReply;
 
-static inline Question meeting_question(const Meeting *m, int rank, uint64_t number) {
-    Question question;
-    memset(&question, 0, sizeof question);
-    snprintf(question.job, sizeof question.job, "%s", m->job);
-    question.rank = (uint64_t)rank;
-    question.size = (uint64_t)m->size;
-    question.number = number;
-    return question;
+static inline RendezvousRequest rendezvous_request(const Rendezvous *r, int rank, uint64_t number) {
+    RendezvousRequest request;
+    memset(&request, 0, sizeof request);
+    snprintf(request.job, sizeof request.job, "%s", r->job);
+    request.rank = (uint64_t)rank;
+    request.size = (uint64_t)r->size;
+    request.number = number;
+    return request;
 }
 
-static inline Answer meeting_answer(const Meeting *m, Question to) {
-    Answer answer;
-    memset(&answer, 0, sizeof answer);
-    answer.to = to;
-    if (m->bytes > 0) { memcpy(answer.bytes, m->answer, m->bytes); }
-    return answer;
+static inline RendezvousReply rendezvous_reply(const Rendezvous *r, RendezvousRequest request) {
+    RendezvousReply reply;
+    memset(&reply, 0, sizeof reply);
+    reply.request = request;
+    if (r->bytes > 0) { memcpy(reply.payload, r->payload, r->bytes); }
+    return reply;
 }
 
-// takes an answer that is to this question
-static inline bool meeting_take(const Meeting *m, const Question *question, const Answer *answer) {
-    if (memcmp(question, &answer->to, sizeof *question) != 0) { return false; }
-    if (m->bytes > 0) { memcpy(m->answer, answer->bytes, m->bytes); }
+// copies the payload of a reply to this request; false if the reply is to another request
+static inline bool rendezvous_accept(const Rendezvous *r, const RendezvousRequest *request,
+                                     const RendezvousReply *reply) {
+    if (memcmp(request, &reply->request, sizeof *request) != 0) { return false; }
+    if (r->bytes > 0) { memcpy(r->payload, reply->payload, r->bytes); }
     return true;
 }
 
-// stops if the time is up; met[rank] says who has come (NULL: it is rank 0 that is missing)
-static inline void meeting_check(const Meeting *m, double deadline, const bool *met, const char *where) {
+// Stops after the deadline. present[rank]: the ranks that are connected; NULL: only rank 0 is missing.
+static inline void rendezvous_check_deadline(const Rendezvous *r, double deadline, const bool *present,
+                                             const char *where) {
     if (now_seconds() < deadline) { return; }
     char who[128] = "rank 0";
-    if (met) { comm_name_missing(who, sizeof who, met, m->size); }
-    run_error("job '%s', rank %d of %d: %s did not come to %s within %g s; are all processes running, with the same "
-              "job, number of processes and place to meet?",
-              m->job, m->rank, m->size, who, where, m->timeout);
+    if (present) { comm_name_missing(who, sizeof who, present, r->size); }
+    run_error(
+        "job '%s', rank %d of %d: %s did not connect through %s within %g s; are all ranks running, with the same "
+        "job, number of ranks, and folder or address?",
+        r->job, r->rank, r->size, who, where, r->timeout);
 }
 
-// What Slurm calls the processes that were started together: its job, and the step of it, as two may run at a time.
-static inline void meeting_job(char *name, size_t room) {
+// Slurm's name of the ranks that started together: job and job step, since two steps may run at a time.
+static inline void rendezvous_job(char *name, size_t room) {
     const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
     if (!step) { step = getenv("SLURM_STEPID"); }
     snprintf(name, room, "%s%s%s", job ? job : "train_gpt2", job && step ? "." : "", job && step ? step : "");
 }
 
-static inline void meeting_begin(const Meeting *m) {
-    if (m->bytes > RENDEZVOUS_BYTES) { run_error("an answer of %zu bytes to a rendezvous: a bug", m->bytes); }
+static inline void rendezvous_check_size(const Rendezvous *r) {
+    if (r->bytes > RENDEZVOUS_BYTES) { run_error("a rendezvous payload of %zu bytes is too long: a bug", r->bytes); }
 }
 
-static inline void meeting_pause(void) { usleep(10000); }
+static inline void rendezvous_pause(void) { usleep(10000); }
 
 // ---- by files
 
-static inline void meeting_path(char *path, const Meeting *m, const char *folder, const char *what, int rank) {
-    format_path(path, "%s/%s.%s.%d", folder, m->job, what, rank);
+static inline void rendezvous_path(char *path, const Rendezvous *r, const char *folder, const char *what, int rank) {
+    format_path(path, "%s/%s.%s.%d", folder, r->job, what, rank);
 }
 
-static inline bool meeting_read(const char *path, void *data, size_t bytes) {
+static inline bool rendezvous_read(const char *path, void *data, size_t bytes) {
     FILE *file = fopen(path, "rb");
     if (!file) { return false; }
     bool whole = fread(data, 1, bytes, file) == bytes;
@@ -105,109 +111,111 @@ static inline bool meeting_read(const char *path, void *data, size_t bytes) {
     return whole;
 }
 
-static inline void meeting_write(const char *path, const void *data, size_t bytes) {
+static inline void rendezvous_write(const char *path, const void *data, size_t bytes) {
     char part[PATH_LENGTH];
     format_path(part, "%s.part", path);
     FILE *file = fopen(part, "wb");
     bool written = file && fwrite(data, 1, bytes, file) == bytes;
     if (!file || fclose(file) != 0 || !written || rename(part, path) != 0) {
-        input_error("%s: could not be written (%s); the processes meet in a folder that all of them can write", path,
-                    strerror(errno));
+        input_error("%s: could not be written (%s); give a folder that all ranks can write to", path, strerror(errno));
     }
 }
 
-// Rank 0 has answered the latest question of this rank and its file is gone: it has been taken.
-static inline bool meeting_serve_file(const Meeting *m, const char *folder, int rank, Question *answered) {
-    char ask[PATH_LENGTH], reply[PATH_LENGTH];
-    Question question;
-    meeting_path(ask, m, folder, "ask", rank);
-    meeting_path(reply, m, folder, "answer", rank);
-    if (!meeting_read(ask, &question, sizeof question)) { return answered->number != 0 && access(ask, F_OK) != 0; }
-    Question expected = meeting_question(m, rank, question.number);
-    if (memcmp(&question, &expected, sizeof question) == 0 && question.number != answered->number) {
-        Answer answer = meeting_answer(m, question);
-        meeting_write(reply, &answer, sizeof answer);
-        *answered = question;
+// Answers a new request of `rank`. True if the rank has removed the request after accepting the reply.
+static inline bool rendezvous_serve_file(const Rendezvous *r, const char *folder, int rank,
+                                         RendezvousRequest *answered) {
+    char request_path[PATH_LENGTH], reply_path[PATH_LENGTH];
+    RendezvousRequest request;
+    rendezvous_path(request_path, r, folder, "ask", rank);
+    rendezvous_path(reply_path, r, folder, "answer", rank);
+    if (!rendezvous_read(request_path, &request, sizeof request)) {
+        return answered->number != 0 && access(request_path, F_OK) != 0;
+    }
+    RendezvousRequest expected = rendezvous_request(r, rank, request.number);
+    if (memcmp(&request, &expected, sizeof request) == 0 && request.number != answered->number) {
+        RendezvousReply reply = rendezvous_reply(r, request);
+        rendezvous_write(reply_path, &reply, sizeof reply);
+        *answered = request;
     }
     return false;
 }
 
-static inline void meeting_ask_file(const Meeting *m, const char *folder, double deadline) {
-    char ask[PATH_LENGTH], reply[PATH_LENGTH];
+static inline void rendezvous_request_by_file(const Rendezvous *r, const char *folder, double deadline) {
+    char request_path[PATH_LENGTH], reply_path[PATH_LENGTH];
     uint64_t number = 0;
-    Answer answer;
+    RendezvousReply reply;
     while (number == 0) {
         if (getrandom(&number, sizeof number, 0) != sizeof number) { number = 0; }
     }
-    Question question = meeting_question(m, m->rank, number);
-    meeting_path(ask, m, folder, "ask", m->rank);
-    meeting_path(reply, m, folder, "answer", m->rank);
-    meeting_write(ask, &question, sizeof question);
-    while (!meeting_read(reply, &answer, sizeof answer) || !meeting_take(m, &question, &answer)) {
-        meeting_check(m, deadline, NULL, folder);
-        meeting_pause();
+    RendezvousRequest request = rendezvous_request(r, r->rank, number);
+    rendezvous_path(request_path, r, folder, "ask", r->rank);
+    rendezvous_path(reply_path, r, folder, "answer", r->rank);
+    rendezvous_write(request_path, &request, sizeof request);
+    while (!rendezvous_read(reply_path, &reply, sizeof reply) || !rendezvous_accept(r, &request, &reply)) {
+        rendezvous_check_deadline(r, deadline, NULL, folder);
+        rendezvous_pause();
     }
-    remove(reply);
-    remove(ask);  // last: it tells rank 0 that this is over
+    remove(reply_path);
+    remove(request_path);  // last, because rank 0 takes a missing request for accepted
 }
 
-// Gives m->answer of rank 0 to every rank; rank 0 returns when all have it.
-static inline void rendezvous_file(const Meeting *m, const char *folder) {
-    double deadline = now_seconds() + m->timeout;
-    meeting_begin(m);
-    if (m->rank > 0) {
-        meeting_ask_file(m, folder, deadline);
+// Copies r->payload from rank 0 to every rank; rank 0 returns after the last rank has accepted the payload.
+static inline void rendezvous_file(const Rendezvous *r, const char *folder) {
+    double deadline = now_seconds() + r->timeout;
+    rendezvous_check_size(r);
+    if (r->rank > 0) {
+        rendezvous_request_by_file(r, folder, deadline);
         return;
     }
-    Question *answered = (Question *)xcalloc((size_t)m->size, sizeof *answered);
-    bool *met = (bool *)xcalloc((size_t)m->size, sizeof *met);
-    met[0] = true;
-    for (int missing = m->size - 1; missing > 0; meeting_pause()) {
-        for (int rank = 1; rank < m->size; rank++) {
-            if (!met[rank] && meeting_serve_file(m, folder, rank, &answered[rank])) {
-                met[rank] = true;
+    RendezvousRequest *answered = (RendezvousRequest *)xcalloc((size_t)r->size, sizeof *answered);
+    bool *present = (bool *)xcalloc((size_t)r->size, sizeof *present);
+    present[0] = true;
+    for (int missing = r->size - 1; missing > 0; rendezvous_pause()) {
+        for (int rank = 1; rank < r->size; rank++) {
+            if (!present[rank] && rendezvous_serve_file(r, folder, rank, &answered[rank])) {
+                present[rank] = true;
                 missing--;
             }
         }
-        if (missing > 0) { meeting_check(m, deadline, met, folder); }
+        if (missing > 0) { rendezvous_check_deadline(r, deadline, present, folder); }
     }
     free(answered);
-    free(met);
+    free(present);
 }
 
 // ---- by TCP
 
-#define MEETING_TRY_SECONDS 3.0  // for one address: one that nobody answers at keeps nobody from the next
+#define CONNECT_SECONDS 3.0  // per address, so that an address without an answer does not delay the next one
 
-// "HOST:PORT", "[HOST]:PORT": the host, of 256 bytes, and the port
-static inline int meeting_place(char *host, const char *server) {
+// Parses "HOST:PORT" or "[HOST]:PORT": fills host[256] and returns the port.
+static inline int address_parse(char *host, const char *server) {
     const char *colon = strrchr(server, ':');
     char *end = NULL;
     long port = colon ? strtol(colon + 1, &end, 10) : 0;
     size_t length = colon ? (size_t)(colon - server) : 0;
     if (port < 1 || port > 65535 || *end || length == 0 || length >= 256) {
-        input_error("found '%s' as the place to meet, expected HOST:PORT", server);
+        input_error("found '%s' as the address of rank 0, expected HOST:PORT", server);
     }
     bool bracketed = server[0] == '[' && server[length - 1] == ']';
     snprintf(host, 256, "%.*s", (int)(bracketed ? length - 2 : length), server + bracketed);
     return (int)port;
 }
 
-// every address of "HOST:PORT"; the caller frees them
-static inline struct addrinfo *meeting_addresses(const char *server) {
+// all addresses of "HOST:PORT"; the caller frees them with freeaddrinfo
+static inline struct addrinfo *address_resolve(const char *server) {
     char host[256], service[16];
-    snprintf(service, sizeof service, "%d", meeting_place(host, server));
+    snprintf(service, sizeof service, "%d", address_parse(host, server));
     struct addrinfo hints, *found = NULL;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_family = AF_UNSPEC;
     int error = getaddrinfo(host, service, &hints, &found);
-    if (error != 0) { input_error("the place to meet, %s, is unknown: %s", server, gai_strerror(error)); }
+    if (error != 0) { input_error("the address of rank 0, %s, cannot be resolved: %s", server, gai_strerror(error)); }
     return found;
 }
 
-// Can it be read, or written, within so many milliseconds? A signal, which ends poll, does not end the wait.
-static inline bool meeting_ready(int socket, short events, int milliseconds) {
+// Waits until the socket is readable or writable; false after the timeout. A signal ends poll but not this wait.
+static inline bool socket_ready(int socket, short events, int milliseconds) {
     struct pollfd ready = {socket, events, 0};
     double end = now_seconds() + 1e-3 * milliseconds;
     int count;
@@ -218,29 +226,34 @@ static inline bool meeting_ready(int socket, short events, int milliseconds) {
     return count > 0;
 }
 
-// all bytes, or false if the other end goes away or is silent for two seconds
-static inline bool meeting_receive(int socket, void *data, size_t bytes) {
+// receives all bytes; false if the other end closes the connection or is silent for two seconds
+static inline bool socket_receive(int socket, void *data, size_t bytes) {
     for (size_t got = 0; got < bytes;) {
-        ssize_t n = meeting_ready(socket, POLLIN, 2000) ? recv(socket, (char *)data + got, bytes - got, 0) : 0;
+        ssize_t n = socket_ready(socket, POLLIN, 2000) ? recv(socket, (char *)data + got, bytes - got, 0) : 0;
         if (n == 0 || (n < 0 && errno != EINTR)) { return false; }
         got += n > 0 ? (size_t)n : 0;
     }
     return true;
 }
 
-// these few bytes fit a socket's buffer
-static inline bool meeting_send(int socket, const void *data, size_t bytes) {
+// for few bytes, which fit the socket's buffer
+static inline bool socket_send(int socket, const void *data, size_t bytes) {
     return send(socket, data, bytes, MSG_NOSIGNAL) == (ssize_t)bytes;
 }
 
-// Listens on every address of one family, and as IPv6 on those of IPv4 too; port 0: one that is free. -1 if that fails.
-static inline int meeting_listen_as(int family, int port) {
+// Listens on all addresses of one family; an IPv6 socket accepts IPv4 too. Port 0 takes a free port. -1 on failure.
+static inline int socket_listen_family(int family, int port) {
     int one = 1, zero = 0, listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in6 six;
     struct sockaddr_in four;
-    memset(&six, 0, sizeof six), memset(&four, 0, sizeof four);
-    six.sin6_family = AF_INET6, six.sin6_port = htons((uint16_t)port), six.sin6_addr = in6addr_any;
-    four.sin_family = AF_INET, four.sin_port = htons((uint16_t)port), four.sin_addr.s_addr = htonl(INADDR_ANY);
+    memset(&six, 0, sizeof six);
+    memset(&four, 0, sizeof four);
+    six.sin6_family = AF_INET6;
+    six.sin6_port = htons((uint16_t)port);
+    six.sin6_addr = in6addr_any;
+    four.sin_family = AF_INET;
+    four.sin_port = htons((uint16_t)port);
+    four.sin_addr.s_addr = htonl(INADDR_ANY);
     bool is_six = family == AF_INET6;
     if (listener < 0) { return -1; }
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -256,53 +269,53 @@ static inline int meeting_listen_as(int family, int port) {
     return -1;
 }
 
-static inline int meeting_listen(int port) {
-    int listener = meeting_listen_as(AF_INET6, port);
-    if (listener < 0) { listener = meeting_listen_as(AF_INET, port); }
+static inline int socket_listen(int port) {
+    int listener = socket_listen_family(AF_INET6, port);
+    if (listener < 0) { listener = socket_listen_family(AF_INET, port); }
     if (listener < 0) {
-        input_error("rank 0 cannot listen at port %d (%s); choose another port", port, strerror(errno));
+        input_error("rank 0 cannot listen on port %d (%s); choose another port", port, strerror(errno));
     }
     return listener;
 }
 
-// Listens at a port that is free, and says which.
-static inline int meeting_open_port(int *port) {
-    int listener = meeting_listen(0);
-    struct sockaddr_in6 own;  // its port is where that of sockaddr_in is
+// Listens on a free port and stores its number.
+static inline int socket_listen_any_port(int *port) {
+    int listener = socket_listen(0);
+    struct sockaddr_in6 own;  // sin6_port is at the offset of sin_port
     socklen_t length = sizeof own;
     getsockname(listener, (struct sockaddr *)&own, &length);
     *port = ntohs(own.sin6_port);
     return listener;
 }
 
-// Answers whoever connects next; returns its rank and the connection, or 0 if it does not belong to this job.
-static inline int meeting_serve_tcp(const Meeting *m, int listener, int *connection) {
-    Question question;
+// Answers the next connection. Returns its rank and stores the connection; 0 if it is not of this job.
+static inline int rendezvous_serve_tcp(const Rendezvous *r, int listener, int *connection) {
+    RendezvousRequest request;
     int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (peer < 0) { return 0; }
-    if (meeting_receive(peer, &question, sizeof question) && question.rank > 0 && question.rank < (uint64_t)m->size) {
-        Question expected = meeting_question(m, (int)question.rank, question.number);
-        Answer answer = meeting_answer(m, question);
-        char thanks;
-        if (memcmp(&question, &expected, sizeof question) == 0 && meeting_send(peer, &answer, sizeof answer) &&
-            meeting_receive(peer, &thanks, 1)) {
+    if (socket_receive(peer, &request, sizeof request) && request.rank > 0 && request.rank < (uint64_t)r->size) {
+        RendezvousRequest expected = rendezvous_request(r, (int)request.rank, request.number);
+        RendezvousReply reply = rendezvous_reply(r, request);
+        char acknowledgement;
+        if (memcmp(&request, &expected, sizeof request) == 0 && socket_send(peer, &reply, sizeof reply) &&
+            socket_receive(peer, &acknowledgement, 1)) {
             *connection = peer;
-            return (int)question.rank;
+            return (int)request.rank;
         }
     }
     close(peer);
     return 0;
 }
 
-// A connection to the address, or -1: nobody listens there, or nobody answers until the deadline.
-static inline int meeting_connect(const struct addrinfo *address, double deadline) {
+// Connects to an address; -1 if no process listens there, or none answers before the deadline.
+static inline int socket_connect(const struct addrinfo *address, double deadline) {
     int peer = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
     if (peer < 0) { return -1; }
     socklen_t length = sizeof error;
     double left = deadline - now_seconds();
-    if (left > MEETING_TRY_SECONDS) { left = MEETING_TRY_SECONDS; }
+    if (left > CONNECT_SECONDS) { left = CONNECT_SECONDS; }
     bool connected = connect(peer, address->ai_addr, address->ai_addrlen) == 0;
-    if (!connected && errno == EINPROGRESS && meeting_ready(peer, POLLOUT, left > 0 ? (int)(left * 1e3) + 1 : 0)) {
+    if (!connected && errno == EINPROGRESS && socket_ready(peer, POLLOUT, left > 0 ? (int)(left * 1e3) + 1 : 0)) {
         connected = getsockopt(peer, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
     }
     if (connected && fcntl(peer, F_SETFL, 0) == 0) { return peer; }
@@ -310,13 +323,13 @@ static inline int meeting_connect(const struct addrinfo *address, double deadlin
     return -1;
 }
 
-// one attempt at one address: rank 0 may not be there yet. The connection, or -1.
-static inline int meeting_ask_tcp(const Meeting *m, const struct addrinfo *address, double deadline) {
-    Question question = meeting_question(m, m->rank, 1);
-    Answer answer;
-    int peer = meeting_connect(address, deadline);
-    if (peer >= 0 && meeting_send(peer, &question, sizeof question) && meeting_receive(peer, &answer, sizeof answer) &&
-        meeting_take(m, &question, &answer) && meeting_send(peer, "", 1)) {
+// One attempt at one address, because rank 0 may not listen yet. Returns the connection, or -1.
+static inline int rendezvous_request_by_tcp(const Rendezvous *r, const struct addrinfo *address, double deadline) {
+    RendezvousRequest request = rendezvous_request(r, r->rank, 1);
+    RendezvousReply reply;
+    int peer = socket_connect(address, deadline);
+    if (peer >= 0 && socket_send(peer, &request, sizeof request) && socket_receive(peer, &reply, sizeof reply) &&
+        rendezvous_accept(r, &request, &reply) && socket_send(peer, "", 1)) {
         return peer;
     }
     if (peer >= 0) { close(peer); }
@@ -324,18 +337,18 @@ static inline int meeting_ask_tcp(const Meeting *m, const struct addrinfo *addre
 }
 
 // one attempt at each address in turn
-static inline int meeting_ask_any(const Meeting *m, const struct addrinfo *addresses, double deadline) {
+static inline int rendezvous_request_by_any(const Rendezvous *r, const struct addrinfo *addresses, double deadline) {
     int peer = -1;
     for (const struct addrinfo *a = addresses; a && peer < 0; a = a->ai_next) {
-        peer = meeting_ask_tcp(m, a, deadline);
+        peer = rendezvous_request_by_tcp(r, a, deadline);
     }
     return peer;
 }
 
-// what becomes of the connection to `rank`: it is kept there, or closed
-static inline void meeting_keep(int *peers, int rank, int peer) {
+// stores the connection to `rank` in peers, or closes it if peers is NULL
+static inline void rendezvous_store_connection(int *peers, int rank, int peer) {
     int one = 1;
-    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // a few bytes at a time, each waited for
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // messages are short, and each is waited for
     if (peers) {
         peers[rank] = peer;
     } else {
@@ -343,47 +356,47 @@ static inline void meeting_keep(int *peers, int rank, int peer) {
     }
 }
 
-// Rank 0 answers all others; closes the listener. where: words for it. peers: as in rendezvous_tcp.
-static inline void meeting_gather(const Meeting *m, int listener, const char *where, int *peers) {
-    double deadline = now_seconds() + m->timeout;
-    bool *met = (bool *)xcalloc((size_t)m->size, sizeof *met);
-    met[0] = true;
-    for (int missing = m->size - 1; missing > 0;) {
-        int peer, rank = meeting_ready(listener, POLLIN, 100) ? meeting_serve_tcp(m, listener, &peer) : 0;
-        if (rank > 0 && met[rank] && peers) { close(peers[rank]); }  // it has come anew
-        if (rank > 0) { meeting_keep(peers, rank, peer); }
-        if (rank > 0 && !met[rank]) {
-            met[rank] = true;
+// Rank 0 answers all other ranks and closes the listener. where: its address, for errors. peers: as in rendezvous_tcp.
+static inline void rendezvous_serve_all(const Rendezvous *r, int listener, const char *where, int *peers) {
+    double deadline = now_seconds() + r->timeout;
+    bool *present = (bool *)xcalloc((size_t)r->size, sizeof *present);
+    present[0] = true;
+    for (int missing = r->size - 1; missing > 0;) {
+        int peer, rank = socket_ready(listener, POLLIN, 100) ? rendezvous_serve_tcp(r, listener, &peer) : 0;
+        if (rank > 0 && present[rank] && peers) { close(peers[rank]); }  // the rank connected again
+        if (rank > 0) { rendezvous_store_connection(peers, rank, peer); }
+        if (rank > 0 && !present[rank]) {
+            present[rank] = true;
             missing--;
         }
-        if (missing > 0) { meeting_check(m, deadline, met, where); }
+        if (missing > 0) { rendezvous_check_deadline(r, deadline, present, where); }
     }
     close(listener);
-    free(met);
+    free(present);
 }
 
-// Another rank asks rank 0, which listens or is going to at one of the addresses of `server`.
-static inline void meeting_visit(const Meeting *m, const char *server, int *peers) {
-    double deadline = now_seconds() + m->timeout;
-    struct addrinfo *addresses = meeting_addresses(server);
+// Another rank connects to rank 0 at any address of `server`, retrying until rank 0 listens.
+static inline void rendezvous_connect(const Rendezvous *r, const char *server, int *peers) {
+    double deadline = now_seconds() + r->timeout;
+    struct addrinfo *addresses = address_resolve(server);
     int peer;
-    while ((peer = meeting_ask_any(m, addresses, deadline)) < 0) {
-        meeting_check(m, deadline, NULL, server);
-        meeting_pause();
+    while ((peer = rendezvous_request_by_any(r, addresses, deadline)) < 0) {
+        rendezvous_check_deadline(r, deadline, NULL, server);
+        rendezvous_pause();
     }
-    meeting_keep(peers, 0, peer);
+    rendezvous_store_connection(peers, 0, peer);
     freeaddrinfo(addresses);
 }
 
-// Gives m->answer of rank 0, which is on the host of `server` ("HOST:PORT"), to every rank. peers: NULL, or where the
-// connections stay: rank 0's to rank r in peers[r], another's to rank 0 in peers[0].
-static inline void rendezvous_tcp(const Meeting *m, const char *server, int *peers) {
+// Copies r->payload from rank 0, at `server` ("HOST:PORT"), to every rank. peers: NULL, or room for the connections,
+// which stay open: on rank 0, peers[r] to rank r; on the others, peers[0] to rank 0.
+static inline void rendezvous_tcp(const Rendezvous *r, const char *server, int *peers) {
     char host[256];
-    int port = meeting_place(host, server);
-    meeting_begin(m);
-    if (m->rank > 0) {
-        meeting_visit(m, server, peers);
+    int port = address_parse(host, server);
+    rendezvous_check_size(r);
+    if (r->rank > 0) {
+        rendezvous_connect(r, server, peers);
     } else {
-        meeting_gather(m, meeting_listen(port), server, peers);
+        rendezvous_serve_all(r, socket_listen(port), server, peers);
     }
 }

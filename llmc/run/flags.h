@@ -1,23 +1,23 @@
 /*
-Command-line flags from one table: a row a flag drives parsing, --help, the banner and the saved configuration.
-  -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter is matched whole, so -bx is not -b x.
-  A separate value may be a negative number (-x -1); any other text with a leading dash needs the = form.
-  A flag that is given again takes the place of the one before it.
-  An option's value is optional and always joined: --plan or --plan=json.
+Command-line flags from one table: one row per flag drives parsing, --help, the banner and config.json.
+  -b 4, --micro-batch 4 and --micro-batch=4 are the same. A letter matches as a whole word: -bx is not -b x.
+  A separate value may be a negative number (-x -1). Any other value with a leading dash needs the = form.
+  The last occurrence of a flag wins, so flags appended to a script's command override the script's own.
+  An option takes its value joined only: --plan or --plan=json.
 
-  type          field            takes
+  type          field            accepts
   FLAG_INT      int              -?[0-9]+ within min..max
-  FLAG_INT64    int64_t          the same; a uint64_t field reads it too where min is 0
-  FLAG_REAL     double           a decimal number, with an exponent or not, within min..max; no nan, no inf
-  FLAG_STRING   const char *     any text; points into argv, or into the JSON it was read from
-  FLAG_CHOICE   int              a word of `choices`, stored as its index; in "none|0 fp32|1" each has two spellings
-  FLAG_OPTION   const char *     nothing (stored as ""), or =word of `choices` if it has any, or =number within
-                                 min..max if those differ; absent: NULL
-  FLAG_ABSENT   none             nothing: it names a letter of llm.c that there is not, and stops where it is given
+  FLAG_INT64    int64_t          the same; also fills a uint64_t field when min is 0
+  FLAG_REAL     double           a decimal number, exponent allowed, within min..max; neither nan nor inf
+  FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
+  FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
+  FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
+  FLAG_TOPIC    const char *     no value (stored as ""), =FLAG, or FLAG as the next argument, for --help; absent: NULL
+  FLAG_ABSENT   none             nothing: a letter of llm.c that this trainer lacks; giving it is an error
 
-Any fault is one sentence that names the flag and says what it takes: exit 2.
-defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_print_banner, flags_to_json,
-         flags_from_json, FLAG_LLMC
+Every error is one sentence that names the flag and the values it takes, with exit status 2.
+defines: FlagType, Flag, FLAG_HEADING, FLAG_LLMC, flags_parse, flags_find_topic, flags_print_help, flag_print_details,
+         flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
 #include <assert.h>
@@ -28,43 +28,60 @@ defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_print_help, flags_prin
 #include <stddef.h>
 #include "llmc/common/check.h"
 
-typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_ABSENT } FlagType;
+typedef enum {
+    FLAG_INT,
+    FLAG_INT64,
+    FLAG_REAL,
+    FLAG_STRING,
+    FLAG_CHOICE,
+    FLAG_OPTION,
+    FLAG_TOPIC,
+    FLAG_ABSENT
+} FlagType;
 
 typedef struct {
     const char *letter;  // "b", "nk"; NULL: none
-    const char *name;    // "micro-batch"; NULL: none. Neither: a heading, its text in `help`
+    const char *name;    // "micro-batch"; NULL: none. A row with neither is a heading, its text in `help`
     FlagType type;
     size_t offset;           // of the field in the struct of values
-    double min, max;         // of a number, inclusive; -INFINITY and INFINITY: what the type holds
-    const char *choices;     // words, one space between them
-    const char *value_name;  // for --help and errors: "tokens", "FILE"
-    const char *help;        // one line
+    double min, max;         // bounds of a number, inclusive; -INFINITY and INFINITY: the type's own
+    const char *choices;     // words separated by one space; NULL: none
+    const char *value_name;  // "N", "FILE"
+    const char *unit;        // "steps", "seconds"; NULL: none
+    const char *help;        // one line for --help; %s stands for the default
+    const char *details;     // sentences for --help FLAG
+    const char *example;     // a command
+    const char *see;         // related flags and the page to read
 } Flag;
 
 #define FLAG_HEADING(text)                                                                                             \
-    { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
+    { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, NULL, text, NULL, NULL, NULL }
 
-// a letter of llm.c that this trainer does not have, and what it does there
+// a letter of llm.c that this trainer lacks, and its meaning there
 #define FLAG_LLMC(letter, meaning)                                                                                     \
-    { letter, NULL, FLAG_ABSENT, 0, 0, 0, NULL, NULL, meaning }
+    { letter, NULL, FLAG_ABSENT, 0, 0, 0, NULL, NULL, NULL, meaning, NULL, NULL, NULL }
 
-enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_NAME_MAX = 63 };
+// FLAG_TEXT: bytes of a value's text; FLAG_LINE and FLAG_HELP_LINE: columns of the banner and of --help
+enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_HELP_LINE = 100, FLAG_NAME_MAX = 63 };
 
 // ---- one row: its text
 
 static inline bool flag_is_heading(const Flag *flag) { return !flag->letter && !flag->name; }
 
-// whether it is a setting, which help, banner and JSON show
+// a row that help, banner and JSON show
 static inline bool flag_has_value(const Flag *flag) { return !flag_is_heading(flag) && flag->type != FLAG_ABSENT; }
 
 static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
-// an option whose value is a number
+// a flag that may stand without a value
+static inline bool flag_is_optional(const Flag *flag) { return flag->type == FLAG_OPTION || flag->type == FLAG_TOPIC; }
+
+// an option with a number as value
 static inline bool flag_is_amount(const Flag *flag) { return flag->type == FLAG_OPTION && flag->min < flag->max; }
 
 static inline const char *flag_label(const Flag *flag) { return flag->name ? flag->name : flag->letter; }
 
-// the integer nearest to a bound that the type holds
+// `bound` as an integer, clamped to the type's range
 static inline long long flag_whole_bound(const Flag *flag, double bound) {
     long long lowest = flag->type == FLAG_INT ? INT_MIN : LLONG_MIN;
     long long highest = flag->type == FLAG_INT ? INT_MAX : LLONG_MAX;
@@ -78,7 +95,7 @@ static inline void flag_real_text(double x, char text[FLAG_TEXT]) {
         snprintf(text, FLAG_TEXT, "%.*g", digits, x);
         if (strtod(text, NULL) == x) { break; }
     }
-    // plain notation where it is no longer than people write
+    // plain notation for the usual magnitudes: 0.0003 instead of 3e-04
     char plain[FLAG_TEXT];
     snprintf(plain, sizeof plain, "%.6f", x);
     if (fabs(x) < 1e-4 || fabs(x) >= 1e6 || strtod(plain, NULL) != x) { return; }
@@ -113,14 +130,14 @@ static inline void flag_choices_text(const char *choices, char text[FLAG_TEXT]) 
     const char *last = strrchr(choices, ' ');
     size_t length = 0;
     for (const char *c = choices; *c && length < FLAG_TEXT - 8; c++) {
-        const char *piece = *c != ' ' ? NULL : c == last ? " or " : ", ";
-        length += (size_t)(piece ? snprintf(text + length, FLAG_TEXT - length, "%s", piece)
-                                 : snprintf(text + length, FLAG_TEXT - length, "%c", *c));
+        const char *separator = *c != ' ' ? NULL : c == last ? " or " : ", ";
+        length += (size_t)(separator ? snprintf(text + length, FLAG_TEXT - length, "%s", separator)
+                                     : snprintf(text + length, FLAG_TEXT - length, "%c", *c));
     }
     text[length] = 0;
 }
 
-// the part of an error after "takes"
+// the values a flag takes, as in "-b takes a whole number from 1 to 8"
 static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     char detail[FLAG_TEXT];
     switch (flag->type) {
@@ -133,6 +150,7 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
         return;
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
     case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
+    case FLAG_TOPIC: snprintf(text, FLAG_TEXT, "nothing or a flag"); return;
     case FLAG_ABSENT: return;
     case FLAG_OPTION:
         if (flag_is_amount(flag)) {
@@ -149,7 +167,7 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
 
 // ---- one row: its value
 
-// index of the choice that TEXT spells, or -1
+// index of the choice spelled `text`, or -1
 static inline int flag_choice_index(const char *choices, const char *text) {
     int index = 0;
     for (const char *word = choices; *word;) {
@@ -178,7 +196,7 @@ static inline void flag_store_string(const Flag *flag, void *values, const char 
     memcpy((char *)values + flag->offset, &string, sizeof string);
 }
 
-// the value as one would write it on the command line; NULL for a string that is not set
+// the value as on the command line; NULL for a string that is not set
 static inline const char *flag_value_text(const Flag *flag, const void *values, char text[FLAG_TEXT]) {
     const char *field = (const char *)values + flag->offset;
     int whole;
@@ -203,6 +221,7 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
         return text;
     case FLAG_STRING:
     case FLAG_OPTION:
+    case FLAG_TOPIC:
     case FLAG_ABSENT: break;
     }
     return flag_string(flag, values);
@@ -227,7 +246,7 @@ static inline bool flag_store_whole(const Flag *flag, char *field, const char *t
 }
 
 static inline bool flag_read_real(const Flag *flag, double *value, const char *text) {
-    if (!*text || text[strspn(text, "+-.0123456789eE")]) { return false; }  // strtod alone takes " 1", "nan", "0x1p3"
+    if (!*text || text[strspn(text, "+-.0123456789eE")]) { return false; }  // strtod also takes " 1", "nan", "0x1p3"
     char *end;
     *value = strtod(text, &end);
     return !*end && isfinite(*value) && *value >= flag->min && *value <= flag->max;
@@ -240,7 +259,7 @@ static inline bool flag_store_real(const Flag *flag, char *field, const char *te
     return true;
 }
 
-// false if TEXT is not what the flag takes
+// false if the flag does not take `text`
 static inline bool flag_store(const Flag *flag, void *values, const char *text) {
     char *field = (char *)values + flag->offset;
     int index = flag->choices ? flag_choice_index(flag->choices, text) : -1;
@@ -257,6 +276,7 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
         break;
     }
     case FLAG_STRING: break;
+    case FLAG_TOPIC:
     case FLAG_ABSENT: return false;
     }
     flag_store_string(flag, values, text);
@@ -265,11 +285,11 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
 
 // ---- parsing
 
-// Levenshtein distance; of names cut to 63 characters
+// Levenshtein distance of the first 63 characters
 static inline int flag_edit_distance(const char *a, const char *b) {
     int row[FLAG_NAME_MAX + 1];
     int length = 0;
-    // cppcheck-suppress arrayIndexOutOfBoundsCond; it takes the longest name for every name
+    // cppcheck-suppress arrayIndexOutOfBoundsCond; cppcheck assumes the longest name for every name
     for (row[0] = 0; length < FLAG_NAME_MAX && b[length]; row[length] = length) { length++; }
     // cppcheck-suppress arrayIndexOutOfBoundsCond
     for (int i = 0; i < FLAG_NAME_MAX && a[i]; i++) {
@@ -286,16 +306,17 @@ static inline int flag_edit_distance(const char *a, const char *b) {
 }
 
 __attribute__((noreturn)) static inline void flag_stop_absent(const Flag *flag) {
-    input_error("-%s (%s) is llm.c's; this trainer does not have it; leave it out", flag->letter, flag->help);
+    input_error("-%s (%s) is a flag of llm.c that this trainer lacks; leave it out", flag->letter, flag->help);
 }
 
-// "unknown flag", with the nearest letter or name that keeps at least one of the characters typed; no absent flag is
-// suggested, but --lg or -lg=1 is taken for -lg
+// Stops with "unknown flag" and the nearest letter or name that shares a character with the flag typed. An absent flag
+// is never suggested, but --lg and -lg=1 are recognized as -lg.
 __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *typed) {
     char word[FLAG_NAME_MAX + 1];
     const char *body = typed + strspn(typed, "-");
     snprintf(word, sizeof word, "%.*s", (int)strcspn(body, "="), body);
-    int length = (int)strlen(word), nearest = length < 3 ? length : 3;  // a suggestion is nearer than this
+    int length = (int)strlen(word);
+    int nearest = length < 3 ? length : 3;  // a suggestion has a smaller distance
     const char *dashes = "", *suggestion = NULL;
     const Flag *found = NULL;
     for (int i = 0; i < count; i++) {
@@ -312,10 +333,10 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     }
     if (found && found->type == FLAG_ABSENT) { flag_stop_absent(found); }
     if (suggestion) { input_error("unknown flag %s; did you mean %s%s?", typed, dashes, suggestion); }
-    input_error("unknown flag %s; --help lists the flags there are", typed);
+    input_error("unknown flag %s; --help lists all flags", typed);
 }
 
-// the row that the first `length` characters of an argument name, or NULL
+// the row named by the first `length` characters of an argument, or NULL
 static inline const Flag *flag_find(const Flag *table, int count, const char *argument, size_t length) {
     bool is_name = argument[1] == '-';
     size_t dashes = is_name ? 2 : 1;
@@ -329,6 +350,19 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
+// The row of a help topic: r, -r, recompute or --recompute. Stops if no row has this letter or name.
+static inline const Flag *flags_find_topic(const Flag *table, int count, const char *topic) {
+    const char *word = topic + strspn(topic, "-");
+    for (int i = 0; i < count; i++) {
+        const Flag *flag = &table[i];
+        if ((flag->letter && strcmp(flag->letter, word) == 0) || (flag->name && strcmp(flag->name, word) == 0)) {
+            if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
+            return flag;
+        }
+    }
+    flag_unknown(table, count, topic);
+}
+
 // the argument after a flag as its value; stops if there is none or it looks like the next flag
 static inline const char *flag_next_value(const char *argument, const char *takes, const char *next) {
     if (!next) { input_error("%s takes %s; nothing follows it", argument, takes); }
@@ -338,42 +372,57 @@ static inline const char *flag_next_value(const char *argument, const char *take
     return next;
 }
 
-// Sets the fields of VALUES, which hold the defaults, from the arguments after argv[0]. Of a flag that is given again
-// the last one counts, so that a script's flags can be changed by adding others.
-static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        const char *argument = argv[i];
-        if (argument[0] != '-') {
-            input_error("stray argument '%s': values are given as -x value or --name value, optional ones as "
-                        "--name=value; a pattern of "
-                        "several files needs quotes",
-                        argument);
-        }
-        // only a long name can be followed by =
-        int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
-        const Flag *flag = flag_find(table, count, argument, (size_t)length);
-        if (!flag) { flag_unknown(table, count, argument); }
-        if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
-        char takes[FLAG_TEXT];
-        flag_takes_text(flag, takes);
-        const char *value = argument[length] == '=' ? argument + length + 1 : NULL;
-        if (!value && flag->type == FLAG_OPTION) {
-            flag_store_string(flag, values, "");
-            continue;
-        }
-        if (!value) { value = flag_next_value(argument, takes, ++i < argc ? argv[i] : NULL); }
-        if (!flag_store(flag, values, value)) {
-            input_error("%.*s takes %s; found '%s'", length, argument, takes, value);
-        }
-    }
+// The topic of --help: a joined value, the next argument if it has no leading dash, or the last argument. So
+// `--help -b 4` is the whole help, as in any other order. Returns the number of arguments read.
+static inline int flag_parse_topic(const Flag *table, int count, const Flag *flag, void *values, const char *joined,
+                                   int argc, char **argv) {
+    bool follows = !joined && argc > 1 && (argv[1][0] != '-' || argc == 2);
+    const char *topic = joined ? joined : follows ? argv[1] : "";
+    if (joined && !*joined) { input_error("%s takes nothing or a flag; found ''", argv[0]); }
+    if (*topic) { flags_find_topic(table, count, topic); }
+    flag_store_string(flag, values, topic);
+    return follows ? 2 : 1;
 }
 
-// ---- showing
+// Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
+static inline int flag_parse(const Flag *table, int count, void *values, int argc, char **argv) {
+    const char *argument = argv[0];
+    if (argument[0] != '-') {
+        input_error("stray argument '%s': give a value as -x value or --name value, an optional value as --name=value; "
+                    "put a pattern for several files in quotes",
+                    argument);
+    }
+    // only a long name can be followed by =
+    int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
+    const Flag *flag = flag_find(table, count, argument, (size_t)length);
+    if (!flag) { flag_unknown(table, count, argument); }
+    if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
+    const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
+    if (flag->type == FLAG_TOPIC) { return flag_parse_topic(table, count, flag, values, joined, argc, argv); }
+    if (flag->type == FLAG_OPTION && !joined) {
+        flag_store_string(flag, values, "");
+        return 1;
+    }
+    char takes[FLAG_TEXT];
+    flag_takes_text(flag, takes);
+    const char *value = joined ? joined : flag_next_value(argument, takes, argc > 1 ? argv[1] : NULL);
+    if (!flag_store(flag, values, value)) { input_error("%.*s takes %s; found '%s'", length, argument, takes, value); }
+    return joined ? 1 : 2;
+}
 
-// "--micro-batch N", "--plan[=FORMAT]", "--help"
+// Sets fields of `values`, which hold the defaults, from the arguments after argv[0].
+static inline void flags_parse(const Flag *table, int count, void *values, int argc, char **argv) {
+    for (int i = 1; i < argc;) { i += flag_parse(table, count, values, argc - i, argv + i); }
+}
+
+// ---- help
+
+// "--micro-batch N", "--plan[=json]", "--help [FLAG]", "--version"
 static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
     const char *dashes = flag->name ? "--" : "", *name = flag->name ? flag->name : "";
-    if (flag->type != FLAG_OPTION) {
+    if (flag->type == FLAG_TOPIC) {
+        snprintf(text, FLAG_TEXT, "%s%s [%s]", dashes, name, flag->value_name);
+    } else if (flag->type != FLAG_OPTION) {
         snprintf(text, FLAG_TEXT, "%s%s%s%s", dashes, name, flag->name ? " " : "", flag->value_name);
     } else if (flag->choices || flag_is_amount(flag)) {
         snprintf(text, FLAG_TEXT, "%s%s[=%s]", dashes, name, flag->value_name);
@@ -382,26 +431,33 @@ static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
     }
 }
 
-// what may be given, and what holds otherwise: " [from 1 to 8; default 4]"
-static inline void flag_print_limits(FILE *file, const Flag *flag, const void *defaults) {
-    char limits[FLAG_TEXT] = "", text[FLAG_TEXT];
-    if (flag->choices) {
-        flag_choices_text(flag->choices, limits);
-    } else if (flag_is_number(flag) || flag_is_amount(flag)) {
-        flag_bounds_text(flag, limits);
-    }
-    if (flag->type == FLAG_OPTION) {
-        if (*limits) { fprintf(file, " [%s]", limits); }
-        return;
-    }
-    const char *value = flag_value_text(flag, defaults, text);
-    fprintf(file, " [%s%sdefault %s]", limits, *limits ? "; " : "", value && *value ? value : "none");
+// the help line, with the default in place of %s
+static inline void flag_help_text(const Flag *flag, const void *defaults, char text[2 * FLAG_TEXT]) {
+    char buffer[FLAG_TEXT];
+    const char *place = strstr(flag->help, "%s"), *value = flag_value_text(flag, defaults, buffer);
+    int length = (int)(place ? place - flag->help : (ptrdiff_t)strlen(flag->help));
+    snprintf(text, 2 * FLAG_TEXT, "%.*s%s%s", length, flag->help, place && value ? value : "", place ? place + 2 : "");
 }
 
-// A row a flag: letter, name and value, help, bounds or choices, default; headings between the groups.
+// Prints words from column `column` on; lines break at FLAG_HELP_LINE and continue at column `indent`.
+static inline void flag_print_wrapped(FILE *file, const char *text, int column, int indent) {
+    for (const char *separator = ""; *text; separator = " ") {
+        int length = (int)strcspn(text, " ");
+        if (*separator && column + 1 + length > FLAG_HELP_LINE) {
+            fprintf(file, "\n%*s", indent, "");
+            column = indent;
+            separator = "";
+        }
+        column += fprintf(file, "%s%.*s", separator, length, text);
+        text += length + (text[length] == ' ');
+    }
+    fputc('\n', file);
+}
+
+// One row per flag: letter, name and value, help with special values and default. Headings separate the groups.
 static inline void flags_print_help(FILE *file, const char *usage, const Flag *table, int count, const void *defaults) {
     int width = 0, letters = 0;
-    char text[FLAG_TEXT];
+    char text[2 * FLAG_TEXT];
     for (int i = 0; i < count; i++) {
         if (!flag_has_value(&table[i])) { continue; }
         flag_usage_text(&table[i], text);
@@ -412,20 +468,43 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     fprintf(file, "%s\n", usage);
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (flag_is_heading(flag)) {
-            fprintf(file, "\n%s\n", flag->help);
-            continue;
-        }
+        if (flag_is_heading(flag)) { fprintf(file, "\n%s\n", flag->help); }
         if (!flag_has_value(flag)) { continue; }
         flag_usage_text(flag, text);
-        fprintf(file, "  %s%-*s  %-*s  %s", flag->letter ? "-" : " ", letters, flag->letter ? flag->letter : "", width,
-                text, flag->help);
-        flag_print_limits(file, flag, defaults);
-        fputc('\n', file);
+        int column = fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", letters,
+                             flag->letter ? flag->letter : "", width, text);
+        flag_help_text(flag, defaults, text);
+        flag_print_wrapped(file, text, column, column);
     }
 }
 
-// the settings that differ from the defaults, or those that do not, as many on a line as fit
+// One flag at length: names, help line, details, values, default, example and further reading.
+static inline void flag_print_details(FILE *file, const Flag *flag, const void *defaults) {
+    enum { INDENT = 4 };
+    char text[2 * FLAG_TEXT];
+    flag_usage_text(flag, text);
+    fprintf(file, "%s%s%s%s\n%*s", flag->letter ? "-" : "", flag->letter ? flag->letter : "",
+            !flag->letter ? ""
+            : flag->name  ? ", "
+                          : " ",
+            text, INDENT, "");
+    flag_help_text(flag, defaults, text);
+    flag_print_wrapped(file, text, INDENT, INDENT);
+    if (flag->details) {
+        fprintf(file, "\n%*s", INDENT, "");
+        flag_print_wrapped(file, flag->details, INDENT, INDENT);
+    }
+    flag_takes_text(flag, text);
+    fprintf(file, "\n%*svalue    %s%s%s\n", INDENT, "", text, flag->unit ? ", in " : "", flag->unit ? flag->unit : "");
+    const char *value = strstr(flag->help, "%s") ? flag_value_text(flag, defaults, text) : NULL;
+    if (value && *value) { fprintf(file, "%*sdefault  %s\n", INDENT, "", value); }
+    if (flag->example) { fprintf(file, "%*sexample  %s\n", INDENT, "", flag->example); }
+    if (flag->see) { fprintf(file, "%*ssee      %s\n", INDENT, "", flag->see); }
+}
+
+// ---- banner
+
+// the settings that differ from the defaults, or the settings that equal them, several per line
 static inline void flags_print_settings(FILE *file, const char *title, const Flag *table, int count, const void *values,
                                         const void *defaults, bool differing) {
     int column = 0;
@@ -436,8 +515,8 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
         const char *value = flag_value_text(flag, values, buffer);
         const char *usual = flag_value_text(flag, defaults, default_buffer);
         bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
-        if (same == differing || (flag->type == FLAG_OPTION && !value)) { continue; }
-        if (!value || !*value) { value = flag->type == FLAG_OPTION ? "yes" : "none"; }
+        if (same == differing || (flag_is_optional(flag) && !value)) { continue; }
+        if (!value || !*value) { value = flag_is_optional(flag) ? "yes" : "none"; }
         int length = (int)(strlen(flag_label(flag)) + strlen(value)) + 3;
         if (column == 0 || column + length > FLAG_LINE) {
             column = fprintf(file, "%s%-8s", column ? "\n" : "", column ? "" : title);
@@ -447,15 +526,17 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
     if (column) { fputc('\n', file); }
 }
 
-// The values in effect, several a line: first those that differ from the defaults, then the rest.
+// Prints the values in effect, several per line: changed values first, then the defaults.
 static inline void flags_print_banner(FILE *file, const Flag *table, int count, const void *values,
                                       const void *defaults) {
     flags_print_settings(file, "changed", table, count, values, defaults, true);
     flags_print_settings(file, "default", table, count, values, defaults, false);
 }
 
-// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the table's order, numbers exact; an absent option
-// is left out. The caller deletes it.
+// ---- config.json
+
+// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the table's order, with exact numbers. An absent
+// option is left out. The caller deletes the object.
 static inline cJSON *flags_to_json(const Flag *table, int count, const void *values) {
     cJSON *object = cJSON_CreateObject();
     for (int i = 0; i < count; i++) {
@@ -463,17 +544,17 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
         char buffer[FLAG_TEXT];
         if (!flag_has_value(flag)) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
-        if (flag->type == FLAG_OPTION && !text) { continue; }
+        if (flag_is_optional(flag) && !text) { continue; }
         bool number = flag_is_number(flag);
-        // raw: cJSON's own printing of numbers loses the last bits
+        // raw text, because cJSON prints numbers without their last bits
         cJSON *item = number ? cJSON_CreateRaw(text) : text ? cJSON_CreateString(text) : cJSON_CreateNull();
-        if (!cJSON_AddItemToObject(object, flag_label(flag), item)) { run_error("out of host memory: configuration"); }
+        if (!cJSON_AddItemToObject(object, flag_label(flag), item)) { run_error("out of host memory for config.json"); }
     }
     return object;
 }
 
-// The item as one would write it on the command line; NULL if it has not the type that flags_to_json writes. cJSON
-// reads numbers as doubles: a whole one from 2^53 on may have been another in the file.
+// The item as on the command line; NULL if its type differs from flags_to_json's. cJSON reads numbers as doubles, so
+// integers from 2^53 on may be inexact and are refused.
 static inline const char *flag_item_text(const Flag *flag, const cJSON *item, char text[FLAG_TEXT]) {
     if (!flag_is_number(flag)) { return cJSON_GetStringValue(item); }
     if (!cJSON_IsNumber(item)) { return NULL; }
@@ -487,10 +568,9 @@ static inline const char *flag_item_text(const Flag *flag, const cJSON *item, ch
     return text;
 }
 
-// The inverse of flags_to_json: sets the fields of VALUES whose flags are in JSON, which was read from a file, with a
-// value that they take. Everything else stays as it is, silently: the file may be of an older version, and its null
-// means that nothing was given. The flags named in SKIP, one space between them, are never taken. Strings point
-// into JSON, which the caller deletes after VALUES was last used.
+// The inverse of flags_to_json: sets the fields of `values` for which `json` holds a valid value. A missing, null or
+// invalid item leaves its field as it is, because the file may be of another version. Flags named in `skip`, separated
+// by one space, are ignored. Strings point into `json`: delete it after the last use of `values`.
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *skip) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
@@ -498,7 +578,7 @@ static inline void flags_from_json(const Flag *table, int count, void *values, c
         char buffer[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag_label(flag));
         const char *text = flag_item_text(flag, item, buffer);
-        bool bare_option = text && !*text && flag->type == FLAG_OPTION;
+        bool bare_option = text && !*text && flag_is_optional(flag);
         if (bare_option) { flag_store_string(flag, values, text); }
         if (text && !bare_option) { flag_store(flag, values, text); }
     }

@@ -52,7 +52,7 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
 // The groups of a run on the memory of `device`; host is comm_open's. Close with close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
     char job[64];
-    meeting_job(job, sizeof job);
+    rendezvous_job(job, sizeof job);
     CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
                            a->shared_folder,         job,          a->comm_timeout};
     Groups groups;

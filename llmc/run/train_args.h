@@ -1,8 +1,9 @@
 /*
-The trainer's flags: one table drives parsing, --help, the banner and config.json; checks that involve several flags
-stand behind it.
-defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, args_check, accumulation_steps,
-         tokens_of_update, args_meet, read_flags
+The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
+defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
+line and from a run's config.json.
+defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update,
+         args_check, args_set_ranks, read_flags, print_help
 */
 #pragma once
 #include "llmc/backends.h"
@@ -14,272 +15,442 @@ defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, 
 #include "llmc/run/schedule.h"
 
 typedef struct {
-    const char *train_data, *val_data, *model, *tokenizer, *tokenize;
-    const char *run_dir;
-    int checkpoint_every, keep_checkpoints, major_every, resume;
+    // data, model, output
+    const char *train_data, *val_data, *model, *run_dir;
+    // batch and length of training
     int B, T;
     int64_t batch_tokens, max_steps;
     double time_limit;
-    int schedule, warmup;
-    double lr, final_fraction, weight_decay, beta1, beta2, epsilon, clip;
-    double loss_guard, norm_guard;
-    int val_every, val_batches, hellaswag, sample_every, sample_tokens, generate, top_k;
-    double temperature;
+    int64_t seed;
+    // learning rate
+    double lr;
+    int warmup, schedule;
+    double final_fraction;
+    // evaluation, sampling and text
+    int val_every, val_batches, hellaswag;
+    int sample_every, sample_tokens;
     const char *prompt;
-    int overfit, matmul_precision, threads, device, graph;
-    int recompute, recompute_every, recompute_layers, classifier_rows, fuse_gelu;
+    double temperature;
+    int top_k, generate;
+    const char *tokenizer, *tokenize;
+    // checkpoints
+    int checkpoint_every, keep_checkpoints, major_every, resume;
+    // memory
+    const char *fit;
+    int recompute, recompute_every, recompute_layers, classifier_rows;
     int master, moments, gradients;
-    int zero, tensor_parallel, gather_again, num_processes, rank, gpus_per_node, init_method, check_replicas;
+    // optimizer
+    double weight_decay, beta1, beta2, epsilon, clip, loss_guard, norm_guard;
+    int overfit;
+    // machine
+    int device, threads, graph, fuse_gelu, matmul_precision;
+    // parallel
+    int zero, tensor_parallel, gather_again;
+    int init_method, num_processes, rank, gpus_per_node;
     const char *server, *shared_folder;
     double comm_timeout;
-    int64_t seed;
-    const char *fit, *plan, *help, *version;
+    int check_replicas;
+    // information
+    const char *plan, *help, *version;
 } TrainArgs;
 
+// fields that are not listed are 0 or NULL
 static const TrainArgs default_args = {
-    .checkpoint_every = 0,
     .B = 4,
     .T = 1024,
     .batch_tokens = -1,
     .max_steps = -1,
+    .seed = 42,
     .lr = 3e-4,
     .final_fraction = 1.0,
-    .beta1 = 0.9,
-    .beta2 = 0.95,
-    .epsilon = 1e-8,
-    .clip = 1.0,
     .val_every = 20,
     .val_batches = 20,
     .sample_every = 20,
     .sample_tokens = 64,
-    .temperature = 1.0,
     .prompt = "",
-    .matmul_precision = 1,
-    .graph = 1,
+    .temperature = 1.0,
     .recompute = 1,
     .recompute_every = 1,
     .recompute_layers = -1,
     .master = MASTER_SPLIT,
+    .beta1 = 0.9,
+    .beta2 = 0.95,
+    .epsilon = 1e-8,
+    .clip = 1.0,
+    .graph = 1,
+    .matmul_precision = 1,
     .tensor_parallel = 1,
     .gather_again = 1,
     .gpus_per_node = 8,
     .comm_timeout = COMM_TIMEOUT,
-    .seed = 42,
 };
 
 #define ARG(field) offsetof(TrainArgs, field)
 #define ANY_COUNT 0, 2147483647
-#define MAX_SEED 999999999999999.0  // the digits that cJSON writes
+#define MAX_SEED 999999999999999.0  // cJSON writes 15 digits exactly
 static const Flag flag_table[] = {
-    FLAG_HEADING("data and model"),
-    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB",
-     "what to train on: llm.c .bin token sharding, or any other file as bytes"},
-    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB",
-     "what to validate on; without it the last tenth of each -i file"},
-    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL",
-     "d12 d24 d36 d48, gpt3:c768, l4h4c128, or a folder or .safetensors file, or a run's folder; without it d12"},
-    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE",
-     "GPT-2's merges (vocab.bpe, merges.txt) or llm.c's gpt2_tokenizer.bin, to read and write text"},
-    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "FILE",
-     "do not train: write the text -i as a token shard, by --tokenizer"},
-    {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N",
-     "of the initial weights, the data's order and the samples"},
-    FLAG_HEADING("run directory"),
-    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR",
-     "where metrics.jsonl, config.json and checkpoints go; without it nothing is written"},
-    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "steps",
-     "save a checkpoint every so many steps and at the end; 0: never"},
-    {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "keep only the last N checkpoints; 0: all"},
-    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "steps",
-     "never delete the checkpoints of these steps; 0: none"},
-    {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", "go on from the last checkpoint in -o"},
-    FLAG_HEADING("batch"),
-    {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "sequences", "sequences that are computed at once"},
-    {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "tokens", "tokens in a sequence"},
-    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "tokens",
-     "tokens of one update, by accumulation; a multiple of b x t x processes; -1: that product"},
-    FLAG_HEADING("memory"),
-    {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4",
-     "what the backward makes again: 1 GELU, 2 and layernorms, 3 and the MLP's first product, 4 whole blocks"},
-    {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "blocks",
-     "-r 4 keeps the input of every so many; 0: as many as take least memory"},
-    {"rn", "recompute-layers", FLAG_INT, ARG(recompute_layers), -1, 1048576, NULL, "blocks",
-     "the first so many are at -r, the others a level below; -1: all"},
-    {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "rows",
-     "logits that exist at once; 0: as many as take no memory of their own, but at least 256"},
-    {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "NAME",
-     "fp32 copy of bf16 weights: none (they are rounded stochastically), whole, or split: the same bits in half of it"},
-    {"om", "moments", FLAG_CHOICE, ARG(moments), 0, 0, MOMENT_CHOICES, "TYPE",
-     "AdamW's moments, those that are no fp32 rounded stochastically"},
-    {"gd", "gradients", FLAG_CHOICE, ARG(gradients), 0, 0, GRADIENT_CHOICES, "TYPE",
-     "of the parameters; auto: as the weights, but fp32 where micro-batches add up"},
-    {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB",
-     "choose the fastest that fits in so much, or in what is free: -b (of the same -d) -r -rk -rn -lc -w -om -gd, as "
-     "far as they are at their defaults"},
-    FLAG_HEADING("optimisation"),
-    {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "steps", "updates; -1: one epoch"},
-    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "seconds",
-     "stop training after so long, then save, validate and sample as at the end; 0: none"},
-    {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME", "the learning rate's way down"},
-    {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", "its peak"},
-    {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "steps", "its linear way up"},
-    {"q", "final-fraction", FLAG_REAL, ARG(final_fraction), 0, 1, NULL, "X", "its end, as a fraction of the peak"},
-    {"c", "weight-decay", FLAG_REAL, ARG(weight_decay), 0, 1e3, NULL, "X", "on tensors with two dimensions"},
-    {NULL, "beta1", FLAG_REAL, ARG(beta1), 0, 0.999999, NULL, "X", "AdamW's first moment"},
-    {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", "AdamW's second moment"},
-    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 1e-30, 1, NULL, "X", "AdamW's"},  // 0 would make 0/0 of the padding
-    {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X", "largest global norm of the gradient; 0: no clipping"},
-    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "z",
-     "skip an update whose loss is so many standard deviations off the last 128; 0: never"},
-    {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "z", "the same for the gradient's norm"},
-    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1",
-     "train on the first batch alone, to see that the loss goes to 0"},
-    FLAG_HEADING("evaluation and text"),
-    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "steps",
-     "validate every so many steps and at the end; 0: never"},
-    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N",
-     "micro-batches of a validation; -1: all that are full"},
-    {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1",
-     "score HellaSwag at every validation, from " HELLASWAG_PATH},
-    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "steps",
-     "write a sample every so many steps and at the end; 0: never"},
-    {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "tokens", "length of a sample"},
-    {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "tokens",
-     "do not train: load -e and continue --prompt by so many tokens"},
-    {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", "what samples begin with"},
-    {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", "of sampling; 0: always the likeliest token"},
-    {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "sample among the N likeliest tokens; 0: all"},
-    FLAG_HEADING("machine"),
-    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME", "where to compute"},
-    {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", "on a GPU, give it a micro-step as one recorded graph"},
-    {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "CPU threads; 0: one a core, or OMP_NUM_THREADS"},
-    {"ge", "fuse-gelu", FLAG_INT, ARG(fuse_gelu), 0, 2, NULL, "0|1|2",
-     "GELU within the product before it, in the forward too: faster on a GPU, but -r 0 and the other levels may then "
-     "differ in the last bit; 2 is 1"},
-    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "0|1|2",
-     "rounding of fp32 matmul inputs: 1 to TF32 on a GPU, 2 to bf16 where the CPU multiplies it faster; sums stay "
-     "fp32"},
-    FLAG_HEADING("processes"),
-    {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3",
-     "what is divided among the processes: 1 the optimizer's state, 2 also gradients, 3 also parameters"},
-    {"tp", "tensor-parallel", FLAG_INT, ARG(tensor_parallel), 1, 65536, NULL, "N",
-     "so many neighbouring processes share each tensor and each micro-batch; the others train on other data"},
-    {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1",
-     "with -tp, the backward gathers inputs of products again; 0 keeps them, at -r 0 and 1: more memory, less sent"},
-    {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME",
-     "how processes find each other: mpi, if mpirun started them; fs or tcp, where each has its GPU"},
-    {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N",
-     "how many there are, for fs, tcp and --plan; 0: as many as mpirun started"},
-    {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", "which of them this is, for fs and tcp"},
-    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N",
-     "processes on a machine, for fs and tcp"},
-    {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", "of rank 0, for tcp"},
-    {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", "one that all processes see, for fs"},
-    {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "seconds",
-     "the silence after which a process is given up, and the run with it"},
-    {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "steps",
-     "compare every so many steps what all processes have of the parameters; 0: never"},
-    FLAG_HEADING("information"),
-    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "FORMAT",
-     "print the memory this command line takes, and exit; needs no data"},
-    {NULL, "help", FLAG_OPTION, ARG(help), 0, 0, NULL, NULL, "print this, and exit"},
-    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, "print what is built in, and exit"},
-    // llm.c's letters that are not here yet
+    FLAG_HEADING("Data, model and output"),
+    {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", NULL,
+     "training data: llm.c .bin token shards, or any other file as bytes",
+     "GLOB is a file or a quoted pattern. Files ending in .bin are llm.c token shards with GPT-2's vocabulary. Any "
+     "other file is read as bytes, a vocabulary of 256 tokens. One pattern cannot mix both kinds. The order of the "
+     "data depends only on --seed and the position, so it is the same with any number of ranks. Training needs -i; "
+     "--plan and --generate do not.",
+     "./train_gpt2 -i 'data/*_train_*.bin' -j 'data/*_val_*.bin' -e d12", "-j, -e, --tokenize; doc/training.md"},
+    {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
+     "validation data (default: the last tenth of each -i file)",
+     "GLOB is a file or a quoted pattern, of the same kind as -i: token shards or bytes. Without -j the last tenth of "
+     "each -i file is held out from training. A resumed run must keep this choice.",
+     "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
+    {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
+     "shape (d12, gpt3:c768, l4h4c128) or folder with weights (default d12)",
+     "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
+     "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
+     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds model.safetensors "
+     "and config.json, as Hugging Face writes them; a .safetensors file works too. A run directory stands for its "
+     "last checkpoint.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256", "-o, -y, --generate; doc/training.md"},
+    {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", NULL,
+     "run directory for metrics and checkpoints (default: no files written)",
+     "metrics.jsonl gets one line per update and per validation, config.json the flags, and step_00000100/ a "
+     "checkpoint. A new run needs a directory without another run in it; missing directories are created. One run at "
+     "a time can use a directory. Without -o the run writes no files.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-n, -y; doc/files.md"},
+
+    FLAG_HEADING("Batch and length of training"),
+    {"b", "micro-batch", FLAG_INT, ARG(B), 1, 1048576, NULL, "N", "sequences", "sequences per micro-batch (default %s)",
+     "One forward and backward computes a micro-batch of b x t tokens on each data-parallel rank. A larger micro-batch "
+     "is usually faster and takes more memory for activations. Give -d for a larger update with the same memory.",
+     "./train_gpt2 -i my.txt -e d12 -b 16 -t 1024", "-t, -d, --fit; doc/training.md"},
+    {"t", "sequence-length", FLAG_INT, ARG(T), 1, 1048576, NULL, "N", "tokens", "tokens per sequence (default %s)",
+     "At most the model's number of positions: 1024 for d12 to d48. For a shape such as l4h4c128, -t is the number of "
+     "positions. A resumed run keeps its -t.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -b 16 -t 256", "-b, -e; doc/training.md"},
+    {"d", "batch-tokens", FLAG_INT64, ARG(batch_tokens), -1, 1e12, NULL, "N", "tokens",
+     "tokens per update, accumulating gradients (default %s: b x t x ranks)",
+     "N must be a multiple of b x t x data-parallel ranks. The quotient is the number of micro-batches that each rank "
+     "accumulates per update. -1 is one micro-batch per data-parallel rank. The loss of an update does not depend on "
+     "how -b divides it, except for the order of sums.",
+     "./train_gpt2 -i my.txt -e d12 -b 4 -t 1024 -d 524288", "-b, -t, -gd; doc/training.md"},
+    {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "N", "updates",
+     "number of updates (default %s: one epoch)",
+     "The learning-rate schedule ends at this step. Resuming with another -x changes the schedule, and the trainer "
+     "says so. Data beyond one epoch is shuffled again.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -x 5000", "-d, -k, --time-limit; doc/training.md"},
+    {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "X", "seconds",
+     "train for X seconds, then save, validate, sample (default %s: no limit)",
+     "The run ends as after its last step: with a checkpoint if -n is given, a validation and a sample. The limit "
+     "covers this start only: a resumed run needs its own. The exit status is 0.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 --time-limit 3600", "-x, -n, -y; doc/training.md"},
+    {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", NULL,
+     "seed of initial weights, data order and sampling (default %s)",
+     "The same command with the same seed and the same number of threads gives the same bits. Random numbers are "
+     "keyed by seed, step, tensor and element, so they do not depend on the number of ranks. A resumed run keeps its "
+     "seed.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --seed 1", "--threads, --generate; doc/numerics.md"},
+
+    FLAG_HEADING("Learning rate"),
+    {"l", "learning-rate", FLAG_REAL, ARG(lr), 0, 1e3, NULL, "X", NULL, "peak learning rate (default %s)",
+     "The learning rate rises to X over -u steps, then follows -k down to X times -q at step -x. "
+     "scripts/run_gpt2_124M.sh trains d12 with -l 6e-4 and -u 700.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -l 6e-4 -u 200 -q 0.1", "-u, -k, -q; doc/training.md"},
+    {"u", "warmup", FLAG_INT, ARG(warmup), ANY_COUNT, NULL, "N", "steps", "linear warmup, in steps (default %s)",
+     "In step s, counted from 0, the learning rate is l (s + 1) / u. Warmup counts as part of -x.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -u 200", "-l, -k; doc/training.md"},
+    {"k", "schedule", FLAG_CHOICE, ARG(schedule), 0, 0, SCHEDULE_CHOICES, "NAME", NULL,
+     "schedule after warmup: cosine, linear, constant or wsd (default %s)",
+     "cosine and linear decay from the peak to -q times the peak at step -x. wsd stays at the peak for 80 % of the "
+     "steps, then decays with 1 - sqrt. constant stays at the peak. With -q 1, the default, every schedule is "
+     "constant.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -k wsd -q 0", "-l, -u, -q; doc/training.md"},
+    {"q", "final-fraction", FLAG_REAL, ARG(final_fraction), 0, 1, NULL, "X", NULL,
+     "final learning rate as a fraction of the peak, 0 to 1 (default %s)",
+     "The learning rate at step -x is X times -l. The default keeps the learning rate constant after warmup; 0.1 and "
+     "0 are common. -k constant ignores -q.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -l 6e-4 -q 0.1", "-k, -l; doc/training.md"},
+
+    FLAG_HEADING("Evaluation"),
+    {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "N", "steps",
+     "validate every N steps and at the end (default %s; 0 disables)",
+     "The validation loss is the mean over -m micro-batches of the validation data, always the same ones. A new run "
+     "also validates before its first step. metrics.jsonl gets {\"step\":...,\"val_loss\":...}.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m 50", "-j, -m, -h; doc/training.md"},
+    {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N", "micro-batches",
+     "micro-batches per validation (default %s; -1 for all)",
+     "A micro-batch is -b sequences of -t tokens. Data-parallel ranks divide the micro-batches among them. -1 takes "
+     "all full micro-batches of the validation data. 0 is an error: -v 0 disables validation.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m -1", "-v, -j; doc/training.md"},
+    {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1", NULL,
+     "score HellaSwag at each validation (default %s: off)",
+     "HellaSwag's accuracy is the share of examples with the lowest loss on the true ending. It needs GPT-2's "
+     "vocabulary and the file " HELLASWAG_PATH
+     ", which dev/data/hellaswag.py makes. The untrained model is not scored.",
+     "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v; doc/training.md"},
+
+    FLAG_HEADING("Sampling and text"),
+    {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "N", "steps",
+     "print a sample every N steps and at the end (default %s; 0 disables)",
+     "A sample is -g tokens after --prompt. Without a tokenizer the tokens are printed as numbers. Sampling takes "
+     "memory for a key-value cache; -s 0 saves it.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -s 500 -g 200", "-g, --prompt, --tokenizer; doc/training.md"},
+    {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "N", "tokens",
+     "tokens per sample (default %s)",
+     "The length of the samples that -s prints, without the prompt. --generate has its own length.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -s 500 -g 200", "-s, --generate; doc/training.md"},
+    {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", NULL,
+     "text that samples continue (default: the start of a document)",
+     "Models of bytes take any text. A model with GPT-2's vocabulary needs --tokenizer for a prompt. The output "
+     "repeats the prompt. An empty prompt stands for one end-of-text token, or for a newline in models of bytes.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'", "-s, --generate; doc/training.md"},
+    {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", NULL,
+     "sampling temperature (default %s; 0 always takes the likeliest token)",
+     "Logits are divided by X before the softmax: below 1 samples are more predictable, above 1 more varied. Applies "
+     "to -s and to --generate.",
+     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--top-k, --seed; doc/training.md"},
+    {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "tokens",
+     "sample among the N likeliest tokens (default %s: all)",
+     "Only the N tokens with the highest logits can be drawn. 1 is the same as --temperature 0. Applies to -s and to "
+     "--generate.",
+     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--temperature; doc/training.md"},
+    {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
+     "continue --prompt by N tokens with the weights in -e; no training",
+     "Prints the prompt and N new tokens, and exits. -e is a checkpoint, a run directory (its last checkpoint) or a "
+     ".safetensors file. Runs on one rank: start it without mpirun.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt Once", "-e, --prompt, --temperature, --top-k; doc/training.md"},
+    {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
+     "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
+     "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
+     "vocab.bpe in -e, beside -e and in -o. Models of bytes need no tokenizer.",
+     "./train_gpt2 --generate 50 -e gpt2 --tokenizer vocab.bpe --prompt Hello", "--tokenize, --prompt; doc/files.md"},
+    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "FILE", NULL,
+     "write the text in -i to FILE as a token shard; no training",
+     "Needs -i and --tokenizer. An end-of-text token precedes each file. FILE must not exist; give it the ending "
+     ".bin, so that -i reads it as a token shard. Runs on one rank: start it without mpirun.",
+     "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my.bin", "-i, --tokenizer; doc/files.md"},
+
+    FLAG_HEADING("Checkpoints"),
+    {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N", "steps",
+     "save a checkpoint every N steps and at the end (default %s: never)",
+     "A checkpoint is a folder step_00000500/ in -o, written under another name and renamed: it exists whole or not "
+     "at all. model.safetensors and config.json load in Hugging Face transformers; optimizer.safetensors and "
+     "state.json let -y resume bit for bit. Ctrl-C and SIGTERM also save a checkpoint if -n is given.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-o, -nk, -nm, -y; doc/files.md"},
+    {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "checkpoints",
+     "keep the last N checkpoints (default %s: all)",
+     "After each save, older checkpoints are deleted. Checkpoints of -nm are not counted and stay.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3 -nm 5000", "-n, -nm; doc/files.md"},
+    {"nm", "major-every", FLAG_INT, ARG(major_every), ANY_COUNT, NULL, "N", "steps",
+     "never delete checkpoints of steps divisible by N (default %s: none)",
+     "-nk deletes old checkpoints; these stay. N is usually a multiple of -n.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3 -nm 5000", "-n, -nk; doc/files.md"},
+    {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
+     "resume from the last checkpoint in -o (default %s: off)",
+     "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. The run "
+     "continues bit for bit with the same flags and threads. The number of ranks, -z, -tp, -r, -w and -om may change; "
+     "the data, -t and --seed may not. Without a checkpoint in -o the run starts anew.",
+     "./train_gpt2 -o runs/mine -y 1", "-o, -n; doc/files.md"},
+
+    FLAG_HEADING("Memory"),
+    {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB", "GiB",
+     "choose memory flags: the fastest that fit in GIB, or in free memory",
+     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd, as far as they are at their defaults. Every "
+     "combination is planned exactly and its time is estimated. A choice that loses precision counts as 3 to 30 % "
+     "slower. Prints each choice with its bytes and its time. With --plan and without a GPU, give GIB.",
+     "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
+    {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4", NULL,
+     "recompute activations: 0 none, 1 GELU, ..., 4 whole blocks (default %s)",
+     "The backward recomputes activations that the forward did not save, with the same operations: losses and "
+     "gradients are those of -r 0, bit for bit (except with -ge 1). 0 saves everything. 1 recomputes GELU. 2 also "
+     "recomputes both layernorms. 3 also recomputes the MLP's first matmul. 4 saves only the input of a block and "
+     "recomputes the block. With C channels, a block saves 16C, 12C, 10C, 6C or C elements per token. -r 4 computes "
+     "most of the forward a second time.",
+     "./train_gpt2 --plan -e d48 -b 4 -r 3", "-rk, -rn, --fit; doc/memory.md"},
+    {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "N", "blocks",
+     "with -r 4, save the input of every N-th block (default %s; 0 automatic)",
+     "A segment of N blocks is recomputed from its input before the backward of its last block. 0 takes the N that "
+     "needs the least memory. Below -r 4 the flag does nothing.",
+     "./train_gpt2 --plan -e d48 -b 32 -r 4 -rk 0", "-r, -rn; doc/memory.md"},
+    {"rn", "recompute-layers", FLAG_INT, ARG(recompute_layers), -1, 1048576, NULL, "N", "blocks",
+     "first blocks at -r; the others are one level lower (default %s: all)",
+     "Blocks 0 to N - 1 recompute at level -r, the others at the level below. The flag sets memory in steps of one "
+     "block, between two levels of -r.",
+     "./train_gpt2 --plan -e d48 -b 4 -r 4 -rn 24", "-r, -rk; doc/memory.md"},
+    {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N", "rows",
+     "rows of logits computed at once (default %s: automatic)",
+     "Logits never exist whole: a chunk of N rows goes through matmul, loss and gradient before the next. 0 takes "
+     "about as many rows as fit in scratch memory that the MLP needs anyway, and at least 256. Another N sums in "
+     "another order, a relative difference of 1e-6.",
+     "./train_gpt2 --plan -e d12 -b 4 -lc 64", "-r, --fit; doc/memory.md"},
+    {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "TYPE", NULL,
+     "fp32 master copy of bf16 weights: none, fp32 or split (default %s)",
+     "split stores the 16 bits that a bf16 weight lacks: the same bits as fp32 in half the memory. none has no master "
+     "copy: weights are rounded to bf16 stochastically after each update. 0, 1 and 2 are other names of none, fp32 "
+     "and split. A build with fp32 weights needs no master copy and ignores the flag.",
+     "./train_gpt2 --plan -e d48 -b 4 -w none -om 8bit", "-om, -gd; doc/memory.md"},
+    {"om", "moments", FLAG_CHOICE, ARG(moments), 0, 0, MOMENT_CHOICES, "TYPE", NULL,
+     "type of AdamW's moments: fp32, bf16 or 8bit (default %s)",
+     "bf16 and 8bit moments are rounded stochastically. 8bit has one scale per 128 elements. A resumed run may change "
+     "the type: the trainer converts the moments and says so.",
+     "./train_gpt2 --plan -e d48 -b 4 -om 8bit", "-w, -gd; doc/memory.md"},
+    {"gd", "gradients", FLAG_CHOICE, ARG(gradients), 0, 0, GRADIENT_CHOICES, "TYPE", NULL,
+     "type of gradients: auto, fp32 or bf16 (default %s)",
+     "auto is the type of the weights, and fp32 where several micro-batches accumulate. From -z 2 on, accumulation is "
+     "in fp32 whatever the type.",
+     "./train_gpt2 --plan -e d48 -b 4 -d 524288 -gd bf16", "-d, -w, -om; doc/memory.md"},
+
+    FLAG_HEADING("Optimizer"),
+    {"c", "weight-decay", FLAG_REAL, ARG(weight_decay), 0, 1e3, NULL, "X", NULL,
+     "AdamW weight decay of tensors with two dimensions (default %s)",
+     "Decoupled weight decay: each update subtracts learning rate x X x weight. Biases and layernorm parameters, "
+     "which have one dimension, do not decay.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -c 0.1", "-l, --beta1, --beta2; doc/training.md"},
+    {NULL, "beta1", FLAG_REAL, ARG(beta1), 0, 0.999999, NULL, "X", NULL,
+     "decay rate of AdamW's first moment (default %s)",
+     "The first moment is X times its last value plus 1 - X times the gradient.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --beta1 0.9 --beta2 0.99", "--beta2, -om; doc/training.md"},
+    {NULL, "beta2", FLAG_REAL, ARG(beta2), 0, 0.999999, NULL, "X", NULL,
+     "decay rate of AdamW's second moment (default %s)",
+     "The second moment is X times its last value plus 1 - X times the gradient's square.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --beta1 0.9 --beta2 0.99", "--beta1, -om; doc/training.md"},
+    // at least 1e-30: an epsilon of 0 makes 0/0 of the padding
+    {NULL, "epsilon", FLAG_REAL, ARG(epsilon), 1e-30, 1, NULL, "X", NULL,
+     "AdamW's epsilon, in the denominator of the update (default %s)",
+     "Keeps the update finite where the second moment is close to 0.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --epsilon 1e-6", "--beta2; doc/training.md"},
+    {NULL, "grad-clip", FLAG_REAL, ARG(clip), 0, 1e6, NULL, "X", NULL,
+     "clip the gradient's global norm to X (default %s; 0 disables)",
+     "If the norm of the gradient of all parameters exceeds X, the gradient is scaled down to norm X. metrics.jsonl "
+     "holds the norm before clipping.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --grad-clip 0.5", "-sg, -l; doc/training.md"},
+    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "Z", "standard deviations",
+     "skip an update at a loss z-score above Z (default %s: never)",
+     "The z-score compares a loss with the last 128 losses, itself included; nothing is skipped before there are 128. "
+     "The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping makes the host "
+     "wait for the loss before AdamW.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sg; doc/training.md"},
+    {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "Z", "standard deviations",
+     "skip an update at a gradient-norm z-score above Z (default %s: never)",
+     "The z-score compares a gradient norm with the last 128 norms, itself included; nothing is skipped before there "
+     "are 128. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. Skipping makes "
+     "the host wait for the norm before AdamW.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sl, --grad-clip; doc/training.md"},
+    {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", NULL,
+     "train on the first batch only, as a check (default %s: off)",
+     "Every update takes the same -d tokens. The loss must fall towards 0; otherwise model or flags are at fault.",
+     "./train_gpt2 -i my.txt -e l4h4c128 -t 64 -a 1 -x 200 -l 1e-3", "-d; doc/training.md"},
+
+    FLAG_HEADING("Machine"),
+    {NULL, "device", FLAG_CHOICE, ARG(device), 0, 0, DEVICE_CHOICES, "NAME", NULL,
+     "device: auto, cpu or cuda (default %s)",
+     "auto takes a GPU if the program was built with CUDA and finds one, else the CPU, and says so. With --plan, cuda "
+     "plans for a GPU without one. --version lists the devices that are built in.",
+     "./train_gpt2 --plan -e d12 --device cpu", "--threads, --graph; doc/gpu.md"},
+    {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "threads",
+     "CPU threads (default %s: OMP_NUM_THREADS, or one per core)",
+     "Ranks on one machine divide its cores among them. On a machine shared with other programs, fewer threads can be "
+     "faster. Results are the same bits only with the same number of threads.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --threads 8", "--device, --seed; doc/training.md"},
+    {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", NULL,
+     "launch each micro-step on a GPU as one CUDA graph (default %s: on)",
+     "A CUDA graph saves the time of launching each kernel. 0 launches each kernel by itself, for profiling. The bits "
+     "are the same. On a CPU the flag does nothing.",
+     "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
+    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "N", NULL,
+     "round fp32 matmul inputs: 0 not, 1 to TF32, 2 also to bf16 (default %s)",
+     "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU that multiplies bf16 "
+     "faster (AVX512-BF16, AMX). Sums stay fp32. On a CPU, 2 does nothing at -z 1 and above.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f 2", "--device; doc/numerics.md"},
+    {"ge", "fuse-gelu", FLAG_INT, ARG(fuse_gelu), 0, 2, NULL, "0..2", NULL,
+     "fuse GELU into the forward matmul before it (default %s: off)",
+     "Faster on a GPU. cuBLASLt's own GELU may round differently, so the levels of -r may then differ in the last "
+     "bit. 2 means the same as 1. The backward always fuses GELU.",
+     "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
+
+    FLAG_HEADING("Parallel"),
+    {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3", NULL,
+     "ZeRO shards: 1 optimizer, 2 also gradients, 3 also weights (default %s)",
+     "Data-parallel ranks own one shard each of the optimizer state (1), also of the gradients (2), also of the "
+     "weights (3). At stage 3 weights are all-gathered one layer ahead. Sizes need not divide evenly. Without data "
+     "parallelism the flag does nothing.",
+     "mpirun -np 8 --bind-to none ./train_gpt2 -i 'data/*.bin' -e d48 -z 1", "-tp, --plan; doc/parallel.md"},
+    {"tp", "tensor-parallel", FLAG_INT, ARG(tensor_parallel), 1, 65536, NULL, "N", "ranks",
+     "ranks per tensor-parallel group (default %s)",
+     "N neighbouring ranks hold slices of one model: attention heads, MLP columns, vocabulary rows. N must divide the "
+     "number of ranks; the groups are data-parallel. Padding heads make any number of heads work. A rank computes "
+     "layernorms and residuals for 1/N of the rows.",
+     "mpirun -np 8 --bind-to none ./train_gpt2 -i 'data/*.bin' -e d48 -tp 2 -z 1", "-z, -ra; doc/parallel.md"},
+    {"ra", "gather-again", FLAG_INT, ARG(gather_again), 0, 1, NULL, "0|1", NULL,
+     "with -tp, all-gather matmul inputs again in the backward (default %s)",
+     "0 saves the all-gathered layernorm outputs of the forward: more memory, less communication. The flag does "
+     "nothing without -tp, and nothing from -r 2 on, where layernorms are recomputed.",
+     "mpirun -np 2 --bind-to none ./train_gpt2 -i my.txt -e d12 -tp 2 -ra 0", "-tp, -r; doc/parallel.md"},
+    {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME", NULL,
+     "rendezvous of ranks: mpi, fs (shared folder) or tcp (default %s)",
+     "mpi: mpirun started the ranks. fs and tcp connect ranks with a GPU each, through NCCL and without MPI; they "
+     "need -pn and -pr, and -pf or -ps. Anyone who can write to the folder or reach the port can join until all ranks "
+     "are connected.",
+     "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 8 -pr 0", "-pn, -pr, -pg, -ps, -pf; doc/parallel.md"},
+    {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N", "ranks",
+     "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)",
+     "With mpirun, leave -pn out: mpirun sets the number. --plan -pn N plans for N ranks without starting them.",
+     "./train_gpt2 --plan -e d48 -b 16 -d 1048576 -z 3 -tp 2 -pn 8", "-pi, -pr; doc/parallel.md"},
+    {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", NULL,
+     "rank of this process, 0 to -pn - 1, for fs and tcp (default %s)",
+     "Every process needs a rank of its own. Rank 0 prints and writes metrics. mpirun sets the rank by itself.",
+     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, -pn; doc/parallel.md"},
+    {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N", "ranks",
+     "ranks per machine, for fs and tcp (default %s)",
+     "Rank r takes GPU r mod N of its machine. mpirun knows the number by itself.",
+     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 8 -pr 3 -pg 4", "-pi, -pn; doc/parallel.md"},
+    {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", NULL,
+     "address of rank 0, for tcp (default: none)",
+     "Rank 0 listens at PORT on all its addresses; the other ranks connect to HOST. An IPv6 address takes brackets: "
+     "[::1]:29500. The traffic is not encrypted.",
+     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
+    {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", NULL,
+     "folder that all ranks can write to, for fs (default: none)",
+     "Ranks leave small files in DIR to find rank 0, and remove them. Files that an earlier run left behind do no "
+     "harm.",
+     "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
+    {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "X", "seconds",
+     "end the run if a rank is silent for X seconds (default %s)",
+     "All ranks stop with exit status 1. With MPI, one sentence names the silent ranks. Give a longer time if one "
+     "rank can be busy for long while the others wait.",
+     "mpirun -np 8 --bind-to none ./train_gpt2 -i my.txt --comm-timeout 60", "-pi, --check-replicas; doc/parallel.md"},
+    {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "N", "steps",
+     "compare the ranks' parameters every N steps (default %s: never)",
+     "Ranks compare hashes of the parameters that should be equal on all of them. A difference stops the run and "
+     "names the rank: memory or arithmetic on its machine is at fault.",
+     "mpirun -np 8 --bind-to none ./train_gpt2 -i my.txt --check-replicas 1000", "-z, -tp; doc/parallel.md"},
+
+    FLAG_HEADING("Information"),
+    {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "json", NULL, "print the memory plan and exit; needs no data",
+     "Lists every tensor with its lifetime and bytes, beside the total of llm.c's layout. Training allocates exactly "
+     "this. The plan depends on the build: make DEVICE=cuda plans for a GPU, with --device cuda also without one.",
+     "./train_gpt2 --plan -e d48 -b 4 -r 4 -om 8bit", "--fit, -r, -pn; doc/memory.md"},
+    {NULL, "help", FLAG_TOPIC, ARG(help), 0, 0, NULL, "FLAG", NULL, "print this list, or one flag at length, and exit",
+     "FLAG is a letter or a name, with or without dashes: r, -r, recompute or --recompute. A flag with dashes must be "
+     "the last argument, or be joined: --help=-r.",
+     "./train_gpt2 --help recompute", "doc/training.md"},
+    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL, "print the build's options and exit",
+     "Prints one line: the type of the weights, the devices, the matmul library and the communication libraries that "
+     "are built in.",
+     "./train_gpt2 --version", "--device; doc/gpu.md"},
+
+    // letters of llm.c that this trainer lacks
     FLAG_LLMC("lg", "log the GPU's state every so many steps"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
-// the processes that train together; args_meet has set them
+// ---- values derived from flags
+
+// ranks of the world; args_set_ranks comes before
 static inline int num_ranks(const TrainArgs *a) { return a->num_processes > 1 ? a->num_processes : 1; }
 
-// groups of them that have their own part of the data each; args_check_processes sees that -tp divides
+// size of the data-parallel group; args_check_ranks stops unless -tp divides the ranks
 static inline int data_ranks(const TrainArgs *a) { return num_ranks(a) / a->tensor_parallel; }
 
-// what no single flag can check of -d
-static inline void args_check_batch(const TrainArgs *a) {
-    int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
-    char processes[64] = "", number[64] = "";
-    if (data_ranks(a) > 1) {
-        snprintf(processes, sizeof processes, a->tensor_parallel > 1 ? " x processes / -tp" : " x processes");
-        snprintf(number, sizeof number, " x %d", data_ranks(a));
-    }
-    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit will choose one that divides it
-    int64_t sequences = (int64_t)a->T * data_ranks(a);
-    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % sequences != 0)) {
-        input_error("-d %lld is not a multiple of -t%s %d%s", (long long)a->batch_tokens, processes, a->T, number);
-    }
-    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
-        bool below = a->batch_tokens < together;
-        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
-                    (long long)a->batch_tokens, processes, a->B, a->T, number, (long long)together,
-                    below ? "least" : "nearest below",
-                    (long long)(below ? together : a->batch_tokens / together * together));
-    }
-    if (a->batch_tokens / together > INT_MAX) {
-        input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld, more than the %d possible; give a larger -b",
-                    (long long)a->batch_tokens, (long long)(a->batch_tokens / together), processes, (long long)together,
-                    INT_MAX);
-    }
-}
-
-// what no single flag can check of the processes
-static inline void args_check_processes(const TrainArgs *a) {
-    bool alone = num_ranks(a) == 1;
-    if (num_ranks(a) % a->tensor_parallel != 0) {
-        input_error("-tp %d takes a number of processes that is a multiple of it; found %d: start others, or give "
-                    "another -tp",
-                    a->tensor_parallel, num_ranks(a));
-    }
-    if (!alone && (a->generate || a->tokenize) && !a->plan) {
-        input_error("%s is the work of one process; found %d: start it without mpirun",
-                    a->generate ? "--generate" : "--tokenize", num_ranks(a));
-    }
-    if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
-    if (a->rank >= num_ranks(a)) {
-        input_error("-pr %d: of the %d processes of -pn the ranks are 0 to %d", a->rank, num_ranks(a),
-                    num_ranks(a) - 1);
-    }
-    if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
-        input_error("-pi fs meets in a folder that all processes see: give it with -pf");
-    }
-    if (a->init_method == COMM_INIT_TCP && !a->server) {
-        input_error("-pi tcp meets at rank 0: give its address with -ps HOST:PORT");
-    }
-}
-
-// what no single flag can check
-static inline void args_check(const TrainArgs *a) {
-    if (a->val_batches == 0) {
-        input_error("-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)");
-    }
-    int64_t micro = (int64_t)a->B * a->T;
-    if (micro > INT_MAX) {
-        input_error(
-            "-b %d x -t %d is %lld tokens at once, more than the %d possible; give a smaller -b and accumulate with -d",
-            a->B, a->T, (long long)micro, INT_MAX);
-    }
-    args_check_processes(a);
-    args_check_batch(a);
-    if (a->checkpoint_every > 0 && !a->run_dir) {
-        input_error("-n %d saves checkpoints, but there is no -o to save them in", a->checkpoint_every);
-    }
-    if (a->resume && !a->run_dir) { input_error("-y 1 goes on from the last checkpoint in -o, but no -o is given"); }
-    if (a->hellaswag && a->val_every == 0) {
-        input_error("-h 1 scores HellaSwag at every validation, but -v 0 turns validation off; give -v");
-    }
-    if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
-    if (a->tokenize && (!a->train_data || !a->tokenizer)) {
-        input_error("--tokenize %s writes the text of -i in the tokens of --tokenizer; give both", a->tokenize);
-    }
-    if (a->fit && a->generate) {
-        input_error("--fit chooses how to train; with --generate there is nothing to choose");
-    }
-    if (a->generate && !a->model && !a->plan) {
-        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
-    }
-}
-
-// micro-batches of an update that each process makes
+// micro-batches per update on each rank
 static inline int accumulation_steps(const TrainArgs *a) {
     return a->batch_tokens == -1 ? 1 : (int)(a->batch_tokens / ((int64_t)a->B * a->T * data_ranks(a)));
 }
@@ -288,23 +459,116 @@ static inline long long tokens_of_update(const TrainArgs *a) {
     return (long long)accumulation_steps(a) * a->B * a->T * data_ranks(a);
 }
 
-// Which processes there are: mpirun says so, or the flags.
-static inline void args_meet(TrainArgs *a, const Comm *host) {
-    bool by_mpi = a->init_method == COMM_INIT_MPI, others = a->num_processes > 1 && a->num_processes != host->size;
-    if (!by_mpi && host->size > 1) {
-        input_error("-pi %s is for processes that mpirun did not start; leave it out",
-                    a->init_method == COMM_INIT_TCP ? "tcp" : "fs");
+// ---- checks of several flags together
+
+// -d is a multiple of what all ranks compute in one micro-batch
+static inline void args_check_batch(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
+    char ranks[64] = "", number[64] = "";
+    if (data_ranks(a) > 1) {
+        snprintf(ranks, sizeof ranks, a->tensor_parallel > 1 ? " x ranks / -tp" : " x ranks");
+        snprintf(number, sizeof number, " x %d", data_ranks(a));
     }
-    if (by_mpi && others && !(a->plan && host->size == 1)) {
-        input_error("-pn %d, but %d started; start as many with mpirun -np %d, or give -pi fs or tcp", a->num_processes,
-                    host->size, a->num_processes);
+    bool any_micro_batch = a->fit && a->B == default_args.B;  // --fit chooses a -b that divides -d
+    int64_t sequences = (int64_t)a->T * data_ranks(a);
+    if (any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens <= 0 || a->batch_tokens % sequences != 0)) {
+        input_error("-d %lld is not a multiple of -t%s = %d%s", (long long)a->batch_tokens, ranks, a->T, number);
     }
-    if (by_mpi && host->size > 1) { a->num_processes = host->size, a->rank = host->rank; }
-    if (by_mpi && host->size == 1) { a->rank = 0; }
+    if (!any_micro_batch && a->batch_tokens != -1 && (a->batch_tokens < together || a->batch_tokens % together != 0)) {
+        bool below = a->batch_tokens < together;
+        input_error("-d %lld is not a multiple of -b x -t%s = %d x %d%s = %lld; the %s is %lld",
+                    (long long)a->batch_tokens, ranks, a->B, a->T, number, (long long)together,
+                    below ? "least" : "nearest below",
+                    (long long)(below ? together : a->batch_tokens / together * together));
+    }
+    if (a->batch_tokens / together > INT_MAX) {
+        input_error("-d %lld is %lld micro-batches of -b x -t%s = %lld tokens, more than the maximum of %d; give a "
+                    "larger -b",
+                    (long long)a->batch_tokens, (long long)(a->batch_tokens / together), ranks, (long long)together,
+                    INT_MAX);
+    }
 }
 
-// The flags, the defaults of a resumed run being those it had: its config.json, which the strings in *args then point
-// into. Delete what is returned, which may be NULL, when they are no longer needed.
+static inline void args_check_ranks(const TrainArgs *a) {
+    int ranks = num_ranks(a);
+    if (ranks % a->tensor_parallel != 0) {
+        input_error("-tp %d must divide the number of ranks, found %d ranks: start another number, or give another -tp",
+                    a->tensor_parallel, ranks);
+    }
+    if (ranks > 1 && (a->generate || a->tokenize) && !a->plan) {
+        input_error("%s runs on one rank, found %d ranks: start it without mpirun",
+                    a->generate ? "--generate" : "--tokenize", ranks);
+    }
+    if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
+    if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
+    if (a->init_method == COMM_INIT_FILE && !a->shared_folder) {
+        input_error("-pi fs needs a folder that all ranks can write to: give it with -pf DIR");
+    }
+    if (a->init_method == COMM_INIT_TCP && !a->server) {
+        input_error("-pi tcp needs the address of rank 0: give it with -ps HOST:PORT");
+    }
+}
+
+// flags that train, generate or tokenize without another flag they need
+static inline void args_check_needs(const TrainArgs *a) {
+    if (a->checkpoint_every > 0 && !a->run_dir) {
+        input_error("-n %d saves checkpoints, but there is no -o: give a run directory with -o DIR",
+                    a->checkpoint_every);
+    }
+    if (a->resume && !a->run_dir) {
+        input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
+                    "DIR");
+    }
+    if (a->hellaswag && a->val_every == 0) {
+        input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
+    }
+    if (a->tokenize && (!a->train_data || !a->tokenizer)) {
+        input_error("--tokenize %s writes the text in -i with the tokens of --tokenizer: give both", a->tokenize);
+    }
+    if (a->fit && a->generate) {
+        input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
+    }
+    if (a->generate && !a->model && !a->plan) {
+        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
+    }
+}
+
+static inline void args_check(const TrainArgs *a) {
+    int64_t micro = (int64_t)a->B * a->T;
+    if (a->val_batches == 0) {
+        input_error("-m takes -1 (all) or at least 1 micro-batch; found 0 (-v 0 turns validation off)");
+    }
+    if (micro > INT_MAX) {
+        input_error("-b %d x -t %d is a micro-batch of %lld tokens, more than the maximum of %d: give a smaller -b and "
+                    "accumulate with -d",
+                    a->B, a->T, (long long)micro, INT_MAX);
+    }
+    if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
+    args_check_ranks(a);
+    args_check_batch(a);
+    args_check_needs(a);
+}
+
+// ---- from the command line and config.json
+
+// Sets the number of ranks and this rank: mpirun's, or -pn and -pr. host: the ranks that mpirun started.
+static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
+    if (a->init_method != COMM_INIT_MPI) {
+        if (host->size == 1) { return; }
+        input_error("-pi %s is for ranks that mpirun did not start: leave it out, or start without mpirun",
+                    a->init_method == COMM_INIT_TCP ? "tcp" : "fs");
+    }
+    bool other_number = a->num_processes > 1 && a->num_processes != host->size;
+    if (other_number && !(a->plan && host->size == 1)) {
+        input_error("-pn %d, but %d started: start %d ranks with mpirun -np %d, or give -pi fs or -pi tcp",
+                    a->num_processes, host->size, a->num_processes, a->num_processes);
+    }
+    if (host->size > 1) { a->num_processes = host->size; }
+    a->rank = host->rank;
+}
+
+// Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
+// NULL: strings in *args point into it, so delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
@@ -318,4 +582,18 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
                     "gpus-per-node server shared-folder");
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     return json;
+}
+
+// --help: all flags, or one flag at length
+static inline void print_help(const TrainArgs *a) {
+    if (*a->help) {
+        flag_print_details(stdout, flags_find_topic(flag_table, NUM_FLAGS, a->help), &default_args);
+        return;
+    }
+    const char *usage = "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]           train\n"
+                        "       train_gpt2 -o DIR -y 1 [flags]                           resume\n"
+                        "       train_gpt2 --generate N -e DIR [--prompt TEXT] [flags]   generate text\n"
+                        "       train_gpt2 --plan [flags]                                print the memory plan\n"
+                        "       train_gpt2 --help FLAG                                   describe one flag";
+    flags_print_help(stdout, usage, flag_table, NUM_FLAGS, &default_args);
 }
