@@ -477,8 +477,8 @@ static void project_forward(GPT2 *m, const Branch *b, int l, int N, const floatX
     }
     floatX *partial = take_rows(m, &m->narrow, "partial", N);
     m->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, &m->exec);
-    m->ops->residual_layernorm_forward(out, NULL, NULL, NULL, exchanged(m, sum_rows(m, partial, N)), bias, residual,
-                                       NULL, NULL, (int)rows_of(m, N).count, C, &m->exec);
+    m->ops->residual_forward(out, exchanged(m, sum_rows(m, partial, N)), bias, residual, (int)rows_of(m, N).count, C,
+                             &m->exec);
     scratch_release(&m->narrow);
 }
 
