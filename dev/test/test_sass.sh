@@ -36,16 +36,16 @@ adamw_kernel<[0-9], unsigned char, float>       1 - no   gradients
 adamw_kernel<1,                                 1 - no   the master
 adamw_kernel                                    0 - no   bf16 or codes alone
 # odd sizes: rows that are not whole packs, or arrays that are not aligned to them, go element by element
-layernorm_kernel<[0-9]+, [0-9]+, 1,             0 - no   one element at a time
-layernorm_backward_kernel<[0-9]+, [0-9]+, 1>    0 - no   one element at a time
+layernorm_kernel<                               0 - no   one element at a time
+gelu_forward_kernel                             0 - no   one element at a time
 [a-z_]+<1[,>]                                   0 - no   one element at a time
 attention_[a-z]+_kernel<PlainTiles              3 - no   heads of any width, in fp32: scalars where rows are not packs
 lt_tile_kernel                                  0 - no   products that cuBLASLt cannot do, of any shape and alignment
 # memory-bound: the narrow loads are the rows' statistics, targets and token numbers
-layernorm_kernel                                3 2 no   in, weight, bias; mean and rstd
-layernorm_backward_kernel                       4 4 no   dout, in, dinp, weight; mean and rstd of two rows
-gelu_forward_kernel                             1 0 no   in
-gelu_backward_kernel                            2 0 no   in, dout
+layernorm_packed_kernel                         3 2 no   in, weight, bias; mean and rstd
+layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight; mean and rstd of two rows
+residual_forward_kernel                         3 0 no   in, residual, bias
+gelu_forward_packed_kernel                      1 0 no   in
 classifier_statistics_kernel                    1 3 no   logits; those of the target, of a row's end
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
 classifier_from_statistics_kernel               1 - no   logits; one statistic of each process
