@@ -42,6 +42,8 @@ static const Ops cuda_ops = {
     .params_changed = cuda_params_changed,
 };
 
-// ---- what a backend needs beside its table (backend.h)
+// ---- scratch, for backend.h
 
-enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };  // cuBLASLt's, with room to split k, and the sums of matmul_kernels.cuh
+enum {
+    CUDA_MATMUL_WORKSPACE = 64 << 20
+};  // bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh

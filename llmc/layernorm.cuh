@@ -197,8 +197,8 @@ struct LayernormGradients {
     const real *mean, *rstd;
 };
 
-// The threads' sums of g and of g n become those of each row. of_warp holds ROWS * 2 numbers a warp. Consecutive calls
-// alternate between two such buffers, so that one barrier a call is enough.
+// Reduces the threads' sums of g and of g n to sums over each row. of_warp (warps,ROWS,2) is one of two buffers, which
+// calls use in turns, so that one barrier a call is enough.
 template <int ROWS>
 static __device__ __forceinline__ void layernorm_share_sums(float (&sum_g)[ROWS], float (&sum_gn)[ROWS],
                                                             SharedPtr<float> of_warp) {

@@ -115,7 +115,7 @@ static const BenchProduct bench_products[] = {
     {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0},
     {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0},
-    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input kept", 0},
+    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input saved", 0},
     {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0},
     {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
@@ -249,10 +249,10 @@ static void copy_bytes(void *to, const void *from, size_t bytes, const Exec *ex)
     }
 #endif
     (void)ex;
-    size_t piece = bytes / (size_t)omp_get_max_threads() / 4096 * 4096 + 4096;
+    size_t range = bytes / (size_t)omp_get_max_threads() / 4096 * 4096 + 4096;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < bytes; i += piece) {
-        memcpy((char *)to + i, (const char *)from + i, bytes - i < piece ? bytes - i : piece);
+    for (size_t i = 0; i < bytes; i += range) {
+        memcpy((char *)to + i, (const char *)from + i, bytes - i < range ? bytes - i : range);
     }
 }
 
@@ -462,12 +462,17 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
     s.C = s.C / models[0].channels * b->model->channels;  // the rows of cases.h are 124M's
     s.OC = s.OC / models[0].channels * b->model->channels;
     s.NH = s.NH ? b->model->num_heads : 0;
-    if (row->C != OWN) { s.C = (int)dim_size(row->C, b->model), s.OC = (int)dim_size(row->OC, b->model); }
+    if (row->C != OWN) {
+        s.C = (int)dim_size(row->C, b->model);
+        s.OC = (int)dim_size(row->OC, b->model);
+    }
     if (row->chunk) {
         ModelOptions options;
         memset(&options, 0, sizeof options);
-        options.B = s.B, options.T = s.T;
-        s.B = 1, s.T = classifier_chunk(b->model, &options);
+        options.B = s.B;
+        options.T = s.T;
+        s.B = 1;
+        s.T = classifier_chunk(b->model, &options);
     }
     return s;
 }
@@ -535,9 +540,9 @@ static void list_products(Bench *b) {
         const BenchProduct *w = &bench_products[i];
         const OpCase *op = op_case(w->row.op);
         OpShape s = shape_of(b, op, &w->row);
-        bool kept = i > 0 && same_arrays(&w->row, &w[-1].row);
-        if (!kept && i > 0) { problem_release(b->backend->device, &p); }
-        if (!kept) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
+        bool same = i > 0 && same_arrays(&w->row, &w[-1].row);
+        if (!same && i > 0) { problem_release(b->backend->device, &p); }
+        if (!same) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
         fused += list_product(b, w, &p);
     }
     problem_release(b->backend->device, &p);
@@ -582,7 +587,9 @@ static void bench_operation(Bench *b, const OpCase *op) {
     const BenchRow plain = {op->name, "", 0, OWN, OWN, false};
     int rows = 0;
     for (int i = 0; i < NUM_BENCH_ROWS; i++) {
-        if (strcmp(bench_rows[i].op, op->name) == 0) { bench_row(b, op, &bench_rows[i]), rows++; }
+        if (strcmp(bench_rows[i].op, op->name) != 0) { continue; }
+        bench_row(b, op, &bench_rows[i]);
+        rows++;
     }
     if (rows == 0) { bench_row(b, op, &plain); }
 }

@@ -73,7 +73,7 @@ static const OpShapes layernorm_shapes = {
              {.B = 1, .T = 2, .C = 1600},   // GPT-2 1558M's; with 2560 and 768, every number of packs a thread
              {.B = 1, .T = 2, .C = 2560},
              {.B = 1, .T = 5, .C = 9000, .slack = 2},  // sums of 9000, one by one if the compiler does not vectorise
-             {.B = 2, .T = 3, .C = 1, .slack = 20}},   // rstd is 316 and multiplies what should be zero
+             {.B = 2, .T = 3, .C = 1, .slack = 20}},   // rstd is 316 and multiplies a rounding error
 };
 
 static const OpShapes gelu_shapes = {
@@ -591,7 +591,7 @@ static inline void run_gelu_forward(Problem *p, const Ops *ops, Exec *ex) {
     ops->gelu_forward(x_of(p, "out"), x_of(p, "in"), shape_elements(&p->shape), ex);
 }
 
-// variants: with bias, without; out is an array of its own, is in, is residual
+// variants, a sum of bits: no bias; out is in, or out is residual, instead of a separate array
 enum { RESIDUAL_WITHOUT_BIAS = 1, RESIDUAL_OVER_IN = 2, RESIDUAL_OVER_RESIDUAL = 4, RESIDUAL_VARIANTS = 6 };
 
 static inline void declare_residual_forward(Problem *p) {

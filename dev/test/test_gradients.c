@@ -36,12 +36,12 @@ static double objective(const Objective *f) {
 static double objective_at(const Objective *f, double *x, size_t n, const double *direction, size_t i,
                            double distance) {
     size_t begin = direction ? 0 : i, end = direction ? n : i + 1;
-    double *kept = (double *)xmalloc((end - begin) * sizeof(double));
-    memcpy(kept, x + begin, (end - begin) * sizeof(double));
+    double *old = (double *)xmalloc((end - begin) * sizeof(double));
+    memcpy(old, x + begin, (end - begin) * sizeof(double));
     for (size_t j = begin; j < end; j++) { x[j] += distance * (direction ? direction[j] : 1); }
     double value = objective(f);
-    memcpy(x + begin, kept, (end - begin) * sizeof(double));
-    free(kept);
+    memcpy(x + begin, old, (end - begin) * sizeof(double));
+    free(old);
     return value;
 }
 
@@ -137,7 +137,7 @@ static void test_backward(void **state) {
     for (int i = 0; (s = op_shape(op_case(c->forward), i)); i++) { check_shape(c, s, &ex); }
 }
 
-// matmul_backward with gelu_pre: dinp is the gradient of what went into the GELU before the product
+// matmul_backward with gelu_pre: dinp is the gradient of the GELU's input, one layer before the matmul
 static void test_matmul_of_gelu(void **state) {
     (void)state;
     Exec ex = {0};
