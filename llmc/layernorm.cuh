@@ -150,10 +150,10 @@ template <int THREADS, bool NORMALISE>
 static inline void layernorm_launch_packed(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = layernorm_rows<THREADS>;
     int packs = ceil_div(C, THREADS * Pack<floatX>::SIZE);
-    auto kernel = packs <= 4   ? layernorm_packed_kernel<THREADS, 4, NORMALISE>
-                  : packs <= 8 ? layernorm_packed_kernel<THREADS, 8, NORMALISE>
-                               : layernorm_packed_kernel<THREADS, LAYERNORM_PIECES, NORMALISE>;
-    LAUNCH(kernel, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, arrays, N, C);
+    auto layernorm_packed = packs <= 4   ? layernorm_packed_kernel<THREADS, 4, NORMALISE>
+                            : packs <= 8 ? layernorm_packed_kernel<THREADS, 8, NORMALISE>
+                                         : layernorm_packed_kernel<THREADS, LAYERNORM_PIECES, NORMALISE>;
+    LAUNCH(layernorm_packed, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, arrays, N, C);
 }
 
 template <bool NORMALISE> static inline void layernorm_launch(LayernormArrays a, int N, int C, cudaStream_t stream) {
@@ -389,12 +389,12 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
     bool packed = aligned && C <= LAYERNORM_BATCH_THREADS * PACK;
     float *partial = partials_of<float>(ex, layernorm_partials(N, C) / sizeof(float), "layernorm_backward");
     layernorm_check_channels(C);
-    auto kernel = packed    ? layernorm_backward_packed_kernel
-                  : aligned ? layernorm_backward_kernel<PACK>
-                            : layernorm_backward_kernel<1>;
+    auto layernorm_backward = packed    ? layernorm_backward_packed_kernel
+                              : aligned ? layernorm_backward_kernel<PACK>
+                                        : layernorm_backward_kernel<1>;
     LayernormGrid grid = packed ? layernorm_grid(C / PACK, LAYERNORM_BATCH_THREADS, ceil_div(N, LAYERNORM_BATCH))
                                 : layernorm_grid(ceil_div(C, aligned ? PACK : 1), LAYERNORM_BACKWARD_THREADS, N);
-    LAUNCH(kernel, grid.blocks, grid.threads, 0, stream_of(ex), arrays, partial, N, C);
+    LAUNCH(layernorm_backward, grid.blocks, grid.threads, 0, stream_of(ex), arrays, partial, N, C);
     LAUNCH(layernorm_fold_kernel, ceil_div(2 * C, 32), LAYERNORM_FOLD_WARPS * 32, 0, stream_of(ex), dweight, dbias,
            partial, mode, grid.blocks, C);
 }
