@@ -1,29 +1,31 @@
 /*
 Softmax cross entropy on the GPU, one row a block.
-  pass 1    each thread reads every THREADS-th pack of the row once and keeps the largest logit so far and the sum of
-            exp(logit - largest), rescaled when the largest changes; then the block agrees on the row's largest, every
-            thread rescales its sum to it, and the sums are added, in a fixed order. The loss follows.
-  pass 2    each thread reads its packs again and writes the gradient over them, from the last to the first: what was
-            read last is most likely still in a cache. A row is 100 KB in bf16, and the rows under way on a GPU 40 MB,
-            so the second read is one of the L2 cache, or of the L1 cache.
-Rows are taken from the last to the first, because the product that wrote the logits wrote the last ones last.
-exp(l - max) is 2^(l log2(e) - shift), one multiply-add and one instruction of the special function unit; shift is
-max log2(e) rounded, and the loss uses the same shift, so that its rounding cancels.
-Bytes       NVp floatX read and, where a gradient is wanted, written. About 13 instructions an element and 2.1 of the
-            special function unit, which take half as long as the memory does: several rows at a time hide one behind
-            the other.
-In several processes the two passes are two kernels. From the statistics of all, 12 bytes a row and rank, every thread
-works out the same sum.
+  pass 1    Each thread reads every THREADS-th pack of the row once. It keeps the maximum so far and the sum of
+            exp(logit - maximum), which it rescales when the maximum changes (online softmax). Then the block reduces
+            the maximum, every thread rescales its sum to it, and the sums are added in a fixed order. The loss follows.
+  pass 2    Each thread reads its packs again and writes the gradient over them, from the last pack to the first: the
+            packs read last are most likely still in a cache. A row is 100 KB in bf16 and the rows under way on a GPU
+            40 MB, so the second read is served by L2, or by L1.
+Blocks take the rows from the last to the first, because the matmul before wrote the last rows last.
+exp(l - max) is 2^(l log2(e) - shift): one multiply-add and one instruction of the special function unit. shift is
+max log2(e), rounded. The loss uses the same shift, so that its rounding cancels.
+Bytes       NVp floatX read and, for a gradient, written. About 13 instructions an element and 2.1 of the special
+            function unit take half as long as the memory: several rows at a time hide one behind the other.
+With tensor parallelism the two passes are two kernels. Every thread combines the statistics of all ranks, 12 bytes a
+row and rank, in the same order.
 defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
 */
 #pragma once
 #include "llmc/classifier.h"
 #include "llmc/common/device.cuh"
 
-// threads a row: a block of a warp where the row has less than CLASSIFIER_WIDE columns, as in a model of bytes
-enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCKS_A_MULTIPROCESSOR = 3, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };
+// threads of a row: CLASSIFIER_THREADS, or a warp if the row has less than CLASSIFIER_WIDE columns (a byte vocabulary)
+enum { CLASSIFIER_THREADS = 512, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };
 
-// the sum of 2^(logit log2(e) - shift) over some logits, where shift = log2(e) max, rounded, of the same logits
+// blocks a multiprocessor that the registers must allow
+template <int THREADS> static constexpr int classifier_blocks = THREADS == CLASSIFIER_THREADS ? 3 : 1;
+
+// sum of 2^(logit log2(e) - shift) over some logits; shift is log2(e) times their maximum, rounded
 typedef struct {
     float max, shift, sum;
 } OnlineSum;
@@ -32,6 +34,7 @@ static __device__ __forceinline__ float logit_exp(float logit, float shift) {
     return exp2_fast(fmaf(logit, LOG2_E, -shift));
 }
 
+// adds WIDTH logits
 template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum &s, const float (&x)[WIDTH]) {
     float max = s.max, sum = 0;
     UNROLL
@@ -40,10 +43,11 @@ template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum
     UNROLL
     for (int i = 0; i < WIDTH; i++) { sum += logit_exp(x[i], shift); }
     s.sum = fmaf(s.sum, exp2_fast(s.shift - shift), sum);
-    s.max = max, s.shift = shift;
+    s.max = max;
+    s.shift = shift;
 }
 
-// Over the row's V logits, by the whole block: every thread receives the same
+// over the row's V logits, by the whole block; every thread receives the same sum
 template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum online_row(const floatX *row, int V) {
     int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
     OnlineSum s = {CLASSIFIER_LEAST, CLASSIFIER_LEAST * LOG2_E, 0};
@@ -60,7 +64,8 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
     return {max, shift, block_sum<THREADS>(s.sum * exp2_fast(s.shift - shift))};
 }
 
-// the gradient over the row's logits, and 0 over the padding;  scale is dloss / sum;  target may be no column
+// Writes the gradient over the row's logits, and 0 over the padding. scale is dloss / sum. target is outside [0, V) if
+// another rank has it.
 template <int WIDTH, int THREADS>
 static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
                                                     int V, int Vp) {
@@ -87,14 +92,14 @@ static __device__ __forceinline__ void gradient_row(floatX *row, int target, flo
     }
 }
 
+// Both passes. WIDTH is a pack, or 1 if rows are not whole packs or logits are not aligned to them.
 template <int WIDTH, int THREADS>
-static __global__ void __launch_bounds__(THREADS,
-                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     classifier_kernel(float *losses, floatX *logits, const int *targets, float dloss, int V, int Vp) {
     unsigned n = gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + static_cast<size_t>(n) * Vp;
     int target = targets[n];
-    float logit = to_real(row[target]);  // read before block_max's barrier: after it, another thread overwrites it
+    float logit = to_real(row[target]);  // read before block_max's barrier: afterwards another thread overwrites it
     OnlineSum s = online_row<WIDTH, THREADS>(row, V);
     if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
     if (dloss != 0) { gradient_row<WIDTH, THREADS>(row, target, s.shift, dloss / s.sum, dloss, V, Vp); }
@@ -104,15 +109,15 @@ static inline void cuda_classifier(real *losses, floatX *logits, const int *targ
                                    Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_WIDE;
+    auto plain = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
     auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS> : classifier_kernel<PACK, 32>;
-    auto one_by_one = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
-    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,
-           targets, dloss, V, Vp);
+    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, targets,
+           dloss, V, Vp);
 }
 
+// pass 1 over the rank's columns
 template <int WIDTH, int THREADS>
-static __global__ void __launch_bounds__(THREADS,
-                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     classifier_statistics_kernel(float *statistics, const floatX *logits, const int *targets, int first, int columns,
                                  int Vl) {
     unsigned n = gridDim.x - 1 - blockIdx.x;
@@ -121,7 +126,8 @@ static __global__ void __launch_bounds__(THREADS,
     if (threadIdx.x > 0) { return; }
     int target = targets[n] - first;
     float *to = statistics + 3 * static_cast<size_t>(n);
-    to[0] = s.max, to[1] = s.sum;
+    to[0] = s.max;
+    to[1] = s.sum;
     to[2] = target >= 0 && target < columns ? to_real(row[target]) : 0;
 }
 
@@ -129,14 +135,14 @@ static inline void cuda_classifier_statistics(real *statistics, const floatX *lo
                                               int N, int V, int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    auto plain = wide ? classifier_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_statistics_kernel<1, 32>;
     auto of_packs =
         wide ? classifier_statistics_kernel<PACK, CLASSIFIER_THREADS> : classifier_statistics_kernel<PACK, 32>;
-    auto one_by_one = wide ? classifier_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_statistics_kernel<1, 32>;
-    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), statistics, logits,
+    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), statistics, logits,
            targets, first, classifier_columns(first, V, Vl), Vl);
 }
 
-// The sum of row n over all ranks, and in *target the target's logit
+// row n's sum over all ranks;  *target = the target's logit
 static __device__ __forceinline__ OnlineSum online_combine(float *target, const float *statistics, int ranks, int N,
                                                            unsigned n) {
     const float *of_row = statistics + 3 * static_cast<size_t>(n);
@@ -146,16 +152,16 @@ static __device__ __forceinline__ OnlineSum online_combine(float *target, const 
     float shift = max * LOG2_E;
     *target = 0;
     for (int r = 0; r < ranks; r++) {
-        float own_shift = of_row[r * stride] * LOG2_E;  // that of the rank's sum
+        float own_shift = of_row[r * stride] * LOG2_E;  // shift of the rank's sum
         sum = fmaf(of_row[r * stride + 1], exp2_fast(own_shift - shift), sum);
         *target += of_row[r * stride + 2];
     }
     return {max, shift, sum};
 }
 
+// pass 2 over the rank's columns
 template <int WIDTH, int THREADS>
-static __global__ void __launch_bounds__(THREADS,
-                                         THREADS == CLASSIFIER_THREADS ? CLASSIFIER_BLOCKS_A_MULTIPROCESSOR : 1)
+static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     classifier_from_statistics_kernel(float *losses, floatX *logits, const float *statistics, const int *targets,
                                       float dloss, int ranks, int first, int N, int columns, int Vl) {
     unsigned n = gridDim.x - 1 - blockIdx.x;
@@ -172,22 +178,22 @@ static inline void cuda_classifier_from_statistics(real *losses, floatX *logits,
                                                    int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    auto plain =
+        wide ? classifier_from_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_from_statistics_kernel<1, 32>;
     auto of_packs = wide ? classifier_from_statistics_kernel<PACK, CLASSIFIER_THREADS>
                          : classifier_from_statistics_kernel<PACK, 32>;
-    auto one_by_one =
-        wide ? classifier_from_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_from_statistics_kernel<1, 32>;
-    LAUNCH((packed ? of_packs : one_by_one), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits,
-           statistics, targets, dloss, ranks, first, N, classifier_columns(first, V, Vl), Vl);
+    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, statistics,
+           targets, dloss, ranks, first, N, classifier_columns(first, V, Vl), Vl);
 }
 
-// Adds x to *sum, and what rounding loses of it to *lost, to be subtracted from the next (Kahan 1965).
+// adds x to *sum; *lost is the rounding error so far, subtracted from the next x (Kahan 1965)
 static __device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
     float term = x - *lost, total = *sum + term;
     *lost = (total - *sum) - term;
     *sum = total;
 }
 
-// one block: N is at most the tokens of a micro-batch
+// one block: N is at most the number of tokens of a micro-batch
 static __global__ void __launch_bounds__(LOSS_THREADS)
     loss_sum_kernel(float *total, const float *losses, float scale, int N) {
     float sum = 0, lost = 0;

@@ -1,14 +1,16 @@
 /*
-Softmax cross entropy over a chunk of rows, loss and gradient in one visit of the logits.
+Softmax cross entropy over a chunk of rows: loss and gradient in one visit of the logits.
   loss[n] = log sum_{v<V} exp(l[n,v]) - l[n,target]
-  dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns V..Vp are set to 0
-The padded columns take no part: whatever the matmul left there is not read.
-Bytes       NVp floatX read, and written where a gradient is wanted; a row stays in cache between its three passes.
-Where each of several processes has some columns of the logits, a row's statistics are its largest logit m, the sum s of
-exp(logit - m), and the logit of the target. Of all processes' together
-  M = max m;  Z = sum s exp(m - M);  loss = log Z - (target - M);  dlogits as above, with Z the sum and M the largest
-classifier_statistics reads the logits twice, classifier_from_statistics reads and writes them once: the row goes
-through memory once more than in one process.
+  dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns [V, Vp) become 0
+Padded columns are written, never read.
+Shapes      logits (N,Vp) floatX, losses (N) real, targets (N) int32. dloss = 0 computes the loss alone.
+Bytes       NVp floatX read, and written for a gradient. A row stays in cache between its three passes.
+If each rank holds a slice of the columns, its statistics of a row are the maximum m of its logits, the sum s of
+exp(logit - m), and the target's logit (0 if another rank has the target). Over all ranks
+  M = max m;  Z = sum s exp(m - M);  loss = log Z - (target - M);  dlogits as above, from Z and M
+classifier_statistics reads the logits twice, classifier_from_statistics reads and writes them once. The row goes
+through memory once more than on a single rank.
+Source      online softmax: Milakov, Gimelshein 2018; over ranks: Megatron-LM's vocabulary-parallel cross entropy.
 defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statistics, classifier_columns, cpu_loss_sum
 */
 #pragma once
@@ -22,10 +24,11 @@ static inline void classifier_sum(real *largest, real *total, const floatX *logi
     for (int v = 0; v < V; v++) { max = to_real(logits[v]) > max ? to_real(logits[v]) : max; }
 #pragma omp simd reduction(+ : sum)
     for (int v = 0; v < V; v++) { sum += fast_exp(to_real(logits[v]) - max); }
-    *largest = max, *total = sum;
+    *largest = max;
+    *total = sum;
 }
 
-// logits become their gradient; target is outside of [0, V) where another process has it
+// logits become their gradient; target is outside [0, V) if another rank has it
 static inline void classifier_gradient(floatX *logits, int target, real max, real sum, real dloss, int V, int Vp) {
     bool here = target >= 0 && target < V;
     real scale = dloss / sum;
@@ -50,7 +53,7 @@ static inline void cpu_classifier(real *losses, floatX *logits, const int *targe
     for (int n = 0; n < N; n++) { classifier_row(losses + n, logits + (size_t)n * Vp, targets[n], dloss, V, Vp); }
 }
 
-// of the Vl columns from `first`, those that mean something
+// number of columns below V in [first, first + Vl)
 static inline int classifier_columns(int first, int V, int Vl) {
     int left = V > first ? V - first : 0;
     return left < Vl ? left : Vl;
@@ -70,12 +73,13 @@ static inline void cpu_classifier_statistics(real *statistics, const floatX *log
     }
 }
 
-// The three numbers of row n over all ranks
+// row n's maximum, sum and target logit over all ranks
 static inline void classifier_combine(real *max, real *sum, real *target, const real *statistics, int ranks, int N,
                                       int n) {
     const real *of_row = statistics + 3 * (size_t)n;
     size_t stride = 3 * (size_t)N;
-    *max = CLASSIFIER_LEAST, *sum = *target = 0;
+    *max = CLASSIFIER_LEAST;
+    *sum = *target = 0;
     for (int r = 0; r < ranks; r++) { *max = of_row[r * stride] > *max ? of_row[r * stride] : *max; }
     for (int r = 0; r < ranks; r++) {
         *sum += of_row[r * stride + 1] * fast_exp(of_row[r * stride] - *max);

@@ -1,5 +1,6 @@
 /*
-The CPU backend: every operation's plain C twin, in one table. A signature that drifts from ops.h does not compile.
+The CPU backend: the reference implementation of every operation, in one table. A signature that differs from ops.h does
+not compile.
 defines: cpu_ops
 */
 #pragma once
@@ -12,16 +13,17 @@ defines: cpu_ops
 #include "llmc/gradient.h"
 #include "llmc/layernorm.h"
 #include "llmc/matmul.h"
+#include "llmc/residual.h"
 
 static const Ops cpu_ops = {
     .embedding_forward = cpu_embedding_forward,
     .token_embedding_forward = cpu_token_embedding_forward,
     .position_embedding_forward = cpu_position_embedding_forward,
     .layernorm_forward = cpu_layernorm_forward,
-    .residual_layernorm_forward = cpu_residual_layernorm_forward,
     .layernorm_normalise = cpu_layernorm_normalise,
     .matmul_forward = cpu_matmul_forward,
     .matmul_gelu_forward = cpu_matmul_gelu_forward,
+    .residual_forward = cpu_residual_forward,
     .gelu_forward = cpu_gelu_forward,
     .attention_forward = cpu_attention_forward,
     .attention_decode = cpu_attention_decode,
@@ -30,7 +32,6 @@ static const Ops cpu_ops = {
     .classifier_from_statistics = cpu_classifier_from_statistics,
     .loss_sum = cpu_loss_sum,
     .matmul_backward = cpu_matmul_backward,
-    .gelu_backward = cpu_gelu_backward,
     .layernorm_backward = cpu_layernorm_backward,
     .attention_backward = cpu_attention_backward,
     .embedding_backward = cpu_embedding_backward,

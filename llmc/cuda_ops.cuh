@@ -1,5 +1,5 @@
 /*
-The CUDA backend: every operation's kernels, in one table. A signature that drifts from ops.h does not compile.
+The CUDA backend: the kernels of every operation, in one table. A signature that differs from ops.h does not compile.
 defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 */
 #pragma once
@@ -12,16 +12,17 @@ defines: cuda_ops, CUDA_MATMUL_WORKSPACE
 #include "llmc/gradient.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/matmul.cuh"
+#include "llmc/residual.cuh"
 
 static const Ops cuda_ops = {
     .embedding_forward = cuda_embedding_forward,
     .token_embedding_forward = cuda_token_embedding_forward,
     .position_embedding_forward = cuda_position_embedding_forward,
     .layernorm_forward = cuda_layernorm_forward,
-    .residual_layernorm_forward = cuda_residual_layernorm_forward,
     .layernorm_normalise = cuda_layernorm_normalise,
     .matmul_forward = cuda_matmul_forward,
     .matmul_gelu_forward = cuda_matmul_gelu_forward,
+    .residual_forward = cuda_residual_forward,
     .gelu_forward = cuda_gelu_forward,
     .attention_forward = cuda_attention_forward,
     .attention_decode = cuda_attention_decode,
@@ -30,7 +31,6 @@ static const Ops cuda_ops = {
     .classifier_from_statistics = cuda_classifier_from_statistics,
     .loss_sum = cuda_loss_sum,
     .matmul_backward = cuda_matmul_backward,
-    .gelu_backward = cuda_gelu_backward,
     .layernorm_backward = cuda_layernorm_backward,
     .attention_backward = cuda_attention_backward,
     .embedding_backward = cuda_embedding_backward,
@@ -42,6 +42,8 @@ static const Ops cuda_ops = {
     .params_changed = cuda_params_changed,
 };
 
-// ---- what a backend needs beside its table (backend.h)
+// ---- scratch, for backend.h
 
-enum { CUDA_MATMUL_WORKSPACE = 64 << 20 };  // cuBLASLt's, with room to split k, and the sums of matmul_kernels.cuh
+enum {
+    CUDA_MATMUL_WORKSPACE = 64 << 20
+};  // bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh

@@ -1,19 +1,22 @@
 /*
 Token plus position embedding on the GPU.
-Forward     a warp has a row; rows of wte that repeat come out of the cache. Bytes: 3NC floatX at the most.
-Backward    dwpe: a thread has columns of a position and adds up its sequences in order. Bytes: NC floatX + TC of dwpe.
-            dwte: equal tokens are brought together by sorting, since two threads may not add to one row. Bytes: NC
-            floatX, 2C of dwte for each different token, and 4C real for each EMBEDDING_CHUNK rows at the most.
-The sort is on the device, so that a step stays one graph, and stable, so that a token's positions stay in order: pairs
-(token, position) by 8 bits of the token at a time, lowest first, in one kernel each. It needs no bound on the tokens.
-It knows where a digit of a tile goes from how often each digit occurs in each tile, which the kernel before counted;
-those counters are the only atomics, and of integers, whose sum does not depend on the order. 65536 tokens take four
-kernels of 32 blocks, some 15 us on an H200 against 60 for the rows.
-Then a block has EMBEDDING_CHUNK sorted pairs, whatever their tokens, so a frequent token is no block's burden.
-Its threads have a pack of columns each and walk the pairs, several rows under way. Where a token's run ends inside the
-chunk it began in, its sum goes to dwte: nobody else has that row. A run over several chunks leaves a sum in each; the
-block of a last kernel that belongs to the chunk where it began adds those up, eight warps side by side, and then dwte.
-Tokens of which another process has the row come last in the order, and their pairs are not walked.
+Forward     A warp has a row. Rows of wte that repeat come out of the cache. Bytes: at most 3NC floatX.
+dwpe        A thread has columns of one position and adds up the sequences in order. Bytes: NC floatX + TC of dwpe.
+dwte        Two threads may not add to one row, so equal tokens are brought together by a sort. Bytes: NC floatX, 2C of
+            dwte for each different token, and at most 4C real for each EMBEDDING_CHUNK rows.
+The sort runs on the device, so that a step stays one CUDA graph. It is stable, so that a token's rows stay in order:
+a radix sort of pairs (token, row) by 8 bits of the token, lowest first, one kernel a pass. It needs no bound on tokens.
+A kernel places a digit by the number of occurrences of each digit in each tile, which the kernel before counted. These
+counters are the only atomics: integers, whose sum does not depend on the order. 65536 tokens take four kernels of 32
+blocks, some 15 us on an H200, against 60 us for the rows.
+Then a block sums a chunk of EMBEDDING_CHUNK sorted pairs, whatever their tokens, so that a frequent token does not
+burden one block. A thread has a pack of columns and walks the pairs, with several rows under way. A run of equal tokens
+that lies inside one chunk is added to dwte: no other block has that row. A run over several chunks leaves a partial sum
+in each. embedding_fold_kernel adds these up, eight warps side by side, and then adds to dwte. The block of the chunk
+where the run begins does so.
+Tokens of other ranks come last in the order, and their pairs are not walked.
+Kernels are templates of WIDTH, the neighbouring columns of a thread: a pack, or 1 if rows are not whole packs or an
+array is not aligned to them.
 defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_embedding_forward,
          cuda_embedding_backward, cuda_token_embedding_backward, cuda_position_embedding_backward, embedding_partials
 */
@@ -22,7 +25,7 @@ defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_emb
 #include "llmc/embedding.h"
 #include "llmc/gradient.cuh"
 
-// x += as many columns of an array
+// x += WIDTH elements of an array
 template <int WIDTH, class T> static __device__ __forceinline__ void embedding_add(float (&x)[WIDTH], const T *from) {
     float old[WIDTH];
     load_floats(old, from);
@@ -32,7 +35,7 @@ template <int WIDTH, class T> static __device__ __forceinline__ void embedding_a
 
 // ---- forward
 
-static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward
+static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward, a warp each
 
 template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
@@ -42,11 +45,9 @@ static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     if (row >= N) { return; }
     const floatX *token = wte + (size_t)tokens[row] * C, *position = wpe + (size_t)(row % T) * C;
     for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {
-        float x[WIDTH], y[WIDTH];
+        float x[WIDTH];
         load_floats(x, token + c);
-        load_floats(y, position + c);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { x[i] += y[i]; }
+        embedding_add(x, position + c);
         store_floats(out + (size_t)row * C + c, x);
     }
 }
@@ -54,12 +55,9 @@ static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
 static inline void cuda_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B,
                                           int T, int C, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    int N = B * T, blocks = ceil_div(N, EMBEDDING_ROWS), threads = EMBEDDING_ROWS * 32;
-    if (C % PACK == 0 && aligned_to_pack(out, wte, wpe)) {
-        LAUNCH((embedding_forward_kernel<PACK>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
-    } else {
-        LAUNCH((embedding_forward_kernel<1>), blocks, threads, 0, stream_of(ex), out, tokens, wte, wpe, N, T, C);
-    }
+    bool packed = C % PACK == 0 && aligned_to_pack(out, wte, wpe);
+    LAUNCH((packed ? embedding_forward_kernel<PACK> : embedding_forward_kernel<1>), ceil_div(B * T, EMBEDDING_ROWS),
+           EMBEDDING_ROWS * 32, 0, stream_of(ex), out, tokens, wte, wpe, B * T, T, C);
 }
 
 template <int WIDTH>
@@ -109,11 +107,11 @@ static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe,
 
 // ---- backward: dwpe
 
-static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way
-static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block at the most
+static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way, to hide the memory's latency
+static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block, at most
 
-// dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order, where row 0 is at position `first`; what has no
-// rows is set to 0. Block x is the position, y a range of columns
+// dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order; row 0 is at position `first`. The sum of a
+// position without rows is 0. Block x is the position, y a range of columns.
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int first, int N, int positions, int C) {
@@ -137,52 +135,42 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     store_floats(to, sum);
 }
 
-template <int WIDTH, class T>
+template <class T>
 static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradMode mode, int first, int N,
                                               int positions, int maxT, int C, cudaStream_t stream) {
-    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
-    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(packs, threads));
-    LAUNCH((embedding_positions_kernel<WIDTH, T>), grid, threads, 0, stream, dwpe, dout, mode, first % positions, N,
-           positions, C);
-}
-
-template <int WIDTH>
-static inline void embedding_launch_dwpe(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N, int T,
-                                         int maxT, int C, cudaStream_t stream) {
-    if (dwpe.dtype == DT_BF16) {
-        embedding_launch_positions<WIDTH>((bf16 *)dwpe.at, dout, mode, first, N, T, maxT, C, stream);
-    } else {
-        embedding_launch_positions<WIDTH>((real *)dwpe.at, dout, mode, first, N, T, maxT, C, stream);
-    }
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(dwpe, dout);
+    int pieces = packed ? C / PACK : C, threads = min(ceil_div(pieces, 32) * 32, EMBEDDING_COLUMNS);
+    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(pieces, threads));
+    LAUNCH((packed ? embedding_positions_kernel<PACK, T> : embedding_positions_kernel<1, T>), grid, threads, 0, stream,
+           dwpe, dout, mode, first % positions, N, positions, C);
 }
 
 static inline void cuda_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
                                                     int T, int maxT, int C, Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
-    if (C % PACK == 0 && aligned_to_pack(dwpe.at, dout)) {
-        embedding_launch_dwpe<PACK>(dwpe, dout, mode, first, N, T, maxT, C, stream_of(ex));
+    if (dwpe.dtype == DT_BF16) {
+        embedding_launch_positions((bf16 *)dwpe.at, dout, mode, first, N, T, maxT, C, stream_of(ex));
     } else {
-        embedding_launch_dwpe<1>(dwpe, dout, mode, first, N, T, maxT, C, stream_of(ex));
+        embedding_launch_positions((real *)dwpe.at, dout, mode, first, N, T, maxT, C, stream_of(ex));
     }
 }
 
 // ---- backward: the sort
 
 static constexpr int EMBEDDING_DIGIT_BITS = 8, EMBEDDING_DIGITS = 1 << EMBEDDING_DIGIT_BITS;
-static constexpr int EMBEDDING_PASSES =
-    32 / EMBEDDING_DIGIT_BITS;  // even, so that the last one ends where the first began
+static constexpr int EMBEDDING_PASSES = 32 / EMBEDDING_DIGIT_BITS;  // even: the last writes where the first read
 static constexpr int EMBEDDING_SORT_THREADS = EMBEDDING_DIGITS, EMBEDDING_SORT_WARPS = EMBEDDING_SORT_THREADS / 32;
-static constexpr int EMBEDDING_ROUNDS = 8;  // pairs a thread has of a tile
-static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_ROUNDS;
+static constexpr int EMBEDDING_ROUNDS = 8;                                        // pairs of a tile a thread
+static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_ROUNDS;  // pairs that a block sorts
 
-// x: the token, less the first that is here, so that what is not here is `rows` or more; y: its row
+// x: token minus the rank's first, unsigned, so that tokens of other ranks are `rows` or more; y: row of dout
 typedef uint2 EmbeddingPair;
 
 static __device__ __forceinline__ int embedding_digit(unsigned token, int pass) {
     return (int)(token >> (pass * EMBEDDING_DIGIT_BITS)) & (EMBEDDING_DIGITS - 1);
 }
 
-// pairs (N) of tokens and rows;  counts (tiles,DIGITS) of the lowest digit, which start as 0
+// pairs (N) of tokens and rows;  counts (tiles,DIGITS) += occurrences of the lowest digit
 static __global__ void embedding_pairs_kernel(EmbeddingPair *pairs, int *counts, const int *tokens, int first, int N) {
     int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= N) { return; }
@@ -206,7 +194,7 @@ static __device__ __forceinline__ int embedding_prefix(int x) {
     return before + sum - x;
 }
 
-// the lanes, of those that are valid, that have the same digit
+// mask of the valid lanes with this lane's digit
 static __device__ __forceinline__ unsigned embedding_peers(int digit, bool valid) {
     unsigned peers = __ballot_sync(0xffffffffu, valid);
     for (int bit = 0; bit < EMBEDDING_DIGIT_BITS; bit++) {
@@ -217,18 +205,18 @@ static __device__ __forceinline__ unsigned embedding_peers(int digit, bool valid
     return peers;
 }
 
-// One pass: from (N) sorted by digit `pass` into `to`, equal digits in the order they came. counts (tiles,DIGITS) are
-// of from's tiles; next, which starts as 0, becomes that of to's tiles for the next digit. A block has a tile, each of
-// its warps a stretch of the tile, each thread a digit when it comes to counting.
+// One pass: `to` = `from` (N), sorted by digit `pass`; equal digits keep their order. counts (tiles,DIGITS) is of
+// from's tiles; next (tiles,DIGITS) += the counts of to's tiles for the next digit. A block has a tile, and each warp
+// a range of the tile. To place the digits, each thread has one digit.
 static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
     embedding_sort_kernel(EmbeddingPair *to, int *next, const EmbeddingPair *from, const int *counts, int pass, int N) {
-    SHARED_ARRAY(int, places, EMBEDDING_SORT_WARPS *EMBEDDING_DIGITS);  // of each warp's next pair with the digit
+    SHARED_ARRAY(int, places, EMBEDDING_SORT_WARPS *EMBEDDING_DIGITS);  // (warps,DIGITS): of the warp's next pair
     int thread = (int)threadIdx.x, tile = (int)blockIdx.x;
     SharedPtr<int> place = places + warp_id() * EMBEDDING_DIGITS;
     for (int digit = lane_id(); digit < EMBEDDING_DIGITS; digit += 32) { place[digit] = 0; }
     __syncwarp();  // the warp's counters are 0
 
-    // count: how many of the warp's pairs have the digit, and how many of them stand before the thread's
+    // count: rank = number of the warp's pairs before the thread's with the same digit
     EmbeddingPair pair[EMBEDDING_ROUNDS];
     int rank[EMBEDDING_ROUNDS], first = tile * EMBEDDING_TILE + warp_id() * 32 * EMBEDDING_ROUNDS + lane_id();
     UNROLL
@@ -244,7 +232,7 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
         __syncwarp();  // the counters are up to date for the next round
     }
 
-    // place: digit by digit, within a digit tile by tile, within a tile warp by warp
+    // place: in order of digit, then tile, then warp
     int everywhere = 0, earlier = 0;
     for (int t = 0; t < (int)gridDim.x; t++) {
         int count = counts[t * EMBEDDING_DIGITS + thread];
@@ -276,14 +264,14 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
 
 static constexpr int EMBEDDING_CHUNK = 32;  // sorted pairs that a block walks
 
-// whether pairs i-1 and i are of one token
+// whether pairs i - 1 and i have the same token
 static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pairs, int i, int N) {
     return i > 0 && i < N && pairs[i - 1].x == pairs[i].x;
 }
 
-// Sums over the runs of equal tokens in a chunk, block x, for columns of block y. A run that neither began before the
-// chunk nor goes on after it is added to dwte. Otherwise its sum is left in partial (chunks,2,C): the first row of a
-// run that began before, the second of one that begins here. Pairs whose token is not here come last and are left out.
+// Sums the runs of equal tokens in chunk x, over columns of block y. A run inside the chunk is added to dwte. The sum
+// of a run that began before the chunk goes to partial (chunks,2,C) [x,0], the sum of a run that begins here and goes
+// on to [x,1]. Pairs of other ranks' tokens come last and end the walk.
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, unsigned rows, int N,
@@ -296,7 +284,7 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     for (int i = begin; i < end; i += EMBEDDING_AT_ONCE) {
         UNROLL
         for (int j = 0; j < EMBEDDING_AT_ONCE; j++) {
-            bool here = i + j < end && pairs[i + j].x < rows;  // no other row need be read
+            bool here = i + j < end && pairs[i + j].x < rows;  // rows of other ranks' tokens are not read
             if (here) { load_floats(row[j], dout + (size_t)pairs[i + j].y * C + c); }
         }
         UNROLL
@@ -321,10 +309,11 @@ static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
     }
 }
 
-// the chunk in which the run ends that begins in `chunk` and goes on
+// the last chunk of the run that begins in `chunk` and goes on: a binary search
 static __device__ __forceinline__ int embedding_last_chunk(const EmbeddingPair *pairs, int chunk, int N) {
     unsigned token = pairs[(chunk + 1) * EMBEDDING_CHUNK].x;
-    int in = chunk + 1, out = ceil_div(N, EMBEDDING_CHUNK);  // chunk `in` begins with the token, `out` with a later one
+    int in = chunk + 1,
+        out = ceil_div(N, EMBEDDING_CHUNK);  // chunk `in` begins with the token, chunk `out` with a later one
     while (out - in > 1) {
         int middle = (in + out) / 2;
         if (pairs[middle * EMBEDDING_CHUNK].x == token) {
@@ -338,8 +327,8 @@ static __device__ __forceinline__ int embedding_last_chunk(const EmbeddingPair *
 
 static constexpr int EMBEDDING_FOLD_WARPS = 8;
 
-// Adds to dwte the sums of the run that begins in chunk x and goes on, if there is one. A lane has a column, a warp
-// every 8th chunk of the run.
+// If a run begins in chunk x and goes on, adds its partial sums to dwte. A lane has a column, a warp every 8th chunk of
+// the run.
 static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
     embedding_fold_kernel(Gradient dwte, const float *partial, const EmbeddingPair *pairs, unsigned rows, int N,
                           int C) {
@@ -364,25 +353,26 @@ static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
 
 typedef struct {
     int tiles, chunks;
-    size_t pairs_bytes, counts_bytes, sums_bytes;  // of one array of pairs; of all passes' counters; of a last stage
+    size_t pairs_bytes, counts_bytes, sums_bytes;  // one array of pairs; counters of all passes; partial sums
 } EmbeddingScratch;
 
 static inline EmbeddingScratch embedding_scratch(int N, int C) {
     EmbeddingScratch s;
-    s.tiles = ceil_div(N, EMBEDDING_TILE), s.chunks = ceil_div(N, EMBEDDING_CHUNK);
+    s.tiles = ceil_div(N, EMBEDDING_TILE);
+    s.chunks = ceil_div(N, EMBEDDING_CHUNK);
     s.pairs_bytes = (size_t)s.tiles * EMBEDDING_TILE * sizeof(EmbeddingPair);
     s.counts_bytes = (size_t)s.tiles * EMBEDDING_PASSES * EMBEDDING_DIGITS * sizeof(int);
     s.sums_bytes = (size_t)s.chunks * 2 * (size_t)C * sizeof(float);
     return s;
 }
 
-// the bytes of scratch that the backward takes
+// the backward's scratch in bytes
 static inline size_t embedding_partials(int B, int T, int C) {
     EmbeddingScratch s = embedding_scratch(B * T, C);
     return 2 * s.pairs_bytes + s.counts_bytes + s.sums_bytes;
 }
 
-// the tokens as pairs in `pairs`, sorted; `other` is as large, counts is for all passes
+// pairs = (token, row), sorted by token. Passes alternate between `pairs` and `other`; counts is for all passes.
 static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, int *counts, const EmbeddingScratch *s,
                                   const int *tokens, int first, int N, cudaStream_t stream) {
     CUDA_CHECK(cudaMemsetAsync(counts, 0, s->counts_bytes, stream));
@@ -395,42 +385,33 @@ static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, in
     }
 }
 
-template <int WIDTH, class T>
+template <class T>
 static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs,
                                          int rows, int N, int C, cudaStream_t stream) {
-    int packs = ceil_div(C, WIDTH), threads = min(ceil_div(packs, 32) * 32, EMBEDDING_COLUMNS);
-    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(packs, threads));
-    LAUNCH((embedding_runs_kernel<WIDTH, T>), grid, threads, 0, stream, dwte, partial, dout, pairs, (unsigned)rows, N,
-           C);
-}
-
-template <int WIDTH>
-static inline void embedding_launch_dwte(Gradient dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs,
-                                         int rows, int N, int C, cudaStream_t stream) {
-    if (dwte.dtype == DT_BF16) {
-        embedding_launch_runs<WIDTH>((bf16 *)dwte.at, partial, dout, pairs, rows, N, C, stream);
-    } else {
-        embedding_launch_runs<WIDTH>((real *)dwte.at, partial, dout, pairs, rows, N, C, stream);
-    }
-    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
-    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream, dwte, partial, pairs, (unsigned)rows, N,
-           C);
+    constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = C % PACK == 0 && aligned_to_pack(dwte, dout);
+    int pieces = packed ? C / PACK : C, threads = min(ceil_div(pieces, 32) * 32, EMBEDDING_COLUMNS);
+    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(pieces, threads));
+    LAUNCH((packed ? embedding_runs_kernel<PACK, T> : embedding_runs_kernel<1, T>), grid, threads, 0, stream, dwte,
+           partial, dout, pairs, (unsigned)rows, N, C);
 }
 
 static inline void cuda_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                  int rows, int N, int C, Exec *ex) {
-    constexpr int PACK = Pack<floatX>::SIZE;
     EmbeddingScratch s = embedding_scratch(N, C);
     char *scratch = partials_of<char>(ex, embedding_partials(1, N, C), "token_embedding_backward");
     EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + s.pairs_bytes);
     int *counts = (int *)(scratch + 2 * s.pairs_bytes);
     float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
     embedding_sort(pairs, other, counts, &s, tokens, first, N, stream_of(ex));
-    if (C % PACK == 0 && aligned_to_pack(dwte.at, dout)) {
-        embedding_launch_dwte<PACK>(dwte, partial, dout, pairs, rows, N, C, stream_of(ex));
+    if (dwte.dtype == DT_BF16) {
+        embedding_launch_runs((bf16 *)dwte.at, partial, dout, pairs, rows, N, C, stream_of(ex));
     } else {
-        embedding_launch_dwte<1>(dwte, partial, dout, pairs, rows, N, C, stream_of(ex));
+        embedding_launch_runs((real *)dwte.at, partial, dout, pairs, rows, N, C, stream_of(ex));
     }
+    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(C, 32));
+    LAUNCH(embedding_fold_kernel, grid, EMBEDDING_FOLD_WARPS * 32, 0, stream_of(ex), dwte, partial, pairs,
+           (unsigned)rows, N, C);
 }
 
 static inline void cuda_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,

@@ -2,13 +2,14 @@
 Token plus position embedding.
   forward   out[b,t] = wte[tokens[b,t]] + wpe[t]
   backward  dwte[tokens[b,t]] += dout[b,t];  dwpe[t] (+)= sum_b dout[b,t]
+Shapes      out, dout (B,T,C), wte (Vp,C), wpe (maxT,C) floatX; tokens (B,T) int32; dwte, dwpe real or bf16.
 Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, or less as tokens repeat.
-The two tables apart, for a process that has rows [first, first + rows) of wte, or rows first.. of (B,T):
-  token     out[n] = wte[tokens[n] - first], or 0 where another process has that row;  backward as above, its own rows
-  position  x[n] += wpe[(first + n) % T];  backward as above, over the rows that there are
-The token rows of all processes add up without rounding, all but one being 0, so the position's sum has the same bits.
-A token may occur many times: the backward adds up its rows in order before its gradient is touched, so that a sum has
-one order whatever the number of threads, and is rounded once.
+The same in two steps, for a rank that holds rows [first, first + rows) of wte, or rows [first, first + N) of (B,T):
+  token     out[n] = wte[tokens[n] - first], or 0 if another rank holds that row;  backward over this rank's rows of wte
+  position  x[n] += wpe[(first + n) % T];  backward over this rank's rows of (B,T)
+Of all ranks' token rows all but one are 0. Their sum has no rounding, so both steps together give the forward's bits.
+A token may occur many times. The backward adds up its rows in order before it touches the gradient, so that the sum
+has one order with any number of threads, and is rounded once.
 defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedding_forward, cpu_embedding_backward,
          cpu_token_embedding_backward, cpu_position_embedding_backward
 */
@@ -54,10 +55,10 @@ static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, 
     }
 }
 
-enum { EMBEDDING_SLICE = 64 };  // channels whose sums a thread holds in registers
+enum { EMBEDDING_COLUMN_BLOCK = 64 };  // channels with sums in a thread's registers
 
-// Rows of equal tokens in [begin, begin + rows) as chains, in order: first[token - begin] is the token's first row,
-// next[row] the one after, -1 the end. `next` (N) is to be freed; first is behind it.
+// The rows of each token in [begin, begin + rows) as a linked list, in order: first[token - begin] is the token's first
+// row, next[row] the row after it, -1 the end. One allocation, freed by free(next).
 typedef struct {
     int *next, *first;
 } TokenChains;
@@ -86,22 +87,22 @@ static inline void embedding_add_row(real *sum, const floatX *row, int width) {
     for (int c = 0; c < width; c++) { sum[c] += to_real(row[c]); }
 }
 
-// g (C) += the rows of dout that chain from `row`
+// g (C) += row `row` of dout and the rows that follow it in its list
 static inline void embedding_backward_token(Gradient g, const floatX *dout, const int *next, int row, int C) {
-    for (int begin = 0; begin < C; begin += EMBEDDING_SLICE) {
-        int width = C - begin < EMBEDDING_SLICE ? C - begin : (int)EMBEDDING_SLICE;
-        real sum[EMBEDDING_SLICE] = {0};
+    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
+        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
+        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
         for (int n = row; n >= 0; n = next[n]) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
         gradient_store(g, (size_t)begin, sum, (size_t)width, GRAD_ADD);
     }
 }
 
-// g (C) (+)= rows row, row + T, .. of dout (N,C)
+// g (C) (+)= rows row, row + T, row + 2T, ... of dout (N,C)
 static inline void embedding_backward_position(Gradient g, const floatX *dout, int row, GradMode mode, int N, int T,
                                                int C) {
-    for (int begin = 0; begin < C; begin += EMBEDDING_SLICE) {
-        int width = C - begin < EMBEDDING_SLICE ? C - begin : (int)EMBEDDING_SLICE;
-        real sum[EMBEDDING_SLICE] = {0};
+    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMN_BLOCK) {
+        int width = C - begin < EMBEDDING_COLUMN_BLOCK ? C - begin : (int)EMBEDDING_COLUMN_BLOCK;
+        real sum[EMBEDDING_COLUMN_BLOCK] = {0};
         for (int n = row; n < N; n += T) { embedding_add_row(sum, dout + (size_t)n * C + begin, width); }
         gradient_store(g, (size_t)begin, sum, (size_t)width, mode);
     }
@@ -112,7 +113,7 @@ static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dou
     (void)ex;
     TokenChains chains = embedding_chains(tokens, first, rows, N);
 #pragma omp parallel for schedule(static, 4)
-    for (int n = 0; n < N; n++) {  // most tokens' first rows are early ones: in turns
+    for (int n = 0; n < N; n++) {  // most first rows are early: small chunks balance the threads
         int token = tokens[n] - first;
         if (token < 0 || token >= rows || chains.first[token] != n) { continue; }
         embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, chains.next, n, C);
@@ -120,7 +121,7 @@ static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dou
     free(chains.next);
 }
 
-// the first of `N` rows, of which row 0 is row `first` of (B,T), that is at position t
+// the first row at position t, where row 0 is row `first` of (B,T)
 static inline int embedding_first_row(int t, int first, int T) { return (t + T - first % T) % T; }
 
 static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N,
@@ -129,7 +130,7 @@ static inline void cpu_position_embedding_backward(Gradient dwpe, const floatX *
     int positions = mode == GRAD_SET ? maxT : T;
 #pragma omp parallel for schedule(static)
     for (int t = 0; t < positions; t++) {
-        int row = t < T ? embedding_first_row(t, first, T) : N;  // what has no rows is set to 0
+        int row = t < T ? embedding_first_row(t, first, T) : N;  // positions from T on have no rows
         embedding_backward_position(gradient_at(dwpe, (size_t)t * C), dout, row, mode, N, T, C);
     }
 }

@@ -3,8 +3,10 @@ GELU, the tanh form (Hendrycks, Gimpel 2016), written with a sigmoid: 0.5 (1 + t
   u(x)     = sqrt(2/pi) (x + 0.044715 x^3)
   gelu(x)  = x s,  s = 1 / (1 + exp(-2u))
   gelu'(x) = s + 2 x s (1 - s) u'(x),  u'(x) = sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-Bytes       forward 2n floatX, backward 3n floatX, each element once.
-defines: gelu_value, gelu_slope, gelu_slope_of, team_gelu_backward, cpu_gelu_forward, cpu_gelu_backward
+Shapes      out, in (n) floatX. out may not be in.
+Bytes       forward 2n floatX: each element is read once and written once.
+The backward is part of matmul_backward (matmul.h), which multiplies dinp by gelu'.
+defines: gelu_value, gelu_slope, gelu_slope_of, team_gelu_backward, cpu_gelu_forward
 */
 #pragma once
 #include "llmc/ops.h"
@@ -17,7 +19,7 @@ static inline real gelu_sigmoid(real x) { return 1 / (1 + fast_exp(-2 * GELU_SCA
 
 static inline real gelu_value(real x) { return x * gelu_sigmoid(x); }
 
-// gelu'(x) from x and s: the kernels have a sigmoid of their own
+// gelu'(x) from x and s. The kernels compute s by another sigmoid (gelu.cuh)
 static inline HOST_DEVICE real gelu_slope_of(real x, real s) {
     return s + 2 * x * s * (1 - s) * GELU_SCALE * (1 + 3 * GELU_CUBIC * x * x);
 }
@@ -30,14 +32,8 @@ static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exe
     for (size_t i = 0; i < n; i++) { out[i] = to_floatX(gelu_value(to_real(in[i]))); }
 }
 
-// dinp (n) = dout (n) gelu'(in (n)): all threads of a team call it and share the elements
+// dinp (n) = dout (n) gelu'(in (n)), in place or not. All threads of an OpenMP team call it and divide the elements.
 static inline void team_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n) {
 #pragma omp for simd schedule(static)
     for (size_t i = 0; i < n; i++) { dinp[i] = to_floatX(to_real(dout[i]) * gelu_slope(to_real(in[i]))); }
-}
-
-static inline void cpu_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n, Exec *ex) {
-    (void)ex;
-#pragma omp parallel
-    team_gelu_backward(dinp, dout, in, n);
 }

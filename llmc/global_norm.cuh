@@ -1,10 +1,10 @@
 /*
 The sum of squares of a flat array, in two fixed stages: at most NORM_RUNS runs of elements, one a block, then one block
-for their sums. Where an element is added depends on n alone (and on whether x is aligned to 16 bytes), so that every
-GPU gets the same bits.
-A thread adds up every 256th pack of its run, an accumulator for each element of a pack; the block adds its threads.
-Bytes       n fp32 or bf16, read once, 512 in a row by a warp: two or three instructions an element, nothing but memory
-            to wait for. They are not streamed, since AdamW reads them next.
+for their sums. n and the alignment of x to 16 bytes alone decide the order of the sum, so that every GPU gives the
+same bits.
+A thread adds up every 256th pack of its run, with one sum for each element of a pack; then the block adds its threads.
+Bytes       n fp32 or bf16, read once, 512 bytes in a row by a warp. Two or three instructions an element: bound by
+            memory bandwidth. Loads are not streaming, since AdamW reads the gradients next.
 defines: global_norm_partials, cuda_global_norm_squared
 */
 #pragma once
@@ -12,31 +12,24 @@ defines: global_norm_partials, cuda_global_norm_squared
 
 enum { NORM_RUNS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 
-// the scratch that cuda_global_norm_squared takes, in bytes, for any n
+// scratch of cuda_global_norm_squared in bytes, for any n
 static inline size_t global_norm_partials(void) { return NORM_RUNS * sizeof(float); }
 
-static __device__ __forceinline__ float norm_value(float x) { return x; }
-static __device__ __forceinline__ float norm_value(bf16 x) { return bf16_to_float(x); }
-
-// partials[b] = sum of squares of x[b * run .. (b + 1) * run - 1];  WIDTH is 1, or a pack where x is aligned to packs
+// partials[b] = sum of squares of x[b * run .. (b + 1) * run - 1]. WIDTH is a pack, or 1 if x is not aligned to packs.
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_runs_kernel(float *partials, const T *x, size_t n, size_t run) {
     size_t begin = blockIdx.x * run, end = min(begin + run, n), packs_end = end - end % WIDTH;
     float sum[WIDTH] = {};
     for (size_t i = begin + threadIdx.x * WIDTH; i < packs_end; i += NORM_THREADS * WIDTH) {
-        if constexpr (WIDTH == 1) {
-            float value = norm_value(x[i]);
-            sum[0] = fmaf(value, value, sum[0]);
-        } else {
-            Pack<T> pack = load128(x + i);
-            UNROLL
-            for (int k = 0; k < WIDTH; k++) { sum[k] = fmaf(pack[k], pack[k], sum[k]); }
-        }
+        float value[WIDTH];
+        load_floats(value, x + i);
+        UNROLL
+        for (int k = 0; k < WIDTH; k++) { sum[k] = fmaf(value[k], value[k], sum[k]); }
     }
     size_t rest = packs_end + threadIdx.x;
     if (rest < end) {
-        float value = norm_value(x[rest]);
+        float value = load_float(x + rest);
         sum[0] = fmaf(value, value, sum[0]);
     }
     float of_thread = 0;
@@ -46,6 +39,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     if (threadIdx.x == 0) { partials[blockIdx.x] = of_block; }
 }
 
+// out (+)= sum of partials (count), by one block
 static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
     norm_total_kernel(float *out, const float *partials, int count, GradMode mode) {
     float sum = 0;

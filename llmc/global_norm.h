@@ -1,15 +1,17 @@
 /*
-Sum of squares of a flat array, in two fixed stages: blocks of 2048 elements, then the blocks in order. The result does
-not depend on the number of threads.
-Bytes       n real or bf16, read once. Squares are real.
+Sum of squares of a flat array: the square of the gradients' global norm (clipping: Pascanu, Mikolov, Bengio 2013).
+  out (+)= sum_i x[i]^2
+Two fixed stages, blocks of 2048 elements and then the blocks in order, give the same bits with any number of threads.
+Shapes      x (n) real or bf16; out is one real, set or added to by mode. Squares are real.
+Bytes       n of x, read once.
 defines: cpu_global_norm_squared
 */
 #pragma once
 #include "llmc/ops.h"
 
-enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements a block; blocks whose sums are held at a time
+enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements of a block; blocks of a group
 
-// at most NORM_BLOCK terms, spread over the vector's lanes
+// at most NORM_BLOCK terms, added in as many sums as a vector has lanes
 static inline double sum_of_squares(const real *x, size_t n) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)

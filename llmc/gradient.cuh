@@ -1,10 +1,10 @@
 /*
 Parameter gradients on the GPU.
-  gradient_put              one element a thread: real or bf16 is a branch. Kernels that write many elements a thread
-                            have the type as a template argument.
-  cuda_gradient_accumulate  a thread takes a pack of x, 16 bytes, and as many sums. Arrays that are not aligned to 16
+  gradient_put              stores one element, real or bf16 by a branch. Kernels that store many elements a thread have
+                            the type as a template argument.
+  cuda_gradient_accumulate  a thread has a pack of x, 16 bytes, and as many sums. Arrays that are not aligned to 16
                             bytes, and the last elements, go one element at a time.
-Bytes       as in gradient.h, 512 in a row by a warp; an addition an element, so memory is the limit.
+Bytes       as in gradient.h, 512 in a row by a warp. One addition an element: bound by memory bandwidth.
 defines: gradient_put, cuda_gradient_accumulate
 */
 #pragma once
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void gradient_put(Gradient g, size_t i, float 
 
 enum { ACCUMULATE_THREADS = 256 };
 
-// WIDTH is 1, or a pack where sum and x are aligned to packs
+// WIDTH is a pack, or 1 if sum or x is not aligned to packs
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
     gradient_accumulate_kernel(float *sum, const T *x, bool add, size_t n) {
@@ -43,10 +43,10 @@ static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
 
 template <class T> static inline void gradient_accumulate_of(float *sum, const T *x, bool add, size_t n, Exec *ex) {
     constexpr int WIDTH = Pack<T>::SIZE;
-    bool packs = aligned_to_pack(x) && aligned_to_pack(sum);
-    size_t threads = packs ? ceil_div(n, static_cast<size_t>(WIDTH)) : n;
+    bool packed = aligned_to_pack(x, sum);
+    size_t threads = packed ? ceil_div(n, static_cast<size_t>(WIDTH)) : n;
     if (n == 0) { return; }
-    LAUNCH((packs ? gradient_accumulate_kernel<WIDTH, T> : gradient_accumulate_kernel<1, T>),
+    LAUNCH((packed ? gradient_accumulate_kernel<WIDTH, T> : gradient_accumulate_kernel<1, T>),
            ceil_div(threads, static_cast<size_t>(ACCUMULATE_THREADS)), ACCUMULATE_THREADS, 0, stream_of(ex), sum, x,
            add, n);
 }

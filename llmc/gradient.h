@@ -1,8 +1,9 @@
 /*
-Parameter gradients: how a reference implementation writes one, and the sum over micro-batches.
-  store       g (+)= sum; the sum is made in real and rounded once where the gradient is bf16
-  accumulate  sum (+)= x; sum is real, x is real or bf16. The shard of the gradients at -z 2 and 3 (parallel/zero.h)
-Bytes         accumulate reads n of x and writes n real, and reads those with GRAD_ADD.
+Parameter gradients: storing a sum into one, and the sum over micro-batches.
+  store       g (+)= sum, computed in real and rounded once if the gradient is bf16
+  accumulate  sum (+)= x: the gradient shard at -z 2 and 3 (parallel/zero.h)
+Shapes        sum (n) real, x (n) real or bf16
+Bytes         accumulate reads n of x and writes n real; under GRAD_ADD it also reads n real.
 defines: gradient_store, cpu_gradient_accumulate
 */
 #pragma once

@@ -3,9 +3,10 @@ LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
   forward   mean = mean_c x,  rstd = 1 / sqrt(mean_c (x - mean)^2 + 1e-5),  y = (x - mean) rstd w + b
   backward  with n = (x - mean) rstd and g = dy w:
             dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
-layernorm_normalise computes y from stored mean and rstd with the same expression, so its bits are the forward's.
-Bytes       forward 2NC floatX, with the residual 4NC, backward 4NC floatX for dx and 2NC more for dw and db.
-defines: cpu_layernorm_forward, cpu_residual_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
+layernorm_normalise computes y from saved mean and rstd by the same expression, so y has the forward's bits.
+Shapes      x, y, dx, dy (N,C) and w, b (C) floatX; mean, rstd (N) real; dw, db (C) real or bf16. y may not be x.
+Bytes       forward, normalise 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
+defines: cpu_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
 */
 #pragma once
 #include "llmc/gradient.h"
@@ -43,27 +44,6 @@ static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, co
     }
 }
 
-// sum (N,C) = in + in_bias (C) + residual, rounded once to floatX;  out (N,C), mean, rstd (N) are its layernorm. sum
-// may be in or residual, in_bias may be NULL, and so may out: then there is no layernorm. For where a reduction over
-// devices stands between a product and its bias and residual
-static inline void cpu_residual_layernorm_forward(floatX *sum, floatX *out, real *mean, real *rstd, const floatX *in,
-                                                  const floatX *in_bias, const floatX *residual, const floatX *weight,
-                                                  const floatX *bias, int N, int C, Exec *ex) {
-    (void)ex;
-#pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++) {
-        size_t row = (size_t)n * C;
-#pragma omp simd
-        for (int c = 0; c < C; c++) {
-            real x = to_real(in[row + c]) + (in_bias ? to_real(in_bias[c]) : 0);
-            sum[row + c] = to_floatX(x + to_real(residual[row + c]));
-        }
-        if (!out) { continue; }
-        layernorm_statistics(&mean[n], &rstd[n], sum + row, C);
-        layernorm_row(out + row, sum + row, mean[n], rstd[n], weight, bias, C);
-    }
-}
-
 static inline void cpu_layernorm_normalise(floatX *out, const floatX *in, const real *mean, const real *rstd,
                                            const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
     (void)ex;
@@ -91,13 +71,14 @@ static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, cons
     }
 }
 
-enum { LAYERNORM_SLICE = 32 };  // channels whose column sums a thread holds in registers
+enum { LAYERNORM_COLUMN_BLOCK = 32 };  // channels with column sums in a thread's registers
 
-// columns [begin, end) of dweight and dbias: rows in order, so that the sums do not depend on the number of threads
+// Columns [begin, end) of dweight and dbias. Rows are added in order, so that the sums do not depend on the number of
+// threads.
 static inline void layernorm_backward_columns(Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
                                               const real *mean, const real *rstd, GradMode mode, int begin, int end,
                                               int N, int C) {
-    real dw[LAYERNORM_SLICE] = {0}, db[LAYERNORM_SLICE] = {0};
+    real dw[LAYERNORM_COLUMN_BLOCK] = {0}, db[LAYERNORM_COLUMN_BLOCK] = {0};
     for (int n = 0; n < N; n++) {
         const floatX *dy = dout + (size_t)n * C, *x = in + (size_t)n * C;
 #pragma omp simd
@@ -122,8 +103,8 @@ static inline void cpu_layernorm_backward(floatX *dinp, Gradient dweight, Gradie
             layernorm_backward_row(dinp + row, dout + row, in + row, weight, mean[n], rstd[n], C);
         }
 #pragma omp for schedule(static)
-        for (int begin = 0; begin < C; begin += LAYERNORM_SLICE) {
-            int end = begin + LAYERNORM_SLICE < C ? begin + LAYERNORM_SLICE : C;
+        for (int begin = 0; begin < C; begin += LAYERNORM_COLUMN_BLOCK) {
+            int end = begin + LAYERNORM_COLUMN_BLOCK < C ? begin + LAYERNORM_COLUMN_BLOCK : C;
             layernorm_backward_columns(dweight, dbias, dout, in, mean, rstd, mode, begin, end, N, C);
         }
     }

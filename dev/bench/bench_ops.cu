@@ -1,37 +1,37 @@
 /*
-Every operation at GPT-2's shapes, as a share of what the machine can do.
+Every operation at GPT-2's shapes, as a share of the machine's bandwidth or GEMM rate.
     bench_ops [-e d12|d48] [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]     prints a table in Markdown
-    bench_ops --products ...     on a GPU, times nothing: which kernels do the matrix products of a training step
-One source, as the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
+    bench_ops --products ...     on a GPU, without timing: the kernels of a training step's matmuls
+One source, like the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
 
 Shapes    124M's, or with -e d48 1558M's. The arrays of the optimizer and of the norm are 124M's in both: their rates do
           not depend on it.
-Ceilings  are measured first, and again at the end: if the two differ, something else was running. The 10th percentile
-          of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes written; on a
-          GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward of a large
-          square product.
-Time      Warm-up, then 20 to 50 runs, and no more after the first 20 once 0.3 s are measured. Median, and in
-          parentheses the 10th and 90th percentile. Before every run, and not timed: what the operation changes in
-          place gets its old values back, and the caches are filled with something else, which is only read, so that
-          nothing waits to be written back. A run starts cold, therefore. On a GPU CUDA events around the operation
-          take the time, and the operation is enqueued while the caches are still being filled, so that its first
-          launch costs the host's time, not the device's; gaps between the launches of one operation count.
-Kernels   on a GPU: how many an operation launches, and after a + copies and fills, as recorded in a CUDA graph.
-Products  one by one, with the epilogues that training asks for, after their algorithms were chosen. `fused`: one kernel
-          does product and epilogue. Else all are named: those that split k (splitKreduce), and those of
-          llmc/matmul_kernels.cuh (lt_...), which do what cuBLASLt cannot, or could only slower.
-Share     of the larger of two times: the bytes that must be moved (cases.h) at copy bandwidth, the FLOPs at the GEMM
-          rate. `bound` names which it is.
+Ceilings  Measured first, and again at the end: a difference means that something else was running. The 10th
+          percentile of their times counts. Copy bandwidth: a block larger than the caches, bytes read plus bytes
+          written; on a GPU by cudaMemcpyAsync or by 128-bit loads and stores, the better. GEMM rate: matmul_forward
+          of a large square shape.
+Time      Warm-up, then 20 to 50 runs, fewer than 50 once 0.3 s are measured. Median, with the 10th and 90th percentile
+          in parentheses. Before every run, untimed, arrays that the operation changes get their old values back, and
+          the caches are filled with other data. That data is only read, so that nothing waits to be written back. A
+          run starts with cold caches. On a GPU, CUDA events around the operation take the time. The operation is
+          enqueued while the caches are still being filled: the first launch costs time of the host, not of the device.
+          Gaps between the launches of one operation count.
+Kernels   On a GPU: the number of kernels of an operation, and after a + of copies and fills, counted in a CUDA graph.
+Products  Each matmul with the epilogue of training, after the algorithms were chosen. `fused`: one kernel does matmul
+          and epilogue. Otherwise all kernels are named: splitKreduce after a split k, and lt_... of
+          llmc/matmul_kernels.cuh, for epilogues that cuBLASLt lacks or does slower.
+Share     The larger of two times over the measured one: bytes moved (cases.h) at copy bandwidth, FLOPs at the GEMM
+          rate. `bound` names the larger.
 
-A candidate is timed beside the operation it would replace, both in turns, on the same arrays, and their results are
-compared. It is a file of its own, with the operation's signature, which the build names:
+A candidate is timed in turns with the operation it would replace, on the same arrays, and the results are compared. It
+is a file with a function of the operation's signature. The build names the file:
     static void my_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) { ... }
     static Ops candidate_ops(Ops base) {
         base.gelu_forward = my_gelu_forward;
         return base;
     }
     cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
-Every row then has a second line. What the candidate leaves alone comes out at about 1.00x: so far it can be trusted.
+Every row then has a second line. Operations without a candidate measure about 1.00x, which shows the noise.
 */
 #include "llmc/backends.h"
 #include "llmc/run/flags.h"
@@ -56,12 +56,12 @@ static const double ENOUGH_SECONDS = 0.3;
 #define MODEL_CHOICES "d12 d48"
 static const GPT2Config models[] = {{1024, 50257, 50304, 12, 12, 768}, {1024, 50257, 50304, 48, 25, 1600}};
 
-// what an operation is measured at, if not at its row's shape and variant 0 alone
+// a shape and variant of an operation; operations without such rows are measured at their own shape and variant 0
 typedef struct {
     const char *op, *what;
     int variant;
-    Dim C, OC;   // OWN: those of the operation's row
-    bool chunk;  // of as many rows as the trainer holds logits of
+    Dim C, OC;   // OWN: the operation's own
+    bool chunk;  // one logits chunk instead of all rows
 } BenchRow;
 #define OWN DIM_ONE
 
@@ -102,20 +102,20 @@ static const BenchRow bench_rows[] = {
 };
 enum { NUM_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
-// one product of a training step, with an epilogue, on arrays of the operation's variant
+// one matmul of a training step, with an epilogue, on the arrays of the operation's variant
 enum { DINP = 1, DWEIGHT = 2, DBIAS = 4, DGELU = 8, DGELU_BIAS = 16 };
 typedef struct {
     BenchRow row;
     const char *epilogue;
-    int parts;  // of a backward product: which of DINP | .. it makes
+    int parts;  // of a backward: the outputs, DINP | ...
 } BenchProduct;
 
-// In the order of a step. As in the trainer, gradients are bf16, or fp32 where micro-steps add up.
+// In the order of a step. As in the trainer, gradients are bf16, or fp32 under gradient accumulation.
 static const BenchProduct bench_products[] = {
     {{"matmul_forward", "qkv", MATMUL_WITH_BIAS, DIM_C, DIM_3C, false}, "bias", 0},
     {{"matmul_forward", "attproj", MATMUL_WITH_BOTH, DIM_C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "fc", MATMUL_WITH_BIAS, DIM_C, DIM_4C, false}, "bias", 0},
-    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input kept", 0},
+    {{"matmul_gelu_forward", "fc", 0, DIM_C, DIM_4C, false}, "bias, GELU, its input saved", 0},
     {{"matmul_forward", "fcproj", MATMUL_WITH_BOTH, DIM_4C, DIM_C, false}, "bias + residual", 0},
     {{"matmul_forward", "logits", 0, DIM_C, DIM_VP, true}, "none", 0},
     {{"matmul_backward", "logits", MATMUL_BF16, DIM_C, DIM_VP, true}, "dinp", DINP},
@@ -156,12 +156,12 @@ static const Flag flags[] = {
     {"e", NULL, FLAG_CHOICE, offsetof(Options, model), 0, 0, MODEL_CHOICES, NULL, "the model: 124M or 1558M"},
     {"b", NULL, FLAG_INT, offsetof(Options, B), 0, 1 << 16, NULL, "B", "sequences (0: 64 on a GPU, 4 on a CPU)"},
     {"t", NULL, FLAG_INT, offsetof(Options, T), 0, 1024, NULL, "T", "tokens of each (0: 1024 on a GPU, 64 on a CPU)"},
-    {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", "operations whose name contains it"},
+    {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", "only operations with WORD in their name"},
     {NULL, "device", FLAG_CHOICE, offsetof(Options, device), 0, 0, DEVICE_CHOICES, NULL, "where to run"},
     {NULL, "small", FLAG_OPTION, offsetof(Options, small), 0, 0, NULL, NULL,
      "the tests' first shapes and two runs, to see that all of it works"},
     {NULL, "products", FLAG_OPTION, offsetof(Options, products), 0, 0, NULL, NULL,
-     "on a GPU, only which kernels do a training step's matrix products"},
+     "on a GPU, list the kernels of a training step's matmuls instead of timing"},
 };
 enum { NUM_FLAGS = sizeof flags / sizeof flags[0] };
 
@@ -189,7 +189,7 @@ static size_t cache_bytes(const Exec *ex) {
     }
 #endif
     (void)ex;
-    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE), least = 32 << 20;  // it may say 0: not known
+    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE), least = 32 << 20;  // 0 if unknown
     return (size_t)(l3 > least ? l3 : least);
 }
 
@@ -217,7 +217,7 @@ static void bench_close(Bench *b) {
     b->backend->device->release(b->scratch.matmul_workspace);
 }
 
-// ---- copying, which is the ceiling of what is bound by memory, and emptying the caches
+// ---- copies, which measure bandwidth, and cold caches
 
 #ifdef HAVE_CUDA
 static int bench_blocks(const Exec *ex) { return ex->cuda->multiprocessors * 8; }
@@ -240,7 +240,7 @@ static __global__ void read_kernel(float *x, size_t n) {
 }
 #endif
 
-// every thread a piece large enough for stores that pass the caches by; on a GPU enqueued
+// a thread's range is large enough for non-temporal stores; on a GPU the copy is enqueued
 static void copy_bytes(void *to, const void *from, size_t bytes, const Exec *ex) {
 #ifdef HAVE_CUDA
     if (on_gpu(ex)) {
@@ -249,10 +249,10 @@ static void copy_bytes(void *to, const void *from, size_t bytes, const Exec *ex)
     }
 #endif
     (void)ex;
-    size_t piece = bytes / (size_t)omp_get_max_threads() / 4096 * 4096 + 4096;
+    size_t range = bytes / (size_t)omp_get_max_threads() / 4096 * 4096 + 4096;
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < bytes; i += piece) {
-        memcpy((char *)to + i, (const char *)from + i, bytes - i < piece ? bytes - i : piece);
+    for (size_t i = 0; i < bytes; i += range) {
+        memcpy((char *)to + i, (const char *)from + i, bytes - i < range ? bytes - i : range);
     }
 }
 
@@ -294,7 +294,7 @@ static void *move_to(const Device *device, void *host, size_t bytes) {
     return p;
 }
 
-// `start` is kept only where the operation changes the array
+// `start` stays only for arrays that the operation changes
 static Problem problem_place(const Device *device, const OpCase *op, const OpShape *s, int variant) {
     Problem p = problem_make(op, s, variant);
     for (int i = 0; i < p.num_arrays; i++) {
@@ -357,7 +357,7 @@ static int compare_doubles(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-// the tables in turns, so that what slows the machine slows all of them
+// the tables take turns, so that a slower machine slows all of them
 static void measure(Bench *b, Problem *p, const Ops *const *tables, int num_tables, Times *times) {
     static double seconds[MAX_TABLES][MAX_RUNS];
     int least = b->options.small ? 2 : MIN_RUNS, most = b->options.small ? 2 : MAX_RUNS, runs = 0;
@@ -366,7 +366,7 @@ static void measure(Bench *b, Problem *p, const Ops *const *tables, int num_tabl
     for (; runs < least || (runs < most && total < ENOUGH_SECONDS); runs++) {
         for (int t = 0; t < num_tables; t++) { total += seconds[t][runs] = seconds_of(b, p, tables[t]); }
     }
-    for (int t = num_tables - 1; t >= 0; t--) {  // the first table is the last to be sorted
+    for (int t = num_tables - 1; t >= 0; t--) {  // the first table is sorted last
         double ratios[MAX_RUNS];
         for (int i = 0; i < runs; i++) { ratios[i] = seconds[0][i] / seconds[t][i]; }
         qsort(ratios, (size_t)runs, sizeof(double), compare_doubles);
@@ -386,7 +386,7 @@ static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int vari
     return times;
 }
 
-// prints them, too
+// measures and prints them
 static void measure_ceilings(Bench *b, const char *when) {
     const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, declare_copy, NULL, run_copy};
     const OpCase *matmul = op_case("matmul_forward");
@@ -409,7 +409,7 @@ static void measure_ceilings(Bench *b, const char *when) {
 }
 
 #ifdef CANDIDATE
-// array i after a run by `ops`, to be freed
+// array i after a run by `ops`; the caller frees it
 static double *result_of(Bench *b, Problem *p, const Ops *ops, int i) {
     void *bytes = xmalloc(array_bytes(&p->array[i]));
     problem_restart(p, &b->exec);
@@ -420,7 +420,7 @@ static double *result_of(Bench *b, Problem *p, const Ops *ops, int i) {
     return values;
 }
 
-// the largest ||candidate - production|| / ||production|| of what the operation writes
+// the largest ||candidate - production|| / ||production|| of the operation's outputs
 static double difference(Bench *b, Problem *p, const Ops *const *tables) {
     double largest = 0;
     for (int i = 0; i < p->num_arrays; i++) {
@@ -462,19 +462,24 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
     s.C = s.C / models[0].channels * b->model->channels;  // the rows of cases.h are 124M's
     s.OC = s.OC / models[0].channels * b->model->channels;
     s.NH = s.NH ? b->model->num_heads : 0;
-    if (row->C != OWN) { s.C = (int)dim_size(row->C, b->model), s.OC = (int)dim_size(row->OC, b->model); }
+    if (row->C != OWN) {
+        s.C = (int)dim_size(row->C, b->model);
+        s.OC = (int)dim_size(row->OC, b->model);
+    }
     if (row->chunk) {
         ModelOptions options;
         memset(&options, 0, sizeof options);
-        options.B = s.B, options.T = s.T;
-        s.B = 1, s.T = logits_chunk(b->model, &options);
+        options.B = s.B;
+        options.T = s.T;
+        s.B = 1;
+        s.T = logits_chunk(b->model, &options);
     }
     return s;
 }
 
 // ---- kernels, in builds for a GPU
 
-// how many the operation launches, as a cell of the table
+// the number of kernels, as a cell of the table
 static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
 #ifdef HAVE_CUDA
     if (on_gpu(&b->exec)) {
@@ -506,10 +511,10 @@ static bool same_arrays(const BenchRow *x, const BenchRow *y) {
     return strcmp(x->op, y->op) == 0 && x->variant == y->variant && x->C == y->C && x->OC == y->OC;
 }
 
-// a line of the list; whether one kernel does it all
+// prints a line of the list; true if one kernel does matmul and epilogue
 static bool list_product(Bench *b, const BenchProduct *w, Problem *p) {
     const OpShape s = p->shape;
-    run_product(w, p, b->backend->ops, &b->exec);  // chooses its algorithm
+    run_product(w, p, b->backend->ops, &b->exec);  // chooses the algorithm
     record_start(&b->exec);
     run_product(w, p, b->backend->ops, &b->exec);
     Recorded r = record_stop(&b->exec);
@@ -535,9 +540,9 @@ static void list_products(Bench *b) {
         const BenchProduct *w = &bench_products[i];
         const OpCase *op = op_case(w->row.op);
         OpShape s = shape_of(b, op, &w->row);
-        bool kept = i > 0 && same_arrays(&w->row, &w[-1].row);
-        if (!kept && i > 0) { problem_release(b->backend->device, &p); }
-        if (!kept) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
+        bool same = i > 0 && same_arrays(&w->row, &w[-1].row);
+        if (!same && i > 0) { problem_release(b->backend->device, &p); }
+        if (!same) { p = problem_place(b->backend->device, op, &s, w->row.variant); }
         fused += list_product(b, w, &p);
     }
     problem_release(b->backend->device, &p);
@@ -574,7 +579,7 @@ static void bench_row(Bench *b, const OpCase *op, const BenchRow *row) {
 }
 
 static bool op_chosen(const Bench *b, const OpCase *op) {
-    bool idle = on_gpu(&b->exec) && strcmp(op->name, "params_changed") == 0;  // nothing is kept of them on a GPU
+    bool idle = on_gpu(&b->exec) && strcmp(op->name, "params_changed") == 0;  // a GPU has no copy of params
     return !idle && (!b->options.only || strstr(op->name, b->options.only));
 }
 
@@ -582,7 +587,9 @@ static void bench_operation(Bench *b, const OpCase *op) {
     const BenchRow plain = {op->name, "", 0, OWN, OWN, false};
     int rows = 0;
     for (int i = 0; i < NUM_BENCH_ROWS; i++) {
-        if (strcmp(bench_rows[i].op, op->name) == 0) { bench_row(b, op, &bench_rows[i]), rows++; }
+        if (strcmp(bench_rows[i].op, op->name) != 0) { continue; }
+        bench_row(b, op, &bench_rows[i]);
+        rows++;
     }
     if (rows == 0) { bench_row(b, op, &plain); }
 }

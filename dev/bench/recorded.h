@@ -1,11 +1,10 @@
 /*
-What an operation gives the GPU: how many kernels, and which, counted by graph it into a CUDA graph and walking the
-graph's nodes. Kernels of libraries are named as well. C++, in builds with CUDA; on the emulator too, where a product of
-cuBLASLt is one kernel.
+The kernels that an operation launches: their number and names, from the nodes of a CUDA graph of the operation.
+Kernels of libraries are named too. C++, in builds with CUDA and on the emulator, where a cuBLASLt matmul is one kernel.
 defines: Recorded, record_start, record_stop, RECORDED_NAMES
 
-Names are the driver's (cuFuncGetName, since CUDA 12.3), demangled and without their parameters; the driver's functions
-are asked for by name, so nothing more is linked. An older driver has none: "?".
+Names come from the driver (cuFuncGetName, since CUDA 12.3), demangled and without parameters. The driver's functions
+are looked up by name, so no further library is linked. An older driver gives "?".
 */
 #pragma once
 #include "llmc/common/device.cuh"
@@ -18,12 +17,12 @@ enum { RECORDED_NAMES = 16, RECORDED_LENGTH = 128 };
 
 typedef struct {
     int kernels, others;                         // others: copies and fills
-    char name[RECORDED_NAMES][RECORDED_LENGTH];  // of the first so many kernels
+    char name[RECORDED_NAMES][RECORDED_LENGTH];  // of the first RECORDED_NAMES kernels
 } Recorded;
 
 // ---- a kernel's name
 
-// without "void " and what follows the name: its parameters, from the first parenthesis that no angle bracket encloses
+// without "void " and without parameters: these begin at the first parenthesis outside angle brackets
 static inline void record_name(char name[RECORDED_LENGTH], const char *words) {
     static const char nowhere[] = "(anonymous namespace)";
     int depth = 0, length = 0;
@@ -38,7 +37,7 @@ static inline void record_name(char name[RECORDED_LENGTH], const char *words) {
 }
 
 #ifdef __CUDACC__
-// NULL if the driver does not have it as it was in CUDA `version`
+// NULL if the driver lacks the function's CUDA `version`
 static inline void *driver_function(const char *name, unsigned version) {
     void *function = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -48,11 +47,11 @@ static inline void *driver_function(const char *name, unsigned version) {
     (void)version;
     cudaError_t error = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
 #endif
-    cudaGetLastError();  // so that the next check does not report it
+    cudaGetLastError();  // the next check must not report it
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : NULL;
 }
 
-// A node's kernel is a function or, of a library that is loaded late, a CUkernel.
+// A node's kernel is a CUfunction, or a CUkernel if the library is loaded late.
 static inline void node_name(char name[RECORDED_LENGTH], cudaGraphNode_t node) {
     auto params =
         (CUresult(*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v2 *))driver_function("cuGraphKernelNodeGetParams", 12000);
@@ -78,8 +77,8 @@ static inline void node_name(char name[RECORDED_LENGTH], cudaGraphNode_t node) {
 
 // ---- graph
 
-// What is given to the Exec from here on is recorded and not done. What is to be timed or loaded by a first run has had
-// it.
+// From here on, work enqueued on the Exec goes to a CUDA graph and does not run. Algorithms must be chosen and modules
+// loaded before, by a first run.
 static inline void record_start(const Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
 }

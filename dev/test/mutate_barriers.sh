@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Is every barrier of the kernels needed, and does a test fail without it?   dev/test/mutate_barriers.sh [WORDS]
-# For each __syncthreads, __syncwarp, cp_async_commit and cp_async_wait of llmc/*.cuh (WORDS: only those of which
-# "file:line statement" contains WORDS) a copy of the sources loses that one statement, and the rows of test_ops that
-# its file serves run emulated, in three orders of the warps: in bf16, and in fp32 too where bf16 does not notice.
-# A line each: where, what, how it was caught (race | value | refusal: other misuse | hang), by which row.
-# Fails if a statement can go and has no reason in `kept` below. Two at a time; about 5 minutes on two free cores.
+# Does a test fail without each barrier of the kernels?   dev/test/mutate_barriers.sh [WORDS]
+# Deletes each __syncthreads, __syncwarp, cp_async_commit and cp_async_wait of llmc/*.cuh in a copy of the sources, one
+# at a time, and runs the rows of test_ops that cover the file: emulated, in three orders of the warps, in bf16, and in
+# fp32 too if bf16 finds nothing. WORDS: only statements with WORDS in "file:line statement".
+# Prints a line a statement: place, statement, detection (race | value | refusal: other misuse | hang), row.
+# Fails if no test notices a deletion and `kept` below gives no reason. Two run at a time: 5 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -13,7 +13,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OMP_NUM_THREADS=1
 
-# the rows of dev/test/cases.h that a file's kernels serve, the quick ones first
+# the rows of dev/test/cases.h that cover a file's kernels, quick ones first
 declare -A rows=(
     [attention.cuh]="attention_forward attention_backward attention_decode"
     [cuda_common.cuh]="loss_sum global_norm_squared classifier layernorm_forward attention_decode"
@@ -22,16 +22,16 @@ declare -A rows=(
     [matmul_kernels.cuh]="matmul_forward matmul_backward"
 )
 
-# Why a statement that no test misses is kept: "file: the line, without indentation"
+# reasons to keep a statement that no test misses, by "file: line without indentation"
 declare -A kept=()
 
-# build PRECISION: the sources of this folder as ./ops
+# build PRECISION: compiles the sources of this folder to ./ops
 build() {
     g++ -x c++ -std=c++20 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -DSIMT -DPRECISION_"$1" dev/test/test_ops.cu \
         -o ops -lcmocka -lcjson -lm -lpthread
 }
 
-# first_failure ROWS...: "how row: what was said" of the first that fails; nothing if none does
+# first_failure ROWS...: prints "detection row: message" of the first row that fails; nothing if all pass
 first_failure() {
     local row status how
     for row in "$@"; do
@@ -47,14 +47,14 @@ first_failure() {
     done
 }
 
-# mutant FILE LINE STATEMENT ROWS...: says how FILE without the statement of LINE is caught; with line 0 all is as it is
+# mutant FILE LINE STATEMENT ROWS...: prints how FILE without LINE's statement is detected; line 0 deletes nothing
 mutant() {
     local folder=$scratch/$1.$2 precision caught=
     cp -r "$scratch/sources" "$folder"
     cd "$folder" || return
     [ "$2" -eq 0 ] || sed -i -E "${2}s/$statement/;/" "llmc/$1"
     for precision in BF16 FP32; do
-        build "$precision" || break  # what does not compile is not caught
+        build "$precision" || break  # a compile error is no detection
         caught=$(first_failure "${@:4}" 2>/dev/null)
         [ -z "$caught" ] || break
     done
@@ -62,7 +62,7 @@ mutant() {
     rm -r "${folder:?}"
 }
 
-# ---- as it is, everything must pass; then every statement
+# ---- the unchanged sources must pass; then every statement
 
 ulimit -c 0
 mkdir -p "$scratch/sources/dev/test"
@@ -83,11 +83,11 @@ while read -r -a words; do
 done <<<"everything 0 (nothing) ${rows[*]}"$'\n'"${list%$'\n'}"
 wait
 
-# ---- what it comes to
+# ---- summary
 
 status=0 survivors=
 if ! grep -q 'SURVIVES$' "$scratch/everything.0.result"; then
-    echo "a test fails with every statement in its place: nothing can be said of the others"
+    echo "a test fails on the unchanged sources: run build/emulated/test_ops and fix it first"
     exit 1
 fi
 rm "$scratch/everything.0.result"

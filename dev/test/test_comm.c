@@ -507,13 +507,8 @@ static void note_signal(int number) { (void)number; }
 
 static void receive_from_lost(void *wire) {
     long long value;
-<<<<<<< HEAD
-    errno = EINTR;  // as a signal leaves it
-    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 20);
-=======
     errno = EINTR;  // as after a signal
-    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 1);
->>>>>>> flags
+    wire_receive(((const Wire *)wire)->peers[1], 1, &value, now_seconds() + 20);
 }
 
 // A caught signal does not end a wait: a run that receives SIGTERM still waits for the other ranks. The signal's errno
@@ -551,23 +546,18 @@ static void test_wire_signal(void **state) {
 
 // ---- watchdog
 
-<<<<<<< HEAD
-static void note_look(void *most, double waited) {
+static void note_check(void *most, double waited) {
     double last;
     __atomic_load((double *)most, &last, __ATOMIC_RELAXED);
     if (waited > last) { __atomic_store((double *)most, &waited, __ATOMIC_RELAXED); }
 }
 
-// Waits until a look was told of more than `seconds`: a busy machine runs the watch's thread late.
-static void wait_for_look(double *most, double seconds) {
+// Waits until a check has reported more than `seconds`: a busy machine runs the watchdog's thread late.
+static void wait_for_check(double *most, double seconds) {
     double seen = 0;
     for (double end = now_seconds() + 20; seen <= seconds && now_seconds() < end; usleep(10000)) {
         __atomic_load(most, &seen, __ATOMIC_RELAXED);
     }
-=======
-static void note_check(void *most, double waited) {
-    if (waited > *(double *)most) { *(double *)most = waited; }
->>>>>>> flags
 }
 
 static void test_watch(void **state) {
@@ -582,7 +572,7 @@ static void test_watch(void **state) {
         watch_leave(&watch);
     }
     watch_enter(&watch);
-    wait_for_look(&most, 0.1);
+    wait_for_check(&most, 0.1);
     watch_leave(&watch);
     assert_true(most > 0.1);
     most = 0;

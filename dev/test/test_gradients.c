@@ -1,5 +1,5 @@
 /*
-Every backward twin against central differences of its forward twin, in double.
+Every reference backward against central differences of its forward, in double.
 The objective is sum(out * dout), so a backward's output is the objective's gradient. Small arrays are checked element
 by element, large ones at a few elements and along a few random directions that move every element.
 */
@@ -9,9 +9,9 @@ by element, large ones at a few elements and along a few random directions that 
 enum { EVERY_ELEMENT = 256, SAMPLES = 2, DIRECTIONS = 2 };
 static const double step = 3e-4;       // error: step^4 / 30 times a fifth derivative, and 1e-16 |f| / step of rounding
 static const double tolerance = 1e-7;  // relative to the element or the array's root mean square, whichever is larger
-static const double rounding = 1e-9;   // what is allowed where the gradient is zero
+static const double rounding = 1e-9;   // absolute, for a gradient of zero
 
-// forward's `out` times dout; where `before` is not NULL its `out` is forward's `in`
+// forward's `out` times dout; unless `before` is NULL, its `out` is forward's `in`
 typedef struct {
     Problem *before, *forward;
     const char *out;
@@ -32,16 +32,16 @@ static double objective(const Objective *f) {
     return sum;
 }
 
-// the objective with x moved by `distance` along `direction`, or where that is NULL, by `distance` in element i
+// the objective with x moved by `distance` along `direction`, or in element i if `direction` is NULL
 static double objective_at(const Objective *f, double *x, size_t n, const double *direction, size_t i,
                            double distance) {
     size_t begin = direction ? 0 : i, end = direction ? n : i + 1;
-    double *kept = (double *)xmalloc((end - begin) * sizeof(double));
-    memcpy(kept, x + begin, (end - begin) * sizeof(double));
+    double *old = (double *)xmalloc((end - begin) * sizeof(double));
+    memcpy(old, x + begin, (end - begin) * sizeof(double));
     for (size_t j = begin; j < end; j++) { x[j] += distance * (direction ? direction[j] : 1); }
     double value = objective(f);
-    memcpy(x + begin, kept, (end - begin) * sizeof(double));
-    free(kept);
+    memcpy(x + begin, old, (end - begin) * sizeof(double));
+    free(old);
     return value;
 }
 
@@ -56,7 +56,7 @@ static void check_slope(const char *title, const Objective *f, double *x, size_t
     }
 }
 
-// checks `gradient` (n) of the objective with respect to x (n), which is an input of it
+// checks `gradient` (n) of the objective with respect to its input x (n)
 static void check_gradient(const char *title, const Objective *f, double *x, const double *gradient, size_t n) {
     double squares = 0;
     for (size_t i = 0; i < n; i++) { squares += gradient[i] * gradient[i]; }
@@ -78,7 +78,7 @@ static void check_gradient(const char *title, const Objective *f, double *x, con
     free(direction);
 }
 
-// checks what `backward` has left in array `gradient`, less what was there before it if it adds
+// checks array `gradient` of `backward`, less its start if the backward adds to it
 static void check_array(const Problem *backward, const char *gradient, const Objective *f, const Array *x) {
     const Array *a = find_array(backward, gradient);
     assert_int_equal(a->n, x->n);
@@ -94,7 +94,7 @@ static void check_array(const Problem *backward, const char *gradient, const Obj
 
 enum { MAX_PAIRS = 3 };
 
-// an operation and its backward: which array of the one holds the gradient of which array of the other
+// an operation and its backward; in each pair `gradient` of the backward is the gradient of x
 typedef struct {
     const char *forward, *backward;
     int forward_variant, backward_variants;
@@ -112,7 +112,6 @@ static const GradientCase gradient_cases[] = {
      MATMUL_WITH_BOTH,
      2,
      {{"in", "dinp"}, {"weight", "dweight"}, {"bias", "dbias"}}},
-    {"gelu_forward", "gelu_backward", 0, 1, {{"in", "dinp"}}},
     {"attention_forward", "attention_backward", 0, 1, {{"qkv", "dqkv"}}},
 };
 enum { NUM_GRADIENT_CASES = sizeof gradient_cases / sizeof gradient_cases[0] };
@@ -138,7 +137,7 @@ static void test_backward(void **state) {
     for (int i = 0; (s = op_shape(op_case(c->forward), i)); i++) { check_shape(c, s, &ex); }
 }
 
-// matmul_backward with gelu_pre: dinp is the gradient of what went into the GELU before the product
+// matmul_backward with gelu_pre: dinp is the gradient of the GELU's input, one layer before the matmul
 static void test_matmul_of_gelu(void **state) {
     (void)state;
     Exec ex = {0};
@@ -158,7 +157,26 @@ static void test_matmul_of_gelu(void **state) {
     }
 }
 
-// the classifier turns logits into their gradient in place; its padded columns have none
+// gelu' as matmul_backward applies it
+static void test_gelu(void **state) {
+    (void)state;
+    Exec ex = {0};
+    const OpShape *s;
+    for (int i = 0; (s = op_shape(op_case("gelu_forward"), i)); i++) {
+        Problem forward = problem_make(op_case("gelu_forward"), s, 0);
+        size_t n = shape_elements(s);
+        double *dout = (double *)xmalloc(n * sizeof(double)), *dinp = (double *)xmalloc(n * sizeof(double));
+        for (size_t j = 0; j < n; j++) { dout[j] = rng_normal(1, 8, j); }
+        team_gelu_backward(dinp, dout, x_of(&forward, "in"), n);
+        Objective f = {NULL, &forward, "out", dout, &ex};
+        check_gradient(problem_title(&forward), &f, x_of(&forward, "in"), dinp, n);
+        free(dout);
+        free(dinp);
+        problem_free(&forward);
+    }
+}
+
+// the classifier's logits become their gradient in place; the gradient of padded columns is 0
 static void test_classifier(void **state) {
     (void)state;
     Exec ex = {0};
@@ -180,11 +198,12 @@ static void test_classifier(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[NUM_GRADIENT_CASES + 2] = {cmocka_unit_test(test_matmul_of_gelu),
-                                                       cmocka_unit_test(test_classifier)};
+    enum { OTHERS = 3 };
+    struct CMUnitTest tests[NUM_GRADIENT_CASES + OTHERS] = {
+        cmocka_unit_test(test_matmul_of_gelu), cmocka_unit_test(test_gelu), cmocka_unit_test(test_classifier)};
     for (int i = 0; i < NUM_GRADIENT_CASES; i++) {
         struct CMUnitTest test = {gradient_cases[i].backward, test_backward, NULL, NULL, (void *)&gradient_cases[i]};
-        tests[2 + i] = test;
+        tests[OTHERS + i] = test;
     }
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

@@ -1,23 +1,22 @@
 /*
-Every operation's CUDA kernels beside its plain C twin: every row of cases.h, every shape and variant.
-Outputs start as NaN, arrays are allocated exactly, what is only read must stay as it was, the same call must give the
-same bits again, and a recorded call the bits of a direct one. Emulated, all of it is done in three orders of the warps,
-and no call may wait for the device or copy pageable memory; on a GPU it is done once, and then at GPT-2's own size.
-  test_ops [ROWS]   only the rows whose names match, as `attention_*` does
+Every operation's CUDA kernels against its reference implementation: every row of cases.h, every shape and variant.
+Outputs start as NaN, arrays have their exact sizes, and inputs must not change. A second call must give the same bits,
+and so must a CUDA graph of the call. Emulated, all of this runs in three orders of the warps, and no call may wait for
+the device or copy pageable memory. On a GPU it runs once, and then at GPT-2's own size.
+  test_ops [ROWS]   only rows with a matching name, for example attention_*
 */
 #include "testing.h"
 #include "llmc/backends.h"
 #include "cases.h"
 #include <vector>
 
-// The rows' tolerances are those of the twins against a textbook. A kernel sums in another order, and has exponentials
-// of the special function unit: DESIGN's 1e-5 of an fp32 result, and the row's own where that is more.
+// A row's tolerance is that of the reference implementation against the textbook. A kernel sums in another order and
+// takes exponentials from the special function unit: 1e-5 of an fp32 result, or the row's tolerance if it is larger.
 static const double FP32_TOLERANCE = 1e-5;
 
 enum { PARTIALS = 64 << 20 };
 
-// under the sanitizers, which take minutes, shapes that are not small run in one order of the warps, large ones not at
-// all
+// The sanitizers take minutes: shapes above SMALL run in one order of the warps, shapes above LARGE not at all.
 #ifdef __SANITIZE_ADDRESS__
 static const bool SANITIZED = true;
 #else
@@ -44,7 +43,7 @@ static void gpu_close(Gpu *gpu) {
     CUDA_CHECK(cudaFree(gpu->workspace));
 }
 
-// ---- a problem on the device: the same arrays, of which `data` is in device memory
+// ---- a problem on the device: the same arrays, with `data` in device memory
 
 static Problem device_problem(const Problem *p) {
     Problem copy = *p;
@@ -81,7 +80,7 @@ static Bytes run_directly(Problem *device, Gpu *gpu) {
     return device_read(device);
 }
 
-static Bytes run_recorded(Problem *device, Gpu *gpu) {
+static Bytes run_as_graph(Problem *device, Gpu *gpu) {
     device_reset(device);
     cuda_capture_begin(&gpu->exec);
     problem_run(device, &cuda_ops, &gpu->exec);
@@ -99,7 +98,7 @@ static double slack_of(const Problem *p, const Array *a) {
     return a->dtype == DT_F32 && own < FP32_TOLERANCE && own > 0 ? FP32_TOLERANCE / own : 1;
 }
 
-// where no sum has an order of its own, and a draw may turn the least difference into a unit in the last place
+// No sum has an order of its own, and stochastic rounding may turn the least difference into a unit in the last place.
 static bool same_bits_wanted(const OpCase *op) { return strcmp(op->name, "adamw_update") == 0; }
 
 static void check_results(const Problem *p, const Bytes &got) {
@@ -107,12 +106,12 @@ static void check_results(const Problem *p, const Bytes &got) {
         const Array *a = &p->array[i];
         if (a->role == INPUT) {
             if (memcmp(got[i].data(), a->start, array_bytes(a)) != 0) {
-                fail_msg("%s: %s was written, which is only to be read", problem_title(p), a->name);
+                fail_msg("%s: the input %s was written", problem_title(p), a->name);
             }
             continue;
         }
         if (same_bits_wanted(p->op) && memcmp(got[i].data(), a->data, array_bytes(a)) != 0) {
-            fail_msg("%s: %s has other bits than the twin's", problem_title(p), a->name);
+            fail_msg("%s: %s has other bits than the reference implementation's", problem_title(p), a->name);
         }
         double *wanted = array_doubles(a, a->data);
         Array result = *a;
@@ -131,19 +130,17 @@ static void assert_same(const Problem *p, const Bytes &a, const Bytes &b, const 
 
 static void check_problem(const Problem *p, Gpu *gpu) {
     Problem device = device_problem(p);
-    Bytes first = run_directly(&device, gpu);  // products may try out algorithms
+    Bytes first = run_directly(&device, gpu);  // the first matmul of a shape may try algorithms
     check_results(p, first);
 #ifndef __CUDACC__
-    uint64_t waits = simt::runtime().host_synchronisations, copies = simt::runtime().pageable_copies;
     device_reset(&device);
-    uint64_t own_waits = simt::runtime().host_synchronisations, own_copies = simt::runtime().pageable_copies;
+    uint64_t waits = simt::runtime().host_synchronisations, copies = simt::runtime().pageable_copies;
     problem_run(&device, &cuda_ops, &gpu->exec);
-    assert_int_equal(simt::runtime().host_synchronisations, own_waits);
-    assert_int_equal(simt::runtime().pageable_copies, own_copies);
-    (void)waits, (void)copies;
+    assert_int_equal(simt::runtime().host_synchronisations, waits);
+    assert_int_equal(simt::runtime().pageable_copies, copies);
 #endif
     assert_same(p, run_directly(&device, gpu), first, "when it is run again");
-    assert_same(p, run_recorded(&device, gpu), first, "when it is recorded");
+    assert_same(p, run_as_graph(&device, gpu), first, "when it runs as a CUDA graph");
     device_free(&device);
 }
 
@@ -161,13 +158,13 @@ static void check_shape(const OpCase *op, const OpShape *s, int variant, Gpu *gp
     problem_free(&p);
 }
 
-// all shapes and variants of one row with arrays of at most so many bytes
+// all shapes and variants of one row with at most most_bytes of arrays
 static void check_row(const OpCase *op, size_t most_bytes) {
     Gpu gpu;
     Exec cpu;
     gpu_open(&gpu);
     memset(&cpu, 0, sizeof cpu);
-    gpu.exec.rare_shapes = SANITIZED;  // test_matmul times products there
+    gpu.exec.rare_shapes = SANITIZED;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants; variant++) {
             if (size_of(op, op_shape(op, i), variant) > most_bytes) { continue; }
@@ -179,8 +176,8 @@ static void check_row(const OpCase *op, size_t most_bytes) {
 }
 
 #ifdef __CUDACC__
-// GPT-2 124M's own shape, which takes the host a minute in all: 2048 rows; of the many variants of AdamW, all of which
-// have its 124 million parameters, three
+// GPT-2 124M's own shape with 2048 rows, a minute on the host in all. AdamW's variants have 124 million parameters each,
+// so only three of them run.
 static void check_real_size(const OpCase *op) {
     const int updates[] = {ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL),
                            ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL),
@@ -220,7 +217,7 @@ int main(int argc, char **argv) {
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     std::vector<CMUnitTest> tests;
     for (const OpCase &op : op_cases) {
-        if (strcmp(op.name, "params_changed") == 0) { continue; }  // nothing is kept of them on a GPU
+        if (strcmp(op.name, "params_changed") == 0) { continue; }  // a GPU has no copy of params
         tests.push_back(CMUnitTest{op.name, test_row, NULL, NULL, (void *)&op});
     }
     return _cmocka_run_group_tests("ops", tests.data(), tests.size(), NULL, NULL);

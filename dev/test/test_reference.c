@@ -1,22 +1,22 @@
 /*
-Every plain C twin against the textbook's formula, written here a second time: naive loops in double, no blocks, no
-online sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
-Each case of cases.h starts from poisoned outputs, is run with one thread and with two, which must give the same bits,
-and is then compared with what its reference expects. Tests of single properties follow.
+Every reference implementation (cpu_*) against the textbook's formula, written here a second time: naive loops in
+double, no blocks, no online sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
+Each case of cases.h starts with outputs of NaN and runs with one thread and with two, which must give the same bits.
+Then its outputs are compared with the formula. Tests of single properties follow.
 */
 #include "cases.h"
 #include "testing.h"
 #include <omp.h>
 
-// ---- a reference's view of a problem, in double: what its arrays held before the run, what they should hold after it
+// ---- a problem's arrays in double: their values before the run, and the values expected after it
 
 typedef struct {
     const Problem *p;
     double *before[MAX_ARRAYS], *after[MAX_ARRAYS];  // NULL until asked for
-} Reference;
+} Expected;
 
-// what the array held before the run; NULL if the problem has no such array
-static const double *before(Reference *r, const char *name) {
+// the array's values before the run; NULL if the problem has no such array
+static const double *before(Expected *r, const char *name) {
     const Array *a = find_array(r->p, name);
     if (!a) { return NULL; }
     double **values = &r->before[a - r->p->array];
@@ -24,9 +24,9 @@ static const double *before(Reference *r, const char *name) {
     return *values;
 }
 
-// what the array should hold after it, to be filled in: an OUTPUT starts with zeros, an INOUT with what it held before,
-// so that a gradient that is set and one that is added to are both a += here. NULL if the problem has no such array
-static double *after(Reference *r, const char *name) {
+// The array's expected values, which the caller fills in; NULL if the problem has no such array. An OUTPUT starts with
+// zeros, an INOUT with its values before the run, so that GRAD_SET and GRAD_ADD are both a += here.
+static double *after(Expected *r, const char *name) {
     const Array *a = find_array(r->p, name);
     if (!a) { return NULL; }
     double **values = &r->after[a - r->p->array];
@@ -34,7 +34,7 @@ static double *after(Reference *r, const char *name) {
     return *values;
 }
 
-static void reference_free(Reference *r) {
+static void expected_free(Expected *r) {
     for (int i = 0; i < MAX_ARRAYS; i++) {
         free(r->before[i]);
         free(r->after[i]);
@@ -43,7 +43,7 @@ static void reference_free(Reference *r) {
 
 // ---- the formulas
 
-static void expect_embedding_forward(Reference *r) {
+static void expect_embedding_forward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *wte = before(r, "wte"), *wpe = before(r, "wpe"), *tokens = before(r, "tokens");
     double *out = after(r, "out");
@@ -54,7 +54,7 @@ static void expect_embedding_forward(Reference *r) {
     }
 }
 
-static void expect_embedding_backward(Reference *r) {
+static void expect_embedding_backward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
     double *dwte = after(r, "dwte"), *dwpe = after(r, "dwpe");
@@ -66,7 +66,7 @@ static void expect_embedding_backward(Reference *r) {
     }
 }
 
-static void expect_token_embedding_forward(Reference *r) {
+static void expect_token_embedding_forward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *wte = before(r, "wte"), *tokens = before(r, "tokens");
     double *out = after(r, "out");
@@ -76,7 +76,7 @@ static void expect_token_embedding_forward(Reference *r) {
     }
 }
 
-static void expect_token_embedding_backward(Reference *r) {
+static void expect_token_embedding_backward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *dout = before(r, "dout"), *tokens = before(r, "tokens");
     double *dwte = after(r, "dwte");
@@ -86,14 +86,14 @@ static void expect_token_embedding_backward(Reference *r) {
     }
 }
 
-// where rank's row n is in (B,T), and whether it has such a row: the rows of all are dealt out in equal chunks
+// *row = index in (B,T) of the rank's row n; false if the rank has no such row. Ranks have equal chunks of the rows
 static bool row_of_rank(const OpShape *s, int n, int *row) {
     int all = s->B * s->T, chunk = all / s->ranks + (all % s->ranks > 0);
     *row = s->rank * chunk + n;
     return n < chunk && *row < all;
 }
 
-static void expect_position_embedding_forward(Reference *r) {
+static void expect_position_embedding_forward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *wpe = before(r, "wpe");
     double *x = after(r, "x");
@@ -102,7 +102,7 @@ static void expect_position_embedding_forward(Reference *r) {
     }
 }
 
-static void expect_position_embedding_backward(Reference *r) {
+static void expect_position_embedding_backward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *dout = before(r, "dout");
     double *dwpe = after(r, "dwpe");
@@ -123,12 +123,9 @@ static double reciprocal_deviation(const double *x, int n) {
     return 1 / sqrt(squares / n + 1e-5);
 }
 
-// what is left of x in a floatX: where an operation goes on from a result it has stored
-static double as_stored(double x) { return (double)to_real(to_floatX((real)x)); }
-
-static void expect_layernorm_of(const double *in, Reference *r) {
+static void expect_layernorm_forward(Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
-    const double *weight = before(r, "weight"), *bias = before(r, "bias");
+    const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
     double *out = after(r, "out"), *mean = after(r, "mean"), *rstd = after(r, "rstd");
     for (int n = 0; n < N; n++) {
         mean[n] = mean_of(in + n * C, C);
@@ -137,19 +134,7 @@ static void expect_layernorm_of(const double *in, Reference *r) {
     }
 }
 
-static void expect_layernorm_forward(Reference *r) { expect_layernorm_of(before(r, "in"), r); }
-
-static void expect_residual_layernorm_forward(Reference *r) {
-    size_t n = shape_elements(&r->p->shape);
-    const double *in = before(r, "in"), *in_bias = before(r, "in_bias"), *residual = before(r, "residual");
-    double *sum = after(r, "sum");
-    for (size_t i = 0; i < n; i++) {
-        sum[i] = as_stored(in[i] + (in_bias ? in_bias[i % (size_t)r->p->shape.C] : 0) + residual[i]);
-    }
-    if (r->p->variant != RESIDUAL_ALONE) { expect_layernorm_of(sum, r); }
-}
-
-static void expect_layernorm_normalise(Reference *r) {
+static void expect_layernorm_normalise(Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
     const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
     double *out = after(r, "out");
@@ -160,7 +145,7 @@ static void expect_layernorm_normalise(Reference *r) {
 }
 
 // dx = J^T g with the Jacobian dn_k / dx_c = rstd ((k == c) - 1/C - n_k n_c / C), product by product
-static void expect_layernorm_backward(Reference *r) {
+static void expect_layernorm_backward(Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
     const double *in = before(r, "in"), *weight = before(r, "weight"), *dout = before(r, "dout");
     double *dinp = after(r, "dinp"), *dweight = after(r, "dweight"), *dbias = after(r, "dbias");
@@ -189,20 +174,23 @@ static double textbook_gelu_slope(double x) {
     return 0.5 * (1 + tanh_u) + 0.5 * x * (1 - tanh_u * tanh_u) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
 }
 
-static void expect_gelu_forward(Reference *r) {
+static void expect_gelu_forward(Expected *r) {
     const double *in = before(r, "in");
     double *out = after(r, "out");
     for (size_t i = 0; i < shape_elements(&r->p->shape); i++) { out[i] = textbook_gelu(in[i]); }
 }
 
-static void expect_gelu_backward(Reference *r) {
-    const double *in = before(r, "in"), *dout = before(r, "dout");
-    double *separate = after(r, "dinp"), *dinp = separate ? separate : after(r, "dout");
-    for (size_t i = 0; i < shape_elements(&r->p->shape); i++) { dinp[i] = dout[i] * textbook_gelu_slope(in[i]); }
+static void expect_residual_forward(Expected *r) {
+    const double *in = before(r, "in"), *bias = before(r, "bias"), *residual = before(r, "residual");
+    double *out = after(r, residual_output(r->p));
+    int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
+    for (int n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) { out[n * C + c] = in[n * C + c] + residual[n * C + c] + (bias ? bias[c] : 0); }
+    }
 }
 
 // out (N,OC) = in (N,C) weight (OC,C)^T + bias + residual
-static void textbook_linear(double *out, Reference *r) {
+static void textbook_linear(double *out, Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
     const double *in = before(r, "in"), *weight = before(r, "weight");
     const double *bias = before(r, "bias"), *residual = before(r, "residual");
@@ -215,15 +203,15 @@ static void textbook_linear(double *out, Reference *r) {
     }
 }
 
-static void expect_matmul_forward(Reference *r) { textbook_linear(after(r, "out"), r); }
+static void expect_matmul_forward(Expected *r) { textbook_linear(after(r, "out"), r); }
 
-static void expect_matmul_gelu_forward(Reference *r) {
+static void expect_matmul_gelu_forward(Expected *r) {
     double *pre = after(r, "pre"), *out = after(r, "out");
     textbook_linear(pre, r);
     for (size_t i = 0; i < find_array(r->p, "out")->n; i++) { out[i] = textbook_gelu(pre[i]); }
 }
 
-static void expect_matmul_backward(Reference *r) {
+static void expect_matmul_backward(Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C, OC = r->p->shape.OC;
     const double *dout = before(r, "dout"), *in = before(r, "in"), *weight = before(r, "weight");
     const double *pre = before(r, "gelu_pre");
@@ -247,7 +235,7 @@ static void expect_matmul_backward(Reference *r) {
 
 enum { QUERY, KEY, VALUE };
 
-// where the vector of `which` at position t of head h begins in (B,T,3,NH,HS)
+// offset in (B,T,3,NH,HS) of the vector `which` at position t of head h
 static size_t qkv_at(const OpShape *s, int b, int t, int which, int h) {
     return ((((size_t)b * s->T + t) * 3 + which) * s->NH + h) * s->HS;
 }
@@ -288,11 +276,11 @@ static void textbook_attention(double *out, double *lse, const double *qkv, cons
     free(p);
 }
 
-static void expect_attention_forward(Reference *r) {
+static void expect_attention_forward(Expected *r) {
     textbook_attention(after(r, "out"), after(r, "lse"), before(r, "qkv"), &r->p->shape, r->p->shape.B);
 }
 
-static void expect_attention_decode(Reference *r) {
+static void expect_attention_decode(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *qkv = before(r, "qkv");
     double *keys = after(r, "keys"), *values = after(r, "values");
@@ -307,7 +295,7 @@ static void expect_attention_decode(Reference *r) {
 }
 
 // dS = P (dP - sum_k P dP) by rows, the softmax's Jacobian; then the three products
-static void expect_attention_backward(Reference *r) {
+static void expect_attention_backward(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *qkv = before(r, "qkv"), *dout = before(r, "dout");
     double *dqkv = after(r, "dqkv"), *lse = (double *)xmalloc((size_t)s->T * sizeof(double));
@@ -337,7 +325,7 @@ static void expect_attention_backward(Reference *r) {
     free(dp);
 }
 
-static void expect_classifier(Reference *r) {
+static void expect_classifier(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *logits = before(r, "logits"), *targets = before(r, "targets");
     double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
@@ -354,7 +342,7 @@ static void expect_classifier(Reference *r) {
     }
 }
 
-static void expect_classifier_statistics(Reference *r) {
+static void expect_classifier_statistics(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *logits = before(r, "logits"), *targets = before(r, "targets");
     for (int n = 0; n < s->B * s->T; n++) {
@@ -371,7 +359,7 @@ static void expect_classifier_statistics(Reference *r) {
     }
 }
 
-static void expect_classifier_from_statistics(Reference *r) {
+static void expect_classifier_from_statistics(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *logits = before(r, "logits"), *targets = before(r, "targets"), *statistics = before(r, "statistics");
     double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
@@ -392,25 +380,24 @@ static void expect_classifier_from_statistics(Reference *r) {
     }
 }
 
-static void expect_loss_sum(Reference *r) {
+static void expect_loss_sum(Expected *r) {
     const double *losses = before(r, "losses");
     for (size_t i = 0; i < shape_rows(&r->p->shape); i++) { *after(r, "total") += r->p->scale * losses[i]; }
 }
 
-static void expect_gradient_accumulate(Reference *r) {
+static void expect_gradient_accumulate(Expected *r) {
     const double *x = before(r, "x");
     double *sum = after(r, "sum");
     for (size_t i = 0; i < r->p->shape.n; i++) { sum[i] = x[i] + (r->p->mode == GRAD_ADD ? sum[i] : 0); }
 }
 
-static void expect_global_norm_squared(Reference *r) {
+static void expect_global_norm_squared(Expected *r) {
     const double *grads = before(r, "grads");
     if (r->p->mode == GRAD_SET) { *after(r, "norm_squared") = 0; }
     for (size_t i = 0; i < r->p->shape.n; i++) { *after(r, "norm_squared") += grads[i] * grads[i]; }
 }
 
-// What of AdamW's state is stored as bits that tell nothing one by one: its value before and after a run. NULL where it
-// is stored as numbers
+// the values of 8-bit moments, m or v, before or after a run; NULL if the moments are stored as numbers
 static double *decoded(const Problem *p, const char *name, bool after) {
     const Array *codes = find_array(p, name);
     if (codes->dtype != DT_U8) { return NULL; }
@@ -435,9 +422,9 @@ static double largest_of_block(const UpdateRange *range, const double *values, s
     return largest;
 }
 
-// Codes and scales after a run, where the moments should be `values`: a code that is as near as it may be is right, as
-// stochastic rounding leaves it, any other is not.
-static void expect_codes(Reference *r, const char *name, const double *values) {
+// Expects codes and scales of the moments `values`. Stochastic rounding may choose either neighbour of a value: the
+// run's own code is expected if it is within a step of the value, and NaN if it is not.
+static void expect_codes(Expected *r, const char *name, const double *values) {
     bool root = *name == 'v';
     double *codes = after(r, name), *scales = after(r, root ? "v_scales" : "m_scales");
     double *got = decoded(r->p, name, true);
@@ -456,8 +443,8 @@ static void expect_codes(Reference *r, const char *name, const double *values) {
     free(got);
 }
 
-// the remainder is right where it and the weight are together what they should be, in fp32
-static void expect_remainders(Reference *r, const double *w) {
+// expects the run's own remainder if weight and remainder together are w in fp32, else NaN
+static void expect_remainders(Expected *r, const double *w) {
     const floatX *params = x_of(r->p, "params");
     double *expected = after(r, "remainder");
     for (size_t i = 0; i < r->p->shape.n; i++) {
@@ -467,7 +454,7 @@ static void expect_remainders(Reference *r, const double *w) {
     }
 }
 
-static void expect_adamw_update(Reference *r) {
+static void expect_adamw_update(Expected *r) {
     const Problem *p = r->p;
     const AdamW *h = &p->adamw;
     size_t n = p->shape.n;
@@ -502,14 +489,14 @@ static void expect_adamw_update(Reference *r) {
     free(v_codes);
 }
 
-static void expect_params_changed(Reference *r) {
+static void expect_params_changed(Expected *r) {
     const double *params = before(r, "params");
     for (size_t i = 0; i < r->p->shape.n; i++) { after(r, "rounded")[i] = params[i]; }
 }
 
 typedef struct {
     const char *name;
-    void (*expect)(Reference *r);
+    void (*expect)(Expected *r);
 } Expectation;
 
 #define EXPECTATION(name)                                                                                              \
@@ -518,14 +505,13 @@ static const Expectation expectations[] = {
     EXPECTATION(embedding_forward),
     EXPECTATION(embedding_backward),
     EXPECTATION(layernorm_forward),
-    EXPECTATION(residual_layernorm_forward),
     EXPECTATION(layernorm_normalise),
     EXPECTATION(layernorm_backward),
     EXPECTATION(matmul_forward),
     EXPECTATION(matmul_gelu_forward),
     EXPECTATION(matmul_backward),
+    EXPECTATION(residual_forward),
     EXPECTATION(gelu_forward),
-    EXPECTATION(gelu_backward),
     EXPECTATION(attention_forward),
     EXPECTATION(attention_decode),
     EXPECTATION(attention_backward),
@@ -545,24 +531,24 @@ static const Expectation expectations[] = {
 #undef EXPECTATION
 enum { NUM_EXPECTATIONS = sizeof expectations / sizeof expectations[0] };
 
-static void (*expectation_of(const OpCase *op))(Reference *r) {
+static void (*expectation_of(const OpCase *op))(Expected *r) {
     for (int i = 0; i < NUM_EXPECTATIONS; i++) {
         if (strcmp(expectations[i].name, op->name) == 0) { return expectations[i].expect; }
     }
-    fail_msg("%s has no reference", op->name);
+    fail_msg("%s has no expectation", op->name);
     return NULL;
 }
 
-// asserts that every output is what the reference makes of the starts, within `slack` times its tolerance
+// asserts that every output is the formula's, within `slack` times the row's tolerance
 static void assert_expected(const Problem *p, double slack) {
-    Reference r = {.p = p};
+    Expected r = {.p = p};
     expectation_of(p->op)(&r);
     for (int i = 0; i < p->num_arrays; i++) {
         const Array *a = &p->array[i];
         const char *difference = a->role == INPUT ? NULL : array_difference(p, a, after(&r, a->name), slack);
         if (difference) { fail_msg("%s", difference); }
     }
-    reference_free(&r);
+    expected_free(&r);
 }
 
 // ---- every case
@@ -573,7 +559,7 @@ static void run_on(Problem *p, int threads, Exec *ex) {
     problem_run(p, &cpu_ops, ex);
 }
 
-// with another number of threads a thread's share of a product has another shape, which oneDNN may sum in another order
+// The number of threads decides the shape of a thread's matmul, and oneDNN chooses the order of sums by the shape.
 static bool bits_may_differ(const OpCase *op) {
 #ifdef HAVE_ONEDNN
     return op->shapes == &matmul_shapes;
@@ -603,7 +589,7 @@ static void check_case(const OpCase *op, const OpShape *shape, int variant, Exec
     problem_free(&two);
 }
 
-static void test_twin(void **state) {
+static void test_operation(void **state) {
     const OpCase *op = (const OpCase *)*state;
     Exec ex = {0};
     const OpShape *s;
@@ -661,15 +647,15 @@ static void test_loss_alone_leaves_logits(void **state) {
     for_each_shape("classifier", check_loss_alone);
 }
 
-// multiplies what array `name` holds, also after a reset
+// multiplies array `name` by a factor, also after a reset
 static void scale_start(Problem *p, const char *name, double factor) {
     const Array *a = find_array(p, name);
     for (size_t i = 0; i < a->n; i++) { array_set(a, i, factor * array_value(a, i)); }
     memcpy(a->start, a->data, a->n * dtype_size(a->dtype));
 }
 
-// Inputs whose exponentials overflow unless the largest is taken out first. Scores of hundreds carry their rounding, an
-// absolute error, into the exponential; where values are stored as bf16 that is lost in their own rounding.
+// The exponentials of these inputs overflow unless the maximum is subtracted first. Scores of hundreds carry their
+// rounding, an absolute error, into the exponential. In bf16 the rounding of the values themselves is larger.
 enum { LARGE_SLACK = DT_FLOATX == DT_BF16 ? 1 : 16 };
 
 static void check_large(const char *op, const OpShape *s, const char *input, double factor) {
@@ -695,7 +681,7 @@ static void test_softmax_of_large_inputs(void **state) {
     for_each_shape("classifier_statistics", check_large_part);
 }
 
-// ---- what several processes do between them
+// ---- operations over several ranks
 
 // columns [first, first + width) of logits (N,Vp)
 static floatX *columns_of(const floatX *logits, int first, int width, int N, int Vp) {
@@ -706,8 +692,8 @@ static floatX *columns_of(const floatX *logits, int first, int width, int N, int
     return part;
 }
 
-// the classifier's problem p, of V columns, by `ranks` processes that have Vp / ranks columns each
-static void classify_in_parts(const Problem *p, real *losses, floatX *dlogits, int ranks) {
+// the classifier's problem p on `ranks` ranks, with slices of Vp / ranks columns
+static void classify_over_ranks(const Problem *p, real *losses, floatX *dlogits, int ranks) {
     int N = p->shape.B * p->shape.T, V = p->shape.V, Vp = p->shape.Vp, width = Vp / ranks;
     const floatX *logits = (const floatX *)find_array(p, "logits")->start;
     const int *targets = int_of(p, "targets");
@@ -729,29 +715,29 @@ static void classify_in_parts(const Problem *p, real *losses, floatX *dlogits, i
     free(statistics);
 }
 
-// with as many processes as there are columns, some have padding alone
-static void check_classifier_in_parts(const OpShape *s) {
+// with a rank for every column, some ranks have padding alone
+static void check_classifier_over_ranks(const OpShape *s) {
     const int counts[] = {1, 3, s->Vp};
     for (int i = 0; i < 6; i++) {
         int ranks = counts[i / 2];
         if (s->Vp % ranks || ranks > 100) { continue; }
         Problem p = problem_make(op_case("classifier"), s, CLASSIFIER_GRADIENT);
         if (i % 2) { scale_start(&p, "logits", 100); }  // exponentials overflow
-        classify_in_parts(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
+        classify_over_ranks(&p, real_of(&p, "losses"), x_of(&p, "logits"), ranks);
         assert_expected(&p, i % 2 ? LARGE_SLACK : 1);
         problem_free(&p);
     }
 }
 
-static void test_classifier_in_parts(void **state) {
+static void test_classifier_over_ranks(void **state) {
     (void)state;
     const OpShape shape = {.B = 3, .T = 5, .V = 67, .Vp = 72};
-    for_each_shape("classifier", check_classifier_in_parts);
-    check_classifier_in_parts(&shape);
+    for_each_shape("classifier", check_classifier_over_ranks);
+    check_classifier_over_ranks(&shape);
 }
 
-// tokens' rows from `ranks` parts of the vocabulary, added up, then positions: the same bits as at once
-static void check_embedding_in_parts(const OpShape *s) {
+// Token rows from slices of the vocabulary, summed, then positions: the bits of embedding_forward.
+static void check_embedding_over_ranks(const OpShape *s) {
     enum { RANKS = 3 };
     int N = s->B * s->T, C = s->C, rows = (s->Vp + RANKS - 1) / RANKS, half = N / 2;
     Problem p = problem_make(op_case("embedding_forward"), s, 0);
@@ -774,9 +760,9 @@ static void check_embedding_in_parts(const OpShape *s) {
     problem_free(&p);
 }
 
-static void test_embedding_in_parts_has_the_same_bits(void **state) {
+static void test_embedding_over_ranks_has_the_same_bits(void **state) {
     (void)state;
-    for_each_shape("embedding_forward", check_embedding_in_parts);
+    for_each_shape("embedding_forward", check_embedding_over_ranks);
 }
 
 // ---- the table of cases
@@ -786,7 +772,7 @@ static void test_every_operation_has_a_row(void **state) {
     assert_int_equal(NUM_OP_CASES, sizeof(Ops) / sizeof cpu_ops.gelu_forward);
 }
 
-// a row that compares nothing would pass with any operation
+// A row without outputs would pass with any operation.
 static void test_every_row_has_outputs(void **state) {
     (void)state;
     for (int c = 0; c < NUM_OP_CASES; c++) {
@@ -800,7 +786,7 @@ static void test_every_row_has_outputs(void **state) {
     }
 }
 
-// every arithmetic mistake of a kernel arrives here as one wrong number, one that was not written, or a NaN
+// An arithmetic mistake of a kernel shows as one wrong number, an unwritten number, or a NaN.
 static void test_a_difference_is_noticed(void **state) {
     (void)state;
     Problem p = problem_make(op_case("gelu_forward"), op_shape(op_case("gelu_forward"), 1), 0);
@@ -840,9 +826,6 @@ static void test_bytes_and_flops(void **state) {
         {"position_embedding_forward", 0, N * C + 512 * C, 0, 0, 0, 0},
         {"position_embedding_backward", GRAD_SET, N / 2 * C, 1024 * C, 0, 0, 0},
         {"position_embedding_backward", GRAD_ADD, N / 2 * C, 2 * 512 * C, 0, 0, 0},
-        {"residual_layernorm_forward", 0, 4 * N * C + 3 * C, 2 * N, 0, 0, 0},
-        {"residual_layernorm_forward", 1, 4 * N * C + 2 * C, 2 * N, 0, 0, 0},
-        {"residual_layernorm_forward", RESIDUAL_ALONE, 3 * N * C + C, 0, 0, 0, 0},
         {"classifier_statistics", 0, N * 25216, 3 * N, 0, N, 0},
         {"classifier_from_statistics", CLASSIFIER_GRADIENT, 2 * N * 25216, N + 6 * N, 0, N, 0},
         {"classifier_from_statistics", CLASSIFIER_LOSS, 0, N + 6 * N, 0, 0, 0},
@@ -860,8 +843,11 @@ static void test_bytes_and_flops(void **state) {
         {"matmul_backward", MATMUL_DBIAS, N * C4, 2 * C4, 0, 0, 0},
         {"matmul_backward", MATMUL_BF16, 2 * N * C + C * C4 + N * C4, 0, C * C4 + C4, 0, 4 * N * C * C4},
         {"matmul_backward", MATMUL_BF16_DBIAS, N * C4, 0, 2 * C4, 0, 0},
+        {"residual_forward", 0, 3 * N * C + C, 0, 0, 0, 0},
+        {"residual_forward", RESIDUAL_WITHOUT_BIAS, 3 * N * C, 0, 0, 0, 0},
+        {"residual_forward", RESIDUAL_OVER_IN, 3 * N * C + C, 0, 0, 0, 0},
+        {"residual_forward", RESIDUAL_OVER_RESIDUAL, 3 * N * C + C, 0, 0, 0, 0},
         {"gelu_forward", 0, 2 * N * C4, 0, 0, 0, 0},
-        {"gelu_backward", 0, 3 * N * C4, 0, 0, 0, 0},
         {"attention_forward", 0, 4 * N * C, 12 * N, 0, 0, 4 * pairs * 64},
         {"attention_backward", 0, 8 * N * C, 12 * N, 0, 0, 10 * pairs * 64},
         {"attention_decode", 0, 6 * 512 * C, 0, 0, 0, pairs * 64},
@@ -893,8 +879,8 @@ static void test_bytes_and_flops(void **state) {
 
 // ---- gradients in bf16
 
-// Asserts that a bf16 gradient holds what was there before, if it is added to, plus the fp32 gradient `set`, rounded
-// once, where the sum before that may be off by `slack`
+// Asserts that a bf16 gradient is the fp32 gradient `set`, plus its old value under GRAD_ADD, rounded once. The sum
+// before rounding may be off by `slack`.
 static void assert_rounded_once(const Problem *p, const Array *a, const real *set, double slack) {
     for (size_t i = 0; i < a->n; i++) {
         real sum = set[i] + (a->role == INOUT ? bf16_to_float(((const bf16 *)a->start)[i]) : 0);
@@ -912,19 +898,19 @@ static double root_mean_square(const real *x, size_t n) {
     return sqrt(squares / (double)n);
 }
 
-// `variant` writes in bf16 what `set_variant` sets in fp32
+// `variant` writes the gradients of `set_variant` in bf16 instead of fp32
 static void check_rounded_once(const char *op, const OpShape *s, int set_variant, int variant) {
     Problem set = problem_make(op_case(op), s, set_variant), p = problem_make(op_case(op), s, variant);
     Exec ex = {0};
     const Array *dwte = find_array(&set, "dwte");
-    if (dwte) { memset(dwte->data, 0, array_bytes(dwte)); }  // it is always added to
+    if (dwte) { memset(dwte->data, 0, array_bytes(dwte)); }  // always +=
     problem_run(&set, &cpu_ops, &ex);
     problem_run(&p, &cpu_ops, &ex);
     for (int i = 0; i < p.num_arrays; i++) {
         const Array *a = &p.array[i], *wide = find_array(&set, a->name);
         if (a->role == INPUT || a->dtype != DT_BF16 || wide->dtype != DT_REAL) { continue; }
         const real *gradient = (const real *)wide->data;
-        bool product = bits_may_differ(p.op) && strcmp(a->name, "dweight") == 0;  // in another order of its sums
+        bool product = bits_may_differ(p.op) && strcmp(a->name, "dweight") == 0;  // its sums have another order
         assert_rounded_once(&p, a, gradient, product ? 1e-6 * root_mean_square(gradient, a->n) : 0);
     }
     onednn_free(&ex);
@@ -972,11 +958,11 @@ static void test_gradient_at(void **state) {
     assert_null(gradient_at(none, 3).at);
 }
 
-// ---- -f 2: products of inputs rounded to bf16
+// ---- -f 2: matmuls of inputs rounded to bf16
 
 static bf16 *bf16_array(const Array *a) { return (bf16 *)xcalloc(a ? a->n : 0, sizeof(bf16)); }
 
-// rounds what the reference will take the array to have held; the operation has had it as it is
+// rounds the array's values before the run for the formula; the operation has run on the unrounded values
 static void round_start(const Problem *p, const char *name) {
     const Array *a = find_array(p, name);
     if (!a) { return; }
@@ -989,10 +975,10 @@ static void round_start(const Problem *p, const char *name) {
 
 enum { MIRROR_OFFSET = 7 };
 
-// a parameter block that Exec mirrors, and the array that was moved into it, some way from its beginning
+// a parameter block with a bf16 copy in Exec; the array lies MIRROR_OFFSET elements into the block
 typedef struct {
     Array *array;
-    void *own;  // the array's data until it moved
+    void *own;  // the array's data before it moved into the block
     floatX *values;
     size_t n;
 } MirroredBlock;
@@ -1022,13 +1008,13 @@ static void check_rounded(const char *op, const OpShape *s, int variant) {
     ex.rounded.dout = bf16_array(find_array(&p, "dout"));
     MirroredBlock b = mirror_around(&p, "weight", &ex);
     problem_run(&p, &cpu_ops, &ex);
-    bool one_row = shape_rows(s) == 1 && find_array(&p, "out");  // decoding's product takes its inputs as they are
+    bool one_row = shape_rows(s) == 1 && find_array(&p, "out");  // a decode step's matmul does not round its inputs
     if (!one_row) {
         round_start(&p, "in");
         round_start(&p, "weight");
         round_start(&p, "dout");
     }
-    const Array *dbias = find_array(&p, "dbias");  // sums of dout as it is, which other tests check
+    const Array *dbias = find_array(&p, "dbias");  // sums of unrounded dout, which other tests check
     if (dbias) { p.array[dbias - p.array].role = INPUT; }
     assert_expected(&p, 1);
     onednn_free(&ex);
@@ -1048,12 +1034,12 @@ static void check_rounded_shape(const OpShape *s) {
     check_rounded("matmul_backward", s, MATMUL_BF16_ADD);  // in place too
 }
 
-static void test_products_of_rounded_inputs(void **state) {
+static void test_matmuls_of_rounded_inputs(void **state) {
     (void)state;
     for_each_shape("matmul_forward", check_rounded_shape);
 }
 
-// ties, odd lengths, more than one block of round_to_bf16; and nothing happens where no mirror was asked for
+// ties, odd lengths, more than one block of round_to_bf16; without a copy in Exec nothing happens
 static void test_params_changed(void **state) {
     (void)state;
     enum { COUNT = 3 * 4096 + 21 };
@@ -1071,7 +1057,7 @@ static void test_params_changed(void **state) {
     free(mirror);
 }
 
-static bool in_a_span(const Problem *p, size_t i) {
+static bool in_a_range(const Problem *p, size_t i) {
     const UpdateRange *range = (const UpdateRange *)find_array(p, "ranges")->data;
     for (int k = 0; k < NUM_RANGES; k++) {
         if (i >= range[k].offset && i < range[k].offset + range[k].count) { return true; }
@@ -1079,7 +1065,7 @@ static bool in_a_span(const Problem *p, size_t i) {
     return false;
 }
 
-// One update. The copy starts with NaN, so that what was not written is told apart from what did not change.
+// One update. The copy starts with NaN, which tells unwritten elements from unchanged ones.
 static void check_rounded_update(const OpShape *s, int variant, real norm_squared) {
     const bf16 unwritten = {0x7FFF};
     Problem p = problem_make(op_case("adamw_update"), s, variant);
@@ -1089,7 +1075,7 @@ static void check_rounded_update(const OpShape *s, int variant, real norm_square
     for (size_t i = 0; i < b.n; i++) { ex.rounded.params[i] = unwritten; }
     problem_run(&p, &cpu_ops, &ex);
     for (size_t i = 0; i < b.n; i++) {
-        bool updated = i >= MIRROR_OFFSET && in_a_span(&p, i - MIRROR_OFFSET) && isfinite(norm_squared);
+        bool updated = i >= MIRROR_OFFSET && in_a_range(&p, i - MIRROR_OFFSET) && isfinite(norm_squared);
         bf16 wanted = updated ? float_to_bf16((float)to_real(b.values[i])) : unwritten;
         assert_int_equal(ex.rounded.params[i].bits, wanted.bits);
     }
@@ -1108,10 +1094,10 @@ static void test_updates_write_the_rounded_copy(void **state) {
     for_each_shape("adamw_update", check_rounded_updates);
 }
 
-// ---- the portable product, the norm, and the functions beneath
+// ---- the portable matmul, the norm, GELU and exp
 
-// the portable path is tested only if some product needs several blocks in M, N and K: the forward's and dinp's are
-// (rows, OC, C) and (rows, C, OC)
+// Blocking of the portable matmul is tested only if some shape spans several blocks in M, N and K: (rows, OC, C) in the
+// forward, (rows, C, OC) in dinp.
 static void test_a_shape_spans_gemm_blocks(void **state) {
     (void)state;
     int spanning = 0, deep = GEMM_N > GEMM_K ? GEMM_N : GEMM_K;
@@ -1122,7 +1108,7 @@ static void test_a_shape_spans_gemm_blocks(void **state) {
     assert_true(spanning > 0);
 }
 
-// more blocks than are summed at a time
+// more blocks than one group
 static void test_global_norm_of_many_blocks(void **state) {
     (void)state;
     size_t n = (size_t)NORM_BLOCK * NORM_GROUP + 5 * NORM_BLOCK + 3;
@@ -1150,6 +1136,39 @@ static void test_gelu_far_from_zero(void **state) {
     }
 }
 
+static void gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n, int threads) {
+    omp_set_num_threads(threads);
+#pragma omp parallel
+    team_gelu_backward(dinp, dout, in, n);
+}
+
+// matmul_backward's gelu': the formula, and the same bits in place and with two threads. The slope is near 0 at some x,
+// so fp32 has a tolerance of its own.
+static void check_gelu_backward(const OpShape *s) {
+    Problem p = problem_make(op_case("gelu_forward"), s, 0);
+    Array *dinp = &p.array[find_array(&p, "out") - p.array];
+    size_t n = dinp->n;
+    floatX *dout = (floatX *)xmalloc(n * sizeof *dout);
+    double *wanted = (double *)xmalloc(n * sizeof *wanted);
+    for (size_t i = 0; i < n; i++) {
+        dout[i] = to_floatX((real)rng_normal(1, 8, i));
+        wanted[i] = (double)to_real(dout[i]) * textbook_gelu_slope(array_value(find_array(&p, "in"), i));
+    }
+    gelu_backward(x_of(&p, "out"), dout, x_of(&p, "in"), n, 1);
+    const char *difference = array_difference(&p, dinp, wanted, DT_FLOATX == DT_BF16 ? 1 : 1e-5 / p.op->tolerance);
+    if (difference) { fail_msg("%s", difference); }
+    gelu_backward(dout, dout, x_of(&p, "in"), n, 2);
+    assert_memory_equal(dout, dinp->data, n * sizeof *dout);
+    free(dout);
+    free(wanted);
+    problem_free(&p);
+}
+
+static void test_gelu_backward(void **state) {
+    (void)state;
+    for_each_shape("gelu_forward", check_gelu_backward);
+}
+
 static void assert_exp_close(float x) {
     double exact = exp((double)x), error = fabs((double)fast_exp(x) - exact) / exact;
     if (!(error < 1.5e-7)) { fail_msg("fast_exp(%.9g) is off by %.3g relative", (double)x, error); }
@@ -1175,27 +1194,28 @@ int main(void) {
         cmocka_unit_test(test_normalise_has_the_forwards_bits),
         cmocka_unit_test(test_loss_alone_leaves_logits),
         cmocka_unit_test(test_softmax_of_large_inputs),
-        cmocka_unit_test(test_classifier_in_parts),
-        cmocka_unit_test(test_embedding_in_parts_has_the_same_bits),
+        cmocka_unit_test(test_classifier_over_ranks),
+        cmocka_unit_test(test_embedding_over_ranks_has_the_same_bits),
         cmocka_unit_test(test_every_operation_has_a_row),
         cmocka_unit_test(test_every_row_has_outputs),
         cmocka_unit_test(test_a_difference_is_noticed),
         cmocka_unit_test(test_bytes_and_flops),
         cmocka_unit_test(test_bf16_gradients_are_rounded_once),
         cmocka_unit_test(test_gradient_at),
-        cmocka_unit_test(test_products_of_rounded_inputs),
+        cmocka_unit_test(test_matmuls_of_rounded_inputs),
         cmocka_unit_test(test_params_changed),
         cmocka_unit_test(test_updates_write_the_rounded_copy),
         cmocka_unit_test(test_a_shape_spans_gemm_blocks),
         cmocka_unit_test(test_global_norm_of_many_blocks),
         cmocka_unit_test(test_gelu_far_from_zero),
+        cmocka_unit_test(test_gelu_backward),
         cmocka_unit_test(test_fast_exp),
     };
-    struct CMUnitTest twins[NUM_OP_CASES];
+    struct CMUnitTest operations[NUM_OP_CASES];
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        struct CMUnitTest test = {op_cases[i].name, test_twin, NULL, NULL, (void *)&op_cases[i]};
-        twins[i] = test;
+        struct CMUnitTest test = {op_cases[i].name, test_operation, NULL, NULL, (void *)&op_cases[i]};
+        operations[i] = test;
     }
-    int failed = cmocka_run_group_tests_name("twins", twins, NULL, NULL);
-    return cmocka_run_group_tests_name("twins' properties", tests, NULL, NULL) + failed;
+    int failed = cmocka_run_group_tests_name("reference implementations", operations, NULL, NULL);
+    return cmocka_run_group_tests_name("properties", tests, NULL, NULL) + failed;
 }

@@ -35,22 +35,22 @@ adamw_kernel<[0-9], bf16, float>                1 - no   gradients
 adamw_kernel<[0-9], unsigned char, float>       1 - no   gradients
 adamw_kernel<1,                                 1 - no   the master
 adamw_kernel                                    0 - no   bf16 or codes alone
-# odd sizes: rows that are not whole packs, or arrays that are not aligned to them, go element by element
-layernorm_kernel<[0-9]+, [0-9]+, 1,             0 - no   one element at a time
-layernorm_backward_kernel<[0-9]+, [0-9]+, 1>    0 - no   one element at a time
+# plain kernels: rows that are not whole packs, or arrays that are not aligned to packs
+layernorm_kernel<                               0 - no   one element at a time
+gelu_forward_kernel                             0 - no   one element at a time
 [a-z_]+<1[,>]                                   0 - no   one element at a time
 attention_[a-z]+_kernel<PlainTiles              3 - no   heads of any width, in fp32: scalars where rows are not packs
 lt_tile_kernel                                  0 - no   products that cuBLASLt cannot do, of any shape and alignment
-# memory-bound: the narrow loads are the rows' statistics, targets and token numbers
-layernorm_kernel                                3 2 no   in, weight, bias; mean and rstd
-layernorm_backward_kernel                       4 4 no   dout, in, dinp, weight; mean and rstd of two rows
-gelu_forward_kernel                             1 0 no   in
-gelu_backward_kernel                            2 0 no   in, dout
-classifier_statistics_kernel                    1 3 no   logits; those of the target, of a row's end
+# memory-bound: the narrow loads are rows' statistics, targets and tokens
+layernorm_packed_kernel                         3 2 no   in, weight, bias; mean and rstd
+layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight; mean and rstd of two rows
+residual_forward_kernel                         3 0 no   in, residual, bias
+gelu_forward_packed_kernel                      1 0 no   in
+classifier_statistics_kernel                    1 3 no   logits; the target's, a row's end
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
-classifier_from_statistics_kernel               1 - no   logits; one statistic of each process
+classifier_from_statistics_kernel               1 - no   logits; one statistic of each rank
 norm_runs_kernel                                1 1 no   gradients; the last
-gradient_accumulate_kernel                      2 - no   sum, gradients; what is no whole pack at the end
+gradient_accumulate_kernel                      2 - no   sum, gradients; the last elements
 embedding_forward_kernel                        2 1 no   a token's row, a position's; the token
 token_embedding_forward_kernel                  1 1 no   a token's row; the token
 position_embedding_forward_kernel               1 0 no   in, a position's row
@@ -62,8 +62,8 @@ lt_finish_kernel                                1 0 no   the product, bias, GELU
 lt_sum_columns                                  1 0 no   the array
 # tensor cores
 attention_(forward|dq|dkv)_kernel<TensorTiles   3 - yes  queries, keys, values; a row's lse and delta
-# small: a few numbers of each block, or of each row
-(embedding_(fold|pairs|sort)|layernorm_fold|loss_sum|norm_total)_kernel|lt_fold   0 - no   a fold, or token numbers
+# small: a few numbers of each block or row
+(embedding_(fold|pairs|sort)|layernorm_fold|loss_sum|norm_total)_kernel|lt_fold   0 - no   a fold, or tokens
 END
 }
 

@@ -306,8 +306,9 @@ static void keep_A(Team *team, int which) {
 // The block's end, or that of attention: sum = own_P + bias + residual, and the layernorm that comes next, to own_A
 static void residual_norm(Team *team, Rank *m, floatX *sum, const floatX *residual, const floatX *in_bias,
                           ParamId weight, ParamId bias, int l, real *mean, real *rstd) {
-    cpu_ops.residual_layernorm_forward(sum, m->own_A, mean, rstd, m->own_P, in_bias, residual, param(&m->p, weight, l),
-                                       param(&m->p, bias, l), m->rows, team->C, &team->ex);
+    cpu_ops.residual_forward(sum, m->own_P, in_bias, residual, m->rows, team->C, &team->ex);
+    cpu_ops.layernorm_forward(m->own_A, mean, rstd, sum, param(&m->p, weight, l), param(&m->p, bias, l), m->rows,
+                              team->C, &team->ex);
     release(team, m->P);
 }
 

@@ -123,8 +123,7 @@ static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, c
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     comm_wait(sum.work, tp->comm, tp->ex);
-    tp->ops->residual_layernorm_forward(out, NULL, NULL, NULL, sum.own, bias, residual, NULL, NULL, tp->rows, C,
-                                        tp->ex);
+    tp->ops->residual_forward(out, sum.own, bias, residual, tp->rows, C, tp->ex);
     scratch_release(tp->partial);
 }
 

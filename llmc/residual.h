@@ -1,0 +1,23 @@
+/*
+Bias and residual: the end of a row-parallel linear (Megatron-LM, Shoeybi et al. 2019), after its reduce-scatter.
+  out[n,c] = (in[n,c] + bias[c]) + residual[n,c]   rounded once to floatX
+Shapes      out, in, residual (N,C), bias (C), all floatX. bias may be NULL. out may be in or residual.
+Bytes       3NC floatX: in and residual are read, out is written.
+defines: cpu_residual_forward
+*/
+#pragma once
+#include "llmc/ops.h"
+
+static inline void cpu_residual_forward(floatX *out, const floatX *in, const floatX *bias, const floatX *residual,
+                                        int N, int C, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * C;
+#pragma omp simd
+        for (int c = 0; c < C; c++) {
+            real x = to_real(in[row + c]) + (bias ? to_real(bias[c]) : 0);
+            out[row + c] = to_floatX(x + to_real(residual[row + c]));
+        }
+    }
+}
