@@ -276,8 +276,8 @@ static void test_estimate(void **state) {
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
     other = base, other.classifier_rows = 64;
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base));
-    assert_true(fit_of(c, &other).weighed > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
-    assert_true(fit_of(c, &base).weighed > fit_of(c, &base).seconds);    // bf16 moments
+    assert_true(fit_of(c, &other).weighted > fit_of(c, &other).seconds);  // wte's gradient, rounded 256 times
+    assert_true(fit_of(c, &base).weighted > fit_of(c, &base).seconds);    // bf16 moments
     other = base, other.sharding.tp_size = 2;                            // half the work, and what is sent
     double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->rates.link;
     assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
@@ -310,7 +310,7 @@ static void test_fit(void **state) {
         assert_int_equal(fit.bytes, gpt2_plan_bytes(&gpt2_1558m, p));
         if (fit.bytes > budget) { fitted = false; }
         assert_int_equal(fit.bytes <= budget, fitted);  // once nothing fits, nothing does in less
-        if (fitted) { assert_true(fit.weighed >= before), before = fit.weighed; }
+        if (fitted) { assert_true(fit.weighted >= before), before = fit.weighted; }
         if (gib == 60) { assert_true(p->recompute.level <= 1 && p->moments == DT_F32 && p->master == MASTER_SPLIT); }
     }
     assert_false(fitted);
@@ -326,10 +326,10 @@ static void test_fit_is_the_best(void **state) {
         for (int i = 0; i < 5 * 49; i++) {
             ModelOptions p = wanted;
             p.recompute.level = i % 5, p.recompute.layers = i / 5;
-            if (gpt2_plan_bytes(&gpt2_1558m, &p) <= budget) { best = fmin(best, fit_of(&gpt2_1558m, &p).weighed); }
+            if (gpt2_plan_bytes(&gpt2_1558m, &p) <= budget) { best = fmin(best, fit_of(&gpt2_1558m, &p).weighted); }
         }
         Fit fit = fit_choose(&gpt2_1558m, wanted, &recompute_alone, budget, lossless);
-        assert_true(fit.bytes > budget || fit.weighed <= best * (1 + 1e-12));
+        assert_true(fit.bytes > budget || fit.weighted <= best * (1 + 1e-12));
     }
 }
 
