@@ -1,4 +1,4 @@
-// params.h and layout.h: model shapes, GPT-2's parameter counts, the flat block, AdamW's ranges, shards, initial values.
+// params.h and layout.h: model shapes, parameter counts, the flat block, AdamW's ranges, shards, initial values.
 #include "testing.h"
 #include "llmc/adamw.h"
 #include "llmc/parallel/layout.h"

@@ -1,8 +1,7 @@
 /*
 Tensor and sequence parallelism with t ranks in one process: two layers of a small GPT-2, forward and backward, against
-the whole model. The test has its own version of the algorithm, apart from the trainer, and uses the trainer's slices and
-operations. Loss and all gradients must agree to rounding: in double only the order of sums differs. The sanitizers run
-the test in fp32.
+the whole model. The test has its own version of the algorithm, on the trainer's slices and operations. Loss and all
+gradients must agree to rounding: in double only the order of sums differs. The sanitizers run the test in fp32.
 
 Rows        Rank r has rows [r*chunk, r*chunk + chunk) of B*T in layernorms and residuals; chunk = B*T / t, rounded up.
             If t does not divide B*T, the last ranks have fewer: `rows`. All-gathers and reduce-scatters move t*chunk
@@ -659,8 +658,8 @@ static void test_saved_and_gathered_again_have_the_same_bits(void **state) {
     run_free(b);
 }
 
-// The defect: the forward saves nothing, and the backward's matmuls read the last all-gathered input from A. The loss and
-// most gradients stay right; the gradients of QKVW and FCW show the defect.
+// The defect: the forward saves nothing, and the backward's matmuls read the last all-gathered input from A. The loss
+// and most gradients stay right; the gradients of QKVW and FCW show the defect.
 static void test_a_stale_buffer_is_noticed(void **state) {
     (void)state;
     const Choices stale = {false, true};
