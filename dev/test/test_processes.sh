@@ -367,7 +367,7 @@ drifts() {
     launch 3 "$program" drift 1 "${together[@]}" -b 1 "${@:2}" || status=$?
     report "$1" "$(
         [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
-        says '^step 1 is sound'
+        says '^the replicas of step 1 agree'
         says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
         sentences 1
     )"
