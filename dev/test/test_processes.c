@@ -127,7 +127,7 @@ static void draw_batch(int *tokens, int step, int n) {
     }
 }
 
-// Loss, gradients and norm of update `step`, before AdamW. ranks > 1: this is the only rank, and has all ranks' batches.
+// Loss, gradients and norm of update `step`, before AdamW. ranks > 1: one rank takes the batches of that many ranks.
 static void make_gradients(GPT2 *m, int step, int ranks) {
     int tokens[2 * ROWS], rank = ranks == 1 ? m->groups.dp->rank : 0, size = m->groups.dp->size;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
@@ -609,8 +609,7 @@ static void check_volume(const char *name, uint64_t got, uint64_t expected) {
     CHECK(got == expected, "%s: %zu bytes sent, expected %zu", name, (size_t)got, (size_t)expected);
 }
 
-// A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (ZeRO: Rajbhandari et al.
-// 2020):
+// A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (Rajbhandari et al. 2020):
 //     -z 0 and 1   2 P        -z 1: half gradients, half parameters
 //     -z 2         (G + 1) P
 //     -z 3         3 G P      less 2 layers per micro-batch that the backward finds in the two buffers, and less the
