@@ -609,7 +609,8 @@ static void check_volume(const char *name, uint64_t got, uint64_t expected) {
     CHECK(got == expected, "%s: %zu bytes sent, expected %zu", name, (size_t)got, (size_t)expected);
 }
 
-// A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (Rajbhandari et al. 2020):
+// A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (Rajbhandari et al.
+// 2020):
 //     -z 0 and 1   2 P        -z 1: half gradients, half parameters
 //     -z 2         (G + 1) P
 //     -z 3         3 G P      less 2 layers per micro-batch that the backward finds in the two buffers, and less the

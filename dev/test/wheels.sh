@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks that scripts/gpu_check.sh builds with CUDA's pip wheels, as a machine with PyTorch has them.
 #   dev/test/wheels.sh [FOLDER]
-# Not part of `make test`: the script downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), leaves
-# them there, and builds everything twice, six minutes on two cores. It prints the output of four commands:
+# Not part of `make test`: the script downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), does
+# not delete them, and builds everything twice, six minutes on two cores. It prints the output of four commands:
 #   toolkit     all wheels of CUDA 13, with the compiler, in nvidia/cu13. Without a GPU nothing runs; `build` works
 #   libraries   cuBLAS and NCCL in separate folders, as in the wheels of CUDA 12, which have no nvcc. NVCC names the
 #               compiler; `build` works
