@@ -501,8 +501,8 @@ report "refused: a resumed run's folder that one rank lacks" "$(
 )"
 report "a checkpoint that one rank cannot write" "$(
     second_by 1 'ulimit -f 30' "${saving[@]}" -x 4 -o narrow
-    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; "
-    says '; .*: make room, then resume'
+    error="train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large"
+    says "$error; .*: make room, then resume"
     find narrow -name 'step_*'
 )"
 

@@ -72,7 +72,8 @@ git ls-files -z | xargs -0 cp --parents -t "$folder/tree"
 nvcc=$(echo "$folder"/compiler/lib/python*/site-packages/nvidia/cu13/bin/nvcc)
 
 expect "without a GPU the script stops before the build" "no GPU" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh
-expect "all programs build from wheels" "no GPU: nothing was run" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh build
+expect "all programs build from wheels" "no GPU: nothing was run" \
+    PYTHON="$toolkit/bin/python" scripts/gpu_check.sh build
 linked "$toolkit"
 expect "all programs build with libraries in separate folders" "no GPU: nothing was run" \
     NVCC="$nvcc" PYTHON="$libraries/bin/python" scripts/gpu_check.sh build
