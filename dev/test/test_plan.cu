@@ -38,9 +38,9 @@ static double planned(const GPT2Config *c, ModelOptions p, Lifetime lifetime) {
 
 static double activations(const GPT2Config *c, ModelOptions p) { return planned(c, p, SAVED) + planned(c, p, SCRATCH); }
 
-static void assert_under(const char *what, double mib, double limit) {
-    printf("    %-52s %9.1f MiB of %9.1f\n", what, mib, limit);
-    if (!(mib < limit)) { fail_msg("%s: %.1f MiB, expected less than %.1f", what, mib, limit); }
+static void assert_under(const char *name, double mib, double limit) {
+    printf("    %-52s %9.1f MiB of %9.1f\n", name, mib, limit);
+    if (!(mib < limit)) { fail_msg("%s: %.1f MiB, expected less than %.1f", name, mib, limit); }
 }
 
 static void test_figures(void **state) {
