@@ -66,12 +66,6 @@ typedef struct {
 } BlockActivations;
 
 typedef struct {
-    BlockParams p;
-    BlockGrads g;
-    BlockActivations a;
-} Block;
-
-typedef struct {
     GPT2Config config;
     ModelOptions options;
     const Ops *ops;
@@ -82,7 +76,9 @@ typedef struct {
     Arena arena;
     GPT2Tensors tensors;
     ActivationSlots slots;
-    Block *blocks;  // (L)
+    BlockParams *block_params;            // (L) pointers into the tensors
+    BlockGrads *block_grads;              // (L)
+    BlockActivations *block_activations;  // (L)
     Scratch wide, normed, narrow, gathered_gradient;
     int classifier_rows;  // rows of a logits chunk
     // ---- ranks
@@ -97,7 +93,7 @@ typedef struct {
     real *loss, *norm_squared;  // tensors.results
     int *first_range;           // (buckets + 1) index of each bucket's first update range
     // ---- the current micro-batch
-    int B, T;         // the options', but an evaluation has its own
+    int B, T;         // HellaSwag's and a decoder's differ from the options'
     int decode_from;  // position of the first row in the key-value cache; -1: not decoding
     int *staged;      // (num_slots,2,B,T) host memory of micro-batches on their way
     int num_slots, next_slot;
@@ -306,11 +302,14 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     open_backend(m);
     upload_update_ranges(m);
     allocate_staging(m);
-    m->blocks = (Block *)xmalloc((size_t)config.num_layers * sizeof *m->blocks);
+    size_t L = (size_t)config.num_layers;
+    m->block_params = (BlockParams *)xmalloc(L * sizeof *m->block_params);
+    m->block_grads = (BlockGrads *)xmalloc(L * sizeof *m->block_grads);
+    m->block_activations = (BlockActivations *)xmalloc(L * sizeof *m->block_activations);
     for (int l = 0; l < config.num_layers; l++) {
-        m->blocks[l].p = block_params(m, l);
-        m->blocks[l].g = block_grads(m, l);
-        m->blocks[l].a = block_activations(m, l);
+        m->block_params[l] = block_params(m, l);
+        m->block_grads[l] = block_grads(m, l);
+        m->block_activations[l] = block_activations(m, l);
     }
     set_batch(m, options.B, options.T, -1);
 }
@@ -324,7 +323,9 @@ static void gpt2_free(GPT2 *m) {
     arena_free(&m->arena);
     zero_close(&m->zero);
     free(m->first_range);
-    free(m->blocks);
+    free(m->block_params);
+    free(m->block_grads);
+    free(m->block_activations);
     activation_slots_free(&m->slots);
     plan_free(&m->plan);
 }
@@ -392,8 +393,8 @@ static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
-    const BlockParams *p = &m->blocks[l].p;
-    const BlockActivations *a = &m->blocks[l].a;
+    const BlockParams *p = &m->block_params[l];
+    const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
@@ -441,7 +442,7 @@ static void embedding_forward(GPT2 *m) {
 }
 
 // The output of the last block
-static floatX *last_residual(const GPT2 *m) { return m->blocks[m->config.num_layers - 1].a.residual3; }
+static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
 
 // lnf (N,C) of all ranks' rows, in scratch; the caller releases the rows
 static ParallelRows final_layernorm_forward(GPT2 *m) {
@@ -485,7 +486,7 @@ static void gpt2_forward(GPT2 *m) {
         wait_for_params(m, l, l + 1);
         block_forward(m, l);
         poison_recomputed(m, l, LN1, FCH_GELU);
-        if (l > 0 && m->blocks[l].a.input != m->blocks[l].a.residual3) {
+        if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
         }
     }
@@ -535,8 +536,8 @@ static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name
 
 // -r 4: the attention half of block_forward for the last block of a checkpoint segment, the same bits
 static void recompute_attention(GPT2 *m, int l) {
-    const BlockParams *p = &m->blocks[l].p;
-    const BlockActivations *a = &m->blocks[l].a;
+    const BlockParams *p = &m->block_params[l];
+    const BlockActivations *a = &m->block_activations[l];
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention;
     if (!a->recomputes_attention) { return; }
     ParallelRows ln1 = recompute_layernorm(m, a->ln1, "ln1", a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
@@ -549,8 +550,8 @@ static void recompute_attention(GPT2 *m, int l) {
 
 // -r 3: the MLP's up-projection
 static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
-    const BlockParams *p = &m->blocks[l].p;
-    const BlockActivations *a = &m->blocks[l].a;
+    const BlockParams *p = &m->block_params[l];
+    const BlockActivations *a = &m->block_activations[l];
     if (!a->recomputes_fch) { return; }
     const floatX *rows = rows_wait(&m->tp, ln2);
     m->ops->matmul_forward(a->fch, rows, p->fcw, p->fcb, NULL, m->B * m->T, m->config.channels, m->local.units,
@@ -572,9 +573,9 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
-    const BlockParams *p = &m->blocks[l].p;
-    const BlockGrads *g = &m->blocks[l].g;
-    const BlockActivations *a = &m->blocks[l].a;
+    const BlockParams *p = &m->block_params[l];
+    const BlockGrads *g = &m->block_grads[l];
+    const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
     int NH = m->local.heads, HS = m->local.head_size;
