@@ -382,7 +382,7 @@ static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
     bool apart = slot && m->tp.splits_rows && m->options.gather_again;  // the slot has room for this rank's rows only
     ParallelRows rows = {slot, slot, NULL, 0};
     if (!slot || apart) {
-        rows.all = (floatX *)scratch_acquire(&m->normed, name, m->tp.all * sizeof(floatX));
+        rows.all = scratch_acquire(&m->normed, name, m->tp.all);
         rows.scratch = &m->normed;
     }
     if (!apart) { rows.own = rows.all + m->tp.own_offset; }
@@ -399,6 +399,7 @@ static void block_forward(GPT2 *m, int l) {
     int B = m->B, T = m->T, N = B * T, C = m->config.channels;
     int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
 
+    // residual2 = input + attproj(attention(qkv(ln1(input))))
     ParallelRows ln1 = acquire_layernorm(m, a->ln1, "ln1");
     ops->layernorm_forward(ln1.own, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b, tp->rows, C, ex);
     column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);  // all-gathers the rows of ln1
@@ -410,9 +411,9 @@ static void block_forward(GPT2 *m, int l) {
     }
     row_parallel_forward(tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);  // reduce-scatters
 
+    // residual3 = residual2 + fcproj(gelu(fc(ln2(residual2))))
     ParallelRows ln2 = acquire_layernorm(m, a->ln2, "ln2");
-    floatX *gelu = a->fch_gelu;
-    if (!gelu) { gelu = (floatX *)scratch_acquire(&m->wide, "fch_gelu", (size_t)N * (size_t)U * sizeof(floatX)); }
+    floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->wide, "fch_gelu", (size_t)N * (size_t)U);
     bool fused = m->options.fuse_gelu;
     ops->layernorm_forward(ln2.own, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, tp->rows, C, ex);
     column_parallel_forward(tp, a->fch, fused ? gelu : NULL, ln2, p->fcw, p->fcb, N, C, U);
@@ -420,10 +421,6 @@ static void block_forward(GPT2 *m, int l) {
     if (!fused) { ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex); }
     row_parallel_forward(tp, a->residual3, gelu, p->fcprojw, p->fcprojb, a->residual2, N, U, C);
     if (!a->fch_gelu) { scratch_release(&m->wide); }
-}
-
-static floatX *acquire(Scratch *scratch, const char *name, size_t elements) {
-    return (floatX *)scratch_acquire(scratch, name, elements * sizeof(floatX));
 }
 
 // The parameters of block l may be read from here on; at -z 3 those of block `next`, which is read after it, are
@@ -504,7 +501,7 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     for (int row = 0; row < N; row += chunk) {
         int rows = N - row < chunk ? N - row : chunk;
         size_t at = (size_t)row * (size_t)C;
-        floatX *logits = acquire(&m->wide, "logits", (size_t)rows * (size_t)vocab);
+        floatX *logits = scratch_acquire(&m->wide, "logits", (size_t)rows * (size_t)vocab);
         ops->matmul_forward(logits, lnf.all + at, wte, NULL, NULL, rows, C, vocab, ex);
         vocab_parallel_classifier(&m->tp, losses + row, logits, m->tensors.targets + row, dlnf ? scale : 0, rows,
                                   m->config.vocab_size);
@@ -562,7 +559,7 @@ static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.units;
     if (a->fch_gelu) { return a->fch_gelu; }
-    floatX *gelu = acquire(&m->wide, "fch_gelu", elements);
+    floatX *gelu = scratch_acquire(&m->wide, "fch_gelu", elements);
     m->ops->gelu_forward(gelu, a->fch, elements, &m->exec);
     return gelu;
 }
@@ -580,6 +577,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
     int NH = m->local.heads, HS = m->local.head_size;
 
+    // the MLP, from the down-projection to ln2
     recompute_attention(m, l);
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(tp, &dout);
@@ -588,7 +586,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; gelu' is in its matmul
     row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, g->fcb, &dout, gelu, p->fcprojw, a->fch, mode, N, U, C);
     rows_release(&dout);
-    floatX *dln2 = acquire(&m->narrow, "dln2", tp->all);
+    floatX *dln2 = scratch_acquire(&m->narrow, "dln2", tp->all);
     const floatX *own_dln2 = column_parallel_backward(tp, dln2, g->fcw, no_gradient, dfch, &ln2, p->fcw, mode, N, C, U);
     rows_release(&ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
@@ -596,17 +594,18 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     scratch_release(&m->narrow);
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 
+    // attention, from its projection to ln1
     dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(tp, &dout);
     ParallelRows ln1 = recompute_layernorm(m, a->ln1, "ln1", a->input, a->ln1_mean, a->ln1_rstd, p->ln1w, p->ln1b);
-    floatX *datty = acquire(&m->narrow, "datty", (size_t)N * (size_t)A);
+    floatX *datty = scratch_acquire(&m->narrow, "datty", (size_t)N * (size_t)A);
     row_parallel_backward(tp, datty, g->attprojw, g->attprojb, no_gradient, &dout, a->atty, p->attprojw, NULL, mode, N,
                           A, C);
     rows_release(&dout);
-    floatX *dqkv = acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
+    floatX *dqkv = scratch_acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
     ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, ex);
     scratch_release(&m->narrow);
-    floatX *dln1 = acquire(&m->narrow, "dln1", tp->all);
+    floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all);
     const floatX *own_dln1 =
         column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, &ln1, p->qkvw, mode, N, C, 3 * A);
     rows_release(&ln1);
@@ -634,7 +633,7 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
 // The classifier and the final layernorm: dresidual = the gradient of the last block's output.
 static void classifier_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
-    floatX *dlnf = acquire(&m->narrow, "dlnf", m->tp.all);
+    floatX *dlnf = scratch_acquire(&m->narrow, "dlnf", m->tp.all);
     gpt2_classify(m, dlnf, scale, mode);
     ParallelRows sum = rows_reduce_scatter(&m->tp, dlnf);
     m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.rows * (size_t)C * sizeof(floatX), &m->exec);
@@ -763,7 +762,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     gpt2_forward(m);
     ParallelRows lnf = final_layernorm_forward(m);
     const floatX *last = lnf.all + (size_t)(n - 1) * (size_t)C;
-    floatX *row = acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size));
+    floatX *row = scratch_acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size));
     floatX *own = row + (size_t)(vocab * m->local.tp_rank);
     m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
     CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec);

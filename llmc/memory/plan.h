@@ -182,14 +182,14 @@ typedef struct {
     Exec *ex;  // of the work that uses the buffer
 } Scratch;
 
-// The buffer's memory for a tensor of `bytes`. Stops if the buffer is held or smaller: a bug in the plan.
-static inline void *scratch_acquire(Scratch *scratch, const char *holder, size_t bytes) {
-    if (scratch->holder || bytes > scratch->bytes) {
+// The buffer's memory for a tensor of `elements`. Stops if the buffer is held or too small: a bug in the plan.
+static inline floatX *scratch_acquire(Scratch *scratch, const char *holder, size_t elements) {
+    if (scratch->holder || elements * sizeof(floatX) > scratch->bytes) {
         run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
-                  holder, bytes, scratch->holder ? scratch->holder : "nothing", scratch->bytes);
+                  holder, elements * sizeof(floatX), scratch->holder ? scratch->holder : "nothing", scratch->bytes);
     }
     scratch->holder = holder;
-    return scratch->memory;
+    return (floatX *)scratch->memory;
 }
 
 // A POISON_SCRATCH build fills a released buffer with NaN, so that a stale read shows.

@@ -61,7 +61,7 @@ typedef struct {
 static inline ParallelRows rows_acquire(const TensorParallel *tp, floatX *own, Scratch *scratch, const char *name) {
     ParallelRows rows = {own, own, NULL, 0};
     if (!tp->splits_rows) { return rows; }
-    rows.all = (floatX *)scratch_acquire(scratch, name, tp->all * sizeof(floatX));
+    rows.all = scratch_acquire(scratch, name, tp->all);
     rows.scratch = scratch;
     return rows;
 }
@@ -119,7 +119,7 @@ static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, c
         tp->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, tp->ex);
         return;
     }
-    floatX *partial = (floatX *)scratch_acquire(tp->partial, "partial", tp->all * sizeof(floatX));
+    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all);
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     comm_wait(sum.work, tp->comm, tp->ex);
@@ -175,7 +175,7 @@ static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, fl
         return;
     }
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    floatX *partial = (floatX *)scratch_acquire(tp->partial, "partial", tp->all * sizeof(floatX));
+    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all);
     tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     const floatX *own = rows_wait(tp, &sum);
