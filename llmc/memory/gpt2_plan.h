@@ -40,7 +40,7 @@ typedef struct {
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
 } ModelOptions;
 
-// what this rank holds of the model
+// sizes of the slices that this rank holds
 static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOptions *o) {
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
