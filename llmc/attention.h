@@ -10,8 +10,8 @@ Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH
 Semantics   out, lse and dqkv are written with =. No output may overlap an input.
 Bytes       forward 4NC floatX, backward 8NC floatX.
 A thread computes one head of one sequence, TILE_N queries at a time. Scores are transposed, (keys, queries), and exist
-for these queries only: T x TILE_N, never T x T. Keys after the last query of a tile are skipped: half of the work. Heads
-are copied into rows of real, padded to whole tiles, so that every head size and storage type is one case.
+for these queries only: T x TILE_N, never T x T. Keys after the last query of a tile are skipped, which halves the work.
+Heads are copied into rows of real, padded to whole tiles, so that every head size and storage type is one case.
 defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 */
 #pragma once
@@ -221,7 +221,7 @@ static inline AttentionHead attention_head_alloc(int rows, int width) {
     return a;
 }
 
-// The gradients from queries [first_query, first_query + queries): dq = .., dkeys and dvalues (+)= .. . q, out and dout
+// The gradients from queries [first_query, first_query + queries): dq = .., dkeys and dvalues (+)= ... q, out and dout
 // point at the first of these queries.
 static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
                                            const floatX *dout, const real *lse, size_t C, int first_query, int queries,
@@ -273,8 +273,7 @@ static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, cons
             floatX *dq = dqkv + row * 3 * C + h;
             attention_load(a.keys, q + C, 3 * C, T, rows, HS, width, 1);
             attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
-            int last =
-                (T - 1) / TILE_N * TILE_N;  // the last tile sees all keys: it goes first and sets their gradients
+            int last = (T - 1) / TILE_N * TILE_N;  // the last tile has all keys: it goes first and sets dkeys, dvalues
             for (int t = last; t >= 0; t -= TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 size_t at = (row + t) * C + h;
