@@ -2,8 +2,8 @@
 AdamW on the GPU: all tensors in one launch. Formulas and reference implementation are in adamw.h and moments.h.
   adamw_kernel  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
   adamw_group   a lane updates 4 neighbours, a warp 128: load, update, round, store
-Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes of 8-bit codes, and 4 neighbours are
-            rounded by one 64-bit random number. Intervals and ranges begin at multiples of 128: a warp has whole blocks
+Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes of 8-bit codes. One 64-bit random
+            number rounds 4 neighbours. Intervals and ranges begin at multiples of 128: a warp has whole blocks
             of moments, and the scale of a block is a maximum over its lanes. A lane has fewer than 4 only at the end of
             a range.
 Ranges      A block finds the first range of its interval by binary search: 11 reads for 1200 ranges.
