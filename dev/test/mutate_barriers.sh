@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Does a test fail without each barrier of the kernels?   dev/test/mutate_barriers.sh [WORDS]
-# Deletes each __syncthreads, __syncwarp, cp_async_commit and cp_async_wait of llmc/*.cuh and of cuda_common.cuh in a copy
+# Deletes each __syncthreads, __syncwarp, cp_async_commit, cp_async_wait of llmc/*.cuh and of cuda_common.cuh in a copy
 # of the sources, one at a time, and runs the rows of test_ops that cover the file: emulated, in three orders of the
 # warps, in bf16, and in fp32 too if bf16 finds nothing. WORDS: only statements with WORDS in "file:line statement".
 # Prints a line a statement: place, statement, detection (race | value | refusal: other misuse | hang), row.
