@@ -1036,9 +1036,8 @@ static void show_sample(Run *run) {
 }
 
 static void compare_ranks(Run *run) {
-    zero_all_params_wait(&run->model.zero);
-    finish_work(&run->model);
-    check_replicas(&run->model.zero, &run->model.optimizer, run->groups.tp, run->step);
+    GPT2 *m = &run->model;
+    check_replicas(&m->zero, &m->optimizer, run->groups.world, run->groups.tp, run->step);
 }
 
 // ---- one step

@@ -28,7 +28,7 @@ waits=(
     'llmc/parallel/zero.h|^    zero_empty_buffers\(z\);|'
     'llmc/parallel/zero.h|^    zero_gather_changed\(z\);|'
     'llmc/parallel/zero.h|^    zero_wait_all\(z\);|'
-    'train_gpt2.cu|^    zero_all_params_wait\(|    no_wait('
+    'llmc/parallel/replicas.h|^    zero_all_params_wait\(|    no_wait('
     'train_gpt2.cu|^    zero_params_wait\(|    no_wait('
     'train_gpt2.cu|^ +wait_for_params\(|    no_wait('
 )

@@ -233,8 +233,7 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
 
 // the state that every rank of the tensor-parallel, or else the data-parallel, group holds
 static uint64_t hash_replica(GPT2 *m, bool tensor_parallel) {
-    zero_all_params_wait(&m->zero);
-    finish_work(m);
+    replicas_wait(&m->zero, m->groups.world);
     return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->optimizer)
                            : hash_data_parallel(&m->zero, &m->optimizer);
 }
