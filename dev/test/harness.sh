@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# What test scripts share: cases with names and a last line as cmocka's; several processes, and whether they have ended.
+# Shared by the test scripts: named cases, a last line in cmocka's format, mpirun, and a check for leftover processes.
 
 passed=0 failed=0
 
-# report NAME TROUBLE: one case, in a line. What its checks had to say is empty where it went well; else it follows,
-# indented, and what the program said last, if that is in the file $out
+# report NAME TROUBLE: prints one case. TROUBLE is the output of its checks, empty if the case passed. A failed case is
+# followed by TROUBLE and the file $out, the last output of the program.
 report() {
     if [ -z "$2" ]; then
         passed=$((passed + 1))
@@ -16,15 +16,15 @@ report() {
     fi
 }
 
-# the script's last words, and its status
+# prints the counts; the status is that of the script
 end_tests() {
     [ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
     echo "[  PASSED  ] $passed test(s)."
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
-# use_mpirun MPI TESTS: readies mpirun; ends the script, TESTS being skipped, where there is none or the program was
-# built without: MPI is what it says of it
+# use_mpirun MPI TESTS: sets up mpirun. Without mpirun, or if MPI (the program's line about MPI) is empty, the script
+# ends, and TESTS tests count as skipped.
 use_mpirun() {
     local trouble=
     command -v mpirun >/dev/null || trouble="mpirun is not installed"
@@ -34,12 +34,12 @@ use_mpirun() {
         echo "[  SKIPPED ] $2 test(s)."
         exit 0
     fi
-    # more ranks than cores: one that waits gives its core away
+    # with more ranks than cores, a waiting rank must yield its core
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-# none_left PROCESS...: silent if none of them runs any more; after mpirun has ended they have some seconds to go. (Z:
-# it has ended, and its parent is told later)
+# none_left PROCESS...: prints the processes that still run 5 s after mpirun ended. State Z is a process that ended, and
+# that its parent has not reaped yet.
 none_left() {
     local id left
     for _ in {1..300}; do

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # The trainer as a user meets it at the command line: what it prints, what it leaves on the disk, how it ends.
-#   TRAINER=./train_gpt2 CUDA_TRAINER=build/nvcc/train_gpt2 dev/test/test_trainer.sh
-# The second is a build for GPUs, which dev/test/test_nvcc.sh leaves where nvcc is; it is run where there is no GPU.
+#   TRAINER=./train_gpt2 dev/test/test_trainer.sh
 # One line a case; what a failed case saw follows it, indented. Ends as cmocka does: `[  PASSED  ] N test(s).`
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
-cuda_trainer=$(realpath -m "${CUDA_TRAINER:-build/nvcc/train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # models this small only wait for a second thread, and on a busy machine long
@@ -808,20 +806,5 @@ refused "a safetensors header that lies about a shape" "gives tensor 'wte.weight
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
 refused "a safetensors header longer than its file" "says its header is 2147483647 bytes long" "${resume[@]}"
 refused "a text for weights" "safetensors file 'text'" -i text -e text
-
-# ---- a build for GPUs, where there is none
-
-if command -v nvcc >/dev/null && ! nvidia-smi >"$out" 2>&1; then
-    trainer=$cuda_trainer
-    report "a build for GPUs trains on a CPU, and says why" "$(
-        run 0 "${tiny[@]}" -x 1
-        silent "$err"
-        matches "$out" "^machine +cpu, "
-        matches "$out" "^note +this program can use a GPU, but finds none \(.+\)"
-        says "$out" "step 1/1 | loss"
-    )"
-    refused "--device cuda without a GPU" "--device cuda: there is no GPU that this program can use" \
-        "${tiny[@]}" -x 1 --device cuda
-fi
 
 end_tests
