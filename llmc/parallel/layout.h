@@ -110,6 +110,8 @@ typedef struct {
     size_t shard_offset;  // of this rank's chunk, in its shard
 } Bucket;
 
+enum { NO_BUCKET = 0 };  // as the bucket to prefetch: bucket 0 is never one
+
 static inline int num_buckets(const ParamLayout *layout) { return layout->num_layers + 2; }
 static inline int layer_bucket(int layer) { return layer + 1; }
 
@@ -129,13 +131,16 @@ static inline Bucket param_bucket(const ParamLayout *layout, int bucket) {
     return b;
 }
 
+// which of the two buffers of layers a layer's bucket uses
+static inline int layer_buffer(int bucket) { return (bucket + 1) % 2; }
+
 // Offset of a bucket in the buffers of state that a rank does not store whole: one buffer for the embeddings, two that
 // layers use in turn, one for lnf.
 static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
     size_t ranks = (size_t)layout->sharding.dp_size, layer_buffers = layout->num_layers < 2 ? 1 : 2;
     switch (bucket_kind(layout, bucket)) {
     case EMBEDDINGS_BUCKET: return 0;
-    case LAYER_BUCKET: return ranks * (layout->chunk[0] + (size_t)(bucket - 1) % 2 * layout->chunk[LAYER_BUCKET]);
+    case LAYER_BUCKET: return ranks * (layout->chunk[0] + (size_t)layer_buffer(bucket) * layout->chunk[LAYER_BUCKET]);
     default: return ranks * (layout->chunk[0] + layer_buffers * layout->chunk[LAYER_BUCKET]);
     }
 }
