@@ -22,7 +22,7 @@ declare -A rows=(
     [matmul_kernels.cuh]="matmul_forward matmul_backward"
 )
 
-# reasons to keep a statement that no test misses, by "file: line without indentation"
+# reasons to keep a statement that no test needs, by "file: line without indentation"
 declare -A kept=()
 
 # build PRECISION: compiles the sources of this folder to ./ops

@@ -12,19 +12,23 @@ Bucket      wte and wpe, each layer, and lnf are a bucket each: the unit of comm
             it. Rank r owns chunk r.
 Shard       The chunks that a rank owns, one after another: what it stores of the state that -z divides.
 
-One element at its five addresses: d12, 4 ranks as -tp 2 and -z 3, so t = 2 slices and N = 2 shards. The element is
-row 1221, column 10 of layer 3's QKVW: a weight of K, head 7, channel 5. (test_params.c computes the same numbers.)
+One element at its five addresses: d12 on 4 ranks with -tp 2 and -z 3, so 2 slices of 2 shards each. The element is row
+1221, column 10 of layer 3's QKVW. Rows 768..1535 are K, with 64 rows a head: 1221 = 768 + 7 * 64 + 5, so the element
+belongs to head 7 of K. test_params.c computes the same numbers.
 
-  whole tensor   (2304,768)  [1221][10]                   = element 937738
-       |         slice 1 of 2 holds heads 6..11 of Q, K and V; K's 384 rows begin at its row 384, so
-       |         head 7 is row 384 + (7 - 6) * 64, and channel 5 is row 453
-  slice          (1152,768)  [453][10]                    = element 347914 of tensor-parallel rank 1's tensor
-       |         + param_offset(QKVW, 3): wte and wpe, three layers, ln1w and ln1b
-  flat block     (62244864)  element 31124250 of rank 1's slices: layer 3's bucket begins at 30774784
-       |         a bucket is 2 chunks of 1774080 elements: element 349466 of the bucket is in chunk 0
-  shard          (31122432)  data-parallel rank 0 owns it: element 15736858 of its shard
-       |         at -z 3 that is the only copy; layers are all-gathered into two buffers
-  file           h.3.attn.c_attn.weight (768,2304), transposed as in Hugging Face's files: [10][1221] = element 24261
+  whole tensor   (2304,768)  [1221][10]   1221 * 768 + 10 = 937738
+       |         Tensor-parallel rank 1 holds heads 6..11: 384 rows of Q, then 384 of K, then 384 of V.
+       |         K begins at the slice's row 384 with head 6, so the element is in row 384 + (7 - 6) * 64 + 5 = 453.
+  slice          (1152,768)  [453][10]    453 * 768 + 10 = 347914
+       |         QKVW of layer 3 begins at param_offset = 30792960, after wte, wpe, layers 0..2, ln1w and ln1b.
+  flat block     (62710272)               30792960 + 347914 = 31140874
+       |         Layer 3's bucket begins at 30791424 and has 2 chunks of 1773184 elements. The element is number
+       |         31140874 - 30791424 = 349450 of the bucket, so it is in chunk 0: data-parallel rank 0 owns it.
+  shard          (31355136)               15395712 + 349450 = 15745162
+       |         The earlier buckets' chunks come first: 30791424 / 2 = 15395712 elements. At -z 3 this copy is the
+       |         only one; before layer 3 is used, its bucket is all-gathered into one of two buffers.
+  file           (768,2304)  [10][1221]   10 * 2304 + 1221 = 24261
+                 h.3.attn.c_attn.weight in model.safetensors, transposed as in Hugging Face's files.
 */
 #pragma once
 #include "llmc/parallel/slices.h"
