@@ -16,7 +16,8 @@ One step, from the training loop in train:
       gpt2_norm             global norm of the gradients
       gpt2_update           AdamW
     finish_step             reads loss and norm
-Each line of block_forward is one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or nothing.
+Each line of block_forward is one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
+nothing.
 */
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
 #include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
@@ -48,9 +49,9 @@ Each line of block_forward is one operation of llmc/. On one rank a function of 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
 
-// Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of the
-// slices of this rank. At -z 3 they are valid from wait_for_params(l) on, until a later layer reuses the buffer.
-// N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch.
+// Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
+// the slices of this rank. At -z 3 they are valid from wait_for_params(l) on, until a later layer reuses the buffer. N
+// is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 } BlockParams;
@@ -287,8 +288,8 @@ static void allocate_staging(GPT2 *m) {
     m->staged = (int *)m->device->allocate_host(ints * sizeof(int));
 }
 
-// Allocates the plan; the parameters are zero. *m must not move: Scratch, Zero and TensorParallel point into it. Free with
-// gpt2_free.
+// Allocates the plan; the parameters are zero. *m must not move: Scratch, Zero and TensorParallel point into it. Free
+// with gpt2_free.
 static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups groups) {
     memset(m, 0, sizeof *m);
     m->config = config;
@@ -404,10 +405,10 @@ static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
     return rows;
 }
 
-// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows.
-// One rank: A is C, U is 4C, ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward.
-// With -tp: layernorms and the residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this
-// rank's heads and units. column_parallel_forward all-gathers its input, row_parallel_forward reduce-scatters its output.
+// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. One rank: A is C, U is 4C,
+// ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward. With -tp: layernorms and the
+// residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this rank's heads and units.
+// column_parallel_forward all-gathers its input, row_parallel_forward reduce-scatters its output.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
@@ -441,8 +442,8 @@ static void block_forward(GPT2 *m, int l) {
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 }
 
-// Waits for the parameters of block l. At -z 3 it begins to all-gather those of block `next`, the block read after l; -1
-// or L: none.
+// Waits for the parameters of block l. At -z 3 it begins to all-gather those of block `next`, the block read after l;
+// -1 or L: none.
 static void wait_for_params(GPT2 *m, int l, int next) {
     zero_params_wait(&m->zero, layer_bucket(l),
                      next >= 0 && next < m->config.num_layers ? layer_bucket(next) : NO_BUCKET);
@@ -538,8 +539,8 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. backward
 
-// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits. With
-// -tp the all-gather begins here, unless -ra 0 saved the gathered rows. Free with rows_release.
+// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits.
+// With -tp the all-gather begins here, unless -ra 0 saved the gathered rows. Free with rows_release.
 static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name, const floatX *in, const real *mean,
                                         const real *rstd, const floatX *weight, const floatX *bias) {
     ParallelRows rows = acquire_layernorm(m, saved, name);
@@ -584,9 +585,9 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     return gelu;
 }
 
-// Block l backwards. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a residual
-// addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp, a collective
-// begins when its input is ready; the linear layer that reads its output waits.
+// Block l backwards. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
+// residual addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp, a
+// collective begins when its input is ready; the linear layer that reads its output waits.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
@@ -636,7 +637,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     scratch_release(&m->wide);
 }
 
-// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its checkpoint segment. -1: none
+// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its checkpoint segment. -1:
+// none
 static int read_after(const GPT2 *m, int l) {
     int next = l - 1;
     return next >= 0 && m->slots.recompute_from[next] < next ? m->slots.recompute_from[next] : next;
@@ -665,8 +667,9 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows of
-// the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's backward.
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows
+// of the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
+// backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
@@ -687,9 +690,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
     zero_grads_wait(&m->zero);
 }
 
-// Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a device
-// with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait for a
-// collective that began outside of it: zero_wait_all waits for these before the capture and each launch.
+// Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
+// device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
+// for a collective that began outside of it: zero_wait_all waits for these before the capture and each launch.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
@@ -715,8 +718,8 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. update
 
-// Blocks until enqueued work is done. Stops the run if another rank is silent for --comm-timeout. Event 0 is free: no step
-// is pending.
+// Blocks until enqueued work is done. Stops the run if another rank is silent for --comm-timeout. Event 0 is free: no
+// step is pending.
 static void finish_work(GPT2 *m) {
     m->device->event_record(0, &m->exec);
     comm_event_synchronize(0, m->groups.world, &m->exec);
@@ -754,8 +757,8 @@ static OptimizerState bucket_optimizer(const GPT2 *m, int bucket) {
     return o;
 }
 
-// AdamW: at -z 0 on everything at once. From -z 1 on bucket by bucket: this rank's chunks lie apart in the parameters, and
-// one after another in the optimizer state.
+// AdamW: at -z 0 on everything at once. From -z 1 on bucket by bucket: this rank's chunks lie apart in the parameters,
+// and one after another in the optimizer state.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     const int *first = m->first_range;
     const UpdateRange *ranges = m->tensors.update_ranges;
@@ -775,8 +778,8 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. generation
 
-// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last token,
-// on the host.
+// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
+// token, on the host.
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
@@ -811,8 +814,8 @@ static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *log
 // stream of the random numbers that choose tokens; the sample of step n has SAMPLE_STREAM + n
 #define SAMPLE_STREAM 0x73616D706C65u
 
-// Prints the prompt's text and `count` more tokens as they come. When the context is full, its second half is decoded again
-// from position 0: position embeddings are learned and cannot slide. stream: of the random numbers.
+// Prints the prompt's text and `count` more tokens as they come. When the context is full, its second half is decoded
+// again from position 0: position embeddings are learned and cannot slide. stream: of the random numbers.
 static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length,
                      int count, uint64_t stream) {
     int positions = m->options.decode_positions, position = 0, V = m->config.vocab_size;
@@ -905,8 +908,8 @@ static void save_checkpoint(Run *run) {
     cJSON_Delete(state);
 }
 
-// Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data, -t
-// and --seed.
+// Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data,
+// -t and --seed.
 static void check_same_data(const Run *run, const cJSON *state, const char *file) {
     const TrainArgs *a = run->args;
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
@@ -1001,8 +1004,8 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
-// The validation loss. Ranks take the batches in turn. Every rank makes the same number of forwards, since -z 3 all-gathers
-// in each; surplus losses are ignored.
+// The validation loss. Ranks take the batches in turn. Every rank makes the same number of forwards, since -z 3
+// all-gathers in each; surplus losses are ignored.
 static double validate(Run *run) {
     DataLoader *loader = &run->data.val_loader;
     int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
@@ -1100,9 +1103,10 @@ static void read_results(Run *run, long long n) {
     u->known = true;
 }
 
-// Enqueues one step: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the device, unless
-// the outlier detectors need the results before AdamW. One rank may be cut short between micro-batches: it rewinds the
-// data and returns false, and the next step overwrites the gradients. (With several ranks cut_short is a collective.)
+// Enqueues one step: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the device,
+// unless the outlier detectors need the results before AdamW. One rank may be cut short between micro-batches: it
+// rewinds the data and returns false, and the next step overwrites the gradients. (With several ranks cut_short is a
+// collective.)
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
@@ -1288,8 +1292,8 @@ static bool pauses_after(const Run *run, long long step) {
            due(step, a->checkpoint_every, false) || due(step, a->check_replicas, false);
 }
 
-// Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss and
-// norm of step n.
+// Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
+// and norm of step n.
 static void advance(Run *run) {
     do {
         if (!start_step(run)) { break; }
@@ -1370,7 +1374,8 @@ static void generate_text(const TrainArgs *a, Comm *host) {
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
 // Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
-// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts again.
+// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
+// again.
 static void limit_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
     char path[PATH_LENGTH];  // started as /proc/self/exe, the process would be named "exe"

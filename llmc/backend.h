@@ -17,8 +17,8 @@ typedef struct {
 typedef struct {
     const Ops *ops;
     const Device *device;
-    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank; and
-    // seconds to start an operation. --fit weighs one choice against another by their ratios.
+    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank;
+    // and seconds to start an operation. --fit weighs one choice against another by their ratios.
     double flop_rate, memory_rate, link_rate, launch_seconds;
     // bytes for micro-batches of B x T on a rank of this shape; the pointers stay NULL
     BackendScratch (*scratch)(const GPT2Config *c, const LocalShape *local, int B, int T);

@@ -25,7 +25,7 @@ waits=(
     'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
     'llmc/parallel/zero.h|\{ zero_bucket_wait\(z, b\); \}|{ (void)b; }'
     'llmc/parallel/zero.h| && layer_buffer\(next\) != layer_buffer\(bucket\)|'
-    'llmc/parallel/zero.h|^    if \(z->buffered\[layer_buffer\(bucket\)\] == bucket\)|    if (z->buffered[layer_buffer(bucket)])'
+    'llmc/parallel/zero.h|^    if \(z->buffered\[layer_buffer\(bucket\)\] == bucket\)|    if (z->buffered[bucket % 2])'
     'llmc/parallel/zero.h|^    zero_empty_buffers\(z\);|'
     'llmc/parallel/zero.h|^    zero_gather_changed\(z\);|'
     'llmc/parallel/zero.h|^    zero_wait_all\(z\);|'

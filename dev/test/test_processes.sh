@@ -374,7 +374,7 @@ drifts() {
     report "$1" "$(
         [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
         says '^the replicas of step 1 agree'
-        says 'train_gpt2: rank [0-2]: after step 2 the parameters of rank 1 differ from those of rank 0, which 2 of 3 ranks have'
+        says 'rank [0-2]: after step 2 the parameters of rank 1 differ from those of rank 0, which 2 of 3 ranks have'
         sentences 1
     )"
 }

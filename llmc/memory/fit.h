@@ -172,8 +172,8 @@ static inline void fit_states(Fit *best, const GPT2Config *c, ModelOptions p, co
     }
 }
 
-// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit, the
-// smallest options. gradients_of: the type of gradients without -gd.
+// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit,
+// the smallest options. gradients_of: the type of gradients without -gd.
 static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
                              DType (*gradients_of)(int micro_steps, int stage)) {
     Fit best = fit_of(c, &wanted);

@@ -156,7 +156,8 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all layers.
+// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all
+// layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;

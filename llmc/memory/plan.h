@@ -1,14 +1,15 @@
 /*
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
-defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
-         arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
+defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free,
+         Arena, arena_create, arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is the
-size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of them.
+Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is
+the size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of
+them.
 */
 #pragma once
 #include "llmc/common/check.h"

@@ -1,7 +1,7 @@
 /*
 Tensor parallelism (Megatron-LM: Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): each of t
-ranks holds a slice of every linear layer and of wte. A rank has all rows of the micro-batch inside attention and the MLP,
-and 1/t of the rows in layernorms and the residual stream.
+ranks holds a slice of every linear layer and of wte. A rank has all rows of the micro-batch inside attention and the
+MLP, and 1/t of the rows in layernorms and the residual stream.
   column-parallel linear   the rank holds rows of weight and computes some columns of out.  All-gathers the rows of in
   row-parallel linear      the rank holds columns of weight; out is a sum over the ranks.  Reduce-scatters its rows
   embedding, classifier    the rank holds rows of wte: some vocabulary ids
@@ -99,8 +99,8 @@ static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX 
 
 // ---- linear layers
 
-// All-gathers the rows of in, then out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all rows. gelu (N,OC) = gelu(out)
-// in the same matmul, unless gelu is NULL.
+// All-gathers the rows of in, then out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all rows. gelu (N,OC) =
+// gelu(out) in the same matmul, unless gelu is NULL.
 static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, floatX *gelu, ParallelRows in,
                                            const floatX *weight, const floatX *bias, int N, int C, int OC) {
     if (tp->splits_rows) {
@@ -247,7 +247,8 @@ static inline void replicated_grads_all_reduce(const TensorParallel *tp, Zero *z
     DType dtype = zero_stored_grads(z, 0).dtype;
     CommWork work = comm_all_reduce(buffer, count, dtype, tp->comm, tp->ex);
     comm_wait(work, tp->comm, tp->ex);
-    // Unless backend->ordered, each tensor-parallel group may add in another order. A broadcast makes the replicas equal.
+    // Unless backend->ordered, each tensor-parallel group may add in another order. A broadcast makes the replicas
+    // equal.
     if (z->layout.sharding.stage == 0 && !tp->comm->backend->ordered) {
         work = comm_broadcast(buffer, count, dtype, 0, z->dp, tp->ex);
         comm_wait(work, z->dp, tp->ex);

@@ -5,15 +5,14 @@ bucket (layout.h: the embeddings, each layer, lnf) and runs beside compute.
   0    nothing                          all-reduce, last micro-batch           none
   1    optimizer state                  reduce-scatter, last micro-batch       all-gather, next forward
   2    optimizer state, gradients       reduce-scatter, every micro-batch      all-gather, next forward
-  3    optimizer state, gradients,      reduce-scatter, every micro-batch      all-gather of a layer for each forward and
+  3    optimizer state, gradients,      reduce-scatter, every micro-batch      all-gather of a layer per forward and
        parameters                                                              backward; other buckets as at 2
 A bucket's gradients are reduced when its backward is enqueued. An all-gather of the next forward begins with it and is
-waited for where the bucket is read.
-At stages 2 and 3 the gradients of a layer live in one of two buffers, reused two layers later. With several micro-batches
-the shard accumulates them in real; with one, the shard has the type of the gradients (stored_gradients). At stage 3 the
-parameters of a layer live in one of two buffers too, and the next layer is prefetched.
-Order and rounding of sums: comm.h. With MPI they do not depend on the stage: a step of one micro-batch has the same bits
-at every stage. Bytes sent: traffic.h.
+waited for where the bucket is read. At stages 2 and 3 the gradients of a layer live in one of two buffers, reused two
+layers later. With several micro-batches the shard accumulates them in real; with one, the shard has the type of the
+gradients (stored_gradients). At stage 3 the parameters of a layer live in one of two buffers too, and the next layer is
+prefetched. Order and rounding of sums: comm.h. With MPI they do not depend on the stage: a step of one micro-batch has
+the same bits at every stage. Bytes sent: traffic.h.
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_grads,
          zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step, zero_grad_mode,
          zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
@@ -143,7 +142,8 @@ static inline void zero_gather_changed(Zero *z) {
 }
 
 // Work enqueued from now on may read the bucket's parameters. At stage 3 they stay valid until the next bucket with the
-// same buffer. `next`: the bucket read after this one, or NO_BUCKET; at stage 3 it is prefetched if it has another buffer.
+// same buffer. `next`: the bucket read after this one, or NO_BUCKET; at stage 3 it is prefetched if it has another
+// buffer.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
     zero_gather_changed(z);
     if (zero_gathers_layers(z, bucket)) { zero_prefetch(z, bucket); }
@@ -174,8 +174,8 @@ static inline void zero_params_changed(Zero *z) {
 
 // ---- gradients
 
-// Begins micro-step `micro` of a step. A micro-step makes the same calls every time, so a CUDA graph can capture it: the
-// first one all-gathers parameters even if an evaluation has done so, and the layer buffers begin empty.
+// Begins micro-step `micro` of a step. A micro-step makes the same calls every time, so a CUDA graph can capture it:
+// the first one all-gathers parameters even if an evaluation has done so, and the layer buffers begin empty.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     z->changed = micro == 0 && z->layout.sharding.stage > 0;
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
@@ -201,8 +201,8 @@ static inline void zero_bucket_wait(Zero *z, int bucket) {
     zero_poison_grads(z, bucket);
 }
 
-// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for bucket + 1, reduced
-// before it: the next layer of the backward reuses the buffer of bucket + 1.
+// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for bucket + 1,
+// reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
 static inline void zero_grads_reduce(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
     if (z->layout.sharding.dp_size == 1 || (stage < 2 && !z->last)) { return; }
