@@ -219,7 +219,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
 // logits (B*T,V) of the last forward
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
-    floatX *padded = (floatX *)scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp * sizeof(floatX));
+    floatX *padded = scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp);
     ParallelRows lnf = final_layernorm_forward(m);
     m->ops->matmul_forward(padded, lnf.all, param(m, WTE, 0), NULL, NULL, N, m->config.channels, Vp, &m->exec);
     settle(m);
@@ -1049,8 +1049,8 @@ static void test_no_write_past_a_tensor(void **state) {
 }
 
 static void acquire_twice(void *model) {
-    scratch_acquire(&((GPT2 *)model)->narrow, "dln1", 8);
-    scratch_acquire(&((GPT2 *)model)->narrow, "dln2", 8);
+    scratch_acquire(&((GPT2 *)model)->narrow, "dln1", 8 / sizeof(floatX));
+    scratch_acquire(&((GPT2 *)model)->narrow, "dln2", 8 / sizeof(floatX));
 }
 
 static void acquire_too_much(void *model) {

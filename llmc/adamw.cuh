@@ -1,20 +1,23 @@
 /*
-AdamW on the GPU: all tensors in one launch.
-The flat block, from the first range to the last, is cut into one run of elements a block, and there are as many blocks
-as the GPU holds at once. A block finds the range at the beginning of its run by a binary search (11 reads for 1200
-ranges) and goes on from range to range. A warp takes 128 neighbours, a lane four of them: 512 bytes in a row of an fp32
-array, 128 of 8-bit codes, and what one random draw rounds. Runs and ranges begin at multiples of 128, so that a warp has
-whole blocks of moments, whose scale is the largest of its lanes'; only where a range ends has a lane less than four.
-What is stored is a template's matter: weights with a master, with a remainder, alone; moments in fp32, bf16, 8 bits;
-gradients in fp32, bf16.
-An element's new values depend on nothing but itself, and the scale of its block, so the bits are the same for any grid.
-They are the twin's: the formulas are its adamw_weight and those of moments.h, and nvcc rounds division and square root
-correctly, unless told to be fast.
-The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are arguments.
-Bytes       as in adamw.h. In the time that an H200 takes to move a byte it can do 7 instructions: 210 for the 30 bytes
-            of a parameter with fp32 states, which take 42 (54 without a master, with a rounding draw); 125 for the 18
-            bytes of bf16 moments and a remainder, which take 93; 98 for the 14 bytes of 8-bit moments, which take 160.
-            So memory is the limit but for these, whose time is by this count that of 23 bytes.
+AdamW on the GPU: all tensors in one launch. Formulas and reference implementation are in adamw.h and moments.h.
+  adamw_kernel  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
+  adamw_group   a lane updates 4 neighbours, a warp 128: load, update, round, store
+Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes of 8-bit codes. One 64-bit random
+            number rounds 4 neighbours. Intervals and ranges begin at multiples of 128: a warp has whole blocks
+            of moments, and the scale of a block is a maximum over its lanes. A lane has fewer than 4 only at the end of
+            a range.
+Ranges      A block finds the first range of its interval by binary search: 11 reads for 1200 ranges.
+Templates   over storage: weights with master, with remainder, alone; moments in fp32, bf16, 8 bits; gradients in fp32,
+            bf16.
+Bits        An element depends on itself and the scale of its block alone: the same bits for any grid. They are the
+            reference's bits, since nvcc rounds division and square root correctly by default.
+Norm        The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are
+            arguments.
+Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. Per parameter:
+              fp32                        30 bytes = 210 instructions; the kernel has 42, or 54 with stochastic rounding
+              bf16 moments, remainder     18 bytes = 125 instructions; the kernel has 93
+              8-bit moments               14 bytes =  98 instructions; the kernel has 160, the time of 23 bytes
+            So memory is the limit, except with 8-bit moments.
 defines: cuda_adamw_update, cuda_params_changed
 */
 #pragma once
@@ -22,22 +25,22 @@ defines: cuda_adamw_update, cuda_params_changed
 #include "llmc/common/device.cuh"
 
 enum { ADAMW_THREADS = 256, ADAMW_GROUP = 4 };
-enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements a block takes at a time
-static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp takes a block of moments at a time");
+enum { ADAMW_SWEEP = ADAMW_THREADS * ADAMW_GROUP };  // elements that a block updates at a time
+static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp updates one block of moments at a time");
 
 enum AdamWWeights { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
 
-// of a multiprocessor: remainders and moments that are rounded take more registers than a fourth would leave
+// blocks per multiprocessor: with remainders or rounded moments the registers do not suffice for four
 template <int WEIGHTS, class M>
 static constexpr int adamw_blocks = WEIGHTS == WEIGHTS_WITH_REMAINDER || !std::is_same_v<M, float> ? 3 : 4;
 
-// ---- a lane's elements, as they are stored
+// ---- a lane's elements in their storage types
 
 // four of T in one access
 template <class T>
 using GroupWords = std::conditional_t<sizeof(T) == 4, uint4, std::conditional_t<sizeof(T) == 2, uint2, uint32_t>>;
 
-// the first `count` of four; all of them where WHOLE, which says that they are there
+// the first `count` of four elements, zeros after them; WHOLE: all four, in one access
 template <bool WHOLE, class T>
 static __device__ __forceinline__ void load_group(T (&x)[ADAMW_GROUP], const T *from, int count) {
     if constexpr (WHOLE) {
@@ -49,7 +52,7 @@ static __device__ __forceinline__ void load_group(T (&x)[ADAMW_GROUP], const T *
     }
 }
 
-// Each array is used once a step, but for params, which the next forward reads: STAY keeps them in the L2 cache.
+// STAY keeps the array in the L2 cache: the next forward reads params. The other arrays are used once a step.
 template <bool WHOLE, bool STAY = false, class T>
 static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GROUP], int count) {
     if constexpr (WHOLE) {
@@ -68,7 +71,7 @@ static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GRO
     }
 }
 
-// M: what a moment is stored as, G: a gradient
+// M: the storage type of moments, G: of gradients
 template <int WEIGHTS, class M, class G> struct AdamWGroup {
     floatX w[ADAMW_GROUP];
     float master[ADAMW_GROUP];
@@ -76,7 +79,7 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
     M m[ADAMW_GROUP], v[ADAMW_GROUP];
     G g[ADAMW_GROUP];
 
-    // elements i .. i + count - 1 of the flat block, zeros after them
+    // elements [i, i + count) of the flat arrays, zeros after them
     template <bool WHOLE>
     __device__ __forceinline__ void load(const OptimizerState &state, const void *grads, size_t i, int count) {
         if constexpr (WEIGHTS == WEIGHTS_WITH_MASTER) {
@@ -109,9 +112,9 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
         }
     }
 
-    __device__ __forceinline__ void set_weight(int k, float weight, uint64_t draw) {
+    __device__ __forceinline__ void set_weight(int k, float weight, uint64_t random_bits) {
         if constexpr (WEIGHTS == WEIGHTS_ALONE) {
-            w[k] = to_floatX_stochastic(weight, rounding_part(draw, k));
+            w[k] = to_floatX_stochastic(weight, element_rounding_bits(random_bits, k));
         } else {
             w[k] = to_floatX_half_up(weight);
             master[k] = weight;
@@ -123,26 +126,26 @@ template <int WEIGHTS, class M, class G> struct AdamWGroup {
 static __device__ __forceinline__ float stored_float(float x) { return x; }
 static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_float(x); }
 
-// What rounds the elements of a process's part of a tensor from `first` on. They are the four of one draw, but at the
-// ends of short rows
-static __device__ __forceinline__ uint64_t adamw_draw(const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t tensor = static_cast<uint64_t>(t.range.tensor), draw = 0;
-    if (t.range.view.cols == 0) { return rounding_draw(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
+// 64 random bits for the four elements of a rank's tensor from `first` on. In a slice the four may belong to several
+// groups: at the ends of rows, and in rows that begin within a group.
+static __device__ __forceinline__ uint64_t adamw_random_bits(const AdamWTensor &t, Rounded what, size_t first) {
+    uint64_t tensor = static_cast<uint64_t>(t.range.tensor), random_bits = 0;
+    if (t.range.view.cols == 0) { return group_rounding_bits(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
     size_t element = view_element(t.range.view, first);
     bool together = view_element(t.range.view, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
     if (element % ADAMW_GROUP == 0 && together) {
-        return rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        return group_rounding_bits(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
     }
     for (int k = 0; k < ADAMW_GROUP; k++) {
         element = view_element(t.range.view, first + k);
-        uint64_t of_group = rounding_draw(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
-        draw |= static_cast<uint64_t>(rounding_part(of_group, element % ADAMW_GROUP)) << (16 * k);
+        uint64_t of_group = group_rounding_bits(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        random_bits |= static_cast<uint64_t>(element_rounding_bits(of_group, element % ADAMW_GROUP)) << (16 * k);
     }
-    return draw;
+    return random_bits;
 }
 
-// ---- moments to what is stored. An fp32 or a bf16 knows nothing of its neighbours; a code has its scale together with
-// those of the warp's other lanes, all of which come here
+// ---- moments to their storage type. fp32 and bf16 are rounded element by element. 8-bit codes share a scale with the
+// other lanes of the warp: all lanes must call
 
 static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
                                                      const AdamWTensor &, Rounded, size_t) {
@@ -152,25 +155,27 @@ static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], c
 
 static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
                                                      const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t draw = adamw_draw(t, what, first);
+    uint64_t random_bits = adamw_random_bits(t, what, first);
     UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = bf16_round_stochastic(x[k], rounding_part(draw, k)); }
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        to[k] = bf16_round_stochastic(x[k], element_rounding_bits(random_bits, k));
+    }
 }
 
 // returns the scale, the same in every lane
 static __device__ __forceinline__ float m_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&m)[ADAMW_GROUP],
-                                                 uint64_t draw) {
+                                                 uint64_t random_bits) {
     float largest = 0;
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) { largest = fmaxf(largest, fabsf(m[k])); }
     float scale = m_scale(warp_max(largest)), inverse = inverse_scale(scale);
     UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = m_code(m[k], inverse, rounding_part(draw, k)); }
+    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = m_code(m[k], inverse, element_rounding_bits(random_bits, k)); }
     return scale;
 }
 
 static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], const float (&v)[ADAMW_GROUP],
-                                                 uint64_t draw) {
+                                                 uint64_t random_bits) {
     float root[ADAMW_GROUP], largest = 0;
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) {
@@ -179,47 +184,61 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
     }
     float scale = v_scale(warp_max(largest)), inverse = inverse_scale(scale);
     UNROLL
-    for (int k = 0; k < ADAMW_GROUP; k++) { codes[k] = v_code(root[k], inverse, rounding_part(draw, k)); }
+    for (int k = 0; k < ADAMW_GROUP; k++) {
+        codes[k] = v_code(root[k], inverse, element_rounding_bits(random_bits, k));
+    }
     return scale;
 }
 
 // ---- the kernel
 
-// Elements i .. i + count - 1, of the warp's 128 with scale `block`. Lanes that have none compute with zeros.
+// Elements [i, i + count), in the warp's block of moments `block`. A lane without elements computes with zeros.
 template <int WEIGHTS, class M, class G>
 static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
                                                    size_t i, int count, const AdamWTensor &t, const AdamWScales &s) {
     constexpr bool CODES = std::is_same_v<M, uint8_t>;
     AdamWGroup<WEIGHTS, M, G> group;
+    // load
     if (count == ADAMW_GROUP) {
         group.template load<true>(state, grads, i, count);
     } else {
         group.template load<false>(state, grads, i, count);
     }
     size_t first = t.range.tensor_offset + i - t.range.offset;
-    uint64_t weight_draw = 0;
-    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_draw = adamw_draw(t, ROUND_WEIGHT, first); }
+    // update, and round the weights
+    uint64_t weight_bits = 0;
+    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_bits = adamw_random_bits(t, ROUND_WEIGHT, first); }
     float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
-    if constexpr (CODES) { m_old = state.m_scales[block], v_old = state.v_scales[block]; }
+    if constexpr (CODES) {
+        m_old = state.m_scales[block];
+        v_old = state.v_scales[block];
+    }
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) {
         if constexpr (CODES) {
-            m[k] = m_of_code(group.m[k], m_old), v[k] = v_of_code(group.v[k], v_old);
+            m[k] = m_of_code(group.m[k], m_old);
+            v[k] = v_of_code(group.v[k], v_old);
         } else {
-            m[k] = stored_float(group.m[k]), v[k] = stored_float(group.v[k]);
+            m[k] = stored_float(group.m[k]);
+            v[k] = stored_float(group.v[k]);
         }
         float g = stored_float(group.g[k]) * t.grad_scale;
-        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.range.decay, s), weight_draw);
+        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.range.decay, s), weight_bits);
     }
+    // round the moments
     if constexpr (CODES) {
-        // every lane has used the old scales before the maxima, for which it waits, are there
-        float m_new = m_encode(group.m, m, adamw_draw(t, ROUND_M, first));
-        float v_new = v_encode(group.v, v, adamw_draw(t, ROUND_V, first));
-        if (lane_id() == 0) { state.m_scales[block] = m_new, state.v_scales[block] = v_new; }
+        // warp_max in the encoders waits for all lanes: all have read the old scales before lane 0 writes new ones
+        float m_new = m_encode(group.m, m, adamw_random_bits(t, ROUND_M, first));
+        float v_new = v_encode(group.v, v, adamw_random_bits(t, ROUND_V, first));
+        if (lane_id() == 0) {
+            state.m_scales[block] = m_new;
+            state.v_scales[block] = v_new;
+        }
     } else {
         moments_store(group.m, m, t, ROUND_M, first);
         moments_store(group.v, v, t, ROUND_V, first);
     }
+    // store
     if (count == ADAMW_GROUP) {
         group.template store<true>(state, i, count);
     } else {
@@ -227,7 +246,7 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     }
 }
 
-// the first range that ends after `position`; num_ranges if none does
+// the first range that ends after `position`; num_ranges if there is none
 static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, int num_ranges, size_t position) {
     int low = 0, high = num_ranges;
     while (low < high) {
@@ -249,11 +268,11 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
     size_t first = ranges[0].offset, last = ranges[num_ranges - 1].offset + ranges[num_ranges - 1].count;
     size_t sweeps = ceil_div(last - first, static_cast<size_t>(ADAMW_SWEEP));
-    size_t run = ceil_div(sweeps, static_cast<size_t>(gridDim.x)) * ADAMW_SWEEP;
-    size_t begin = first + blockIdx.x * run, end = min(begin + run, last);
-    int s = adamw_range_at(ranges, num_ranges, begin);
-    for (; s < num_ranges && ranges[s].offset < end; s++) {
-        AdamWTensor tensor = {ranges[s], seed, static_cast<uint64_t>(step), grad_scale};
+    size_t interval = ceil_div(sweeps, static_cast<size_t>(gridDim.x)) * ADAMW_SWEEP;
+    size_t begin = first + blockIdx.x * interval, end = min(begin + interval, last);
+    int r = adamw_range_at(ranges, num_ranges, begin);
+    for (; r < num_ranges && ranges[r].offset < end; r++) {
+        AdamWTensor tensor = {ranges[r], seed, static_cast<uint64_t>(step), grad_scale};
         size_t from = max(begin, tensor.range.offset), to = min(end, tensor.range.offset + tensor.range.count);
         for (size_t at = from + warp_id() * MOMENT_BLOCK; at < to; at += ADAMW_SWEEP) {
             size_t i = at + lane_id() * ADAMW_GROUP;
@@ -263,37 +282,37 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M
     }
 }
 
-// ---- which of them
+// ---- launcher
 
 typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared,
                             const UpdateRange *ranges, int num_ranges, uint64_t seed, int step, AdamWScales scales);
 
 typedef struct {
     AdamWKernel kernel;
-    int blocks;  // of a multiprocessor
-} AdamWChoice;
+    int blocks;  // per multiprocessor
+} AdamWLaunch;
 
-template <int WEIGHTS, class M, class G> static inline AdamWChoice adamw_choice() {
+template <int WEIGHTS, class M, class G> static inline AdamWLaunch adamw_launch() {
     return {adamw_kernel<WEIGHTS, M, G>, adamw_blocks<WEIGHTS, M>};
 }
 
-template <class M, class G> static inline AdamWChoice adamw_kernel_of(const OptimizerState *state) {
-    if (state->master) { return adamw_choice<WEIGHTS_WITH_MASTER, M, G>(); }
-    return state->remainder ? adamw_choice<WEIGHTS_WITH_REMAINDER, M, G>() : adamw_choice<WEIGHTS_ALONE, M, G>();
+template <class M, class G> static inline AdamWLaunch adamw_launch_of(const OptimizerState *state) {
+    if (state->master) { return adamw_launch<WEIGHTS_WITH_MASTER, M, G>(); }
+    return state->remainder ? adamw_launch<WEIGHTS_WITH_REMAINDER, M, G>() : adamw_launch<WEIGHTS_ALONE, M, G>();
 }
 
-template <class G> static inline AdamWChoice adamw_kernel_of(const OptimizerState *state) {
-    if (state->moments == DT_U8) { return adamw_kernel_of<uint8_t, G>(state); }
-    return state->moments == DT_BF16 ? adamw_kernel_of<bf16, G>(state) : adamw_kernel_of<float, G>(state);
+template <class G> static inline AdamWLaunch adamw_launch_of(const OptimizerState *state) {
+    if (state->moments == DT_U8) { return adamw_launch_of<uint8_t, G>(state); }
+    return state->moments == DT_BF16 ? adamw_launch_of<bf16, G>(state) : adamw_launch_of<float, G>(state);
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                      const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     if (num_ranges == 0) { return; }
-    AdamWChoice of = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(state) : adamw_kernel_of<float>(state);
-    LAUNCH(of.kernel, ex->cuda->multiprocessors * of.blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at,
+    AdamWLaunch launch = grads.dtype == DT_BF16 ? adamw_launch_of<bf16>(state) : adamw_launch_of<float>(state);
+    LAUNCH(launch.kernel, ex->cuda->multiprocessors * launch.blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at,
            norm_squared, ranges, num_ranges, hyper->seed, hyper->step, adamw_scales(hyper));
 }
 
-// nothing is kept of them: kernels read params themselves
+// no copies to update: kernels read params themselves
 static inline void cuda_params_changed(const floatX *params, size_t n, Exec *ex) { (void)params, (void)n, (void)ex; }

@@ -1,21 +1,22 @@
 /*
-AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu et al. 2013).
+AdamW with decoupled weight decay (Loshchilov, Hutter 2019), after clipping by global norm (Pascanu et al. 2013): the
+reference implementation.
   g = grad * min(1, clip / ||grads||)
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon) + decay w)
-All of it is computed in real. What is stored is chosen apart from that:
-  w   an fp32 master and params rounded from it; or params and what they lack of the master, 16 bits (floatx.h): the
-      same numbers, bit for bit; or params alone. Where these are bf16 they are rounded stochastically: to nearest, most
-      updates would be lost
-  m v real; or bf16 rounded stochastically: with beta2 = 0.999 a step changes v by less than the distance of two bf16,
-      and to nearest it would never decay; or 8 bits with a scale for 128 neighbours (moments.h)
+The arithmetic is in real. The storage of each number is independent of it:
+  w   an fp32 master and params rounded from it; or params and a 16-bit remainder (floatx.h), the same numbers bit for
+      bit; or params alone. bf16 params alone are rounded stochastically: to nearest, most updates would be lost
+  m v real; or bf16, rounded stochastically; or 8 bits with a scale per 128 neighbours (moments.h), rounded
+      stochastically. To nearest, v would never decay: with beta2 = 0.999 a step changes v by less than one bf16 unit
   g   real or bf16
-A draw depends on the seed, the step, the tensor, the element in it and which of w, m, v it rounds, and on nothing else.
-Where the gradients' norm is not finite, nothing is updated.
-Every multiply-add is written as one fma, which a compiler neither splits nor forms by itself, so that all of them, and
-the CUDA kernel, compute the same bits.
-With -f 2 the rounded copy of the parameters (Exec.rounded) is written beside them, while they are in cache.
-Bytes       a parameter, all but g read and written, without the scales' 1/8:
+The random bits of stochastic rounding are keyed by seed, step, tensor, element of the tensor, and one of w, m, v.
+Nothing is updated if the norm of the gradients is not finite.
+Every multiply-add is written as one fma, which no compiler splits or forms: all compilers and the CUDA kernel compute
+the same bits.
+With -f 2 the rounded copy of the parameters (Exec.rounded) is written while the parameters are in cache.
+Shapes      params, master, remainder, m, v and g are flat arrays of one layout; UpdateRange selects elements of them.
+Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               fp32       28    w 4, m 4, v 4, g 4
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
@@ -28,12 +29,12 @@ defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor,
 #include "llmc/common/rng.h"
 #include "llmc/common/vector_math.h"
 
-// what the step's numbers come to for every element
+// the numbers of a step that all elements share
 typedef struct {
     real beta1, beta2, epsilon, clip;
     real step_size;     // lr / (1 - beta1^step)
     real second_scale;  // 1 / (1 - beta2^step)
-    real keep;          // what decay leaves of a weight: 1 - lr decay
+    real keep;          // 1 - lr decay: the factor of weight decay
 } AdamWScales;
 
 static inline AdamWScales adamw_scales(const AdamW *hyper) {
@@ -49,7 +50,7 @@ static inline HOST_DEVICE real adamw_grad_scale(real clip, real norm_squared) {
     return clip > 0 && norm > clip ? clip / norm : 1;
 }
 
-// the new weight from the old one and its scaled gradient;  m and v are updated in place
+// the new weight from the old one and the scaled gradient g; m and v are updated in place
 static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bool decays, AdamWScales s) {
     *m = REAL_MATH(fma)(s.beta1, *m, (1 - s.beta1) * g);
     *v = REAL_MATH(fma)(s.beta2, *v, (1 - s.beta2) * g * g);
@@ -57,31 +58,31 @@ static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bo
     return REAL_MATH(fma)(decays ? s.keep : 1, w, -(s.step_size * *m / deviation));
 }
 
-// what a run of elements is part of
+// one range of a tensor, and the numbers of this step
 typedef struct {
     UpdateRange range;
     uint64_t seed, step;
     real grad_scale;
 } AdamWTensor;
 
-// where element e of a process's part of a tensor is in the whole
+// element e of a slice, as an element of the whole tensor
 static inline HOST_DEVICE size_t view_element(StridedView view, size_t e) {
     if (view.cols == 0) { return e; }
     uint32_t row = (uint32_t)e / view.cols, col = (uint32_t)e % view.cols;
     return view.offset + row * view.stride + col;
 }
 
-// ---- the twin: a tile of elements at a time, so that no loop over them asks what they are stored as
+// ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
 
-enum { ADAMW_TILE = 512 };  // elements a thread updates at a time: whole blocks of moments, all of it in the L1 cache
+enum { ADAMW_TILE = 512 };  // elements; whole blocks of moments, and all arrays of a tile fit in the L1 cache
 
-// a tile's numbers where they are not stored as real, and the draws that round them
+// buffers for the arrays that are not stored as real, and random bits to round them
 typedef struct {
     real w[ADAMW_TILE], m[ADAMW_TILE], v[ADAMW_TILE], g[ADAMW_TILE];
     uint16_t random_bits[ADAMW_TILE];
 } AdamWTile;
 
-// Elements i .. i + n - 1 of an array as real: where it is real, the place itself; else `buffer`, filled from it.
+// Elements [i, i + n) of an array as real: a pointer into a real array, else `buffer`, converted from bf16.
 static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *buffer) {
     if (dtype != DT_BF16) { return (real *)array + i; }
     const bf16 *from = (const bf16 *)array + i;
@@ -98,10 +99,10 @@ static inline real *tile_of_weights(const OptimizerState *state, size_t i, size_
     return buffer;
 }
 
-// the end of the block of moments that begins at element `block` of a tile of n
+// the end of the block of moments that begins at element `block` of a tile of n elements
 static inline size_t block_end(size_t block, size_t n) { return block + MOMENT_BLOCK < n ? block + MOMENT_BLOCK : n; }
 
-// m and v from 8 bits
+// m, v (n) from 8 bits
 static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, real *m, real *v) {
     const uint8_t *m_codes = (const uint8_t *)state->m + i, *v_codes = (const uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
@@ -111,30 +112,31 @@ static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, 
     }
 }
 
-// ---- back to where they are stored
+// ---- stores, with stochastic rounding
 
-// the bits of a part of a tensor, whose neighbours here need not be neighbours in the whole
-static inline void tile_draw_part(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
-    uint64_t draw = 0;
+// random bits for a slice: neighbours of the slice need not be neighbours in the tensor
+static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what, size_t first, size_t n,
+                                             AdamWTensor t) {
+    uint64_t group_bits = 0;
     for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
         size_t element = view_element(t.range.view, first + e), group = element / 4;
-        if (group != last) { draw = rounding_draw(t.seed, t.step, (uint64_t)t.range.tensor, what, group); }
-        random_bits[e] = (uint16_t)rounding_part(draw, element % 4);
+        if (group != last) { group_bits = group_rounding_bits(t.seed, t.step, (uint64_t)t.range.tensor, what, group); }
+        random_bits[e] = (uint16_t)element_rounding_bits(group_bits, element % 4);
         last = group;
     }
 }
 
-// a tile's random bits for w, m or v; `first` is the place of its beginning in the tensor, a multiple of 4
-static inline void tile_draw(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
-    uint64_t draws[ADAMW_TILE / 4];
+// random bits (n) for w, m or v of a tile. `first`: the tile's first element in this rank's tensor, a multiple of 4
+static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
+    uint64_t groups[ADAMW_TILE / 4];
     if (t.range.view.cols > 0) {
-        tile_draw_part(random_bits, what, first, n, t);
+        tile_random_bits_of_slice(random_bits, what, first, n, t);
         return;
     }
     for (size_t group = 0; group < (n + 3) / 4; group++) {
-        draws[group] = rounding_draw(t.seed, t.step, (uint64_t)t.range.tensor, what, first / 4 + group);
+        groups[group] = group_rounding_bits(t.seed, t.step, (uint64_t)t.range.tensor, what, first / 4 + group);
     }
-    memcpy(random_bits, draws, n * sizeof *random_bits);  // little-endian: the lowest 16 bits are the first element's
+    memcpy(random_bits, groups, n * sizeof *random_bits);  // little-endian: element 0 has the lowest 16 bits
 }
 
 static inline void tile_round(bf16 *to, const real *from, const uint16_t *random_bits, size_t n) {
@@ -149,7 +151,7 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
 #pragma omp simd
         for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
     } else if (DT_FLOATX == DT_BF16) {
-        tile_draw(tile->random_bits, ROUND_WEIGHT, t.range.tensor_offset + i - t.range.offset, n, t);
+        tile_random_bits(tile->random_bits, ROUND_WEIGHT, t.range.tensor_offset + i - t.range.offset, n, t);
         tile_round((bf16 *)(void *)params, w, tile->random_bits, n);
     }
     if (state->remainder) {
@@ -174,17 +176,17 @@ static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n
     }
 }
 
-// m and v from the tile, unless they are real: then they have been changed where they are
+// m and v from the tile; real moments were updated in place
 static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, AdamWTensor t) {
     if (state->moments == DT_REAL) { return; }
     bool bytes = state->moments == DT_U8;
-    tile_draw(tile->random_bits, ROUND_M, t.range.tensor_offset + i - t.range.offset, n, t);
+    tile_random_bits(tile->random_bits, ROUND_M, t.range.tensor_offset + i - t.range.offset, n, t);
     if (bytes) {
         tile_encode_m(state, i, n, tile);
     } else {
         tile_round((bf16 *)state->m + i, tile->m, tile->random_bits, n);
     }
-    tile_draw(tile->random_bits, ROUND_V, t.range.tensor_offset + i - t.range.offset, n, t);
+    tile_random_bits(tile->random_bits, ROUND_V, t.range.tensor_offset + i - t.range.offset, n, t);
     if (bytes) {
         tile_encode_v(state, i, n, tile);
     } else {
@@ -192,7 +194,7 @@ static inline void tile_store_moments(const OptimizerState *state, size_t i, siz
     }
 }
 
-// elements i .. i + n - 1 of the flat blocks, which lie in one range; i - range.begin is a multiple of ADAMW_TILE
+// elements [i, i + n) of the flat arrays, in one range; i - range.offset is a multiple of ADAMW_TILE
 static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, AdamWTensor t,
                               AdamWScales s) {
     AdamWTile tile;
@@ -217,11 +219,11 @@ static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads,
     AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
-    for (int s = 0; s < num_ranges; s++) {
-        AdamWTensor tensor = {ranges[s], hyper->seed, (uint64_t)hyper->step, grad_scale};
+    for (int r = 0; r < num_ranges; r++) {
+        AdamWTensor tensor = {ranges[r], hyper->seed, (uint64_t)hyper->step, grad_scale};
 #pragma omp for schedule(static) nowait
-        for (size_t start = 0; start < ranges[s].count; start += ADAMW_TILE) {
-            size_t i = ranges[s].offset + start, left = ranges[s].count - start;
+        for (size_t start = 0; start < ranges[r].count; start += ADAMW_TILE) {
+            size_t i = ranges[r].offset + start, left = ranges[r].count - start;
             size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
             adamw_tile(state, grads, i, n, tensor, scales);
             if (rounded) { round_to_bf16(rounded + i, state->params + i, n); }

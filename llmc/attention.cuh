@@ -1,30 +1,26 @@
 /*
-Causal attention on the GPU (FlashAttention-2: Dao 2023). Formula, shapes and twins are in attention.h.
-A block owns OWN rows of one head and meets the rows of the other side OTHER at a time, in shared memory.
-  forward   owns queries, meets keys and values: scores, online softmax, sums of values. Saves lse alone
-  delta     dout . out of every row, (B,NH,T), into scratch
-  dK, dV    owns keys and values, meets queries and dout, with the scores transposed: S^T = K Q^T
-  dQ        owns queries and dout, meets keys and values
-  decode    a block for a head of a query: its keys and values straight from the cache
-Both kernels of the backward rebuild the scores from lse. That makes 7 products where 5 would do, but every sum has one
-owner and one order: no atomics, the same bits every run. Nothing of T x T elements is stored, and tiles wholly above
-the diagonal are neither loaded nor computed.
-Each kernel is written once, over a struct that says how tiles lie and how products are made:
-  TensorTiles  bf16, heads of 32, 64, 80 or 128, arrays aligned to 16 bytes: mma on tensor cores; cp.async copies a tile
-               while the one before is used. A warp has 32 rows of its own (16 where heads are wide), so that what is
-               read from shared memory serves 2 or 4 mma. Forward and dQ are bound by the tensor cores; dK, dV as much
-               by ldmatrix: with heads of 64 a step of 16 queries has 64 mma and 24 ldmatrix, 8 of them for values
-               that no registers are left to hold
-  PlainTiles   all else up to heads of 256: fp32 in shared memory, a thread multiplies 4 rows by 4
-Bytes: a block reads its rows once, and those of the other side up to the diagonal. Over a head these are read
-T / (2 OWN) times, from L2, since the blocks of a head run at about the same time. Outputs are written once, 16 bytes a
-thread.
+Causal attention on the GPU (FlashAttention-2: Dao 2023). Formulas and reference implementation are in attention.h.
+  attention_decode_kernel   the plain kernel: one query over cached keys and values; scores, softmax, weighted sum
+  attention_forward_kernel  tiles of queries visit tiles of keys and values: scores, online softmax, accumulate, write
+  attention_delta_kernel    delta (B,NH,T) = dout . out of each row, a scratch buffer of the backward
+  attention_dkv_kernel      tiles of keys and values visit tiles of queries and dout; scores are transposed, S^T = K Q^T
+  attention_dq_kernel       tiles of queries and dout visit tiles of keys and values
+The forward saves lse alone, and both backward kernels recompute the scores from lse. That makes 7 GEMMs where 5 would
+do. In return each sum has one owner and one order: no atomics, the same bits in every run. No array has T x T elements.
+Tiles wholly above the diagonal are neither loaded nor computed.
+The tile kernels are templates over the layout of a tile and the two GEMMs on it:
+  PlainTiles   CUDA cores: fp32 or bf16, any head size up to 256, any alignment
+  TensorTiles  tensor cores: bf16, head sizes 32, 64, 80 and 128, arrays aligned to 16 bytes
+Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH,T) float. Outputs: =
+Bytes       A thread block reads its own rows once, and the other side's rows up to the diagonal. The other side is read
+            T / (2 OWN) times per head, from L2, since the blocks of a head run at about the same time. Outputs are
+            written once, 16 bytes a thread.
 defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
 */
 #pragma once
 #include "llmc/common/device.cuh"
 
-// before a loop that shall stay one: unrolled, it would need more registers than there are
+// keeps the next loop rolled: unrolled, it would spill registers
 #ifdef __CUDACC__
 #define ATTENTION_ROLLED _Pragma("unroll 1")
 #else
@@ -33,22 +29,111 @@ defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cu
 
 struct AttentionShape {
     int T, NH, HS;
-    bool packs;   // rows and arrays are aligned to, and heads are made of, 16-byte packs
-    float scale;  // 1/sqrt(HS), times log2(e): a score in base 2
+    bool packs;   // head size and addresses are multiples of 16 bytes
+    float scale;  // log2(e) / sqrt(HS): scaled scores are exponents of 2
 };
 
-// the rows of the block's head: row t of each is `stride` elements after row t-1
-template <class T> struct AttentionQkv {
-    T *q, *k, *v;
-    int stride;
+// ---- decode: the plain kernel
+
+enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256, ATTENTION_MAX_BLOCKS = 65535 };
+
+// Keys or values of one head. Rows [0, num_cached) are in the cache, the rest in qkv: other blocks of the same launch
+// are still appending the rest to the cache.
+struct AttentionCache {
+    const floatX *cached, *fresh;
+    int num_cached;
+    size_t stride, fresh_stride;
+    __device__ __forceinline__ const floatX *row(int i) const {
+        return i < num_cached ? cached + i * stride : fresh + (i - num_cached) * fresh_stride;
+    }
 };
 
-// grid: (tiles, NH, B)
-static __device__ __forceinline__ size_t attention_rows_before(const AttentionShape &s) {
-    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * s.T;  // of (B,NH,T)
+// query (HS, in shared memory) . key (HS), W elements at a time
+template <int W>
+static __device__ __forceinline__ float attention_dot(SharedPtr<float> query, const floatX *key, int HS) {
+    float sum = 0, x[W];
+    for (int d = 0; d < HS; d += W) {
+        load_floats(x, key + d);
+        UNROLL
+        for (int i = 0; i < W; i++) { sum += query[d + i] * x[i]; }
+    }
+    return sum;
 }
-static __device__ __forceinline__ size_t attention_head_begin(const AttentionShape &s) {
-    return (size_t)blockIdx.z * s.T * s.NH * s.HS + blockIdx.y * s.HS;  // of (B,T,NH,HS)
+
+// One query of one head per block. grid: (NH, n).
+// Keys are processed THREADS at a time. For the scores a thread has one key. For the values a thread has W columns of
+// every groups-th key. The order of sums depends on the number of visible keys alone, not on the number in the cache:
+// any split of a text into calls gives the same bits.
+template <int W>
+static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
+    attention_decode_kernel(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int NH, int HS,
+                            float scale) {
+    constexpr int THREADS = ATTENTION_DECODE_THREADS, GROUP_SUMS = W * THREADS;
+    SHARED_ARRAY(float, query, ATTENTION_MAX_HS);
+    SHARED_ARRAY(float, weight, THREADS);       // exp(score - top) of the current keys
+    SHARED_ARRAY(float, of_group, GROUP_SUMS);  // (groups, HS)
+    size_t C = (size_t)NH * HS, head = (size_t)blockIdx.x * HS;
+    int thread = (int)threadIdx.x, num_keys = pos + (int)blockIdx.y + 1;
+    int columns = HS / W, group = thread / columns, groups = THREADS / columns, column = thread % columns * W;
+    const floatX *own = qkv + blockIdx.y * 3 * C + head;
+    AttentionCache key = {keys + head, qkv + C + head, pos, C, 3 * C};
+    AttentionCache value = {values + head, qkv + 2 * C + head, pos, C, 3 * C};
+
+    // load the query; append the new key and value to the cache
+    for (int d = thread; d < HS; d += THREADS) {
+        query[d] = to_real(own[d]);
+        keys[(num_keys - 1) * C + head + d] = own[C + d];
+        values[(num_keys - 1) * C + head + d] = own[2 * C + d];
+    }
+    __syncthreads();  // the query is complete
+
+    float top = -INFINITY, sum = 0, sums[W] = {}, x[W];
+    for (int first = 0; first < num_keys; first += THREADS) {
+        int count = min(THREADS, num_keys - first);
+        // scores
+        float score = thread < count ? scale * attention_dot<W>(query, key.row(first + thread), HS) : -INFINITY;
+        // online softmax: earlier sums shrink when the largest score grows
+        float largest = fmaxf(top, block_max<THREADS>(score)), shrink = exp2_fast(top - largest);
+        top = largest;
+        weight[thread] = exp2_fast(score - top);
+        sum = sum * shrink + block_sum<THREADS>(weight[thread]);  // the barriers of block_sum complete `weight`
+        // weighted sum of values
+        UNROLL
+        for (int i = 0; i < W; i++) { sums[i] *= shrink; }
+        for (int k = group; k < count; k += groups) {
+            load_floats(x, value.row(first + k) + column);
+            UNROLL
+            for (int i = 0; i < W; i++) { sums[i] += weight[k] * x[i]; }
+        }
+        // the next block_max has barriers between these reads of `weight` and the next writes
+    }
+
+    // add up the groups; threads beyond the last whole group have sums that nobody reads
+    UNROLL
+    for (int i = 0; i < W; i++) { of_group[thread * W + i] = sums[i]; }
+    __syncthreads();  // the sums of all groups are complete
+    float scale_out = 1.0f / sum;
+    for (int d = thread; d < HS; d += THREADS) {
+        float total = 0;
+        for (int g = 0; g < groups; g++) { total += of_group[g * HS + d]; }
+        out[blockIdx.y * C + head + d] = to_floatX(total * scale_out);
+    }
+}
+
+// ---- one head of the packed arrays. grid of the tile kernels: (tiles, NH, B)
+
+template <class T> struct AttentionQkv {
+    T *q, *k, *v;  // row 0 of the head
+    int stride;    // elements from row t to row t + 1
+};
+
+// the head's first row in (B,NH,T)
+static __device__ __forceinline__ size_t attention_row_offset(const AttentionShape &s) {
+    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * s.T;
+}
+// the head's first element in (B,T,NH,HS)
+static __device__ __forceinline__ size_t attention_head_offset(const AttentionShape &s) {
+    return (size_t)blockIdx.z * s.T * s.NH * s.HS + blockIdx.y * s.HS;
 }
 template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_head(T *qkv, const AttentionShape &s) {
     int C = s.NH * s.HS;
@@ -57,203 +142,35 @@ template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_h
 }
 
 // ---- tiles
-// A tile is some rows of one head in shared memory, known by its address; rows from T on are zeros. These need no mask:
-// a key from T on is above the diagonal of every query that is stored, and a query from T on has dout = 0 and
-// delta = 0, so it adds nothing to dK and dV.
-// A matrix whose rows are the block's own lies in registers, spread over the threads: x[r][c] of a thread is the
-// element at row(r) and column(c). LANES neighbouring lanes have the same rows. A warp's rows are among SPAN rows from
+// A tile is a number of rows of one head in shared memory, known by its address. A block has tiles of OWN rows for its
+// own side and visits the other side in tiles of OTHER rows. Rows from T on are zeros and need no mask: such a key is
+// above the diagonal of every stored query, and such a query has dout = 0 and delta = 0.
+// A matrix with one row per own row is in registers, spread over the threads: x[r][c] of a thread is the element at
+// row(r) and column(c). LANES neighbouring lanes have the same rows. A warp's rows are among the WARP_ROWS rows from
 // first_row() on.
-//   TensorTiles  as mma leaves its sums: lane l has rows l/4, l/4 + 8, .. and of every 8 columns 2(l%4) and the next
-//                         columns 0 1  2 3  4 5  6 7   8 9 ..
-//                  row 0, 8, ..   l0   l1   l2   l3    l0
-//                  row 1, 9, ..   l4   l5   l6   l7    l4
-//                As the left factor of the next product mma wants elements at the same places, in bf16, so scores go
-//                from one product to the next without leaving their lane.
-//   PlainTiles   thread i has rows i/8, i/8 + 8, ..; of scores columns i%8, i%8 + 8, ..; of sums 4 of every 32 columns
+// Both structs have the same members:
+//   load<NUM>(tile, from, stride, first, s)    copies rows [first, first + NUM) to the tile
+//   in_registers(tile, s), in_shared(tile, s)  own rows as the left factor of a GEMM; registers are faster
+//   add_scores(x, own, tile, first)            x (own, N) += own (own, HS) tile[first..]^T: scores, or dout . V
+//   accumulate(sums, x, tile, first, scratch)  sums (own, HS) += x (own, N) tile[first..]
+//   store(to, stride, tile, first, s, sums, scale)   own rows [first, first + OWN) of `to` = scale (own) sums (own, HS)
 
-// HS a multiple of 16. OWN rows are dealt to WARPS warps, 16 or 32 each
-template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
-    static constexpr int OWN = OWN_, OTHER = OTHER_, THREADS = 32 * WARPS, WIDTH = HS;
-    static constexpr int SPAN = OWN / WARPS, ROWS = SPAN / 8, LANES = 4;
-    static constexpr int STEP = 16;       // rows of the other side that the backward takes at a time
-    static constexpr int BUFFERS = 2;     // a tile is used while the next arrives
-    static constexpr int MIN_BLOCKS = 0;  // on a multiprocessor: as many as ptxas thinks best
-    static constexpr int ROW_BYTES = HS * 2, CHUNKS = HS / 8, SCRATCH_BYTES = 0;
-    static_assert(SPAN % 16 == 0 && OTHER % 16 == 0 && HS % 16 == 0, "mma takes 16 by 16");
-
-    static __device__ __forceinline__ int first_row() { return warp_id() * SPAN; }
-    static __device__ __forceinline__ int row(int r) { return first_row() + r * 8 + lane_id() / 4; }
-    static __device__ __forceinline__ int column(int c) { return c / 2 * 8 + lane_id() % 4 * 2 + c % 2; }
-
-    // Where in a tile half c (8 columns, 16 bytes: a chunk) of columns 16k .. 16k+15 of row r is. The banks hold 8
-    // chunks. ldmatrix reads the same chunk of 8 rows at once; SHARING of these rows begin in the same bank, so each of
-    // them has its chunks in an order of its own: chunk i is where i ^ (0 .. SHARING-1) would be.
-    static __device__ __forceinline__ uint32_t place(int r, int c, int k) {
-        constexpr int SHARING = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
-        int low = 2 * k % SHARING, high = 2 * k - low;
-        int order = r / (8 / SHARING) % SHARING;
-        return static_cast<uint32_t>(r * ROW_BYTES + (c ^ order ^ low) * 16 + high * 16);
-    }
-
-    // starts the copy of rows first .. first+NUM-1 of a matrix
-    template <int NUM>
-    static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
-                                                const AttentionShape &s) {
-        static_assert(NUM * CHUNKS % THREADS == 0, "every thread copies as many chunks");
-        UNROLL
-        for (int i = 0; i < NUM * CHUNKS / THREADS; i++) {
-            int chunk = i * THREADS + (int)threadIdx.x, r = chunk / CHUNKS, c = chunk % CHUNKS;
-            bool valid = first + r < s.T;
-            cp_async<16>(tile + place(r, c % 2, c / 2), from + (size_t)(valid ? first + r : 0) * stride + c * 8, valid);
-        }
-    }
-
-    // A left factor: columns 16k.. of 16 of the warp's own rows, from 16m on. From shared memory each time, or kept.
-    struct InShared {
-        uint32_t tile;
-        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
-            uint32_t rows = tile + (first_row() + m * 16) * ROW_BYTES;
-            ldmatrix_x4(a, rows + place(lane_id() % 16, lane_id() / 16, k));
-        }
-    };
-    struct Held {
-        uint32_t all[SPAN / 16][HS / 16][4];
-        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
-            UNROLL
-            for (int i = 0; i < 4; i++) { a[i] = all[m][k][i]; }
-        }
-    };
-    static __device__ __forceinline__ InShared in_shared(uint32_t tile, const AttentionShape &) { return {tile}; }
-    static __device__ __forceinline__ Held hold(uint32_t tile, const AttentionShape &) {
-        Held held;
-        UNROLL
-        for (int m = 0; m < SPAN / 16; m++) {
-            UNROLL
-            for (int k = 0; k < HS / 16; k++) { InShared{tile}.fragment(held.all[m][k], m, k); }
-        }
-        return held;
-    }
-
-    // 16 rows from 16m on and 8 columns from 8n on of x += a b
-    template <int N>
-    static __device__ __forceinline__ void multiply_add(float (&x)[ROWS][N], int m, int n, const uint32_t (&a)[4],
-                                                        uint32_t b0, uint32_t b1) {
-        float *top = &x[2 * m][2 * n], *bottom = &x[2 * m + 1][2 * n];
-        float d[4] = {top[0], top[1], bottom[0], bottom[1]};
-        mma_bf16(d, a, b0, b1);
-        top[0] = d[0], top[1] = d[1], bottom[0] = d[2], bottom[1] = d[3];
-    }
-
-    // x (own, 4N) += own rows . rows first.. of the tile
-    template <class Own, int N>
-    static __device__ __forceinline__ void products(float (&x)[ROWS][N], const Own &own, uint32_t tile, int first) {
-        int lane = lane_id();
-        uint32_t rows = tile + first * ROW_BYTES;
-        UNROLL
-        for (int k = 0; k < HS / 16; k++) {
-            uint32_t a[SPAN / 16][4], b[4];
-            UNROLL
-            for (int m = 0; m < SPAN / 16; m++) { own.fragment(a[m], m, k); }
-            UNROLL
-            for (int n = 0; n < N / 4; n++) {  // the tile's rows are columns of the right factor: not transposed
-                ldmatrix_x4(b, rows + n * 16 * ROW_BYTES + place(lane / 16 * 8 + lane % 8, lane / 8 % 2, k));
-                UNROLL
-                for (int m = 0; m < SPAN / 16; m++) {
-                    multiply_add(x, m, 2 * n, a[m], b[0], b[1]);
-                    multiply_add(x, m, 2 * n + 1, a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
-
-    // sums (own, HS) += x (own, 4N), rounded to bf16, times rows first.. of the tile
-    template <int N>
-    static __device__ __forceinline__ void gather(float (&sums)[ROWS][HS / 4], const float (&x)[ROWS][N], uint32_t tile,
-                                                  int first, uint32_t) {
-        int lane = lane_id();
-        uint32_t rows = tile + first * ROW_BYTES;
-        UNROLL
-        for (int k = 0; k < N / 4; k++) {
-            uint32_t a[SPAN / 16][4], b[4];
-            UNROLL
-            for (int m = 0; m < SPAN / 16; m++) {
-                UNROLL
-                for (int i = 0; i < 4; i++) {
-                    const float *pair = &x[2 * m + i % 2][4 * k + i / 2 * 2];
-                    a[m][i] = pack_bf16(pair[0], pair[1]);
-                }
-            }
-            UNROLL
-            for (int n = 0; n < HS / 16; n++) {
-                ldmatrix_x4_trans(b, rows + k * 16 * ROW_BYTES + place(lane % 16, lane / 16, n));
-                UNROLL
-                for (int m = 0; m < SPAN / 16; m++) {
-                    multiply_add(sums, m, 2 * n, a[m], b[0], b[1]);
-                    multiply_add(sums, m, 2 * n + 1, a[m], b[2], b[3]);
-                }
-            }
-        }
-    }
-
-    // Own rows of a matrix = scale (of each row) times sums. So that 16 bytes are stored at a time, they go through the
-    // warp's rows of a tile, which no other warp touches and which this one last read before its latest barrier.
-    static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t tile, int first,
-                                                 const AttentionShape &s, const float (&sums)[ROWS][HS / 4],
-                                                 const float (&scale)[ROWS]) {
-        int lane = lane_id();
-        UNROLL
-        for (int r = 0; r < ROWS; r++) {
-            UNROLL
-            for (int n = 0; n < CHUNKS; n++) {
-                uint32_t pair = pack_bf16(sums[r][2 * n] * scale[r], sums[r][2 * n + 1] * scale[r]);
-                store_shared(tile + place(row(r), n % 2, n / 2) + lane % 4 * 4, pair);
-            }
-        }
-        __syncwarp();  // the rows are complete
-        UNROLL
-        for (int i = 0; i < SPAN * CHUNKS / 32; i++) {
-            int chunk = i * 32 + lane, r = first_row() + chunk / CHUNKS, c = chunk % CHUNKS;
-            if (first + r >= s.T) { continue; }
-            uint4 words = load_shared<uint4>(tile + place(r, c % 2, c / 2));
-            store128(to + (size_t)(first + r) * stride + c * 8, pack_of_words<floatX>(words));
-        }
-    }
-};
-
-// Any storage and any head size up to WIDTH, a multiple of 32. 64 threads, TILE own rows and as many others
+// CUDA cores: any dtype, head sizes up to WIDTH (a multiple of 32). 64 threads, TILE rows on either side, fp32 in
+// shared memory. A thread multiplies 4 rows by 4 (2 by 2 where TILE is 16). Thread i has rows i/8, i/8 + 8, ..; of
+// scores the columns i%8, i%8 + 8, ..; of sums 4 of every 32 columns.
 template <int WIDTH_, int TILE> struct PlainTiles {
     static constexpr int OWN = TILE, OTHER = TILE, STEP = TILE, THREADS = 64, WIDTH = WIDTH_;
-    static constexpr int SPAN = TILE, ROWS = TILE / 8, LANES = 8, BUFFERS = 1;
-    static constexpr int MIN_BLOCKS = 1;  // no more are asked for, or ptxas spills registers to get them
-    // Between rows 16 bytes are left, so that 8 lanes read 16 bytes each of 8 rows without a bank conflict; between
-    // those of the scores 32, as 32 lanes write 4 rows of 8.
+    static constexpr int WARP_ROWS = TILE, ROWS = TILE / 8, LANES = 8, BUFFERS = 1;
+    static constexpr int MIN_BLOCKS = 1;  // per multiprocessor; with more, ptxas spills registers
+    // Padding against bank conflicts: 16 bytes a row, as 8 lanes read 16 bytes each of 8 rows; 32 bytes a row of
+    // scores, as 32 lanes write 4 rows of 8.
     static constexpr int ROW_BYTES = WIDTH * 4 + 16, SCORE_BYTES = TILE * 4 + 32, SCRATCH_BYTES = TILE * SCORE_BYTES;
 
     static __device__ __forceinline__ int first_row() { return 0; }
     static __device__ __forceinline__ int row(int r) { return (int)threadIdx.x / 8 + 8 * r; }
     static __device__ __forceinline__ int column(int c) { return (int)threadIdx.x % 8 + 8 * c; }
 
-    template <int W> static __device__ __forceinline__ void store_row(uint32_t to, const float (&x)[W]) {
-        if constexpr (W == 1) {
-            store_shared(to, x[0]);
-        } else {
-            UNROLL
-            for (int i = 0; i < W; i += 4) {
-                store_shared(to + i * 4, make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
-            }
-        }
-    }
-    template <int W, int NUM>
-    static __device__ __forceinline__ void load_packs(uint32_t tile, const floatX *from, int stride, int first,
-                                                      const AttentionShape &s) {
-        for (int at = (int)threadIdx.x * W; at < NUM * WIDTH; at += THREADS * W) {
-            int r = at / WIDTH, d = at % WIDTH;
-            float x[W] = {};
-            if (first + r < s.T && d < s.HS) { load_floats(x, from + (size_t)(first + r) * stride + d); }
-            store_row(tile + r * ROW_BYTES + d * 4, x);
-        }
-    }
-    // rows first .. first+NUM-1 of a matrix; columns from HS on are zeros
+    // columns from HS on are zeros
     template <int NUM>
     static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
                                                 const AttentionShape &s) {
@@ -263,18 +180,40 @@ template <int WIDTH_, int TILE> struct PlainTiles {
             load_packs<1, NUM>(tile, from, stride, first, s);
         }
     }
+    template <int W, int NUM>
+    static __device__ __forceinline__ void load_packs(uint32_t tile, const floatX *from, int stride, int first,
+                                                      const AttentionShape &s) {
+        for (int at = (int)threadIdx.x * W; at < NUM * WIDTH; at += THREADS * W) {
+            int r = at / WIDTH, d = at % WIDTH;
+            float x[W] = {};
+            if (first + r < s.T && d < s.HS) { load_floats(x, from + (size_t)(first + r) * stride + d); }
+            uint32_t to = tile + r * ROW_BYTES + d * 4;
+            if constexpr (W == 1) {
+                store_shared(to, x[0]);
+            } else {
+                UNROLL
+                for (int i = 0; i < W; i += 4) {
+                    store_shared(to + i * 4, make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
+                }
+            }
+        }
+    }
 
-    // left factors stay in shared memory
-    struct Held {
+    // fp32 rows are too wide for registers: left factors always stay in shared memory
+    struct InShared {
         uint32_t tile;
         int HS;
     };
-    static __device__ __forceinline__ Held in_shared(uint32_t tile, const AttentionShape &s) { return {tile, s.HS}; }
-    static __device__ __forceinline__ Held hold(uint32_t tile, const AttentionShape &s) { return {tile, s.HS}; }
+    static __device__ __forceinline__ InShared in_shared(uint32_t tile, const AttentionShape &s) {
+        return {tile, s.HS};
+    }
+    static __device__ __forceinline__ InShared in_registers(uint32_t tile, const AttentionShape &s) {
+        return {tile, s.HS};
+    }
 
-    // x (own, TILE) += own rows . rows first.. of the tile
     template <int N>
-    static __device__ __forceinline__ void products(float (&x)[ROWS][N], const Held &own, uint32_t tile, int first) {
+    static __device__ __forceinline__ void add_scores(float (&x)[ROWS][N], const InShared &own, uint32_t tile,
+                                                      int first) {
         for (int d = 0; d < own.HS; d += 4) {
             float4 b[N];
             UNROLL
@@ -288,12 +227,11 @@ template <int WIDTH_, int TILE> struct PlainTiles {
         }
     }
 
-    // sums (own, WIDTH) += x (own, TILE) times rows first.. of the tile. The threads that share a row are of one warp,
-    // and show each other their x in rows of `scratch` that only this warp uses
+    // Threads that share a row are in one warp. They exchange x through rows of `scratch` that only this warp uses.
     template <int N>
-    static __device__ __forceinline__ void gather(float (&sums)[ROWS][WIDTH / 8], const float (&x)[ROWS][N],
-                                                  uint32_t tile, int first, uint32_t scratch) {
-        __syncwarp();  // the warp has read the last x
+    static __device__ __forceinline__ void accumulate(float (&sums)[ROWS][WIDTH / 8], const float (&x)[ROWS][N],
+                                                      uint32_t tile, int first, uint32_t scratch) {
+        __syncwarp();  // the warp has read the previous x
         UNROLL
         for (int r = 0; r < ROWS; r++) {
             UNROLL
@@ -305,7 +243,10 @@ template <int WIDTH_, int TILE> struct PlainTiles {
             UNROLL
             for (int r = 0; r < ROWS; r++) {
                 float4 four = load_shared<float4>(scratch + row(r) * SCORE_BYTES + j * 4);
-                a[r][0] = four.x, a[r][1] = four.y, a[r][2] = four.z, a[r][3] = four.w;
+                a[r][0] = four.x;
+                a[r][1] = four.y;
+                a[r][2] = four.z;
+                a[r][3] = four.w;
             }
             UNROLL
             for (int i = 0; i < 4; i++) { add_row(sums, a, i, tile + (first + j + i) * ROW_BYTES); }
@@ -320,13 +261,14 @@ template <int WIDTH_, int TILE> struct PlainTiles {
             float4 b = load_shared<float4>(tile_row + n * 128 + threadIdx.x % 8 * 16);
             UNROLL
             for (int r = 0; r < ROWS; r++) {
-                sums[r][4 * n] += a[r][i] * b.x, sums[r][4 * n + 1] += a[r][i] * b.y;
-                sums[r][4 * n + 2] += a[r][i] * b.z, sums[r][4 * n + 3] += a[r][i] * b.w;
+                sums[r][4 * n] += a[r][i] * b.x;
+                sums[r][4 * n + 1] += a[r][i] * b.y;
+                sums[r][4 * n + 2] += a[r][i] * b.z;
+                sums[r][4 * n + 3] += a[r][i] * b.w;
             }
         }
     }
 
-    // own rows of a matrix = scale (of each row) times sums
     static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t, int first, const AttentionShape &s,
                                                  const float (&sums)[ROWS][WIDTH / 8], const float (&scale)[ROWS]) {
         UNROLL
@@ -358,17 +300,19 @@ template <int WIDTH_, int TILE> struct PlainTiles {
     }
 };
 
-// Tile j is there for all when this returns, and where there are two buffers the copy of tile j+1 has been started.
-// load(j) copies tile j into buffer j % BUFFERS.
+// ---- stages of the tile kernels
+
+// Waits for tile j of the other side. With two buffers the copy of tile j + 1 is started too, and overlaps with the use
+// of tile j. load(j) copies tile j into buffer j % BUFFERS.
 template <class Tiles, class Load>
 static __device__ __forceinline__ void attention_next_tile(int j, int end, Load load) {
     if constexpr (Tiles::BUFFERS == 1) {
-        __syncthreads();  // all are done with tile j-1, which tile j replaces
+        __syncthreads();  // all threads are done with tile j - 1, which tile j replaces
         load(j);
         cp_async_commit();
     }
     cp_async_wait<0>();
-    __syncthreads();  // tile j is here for all; and all are done with tile j-1, whose buffer is filled next
+    __syncthreads();  // tile j is complete, and all threads are done with tile j - 1: its buffer is filled next
     if constexpr (Tiles::BUFFERS == 2) {
         if (j + 1 < end) {
             load(j + 1);
@@ -377,10 +321,8 @@ static __device__ __forceinline__ void attention_next_tile(int j, int end, Load 
     }
 }
 
-// ---- rectangles of the kernels
-
-// Scores above the diagonal become -inf. Rows are queries from `query` on and columns keys from `key` on, or the
-// reverse.
+// Scores above the diagonal become -inf. Rows are queries from `query` on and columns keys from `key` on; with
+// ROWS_ARE_KEYS the reverse.
 template <class Tiles, bool ROWS_ARE_KEYS, int N>
 static __device__ __forceinline__ void attention_mask(float (&x)[Tiles::ROWS][N], int query, int key) {
     UNROLL
@@ -394,7 +336,7 @@ static __device__ __forceinline__ void attention_mask(float (&x)[Tiles::ROWS][N]
     }
 }
 
-// over the lanes that have the same rows
+// over the lanes that share a row
 template <class Tiles> static __device__ __forceinline__ float attention_row_max(float x) {
     UNROLL
     for (int lanes = Tiles::LANES / 2; lanes > 0; lanes /= 2) { x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes)); }
@@ -406,9 +348,9 @@ template <class Tiles> static __device__ __forceinline__ float attention_row_sum
     return x;
 }
 
-// The online softmax (Milakov, Gimelshein 2018), base 2: x becomes 2^(scale x - top), where top is the row's largest
-// scale x so far; what was summed under a smaller top shrinks. sum is of this thread's columns only. Key 0 is in the
-// first tile and visible to all, so top is finite.
+// The online softmax (Milakov, Gimelshein 2018) in base 2: x becomes 2^(scale x - top), where top is the row's largest
+// scale x so far. sum and out, accumulated under a smaller top, shrink. sum covers this thread's columns only. top is
+// finite: key 0 is in the first tile and visible to every query.
 template <class Tiles, int N, int W>
 static __device__ __forceinline__ void attention_softmax(float (&x)[Tiles::ROWS][N], float (&top)[Tiles::ROWS],
                                                          float (&sum)[Tiles::ROWS], float (&out)[Tiles::ROWS][W],
@@ -432,7 +374,7 @@ static __device__ __forceinline__ void attention_softmax(float (&x)[Tiles::ROWS]
     }
 }
 
-// ---- forward: a block owns OWN queries
+// ---- forward: a block owns OWN queries and visits keys and values
 
 template <class Tiles> static constexpr int attention_forward_shared() {
     return (Tiles::OWN + 2 * Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
@@ -455,13 +397,14 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
     };
 
+    // load the queries, and start the copy of the first tile
     Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(0); }
     cp_async_commit();
     cp_async_wait<1>();
-    __syncthreads();  // the queries are here for all
-    auto query = Tiles::hold(queries, s);
+    __syncthreads();  // the queries are complete
+    auto query = Tiles::in_registers(queries, s);
     float sums[ROWS][Tiles::WIDTH / Tiles::LANES] = {}, top[ROWS], sum[ROWS] = {};
     UNROLL
     for (int r = 0; r < ROWS; r++) { top[r] = -INFINITY; }
@@ -470,23 +413,28 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         attention_next_tile<Tiles>(j, end, load);
         int key = j * OTHER;
         uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        if (key >= warp_first + Tiles::SPAN || warp_first >= s.T) { continue; }  // all of it is above the diagonal
+        if (key >= warp_first + Tiles::WARP_ROWS || warp_first >= s.T) { continue; }  // wholly above the diagonal
+        // scores
         float x[ROWS][OTHER / Tiles::LANES] = {};
-        Tiles::products(x, query, keys + buffer, 0);
+        Tiles::add_scores(x, query, keys + buffer, 0);
         if (key + OTHER - 1 > warp_first) { attention_mask<Tiles, false>(x, first, key); }
+        // online softmax
         attention_softmax<Tiles>(x, top, sum, sums, s.scale);
-        Tiles::gather(sums, x, values + buffer, 0, scratch);
+        // accumulate the values
+        Tiles::accumulate(sums, x, values + buffer, 0, scratch);
     }
+
+    // write lse and out
     UNROLL
     for (int r = 0; r < ROWS; r++) {
         float total = attention_row_sum<Tiles>(sum[r]);
         int t = first + Tiles::row(r);
         if (lane_id() % Tiles::LANES == 0 && t < s.T) {
-            lse[attention_rows_before(s) + t] = top[r] * LN_2 + logf(total);
+            lse[attention_row_offset(s) + t] = top[r] * LN_2 + logf(total);
         }
         sum[r] = 1.0f / total;
     }
-    Tiles::store(out + attention_head_begin(s), s.NH * s.HS, queries, first, s, sums, sum);
+    Tiles::store(out + attention_head_offset(s), s.NH * s.HS, queries, first, s, sums, sum);
 }
 
 // ---- backward
@@ -499,7 +447,7 @@ static __global__ void __launch_bounds__(ATTENTION_DELTA_THREADS)
     attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, AttentionShape s) {
     constexpr int LANES = ATTENTION_DELTA_LANES;
     size_t row = (blockIdx.x * (size_t)ATTENTION_DELTA_THREADS + threadIdx.x) / LANES;
-    size_t begin = min(row, rows - 1) * s.HS;  // a row that does not exist: the lanes stay for the shuffles
+    size_t begin = min(row, rows - 1) * s.HS;  // lanes beyond the last row stay for the shuffles
     float sum = 0;
     for (int d = lane_id() % LANES * W; d < s.HS; d += LANES * W) {
         float x[W], y[W];
@@ -514,7 +462,7 @@ static __global__ void __launch_bounds__(ATTENTION_DELTA_THREADS)
     if (row < rows && lane_id() % LANES == 0) { delta[(b * s.NH + h) * s.T + t] = sum; }
 }
 
-// pairs of lse and delta of NUM queries from `first` on, in shared memory; zeros from T on
+// pairs (lse, delta) of queries [first, first + NUM) to shared memory; zeros from T on
 template <class Tiles, int NUM>
 static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const float *lse, const float *delta,
                                                             int first, int T) {
@@ -531,7 +479,7 @@ template <class Tiles> static constexpr int attention_dkv_shared() {
            Tiles::BUFFERS * Tiles::OTHER * 8;
 }
 
-// dK and dV: a block owns OWN keys
+// dK and dV: a block owns OWN keys and values, and visits queries and dout. A tile is used STEP queries at a time.
 template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     attention_dkv_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
@@ -544,10 +492,10 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     uint32_t queries = values + OWN * Tiles::ROW_BYTES, douts = queries + Tiles::BUFFERS * TILE;
     uint32_t pairs = douts + Tiles::BUFFERS * TILE, scratch = pairs + Tiles::BUFFERS * PAIRS;
     int first = (int)blockIdx.x * OWN, warp_first = first + Tiles::first_row();
-    int begin = first / OTHER, end = ceil_div(s.T, OTHER);  // here the first blocks have most to do
+    int begin = first / OTHER, end = ceil_div(s.T, OTHER);  // the first blocks have most queries
     AttentionQkv<const floatX> from = attention_head(qkv, s);
-    const floatX *from_dout = dout + attention_head_begin(s);
-    size_t rows = attention_rows_before(s);
+    const floatX *from_dout = dout + attention_head_offset(s);
+    size_t rows = attention_row_offset(s);
     auto load = [&](int j) {
         uint32_t b = j % Tiles::BUFFERS;
         Tiles::template load<OTHER>(queries + b * TILE, from.q, from.stride, j * OTHER, s);
@@ -555,15 +503,16 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         attention_load_pairs<Tiles, OTHER>(pairs + b * PAIRS, lse + rows, delta + rows, j * OTHER, s.T);
     };
 
+    // load keys and values, and start the copy of the first tile
     Tiles::template load<OWN>(keys, from.k, from.stride, first, s);
     Tiles::template load<OWN>(values, from.v, from.stride, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(begin); }
     cp_async_commit();
     cp_async_wait<1>();
-    __syncthreads();  // keys and values are here for all
-    auto key = Tiles::hold(keys, s);
-    auto value = Tiles::in_shared(values, s);  // held too, they would take more registers than there are
+    __syncthreads();  // keys and values are complete
+    auto key = Tiles::in_registers(keys, s);
+    auto value = Tiles::in_shared(values, s);  // there are not enough registers for both
     float dk[ROWS][Tiles::WIDTH / Tiles::LANES] = {}, dv[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
 
     for (int j = begin; j < end; j++) {
@@ -572,12 +521,14 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         ATTENTION_ROLLED
         for (int i = 0; i < OTHER; i += STEP) {
             int query = j * OTHER + i;
-            // all of these queries are before the warp's keys, or there are none, or no keys
+            // these queries are before the warp's keys or beyond T, or the keys are beyond T
             if (query + STEP <= warp_first || query >= s.T || warp_first >= s.T) { continue; }
-            float p[ROWS][N] = {}, ds[ROWS][N] = {};  // transposed: rows are keys
-            Tiles::products(p, key, query_tile, i);
-            if (query < warp_first + Tiles::SPAN - 1) { attention_mask<Tiles, true>(p, query, first); }
-            Tiles::products(ds, value, dout_tile, i);
+            // scores and dout . V, both transposed: rows are keys
+            float p[ROWS][N] = {}, ds[ROWS][N] = {};
+            Tiles::add_scores(p, key, query_tile, i);
+            if (query < warp_first + Tiles::WARP_ROWS - 1) { attention_mask<Tiles, true>(p, query, first); }
+            Tiles::add_scores(ds, value, dout_tile, i);
+            // probabilities from lse, and the gradient of the scores
             UNROLL
             for (int c = 0; c < N; c++) {
                 float2 pair = load_shared<float2>(pairs + b * PAIRS + (i + Tiles::column(c)) * 8);
@@ -587,15 +538,21 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
                     ds[r][c] = p[r][c] * (ds[r][c] - pair.y);
                 }
             }
-            Tiles::gather(dv, p, dout_tile, i, scratch);
-            Tiles::gather(dk, ds, query_tile, i, scratch);
+            // accumulate
+            Tiles::accumulate(dv, p, dout_tile, i, scratch);
+            Tiles::accumulate(dk, ds, query_tile, i, scratch);
         }
     }
+
+    // write dK and dV
     float one[ROWS], scale[ROWS];
     UNROLL
-    for (int r = 0; r < ROWS; r++) { one[r] = 1, scale[r] = s.scale * LN_2; }
+    for (int r = 0; r < ROWS; r++) {
+        one[r] = 1;
+        scale[r] = s.scale * LN_2;
+    }
     AttentionQkv<floatX> to = attention_head(dqkv, s);
-    // dK first: its barrier is also what ends the reads of the values' tile
+    // dK first: the barrier in this store also ends the reads of the values' tile
     Tiles::store(to.k, to.stride, keys, first, s, dk, scale);
     Tiles::store(to.v, to.stride, values, first, s, dv, one);
 }
@@ -604,7 +561,7 @@ template <class Tiles> static constexpr int attention_dq_shared() {
     return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
 }
 
-// dQ: a block owns OWN queries
+// dQ: a block owns OWN queries and their dout, and visits keys and values. A tile is used STEP keys at a time.
 template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     attention_dq_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
@@ -625,8 +582,9 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
     };
 
+    // load queries and dout, and start the copy of the first tile
     Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
-    Tiles::template load<OWN>(douts, dout + attention_head_begin(s), s.NH * s.HS, first, s);
+    Tiles::template load<OWN>(douts, dout + attention_head_offset(s), s.NH * s.HS, first, s);
     cp_async_commit();
     if (Tiles::BUFFERS == 2) { load(0); }
     cp_async_commit();
@@ -634,13 +592,13 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     UNROLL
     for (int r = 0; r < ROWS; r++) {
         int t = first + Tiles::row(r);
-        lse2[r] = t < s.T ? LOG2_E * lse[attention_rows_before(s) + t] : 0.0f;
-        own_delta[r] = t < s.T ? delta[attention_rows_before(s) + t] : 0.0f;
+        lse2[r] = t < s.T ? LOG2_E * lse[attention_row_offset(s) + t] : 0.0f;
+        own_delta[r] = t < s.T ? delta[attention_row_offset(s) + t] : 0.0f;
     }
     cp_async_wait<1>();
-    __syncthreads();  // queries and dout are here for all
-    auto query = Tiles::hold(queries, s);
-    auto own_dout = Tiles::hold(douts, s);
+    __syncthreads();  // queries and dout are complete
+    auto query = Tiles::in_registers(queries, s);
+    auto own_dout = Tiles::in_registers(douts, s);
     float dq[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
 
     for (int j = 0; j < end; j++) {
@@ -649,11 +607,13 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         ATTENTION_ROLLED
         for (int i = 0; i < OTHER; i += STEP) {
             int key = j * OTHER + i;
-            if (key >= warp_first + Tiles::SPAN || warp_first >= s.T) { continue; }  // all is above the diagonal
+            if (key >= warp_first + Tiles::WARP_ROWS || warp_first >= s.T) { continue; }  // wholly above the diagonal
+            // scores and dout . V
             float p[ROWS][N] = {}, ds[ROWS][N] = {};
-            Tiles::products(p, query, keys + buffer, i);
+            Tiles::add_scores(p, query, keys + buffer, i);
             if (key + STEP - 1 > warp_first) { attention_mask<Tiles, false>(p, first, key); }
-            Tiles::products(ds, own_dout, values + buffer, i);
+            Tiles::add_scores(ds, own_dout, values + buffer, i);
+            // the gradient of the scores, with probabilities from lse
             UNROLL
             for (int r = 0; r < ROWS; r++) {
                 UNROLL
@@ -661,9 +621,12 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
                     ds[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -lse2[r])) * (ds[r][c] - own_delta[r]);
                 }
             }
-            Tiles::gather(dq, ds, keys + buffer, i, scratch);
+            // accumulate
+            Tiles::accumulate(dq, ds, keys + buffer, i, scratch);
         }
     }
+
+    // write dQ
     float scale[ROWS];
     UNROLL
     for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * LN_2; }
@@ -671,89 +634,176 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
 }
 
-// ---- decode: a block a head of a query
+// ---- tensor cores
+// The same members as PlainTiles, in bf16. Three differences buy the speed:
+//   mma       16x16 by 16x8 in one instruction, instead of one multiply-add a lane
+//   cp.async  the next tile is copied while the current one is used: two buffers
+//   ldmatrix  A warp has 32 rows of its own (16 where heads are wide), so one load from shared memory serves 2 or 4 mma
+// Forward and dQ are bound by the tensor cores. dK and dV are bound by ldmatrix as much: at head size 64 a step of 16
+// queries has 64 mma and 24 ldmatrix, 8 of them for values that do not fit into registers.
+// Registers hold a matrix in the layout of mma's sums. Lane l has rows l/4, l/4 + 8, ..; of every 8 columns it has
+// 2(l%4) and the next.
+//                         columns 0 1  2 3  4 5  6 7   8 9 ..
+//                  row 0, 8, ..   l0   l1   l2   l3    l0
+//                  row 1, 9, ..   l4   l5   l6   l7    l4
+// The left factor of the next mma has its elements at the same lanes, in bf16: scores go from one GEMM to the next
+// without leaving their lane.
 
-enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256, ATTENTION_MAX_BLOCKS = 65535 };
+// head size HS, a multiple of 16. Each of WARPS warps has 16 or 32 of the OWN rows.
+template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
+    static constexpr int OWN = OWN_, OTHER = OTHER_, THREADS = 32 * WARPS, WIDTH = HS;
+    static constexpr int WARP_ROWS = OWN / WARPS, ROWS = WARP_ROWS / 8, LANES = 4;
+    static constexpr int STEP = 16;       // rows of the other side that the backward uses at a time
+    static constexpr int BUFFERS = 2;     // one tile is used while the next arrives
+    static constexpr int MIN_BLOCKS = 0;  // per multiprocessor: left to ptxas
+    static constexpr int ROW_BYTES = HS * 2, CHUNKS = HS / 8, SCRATCH_BYTES = 0;  // a chunk: 16 bytes, 8 columns
+    static_assert(WARP_ROWS % 16 == 0 && OTHER % 16 == 0 && HS % 16 == 0, "mma takes 16 by 16");
 
-// The keys or the values that a query sees: the first num_cached are in the cache, the others in qkv, from where other
-// blocks append them to the cache meanwhile.
-struct AttentionCache {
-    const floatX *cached, *fresh;
-    int num_cached;
-    size_t stride, fresh_stride;
-    __device__ __forceinline__ const floatX *row(int i) const {
-        return i < num_cached ? cached + i * stride : fresh + (i - num_cached) * fresh_stride;
+    static __device__ __forceinline__ int first_row() { return warp_id() * WARP_ROWS; }
+    static __device__ __forceinline__ int row(int r) { return first_row() + r * 8 + lane_id() / 4; }
+    static __device__ __forceinline__ int column(int c) { return c / 2 * 8 + lane_id() % 4 * 2 + c % 2; }
+
+    // The byte offset in a tile of chunk 2k + c of row r; c is 0 or 1. The 32 banks hold 8 chunks, and ldmatrix reads
+    // the same chunk of 8 rows at once. SHARING of these rows begin in the same bank, so each of them permutes its
+    // chunks differently: chunk i is stored where i ^ (0 .. SHARING-1) would be.
+    static __device__ __forceinline__ uint32_t chunk_offset(int r, int c, int k) {
+        constexpr int SHARING = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+        int low = 2 * k % SHARING, high = 2 * k - low;
+        int order = r / (8 / SHARING) % SHARING;
+        return static_cast<uint32_t>(r * ROW_BYTES + (c ^ order ^ low) * 16 + high * 16);
+    }
+
+    // starts an asynchronous copy
+    template <int NUM>
+    static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
+                                                const AttentionShape &s) {
+        static_assert(NUM * CHUNKS % THREADS == 0, "every thread copies as many chunks");
+        UNROLL
+        for (int i = 0; i < NUM * CHUNKS / THREADS; i++) {
+            int chunk = i * THREADS + (int)threadIdx.x, r = chunk / CHUNKS, c = chunk % CHUNKS;
+            bool valid = first + r < s.T;
+            cp_async<16>(tile + chunk_offset(r, c % 2, c / 2), from + (size_t)(valid ? first + r : 0) * stride + c * 8,
+                         valid);
+        }
+    }
+
+    // The left factor of a GEMM: fragment(a, m, k) is columns [16k, 16k + 16) of the warp's rows [16m, 16m + 16).
+    struct InShared {
+        uint32_t tile;
+        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
+            uint32_t rows = tile + (first_row() + m * 16) * ROW_BYTES;
+            ldmatrix_x4(a, rows + chunk_offset(lane_id() % 16, lane_id() / 16, k));
+        }
+    };
+    struct InRegisters {
+        uint32_t all[WARP_ROWS / 16][HS / 16][4];
+        __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
+            UNROLL
+            for (int i = 0; i < 4; i++) { a[i] = all[m][k][i]; }
+        }
+    };
+    static __device__ __forceinline__ InShared in_shared(uint32_t tile, const AttentionShape &) { return {tile}; }
+    static __device__ __forceinline__ InRegisters in_registers(uint32_t tile, const AttentionShape &) {
+        InRegisters own;
+        UNROLL
+        for (int m = 0; m < WARP_ROWS / 16; m++) {
+            UNROLL
+            for (int k = 0; k < HS / 16; k++) { InShared{tile}.fragment(own.all[m][k], m, k); }
+        }
+        return own;
+    }
+
+    // 16 rows from 16m on and 8 columns from 8n on of x += a b
+    template <int N>
+    static __device__ __forceinline__ void multiply_add(float (&x)[ROWS][N], int m, int n, const uint32_t (&a)[4],
+                                                        uint32_t b0, uint32_t b1) {
+        float *top = &x[2 * m][2 * n], *bottom = &x[2 * m + 1][2 * n];
+        float d[4] = {top[0], top[1], bottom[0], bottom[1]};
+        mma_bf16(d, a, b0, b1);
+        top[0] = d[0];
+        top[1] = d[1];
+        bottom[0] = d[2];
+        bottom[1] = d[3];
+    }
+
+    template <class Own, int N>
+    static __device__ __forceinline__ void add_scores(float (&x)[ROWS][N], const Own &own, uint32_t tile, int first) {
+        int lane = lane_id();
+        uint32_t rows = tile + first * ROW_BYTES;
+        UNROLL
+        for (int k = 0; k < HS / 16; k++) {
+            uint32_t a[WARP_ROWS / 16][4], b[4];
+            UNROLL
+            for (int m = 0; m < WARP_ROWS / 16; m++) { own.fragment(a[m], m, k); }
+            UNROLL
+            for (int n = 0; n < N / 4; n++) {  // the tile's rows are columns of the right factor: not transposed
+                ldmatrix_x4(b, rows + n * 16 * ROW_BYTES + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, k));
+                UNROLL
+                for (int m = 0; m < WARP_ROWS / 16; m++) {
+                    multiply_add(x, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_add(x, m, 2 * n + 1, a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // x is rounded to bf16
+    template <int N>
+    static __device__ __forceinline__ void accumulate(float (&sums)[ROWS][HS / 4], const float (&x)[ROWS][N],
+                                                      uint32_t tile, int first, uint32_t) {
+        int lane = lane_id();
+        uint32_t rows = tile + first * ROW_BYTES;
+        UNROLL
+        for (int k = 0; k < N / 4; k++) {
+            uint32_t a[WARP_ROWS / 16][4], b[4];
+            UNROLL
+            for (int m = 0; m < WARP_ROWS / 16; m++) {
+                UNROLL
+                for (int i = 0; i < 4; i++) {
+                    const float *pair = &x[2 * m + i % 2][4 * k + i / 2 * 2];
+                    a[m][i] = pack_bf16(pair[0], pair[1]);
+                }
+            }
+            UNROLL
+            for (int n = 0; n < HS / 16; n++) {
+                ldmatrix_x4_trans(b, rows + k * 16 * ROW_BYTES + chunk_offset(lane % 16, lane / 16, n));
+                UNROLL
+                for (int m = 0; m < WARP_ROWS / 16; m++) {
+                    multiply_add(sums, m, 2 * n, a[m], b[0], b[1]);
+                    multiply_add(sums, m, 2 * n + 1, a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+
+    // Rows go through the warp's own rows of a tile, so that a thread stores 16 bytes at a time. No other warp touches
+    // these rows, and this warp last read them before its latest barrier.
+    static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t tile, int first,
+                                                 const AttentionShape &s, const float (&sums)[ROWS][HS / 4],
+                                                 const float (&scale)[ROWS]) {
+        int lane = lane_id();
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+            UNROLL
+            for (int n = 0; n < CHUNKS; n++) {
+                uint32_t pair = pack_bf16(sums[r][2 * n] * scale[r], sums[r][2 * n + 1] * scale[r]);
+                store_shared(tile + chunk_offset(row(r), n % 2, n / 2) + lane % 4 * 4, pair);
+            }
+        }
+        __syncwarp();  // the rows are complete
+        UNROLL
+        for (int i = 0; i < WARP_ROWS * CHUNKS / 32; i++) {
+            int chunk = i * 32 + lane, r = first_row() + chunk / CHUNKS, c = chunk % CHUNKS;
+            if (first + r >= s.T) { continue; }
+            uint4 words = load_shared<uint4>(tile + chunk_offset(r, c % 2, c / 2));
+            store128(to + (size_t)(first + r) * stride + c * 8, pack_of_words<floatX>(words));
+        }
     }
 };
 
-// query (in shared memory) . key, W elements at a time
-template <int W>
-static __device__ __forceinline__ float attention_dot(SharedPtr<float> query, const floatX *key, int HS) {
-    float sum = 0, x[W];
-    for (int d = 0; d < HS; d += W) {
-        load_floats(x, key + d);
-        UNROLL
-        for (int i = 0; i < W; i++) { sum += query[d + i] * x[i]; }
-    }
-    return sum;
-}
-
-// THREADS keys at a time: of the scores a thread has a key each, of the values W columns of every groups-th key. The
-// order of sums depends on how many keys a query sees, not on how many are in the cache: the same bits however it is
-// fed. grid: (NH, n)
-template <int W>
-static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
-    attention_decode_kernel(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int NH, int HS,
-                            float scale) {
-    constexpr int THREADS = ATTENTION_DECODE_THREADS, GROUP_SUMS = W * THREADS;
-    SHARED_ARRAY(float, query, ATTENTION_MAX_HS);
-    SHARED_ARRAY(float, weight, THREADS);
-    SHARED_ARRAY(float, of_group, GROUP_SUMS);  // (groups, HS)
-    size_t C = (size_t)NH * HS, head = (size_t)blockIdx.x * HS;
-    int thread = (int)threadIdx.x, num_keys = pos + (int)blockIdx.y + 1;
-    int columns = HS / W, group = thread / columns, groups = THREADS / columns, column = thread % columns * W;
-    const floatX *own = qkv + blockIdx.y * 3 * C + head;
-    AttentionCache key = {keys + head, qkv + C + head, pos, C, 3 * C};
-    AttentionCache value = {values + head, qkv + 2 * C + head, pos, C, 3 * C};
-    for (int d = thread; d < HS; d += THREADS) {
-        query[d] = to_real(own[d]);
-        keys[(num_keys - 1) * C + head + d] = own[C + d];
-        values[(num_keys - 1) * C + head + d] = own[2 * C + d];
-    }
-    __syncthreads();  // the query is complete
-
-    float top = -INFINITY, sum = 0, sums[W] = {}, x[W];
-    for (int first = 0; first < num_keys; first += THREADS) {
-        int count = min(THREADS, num_keys - first);
-        float score = thread < count ? scale * attention_dot<W>(query, key.row(first + thread), HS) : -INFINITY;
-        float largest = fmaxf(top, block_max<THREADS>(score)), shrink = exp2_fast(top - largest);
-        top = largest;
-        weight[thread] = exp2_fast(score - top);
-        sum = sum * shrink + block_sum<THREADS>(weight[thread]);  // whose barriers complete `weight`
-        UNROLL
-        for (int i = 0; i < W; i++) { sums[i] *= shrink; }
-        for (int k = group; k < count; k += groups) {
-            load_floats(x, value.row(first + k) + column);
-            UNROLL
-            for (int i = 0; i < W; i++) { sums[i] += weight[k] * x[i]; }
-        }
-        // the next block_max has barriers between these reads of `weight` and its next values
-    }
-    // threads that are left over make a group that nobody reads
-    UNROLL
-    for (int i = 0; i < W; i++) { of_group[thread * W + i] = sums[i]; }
-    __syncthreads();  // the sums of all groups are there
-    float scale_out = 1.0f / sum;
-    for (int d = thread; d < HS; d += THREADS) {
-        float total = 0;
-        for (int g = 0; g < groups; g++) { total += of_group[g * HS + d]; }
-        out[blockIdx.y * C + head + d] = to_floatX(total * scale_out);
-    }
-}
-
 // ---- launchers
 
-// B, or decode's new positions, and NH are numbers of blocks in a direction of the grid that has no more
+// B (or decode's new positions) and NH are y and z of the grid, hence the limit
 static inline AttentionShape attention_shape(int B, int T, int NH, int HS, bool aligned) {
     if (HS > ATTENTION_MAX_HS) { run_error("attention takes heads of at most %d, not %d", ATTENTION_MAX_HS, HS); }
     if (B > ATTENTION_MAX_BLOCKS || NH > ATTENTION_MAX_BLOCKS) {
@@ -764,8 +814,8 @@ static inline AttentionShape attention_shape(int B, int T, int NH, int HS, bool 
     return s;
 }
 
-// Calls run(Tiles()) with the tiles for heads of this shape. Blocks are as large as registers allow; the two sums that
-// the backward has fill these, in heads of 128 also with what longer tiles would add to addresses.
+// Calls run(Tiles()) for this head size. Tiles are as large as registers allow. The backward has two sums: at head size
+// 128 they fill the registers, and the addresses of longer tiles would spill.
 template <class T, bool BACKWARD, class Run> static inline void attention_with_tiles(const AttentionShape &s, Run run) {
     if constexpr (std::is_same_v<T, bf16>) {
         if (s.packs) {
@@ -783,7 +833,7 @@ template <class T, bool BACKWARD, class Run> static inline void attention_with_t
     run(PlainTiles<256, 16>());
 }
 
-// more than 48 KB of shared memory must be asked for
+// shared memory above 48 KB must be requested
 template <int BYTES, class Kernel> static inline void attention_allow_shared(Kernel *kernel) {
     static_assert(BYTES <= 99 << 10, "a block has no more shared memory on sm_120");
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES));
@@ -801,7 +851,7 @@ static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *
     });
 }
 
-// bytes of partial sums that the backward takes
+// bytes of delta, the scratch buffer of the backward
 static inline size_t attention_partials(int B, int T, int NH) { return (size_t)B * NH * T * sizeof(real); }
 
 static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,

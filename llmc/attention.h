@@ -1,15 +1,17 @@
 /*
-Causal multi-head self-attention on packed queries, keys and values.
+Causal multi-head self-attention on packed queries, keys and values: the reference implementation.
   forward   s[q,k] = Q[q] . K[k] / sqrt(HS) for k <= q;  lse[q] = log sum_k exp(s[q,k])
             p[q,k] = exp(s[q,k] - lse[q]);  out[q] = sum_k p[q,k] V[k]
   backward  delta[q] = dout[q] . out[q];  ds[q,k] = p[q,k] (dout[q] . V[k] - delta[q])
             dV[k] = sum_q p[q,k] dout[q];  dK[k] = sum_q ds[q,k] Q[q] / sqrt(HS);  dQ[q] = sum_k ds[q,k] K[k] / sqrt(HS)
-            (Dao et al. 2022: the probabilities are rebuilt from lse, never stored)
-Shapes      qkv, dqkv (B,T,3,NH,HS);  out, dout (B,T,NH,HS);  lse (B,NH,T)
+            (Dao et al. 2022: the probabilities are recomputed from lse, never stored)
+  decode    one query per new position over a cache of keys and values (maxT,NH,HS), to which the new ones are appended
+Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH,T) real. N = B*T, C = NH*HS
+Semantics   out, lse and dqkv are written with =. No output may overlap an input.
 Bytes       forward 4NC floatX, backward 8NC floatX.
-A thread takes one head of one sequence and TILE_N queries at a time. It holds the scores transposed, (keys, queries),
-for those queries only: T x TILE_N, never T x T. Keys after the last query of a tile are never visited, so half the work
-is not done. Heads are copied into rows padded to whole tiles of real: every head size and storage type is one case.
+A thread computes one head of one sequence, TILE_N queries at a time. Scores are transposed, (keys, queries), and exist
+for these queries only: T x TILE_N, never T x T. Keys after the last query of a tile are skipped, which halves the work.
+Heads are copied into rows of real, padded to whole tiles, so that every head size and storage type is one case.
 defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 */
 #pragma once
@@ -18,14 +20,14 @@ defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 #include "llmc/common/tile.h"
 #include "llmc/common/vector_math.h"
 
-// scale times one head's rows as real, zero-padded to (rows_padded, width)
+// out (rows_padded, width) = scale * in (rows, HS), rows `in_row` elements apart; zeros in the padding
 static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS,
                                   int width, real scale) {
     for (int r = 0; r < rows_padded; r++) {
         real *row = out + (size_t)r * width;
         int valid = r < rows ? HS : 0;
         const floatX *from = in + (size_t)r * in_row;
-        // the next head's row, which this thread wants next; rows are too far apart for the hardware to foresee it
+        // prefetch the same row of the next head, which this thread loads next: rows are too far apart for the hardware
         for (int d = 0; d < valid; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
 #pragma omp simd
         for (int d = 0; d < valid; d++) { row[d] = scale * to_real(from[d]); }
@@ -33,14 +35,14 @@ static inline void attention_load(real *out, const floatX *in, size_t in_row, in
     }
 }
 
-// out (HS, TILE_N) = transpose of in (TILE_N, width)
+// out (HS, TILE_N) = in (TILE_N, width)^T, without the padding of in's columns
 static inline void attention_transpose(real *out, const real *in, int HS, int width) {
     for (int d = 0; d < HS; d++) {
         for (int q = 0; q < TILE_N; q++) { out[d * TILE_N + q] = in[(size_t)q * width + d]; }
     }
 }
 
-// one head's rows = scale times in
+// out (rows, HS), rows `out_row` elements apart, = scale * in (rows, width)
 static inline void attention_store(floatX *out, size_t out_row, const real *in, int rows, int HS, int width,
                                    real scale) {
     for (int r = 0; r < rows; r++) {
@@ -49,7 +51,7 @@ static inline void attention_store(floatX *out, size_t out_row, const real *in, 
     }
 }
 
-// out (keys, TILE_N) = rows (keys, width) times columns (HS, TILE_N): scores, or dout . V
+// out (keys, TILE_N) = rows (keys, width) columns (HS, TILE_N): scores, or dout . V
 static inline void attention_scores(real *out, const real *rows, const real *columns, int keys, int HS, int width) {
     for (int k = 0; k < keys; k += TILE_M) {
         tile_multiply(out + (size_t)k * TILE_N, TILE_N, rows + (size_t)k * width, (size_t)width, 1, columns, TILE_N, HS,
@@ -57,10 +59,13 @@ static inline void attention_scores(real *out, const real *rows, const real *col
     }
 }
 
-// scores (keys, TILE_N) -> exp(score - top) with keys after their query set to 0; top and sum of each query are
-// returned
+// scores (keys, TILE_N) = exp(scores - top), and 0 for keys after their query. Writes top and sum (TILE_N): the largest
+// score of each query, and the sum of its exponentials
 static inline void attention_softmax(real *scores, real *top, real *sum, int first_query, int keys) {
-    for (int q = 0; q < TILE_N; q++) { top[q] = scores[q], sum[q] = 0; }  // key 0 is visible to every query
+    for (int q = 0; q < TILE_N; q++) {
+        top[q] = scores[q];  // key 0 is visible to every query
+        sum[q] = 0;
+    }
     for (int k = 1; k < keys; k++) {
         real *s = scores + (size_t)k * TILE_N;
 #pragma omp simd
@@ -77,9 +82,9 @@ static inline void attention_softmax(real *scores, real *top, real *sum, int fir
     }
 }
 
-// out (TILE_N, width) = scores (keys, TILE_N)^T rows (keys, width); a tile of queries stops at its last visible key
-static inline void attention_gather(real *out, const real *scores, const real *rows, int first_query, int keys,
-                                    int width) {
+// out (TILE_N, width) = scores (keys, TILE_N)^T rows (keys, width): a sum over keys, up to the last visible one
+static inline void attention_sum_keys(real *out, const real *scores, const real *rows, int first_query, int keys,
+                                      int width) {
     for (int q = 0; q < TILE_N; q += TILE_M) {
         int visible = first_query + q + TILE_M < keys ? first_query + q + TILE_M : keys;
         for (int d = 0; d < width; d += TILE_N) {
@@ -89,11 +94,11 @@ static inline void attention_gather(real *out, const real *scores, const real *r
     }
 }
 
-// out (keys, width) (+)= scores (keys, TILE_N) rows (TILE_N, width)
-static inline void attention_scatter(real *out, const real *scores, const real *rows, int first_query, int keys,
-                                     int width, bool add) {
+// out (keys, width) (+)= scores (keys, TILE_N) rows (TILE_N, width): a sum over queries
+static inline void attention_sum_queries(real *out, const real *scores, const real *rows, int first_query, int keys,
+                                         int width, bool add) {
     for (int k = 0; k < keys; k += TILE_M) {
-        int skip = k > first_query ? k - first_query : 0;  // queries before key k do not see it
+        int skip = k > first_query ? k - first_query : 0;  // queries before key k do not attend to it
         for (int d = 0; d < width; d += TILE_N) {
             tile_multiply(out + (size_t)k * width + d, (size_t)width, scores + (size_t)k * TILE_N + skip, TILE_N, 1,
                           rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, add);
@@ -101,18 +106,19 @@ static inline void attention_scatter(real *out, const real *scores, const real *
     }
 }
 
-// out (queries, HS) = attention of queries first_query.. over keys and values (rows, width)
+// out (queries, HS) = attention of queries [first_query, first_query + queries) over keys and values (rows, width).
+// buffer: TILE_N (2 width + rows) of real
 static inline void attention_tile(floatX *out, size_t out_row, real *lse, const floatX *in, size_t in_row,
                                   const real *keys, const real *values, real *buffer, int first_query, int queries,
                                   int HS, int width) {
     int num_keys = round_up(first_query + queries, TILE_M);
     real top[TILE_N], sum[TILE_N];
-    real *query = buffer, *turned = query + (size_t)TILE_N * width, *scores = turned + (size_t)TILE_N * width;
+    real *query = buffer, *transposed = query + (size_t)TILE_N * width, *scores = transposed + (size_t)TILE_N * width;
     attention_load(query, in, in_row, queries, TILE_N, HS, width, 1 / REAL_MATH(sqrt)((real)HS));
-    attention_transpose(turned, query, HS, width);
-    attention_scores(scores, keys, turned, num_keys, HS, width);
+    attention_transpose(transposed, query, HS, width);
+    attention_scores(scores, keys, transposed, num_keys, HS, width);
     attention_softmax(scores, top, sum, first_query, num_keys);
-    attention_gather(query, scores, values, first_query, num_keys, width);
+    attention_sum_keys(query, scores, values, first_query, num_keys, width);
     for (int q = 0; q < queries; q++) {
         attention_store(out + (size_t)q * out_row, out_row, query + (size_t)q * width, 1, HS, width, 1 / sum[q]);
         lse[q] = top[q] + REAL_MATH(log)(sum[q]);
@@ -144,7 +150,8 @@ static inline void cpu_attention_forward(floatX *out, real *lse, const floatX *q
     }
 }
 
-// one query against the cache, in one pass over its keys and values (online softmax; Milakov, Gimelshein 2018)
+// out (HS) = attention of one query over num_keys rows of the cache, in one pass (online softmax; Milakov, Gimelshein
+// 2018). sums: HS of real, scratch
 static inline void attention_decode_row(floatX *out, const floatX *query, const floatX *keys, const floatX *values,
                                         real *sums, size_t C, int num_keys, int HS) {
     real top = 0, sum = 0, scale = 1 / REAL_MATH(sqrt)((real)HS);
@@ -188,10 +195,11 @@ static inline void cpu_attention_decode(floatX *out, floatX *keys, floatX *value
     }
 }
 
-// one thread's copies of one head, and the gradients it sums there
+// one thread's copy of one head, and the sums of the head's gradients
 typedef struct {
     real *keys, *values, *dkeys, *dvalues;  // (rows, width)
-    real *query, *dout, *turned;            // (TILE_N, width); turned is (width, TILE_N)
+    real *query, *dout;                     // (TILE_N, width)
+    real *transposed;                       // (width, TILE_N): query or dout, transposed
     real *scores, *dscores;                 // (rows, TILE_N)
 } AttentionHead;
 
@@ -199,16 +207,22 @@ static inline AttentionHead attention_head_alloc(int rows, int width) {
     size_t head = (size_t)rows * width, tile = (size_t)TILE_N * width, scores = (size_t)rows * TILE_N;
     real *p = (real *)xmalloc((4 * head + 3 * tile + 2 * scores) * sizeof(real));
     AttentionHead a;
-    a.keys = p, a.values = p + head, a.dkeys = p + 2 * head, a.dvalues = p + 3 * head;
+    a.keys = p;
+    a.values = p + head;
+    a.dkeys = p + 2 * head;
+    a.dvalues = p + 3 * head;
     p += 4 * head;
-    a.query = p, a.dout = p + tile, a.turned = p + 2 * tile;
+    a.query = p;
+    a.dout = p + tile;
+    a.transposed = p + 2 * tile;
     p += 3 * tile;
-    a.scores = p, a.dscores = p + scores;
+    a.scores = p;
+    a.dscores = p + scores;
     return a;
 }
 
-// the gradients of queries first_query..: dq is written, dkeys and dvalues set or added to. q, out, dout are the tile's
-// rows
+// The gradients from queries [first_query, first_query + queries): dq = .., dkeys and dvalues (+)= ... q, out and dout
+// point at the first of these queries.
 static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
                                            const floatX *dout, const real *lse, size_t C, int first_query, int queries,
                                            int HS, int width, bool add) {
@@ -225,10 +239,10 @@ static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const f
         delta[i] = dot;
         log_sum[i] = lse[i];
     }
-    attention_transpose(a->turned, a->query, HS, width);
-    attention_scores(a->scores, a->keys, a->turned, num_keys, HS, width);
-    attention_transpose(a->turned, a->dout, HS, width);
-    attention_scores(a->dscores, a->values, a->turned, num_keys, HS, width);
+    attention_transpose(a->transposed, a->query, HS, width);
+    attention_scores(a->scores, a->keys, a->transposed, num_keys, HS, width);
+    attention_transpose(a->transposed, a->dout, HS, width);
+    attention_scores(a->dscores, a->values, a->transposed, num_keys, HS, width);
     for (int k = 0; k < num_keys; k++) {
         real *s = a->scores + (size_t)k * TILE_N, *ds = a->dscores + (size_t)k * TILE_N;
 #pragma omp simd
@@ -238,9 +252,9 @@ static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const f
             ds[i] = s[i] * (ds[i] - delta[i]);
         }
     }
-    attention_scatter(a->dvalues, a->scores, a->dout, first_query, num_keys, width, add);
-    attention_scatter(a->dkeys, a->dscores, a->query, first_query, num_keys, width, add);
-    attention_gather(a->query, a->dscores, a->keys, first_query, num_keys, width);
+    attention_sum_queries(a->dvalues, a->scores, a->dout, first_query, num_keys, width, add);
+    attention_sum_queries(a->dkeys, a->dscores, a->query, first_query, num_keys, width, add);
+    attention_sum_keys(a->query, a->dscores, a->keys, first_query, num_keys, width);
     attention_store(dq, 3 * C, a->query, queries, HS, width, scale);
 }
 
@@ -259,7 +273,7 @@ static inline void cpu_attention_backward(floatX *dqkv, const floatX *dout, cons
             floatX *dq = dqkv + row * 3 * C + h;
             attention_load(a.keys, q + C, 3 * C, T, rows, HS, width, 1);
             attention_load(a.values, q + 2 * C, 3 * C, T, rows, HS, width, 1);
-            int last = (T - 1) / TILE_N * TILE_N;  // the tile that sees all keys goes first and sets their gradients
+            int last = (T - 1) / TILE_N * TILE_N;  // the last tile has all keys: it goes first and sets dkeys, dvalues
             for (int t = last; t >= 0; t -= TILE_N) {
                 int queries = T - t < TILE_N ? T - t : TILE_N;
                 size_t at = (row + t) * C + h;

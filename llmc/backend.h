@@ -1,7 +1,7 @@
 /*
 Where a model runs: its operations, its device, and the device memory that they use besides the model's own tensors. The
 backends themselves are in backends.h.
-defines: BackendScratch, MachineRates, Backend
+defines: BackendScratch, Backend
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -14,16 +14,12 @@ typedef struct {
     size_t partials_bytes, matmul_workspace_bytes;
 } BackendScratch;
 
-// Rough rates of such a machine, per second. --fit weighs one choice against another by their ratios.
-typedef struct {
-    double flops, bytes, link;  // FLOPs of matmuls; bytes of memory traffic; bytes sent to another rank
-    double launch;              // seconds to start an operation
-} MachineRates;
-
 typedef struct {
     const Ops *ops;
     const Device *device;
-    MachineRates rates;
+    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank;
+    // and seconds to start an operation. --fit weighs one choice against another by their ratios.
+    double flop_rate, memory_rate, link_rate, launch_seconds;
     // bytes for micro-batches of B x T on a rank of this shape; the pointers stay NULL
     BackendScratch (*scratch)(const GPT2Config *c, const LocalShape *local, int B, int T);
     // prepares ex for work. tf32: fp32 matmuls may round their inputs to TF32

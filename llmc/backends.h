@@ -27,8 +27,18 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", onednn_version());
 }
 
-static const Backend cpu_backend = {&cpu_ops,    &cpu_device, {4e11, 3e10, 5e9, 2e-6}, cpu_scratch, cpu_open,
-                                    onednn_free, cpu_describe};
+static const Backend cpu_backend = {
+    .ops = &cpu_ops,
+    .device = &cpu_device,
+    .flop_rate = 4e11,
+    .memory_rate = 3e10,
+    .link_rate = 5e9,
+    .launch_seconds = 2e-6,
+    .scratch = cpu_scratch,
+    .open = cpu_open,
+    .close = onednn_free,
+    .describe = cpu_describe,
+};
 
 #ifdef HAVE_CUDA
 static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -80,8 +90,18 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
-static const Backend cuda_backend = {&cuda_ops,  &cuda_device, {5e14, 3.5e12, 3e11, 2e-6}, cuda_scratch, cuda_open,
-                                     cuda_close, cuda_describe};
+static const Backend cuda_backend = {
+    .ops = &cuda_ops,
+    .device = &cuda_device,
+    .flop_rate = 5e14,
+    .memory_rate = 3.5e12,
+    .link_rate = 3e11,
+    .launch_seconds = 2e-6,
+    .scratch = cuda_scratch,
+    .open = cuda_open,
+    .close = cuda_close,
+    .describe = cuda_describe,
+};
 #endif
 
 #ifdef HAVE_CUDA

@@ -1,12 +1,13 @@
 /*
-Linear layers: y = x W^T + b with W (OC,C) row-major.
-  forward   out (N,OC) = in (N,C) weight^T + bias + residual
-  backward  dinp = dout weight [gelu'(pre)];  dweight (+)= dout^T in;  dbias (+)= column sums of dout
-FLOPs       2 N C OC forward, twice that backward.
-The products go through oneDNN where it is there, else through matmul_portable.h; a single row (decoding) through dot products at
-the speed of memory. With -f 2 the products' inputs are rounded to bf16 first (Exec.rounded); sums stay fp32.
-An operation starts the threads once; the functions that say "team" are called by all of them, share the work between
-them and end when all of it is done.
+Linear layers: the reference implementation and CPU backend. weight is row-major, one row per output channel.
+  forward   out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC)
+  backward  dinp (N,C) = dout (N,OC) weight, times gelu'(gelu_pre);  dweight (OC,C) = or += dout^T in;
+            dbias (OC) = or += column sums of dout
+Types       activations and weights floatX; gradients real or bf16. dinp may be in.
+FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
+oneDNN does the GEMMs; without oneDNN matmul_portable.h does. A single row (decoding) is OC dot products, at the speed
+of memory. With -f 2 the inputs are rounded to bf16 first (Exec.rounded); sums stay fp32.
+An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs
 */
 #pragma once
@@ -16,7 +17,7 @@ defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_p
 #include "llmc/matmul_onednn.h"
 #include "llmc/common/vector_math.h"
 
-// whether this build on this CPU multiplies bf16 faster than fp32, so that -f 2 pays
+// whether this build multiplies bf16 faster than fp32 on this CPU: the condition for -f 2
 static inline bool matmul_rounds_inputs(void) {
 #if defined(HAVE_ONEDNN) && defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
     return true;
@@ -25,15 +26,15 @@ static inline bool matmul_rounds_inputs(void) {
 #endif
 }
 
-// a team's product, as gemm()
-static inline void multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
-                            size_t K) {
+// C (M,N) = or += A (M,K) B (K,N) + epilogue, like gemm()
+static inline void team_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
+                                 size_t K) {
     if (!onednn_multiply(ex, c, a, b, add, M, N, K)) { gemm(c, a, b, add, M, N, K); }
 }
 
 enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time
 
-// out (n) = in (n) rounded to nearest even, by a team
+// out (n) = in (n), rounded to nearest even
 static inline void team_round_to_bf16(bf16 *out, const floatX *in, size_t n) {
 #pragma omp for schedule(static)
     for (size_t i = 0; i < n; i += ROUNDING_BLOCK) {
@@ -41,14 +42,14 @@ static inline void team_round_to_bf16(bf16 *out, const floatX *in, size_t n) {
     }
 }
 
-// a product's input as it is stored, or its rounded copy, which a team writes to `copy`
-static inline Matrix matmul_operand(bf16 *copy, const floatX *x, size_t rows, size_t cols) {
+// x (rows,cols) as a GEMM operand; with `copy`, rounded to bf16 there first
+static inline Matrix team_operand(bf16 *copy, const floatX *x, size_t rows, size_t cols) {
     if (!copy) { return matrix(x, DT_FLOATX, cols, 1); }
     team_round_to_bf16(copy, x, rows * cols);
     return matrix(copy, DT_BF16, cols, 1);
 }
 
-// the weight as it is stored, or where -f 2 mirrors the parameters, its place in the mirror
+// the weight (OC,C) as a GEMM operand; with -f 2, from the rounded copy of the parameters
 static inline Matrix matmul_weight(const Exec *ex, const floatX *weight, size_t C) {
     const RoundedCopies *r = &ex->rounded;
     if (r->params) { return matrix(r->params + (weight - r->source), DT_BF16, C, 1); }
@@ -64,7 +65,7 @@ static inline void cpu_params_changed(const floatX *params, size_t n, Exec *ex) 
     team_round_to_bf16(ex->rounded.params, params, n);
 }
 
-// one row: out (OC) = in (C) . weight (OC,C) rows + bias + residual. It reads the weights once, at the speed of memory
+// One row: out (OC) = weight (OC,C) in (C) + bias + residual. Bound by reading the weight once.
 static inline void matmul_row(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                               const floatX *residual, int C, int OC) {
 #pragma omp parallel for schedule(static)
@@ -79,13 +80,12 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
     }
 }
 
-// by a team
-static inline void matmul_rows(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+static inline void team_matmul(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                const floatX *residual, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
     MatmulEpilogue add = {bias, residual, false};
-    Matrix x = matmul_operand(ex->rounded.in, in, n, c);
-    multiply(ex, matrix(out, DT_FLOATX, oc, 1), x, transposed(matmul_weight(ex, weight, c)), &add, n, oc, c);
+    Matrix x = team_operand(ex->rounded.in, in, n, c);
+    team_multiply(ex, matrix(out, DT_FLOATX, oc, 1), x, transposed(matmul_weight(ex, weight, c)), &add, n, oc, c);
 }
 
 static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
@@ -96,7 +96,7 @@ static inline void cpu_matmul_forward(floatX *out, const floatX *in, const float
     }
     onednn_open(ex);
 #pragma omp parallel
-    matmul_rows(out, in, weight, bias, residual, N, C, OC, ex);
+    team_matmul(out, in, weight, bias, residual, N, C, OC, ex);
 }
 
 static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
@@ -105,14 +105,14 @@ static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const float
     cpu_gelu_forward(out, pre, (size_t)N * OC, ex);
 }
 
-enum { BIAS_SLICE = 64 };  // columns whose sums a thread holds in registers
+enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers
 
-// by a team
-static inline void matmul_backward_bias(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
+// dbias (OC) = or += column sums of dout (N,OC)
+static inline void team_backward_bias(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
 #pragma omp for schedule(static)
-    for (int begin = 0; begin < OC; begin += BIAS_SLICE) {
-        int width = OC - begin < BIAS_SLICE ? OC - begin : (int)BIAS_SLICE;
-        real sum[BIAS_SLICE] = {0};
+    for (int begin = 0; begin < OC; begin += BIAS_COLUMNS) {
+        int width = OC - begin < BIAS_COLUMNS ? OC - begin : (int)BIAS_COLUMNS;
+        real sum[BIAS_COLUMNS] = {0};
         for (int n = 0; n < N; n++) {
             const floatX *row = dout + (size_t)n * OC + begin;
 #pragma omp simd
@@ -122,7 +122,7 @@ static inline void matmul_backward_bias(Gradient dbias, const floatX *dout, Grad
     }
 }
 
-// weight and bias gradients first, since dinp may be in
+// Weight and bias gradients first, since dinp may be in.
 static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
                                        const floatX *dout, const floatX *in, const floatX *weight,
                                        const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
@@ -130,18 +130,18 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
     onednn_open(ex);
 #pragma omp parallel
     {
-        Matrix dy = matmul_operand(ex->rounded.dout, dout, n, oc);
+        Matrix dy = team_operand(ex->rounded.dout, dout, n, oc);
         if (dweight.at) {
             MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
-            Matrix x = matmul_operand(ex->rounded.in, in, n, c);
-            multiply(ex, matrix(dweight.at, dweight.dtype, c, 1), transposed(dy), x, &add, oc, c, n);
+            Matrix x = team_operand(ex->rounded.in, in, n, c);
+            team_multiply(ex, matrix(dweight.at, dweight.dtype, c, 1), transposed(dy), x, &add, oc, c, n);
         }
-        if (dbias.at) { matmul_backward_bias(dbias, dout, mode, N, OC); }
+        if (dbias.at) { team_backward_bias(dbias, dout, mode, N, OC); }
         if (dinp) {
             MatmulEpilogue nothing = {NULL, NULL, false};
-            multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
+            team_multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
             if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
-            if (gelu_pre && dgelu_bias.at) { matmul_backward_bias(dgelu_bias, dinp, mode, N, C); }
+            if (gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
         }
     }
 }

@@ -1,9 +1,9 @@
 /*
-cuBLASLt for matmul.cuh: what a product is, in our words and in cuBLASLt's, and how it is run. Of a product's epilogue
-cuBLASLt does the parts that a plan has `fused`, which may be none; matmul_kernels.cuh does the rest, and the product
-itself where a plan has no descriptor, because cuBLASLt cannot.
-defines: CudaMatmuls, LtKey, LtProduct, LtPlan, LtPick, lt_describe, lt_undescribe, lt_set_pointers, lt_run, lt_sums,
-         lt_check, lt_words
+cuBLASLt for matmul.cuh: the description of one GEMM, in our types and in cuBLASLt's, and the call that runs it.
+cuBLASLt applies the epilogue parts of LtAlgorithm.fused, which may be none. The kernels of matmul_kernels.cuh apply the
+rest, and do the whole GEMM where cuBLASLt cannot (LtAlgorithm.desc is NULL).
+defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, AutotuneEntry, lt_create_descriptors, lt_destroy_descriptors,
+         lt_set_pointers, lt_run, lt_sums, lt_check, lt_key_text
 */
 #pragma once
 #include "llmc/common/device.cuh"
@@ -13,19 +13,19 @@ defines: CudaMatmuls, LtKey, LtProduct, LtPlan, LtPick, lt_describe, lt_undescri
 #include "llmc/emulator/cublaslt.h"
 #endif
 
-// ---- what is to be multiplied
+// ---- a GEMM: D (m,n) = epilogue(op(A) (m,k) op(B) (k,n)), all column-major and dense
 
-// the parts of an epilogue
+// parts of an epilogue
 enum { LT_BIAS = 1, LT_GELU = 2, LT_DGELU = 4, LT_SUM_D = 8, LT_SUM_B = 16, LT_SUMS = LT_SUM_D | LT_SUM_B };
-enum { LT_SET, LT_ADD_C, LT_ADD_IN_PLACE };  // D = .., C + .., D + ..
+enum { LT_SET, LT_ADD_C, LT_ADD_IN_PLACE };  // D = op(A) op(B);  D = C + op(A) op(B);  D += op(A) op(B)
 enum { LT_POINTERS = 6, LT_ALIGNMENT = 16 };
 
-// everything that tells one plan from another; ints only, so that two can be compared as bytes
+// Identifies a GEMM: equal keys share an algorithm. Ints only, so that two keys can be compared as bytes.
 typedef struct {
     int m, n, k, transpose_a, transpose_b;
     int out;                   // DType of C and D, real or bf16; A, B, bias and aux are floatX
     int parts, add;            // LT_BIAS |..; LT_SET ..
-    int aligned[LT_POINTERS];  // A, B, C, D, bias or sums, and aux are at multiples of so many bytes; 16 at most
+    int aligned[LT_POINTERS];  // alignment in bytes, at most 16, of A, B, C, D, bias or sums, and aux
 } LtKey;
 
 typedef struct {
@@ -33,75 +33,75 @@ typedef struct {
     const floatX *a, *b, *bias;
     const void *c;  // NULL: nothing is added
     void *d;
-    floatX *aux;    // gelu's input: written with LT_GELU, read with LT_DGELU
-    Gradient sums;  // (m) of LT_SUM_D or (n) of LT_SUM_B, written or added to
+    floatX *aux;    // GELU's input: written with LT_GELU, read with LT_DGELU
+    Gradient sums;  // (m) of LT_SUM_D or (n) of LT_SUM_B, = or +=
     GradMode sums_mode;
-} LtProduct;
+} LtMatmul;
 
+// the algorithm of a GEMM
 typedef struct {
     LtKey key;
-    int fused;                  // the parts that the product's kernel does itself
-    cublasLtMatmulDesc_t desc;  // NULL: cuBLASLt cannot do it
+    int fused;                  // epilogue parts that cuBLASLt applies
+    cublasLtMatmulDesc_t desc;  // NULL: cuBLASLt has no kernel for this GEMM
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
-    bool provisional;  // it was made untimed, for a shape that was not expected again
-} LtPlan;
+    bool untimed;  // cuBLASLt's first choice, for a shape that rarely repeats
+} LtAlgorithm;
 
-// a line of the pick file
+// one line of the autotune cache
 typedef struct {
-    char *name;  // "GPU<tab>version<tab>product"
-    int fused;   // as in LtPlan
+    char *name;  // "GPU<tab>version<tab>key"
+    int fused;   // as in LtAlgorithm
     cublasLtMatmulAlgo_t algo;
     float microseconds;
-} LtPick;
+} AutotuneEntry;
 
 struct CudaMatmuls {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     cublasComputeType_t compute;
-    void *workspace;  // cuBLASLt's, then LT_SCRATCH_BYTES of our own: sums on their way, then those of trials
+    void *workspace;  // cuBLASLt's workspace, then LT_SCRATCH_BYTES of ours: scratch and trial_sums
     size_t workspace_bytes;
-    float *scratch, *trial_sums;
-    char *device_name, *pick_path;  // pick_path: NULL for none
-    LtPick *picks;
-    LtPlan *plans;
-    int num_picks, num_plans;
-    // where several processes compute alike: gives the first one's bytes to all; NULL in a process alone
-    void (*tell)(void *bytes, size_t count, void *of);
-    void *tell_of;
-    bool is_first;
+    float *scratch, *trial_sums;     // column sums of a GEMM; column sums of a timed trial
+    char *device_name, *cache_path;  // cache_path: the autotune cache, NULL for none
+    AutotuneEntry *cache;
+    LtAlgorithm *algorithms;
+    int cache_size, num_algorithms;
+    // sends rank 0's bytes to all ranks; NULL with one rank
+    void (*broadcast)(void *bytes, size_t count, void *context);
+    void *broadcast_context;
+    bool is_root;  // rank 0
 };
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };
 
-// what the product is, in words: for people, and as a pick's name
-static inline void lt_words(char *words, size_t bytes, const CudaMatmuls *mm, const LtKey *k) {
+// The key as text, for errors and for the autotune cache: "m=96 n=48 k=64 TN BF16->BF16 bias aligned=16,16,16,16,16,16"
+static inline void lt_key_text(char *text, size_t bytes, const CudaMatmuls *mm, const LtKey *k) {
     static const char *const part[] = {" bias", " gelu", " dgelu", " sum_d", " sum_b"}, *const add[] = {"", "+c", "+="};
     const char *in = DT_FLOATX == DT_BF16 ? "BF16" : mm->compute == CUBLAS_COMPUTE_32F ? "F32" : "TF32";
-    int used = snprintf(words, bytes, "m=%d n=%d k=%d %c%c %s->%s%s", k->m, k->n, k->k, k->transpose_a ? 'T' : 'N',
+    int used = snprintf(text, bytes, "m=%d n=%d k=%d %c%c %s->%s%s", k->m, k->n, k->k, k->transpose_a ? 'T' : 'N',
                         k->transpose_b ? 'T' : 'N', in, dtype_name((DType)k->out), add[k->add]);
     for (int i = 0; i < 5; i++) {
-        if (k->parts >> i & 1) { used += snprintf(words + used, bytes - (size_t)used, "%s", part[i]); }
+        if (k->parts >> i & 1) { used += snprintf(text + used, bytes - (size_t)used, "%s", part[i]); }
     }
     for (int i = 0; i < LT_POINTERS; i++) {
-        used += snprintf(words + used, bytes - (size_t)used, "%s%d", i ? "," : " aligned=", k->aligned[i]);
+        used += snprintf(text + used, bytes - (size_t)used, "%s%d", i ? "," : " aligned=", k->aligned[i]);
     }
 }
 
-enum { LT_WORDS = 256 };
+enum { LT_KEY_TEXT = 256 };  // bytes
 
-static inline void lt_check(const CudaMatmuls *mm, const LtPlan *plan, cublasStatus_t status, const char *call) {
+static inline void lt_check(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasStatus_t status, const char *call) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    char words[LT_WORDS] = "any";
-    if (plan) { lt_words(words, sizeof words, mm, &plan->key); }
-    run_error("matrix product (%s): %s failed: %s", words, call, cublasLtGetStatusString(status));
+    char text[LT_KEY_TEXT] = "any";
+    if (alg) { lt_key_text(text, sizeof text, mm, &alg->key); }
+    run_error("matmul (%s): %s failed: %s", text, call, cublasLtGetStatusString(status));
 }
-#define LT_CALL(mm, plan, function, ...) lt_check(mm, plan, function(__VA_ARGS__), #function)
-#define LT_ATTRIBUTE(mm, plan, name, value)                                                                            \
-    LT_CALL(mm, plan, cublasLtMatmulDescSetAttribute, (plan)->desc, CUBLASLT_MATMUL_DESC_##name, &(value),             \
-            sizeof(value))
+#define LT_CALL(mm, alg, function, ...) lt_check(mm, alg, function(__VA_ARGS__), #function)
+#define LT_ATTRIBUTE(mm, alg, name, value)                                                                             \
+    LT_CALL(mm, alg, cublasLtMatmulDescSetAttribute, (alg)->desc, CUBLASLT_MATMUL_DESC_##name, &(value), sizeof(value))
 
-// ---- a product in cuBLASLt's terms
+// ---- the GEMM in cuBLASLt's terms
 
 static inline cudaDataType_t lt_type(DType type) { return type == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
@@ -117,50 +117,50 @@ static inline cublasLtEpilogue_t lt_epilogue(int fused) {
     }
 }
 
-// Where cuBLASLt writes its sums, which it can only with = and in D's type: bf16 ones are asked for only where they can
-// go straight to their gradient
-static inline void *lt_sums(const CudaMatmuls *mm, const LtProduct *p) {
+// Where cuBLASLt writes its sums: the gradient if that is = and has D's type, else scratch. cuBLASLt cannot add to sums
+// and writes them in D's type. bf16 sums are only requested where they can go straight to the gradient.
+static inline void *lt_sums(const CudaMatmuls *mm, const LtMatmul *p) {
     return p->sums_mode == GRAD_SET && p->key.out == (int)p->sums.dtype ? p->sums.at : (void *)mm->scratch;
 }
 
-static inline void lt_set_pointers(const CudaMatmuls *mm, const LtPlan *plan, const LtProduct *p) {
-    const void *bias = plan->fused & LT_SUMS ? lt_sums(mm, p) : p->bias;
-    if (plan->fused & (LT_BIAS | LT_SUMS)) { LT_ATTRIBUTE(mm, plan, BIAS_POINTER, bias); }
-    if (plan->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, plan, EPILOGUE_AUX_POINTER, p->aux); }
+static inline void lt_set_pointers(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
+    const void *bias = alg->fused & LT_SUMS ? lt_sums(mm, p) : p->bias;
+    if (alg->fused & (LT_BIAS | LT_SUMS)) { LT_ATTRIBUTE(mm, alg, BIAS_POINTER, bias); }
+    if (alg->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, alg, EPILOGUE_AUX_POINTER, p->aux); }
 }
 
-static inline void lt_describe(const CudaMatmuls *mm, LtPlan *plan, const LtProduct *p) {
-    const LtKey *k = &plan->key;
+static inline void lt_create_descriptors(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
+    const LtKey *k = &alg->key;
     cudaDataType_t in = lt_type(DT_FLOATX), out = lt_type((DType)k->out);
     cublasOperation_t op_a = k->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_b = k->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = lt_epilogue(plan->fused);
+    cublasLtEpilogue_t epilogue = lt_epilogue(alg->fused);
     int64_t aux_ld = k->m;
-    LT_CALL(mm, plan, cublasLtMatmulDescCreate, &plan->desc, mm->compute, CUDA_R_32F);
-    LT_ATTRIBUTE(mm, plan, TRANSA, op_a);
-    LT_ATTRIBUTE(mm, plan, TRANSB, op_b);
-    LT_ATTRIBUTE(mm, plan, EPILOGUE, epilogue);
-    if (plan->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, plan, EPILOGUE_AUX_LD, aux_ld); }
-    lt_set_pointers(mm, plan, p);  // the heuristic looks at their alignment
+    LT_CALL(mm, alg, cublasLtMatmulDescCreate, &alg->desc, mm->compute, CUDA_R_32F);
+    LT_ATTRIBUTE(mm, alg, TRANSA, op_a);
+    LT_ATTRIBUTE(mm, alg, TRANSB, op_b);
+    LT_ATTRIBUTE(mm, alg, EPILOGUE, epilogue);
+    if (alg->fused & (LT_GELU | LT_DGELU)) { LT_ATTRIBUTE(mm, alg, EPILOGUE_AUX_LD, aux_ld); }
+    lt_set_pointers(mm, alg, p);  // the heuristic reads their alignment
     uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, depth = (uint64_t)k->k;
     uint64_t a_rows = k->transpose_a ? depth : m, b_rows = k->transpose_b ? n : depth;
-    LT_CALL(mm, plan, cublasLtMatrixLayoutCreate, &plan->a, in, a_rows, m * depth / a_rows, (int64_t)a_rows);
-    LT_CALL(mm, plan, cublasLtMatrixLayoutCreate, &plan->b, in, b_rows, n * depth / b_rows, (int64_t)b_rows);
-    LT_CALL(mm, plan, cublasLtMatrixLayoutCreate, &plan->d, out, m, n, (int64_t)m);
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->a, in, a_rows, m * depth / a_rows, (int64_t)a_rows);
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->b, in, b_rows, n * depth / b_rows, (int64_t)b_rows);
+    LT_CALL(mm, alg, cublasLtMatrixLayoutCreate, &alg->d, out, m, n, (int64_t)m);
 }
 
-static inline void lt_undescribe(LtPlan *plan) {
-    if (!plan->desc) { return; }
-    cublasLtMatmulDescDestroy(plan->desc);
-    cublasLtMatrixLayoutDestroy(plan->a);
-    cublasLtMatrixLayoutDestroy(plan->b);
-    cublasLtMatrixLayoutDestroy(plan->d);
-    plan->desc = NULL;
+static inline void lt_destroy_descriptors(LtAlgorithm *alg) {
+    if (!alg->desc) { return; }
+    cublasLtMatmulDescDestroy(alg->desc);
+    cublasLtMatrixLayoutDestroy(alg->a);
+    cublasLtMatrixLayoutDestroy(alg->b);
+    cublasLtMatrixLayoutDestroy(alg->d);
+    alg->desc = NULL;
 }
 
-static inline cublasStatus_t lt_run(const CudaMatmuls *mm, const LtPlan *plan, const LtProduct *p,
+static inline cublasStatus_t lt_run(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p,
                                     const cublasLtMatmulAlgo_t *algo) {
-    float one = 1, beta = plan->key.add == LT_SET ? 0.0f : 1.0f;
-    return cublasLtMatmul(mm->handle, plan->desc, &one, p->a, plan->a, p->b, plan->b, &beta, p->c ? p->c : p->d,
-                          plan->d, p->d, plan->d, algo, mm->workspace, mm->workspace_bytes, mm->stream);
+    float one = 1, beta = alg->key.add == LT_SET ? 0.0f : 1.0f;
+    return cublasLtMatmul(mm->handle, alg->desc, &one, p->a, alg->a, p->b, alg->b, &beta, p->c ? p->c : p->d, alg->d,
+                          p->d, alg->d, algo, mm->workspace, mm->workspace_bytes, mm->stream);
 }

@@ -1,11 +1,11 @@
 /*
-Matrix products through oneDNN (versions 2 and 3), where it is there at build time (HAVE_ONEDNN) and knows the case.
-A primitive is prepared once per shape and kind, which takes up to a millisecond, and kept in Exec.
-The threads divide a product between them here, not inside oneDNN: each computes its own rows of C, so that what it
-wrote in one operation is still in its cache in the next (rows of activations always go to the same thread), or its own
-columns where B is so large that rearranging all of it in each thread costs more. A thread has its own primitives, as
-their arguments are set per call.
-oneDNN knows a bf16 C only of bf16 inputs, and rounds it once, C += included; of fp32 inputs it is left to matmul_portable.h.
+GEMMs through oneDNN (versions 2 and 3), if found at build time (HAVE_ONEDNN) and if oneDNN supports the case.
+A primitive is created once per shape and kind, which takes up to a millisecond, and stored in Exec.
+Threads divide a GEMM here, not inside oneDNN. A thread computes its own rows of C: a row of activations stays with one
+thread, and in its cache, from operation to operation. Where B is so large that repacking it in every thread costs more,
+a thread computes columns of C. Each thread has its own primitives, since their arguments are set per call.
+oneDNN has a bf16 C for bf16 inputs only, and rounds C once, with += too. A bf16 C of fp32 inputs is done by
+matmul_portable.h.
 defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 */
 #pragma once
@@ -19,10 +19,10 @@ defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 
 #define ONEDNN_TEXT(major, minor) ONEDNN_STRING(major, minor)
 #define ONEDNN_STRING(major, minor) "oneDNN " #major "." #minor
-// the version it was built with
+// the version at build time
 static inline const char *onednn_version(void) { return ONEDNN_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR); }
 
-// everything that tells one prepared product from another
+// identifies a primitive; compared as bytes
 typedef struct {
     size_t M, N, K, a_row, a_col, b_row, b_col, c_row;
     DType a, b, c;
@@ -30,14 +30,14 @@ typedef struct {
 } MatmulKey;
 
 enum {
-    MATMUL_OPERANDS = 5,
-    MATMUL_GRAIN = 16,
-    MATMUL_SHARED_BYTES = 1 << 19
-};  // A, B, bias, residual, C; a thread's share is a multiple of 16
+    MATMUL_OPERANDS = 5,           // A, B, bias, residual, C
+    MATMUL_GRAIN = 16,             // a thread's rows or columns are a multiple of 16
+    MATMUL_SHARED_BYTES = 1 << 19  // the largest B that every thread repacks
+};
 
 typedef struct PreparedMatmul {
     MatmulKey key;
-    dnnl_primitive_t primitive;  // NULL: oneDNN refused this case
+    dnnl_primitive_t primitive;  // NULL: oneDNN does not support the case
     dnnl_memory_t memory[MATMUL_OPERANDS];
     struct PreparedMatmul *next;
 } PreparedMatmul;
@@ -45,7 +45,8 @@ typedef struct PreparedMatmul {
 // one thread's primitives
 typedef struct {
     dnnl_stream_t stream;
-    PreparedMatmul *first, *next;  // all of them; the one of the product at hand, NULL where its share is empty
+    PreparedMatmul *first;    // a list of all
+    PreparedMatmul *current;  // of the GEMM under way; NULL if this thread has no part of C
 } MatmulThread;
 
 struct PreparedMatmuls {
@@ -60,7 +61,7 @@ static inline void onednn_check(dnnl_status_t status, const char *call) {
 
 static inline dnnl_data_type_t onednn_type(DType dtype) { return dtype == DT_BF16 ? dnnl_bf16 : dnnl_f32; }
 
-// the two API generations differ in who owns a memory descriptor; here it is always a value or a handle named Desc
+// Version 2 has memory descriptors as values, version 3 as handles: OnednnDesc is either.
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t OnednnDesc;
 static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
@@ -167,7 +168,7 @@ static inline void onednn_free(Exec *ex) {
     ex->matmuls = NULL;
 }
 
-// Called before a team of threads multiplies: gives each of them its own stream and primitives.
+// Called before a parallel region: gives each thread its own stream and primitives.
 static inline void onednn_open(Exec *ex) {
     int threads = omp_get_max_threads();
     if (ex->matmuls && ex->matmuls->num_threads == threads) { return; }
@@ -183,26 +184,29 @@ static inline void onednn_open(Exec *ex) {
     ex->matmuls = prepared;
 }
 
-// the part of a matrix that begins at (i,j)
+// the submatrix that begins at (i,j)
 static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
 
-// a product, or one thread's share of it; a share may be empty
+// a GEMM, or one thread's part of one, which may be empty
 typedef struct {
     Matrix c, a, b;
     MatmulEpilogue add;
     size_t M, N, K;
-} Product;
+} MatmulProblem;
 
-static inline Product product_share(const Product *whole, size_t threads, size_t thread) {
+// rows of C per thread if B is small or C is tall, else columns
+static inline MatmulProblem matmul_of_thread(const MatmulProblem *whole, size_t threads, size_t thread) {
     bool by_rows = whole->K * whole->N * dtype_size(whole->b.dtype) <= MATMUL_SHARED_BYTES || whole->M >= 4 * whole->N;
     size_t all = by_rows ? whole->M : whole->N, width = (all + threads - 1) / threads;
     width = (width + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
     size_t begin = thread * width < all ? thread * width : all, end = all - begin < width ? all : begin + width;
     size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin;
-    Product p = *whole;
-    p.c = matrix_from(p.c, i, j), p.a = matrix_from(p.a, i, 0), p.b = matrix_from(p.b, 0, j);
+    MatmulProblem p = *whole;
+    p.c = matrix_from(p.c, i, j);
+    p.a = matrix_from(p.a, i, 0);
+    p.b = matrix_from(p.b, 0, j);
     if (p.add.bias) { p.add.bias += j; }
     if (p.add.residual) { p.add.residual += i * p.c.row + j; }
     p.M = by_rows ? end - begin : p.M;
@@ -210,17 +214,27 @@ static inline Product product_share(const Product *whole, size_t threads, size_t
     return p;
 }
 
-static inline MatmulKey product_key(const Product *p) {
+static inline MatmulKey matmul_key(const MatmulProblem *p) {
     MatmulKey key;
     memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
-    key.M = p->M, key.N = p->N, key.K = p->K;
-    key.a_row = p->a.row, key.a_col = p->a.col, key.b_row = p->b.row, key.b_col = p->b.col, key.c_row = p->c.row;
-    key.a = p->a.dtype, key.b = p->b.dtype, key.c = p->c.dtype;
-    key.bias = p->add.bias != NULL, key.residual = p->add.residual != NULL, key.accumulate = p->add.accumulate;
+    key.M = p->M;
+    key.N = p->N;
+    key.K = p->K;
+    key.a_row = p->a.row;
+    key.a_col = p->a.col;
+    key.b_row = p->b.row;
+    key.b_col = p->b.col;
+    key.c_row = p->c.row;
+    key.a = p->a.dtype;
+    key.b = p->b.dtype;
+    key.c = p->c.dtype;
+    key.bias = p->add.bias != NULL;
+    key.residual = p->add.residual != NULL;
+    key.accumulate = p->add.accumulate;
     return key;
 }
 
-static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const Product *p) {
+static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const MatmulProblem *p) {
     const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->add.bias, p->add.residual, p->c.data};
     static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
                                                DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, DNNL_ARG_DST};
@@ -235,34 +249,35 @@ static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t 
     onednn_check(dnnl_primitive_execute(prepared->primitive, stream, count, args), "matmul");
 }
 
-// whether oneDNN knows the case of every share, so that all threads compute theirs or none does
-static inline bool onednn_knows(const struct PreparedMatmuls *prepared) {
+// whether oneDNN supports the part of every thread: either all threads compute, or none
+static inline bool onednn_supports(const struct PreparedMatmuls *prepared) {
     for (int t = 0; t < prepared->num_threads; t++) {
-        const PreparedMatmul *next = prepared->threads[t].next;
-        if (next && !next->primitive) { return false; }
+        const PreparedMatmul *current = prepared->threads[t].current;
+        if (current && !current->primitive) { return false; }
     }
     return true;
 }
 
-// As gemm(), by all threads of a team. Where oneDNN does not know the case, nothing is computed and false returned.
+// Like gemm(), called by all threads of a parallel region. If oneDNN does not support the case: returns false and
+// computes nothing.
 static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
                                    size_t N, size_t K) {
     struct PreparedMatmuls *prepared = ex->matmuls;
     size_t threads = (size_t)prepared->num_threads;
-    Product whole = {c, a, b, *add, M, N, K};
+    MatmulProblem whole = {c, a, b, *add, M, N, K};
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
-        Product share = product_share(&whole, threads, t);
-        MatmulKey key = product_key(&share);
+        MatmulProblem part = matmul_of_thread(&whole, threads, t);
+        MatmulKey key = matmul_key(&part);
         MatmulThread *thread = &prepared->threads[t];
-        thread->next = share.M && share.N ? onednn_find(thread, prepared->engine, &key) : NULL;
+        thread->current = part.M && part.N ? onednn_find(thread, prepared->engine, &key) : NULL;
     }
-    if (!onednn_knows(prepared)) { return false; }
+    if (!onednn_supports(prepared)) { return false; }
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
-        Product share = product_share(&whole, threads, t);
+        MatmulProblem part = matmul_of_thread(&whole, threads, t);
         MatmulThread *thread = &prepared->threads[t];
-        if (thread->next) { onednn_execute(thread->next, thread->stream, &share); }
+        if (thread->current) { onednn_execute(thread->current, thread->stream, &part); }
     }
     return true;
 }

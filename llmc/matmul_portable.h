@@ -1,8 +1,8 @@
 /*
-The portable matrix product: blocked, packed, threaded C for machines without oneDNN and for the fp64 build.
-  C (M,N) (+)= A (M,K) B (K,N) + bias (N) + residual (M,N)
-Operands are strided views, so that a transpose costs nothing to say; packing turns any view of any type into real. A
-block of C is summed in real over the whole of K and rounded once.
+A portable GEMM: blocked, packed, threaded C for machines without oneDNN and for the fp64 build.
+  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N)
+Operands are strided views, so a transpose swaps two strides. Packing converts any view of any type to real. A block of
+C is summed in real over all of K and rounded once.
 defines: Matrix, MatmulEpilogue, matrix, gemm
 */
 #pragma once
@@ -10,7 +10,7 @@ defines: Matrix, MatmulEpilogue, matrix, gemm
 #include "llmc/gradient.h"
 #include "llmc/common/tile.h"
 
-// element (i,j) is at data[i * row + j * col], counted in elements of dtype
+// element (i,j) is data[i * row + j * col], in elements of dtype
 typedef struct {
     const void *data;
     DType dtype;
@@ -22,14 +22,14 @@ static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t co
     return m;
 }
 
-// what is added to the product: each may be absent
+// added to A B; each may be absent
 typedef struct {
     const floatX *bias;      // (N)
     const floatX *residual;  // (M,N) dense
     bool accumulate;         // C += instead of C =
 } MatmulEpilogue;
 
-enum { GEMM_M = 12 * TILE_M, GEMM_N = 8 * TILE_N, GEMM_K = 256 };  // a block of C; the depth packed at a time
+enum { GEMM_M = 12 * TILE_M, GEMM_N = 8 * TILE_N, GEMM_K = 256 };  // a block of C; depth of a packed block
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -40,8 +40,8 @@ static inline real matrix_element(Matrix m, size_t i, size_t j) {
     }
 }
 
-// packed[tile][k][within] = elements of m, `wide` lanes to a tile, zeros past the edge; `across` is the lane's
-// direction
+// packed[tile][k][lane] = m in tiles of `wide` lanes, from lane lane0 and depth k0 on; zeros beyond `lanes`. Lanes are
+// the rows of m, or the columns.
 static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t lane0, int lanes, size_t k0, int depth,
                              int wide) {
     for (int tile = 0; tile < lanes; tile += wide) {
@@ -55,7 +55,8 @@ static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t
     }
 }
 
-// writes one summed block, which it changes, rounding once. Activations are stored as gradients are, in real or bf16
+// C's block at (i0,j0) = or += block + bias + residual, rounded once; `block` is modified. C is real or bf16, like a
+// gradient, and stored with the same function.
 static inline void gemm_store(Matrix c, real *block, size_t i0, size_t j0, int rows, int cols, size_t N,
                               const MatmulEpilogue *add) {
     Gradient out = {(void *)c.data, c.dtype};
@@ -67,6 +68,7 @@ static inline void gemm_store(Matrix c, real *block, size_t i0, size_t j0, int r
     }
 }
 
+// packed operands and sums of one block of C
 typedef struct {
     real a[GEMM_M * GEMM_K], b[GEMM_N * GEMM_K], c[GEMM_M * GEMM_N];
 } GemmBlock;
@@ -87,7 +89,7 @@ static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const 
     gemm_store(c, g->c, i0, j0, rows, cols, N, add);
 }
 
-// C's columns must be contiguous. C is real or bf16. All threads of a team call it and share the blocks.
+// C's columns are contiguous; C is real or bf16. All threads of a parallel region call it and share the blocks.
 static inline void gemm(Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
     size_t blocks_m = (M + GEMM_M - 1) / GEMM_M, blocks_n = (N + GEMM_N - 1) / GEMM_N;
     GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));

@@ -1,25 +1,24 @@
 /*
-AdamW's moments in 8 bits: of each MOMENT_BLOCK neighbours a scale in fp32, of each moment a code.
+AdamW's moments in 8 bits: one code per moment, and one fp32 scale per MOMENT_BLOCK neighbours.
+  m   = sign * scale * number(code)        sign 1 bit, exponent 4 bits, mantissa 3 bits
+  v   = (scale * number(code))^2           exponent 4 bits, mantissa 4 bits: the root has half the range of v
 defines: NEAREST_BITS, moment_blocks, m_scale, v_scale, inverse_scale, m_code, v_code, m_of_code, v_of_code,
          m_encode_block, v_encode_block, m_decode_block, v_decode_block
-  m   = sign * scale * number(code)        1 bit of sign, 4 of exponent, 3 of mantissa
-  v   = (scale * number(code))^2           4 bits of exponent, 4 of mantissa: of its root, which has half the range
 
-A number with M bits of mantissa is a code moved to where fp32 has its exponent and mantissa, with another bias. Below 1
-numbers are 2^-M apart and go down to 0; from 1 on there are 2^M in each power of two, up to 2^15 - 2^(14-M). The scale
-is such that the largest of the block has the last code, so it is never out of date.
-Rounding    is stochastic: random bits are added below those that are kept. 16 of them and a constant make the mean of
-            m, and of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger by the variance of
-            its root: of gradients that keep their size v becomes 0.6 % too large with beta2 = 0.95, 2.4 % with 0.999,
-            and a step half of that too short. Where a conversion is to be to nearest, NEAREST_BITS stand for the
-            random bits.
-Error       from one code to the next, since either neighbour may be taken:
-                m     relative 2^-3;   below 1/30720 of the block's largest: 2^-3 / 30720 = 4.1e-6 of it
-                root  relative 2^-4;   below 1/31744 of the block's largest: 2^-4 / 31744 = 2.0e-6 of it
-            A v that is not 0 never has code 0: that beside an m that lives would be as large a step as epsilon allows.
-Extremes    a block of zeros has scale 0. The scale is never subnormal, so that it has an inverse: a block whose largest
-            m is below 3.6e-34 is as exact as one where it is that. Infinite moments, which no finite norm makes, are
-            stored as the largest that can be, 3.4e38, and keep the others of their block near 0.
+Numbers     With M bits of mantissa a code is the upper part of an fp32 number with another exponent bias. Below 1
+            numbers are 2^-M apart, down to 0. From 1 on each power of two has 2^M numbers, up to 2^15 - 2^(14-M).
+Scale       The largest moment of a block has the last code. So a scale is never out of date.
+Rounding    Stochastic: random bits are added below the last kept bit. 16 random bits and a constant make the mean of m,
+            and of v's root, exact to 2^-17 of the distance of two codes. The mean of v is larger, by the variance of
+            its root. With gradients of constant size v becomes 0.6 % too large with beta2 = 0.95 and 2.4 % with 0.999,
+            and a step half of that too short. NEAREST_BITS in place of random bits rounds to nearest.
+Error       One distance of codes, since either neighbour may result:
+                m     relative 2^-3;   below 1/30720 of the block's largest: 2^-3 / 30720 = 4.1e-6 of the largest
+                root  relative 2^-4;   below 1/31744 of the block's largest: 2^-4 / 31744 = 2.0e-6 of the largest
+            A v that is not 0 never has code 0: v = 0 beside m != 0 would make the largest step that epsilon allows.
+Extremes    A block of zeros has scale 0. Other scales are at least 2^-126, so that their inverse is finite: below a
+            largest m of 3.6e-34 the absolute error no longer shrinks. Infinite moments, which no finite norm makes, are
+            stored as the largest number, 3.4e38, and the others of the block become nearly 0.
 */
 #pragma once
 #include "llmc/ops.h"
@@ -28,21 +27,21 @@ enum { M_MANTISSA = 3, V_MANTISSA = 4, NEAREST_BITS = 0x8000 };
 
 static inline size_t moment_blocks(size_t count) { return (count + MOMENT_BLOCK - 1) / MOMENT_BLOCK; }
 
-// The number of a code. Moved to where fp32 has its own, the first 2^mantissa codes are 0.5 to 1 where they should be 0
-// to 1. Both products are exact, so that a compiler may or may not make an fma of them.
+// The number of a code. With the code's bits at fp32's exponent and mantissa, the first 2^mantissa codes give 0.5 to 1
+// instead of 0 to 1: hence 2x - 1. 2x is exact, so an fma gives the same bits.
 static inline HOST_DEVICE float code_number(uint32_t code, int mantissa) {
     float x = bits_to_float((code << (23 - mantissa)) + 0x3F000000u);
     return x < 1 ? 2 * x - 1 : x;
 }
 
-// The code of number y >= 0, cut off after `random` is added, in units of 2^(mantissa - 23) of a code. Beyond the last
-// code where y is beyond the last number.
+// The code of y >= 0, truncated after adding `random`, in units of 2^(mantissa - 23) of a code. Larger than the last
+// code if y is larger than the last number.
 static inline HOST_DEVICE uint32_t number_code(float y, int mantissa, uint32_t random) {
     float x = y < 1 ? 0.5f * y + 0.5f : y;
     return (float_to_bits(x) + random - 0x3F000000u) >> (23 - mantissa);
 }
 
-// ---- scales, from the largest magnitude of a block; at `limit` a decoded moment is still finite
+// ---- scales, from the largest magnitude of a block. `limit`: the largest that decodes to a finite moment
 
 static inline HOST_DEVICE float block_scale(float largest, float limit, float last_inverse) {
     float scale = (largest < limit ? largest : limit) * last_inverse;
@@ -56,12 +55,12 @@ static inline HOST_DEVICE float v_scale(float largest_root) {
 }
 static inline HOST_DEVICE float inverse_scale(float scale) { return scale > 0 ? 1 / scale : 0; }
 
-// ---- codes; random_bits are 16
+// ---- codes; random_bits: 16 of them
 
 static inline HOST_DEVICE uint8_t m_code(float m, float inverse, uint32_t random_bits) {
     uint32_t bits = float_to_bits(m);
     float magnitude = bits_to_float(bits & 0x7FFFFFFFu);
-    // 8, and 4 below: the middle of the bits that are not random
+    // 8, and 4 in v_code: half of the unit of the lowest random bit
     uint32_t code = number_code(magnitude * inverse, M_MANTISSA, random_bits << 4 | 8);
     return (uint8_t)((code < 0x7F ? code : 0x7F) | (bits >> 24 & 0x80));
 }
@@ -82,7 +81,7 @@ static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
     return root * root;
 }
 
-// ---- a block on the host, n of at most MOMENT_BLOCK moments; random_bits (n) are 16 each. Encoding returns the scale.
+// ---- a block on the host: n <= MOMENT_BLOCK moments; random_bits (n): 16 each. Encoding returns the scale.
 
 static inline float m_encode_block(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
     float largest = 0;

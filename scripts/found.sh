@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Says what a build found on this machine and what that means. Called by the Makefile, which passes what it chose:
-# CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), and HAVE_ONEDNN, HAVE_CMOCKA, HAVE_MPI, HAVE_NCCL, GPU
-# (empty: not found).
-# Fails, with the remedy, where something is missing that every build needs.
+# Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
+# in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), HAVE_ONEDNN, HAVE_CMOCKA, HAVE_MPI,
+# HAVE_NCCL and GPU (empty: not found).
+# A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
 
 say() { printf '%-10s %s\n' "$1" "$2"; }

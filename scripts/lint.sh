@@ -18,7 +18,7 @@ fi
 omp=$(dirname "$(gcc -print-file-name=include/omp.h)")
 status=0
 
-mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' '*.py' '*.sh' Makefile)
+mapfile -t sources < <(git ls-files -co --exclude-standard '*.h' '*.c' '*.cu' '*.cuh' '*.py' '*.sh' '*.mk' Makefile)
 echo "width        ${#sources[@]} files"
 # the locale makes grep count characters instead of bytes
 LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Runs test programs, each argument one command line, and ends with `N passed, N failed` over all of them.
-#   scripts/run_tests.sh COMMAND... [--together COMMAND...]     those after --together use one core each: as many run at
-#                                                               a time as there are cores
-# A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. One that crashes, hangs,
-# or runs no test counts as one failed. The output of a program that fails is shown.
+# Runs test programs and ends with `N passed, N failed` over all of them. Each argument is one command line.
+#   scripts/run_tests.sh [--tally FILE] COMMAND... [--together COMMAND...]
+#   --together     as many of the following commands run at a time as there are cores
+#   --tally FILE   FILE holds the counts of an earlier run, if it exists. The last line adds them, and FILE gets the sum.
+# A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes, hangs
+# or runs no test counts as one failed test. The output of a failed program is shown.
 set -uo pipefail
 
 seconds_each=900  # bounds a hang; a busy machine is slow
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
-export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # spinning threads lose badly to a busy neighbour
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}  # spinning threads are slow beside busy programs
 export LC_NUMERIC=C
-all=$(mktemp -d)  # a folder for each program; what tests write is removed at the end
+all=$(mktemp -d)  # one folder per program, removed at the end with the files of the tests
 trap 'rm -rf "$all"' EXIT
-echo "leak:run_in_child" >"$all/leaks"  # a program that stops on bad input frees nothing
+echo "leak:run_in_child" >"$all/leaks"  # a program that exits on bad input frees nothing
 export LSAN_OPTIONS=print_suppressions=0:suppressions=$all/leaks
 
 # the sum of the numbers in the lines `[  WORD  ] N test(s)` of one program
 count() { sed -n "s/^\[ *$1 *\] \([0-9]*\) test(s).*/\1/p" "$2/out" "$2/err" | awk '{ n += $1 } END { print n + 0 }'; }
 
-# runs one command line in a folder of its own, prints how it went, and leaves the numbers there
+# runs one command line in its own folder, prints a report, and writes the counts to FOLDER/counts
 run() { # FOLDER COMMAND
     local folder=$1 command started status took passed failed skipped trouble=
     read -ra command <<<"$2"
@@ -43,10 +44,15 @@ run() { # FOLDER COMMAND
         [ -z "$trouble" ] || grep -hvE '^\[ *(RUN|OK) *\]' "$folder/out" "$folder/err"
     } >"$folder/report"
     cat "$folder/report"
-    echo "$passed $failed" >"$folder/numbers"
+    echo "$passed $failed" >"$folder/counts"
     rm -rf "$folder/tmp"
 }
 
+tally=
+if [ "${1:-}" = --tally ]; then
+    tally=$2
+    shift 2
+fi
 number=0 together=
 for test in "$@"; do
     if [ "$test" = --together ]; then
@@ -55,7 +61,7 @@ for test in "$@"; do
     fi
     number=$((number + 1))
     mkdir "$all/$number"
-    echo "0 1" >"$all/$number/numbers"  # until it has told
+    echo "0 1" >"$all/$number/counts"  # holds if the report is never written
     if [ -z "$together" ]; then
         run "$all/$number" "$test"
         continue
@@ -65,6 +71,8 @@ for test in "$@"; do
 done
 wait
 
-read -r passed failed <<<"$(cat "$all"/*/numbers | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"
+[ ! -s "$tally" ] || { mkdir "$all/earlier" && cp "$tally" "$all/earlier/counts"; }
+read -r passed failed <<<"$(cat "$all"/*/counts | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"
+[ -z "$tally" ] || echo "$passed $failed" >"$tally"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs, through apt, what a purpose needs and this machine lacks:   scripts/setup.sh build|train|test|lint|bench
-# One thing comes through pip, into build/cuda_tools: a disassembler for the tests, where there is nvcc.
-# Each missing package is named with its reason before anything is installed. Where nothing is missing it says nothing
-# and needs neither root nor a network. Where there is no apt-get it names what is missing and stops.
+# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench
+# On a machine with nvcc, pip installs a disassembler for the tests into build/cuda_tools.
+# Each missing package is printed with its reason before anything is installed. If no package is missing, the script
+# prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
 has_library() { /sbin/ldconfig -p | grep -q "$1"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
 
-# cuobjdump and nvdisasm, which Debian does not have, are looked for where nvcc made something to look at
+# cuobjdump and nvdisasm, which Debian does not package; needed only on a machine with nvcc
 cuda_tools=build/cuda_tools
 has_disassembler() {
     ! has_command nvcc || { has_command cuobjdump && has_command nvdisasm; } ||
@@ -28,8 +28,8 @@ has_disassembler() {
 }
 makes_environments() { has_disassembler || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
 
-# need|want PURPOSES PACKAGE REASON TEST...: notes the package if the purpose is one of them and the test fails.
-# What we only want, we can do without.
+# need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
+# A package of need is required. A package of want is optional.
 required=() optional=()
 check() {
     local -n list=$1
@@ -43,29 +43,29 @@ check() {
 need() { check required "$@"; }
 want() { check optional "$@"; }
 
-need all          make             "runs the builds"                                           has_command make
-need all          gcc              "the C compiler, with OpenMP"                               has_command cc
-need all          libc6-dev        "the C library's headers"                                   has_headers stdio.h
-need all          libcjson-dev     "cJSON, for the headers of checkpoints"                     has_headers cjson/cJSON.h
-want all          libdnnl-dev      "oneDNN, for fast matrix products (39 MB)"             has_headers oneapi/dnnl/dnnl.h
-want "train bench" bible-kjv       "the King James Bible, 4.1 MB of public-domain text"        has_command bible
-need test         g++              "checks that the trainer is also C++, as CUDA needs"        has_command g++
-want test         python3-matplotlib "draws, for scripts/plot.py"                             has_module matplotlib
-want test         python3-regex    "GPT-2's way to cut words, for dev/data/hellaswag.py"     has_module regex
-want test         openmpi-bin      "mpirun, which starts several processes as one run"        has_command mpirun
-want test         libopenmpi-dev   "MPI, through which those processes talk (50 MB with it)"   has_command mpicc
-want test         python3-venv     "pip, for CUDA's disassembler"                                  makes_environments
-need "test lint"  libcmocka-dev    "cmocka, which the tests are written with"                  \
+need all           make                "runs the builds"                                       has_command make
+need all           gcc                 "the C compiler, with OpenMP"                           has_command cc
+need all           libc6-dev           "the C library's headers"                               has_headers stdio.h
+need all           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
+want all           libdnnl-dev         "oneDNN, for fast matrix products (39 MB)" has_headers oneapi/dnnl/dnnl.h
+want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
+need test          g++                 "checks that the trainer is also C++, as CUDA needs"    has_command g++
+want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
+want test          python3-regex       "GPT-2's word splitting, for dev/data/hellaswag.py"     has_module regex
+want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
+want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
+want test          python3-venv        "pip, for CUDA's disassembler"                          makes_environments
+need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
-need lint         clang-format     "lays out the sources"                                      has_command clang-format
-need lint         clang-tidy       "finds faults in C"                                         has_command clang-tidy
-need lint         cppcheck         "finds other faults in C"                                   has_command cppcheck
-need lint         shellcheck       "finds faults in shell scripts"                             has_command shellcheck
-need bench        python3-torch    "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
-need bench        libopenblas0-openmp "a BLAS for PyTorch, 30 times as fast as the usual" has_library libopenblas.so.0
-need bench        python3-numpy    "NumPy, which PyTorch's arrays pass through"                has_module numpy
+need lint          clang-format        "formats the sources"                                   has_command clang-format
+need lint          clang-tidy          "static analysis of C"                                  has_command clang-tidy
+need lint          cppcheck            "more static analysis of C"                             has_command cppcheck
+need lint          shellcheck          "static analysis of scripts"                            has_command shellcheck
+need bench         python3-torch       "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
+need bench         libopenblas0-openmp "a BLAS, 30 times as fast as the default" has_library libopenblas.so.0
+need bench         python3-numpy       "NumPy, for PyTorch's arrays"                           has_module numpy
 
-# an environment of its own, since Debian's Python takes nothing from pip
+# a virtual environment, because Debian's Python refuses pip
 install_disassembler() {
     [ "$purpose" = test ] && ! has_disassembler || return 0
     echo "setup: installing cuobjdump and nvdisasm (6 MB) with pip into $cuda_tools, for dev/test/test_sass.sh"
@@ -79,7 +79,7 @@ if [ $((${#required[@]} + ${#optional[@]})) -eq 0 ]; then
     exit
 fi
 
-# stops unless we can do without everything that is missing
+# stops, unless every missing package is optional
 cannot_install() {
     local all=("${required[@]}" "${optional[@]}")
     if [ ${#required[@]} -eq 0 ]; then
@@ -103,10 +103,10 @@ apt() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-
 install() { apt install -y --no-install-recommends "$@"; }
 
 echo "setup: installing with apt-get ..."
-apt update || echo "setup: apt-get update failed; trying with the package lists that are here" >&2
+apt update || echo "setup: apt-get update failed; trying with the present package lists" >&2
 if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
     cat "$log" >&2
-    echo "setup: apt-get could not install ${required[*]}; its words are above" >&2
+    echo "setup: apt-get could not install ${required[*]}; its output is above" >&2
     exit 1
 fi
 for package in "${optional[@]}"; do

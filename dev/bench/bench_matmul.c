@@ -1,8 +1,8 @@
 /*
-The trainer's matmul beside oneDNN's own best: the same product with the weights in the layout oneDNN would choose for
-itself, as its benchmark program does. Both take turns in one run.
+The trainer's matmul beside the fastest matmul of oneDNN: the same GEMM with the weights in the layout that oneDNN
+prefers, like oneDNN's own benchmark. The two take turns in one run.
     bench_matmul M K N [threads]      prints one line of JSON: medians in GFLOP/s and their ratio
-Without oneDNN 2 (version 3 has another API) only the trainer's is measured, and the other two numbers are null.
+Without oneDNN 2 (version 3 has another API) only the trainer's matmul is measured; the other two numbers are null.
 */
 #include "llmc/cpu_ops.h"
 #include "llmc/run/logger.h"
@@ -29,7 +29,7 @@ static dnnl_memory_t bare_memory(dnnl_engine_t engine, const dnnl_memory_desc_t 
     return memory;
 }
 
-// out (M,N) = in (M,K) weights (K,N), weights in any layout
+// out (M,N) = in (M,K) weights (K,N), weights in oneDNN's preferred layout
 static BareMatmul bare_matmul(int M, int K, int N) {
     BareMatmul bare;
     dnnl_memory_desc_t in, weights, out;
@@ -77,7 +77,7 @@ static int compare_seconds(const void *a, const void *b) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) { input_error("bench_matmul takes M K N and perhaps a number of threads"); }
+    if (argc < 4) { input_error("expected: bench_matmul M K N [threads]"); }
     int M = atoi(argv[1]), K = atoi(argv[2]), N = atoi(argv[3]);
     if (argc > 4) { omp_set_num_threads(atoi(argv[4])); }
     floatX *in = (floatX *)xcalloc((size_t)M * K, sizeof(floatX)),
@@ -94,7 +94,9 @@ int main(int argc, char **argv) {
         double middle = now_seconds();
         for (int i = 0; i < CALLS; i++) { bare_execute(&bare); }
         double end = now_seconds();
-        if (round >= 0) { ours[round] = middle - start, theirs[round] = end - middle; }
+        if (round < 0) { continue; }
+        ours[round] = middle - start;
+        theirs[round] = end - middle;
     }
     qsort(ours, ROUNDS, sizeof *ours, compare_seconds);
     qsort(theirs, ROUNDS, sizeof *theirs, compare_seconds);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Does a test fail without each barrier of the kernels?   dev/test/mutate_barriers.sh [WORDS]
-# Deletes each __syncthreads, __syncwarp, cp_async_commit and cp_async_wait of llmc/*.cuh in a copy of the sources, one
-# at a time, and runs the rows of test_ops that cover the file: emulated, in three orders of the warps, in bf16, and in
-# fp32 too if bf16 finds nothing. WORDS: only statements with WORDS in "file:line statement".
+# Deletes each __syncthreads, __syncwarp, cp_async_commit, cp_async_wait of llmc/*.cuh and of cuda_common.cuh in a copy
+# of the sources, one at a time, and runs the rows of test_ops that cover the file: emulated, in three orders of the
+# warps, in bf16, and in fp32 too if bf16 finds nothing. WORDS: only statements with WORDS in "file:line statement".
 # Prints a line per statement: file and line, statement, detection (race | value | refusal: other misuse | hang), row.
 # Fails if no test notices a deletion and `kept` below gives no reason. Two run at a time: 5 minutes on two free cores.
 set -uo pipefail
@@ -16,7 +16,7 @@ export OMP_NUM_THREADS=1
 # the rows of dev/test/cases.h that cover a file's kernels, quick ones first
 declare -A rows=(
     [attention.cuh]="attention_forward attention_backward attention_decode"
-    [cuda_common.cuh]="loss_sum global_norm_squared classifier layernorm_forward attention_decode"
+    [common/cuda_common.cuh]="loss_sum global_norm_squared classifier layernorm_forward attention_decode"
     [embedding.cuh]="embedding_backward"
     [layernorm.cuh]="layernorm_backward"
     [matmul_kernels.cuh]="matmul_forward matmul_backward"
@@ -49,7 +49,7 @@ first_failure() {
 
 # mutant FILE LINE STATEMENT ROWS...: prints how FILE without LINE's statement is detected; line 0 deletes nothing
 mutant() {
-    local folder=$scratch/$1.$2 precision caught=
+    local folder=$scratch/${1//\//.}.$2 precision caught=
     cp -r "$scratch/sources" "$folder"
     cd "$folder" || return
     [ "$2" -eq 0 ] || sed -i -E "${2}s/$statement/;/" "llmc/$1"
@@ -69,7 +69,7 @@ mkdir -p "$scratch/sources/dev/test"
 cp -r llmc "$scratch/sources"
 cp dev/test/*.h dev/test/test_ops.cu "$scratch/sources/dev/test"
 cd "$scratch/sources" || exit
-mapfile -t found < <(grep -noE "$statement" llmc/*.cuh | sed 's|^llmc/||')
+mapfile -t found < <(grep -noE "$statement" llmc/*.cuh llmc/common/cuda_common.cuh | sed "s|^llmc/||")
 for line in "${found[@]}"; do
     IFS=: read -r file number what <<<"$line"
     [[ "$file:$number $what" == *"${1:-}"* ]] || continue

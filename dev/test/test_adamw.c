@@ -1,20 +1,20 @@
 /*
-What AdamW stores and how it rounds it: bf16 weights and what they lack of fp32, moments in bf16 and in 8 bits. In fp32
-builds weights are not rounded, and what is said of them here holds of itself.
+AdamW's storage and rounding: bf16 weights and their remainders, moments in bf16 and in 8 bits. fp32 builds do not round
+weights, so there the statements about weights are trivial.
 */
 #include "testing.h"
 #include "llmc/adamw.h"
 #include <omp.h>
 
 #ifdef __SANITIZE_ADDRESS__
-enum { STRIDE = 257 };  // of the patterns tried
+enum { STRIDE = 257 };  // tests every 257th bit pattern
 #else
 enum { STRIDE = 1 };
 #endif
 
 enum { NUM_TENSORS = 3 };
 
-// a state of its own memory, of tensors that end in the middle of a block
+// an optimizer state with its own memory; tensors may end within a block of moments
 typedef struct {
     OptimizerState state;
     UpdateRange ranges[NUM_TENSORS];
@@ -55,7 +55,7 @@ static void model_free(Model *m) {
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) { free(blocks[i]); }
 }
 
-// the weight in full, as far as it is kept
+// the weight in the precision of the state
 static real weight_of(const OptimizerState *s, size_t i) {
     if (s->master) { return s->master[i]; }
     return s->remainder ? joined_real(s->params[i], s->remainder[i]) : to_real(s->params[i]);
@@ -79,7 +79,7 @@ static real v_of(const OptimizerState *s, size_t i) {
     return ((const real *)s->v)[i];
 }
 
-// one step with the model's gradients, which are not clipped
+// one step with the model's gradients, without clipping
 static void step(Model *m, AdamW hyper) {
     Exec ex;
     Gradient grads = {m->grads, DT_REAL};
@@ -93,15 +93,19 @@ static AdamW usual_hyper(int step_number) {
     return hyper;
 }
 
-// the same for elements [begin, end) of the first tensor alone, in blocks that begin with them
-static void step_of_piece(Model *m, size_t begin, size_t end, int step_number) {
+// one step for elements [begin, end) of the first tensor, as the beginning of arrays of their own
+static void step_of_range(Model *m, size_t begin, size_t end, int step_number) {
     size_t size = dtype_size(m->state.moments);
     OptimizerState part = m->state;
     part.params += begin;
-    part.m = (char *)part.m + begin * size, part.v = (char *)part.v + begin * size;
+    part.m = (char *)part.m + begin * size;
+    part.v = (char *)part.v + begin * size;
     if (part.master) { part.master += begin; }
     if (part.remainder) { part.remainder += begin; }
-    if (part.m_scales) { part.m_scales += begin / MOMENT_BLOCK, part.v_scales += begin / MOMENT_BLOCK; }
+    if (part.m_scales) {
+        part.m_scales += begin / MOMENT_BLOCK;
+        part.v_scales += begin / MOMENT_BLOCK;
+    }
     Exec ex;
     Gradient grads = {m->grads + begin, DT_REAL};
     UpdateRange range = {0, end - begin, begin, m->ranges[0].decay, m->ranges[0].tensor, {0, 0, 0}};
@@ -111,9 +115,9 @@ static void step_of_piece(Model *m, size_t begin, size_t end, int step_number) {
     cpu_adamw_update(&part, grads, &norm_squared, &range, 1, &hyper, &ex);
 }
 
-// ---- weights and what they lack of fp32
+// ---- weights and remainders
 
-// Every pattern comes back from its two halves; and the weight is that to nearest even, unless it is a tie or a NaN.
+// Weight and remainder restore every bit pattern. The weight is rounded to nearest even, except for ties and NaNs.
 static void test_every_pattern_is_split_and_joined(void **state) {
     (void)state;
     int64_t lost = 0, not_nearest = 0;
@@ -132,7 +136,7 @@ static void test_every_pattern_is_split_and_joined(void **state) {
     assert_int_equal(not_nearest, 0);
 }
 
-// ties go up in magnitude, a carry goes into the exponent, to infinity and through the sign
+// ties round up in magnitude; a carry goes into the exponent, to infinity and through the sign
 static void test_the_split_of_special_numbers(void **state) {
     (void)state;
     static const struct {
@@ -158,7 +162,7 @@ static void set_random_weights(Model *m) {
     for (size_t i = 0; i < m->n; i++) { set_weight(&m->state, i, (real)(0.02 * rng_normal(1, 1, i))); }
 }
 
-// gradients of a step, with ones that are 0 and ones that are very small among them
+// gradients of a step, some of them 0 or very small
 static void set_random_grads(Model *m, uint64_t step_number) {
     for (size_t i = 0; i < m->n; i++) {
         real scale = i % 7 == 0 ? 0 : i % 5 == 0 ? (real)1e-12 : (real)1e-3;
@@ -166,7 +170,7 @@ static void set_random_grads(Model *m, uint64_t step_number) {
     }
 }
 
-// A thousand steps with remainders are a thousand steps with an fp32 master, bit for bit.
+// A thousand steps with remainders equal a thousand steps with an fp32 master, bit for bit.
 static void test_split_is_the_master(void **state) {
     (void)state;
     for (int type = 0; type < 3; type++) {
@@ -195,34 +199,34 @@ static void test_split_is_the_master(void **state) {
     }
 }
 
-// A tensor in rectangles, each in an update of its own whose blocks begin with it, is rounded as the whole, bit for bit.
-static void test_pieces_are_the_whole(void **state) {
+// A tensor updated range by range, each range in arrays of its own, equals the whole tensor, bit for bit.
+static void test_ranges_are_the_whole(void **state) {
     (void)state;
     static const size_t counts[NUM_TENSORS] = {700, 0, 0}, cuts[] = {0, 256, 384, 700};
     for (int k = 0; k < 9; k++) {
         Model whole = model_make((Weights)(k % 3), moment_types[k / 3], counts);
-        Model rectangles = model_make((Weights)(k % 3), moment_types[k / 3], counts);
-        Model *both[] = {&whole, &rectangles};
+        Model parts = model_make((Weights)(k % 3), moment_types[k / 3], counts);
+        Model *both[] = {&whole, &parts};
         for (int i = 0; i < 2; i++) {
             set_random_weights(both[i]);
             set_random_grads(both[i], 1);
         }
         for (int i = 1; i <= 3; i++) {
             step(&whole, usual_hyper(i));
-            for (int piece = 0; piece < 3; piece++) { step_of_piece(&rectangles, cuts[piece], cuts[piece + 1], i); }
+            for (int c = 0; c < 3; c++) { step_of_range(&parts, cuts[c], cuts[c + 1], i); }
         }
         for (size_t i = 0; i < whole.n; i++) {
-            assert_true(weight_of(&whole.state, i) == weight_of(&rectangles.state, i));
-            assert_true(m_of(&whole.state, i) == m_of(&rectangles.state, i));
-            assert_true(v_of(&whole.state, i) == v_of(&rectangles.state, i));
+            assert_true(weight_of(&whole.state, i) == weight_of(&parts.state, i));
+            assert_true(m_of(&whole.state, i) == m_of(&parts.state, i));
+            assert_true(v_of(&whole.state, i) == v_of(&parts.state, i));
         }
         model_free(&whole);
-        model_free(&rectangles);
+        model_free(&parts);
     }
 }
 
-// A part of a tensor's columns, as a process has it with tensor parallelism, is rounded as the whole, bit for bit: but
-// for codes, whose scales are those of other neighbours.
+// A slice of columns, as with tensor parallelism, is rounded like the whole tensor, bit for bit. 8-bit moments are left
+// out: their scales depend on the neighbours.
 static void test_columns_are_rounded_as_the_whole(void **state) {
     (void)state;
     enum { ROWS = 60, COLS = 30 };
@@ -256,7 +260,7 @@ static void test_columns_are_rounded_as_the_whole(void **state) {
     }
 }
 
-// a norm that is not finite changes nothing, whatever there is
+// a norm that is not finite changes nothing, with any storage
 static void test_nothing_changes_without_a_norm(void **state) {
     (void)state;
     static const real norms[] = {INFINITY, NAN};
@@ -286,8 +290,8 @@ static void test_nothing_changes_without_a_norm(void **state) {
 
 // ---- stochastic rounding, across steps
 
-// Steps that all begin at the same state: what is stored after each is one of two neighbours of the exact value. From
-// step 1000 on the moments' corrections are 1, so that the exact value is the same every time.
+// All steps begin at the same state, so each stores one of the two neighbours of the exact value. From step 1000 on the
+// bias corrections are 1: the exact value is the same in every step.
 enum { FIRST_STEP = 1000, STEPS = 4096, ROUNDED = 3 };  // the weight, m, v or its root
 
 typedef struct {
@@ -318,7 +322,7 @@ static double rounded_value(const OptimizerState *s, int what, size_t i) {
     return s->moments == DT_U8 ? sqrt((double)v_of(s, i)) : (double)v_of(s, i);
 }
 
-// the three tensors have the same number of elements here, so that they can be compared
+// the three tensors have equal sizes, so that their elements can be compared
 static Rounding rounding_watch(DType moments) {
     static const size_t counts[NUM_TENSORS] = {128, 128, 128};
     Rounding r;
@@ -326,7 +330,7 @@ static Rounding rounding_watch(DType moments) {
     memset(&r, 0, sizeof r);
     r.n = m.n;
     start_again(&exact);
-    for (size_t i = 0; i < m.n; i++) {  // begin where the weights that are rounded begin
+    for (size_t i = 0; i < m.n; i++) {  // the same start as the rounded weights
         exact.state.master[i] = to_real(to_floatX(exact.state.master[i]));
     }
     step(&exact, usual_hyper(FIRST_STEP));
@@ -335,7 +339,8 @@ static Rounding rounding_watch(DType moments) {
         for (size_t i = 0; i < r.n; i++) {
             double value = rounded_value(&exact.state, what, i);
             r.exact[what][i] = what == ROUND_V && moments == DT_U8 ? sqrt(value) : value;
-            r.low[what][i] = INFINITY, r.high[what][i] = -INFINITY;
+            r.low[what][i] = INFINITY;
+            r.high[what][i] = -INFINITY;
         }
     }
     for (int s = 0; s < STEPS; s++) {
@@ -359,14 +364,14 @@ static void rounding_free(Rounding *r) {
     for (int what = 0; what < ROUNDED; what++) { free(r->stored[what]); }
 }
 
-// the probability of the upper neighbour; 0 or 1 where the value has only one, or so nearly that little can be learnt
+// the probability of the upper neighbour; 0 if it is below 0.02 or above 0.98, where steps say little
 static double chance_of(const Rounding *r, int what, size_t i) {
     double low = r->low[what][i], high = r->high[what][i];
     double chance = high > low ? (r->exact[what][i] - low) / (high - low) : 0;
     return chance > 0.02 && chance < 0.98 ? chance : 0;
 }
 
-// how far the draw of a step was from its mean, in standard deviations; 0 where there is nothing to draw
+// (rounded up or not - mean) / standard deviation of one step; 0 where chance_of is 0
 static double deviation(const Rounding *r, int what, int s, size_t i) {
     double chance = chance_of(r, what, i);
     if (chance == 0) { return 0; }
@@ -374,11 +379,11 @@ static double deviation(const Rounding *r, int what, int s, size_t i) {
     return ((up ? 1 : 0) - chance) / sqrt(chance * (1 - chance));
 }
 
-// Over many steps each element by itself is rounded up as often as it should be: the sum of its deviations is normal.
-// Of 1000 elements the largest is about 3.3; and all of them together are as wide as they should be, not narrower.
+// Over many steps each element is rounded up with the right frequency: the sum of its deviations is normal. Of 1000
+// elements the largest is about 3.3. The variance over all elements is 1, neither larger nor smaller.
 static void check_unbiased(const Rounding *r, int what, size_t least) {
     double largest = 0, squares = 0;
-    size_t drawn = 0;
+    size_t elements = 0;
     for (size_t i = 0; i < r->n; i++) {
         if (chance_of(r, what, i) == 0) { continue; }
         double sum = 0;
@@ -386,14 +391,14 @@ static void check_unbiased(const Rounding *r, int what, size_t least) {
         double z = sum / sqrt(STEPS);
         largest = fmax(largest, fabs(z));
         squares += z * z;
-        drawn++;
+        elements++;
     }
-    assert_true(drawn >= least);
+    assert_true(elements >= least);
     assert_true(largest < 4.5);
-    assert_true(fabs(squares / (double)drawn - 1) < 5 * sqrt(2.0 / (double)drawn));
+    assert_true(fabs(squares / (double)elements - 1) < 5 * sqrt(2.0 / (double)elements));
 }
 
-// the deviations of two series, which should have nothing to do with each other: their product's sum is normal too
+// the deviations of two series are independent: the sum of their products is normal
 static void check_independent(const Rounding *r, int a, int b, size_t elements_apart, int steps_apart) {
     double sum = 0, count = 0;
     for (int s = 0; s + steps_apart < STEPS; s++) {
@@ -420,7 +425,7 @@ static void check_rounding(DType moments) {
         }
         check_independent(&r, a, a, 1, 0);
         check_independent(&r, a, a, 4, 0);
-        check_independent(&r, a, a, 128, 0);  // the same place in the next tensor
+        check_independent(&r, a, a, 128, 0);  // the same element of the next tensor
         check_independent(&r, a, a, 256, 0);
         check_independent(&r, a, a, 0, 1);
     }
@@ -445,7 +450,7 @@ static void check_decay(DType moments, double limit) {
     Model m = model_make(ALONE, moments, large_counts), exact = model_make(ALONE, DT_REAL, large_counts);
     AdamW first = usual_hyper(1);
     Model *both[] = {&m, &exact};
-    for (int k = 0; k < 2; k++) {  // a first step that sets v: to something between 1 and 4
+    for (int k = 0; k < 2; k++) {  // a first step sets v to values between 1 and 4
         for (size_t i = 0; i < m.n; i++) { both[k]->grads[i] = (real)(1 + rng_uniform(5, 5, i)); }
         first.beta2 = 0;
         step(both[k], first);
@@ -464,19 +469,19 @@ static void check_decay(DType moments, double limit) {
             wanted += (double)v_of(&exact.state, i);
         }
     }
-    if (!(fabs(sum / wanted - 1) < limit)) { fail_msg("v decayed to %.4f of what it should be", sum / wanted); }
+    if (!(fabs(sum / wanted - 1) < limit)) { fail_msg("v decayed to %.4f of the exact v", sum / wanted); }
     model_free(&m);
     model_free(&exact);
 }
 
-// beta2 = 0.999 a thousand times. An element's own error is 7 % then in bf16 and 4 % in 8 bits, and there are 7196.
+// 1000 steps with beta2 = 0.999. The error of one element is then 7 % in bf16 and 4 % in 8 bits; 7196 are averaged.
 static void test_v_decays(void **state) {
     (void)state;
     check_decay(DT_BF16, 0.005);
     check_decay(DT_U8, 0.005);
 }
 
-// v after `steps` steps with normal gradients, on average over the elements and the second half of the steps
+// v with normal gradients, averaged over the elements and the second half of the steps
 static double level_of_v(DType moments, double beta2, int steps) {
     enum { NORMALS = 65536 };
     static real normals[NORMALS];
@@ -494,7 +499,7 @@ static double level_of_v(DType moments, double beta2, int steps) {
     return sum / count;
 }
 
-// where it neither grows nor decays: in 8 bits it is larger by what moments.h says
+// the equilibrium of v: 1 with exact moments, larger in 8 bits by the percentages of moments.h
 static void test_level_of_v(void **state) {
     (void)state;
     double slow = level_of_v(DT_REAL, 0.999, 6000), fast = level_of_v(DT_REAL, 0.95, 1000);
@@ -505,7 +510,7 @@ static void test_level_of_v(void **state) {
     assert_true(fabs(level_of_v(DT_U8, 0.95, 1000) / fast - 1.006) < 0.003);
 }
 
-// rounded to nearest it would stay where it is for ever, wherever that is
+// rounded to nearest, v would never change
 static void test_v_would_not_decay_to_nearest(void **state) {
     (void)state;
     for (uint32_t bits = 0x3F80; bits < 0x4080; bits++) {
@@ -514,7 +519,7 @@ static void test_v_would_not_decay_to_nearest(void **state) {
     }
 }
 
-// ---- 8 bits: how far they are off
+// ---- the error of 8-bit moments
 
 typedef enum { RANDOM, TINY, SMALLEST, SUBNORMAL, HUGE_ONES, EQUAL, SINGLE, ZERO, EVERY_SIZE, NUM_FILLS } Fill;
 
@@ -523,7 +528,7 @@ static real fill_value(Fill fill, size_t i, uint64_t seed) {
     switch (fill) {
     case RANDOM: return (real)x;
     case TINY: return (real)(1e-18 * x);
-    case SMALLEST: return (real)(1e-36 * x);  // whose scale would be subnormal
+    case SMALLEST: return (real)(1e-36 * x);  // the scale would be subnormal
     case SUBNORMAL: return (real)(1e-42 * x);
     case HUGE_ONES: return (real)(1e18 * x);
     case EQUAL: return (real)-0.37;
@@ -533,7 +538,7 @@ static real fill_value(Fill fill, size_t i, uint64_t seed) {
     }
 }
 
-// Makes m the gradient and v its square, exactly, and then codes of them.
+// One step with beta1 = beta2 = 0: m is the gradient and v its square, stored as codes.
 static void store_codes(Model *m, Fill fill, uint64_t seed) {
     AdamW hyper = usual_hyper((int)seed);
     hyper.beta1 = hyper.beta2 = 0;
@@ -543,11 +548,11 @@ static void store_codes(Model *m, Fill fill, uint64_t seed) {
 
 static void check_code(double exact, double is, double step_size, double unit, const char *what) {
     if (!(fabs(is - exact) <= 1.0001 * step_size * fmax(fabs(exact), unit))) {
-        fail_msg("%s %.9g is stored as %.9g, where 1 of the block is %.3g", what, exact, is, unit);
+        fail_msg("%s %.9g is stored as %.9g; the unit of the block is %.3g", what, exact, is, unit);
     }
 }
 
-// elements begin .. end - 1 have one scale
+// elements [begin, end) share a scale
 static void check_block(const Model *model, size_t begin, size_t end) {
     double largest_m = 0, largest_root = 0;
     for (size_t i = begin; i < end; i++) {
@@ -586,7 +591,7 @@ static void test_error_of_codes(void **state) {
     model_free(&m);
 }
 
-// every code is the code of its own number, and larger codes are larger numbers
+// every code is the code of its number, and larger codes have larger numbers
 static void test_codes_and_numbers(void **state) {
     (void)state;
     for (int mantissa = M_MANTISSA; mantissa <= V_MANTISSA; mantissa++) {
@@ -602,7 +607,7 @@ static void test_codes_and_numbers(void **state) {
     }
 }
 
-// a moment beyond all numbers is stored as the largest there is, and comes back finite
+// an infinite moment is stored as the largest number and decodes to a finite one
 static void test_infinite_moments(void **state) {
     (void)state;
     float m = m_scale(INFINITY), root = v_scale(INFINITY);
@@ -624,7 +629,7 @@ static void test_infinite_moments(void **state) {
 
 enum { FEATURES = 300, SAMPLES = 600, BATCH = 30 };
 
-// y = x w + noise, where the features' sizes go over three powers of ten
+// y = x w + noise; the features' sizes span three powers of ten
 static double feature(int sample, int j) {
     return pow(10, -3.0 * j / FEATURES) * rng_normal(7, (uint64_t)sample, (uint64_t)j);
 }
@@ -643,7 +648,7 @@ static void regression_make(Regression *r) {
     }
 }
 
-// half the mean square over samples [begin, end); the gradient goes to the model's first tensor, if it is wanted
+// half the mean square over samples [begin, end); with `gradient`, also its gradient, to the model's first tensor
 static double regression_loss(const Regression *r, Model *m, int begin, int end, bool gradient) {
     double loss = 0;
     if (gradient) { memset(m->grads, 0, m->n * sizeof(real)); }
@@ -663,7 +668,9 @@ static double train(const Regression *r, DType moments, uint64_t seed) {
     for (int i = 1; i <= 500; i++) {
         int begin = i * BATCH % SAMPLES;
         AdamW hyper = usual_hyper(i);
-        hyper.learning_rate = (real)(0.05 * (1 - i / 501.0)), hyper.beta2 = (real)0.999, hyper.weight_decay = 0;
+        hyper.learning_rate = (real)(0.05 * (1 - i / 501.0));
+        hyper.beta2 = (real)0.999;
+        hyper.weight_decay = 0;
         hyper.seed = seed;
         regression_loss(r, &m, begin, begin + BATCH, true);
         step(&m, hyper);
@@ -697,7 +704,7 @@ int main(void) {
         cmocka_unit_test(test_every_pattern_is_split_and_joined),
         cmocka_unit_test(test_the_split_of_special_numbers),
         cmocka_unit_test(test_split_is_the_master),
-        cmocka_unit_test(test_pieces_are_the_whole),
+        cmocka_unit_test(test_ranges_are_the_whole),
         cmocka_unit_test(test_columns_are_rounded_as_the_whole),
         cmocka_unit_test(test_nothing_changes_without_a_norm),
         cmocka_unit_test(test_rounding_to_bf16),

@@ -322,8 +322,8 @@ static void check_without(uint32_t bits, int missing, Layer *layer) {
     simt::lt_settings().slow_epilogues = {CUBLASLT_EPILOGUE_DEFAULT};
     Gpu gpu;
     check_all(&gpu, layer);
-    for (int i = 0; i < gpu.matmuls->num_plans; i++) {
-        const LtPlan *plan = &gpu.matmuls->plans[i];
+    for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
+        const LtAlgorithm *plan = &gpu.matmuls->algorithms[i];
         int wanted = plan->key.parts, rest = wanted & (LT_BIAS | LT_DGELU) & ~missing;
         if (plan->desc && (wanted & missing)) { assert_int_equal(plan->fused, rest); }
     }
@@ -366,8 +366,8 @@ static void test_everything_is_fused(void **state) {
     assert_int_equal(simt::runtime().launches - launches, DT_FLOATX == DT_BF16 ? 3 : 1);
     const int dgelu = DT_FLOATX == DT_BF16 ? LT_DGELU : LT_DGELU | LT_SUM_D;
     const int parts[] = {LT_BIAS, LT_BIAS | LT_GELU, LT_SUM_B, dgelu, LT_SUM_B};
-    assert_int_equal(gpu.matmuls->num_plans, 5);
-    for (int i = 0; i < 5; i++) { assert_int_equal(gpu.matmuls->plans[i].fused, parts[i]); }
+    assert_int_equal(gpu.matmuls->num_algorithms, 5);
+    for (int i = 0; i < 5; i++) { assert_int_equal(gpu.matmuls->algorithms[i].fused, parts[i]); }
 }
 
 #ifdef PRECISION_BF16
@@ -503,15 +503,16 @@ static void test_plans_are_reused(void **state) {
     Gpu gpu;
     Layer layer(48, 64, 96), elsewhere(48, 64, 96), other(48, 64, 104), unaligned(48, 64, 96, 1);
     std::string first = run_and_get_bits(&gpu, &layer, 0);
-    int plans = gpu.matmuls->num_plans, heuristics = simt::lt_counts().heuristics, matmuls = simt::lt_counts().matmuls;
+    int plans = gpu.matmuls->num_algorithms, heuristics = simt::lt_counts().heuristics,
+        matmuls = simt::lt_counts().matmuls;
     assert_true(plans == 4 && first == run_and_get_bits(&gpu, &layer, 0));
-    assert_int_equal(gpu.matmuls->num_plans, plans);
+    assert_int_equal(gpu.matmuls->num_algorithms, plans);
     assert_int_equal(simt::lt_counts().heuristics, heuristics);
     assert_int_equal(simt::lt_counts().matmuls - matmuls, 4);     // no algorithm is timed again
     assert_true(first == run_and_get_bits(&gpu, &elsewhere, 0));  // other pointers
-    assert_int_equal(gpu.matmuls->num_plans, plans);
+    assert_int_equal(gpu.matmuls->num_algorithms, plans);
     run_layer(&gpu, &other, 0);
-    assert_int_equal(gpu.matmuls->num_plans, 2 * plans);
+    assert_int_equal(gpu.matmuls->num_algorithms, 2 * plans);
     check_all(&gpu, &unaligned);  // unaligned pointers need a plan of their own
 }
 
@@ -555,7 +556,7 @@ static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
     gpu->exec.rare_shapes = rare;
     cuda_matmul_forward(l->got.out.at, l->in.at, l->weight.at, l->bias.at, NULL, l->N, l->C, l->OC, gpu->ex());
     *matmuls = simt::lt_counts().matmuls - before;
-    return gpu->matmuls->num_plans;
+    return gpu->matmuls->num_algorithms;
 }
 
 // A rare shape takes the heuristic's first algorithm, untimed, and writes nothing to the autotune cache. When the same
@@ -599,8 +600,8 @@ static void test_slow_epilogues_are_not_fused(void **state) {
         Gpu gpu;
         Layer layer(32, 64, 48);
         check_all(&gpu, &layer);
-        for (int i = 0; i < gpu.matmuls->num_plans; i++) {
-            assert_int_not_equal(gpu.matmuls->plans[i].fused, parts[s]);
+        for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
+            assert_int_not_equal(gpu.matmuls->algorithms[i].fused, parts[s]);
         }
     }
 }
@@ -616,7 +617,7 @@ static void test_unfused_kernel_is_timed(void **state) {
         simt::lt_settings().slowdown = slower ? 2 * kernel : kernel / 2;
         Gpu gpu;
         check_forward(&gpu, &layer, 1);
-        assert_int_equal(gpu.matmuls->plans[0].fused, slower ? 0 : LT_BIAS);
+        assert_int_equal(gpu.matmuls->algorithms[0].fused, slower ? 0 : LT_BIAS);
     }
 }
 
@@ -654,7 +655,7 @@ static void product_without_algorithm(void *argument) {
 static void test_error_names_the_product(void **state) {
     (void)state;
     Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "matrix product (m=96 n=48 k=64 TN ", product_without_algorithm, &gpu);
+    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_without_algorithm, &gpu);
 }
 
 // ---- the autotune cache
@@ -788,7 +789,7 @@ static void test_damaged_cache(void **state) {
     write_file("damaged", bad.data(), bad.size());
     std::string said = stderr_with_cache(path, &none);
     assert_int_equal(lines_of(said), 9);
-    assert_non_null(strstr(said.c_str(), "damaged:1 is not a line of picks"));
+    assert_non_null(strstr(said.c_str(), "damaged:1 is not a line of an autotune cache"));
     assert_int_equal(none, 0);  // the valid lines were read
     // an unknown algorithm is replaced
     std::string unknown = line;
@@ -854,7 +855,7 @@ static void first_in_capture(void *argument) {
 static void test_first_in_capture_is_refused(void **state) {
     (void)state;
     Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "while a CUDA graph was recorded", first_in_capture, &gpu);
+    assert_stops(EXIT_RUN_FAILED, "during the capture of a CUDA graph", first_in_capture, &gpu);
 }
 
 // ---- kernel names in the benchmark
@@ -883,8 +884,8 @@ static void test_kernels_are_recorded(void **state) {
     (void)state;
     assert_string_equal(recorded_forward(0, false, false).c_str(), "cublasLtMatmul");
     assert_string_equal(recorded_forward(0, false, true).c_str(), "cublasLtMatmul+fill");
-    assert_string_equal(recorded_forward(~1u, false, false).c_str(), "cublasLtMatmul lt_finish_kernel<PACK>");
-    assert_string_equal(recorded_forward(0, true, false).c_str(), "lt_tile_kernel<T>");
+    assert_string_equal(recorded_forward(~1u, false, false).c_str(), "cublasLtMatmul matmul_epilogue_kernel<PACK>");
+    assert_string_equal(recorded_forward(0, true, false).c_str(), "matmul_plain_kernel<T>");
 }
 
 static void test_names_of_kernels(void **state) {

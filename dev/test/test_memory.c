@@ -186,17 +186,17 @@ static void test_arena(void **state) {
 
 static void acquire_twice(void *argument) {
     Scratch *scratch = (Scratch *)argument;
-    scratch_acquire(scratch, "dfch", 8);
-    scratch_acquire(scratch, "dqkv", 8);
+    scratch_acquire(scratch, "dfch", 2);
+    scratch_acquire(scratch, "dqkv", 2);
 }
 
-static void acquire_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 65); }
+static void acquire_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 17); }
 
 static void test_scratch(void **state) {
     (void)state;
     unsigned char memory[64] = {0};
     Scratch scratch = {memory, sizeof memory, NULL, &cpu_device, NULL};
-    assert_ptr_equal(scratch_acquire(&scratch, "dln2", 64), memory);
+    assert_ptr_equal(scratch_acquire(&scratch, "dln2", 16), memory);
     assert_string_equal(scratch.holder, "dln2");
     scratch_release(&scratch);
     assert_null(scratch.holder);
@@ -208,7 +208,7 @@ static void test_scratch(void **state) {
     assert_ptr_equal(scratch_acquire(&scratch, "datty", 1), memory);
     scratch_release(&scratch);
     assert_stops(1, "dqkv (8 bytes) was asked for while dfch holds", acquire_twice, &scratch);
-    assert_stops(1, "logits (65 bytes)", acquire_too_much, &scratch);
+    assert_stops(1, "logits (68 bytes)", acquire_too_much, &scratch);
 }
 
 int main(void) {

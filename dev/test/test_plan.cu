@@ -300,14 +300,14 @@ static void test_estimate(void **state) {
     assert_true(fit_of(c, &base).weighted > fit_of(c, &base).seconds);    // bf16 moments
     other = base;
     other.sharding.tp_size = 2;  // half the work, and communication
-    double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->rates.link;
+    double half = fit_seconds(c, &base) / 2, sent = fit_sent_bytes(c, other) / base.backend->link_rate;
     assert_true(sent > 0 && fabs(fit_seconds(c, &other) / (half + sent) - 1) < 0.05);
     other.recompute.level = RECOMPUTE_BLOCK;  // repeats the forward's collectives
-    assert_true(fit_sent_bytes(c, other) / base.backend->rates.link > sent);
+    assert_true(fit_sent_bytes(c, other) / base.backend->link_rate > sent);
     other = base;
     other.B = 1;
     other.micro_steps = 16;
-    double matmuls = 6 * 1.5e9 * 16 * T / base.backend->rates.flops;  // 1024 rows reach two thirds of the rate
+    double matmuls = 6 * 1.5e9 * 16 * T / base.backend->flop_rate;  // 1024 rows reach two thirds of the rate
     assert_true(fit_seconds(c, &other) > fit_seconds(c, &base) + 0.4 * matmuls);
 }
 

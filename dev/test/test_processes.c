@@ -237,8 +237,7 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
 
 // a hash of the state that is equal on all ranks of the tensor-parallel group, or of the data-parallel group
 static uint64_t hash_replica(GPT2 *m, bool tensor_parallel) {
-    zero_all_params_wait(&m->zero);
-    finish_work(m);
+    replicas_wait(&m->zero, m->groups.world);
     return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->optimizer)
                            : hash_data_parallel(&m->zero, &m->optimizer);
 }

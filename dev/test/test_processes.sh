@@ -310,7 +310,7 @@ refused "-d that the ranks do not divide" \
 refused "another number of ranks than -pn" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
 refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3 ranks' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
-refused "too few rows for -tp" '-tp 4 shares the 9 rows of a micro-batch in chunks of 3, which leaves none for' \
+refused "too few rows for -tp" '-tp 4 divides the 9 rows of a micro-batch into chunks of 3, which leaves none for' \
     4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
 refused "--generate on several ranks" '--generate runs on one rank, found 2 ranks' \
     2 --generate 5 -e one/step_00000050
@@ -374,7 +374,7 @@ drifts() {
     report "$1" "$(
         [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
         says '^the replicas of step 1 agree'
-        says 'train_gpt2: rank [0-2]: after step 2 rank 1 has other parameters than rank 0, which 2 of 3 ranks have'
+        says 'rank [0-2]: after step 2 the parameters of rank 1 differ from those of rank 0, which 2 of 3 ranks have'
         sentences 1
     )"
 }

@@ -40,7 +40,7 @@ layernorm_kernel<                               0 - no   one element at a time
 gelu_forward_kernel                             0 - no   one element at a time
 [a-z_]+<1[,>]                                   0 - no   one element at a time
 attention_[a-z]+_kernel<PlainTiles              3 - no   heads of any width, in fp32: scalars where rows are not packs
-lt_tile_kernel                                  0 - no   products that cuBLASLt cannot do, of any shape and alignment
+matmul_plain_kernel                             0 - no   any shape and alignment, where cuBLASLt has no kernel
 # memory-bound: the narrow loads are rows' statistics, targets and tokens
 layernorm_packed_kernel                         3 2 no   in, weight, bias; mean and rstd
 layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight; mean and rstd of two rows
@@ -58,8 +58,8 @@ embedding_positions_kernel                      1 0 no   dout of each sequence
 embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
 attention_delta_kernel                          2 0 no   dout, out
 attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head
-lt_finish_kernel                                1 0 no   the product, bias, GELU's input
-lt_sum_columns                                  1 0 no   the array
+matmul_epilogue_kernel                          1 0 no   D, bias, GELU's input
+matmul_column_sums_kernel                       1 0 no   the array
 # tensor cores
 attention_(forward|dq|dkv)_kernel<TensorTiles   3 - yes  queries, keys, values; a row's lse and delta
 # small: a few numbers of each block or row

@@ -284,7 +284,7 @@ static void test_conversions(void **state) {
 
 // random bits of one element of a weight tensor
 static HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t index) {
-    return rounding_part(rounding_draw(seed, step, tensor, ROUND_WEIGHT, index / 4), index % 4);
+    return element_rounding_bits(group_rounding_bits(seed, step, tensor, ROUND_WEIGHT, index / 4), index % 4);
 }
 
 static __global__ void round_stochastic(bf16 *out, const float *x, uint64_t step, int draws) {
@@ -336,9 +336,9 @@ static void test_rounding_bits(void **state) {
     assert_true(equal_neighbours < 10);       // 1.5 expected
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(1, 2, 4, 8));
     assert_int_not_equal(rounding_bits(1, 2, 3, 8), rounding_bits(9, 2, 3, 8));
-    assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // large steps
-    uint64_t weight = rounding_draw(1, 2, 3, ROUND_WEIGHT, 2), of_m = rounding_draw(1, 2, 3, ROUND_M, 2);
-    uint64_t of_v = rounding_draw(1, 2, 3, ROUND_V, 2);
+    assert_int_not_equal(rounding_bits(1, (1 << 20) + 1, 2, 8), rounding_bits(1, 1, 3, 8));  // many steps
+    uint64_t weight = group_rounding_bits(1, 2, 3, ROUND_WEIGHT, 2), of_m = group_rounding_bits(1, 2, 3, ROUND_M, 2);
+    uint64_t of_v = group_rounding_bits(1, 2, 3, ROUND_V, 2);
     assert_true(weight != of_m && weight != of_v && of_m != of_v);
     assert_int_equal(ceil_div(7, 4), 2);
     assert_int_equal(ceil_div((size_t)8, (size_t)4), 2);

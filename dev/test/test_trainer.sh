@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
 # The trainer on the command line: its output, its files and its exit status.
-#   TRAINER=./train_gpt2 CUDA_TRAINER=build/nvcc/train_gpt2 dev/test/test_trainer.sh
-# CUDA_TRAINER is a build for GPUs by dev/test/test_nvcc.sh; it runs only on machines with nvcc and without a GPU.
+#   TRAINER=./train_gpt2 dev/test/test_trainer.sh
 # Prints a line for each case; the findings of a failed case follow, indented. The last line is in cmocka's words.
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
-cuda_trainer=$(realpath -m "${CUDA_TRAINER:-build/nvcc/train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # a second thread would only slow down models this small, above all on a busy machine
@@ -812,20 +810,5 @@ refused "a safetensors header with a wrong shape" "gives tensor 'wte.weight' 163
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
 refused "a safetensors header longer than its file" "says its header is 2147483647 bytes long" "${resume[@]}"
 refused "a text as weights" "safetensors file 'text'" -i text -e text
-
-# ---- a build for GPUs on a machine without one
-
-if command -v nvcc >/dev/null && ! nvidia-smi >"$out" 2>&1; then
-    trainer=$cuda_trainer
-    report "a build for GPUs trains on a CPU, with a note" "$(
-        run 0 "${tiny[@]}" -x 1
-        silent "$err"
-        matches "$out" "^machine +cpu, "
-        matches "$out" "^note +this program can use a GPU, but finds none \(.+\)"
-        says "$out" "step 1/1 | loss"
-    )"
-    refused "--device cuda without a GPU" "--device cuda: there is no GPU that this program can use" \
-        "${tiny[@]}" -x 1 --device cuda
-fi
 
 end_tests

@@ -1,13 +1,13 @@
 /*
-What every kernel shares. nvcc compiles it for the GPU (sm_80 and up); a C++20 compiler for the emulator of simt.h.
+Building blocks of all kernels, compiled by nvcc for the GPU (sm_80 and up) or by a C++20 compiler for the emulator.
 defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
          Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
          unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
          ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
          reciprocal_fast, load_float, store_float, load_floats, store_floats
-A kernel reaches a hardware instruction only through a function of this file, so that it also runs emulated. Shared
-memory is declared by the two macros and passed on as SharedPtr<T>, because the emulator checks accesses to it.
+A kernel uses hardware instructions only through functions of this file, so that it also runs emulated. Shared memory is
+declared by the two macros and passed as SharedPtr<T>, since the emulator checks its accesses.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -23,15 +23,15 @@ memory is declared by the two macros and passed on as SharedPtr<T>, because the 
 
 // ---- calls and launches
 
-// stops the program with a sentence if a runtime call fails
+// stops the program if a runtime call fails
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
     if (error != cudaSuccess) { run_error("%s:%d: %s: %s", file, line, call, cudaGetErrorString(error)); }
 }
 
-// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments ...): the arguments are taken by value, now. Template
-// arguments are written out, in parentheses: LAUNCH((scale<float, 256>), ...).
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments ...). Arguments are copied at the launch. A kernel with
+// template arguments is in parentheses: LAUNCH((scale<float, 256>), ...).
 #ifdef __CUDACC__
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
     do {                                                                                                               \
@@ -46,7 +46,7 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
     } while (0)
 #endif
 
-// before a loop whose indices must be constants, so that arrays stay in registers
+// unrolls the next loop: constant indices keep arrays in registers
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #else
@@ -55,7 +55,7 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 
 template <class A, class B> static inline HOST_DEVICE constexpr auto ceil_div(A a, B b) { return (a + b - 1) / b; }
 
-// of a one-dimensional block
+// in a one-dimensional block
 static __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
 static __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
 
@@ -63,8 +63,8 @@ static __device__ __forceinline__ int warp_id() { return static_cast<int>(thread
 
 // SHARED_ARRAY(T, name, count)   static: T name[count], 16-byte aligned
 // DYNAMIC_SHARED(T, name)        the launch's shared bytes as an array of T, 1024-byte aligned
-// Both give a name of type SharedPtr<T>: name[i], name + i, &name[i], atomicAdd(name + i, x). Read name[i] into a T,
-// never into an `auto`. T has at least 2 bytes.
+// Both declare a SharedPtr<T>: name[i], name + i, &name[i], atomicAdd(name + i, x). Read name[i] into a T, never into
+// an `auto`, which would be the emulator's reference. T has at least 2 bytes.
 #ifdef __CUDACC__
 template <class T> using SharedPtr = T *;
 #define SHARED_ARRAY(T, name, count) __shared__ __align__(16) T name[count]
@@ -73,8 +73,8 @@ template <class T> using SharedPtr = T *;
     T *const name = reinterpret_cast<T *>(dynamic_shared_bytes)
 #endif
 
-// shared_cast<U>(p): the same place as an array of U. shared_address(p): the 32-bit address that the instructions below
-// take. load_shared<V>, store_shared<V>: one access of sizeof(V) = 4, 8 or 16 bytes at such an address.
+// shared_cast<U>(p): the same memory as an array of U. shared_address(p): the 32-bit address that the instructions
+// below take. load_shared<V>, store_shared<V>: one access of sizeof(V) = 4, 8 or 16 bytes at such an address.
 #ifdef __CUDACC__
 template <class U, class T> static __device__ __forceinline__ U *shared_cast(T *p) { return reinterpret_cast<U *>(p); }
 static __device__ __forceinline__ uint32_t shared_address(const void *p) {
@@ -112,7 +112,7 @@ static __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// 2^x by the special function unit; 2^-inf = 0, and a result below the normal numbers is 0
+// 2^x by the special function unit; 2^-inf = 0, and a subnormal result becomes 0
 static __device__ __forceinline__ float exp2_fast(float x) {
 #ifdef __CUDACC__
     float y;
@@ -124,7 +124,7 @@ static __device__ __forceinline__ float exp2_fast(float x) {
 #endif
 }
 
-// 1 / x by the special function unit; 0 where the result is below the normal numbers
+// 1 / x by the special function unit; a subnormal result becomes 0
 static __device__ __forceinline__ float reciprocal_fast(float x) {
 #ifdef __CUDACC__
     float y;
@@ -136,7 +136,7 @@ static __device__ __forceinline__ float reciprocal_fast(float x) {
 #endif
 }
 
-// ---- 128-bit packs: the widest access a thread can make
+// ---- 128-bit packs: the widest access of a thread
 
 // 16 bytes of float or bf16, read and written as float: x[i], x.set(i, value), Pack<T>::of(values).
 template <class T> struct alignas(16) Pack {
@@ -179,13 +179,12 @@ template <class T> static __device__ __forceinline__ uint4 words_of_pack(Pack<T>
     return make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
 
-// whether packs can be read and written at all of these addresses; at NULL nothing is
+// whether packs can be loaded and stored at all of these addresses; NULL counts as aligned
 template <class... T> static inline bool aligned_to_pack(const T *...address) {
     return ((reinterpret_cast<uintptr_t>(address) | ...) % sizeof(Pack<float>)) == 0;
 }
 
-// The address must be a multiple of 16 bytes. Streaming: the data is used once, so it should be the first to leave the
-// cache.
+// The address is a multiple of 16 bytes. Streaming: for data used once, evicted from the cache first.
 template <class T> static __device__ __forceinline__ Pack<T> load128(const T *address) {
 #ifdef __CUDACC__
     return pack_of_words<T>(*reinterpret_cast<const uint4 *>(address));
@@ -197,7 +196,7 @@ template <class T> static __device__ __forceinline__ Pack<T> load128_streaming(c
     return pack_of_words<T>(__ldcs(reinterpret_cast<const uint4 *>(address)));
 }
 template <class T> static __device__ __forceinline__ void store128(T *address, Pack<T> x) {
-#ifdef __CUDACC__  // not a plain store: of words out of shared memory nvcc 13 makes four stores of 4 bytes
+#ifdef __CUDACC__  // a plain store of words from shared memory becomes four 4-byte stores with nvcc 13
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(address)), "r"(x.word[0]),
                  "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
                  : "memory");
@@ -226,14 +225,14 @@ static __device__ __forceinline__ void store64(void *address, uint2 x) {
 #endif
 }
 
-// one number of an array of float or bf16
+// one element of an array of float or bf16
 static __device__ __forceinline__ float load_float(const float *from) { return *from; }
 static __device__ __forceinline__ float load_float(const bf16 *from) { return bf16_to_float(*from); }
 static __device__ __forceinline__ void store_float(float *to, float x) { *to = x; }
 static __device__ __forceinline__ void store_float(bf16 *to, float x) { *to = float_to_bf16(x); }
 
-// WIDTH neighbours in such an array as floats: whole packs, half a pack where WIDTH is a pack of the other type, or one
-// where a row or an array is not whole packs
+// WIDTH neighbours of such an array as floats: whole packs; half a pack, if WIDTH is a pack of the other type; or one
+// element, for rows or arrays that are not whole packs
 template <int WIDTH, class T> static __device__ __forceinline__ void load_floats(float (&x)[WIDTH], const T *from) {
     constexpr int SIZE = Pack<T>::SIZE;
     if constexpr (WIDTH == 1) {
@@ -242,7 +241,10 @@ template <int WIDTH, class T> static __device__ __forceinline__ void load_floats
         static_assert(WIDTH == 4 && SIZE == 8, "half a pack of bf16");
         uint2 words = load64(from);
         float2 low = unpack_bf16(words.x), high = unpack_bf16(words.y);
-        x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+        x[0] = low.x;
+        x[1] = low.y;
+        x[2] = high.x;
+        x[3] = high.y;
     } else {
         UNROLL
         for (int p = 0; p < WIDTH; p += SIZE) {
@@ -271,7 +273,7 @@ template <int WIDTH, class T> static __device__ __forceinline__ void store_float
     }
 }
 
-// ---- reductions: every lane, or every thread, receives the same bits; the order of the sums depends on nothing
+// ---- reductions: all lanes or threads get the same bits, in a fixed order of sums
 
 static __device__ __forceinline__ float warp_sum(float x) {
     UNROLL
@@ -285,17 +287,17 @@ static __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// over a one-dimensional block of THREADS, a multiple of 32, all of which call it; `neutral` changes no result
+// over a one-dimensional block of THREADS, a multiple of 32, all of which call; neutral: 0 for sums, -inf for maxima
 template <int THREADS, float (*WARP_REDUCE)(float)>
 static __device__ __forceinline__ float block_reduce(float x, float neutral) {
     static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
     SHARED_ARRAY(float, of_warp, 32);
     x = WARP_REDUCE(x);
     if (lane_id() == 0) { of_warp[warp_id()] = x; }
-    __syncthreads();  // every warp's result is there before any warp reads it
+    __syncthreads();  // the results of all warps are complete
     x = neutral;
     if (lane_id() < THREADS / 32) { x = of_warp[lane_id()]; }
-    __syncthreads();  // every warp has read before a later call writes again
+    __syncthreads();  // all warps have read the results before a later call overwrites them
     return WARP_REDUCE(x);
 }
 template <int THREADS> static __device__ __forceinline__ float block_sum(float x) {
@@ -305,10 +307,10 @@ template <int THREADS> static __device__ __forceinline__ float block_max(float x
     return block_reduce<THREADS, warp_max>(x, -INFINITY);
 }
 
-// ---- tensor cores and asynchronous copies. Each is called by whole warps; shared addresses are from shared_address
+// ---- tensor cores and asynchronous copies, called by whole warps; shared addresses are from shared_address
 
 // Four 8x8 matrices of 16-bit elements. Lane 8i+r gives the address of row r of matrix i (16 bytes, 16-byte aligned).
-// Lane l receives in r[i] elements 2*(l%4) and the next, of row l/4 of matrix i.
+// Lane l gets in r[i] elements 2*(l%4) and the next, of row l/4 of matrix i.
 static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -320,7 +322,7 @@ static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t ad
 #endif
 }
 
-// The same, transposed: lane l receives of matrix i rows 2*(l%4) and the next, of column l/4.
+// The same, transposed: lane l gets in r[i] rows 2*(l%4) and the next, of column l/4 of matrix i.
 static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
 #ifdef __CUDACC__
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -334,7 +336,7 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint3
 
 // d (16x8) += a (16x16) b (16x8): bf16 products, float sums. With g = lane/4, t = 2*(lane%4):
 // a[i] holds row g + 8*(i%2), columns t + 8*(i/2) and the next; b0 and b1 rows t and t + 8 and the next, of column g;
-// d[i] is of row g + 8*(i/2), column t + i%2.
+// d[i] is row g + 8*(i/2), column t + i%2.
 static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -346,8 +348,8 @@ static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&
 #endif
 }
 
-// Starts a copy of BYTES = 4, 8 or 16, both ends aligned to it, from global to shared memory; zeros if not `valid`, and
-// then `from` is not read. The thread that started it sees it after cp_async_wait, the others after a barrier as well.
+// Starts a copy of BYTES = 4, 8 or 16 from global to shared memory, both aligned to BYTES. If not `valid`, writes zeros
+// and does not read `from`. Visible to the calling thread after cp_async_wait, to other threads after a barrier too.
 template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
 #ifdef __CUDACC__
@@ -366,7 +368,7 @@ template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to
 #endif
 }
 
-// The copies since the last commit become one group.
+// The thread's copies since its last commit become one group.
 static __device__ __forceinline__ void cp_async_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -375,7 +377,7 @@ static __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// waits until at most PENDING of the thread's latest groups are under way
+// waits until at most PENDING of the thread's groups are incomplete
 template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

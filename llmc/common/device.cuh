@@ -1,6 +1,6 @@
 /*
-The GPU: memory, copies, events and graphs behind struct Device; and what CUDA operations find in Exec, the stream they
-run on and the scratch they share.
+The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
+operations and their shared scratch.
 defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda_device, cuda_device_count,
          cuda_current_device
 */
@@ -8,13 +8,13 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda
 #include "llmc/common/cuda_common.cuh"
 #include "llmc/common/device.h"
 
-typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one plan a product
+typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
 struct CudaExec {
     cudaStream_t stream;
     cudaEvent_t events[2];
     int multiprocessors;
-    // sums of a first stage that a second stage adds up, in a fixed order. Operations of one stream take turns with it
+    // partial sums of a first stage; a second stage adds them in a fixed order. Shared by all operations of the stream
     void *partials;
     size_t partials_bytes;
     CudaMatmuls *matmuls;
@@ -26,34 +26,34 @@ struct DeviceGraph {
 
 static inline cudaStream_t stream_of(const Exec *ex) { return ex->cuda->stream; }
 
-// `count` elements of T for one operation; their contents are whatever the last operation left
+// `count` uninitialised elements of T, for one operation
 template <class T> static inline T *partials_of(const Exec *ex, size_t count, const char *operation) {
     if (count * sizeof(T) > ex->cuda->partials_bytes) {
-        run_error("%s takes %zu bytes of partial sums, planned were %zu: a bug in the memory plan", operation,
+        run_error("%s needs %zu bytes of partial sums, but the memory plan has %zu: a bug in the plan", operation,
                   count * sizeof(T), ex->cuda->partials_bytes);
     }
     return static_cast<T *>(ex->cuda->partials);
 }
 
-// The GPUs that this program can use; 0 where there is none, or no driver. *why is then the runtime's word for it.
+// The number of usable GPUs. If 0, *why is the reason in the words of the CUDA runtime.
 static inline int cuda_device_count(const char **why) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     int driver = 0;
     bool no_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
     *why = error == cudaSuccess ? "" : no_driver ? "no NVIDIA driver is installed" : cudaGetErrorString(error);
-    cudaGetLastError();  // so that the next call does not report it again
+    cudaGetLastError();  // clears the error, which the next call would report again
     return error == cudaSuccess ? count : 0;
 }
 
-// the GPU of this process: the first one, unless comm_open.h took another
+// the GPU of this process: number 0, unless comm_open.h chose another
 static inline int cuda_current_device(void) {
     int device = 0;
     CUDA_CHECK(cudaGetDevice(&device));
     return device;
 }
 
-// partials: device memory for partials_of, at least as much as any operation takes
+// partials: device memory for partials_of, at least the maximum over all operations
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
@@ -74,7 +74,7 @@ static inline void cuda_exec_close(Exec *ex) {
 
 // ---- memory
 
-// for modules that are loaded late, cuBLASLt's handle, graphs, the copy of an output that tuning works on
+// free memory beside the plan: for modules loaded later, cuBLASLt's handle, CUDA graphs, autotuning's copy of an output
 static const size_t CUDA_RESERVE = (size_t)512 << 20;
 
 static inline size_t cuda_free_bytes(void) {
@@ -87,15 +87,15 @@ static inline void *cuda_allocate(size_t bytes) {
     void *p = NULL;
     size_t room = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&room, &total));
-#ifdef TESTING  // tests look at the device's memory from the host
+#ifdef TESTING  // tests read device memory on the host
     cudaError_t error = cudaMallocManaged(&p, bytes ? bytes : 256);
 #else
     cudaError_t error = cudaMalloc(&p, bytes ? bytes : 256);
 #endif
     if (error != cudaSuccess) {
         run_error(
-            "out of GPU memory: the plan needs %.1f MiB, free are %.1f of %.1f MiB (%s); a smaller -b, -t or model "
-            "needs less (see --plan)",
+            "out of GPU memory: the plan needs %.1f MiB, but %.1f of %.1f MiB are free (%s); use a smaller -b, -t or "
+            "model (see --plan)",
             static_cast<double>(bytes) / (1 << 20), static_cast<double>(room) / (1 << 20),
             static_cast<double>(total) / (1 << 20), cudaGetErrorString(error));
     }
@@ -112,7 +112,7 @@ static inline void *cuda_allocate_host(size_t bytes) {
 
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
 
-// ---- copies that wait. The stream of an Exec does not wait for the default one, nor that for it
+// ---- synchronous copies. They run in the default stream, which does not synchronise with the stream of an Exec
 
 static inline void cuda_fill(void *p, int byte, size_t bytes) {
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -131,7 +131,7 @@ static inline void cuda_download(void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
 }
 
-// ---- work
+// ---- asynchronous work in the stream of an Exec
 
 static inline void cuda_enqueue_fill(void *p, int byte, size_t bytes, Exec *ex) {
     CUDA_CHECK(cudaMemsetAsync(p, byte, bytes, stream_of(ex)));
@@ -164,7 +164,7 @@ static inline DeviceGraph *cuda_capture_end(Exec *ex) {
     cudaGraph_t captured;
     DeviceGraph *graph = static_cast<DeviceGraph *>(xmalloc(sizeof *graph));
     CUDA_CHECK(cudaStreamEndCapture(stream_of(ex), &captured));
-    // each kernel keeps the priority of the stream it was captured in: collectives go before compute
+    // a kernel keeps the priority of its captured stream: collectives run before compute
     CUDA_CHECK(cudaGraphInstantiate(&graph->executable, captured, cudaGraphInstantiateFlagUseNodePriority));
     CUDA_CHECK(cudaGraphDestroy(captured));
     return graph;

@@ -3,8 +3,8 @@ The number types, chosen once per build.
 defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, to_floatX_stochastic, bf16_to_float,
          float_to_bf16, bf16_round_stochastic, split_weight, split_remainder, split_join, to_floatX_half_up,
          remainder_of, joined_real, float_to_bits, bits_to_float, REAL_MATH, HOST_DEVICE
-  floatX  how weights and activations are stored
-  real    what arithmetic, statistics, parameter gradients and optimizer state use
+  floatX  storage of weights and activations
+  real    arithmetic, statistics, parameter gradients and optimizer state
 
   PRECISION   floatX   real
   fp32        float    float
@@ -17,7 +17,7 @@ defines: floatX, real, bf16, DType, dtype_size, dtype_name, to_real, to_floatX, 
 #include <stdint.h>
 #include <string.h>
 
-// on a function that kernels call as well
+// a function for host and kernels
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
 #else
@@ -36,7 +36,7 @@ static inline size_t dtype_size(DType dtype) {
     return size[dtype];
 }
 
-// the names safetensors files use
+// dtype names of the safetensors format
 static inline const char *dtype_name(DType dtype) {
     static const char *const name[NUM_DTYPES] = {"F64", "F32", "BF16", "F16", "I64", "I32", "I16", "U8"};
     return name[dtype];
@@ -66,19 +66,18 @@ static inline HOST_DEVICE bf16 float_to_bf16(float f) {
     return x;
 }
 
-// Rounds up with the probability that makes the mean exact: x plus 16 random bits below the last one kept, cut off.
+// Stochastic rounding: adds 16 random bits below the last kept bit and truncates. The mean is exact.
 static inline HOST_DEVICE bf16 bf16_round_stochastic(float f, uint32_t random_bits) {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) { return float_to_bf16(f); }  // NaN: adding would change its sign
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) { return float_to_bf16(f); }  // NaN: the addition could change its sign
     bf16 x = {(uint16_t)((bits + (random_bits & 0xFFFFu)) >> 16)};
     return x;
 }
 
-// ---- an fp32 number as the bf16 nearest to it, ties away from zero, and 16 bits more: nothing is lost
-// bits = (weight << 16) + remainder, in two's complement and modulo 2^32: each of the 2^32 patterns comes back, those
-// that carry into the exponent, to infinity or through the sign included. (The NaNs whose upper bits are all set have a
-// zero as their weight.)
+// ---- an fp32 number as the nearest bf16, ties away from zero, and a 16-bit remainder: lossless
+// bits = (weight << 16) + remainder, in two's complement and modulo 2^32. All 2^32 patterns are restored, also after a
+// carry into the exponent, to infinity or through the sign. (NaNs with all upper bits set have the weight zero.)
 
 static inline HOST_DEVICE bf16 split_weight(float f) {
     bf16 x = {(uint16_t)((float_to_bits(f) + 0x8000u) >> 16)};
@@ -91,10 +90,10 @@ static inline HOST_DEVICE float split_join(bf16 weight, int16_t remainder) {
     return bits_to_float(((uint32_t)weight.bits << 16) + (uint32_t)(int32_t)remainder);
 }
 
-// ---- the types of this build. Of a number r kept in full precision
-//   to_floatX_half_up   what is computed with: r rounded as above, so that masters and remainders give the same weights
-//   remainder_of        what that lacks of r: 0 unless floatX is bf16
-//   joined_real         r again, from the two
+// ---- the types of this build, and a full-precision weight r in two parts:
+//   to_floatX_half_up   the weight of the forward: r rounded half up, the same with masters and with remainders
+//   remainder_of        r minus that weight, as 16 bits; 0 unless floatX is bf16
+//   joined_real         r from weight and remainder
 
 #if defined(PRECISION_FP64)
 typedef double floatX;

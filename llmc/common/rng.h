@@ -1,6 +1,6 @@
 /*
-Random numbers that are a pure function of a key, so that neither threads nor ranks nor resuming change them.
-defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, Rounded, rounding_draw, rounding_part
+Random numbers as a pure function of a key: threads, ranks and resuming do not change them.
+defines: rng_mix, rng_bits, rng_uniform, rng_normal, rng_permute, Rounded, group_rounding_bits, element_rounding_bits
 The mixer is SplitMix64's finaliser (Steele, Lea, Flood 2014); the permutation is a four-round Feistel network with
 cycle walking (Black, Rogaway 2002).
 */
@@ -28,27 +28,27 @@ static inline HOST_DEVICE double rng_uniform(uint64_t seed, uint64_t stream, uin
 
 // standard normal (Box-Muller, one value per key)
 static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
-    double u = 1.0 - rng_uniform(seed, stream, 2 * index);  // in (0, 1], so that its logarithm is finite
+    double u = 1.0 - rng_uniform(seed, stream, 2 * index);  // in (0, 1]: the logarithm is finite
     double v = rng_uniform(seed, stream, 2 * index + 1);
     return sqrt(-2.0 * log(u)) * cos(6.283185307179586 * v);
 }
 
-// what of a parameter is rounded: each has draws of its own
+// the numbers of a parameter that are rounded stochastically, each with its own random bits
 typedef enum { ROUND_WEIGHT, ROUND_M, ROUND_V } Rounded;
 
-// The draw that rounds elements 4 group .. 4 group + 3 of a tensor at a step: 16 bits for each. tensor < 2^20,
-// step < 2^40. The top bit keeps these streams apart from those of initialisation and shuffling.
-static inline HOST_DEVICE uint64_t rounding_draw(uint64_t seed, uint64_t step, uint64_t tensor, Rounded what,
-                                                 uint64_t group) {
+// 64 random bits that round elements [4 group, 4 group + 4) of a tensor at a step, 16 each. tensor < 2^20, step < 2^40.
+// The top bit of the stream separates it from the streams of initialisation and shuffling.
+static inline HOST_DEVICE uint64_t group_rounding_bits(uint64_t seed, uint64_t step, uint64_t tensor, Rounded what,
+                                                       uint64_t group) {
     return rng_bits(seed, 1ull << 63 | (uint64_t)what << 60 | step << 20 | tensor, group);
 }
 
 // the 16 bits of element i of a group
-static inline HOST_DEVICE uint32_t rounding_part(uint64_t draw, uint64_t i) {
-    return (uint32_t)(draw >> (16 * i)) & 0xFFFFu;
+static inline HOST_DEVICE uint32_t element_rounding_bits(uint64_t group_bits, uint64_t i) {
+    return (uint32_t)(group_bits >> (16 * i)) & 0xFFFFu;
 }
 
-// Where element `index` of 0..n-1 goes under the permutation of `key`: a bijection on 0..n-1. n >= 1, index < n.
+// The image of index under the permutation of 0..n-1 given by `key`. n >= 1, index < n.
 static inline uint64_t rng_permute(uint64_t key, uint64_t index, uint64_t n) {
     int half = 1;
     while (half < 32 && (n - 1) >> (2 * half)) { half++; }
@@ -61,6 +61,6 @@ static inline uint64_t rng_permute(uint64_t key, uint64_t index, uint64_t n) {
             right = next;
         }
         index = (left << half) | right;
-    } while (index >= n);  // walk the cycle until it is back in range: at most 4 tries on average
+    } while (index >= n);  // walk the cycle back into range: at most 4 tries on average
     return index;
 }

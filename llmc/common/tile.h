@@ -1,9 +1,8 @@
 /*
-The inner product kernel that the portable matmul and attention share: a tile of C held in registers.
-  C (TILE_M, TILE_N) (+)= A (TILE_M, K) B (K, TILE_N)
-A's elements are broadcast one by one, so A may lie in memory any way; B's and C's rows are contiguous. TILE_N is two of
-the machine's vectors and TILE_M as many rows as its registers hold beside them; compilers turn the loops into exactly
-that.
+The inner GEMM of the portable matmul and of attention: a tile of C in registers.
+  C (TILE_M, TILE_N) = or += A (TILE_M, K) B (K, TILE_N)
+A's elements are broadcast one by one, so A may have any strides; rows of B and C are contiguous. TILE_N is two vector
+registers wide, and TILE_M rows of C fill the registers. Compilers keep the sums of these loops in registers.
 defines: TILE_M, TILE_N, tile_multiply, round_up
 */
 #pragma once
@@ -18,8 +17,8 @@ enum { TILE_M = 4, TILE_N = 64 / (int)sizeof(real) };  // 8 accumulators of 16 r
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// C (+)= A B as above; element (i,k) of A is at a[i * a_row + k * a_col], row k of B at b + k * b_row; C may not
-// overlap them
+// C = A B, or C += A B with `add`. Element (i,k) of A is a[i * a_row + k * a_col]; row k of B begins at b + k * b_row.
+// C may not overlap A or B.
 static inline void tile_multiply(real *__restrict__ c, size_t c_row, const real *a, size_t a_row, size_t a_col,
                                  const real *b, size_t b_row, int K, bool add) {
     real sum[TILE_M][TILE_N] = {{0}};

@@ -1,9 +1,9 @@
 /*
-What compilers do not vectorise by themselves: exp, where libm's call would break the loop, and rounding to bf16.
+Functions that compilers do not vectorise: exp, where a call of libm would break the loop, and rounding to bf16.
 defines: fast_exp, round_to_bf16
   exp(x) = 2^n exp(r),  n = round(x / ln 2),  r = x - n ln 2 in two parts (Cody, Waite 1980), |r| <= 0.347
-  exp(r) by its Taylor polynomial of degree 7: truncation below 6e-9 relative, so fp32 rounding (1e-7) is what is left.
-Below -87.3 the result is 0, above 88.3 it is exp(88.3); a NaN stays a NaN. The fp64 build calls libm.
+  exp(r) by its Taylor polynomial of degree 7: truncation below 6e-9 relative, so fp32 rounding (1e-7) dominates.
+Below -87.3 the result is 0, above 88.3 exp(88.3); a NaN stays a NaN. The fp64 build calls libm.
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -30,14 +30,14 @@ static inline real fast_exp(real x) {
     p = p * r + 1.0f;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits << 23) + 0x3F800000u;  // 2^n: n went into the low bits, the exponent field wants n + 127
+    bits = (bits << 23) + 0x3F800000u;  // 2^n: n is in the low bits, and the exponent field of 2^n is n + 127
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return x < -87.3f ? 0.0f : p * scale;
 }
 #endif
 
-// out (n) = in (n) rounded to nearest even
+// out (n) = in (n), rounded to nearest even
 static inline void round_to_bf16(bf16 *out, const floatX *in, size_t n) {
     size_t i = 0;
 #if defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)

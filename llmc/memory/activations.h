@@ -7,12 +7,12 @@ The activations of GPT-2 and, for each tensor and layer, whether it is saved fro
   2     and both layernorms, from their statistics    10C
   3     and the MLP's up-projection                   6C
   4     the block, from its input                     C
-Layernorm statistics are always saved (16 bytes per token and block), attention's log-sum-exp up to level 3.
-At level 4 the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its
-last block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it.
-A recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch.
-With tensor parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual stream.
-Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
+Layernorm statistics are always saved (16 bytes per token and block), attention's log-sum-exp up to level 3. At level 4
+the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its last
+block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it. A
+recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch. With tensor
+parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual stream. Where
+layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
          forward_only, layer_level, segment_end, ActivationSlot, ActivationSlots, activation_slots_create,
          activation_slots_free, activation_slot

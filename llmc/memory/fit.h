@@ -96,15 +96,17 @@ static inline double fit_sent_bytes(const GPT2Config *c, ModelOptions p) {
 // estimated seconds of an update
 static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
     const double launches_of_block = 30;
-    const MachineRates *rates = &p->backend->rates;
+    const Backend *backend = p->backend;
     double rows = (double)p->B * p->T, tokens = rows * p->micro_steps, C = c->channels;
     double multiplied = (double)num_parameters(c) - (double)c->max_seq_len * C;
     double flops = 6 * multiplied + 6 * C * c->num_layers * p->T + fit_recomputed_flops(c, p);
     double bytes =
         tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
     double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
-    double matmuls = tokens * flops / options_local_shape(c, p).tp_size / rates->flops * (rows + FIT_HALF_RATE) / rows;
-    return matmuls + bytes / rates->bytes + fit_sent_bytes(c, *p) / rates->link + launches * rates->launch;
+    double matmuls =
+        tokens * flops / options_local_shape(c, p).tp_size / backend->flop_rate * (rows + FIT_HALF_RATE) / rows;
+    return matmuls + bytes / backend->memory_rate + fit_sent_bytes(c, *p) / backend->link_rate +
+           launches * backend->launch_seconds;
 }
 
 static inline Fit fit_of(const GPT2Config *c, const ModelOptions *p) {
@@ -170,8 +172,8 @@ static inline void fit_states(Fit *best, const GPT2Config *c, ModelOptions p, co
     }
 }
 
-// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit, the
-// smallest options. gradients_of: the type of gradients without -gd.
+// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit,
+// the smallest options. gradients_of: the type of gradients without -gd.
 static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
                              DType (*gradients_of)(int micro_steps, int stage)) {
     Fit best = fit_of(c, &wanted);

@@ -40,7 +40,7 @@ typedef struct {
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
 } ModelOptions;
 
-// what this rank holds of the model
+// sizes of the slices that this rank holds
 static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOptions *o) {
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
@@ -156,7 +156,8 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all layers.
+// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all
+// layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;

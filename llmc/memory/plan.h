@@ -1,14 +1,15 @@
 /*
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
-defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
-         arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
+defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free,
+         Arena, arena_create, arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is the
-size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of them.
+Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is
+the size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of
+them.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -182,14 +183,14 @@ typedef struct {
     Exec *ex;  // of the work that uses the buffer
 } Scratch;
 
-// The buffer's memory for a tensor of `bytes`. Stops if the buffer is held or smaller: a bug in the plan.
-static inline void *scratch_acquire(Scratch *scratch, const char *holder, size_t bytes) {
-    if (scratch->holder || bytes > scratch->bytes) {
+// The buffer's memory for a tensor of `elements`. Stops if the buffer is held or too small: a bug in the plan.
+static inline floatX *scratch_acquire(Scratch *scratch, const char *holder, size_t elements) {
+    if (scratch->holder || elements * sizeof(floatX) > scratch->bytes) {
         run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
-                  holder, bytes, scratch->holder ? scratch->holder : "nothing", scratch->bytes);
+                  holder, elements * sizeof(floatX), scratch->holder ? scratch->holder : "nothing", scratch->bytes);
     }
     scratch->holder = holder;
-    return scratch->memory;
+    return (floatX *)scratch->memory;
 }
 
 // A POISON_SCRATCH build fills a released buffer with NaN, so that a stale read shows.

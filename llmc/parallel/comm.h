@@ -91,27 +91,25 @@ static inline void comm_name_missing(char *text, size_t room, const bool *presen
 
 // ---- collectives
 
-static inline CommWork comm_begin(Comm *comm, const char *call, DType dtype, bool sum) {
+// Numbers the call and checks its arguments. The chunk `own` of this rank is outside `whole`, or in place at whole +
+// rank * chunk; NULL: the call has no chunks.
+static inline CommWork comm_begin(Comm *comm, const char *call, const void *whole, const void *own, size_t chunk,
+                                  DType dtype, bool sum) {
     if (dtype != DT_F32 && dtype != DT_BF16 && (sum || dtype != DT_U8)) {
         run_error("%s of type %s: this collective takes F32 and BF16%s; a bug", call, dtype_name(dtype),
                   sum ? "" : " and U8");
     }
-    return ++comm->calls;
-}
-
-// Is `own` this rank's chunk within `whole`? Otherwise the two may not overlap.
-static inline bool comm_in_place(const void *whole, const void *own, size_t chunk, DType dtype, const Comm *comm) {
     uintptr_t bytes = chunk * dtype_size(dtype), at = (uintptr_t)own, begin = (uintptr_t)whole;
-    if (at == begin + (uintptr_t)comm->rank * bytes) { return true; }
-    if (at + bytes > begin && at < begin + (uintptr_t)comm->size * bytes) {
-        run_error("a chunk overlaps the whole buffer outside its own place: a bug");
+    bool in_place = at == begin + (uintptr_t)comm->rank * bytes;
+    if (own && !in_place && at + bytes > begin && at < begin + (uintptr_t)comm->size * bytes) {
+        run_error("%s: a chunk overlaps the whole buffer outside its own place: a bug", call);
     }
-    return false;
+    return ++comm->calls;
 }
 
 // buffer (count) = sum of all ranks' buffers
 static inline CommWork comm_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    CommWork work = comm_begin(comm, "all_reduce", dtype, true);
+    CommWork work = comm_begin(comm, "all_reduce", buffer, NULL, 0, dtype, true);
     comm->backend->all_reduce(buffer, count, dtype, comm, ex);
     return work;
 }
@@ -119,23 +117,21 @@ static inline CommWork comm_all_reduce(void *buffer, size_t count, DType dtype, 
 // out (chunk) = sum of all ranks' in (size, chunk)[rank]. out is outside `in`, or in place at in + rank * chunk; the
 // other chunks of `in` are unchanged.
 static inline CommWork comm_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    CommWork work = comm_begin(comm, "reduce_scatter", dtype, true);
-    comm_in_place(in, out, chunk, dtype, comm);
+    CommWork work = comm_begin(comm, "reduce_scatter", in, out, chunk, dtype, true);
     comm->backend->reduce_scatter(out, in, chunk, dtype, comm, ex);
     return work;
 }
 
 // out (size, chunk) = all ranks' in (chunk). in is outside `out`, or in place at out + rank * chunk.
 static inline CommWork comm_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    CommWork work = comm_begin(comm, "all_gather", dtype, false);
-    comm_in_place(out, in, chunk, dtype, comm);
+    CommWork work = comm_begin(comm, "all_gather", out, in, chunk, dtype, false);
     comm->backend->all_gather(out, in, chunk, dtype, comm, ex);
     return work;
 }
 
 // buffer (count) = the buffer of rank root
 static inline CommWork comm_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    CommWork work = comm_begin(comm, "broadcast", dtype, false);
+    CommWork work = comm_begin(comm, "broadcast", buffer, NULL, 0, dtype, false);
     if (root < 0 || root >= comm->size) { run_error("broadcast from rank %d of %d: a bug", root, comm->size); }
     comm->backend->broadcast(buffer, count, dtype, root, comm, ex);
     return work;

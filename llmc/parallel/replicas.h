@@ -2,11 +2,18 @@
 --check-replicas: ranks that should hold the same bits are compared by hashes, and the rank that differs is named.
   data-parallel group     parameters (at -z 3 without the layers); at -z 0 also masters and moments
   tensor-parallel group   this rank's share of the replicated tensors, their masters and moments
-defines: check_replicas
+defines: replicas_wait, check_replicas
 */
 #pragma once
 #include "llmc/files/dataloader.h"
 #include "llmc/parallel/zero.h"
+
+// Waits until the host may read all state: parameters are all-gathered and enqueued work is done.
+static inline void replicas_wait(Zero *z, Comm *world) {
+    zero_all_params_wait(z);
+    world->device->event_record(0, z->ex);
+    comm_event_synchronize(0, world, z->ex);
+}
 
 static inline uint64_t hash_device(uint64_t hash, const Device *device, const void *memory, size_t bytes) {
     void *host = xmalloc(bytes);
@@ -26,7 +33,7 @@ static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, co
     return hash_device(hash, device, (const char *)o->v + offset * size, count * size);
 }
 
-// the state that all ranks of a data-parallel group hold; the parameters have been waited for
+// the state that all ranks of a data-parallel group hold, after replicas_wait
 static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o) {
     const Device *device = z->dp->device;
     uint64_t hash = 0;
@@ -37,7 +44,7 @@ static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o
     return z->layout.sharding.stage > 0 ? hash : hash_optimizer(hash, o, device, 0, z->layout.total);
 }
 
-// the state that all ranks of a tensor-parallel group hold
+// the state that all ranks of a tensor-parallel group hold, after replicas_wait
 static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerState *o) {
     const Device *device = z->dp->device;
     bool whole = z->layout.sharding.stage == 0;
@@ -84,9 +91,10 @@ static inline void compare_replicas(uint64_t hash, Comm *group, int first, int s
         step, first + stride * other, first + stride * usual, most, group->size);
 }
 
-// All work is finished and all parameters have been waited for.
-static inline void check_replicas(const Zero *z, const OptimizerState *o, Comm *tp, long long step) {
+// Compares the state of both groups after update `step`.
+static inline void check_replicas(Zero *z, const OptimizerState *o, Comm *world, Comm *tp, long long step) {
     Comm *dp = z->dp;
+    replicas_wait(z, world);
     if (dp->size > 1) { compare_replicas(hash_data_parallel(z, o), dp, tp->rank, tp->size, step); }
     if (tp->size > 1) { compare_replicas(hash_replicated_tensors(z, o), tp, dp->rank * tp->size, 1, step); }
 }

@@ -12,8 +12,8 @@ defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
 
-// How often a micro-step at stage 3 all-gathers a layer: in the forward every layer; in the backward every layer that is
-// in neither of the two buffers, once for its recomputation and its backward. recompute_from as in ActivationSlots.
+// How often a micro-step at stage 3 all-gathers a layer: in the forward every layer; in the backward every layer that
+// is in neither of the two buffers, once for its recomputation and its backward. recompute_from as in ActivationSlots.
 static inline int zero_layer_gathers(const int *recompute_from, int L) {
     int buffered[2] = {-1, -1}, gathers = 0;
     for (int l = 0; l < L; l++) {
@@ -46,9 +46,9 @@ static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradient
     return sent + gathers * all_gather_bytes(layout->chunk[LAYER_BUCKET], DT_FLOATX, ranks);
 }
 
-// All-gathers and reduce-scatters of rows in a micro-step with tensor parallelism: of each block four in the forward and
-// four in the backward; one for each layernorm that the backward all-gathers again; four for each recomputed block of a
-// segment but its last, whose attention half takes two; four outside of the blocks.
+// All-gathers and reduce-scatters of rows in a micro-step with tensor parallelism: of each block four in the forward
+// and four in the backward; one for each layernorm that the backward all-gathers again; four for each recomputed block
+// of a segment but its last, whose attention half takes two; four outside of the blocks.
 static inline int row_collectives(const ActivationSlots *slots, bool gather_again) {
     int count = 4;
     for (int l = 0; l < slots->num_layers; l++) {

@@ -1,0 +1,38 @@
+# How the benchmarks are compiled and started. The Makefile includes this file.
+
+build/bench/dump_run build/bench/remat: options = -Wno-unused-function
+build/bench/bench_comm: comm = yes
+
+build/bench/%: dev/bench/%.c build/flags
+	$(compile)
+# dump_run is the trainer with another main
+build/bench/%: dev/oracle/%.c build/flags
+	$(compile)
+build/bench/%: dev/bench/%.cu build/flags
+	$(compile_for_device)
+build/cuda/bench_ops: dev/bench/bench_ops.cu build/cuda/flags
+	$(compile_cuda)
+
+BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
+
+bench: build/bench/bench_ops ## bench: every operation, as a share of the measured copy and matmul ceilings; minutes
+	@build/bench/bench_ops
+
+bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
+	@build/bench/remat
+
+bench-states: build/check/bf16 ## bench: loss of a small model with every type of optimizer state
+	@dev/bench/bench_states.py
+
+bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
+	@mpirun -np 2 --oversubscribe --bind-to none build/bench/bench_comm
+
+bench-processes: train_gpt2 ## bench: N ranks of one thread beside one rank of N threads
+	@dev/bench/bench_processes.py
+
+bench-cpu: ## bench: a training step and its matmuls on the CPU, beside PyTorch
+	@scripts/setup.sh bench
+	$(build_parallel) train_gpt2 $(BENCHES)
+	@dev/bench/bench_cpu.py
+
+.PHONY: bench bench-remat bench-states bench-comm bench-processes bench-cpu

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The rules of the tree that a compiler does not check: the size of its front doors, and the direction of its includes.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+# shellcheck source=dev/test/harness.sh
+source dev/test/harness.sh
+
+# at_most LINES FILE: silent if the file has no more lines
+at_most() {
+    local lines
+    lines=$(wc -l <"$2")
+    [ "$lines" -le "$1" ] || echo "$2 has $lines lines, expected at most $1"
+}
+report "train_gpt2.cu has at most 1500 lines" "$(at_most 1500 train_gpt2.cu)"
+report "README.md has at most 150 lines" "$(at_most 150 README.md)"
+report "the Makefile has at most 150 lines" "$(at_most 150 Makefile)"
+
+# includes FILE PATTERN: the files matching PATTERN that FILE includes, directly or through others
+includes() { printf '#include "%s"\n' "$1" | cc -D_GNU_SOURCE -I. -MM -x c - | tr -s ' ' '\n' | grep -E "$2"; }
+report "a memory plan includes no kernel and no communicator" \
+    "$(includes llmc/memory/gpt2_plan.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
+report "nor does the estimate of --fit" \
+    "$(includes llmc/memory/fit.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
+
+mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backends?|params|ops|cpu_ops|cuda_ops)\.')
+report "an operation includes no communicator, plan, file or flag" \
+    "$(grep -nE '#include "llmc/(parallel|memory|files|run)/' "${operations[@]}")"
+report "nothing in llmc/ includes dev/ or the trainer" \
+    "$(grep -rnE '#include "[^"]*(dev/|train_gpt2)' llmc)"
+report "files know nothing of flags" "$(grep -rnE '#include "llmc/run/' llmc/files llmc/parallel llmc/common)"
+report "common knows nothing of the rest" \
+    "$(grep -rnE '#include "llmc/' llmc/common | grep -vE '"llmc/(common/|ops\.h|emulator/)')"
+report "includes are written from the root" "$(grep -rnE '#include "' llmc train_gpt2.cu | grep -v '#include "llmc/')"
+
+end_tests

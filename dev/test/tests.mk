@@ -1,0 +1,140 @@
+# How the tests are compiled, and the tests of `make test` and `make test-all`. The Makefile includes this file.
+#   build/test/NAME       dev/test/NAME.c
+#   build/sanitize/NAME   the same under AddressSanitizer and UBSan
+#   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
+#   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
+#   build/check/NAME      compiled, and not run
+# Suffixes: _fp32 and _bf16 set the precision, _portable leaves out oneDNN, _poisoned fills released scratch with NaN.
+
+# ---- options
+
+build/test/% build/sanitize/% build/emulated/% build/cuda/test_% build/check/test_nccl: libraries = -lcmocka
+build/%_bf16 build/check/bf16: precision = bf16
+build/cuda/%_fp32: precision = fp32
+build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
+build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
+build/%/train_gpt2 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 build/check/nccl \
+	build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
+
+build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
+build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
+build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
+build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCRATCH -Wno-unused-function
+
+# -O1 without -g compiles in a third of the time of -O3 -g. Programs that compute with the operations keep the trainer's
+# -O3. CFLAGS on the command line replaces all of these.
+without = $(filter-out -O% -g,$(CFLAGS))
+build/test/%: CFLAGS := $(without) -O1
+build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16: CFLAGS := $(filter-out -g,$(CFLAGS))
+build/emulated/%: CFLAGS := $(without) -O2
+build/sanitize/%: CFLAGS := $(without) -O1 -g1
+# -w: gcc warns falsely of code that the sanitizers insert. Other programs compile the same sources with warnings.
+build/sanitize/%: options = -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
+
+build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: \
+	compiler = $(CXX) -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
+# AddressSanitizer does not follow fibers together with OpenMP's threads: without -fopenmp, yet with its library
+build/sanitize/%_emulated build/sanitize/%_emulated_bf16: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
+build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -lgomp
+
+# ---- programs
+
+build/sanitize/train_gpt2 build/emulated/train_gpt2 build/check/bf16: train_gpt2.cu build/flags
+	$(compile)
+build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: \
+		test_gpt2.cu build/flags
+	$(compile)
+build/test/%: dev/test/%.c build/flags
+	$(compile)
+build/test/%_portable: dev/test/%.c build/flags
+	$(compile)
+build/test/%_bf16: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%_portable: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%_emulated: dev/test/%.cu build/flags
+	$(compile)
+build/sanitize/%_emulated_bf16: dev/test/%.cu build/flags
+	$(compile)
+build/emulated/%: dev/test/%.cu build/flags
+	$(compile)
+build/emulated/%_bf16: dev/test/%.cu build/flags
+	$(compile)
+
+build/cuda/train_gpt2: train_gpt2.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/test_gpt2_bf16 build/cuda/test_gpt2_fp32: test_gpt2.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/%_bf16: dev/test/%.cu build/cuda/flags
+	$(compile_cuda)
+build/cuda/%_fp32: dev/test/%.cu build/cuda/flags
+	$(compile_cuda)
+
+# the trainer is also C++
+build/check/c++: train_gpt2.cu build/flags
+	@mkdir -p $(@D) build/depend
+	@echo 'compile    train_gpt2.cu as C++20'
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+# the communicator between GPUs compiles and links
+build/check/nccl: dev/bench/bench_comm.cu build/flags
+	$(compile_cuda)
+build/check/test_nccl: dev/test/test_nccl.cu build/flags
+	$(compile_cuda)
+# dev/test/test_nvcc.sh saves the messages of nvcc, and compiles nothing when the test runs it again
+build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/test_ops.cu dev/test/test_nvcc.sh \
+		$(wildcard llmc/*.* llmc/*/*.* dev/test/*.h dev/bench/*.h)
+	@mkdir -p $(@D)
+	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
+	@dev/test/test_nvcc.sh > $@ 2>&1 || true
+
+# ---- lists. The longest come first: cores are seldom idle at the end
+
+UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
+BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
+# these run after build/check/nvcc, in this order
+NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
+LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
+SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS),$(wildcard dev/test/test_*.sh))
+
+MODEL := build/emulated/test_gpt2
+EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan_bf16 test_simt)
+TESTS := $(addprefix build/test/,test_gpt2_bf16 test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
+# the readers of files, and the communicator
+SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
+
+MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
+	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
+MORE_MODEL := build/emulated/test_gpt2_bf16
+MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_adamw_bf16 test_checkpoint_bf16 \
+	test_processes_bf16)
+# test_gradients takes minutes there, and test_reference runs the same operations
+MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
+	test_reference_portable $(filter-out $(BIG_UNITS),$(UNITS))))
+CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
+	$(HAVE_CMOCKA:yes=test_nccl))) c++ bf16)
+
+# ---- targets
+
+test: ## test: build and run the tests, 5 minutes on two cores; the last line is `N passed, N failed`
+	@scripts/setup.sh test
+	$(build_parallel) test-programs
+	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
+		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
+		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
+
+test-programs: build/emulated/train_gpt2 $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
+	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
+
+test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
+	@mkdir -p build && rm -f build/tally
+	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
+	$(build_parallel) test-all-programs
+	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
+		--together $(MORE_EMULATED) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(MORE_SANITIZED) $(MORE_TESTS)
+
+test-all-programs: $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BENCHES)
+
+.PHONY: test test-programs test-all test-all-programs
