@@ -5,8 +5,8 @@
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the bytes of the King James Bible. Every kind of
 state has the same seeds, for initial weights, order of the data and stochastic rounding. Two runs of one thread each
-run at a time. The gap is the mean over the seeds of the difference to fp32 state with the same seed. The noise, to compare
-the gap with, is the standard deviation over the seeds of the loss with fp32 state. Writes the table to
+run at a time. The gap is the mean over the seeds of the difference to fp32 state with the same seed. Compare the gap
+with the noise: the standard deviation over the seeds of the loss with fp32 state. Writes the table to
 dev/results/states.md.
 """
 import argparse
