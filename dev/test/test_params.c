@@ -262,7 +262,7 @@ static void check_places(const ParamLayout *layout) {
             for (size_t r = 0; r < slice_num_ranges(slice); r++) {
                 SliceRange run = slice_range_within(slice_range(slice, r), ranges[k].tensor_offset, ranges[k].count);
                 for (size_t e = 0; e < run.count; e++) {
-                    assert_int_equal(view_element(ranges[k].view, run.local + e), run.global + e);
+                    assert_int_equal(view_element(&ranges[k], run.local + e), run.global + e);
                 }
             }
         }
