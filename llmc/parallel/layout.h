@@ -96,7 +96,7 @@ static inline size_t param_count(const ParamLayout *layout, ParamId id) {
 // the same without the vocabulary's padding
 static inline size_t param_used(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
-    return id != WTE ? param_count(layout, id) : s->num_rectangles > 0 ? s->rectangles[0].rows * s->cols : 0;
+    return id != WTE ? param_count(layout, id) : s->rectangle_rows * s->cols;
 }
 
 // ---- buckets: 0 holds the embeddings, 1..L the layers, L + 1 lnf
@@ -239,11 +239,10 @@ static inline void set_view(UpdateRange *range, const ParamLayout *layout, Param
         input_error("-tp %d: a tensor of more than 2^32 elements cannot be split; give a smaller model",
                     layout->sharding.tp_size);
     }
-    const Rectangle *r = s->rectangles;
     bool several = s->num_rectangles > 1;
-    range->view_offset = (uint32_t)r[0].global;
-    range->view_cols = (uint32_t)(several ? r[1].local : s->cols);
-    range->view_stride = (uint32_t)(several ? r[1].global - r[0].global : s->global_cols);
+    range->view_offset = (uint32_t)s->global_offset;
+    range->view_cols = (uint32_t)(several ? s->local_stride : s->cols);
+    range->view_stride = (uint32_t)(several ? s->global_stride : s->global_cols);
 }
 
 // The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
