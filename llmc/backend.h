@@ -11,11 +11,11 @@ defines: Backend
 typedef struct {
     const Ops *ops;
     const Device *device;
-    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank; and
-    // seconds to start an operation. --fit weighs one choice against another by their ratios.
+    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank;
+    // and seconds to start an operation. --fit weighs one choice against another by their ratios.
     double flop_rate, memory_rate, link_rate, launch_seconds;
-    // device memory for use within one operation: cuBLASLt's workspace; and partial sums of reductions, for micro-batches
-    // of B x T on a rank of this shape
+    // device memory for use within one operation: cuBLASLt's workspace; and partial sums of reductions, for
+    // micro-batches of B x T on a rank of this shape
     size_t matmul_workspace_bytes;
     size_t (*partials_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);
     // prepares ex for work with that memory. tf32: fp32 matmuls may round their inputs to TF32

@@ -53,7 +53,7 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
+// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt
 static inline const char *cuda_autotune_cache_path(char *path) {
     const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
@@ -112,7 +112,7 @@ static inline void tell_by_comm(void *bytes, size_t count, void *world) {
 }
 #endif
 
-// From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
+// From now on all ranks run rank 0's cuBLASLt algorithms. All ranks call the same matmuls in the same order.
 static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 #ifdef HAVE_CUDA
     if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
@@ -128,8 +128,8 @@ typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the o
 #define DEVICES_BUILT_IN "cpu"
 #endif
 
-// The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
-// is to run on this machine, not just to be planned for.
+// The backend of --device. *note is "", or why a build with CUDA runs on the CPU. `here`: the backend runs on this
+// machine; else it is only planned for.
 static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
     *note = "";
 #ifdef HAVE_CUDA

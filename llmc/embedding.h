@@ -58,7 +58,8 @@ static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, 
 enum { EMBEDDING_COLUMN_BLOCK = 64 };  // channels with sums in a thread's registers
 
 // The rows of each token in [begin, begin + rows) as a linked list, in order. Returns next, which the caller frees:
-// next[row] is the row after `row`, -1 at the end. (*first)[token - begin] is a token's first row, in memory behind next.
+// next[row] is the row after `row`, -1 at the end. (*first)[token - begin] is a token's first row, in the memory behind
+// next.
 static inline int *embedding_chains(int **first, const int *tokens, int begin, int rows, int N) {
     int most = 0;
     for (int n = 0; n < N; n++) {

@@ -43,8 +43,8 @@ enum { MOMENT_BLOCK = 128 };  // elements that share a scale of 8-bit moments
 
 // A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat blocks, which are elements
 // [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
-// A slice is a strided view of the whole tensor: rows of view_cols elements. In the whole tensor the first row begins at
-// element view_offset, and rows are view_stride elements apart.
+// A slice is a strided view of the whole tensor: rows of view_cols elements. In the whole tensor the first row begins
+// at element view_offset, and rows are view_stride elements apart.
 typedef struct {
     size_t offset, count, tensor_offset;
     bool decay;

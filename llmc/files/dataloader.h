@@ -382,8 +382,8 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// A loader and its reader thread share all but inputs and targets, which are the caller's. While state is BATCH_WANTED
-// everything but the lock belongs to the thread, else to the caller: each side waits for its turn.
+// inputs and targets are the caller's; the other fields are shared with the reader thread. While state is BATCH_WANTED
+// the shared fields without the lock belong to the thread, else to the caller: each side waits for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
     pthread_t thread;
@@ -520,8 +520,8 @@ static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
 }
 
 // A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
-// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. *l must not move, since
-// the thread reads it. Close with dataloader_close.
+// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. The thread reads *l,
+// which must not move. Close with dataloader_close.
 static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
                                    int rank, int num_ranks, int vocab_size) {
     memset(l, 0, sizeof *l);

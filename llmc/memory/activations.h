@@ -11,11 +11,11 @@ Layernorm statistics are always saved (16 bytes per token and block), attention'
 At level 4 the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its
 last block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it.
 A recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch.
-With tensor parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual stream.
-Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
+With tensor parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual
+stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, ActivationSlot, ActivationSlots, activation_slots_create,
-         activation_slots_free, activation_slot
+         forward_only, layer_level, segment_end, ActivationSlots, activation_slots_create, activation_slots_free,
+         activation_slot, slot_is_saved
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -135,13 +135,13 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
     return level < activation_specs[id].recomputed_at;
 }
 
-// Of each activation, saved tensors have the first slots, in the order of the layers. Recomputed tensors share the slots
-// behind them.
+// The saved tensors of an activation have the first slots, in the order of the layers. The recomputed tensors share the
+// slots behind the saved ones.
 typedef struct {
     int num_layers;
     int num_slots[NUM_ACTIVATIONS], num_saved[NUM_ACTIVATIONS];
     int *recompute_from;  // (L) blocks recompute_from[l]..l are recomputed before block l's backward; l + 1: none
-    int *slots;           // (NUM_ACTIVATIONS,L) at least num_saved: recomputed, in this slot or in scratch
+    int *slots;           // (NUM_ACTIVATIONS,L) from num_saved on: recomputed, in this slot or in scratch
 } ActivationSlots;
 
 static inline void activation_assign_slots(ActivationSlots *s, const Recompute *r, ActivationId id) {

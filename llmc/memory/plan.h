@@ -7,8 +7,9 @@ Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is the
-size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of them.
+Every tensor starts at a multiple of PLAN_ALIGN bytes and takes a multiple of PLAN_ALIGN bytes, so the sum of the list is
+the size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of
+pointers.
 */
 #pragma once
 #include "llmc/common/check.h"

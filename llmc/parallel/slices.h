@@ -1,7 +1,7 @@
 /*
 Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
-defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, param_slice, rectangle_local, rectangle_global,
-         SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert,
+defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, param_slice, rectangle_local,
+         rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert,
          slice_init_tensor
 
   tensor                 split along                         slice                             gradient
@@ -11,11 +11,11 @@ defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, para
   fcw (4C,C), fcb        rows                                (units, C), (units)               the rank's own
   fcprojw (C,4C)         columns                             (C, units)                        the rank's own
   all others             replicated                          the whole tensor                  all-reduced over the ranks
-No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids likewise;
-those past the last one are padding: zeros with zero gradients, so they stay zeros. The last ranks may hold only padding.
-Activations have all C channels, or heads*HS or units where a split tensor made them.
-A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are keyed by an element's
-offset in the whole tensor, so they do not depend on t.
+No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids
+likewise. Heads, units and ids past the last one are padding: their weights are zeros with zero gradients, and stay
+zeros. The last ranks may hold only padding. Activations have all C channels, or heads*HS or units after a split tensor.
+A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are keyed by an
+element's offset in the whole tensor, so neither depends on t.
 */
 #pragma once
 #include "llmc/common/range.h"
