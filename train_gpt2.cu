@@ -83,7 +83,7 @@ typedef struct {
     Exec exec;
     // ---- memory
     Plan plan;
-    Arena arena;
+    unsigned char *arena;  // device memory of the plan
     GPT2Tensors tensors;
     ActivationSlots slots;
     BlockParams *block_params;            // (L) pointers into the tensors
@@ -132,7 +132,7 @@ static size_t activation_bytes(const GPT2 *m, ActivationId id) {
     return activation_elements(id, o->B * o->T, &m->config, &m->local, !o->gather_again) * size;
 }
 static void *activation(const GPT2 *m, ActivationId id, int layer) {
-    size_t slot = (size_t)activation_slot(&m->slots, id, layer).slot;
+    size_t slot = (size_t)activation_slot(&m->slots, id, layer);
     return (char *)m->tensors.activations[id] + slot * activation_bytes(m, id);
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) { return (floatX *)activation(m, id, layer); }
@@ -174,7 +174,7 @@ static BlockGrads block_grads(const GPT2 *m, int l) {
     return g;
 }
 
-static bool is_saved(const GPT2 *m, ActivationId id, int l) { return activation_slot(&m->slots, id, l).saved; }
+static bool is_saved(const GPT2 *m, ActivationId id, int l) { return slot_is_saved(&m->slots, id, l); }
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
     // false: block_forward recomputes block l with its checkpoint segment
@@ -246,10 +246,8 @@ static void open_tensor_parallel(GPT2 *m) {
 static void open_backend(GPT2 *m) {
     const ModelOptions *o = &m->options;
     const GPT2Tensors *t = &m->tensors;
-    BackendScratch scratch = o->backend->scratch(&m->config, &m->local, o->B, o->T);
-    scratch.partials = t->partials;
-    scratch.matmul_workspace = t->matmul_workspace;
-    o->backend->open(&m->exec, &scratch, o->tf32);
+    size_t partials_bytes = o->backend->partials_bytes(&m->config, &m->local, o->B, o->T);
+    o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
     m->exec.rounded.in = t->rounded_in;
     m->exec.rounded.dout = t->rounded_dout;
@@ -303,7 +301,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
     m->arena = arena_create(&m->plan, m->device);
-    arena_bind(&m->arena, &m->plan, &m->tensors);
+    arena_bind(m->arena, &m->plan, &m->tensors);
     m->wide = scratch_create(m, m->tensors.wide, "wide");
     m->normed = scratch_create(m, m->tensors.normed, "normed");
     m->narrow = scratch_create(m, m->tensors.narrow, "narrow");
@@ -332,7 +330,7 @@ static void gpt2_free(GPT2 *m) {
     }
     m->options.backend->close(&m->exec);
     m->device->release_host(m->staged);
-    arena_free(&m->arena);
+    m->device->release(m->arena);
     zero_close(&m->zero);
     free(m->first_range);
     free(m->block_params);

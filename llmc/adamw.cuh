@@ -31,8 +31,9 @@ static_assert(32 * ADAMW_GROUP == MOMENT_BLOCK, "a warp updates one block of mom
 enum AdamWWeights { WEIGHTS_ALONE, WEIGHTS_WITH_MASTER, WEIGHTS_WITH_REMAINDER };
 
 // blocks per multiprocessor: with remainders or rounded moments the registers do not suffice for four
-template <int WEIGHTS, class M>
-static constexpr int adamw_blocks = WEIGHTS == WEIGHTS_WITH_REMAINDER || !std::is_same_v<M, float> ? 3 : 4;
+static constexpr int adamw_blocks(int weights, bool moments_are_rounded) {
+    return weights == WEIGHTS_WITH_REMAINDER || moments_are_rounded ? 3 : 4;
+}
 
 // ---- a lane's elements in their storage types
 
@@ -128,17 +129,18 @@ static __device__ __forceinline__ float stored_float(bf16 x) { return bf16_to_fl
 
 // 64 random bits for the four elements of a rank's tensor from `first` on. In a slice the four may belong to several
 // groups: at the ends of rows, and in rows that begin within a group.
-static __device__ __forceinline__ uint64_t adamw_random_bits(const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t tensor = static_cast<uint64_t>(t.range.tensor), random_bits = 0;
-    if (t.range.view.cols == 0) { return group_rounding_bits(t.seed, t.step, tensor, what, first / ADAMW_GROUP); }
-    size_t element = view_element(t.range.view, first);
-    bool together = view_element(t.range.view, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
+static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &range, const AdamWScales &s,
+                                                             Rounded what, size_t first) {
+    uint64_t tensor = static_cast<uint64_t>(range.tensor), random_bits = 0;
+    if (range.view_cols == 0) { return group_rounding_bits(s.seed, s.step, tensor, what, first / ADAMW_GROUP); }
+    size_t element = view_element(&range, first);
+    bool together = view_element(&range, first + ADAMW_GROUP - 1) == element + ADAMW_GROUP - 1;
     if (element % ADAMW_GROUP == 0 && together) {
-        return group_rounding_bits(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        return group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
     }
     for (int k = 0; k < ADAMW_GROUP; k++) {
-        element = view_element(t.range.view, first + k);
-        uint64_t of_group = group_rounding_bits(t.seed, t.step, tensor, what, element / ADAMW_GROUP);
+        element = view_element(&range, first + k);
+        uint64_t of_group = group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
         random_bits |= static_cast<uint64_t>(element_rounding_bits(of_group, element % ADAMW_GROUP)) << (16 * k);
     }
     return random_bits;
@@ -148,14 +150,15 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const AdamWTensor &
 // other lanes of the warp: all lanes must call
 
 static __device__ __forceinline__ void moments_store(float (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const AdamWTensor &, Rounded, size_t) {
+                                                     const UpdateRange &, const AdamWScales &, Rounded, size_t) {
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) { to[k] = x[k]; }
 }
 
 static __device__ __forceinline__ void moments_store(bf16 (&to)[ADAMW_GROUP], const float (&x)[ADAMW_GROUP],
-                                                     const AdamWTensor &t, Rounded what, size_t first) {
-    uint64_t random_bits = adamw_random_bits(t, what, first);
+                                                     const UpdateRange &range, const AdamWScales &s, Rounded what,
+                                                     size_t first) {
+    uint64_t random_bits = adamw_random_bits(range, s, what, first);
     UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) {
         to[k] = bf16_round_stochastic(x[k], element_rounding_bits(random_bits, k));
@@ -195,7 +198,8 @@ static __device__ __forceinline__ float v_encode(uint8_t (&codes)[ADAMW_GROUP], 
 // Elements [i, i + count), in the warp's block of moments `block`. A lane without elements computes with zeros.
 template <int WEIGHTS, class M, class G>
 static __device__ __forceinline__ void adamw_group(const OptimizerState &state, const void *grads, size_t block,
-                                                   size_t i, int count, const AdamWTensor &t, const AdamWScales &s) {
+                                                   size_t i, int count, const UpdateRange &range, float grad_scale,
+                                                   const AdamWScales &s) {
     constexpr bool CODES = std::is_same_v<M, uint8_t>;
     AdamWGroup<WEIGHTS, M, G> group;
     // load
@@ -204,10 +208,10 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
     } else {
         group.template load<false>(state, grads, i, count);
     }
-    size_t first = t.range.tensor_offset + i - t.range.offset;
+    size_t first = range.tensor_offset + i - range.offset;
     // update, and round the weights
     uint64_t weight_bits = 0;
-    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_bits = adamw_random_bits(t, ROUND_WEIGHT, first); }
+    if constexpr (WEIGHTS == WEIGHTS_ALONE) { weight_bits = adamw_random_bits(range, s, ROUND_WEIGHT, first); }
     float m[ADAMW_GROUP], v[ADAMW_GROUP], m_old = 0, v_old = 0;
     if constexpr (CODES) {
         m_old = state.m_scales[block];
@@ -222,21 +226,21 @@ static __device__ __forceinline__ void adamw_group(const OptimizerState &state, 
             m[k] = stored_float(group.m[k]);
             v[k] = stored_float(group.v[k]);
         }
-        float g = stored_float(group.g[k]) * t.grad_scale;
-        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, t.range.decay, s), weight_bits);
+        float g = stored_float(group.g[k]) * grad_scale;
+        group.set_weight(k, adamw_weight(group.weight(k), &m[k], &v[k], g, range.decay, s), weight_bits);
     }
     // round the moments
     if constexpr (CODES) {
         // warp_max in the encoders waits for all lanes: all have read the old scales before lane 0 writes new ones
-        float m_new = m_encode(group.m, m, adamw_random_bits(t, ROUND_M, first));
-        float v_new = v_encode(group.v, v, adamw_random_bits(t, ROUND_V, first));
+        float m_new = m_encode(group.m, m, adamw_random_bits(range, s, ROUND_M, first));
+        float v_new = v_encode(group.v, v, adamw_random_bits(range, s, ROUND_V, first));
         if (lane_id() == 0) {
             state.m_scales[block] = m_new;
             state.v_scales[block] = v_new;
         }
     } else {
-        moments_store(group.m, m, t, ROUND_M, first);
-        moments_store(group.v, v, t, ROUND_V, first);
+        moments_store(group.m, m, range, s, ROUND_M, first);
+        moments_store(group.v, v, range, s, ROUND_V, first);
     }
     // store
     if (count == ADAMW_GROUP) {
@@ -261,9 +265,9 @@ static __device__ __forceinline__ int adamw_range_at(const UpdateRange *ranges, 
 }
 
 template <int WEIGHTS, class M, class G>
-static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M>))
+static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
     adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
-                 int num_ranges, uint64_t seed, int step, AdamWScales scales) {
+                 int num_ranges, AdamWScales scales) {
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
     size_t first = ranges[0].offset, last = ranges[num_ranges - 1].offset + ranges[num_ranges - 1].count;
@@ -272,12 +276,12 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M
     size_t begin = first + blockIdx.x * interval, end = min(begin + interval, last);
     int r = adamw_range_at(ranges, num_ranges, begin);
     for (; r < num_ranges && ranges[r].offset < end; r++) {
-        AdamWTensor tensor = {ranges[r], seed, static_cast<uint64_t>(step), grad_scale};
-        size_t from = max(begin, tensor.range.offset), to = min(end, tensor.range.offset + tensor.range.count);
+        UpdateRange range = ranges[r];
+        size_t from = max(begin, range.offset), to = min(end, range.offset + range.count);
         for (size_t at = from + warp_id() * MOMENT_BLOCK; at < to; at += ADAMW_SWEEP) {
             size_t i = at + lane_id() * ADAMW_GROUP;
             int count = i < to ? static_cast<int>(min(to - i, static_cast<size_t>(ADAMW_GROUP))) : 0;
-            adamw_group<WEIGHTS, M, G>(state, grads, at / MOMENT_BLOCK, i, count, tensor, scales);
+            adamw_group<WEIGHTS, M, G>(state, grads, at / MOMENT_BLOCK, i, count, range, grad_scale, scales);
         }
     }
 }
@@ -285,33 +289,30 @@ static __global__ void __launch_bounds__(ADAMW_THREADS, (adamw_blocks<WEIGHTS, M
 // ---- launcher
 
 typedef void (*AdamWKernel)(OptimizerState state, const void *grads, const float *norm_squared,
-                            const UpdateRange *ranges, int num_ranges, uint64_t seed, int step, AdamWScales scales);
+                            const UpdateRange *ranges, int num_ranges, AdamWScales scales);
 
-typedef struct {
-    AdamWKernel kernel;
-    int blocks;  // per multiprocessor
-} AdamWLaunch;
-
-template <int WEIGHTS, class M, class G> static inline AdamWLaunch adamw_launch() {
-    return {adamw_kernel<WEIGHTS, M, G>, adamw_blocks<WEIGHTS, M>};
+template <class M, class G> static inline AdamWKernel adamw_kernel_of(int weights) {
+    switch (weights) {
+    case WEIGHTS_WITH_MASTER: return adamw_kernel<WEIGHTS_WITH_MASTER, M, G>;
+    case WEIGHTS_WITH_REMAINDER: return adamw_kernel<WEIGHTS_WITH_REMAINDER, M, G>;
+    default: return adamw_kernel<WEIGHTS_ALONE, M, G>;
+    }
 }
 
-template <class M, class G> static inline AdamWLaunch adamw_launch_of(const OptimizerState *state) {
-    if (state->master) { return adamw_launch<WEIGHTS_WITH_MASTER, M, G>(); }
-    return state->remainder ? adamw_launch<WEIGHTS_WITH_REMAINDER, M, G>() : adamw_launch<WEIGHTS_ALONE, M, G>();
-}
-
-template <class G> static inline AdamWLaunch adamw_launch_of(const OptimizerState *state) {
-    if (state->moments == DT_U8) { return adamw_launch_of<uint8_t, G>(state); }
-    return state->moments == DT_BF16 ? adamw_launch_of<bf16, G>(state) : adamw_launch_of<float, G>(state);
+template <class G> static inline AdamWKernel adamw_kernel_of(int weights, DType moments) {
+    if (moments == DT_U8) { return adamw_kernel_of<uint8_t, G>(weights); }
+    return moments == DT_BF16 ? adamw_kernel_of<bf16, G>(weights) : adamw_kernel_of<float, G>(weights);
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                      const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     if (num_ranges == 0) { return; }
-    AdamWLaunch launch = grads.dtype == DT_BF16 ? adamw_launch_of<bf16>(state) : adamw_launch_of<float>(state);
-    LAUNCH(launch.kernel, ex->cuda->multiprocessors * launch.blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at,
-           norm_squared, ranges, num_ranges, hyper->seed, hyper->step, adamw_scales(hyper));
+    int weights = state->master ? WEIGHTS_WITH_MASTER : state->remainder ? WEIGHTS_WITH_REMAINDER : WEIGHTS_ALONE;
+    AdamWKernel kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(weights, state->moments)
+                                                : adamw_kernel_of<float>(weights, state->moments);
+    int blocks = ex->cuda->multiprocessors * adamw_blocks(weights, state->moments != DT_REAL);
+    LAUNCH(kernel, blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at, norm_squared, ranges, num_ranges,
+           adamw_scales(hyper));
 }
 
 // no copies to update: kernels read params themselves

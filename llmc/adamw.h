@@ -21,7 +21,7 @@ Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               bf16       30    w 2 (written only), master 4, m 4, v 4, g 4
                          18    w 2, remainder 2, m 2, v 2, g 2
                          14    w 2, remainder 2, m 1, v 1, g 2
-defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, AdamWTensor, view_element, cpu_adamw_update
+defines: AdamWScales, adamw_scales, adamw_grad_scale, adamw_weight, view_element, cpu_adamw_update
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -35,10 +35,12 @@ typedef struct {
     real step_size;     // lr / (1 - beta1^step)
     real second_scale;  // 1 / (1 - beta2^step)
     real keep;          // 1 - lr decay: the factor of weight decay
+    uint64_t seed, step;
 } AdamWScales;
 
 static inline AdamWScales adamw_scales(const AdamW *hyper) {
-    AdamWScales s = {hyper->beta1, hyper->beta2, hyper->epsilon, hyper->clip, 0, 0, 0};
+    AdamWScales s = {hyper->beta1, hyper->beta2,         hyper->epsilon, hyper->clip, 0, 0, 0,
+                     hyper->seed,  (uint64_t)hyper->step};
     s.step_size = (real)(hyper->learning_rate / (1 - pow((double)hyper->beta1, hyper->step)));
     s.second_scale = (real)(1 / (1 - pow((double)hyper->beta2, hyper->step)));
     s.keep = REAL_MATH(fma)(-hyper->learning_rate, hyper->weight_decay, 1);
@@ -58,29 +60,16 @@ static inline HOST_DEVICE real adamw_weight(real w, real *m, real *v, real g, bo
     return REAL_MATH(fma)(decays ? s.keep : 1, w, -(s.step_size * *m / deviation));
 }
 
-// one range of a tensor, and the numbers of this step
-typedef struct {
-    UpdateRange range;
-    uint64_t seed, step;
-    real grad_scale;
-} AdamWTensor;
-
 // element e of a slice, as an element of the whole tensor
-static inline HOST_DEVICE size_t view_element(StridedView view, size_t e) {
-    if (view.cols == 0) { return e; }
-    uint32_t row = (uint32_t)e / view.cols, col = (uint32_t)e % view.cols;
-    return view.offset + row * view.stride + col;
+static inline HOST_DEVICE size_t view_element(const UpdateRange *range, size_t e) {
+    if (range->view_cols == 0) { return e; }
+    uint32_t row = (uint32_t)e / range->view_cols, col = (uint32_t)e % range->view_cols;
+    return range->view_offset + row * range->view_stride + col;
 }
 
 // ---- one tile of elements at a time: storage types are decided per tile, outside of the loops over elements
 
 enum { ADAMW_TILE = 512 };  // elements; whole blocks of moments, and all arrays of a tile fit in the L1 cache
-
-// buffers for the arrays that are not stored as real, and random bits to round them
-typedef struct {
-    real w[ADAMW_TILE], m[ADAMW_TILE], v[ADAMW_TILE], g[ADAMW_TILE];
-    uint16_t random_bits[ADAMW_TILE];
-} AdamWTile;
 
 // Elements [i, i + n) of an array as real: a pointer into a real array, else `buffer`, converted from bf16.
 static inline real *tile_of(void *array, DType dtype, size_t i, size_t n, real *buffer) {
@@ -116,25 +105,27 @@ static inline void tile_decode(const OptimizerState *state, size_t i, size_t n, 
 
 // random bits for a slice: neighbours of the slice need not be neighbours in the tensor
 static inline void tile_random_bits_of_slice(uint16_t *random_bits, Rounded what, size_t first, size_t n,
-                                             AdamWTensor t) {
+                                             const UpdateRange *range, AdamWScales s) {
     uint64_t group_bits = 0;
     for (size_t e = 0, last = SIZE_MAX; e < n; e++) {
-        size_t element = view_element(t.range.view, first + e), group = element / 4;
-        if (group != last) { group_bits = group_rounding_bits(t.seed, t.step, (uint64_t)t.range.tensor, what, group); }
+        size_t element = view_element(range, first + e), group = element / 4;
+        if (group != last) { group_bits = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, group); }
         random_bits[e] = (uint16_t)element_rounding_bits(group_bits, element % 4);
         last = group;
     }
 }
 
-// random bits (n) for w, m or v of a tile. `first`: the tile's first element in this rank's tensor, a multiple of 4
-static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t first, size_t n, AdamWTensor t) {
+// random bits (n) for w, m or v of elements [i, i + n); i - range->offset is a multiple of 4
+static inline void tile_random_bits(uint16_t *random_bits, Rounded what, size_t i, size_t n, const UpdateRange *range,
+                                    AdamWScales s) {
     uint64_t groups[ADAMW_TILE / 4];
-    if (t.range.view.cols > 0) {
-        tile_random_bits_of_slice(random_bits, what, first, n, t);
+    size_t first = range->tensor_offset + i - range->offset;
+    if (range->view_cols > 0) {
+        tile_random_bits_of_slice(random_bits, what, first, n, range, s);
         return;
     }
     for (size_t group = 0; group < (n + 3) / 4; group++) {
-        groups[group] = group_rounding_bits(t.seed, t.step, (uint64_t)t.range.tensor, what, first / 4 + group);
+        groups[group] = group_rounding_bits(s.seed, s.step, (uint64_t)range->tensor, what, first / 4 + group);
     }
     memcpy(random_bits, groups, n * sizeof *random_bits);  // little-endian: element 0 has the lowest 16 bits
 }
@@ -144,15 +135,16 @@ static inline void tile_round(bf16 *to, const real *from, const uint16_t *random
     for (size_t e = 0; e < n; e++) { to[e] = bf16_round_stochastic((float)from[e], random_bits[e]); }
 }
 
-static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, const real *w,
-                                      AdamWTensor t) {
+static inline void tile_store_weights(const OptimizerState *state, size_t i, size_t n, const real *w,
+                                      const UpdateRange *range, AdamWScales s) {
+    uint16_t random_bits[ADAMW_TILE];
     floatX *params = state->params + i;
     if (state->master || state->remainder) {
 #pragma omp simd
         for (size_t e = 0; e < n; e++) { params[e] = to_floatX_half_up(w[e]); }
     } else if (DT_FLOATX == DT_BF16) {
-        tile_random_bits(tile->random_bits, ROUND_WEIGHT, t.range.tensor_offset + i - t.range.offset, n, t);
-        tile_round((bf16 *)(void *)params, w, tile->random_bits, n);
+        tile_random_bits(random_bits, ROUND_WEIGHT, i, n, range, s);
+        tile_round((bf16 *)(void *)params, w, random_bits, n);
     }
     if (state->remainder) {
 #pragma omp simd
@@ -160,46 +152,51 @@ static inline void tile_store_weights(const OptimizerState *state, size_t i, siz
     }
 }
 
-static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const AdamWTile *tile) {
+static inline void tile_encode_m(const OptimizerState *state, size_t i, size_t n, const real *m,
+                                 const uint16_t *random_bits) {
     uint8_t *codes = (uint8_t *)state->m + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         state->m_scales[(i + block) / MOMENT_BLOCK] =
-            m_encode_block(codes + block, tile->m + block, block_end(block, n) - block, tile->random_bits + block);
+            m_encode_block(codes + block, m + block, block_end(block, n) - block, random_bits + block);
     }
 }
 
-static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const AdamWTile *tile) {
+static inline void tile_encode_v(const OptimizerState *state, size_t i, size_t n, const real *v,
+                                 const uint16_t *random_bits) {
     uint8_t *codes = (uint8_t *)state->v + i;
     for (size_t block = 0; block < n; block += MOMENT_BLOCK) {
         state->v_scales[(i + block) / MOMENT_BLOCK] =
-            v_encode_block(codes + block, tile->v + block, block_end(block, n) - block, tile->random_bits + block);
+            v_encode_block(codes + block, v + block, block_end(block, n) - block, random_bits + block);
     }
 }
 
-// m and v from the tile; real moments were updated in place
-static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, AdamWTile *tile, AdamWTensor t) {
+// m, v (n) to their storage type; real moments were updated in place
+static inline void tile_store_moments(const OptimizerState *state, size_t i, size_t n, const real *m, const real *v,
+                                      const UpdateRange *range, AdamWScales s) {
+    uint16_t random_bits[ADAMW_TILE];
     if (state->moments == DT_REAL) { return; }
     bool bytes = state->moments == DT_U8;
-    tile_random_bits(tile->random_bits, ROUND_M, t.range.tensor_offset + i - t.range.offset, n, t);
+    tile_random_bits(random_bits, ROUND_M, i, n, range, s);
     if (bytes) {
-        tile_encode_m(state, i, n, tile);
+        tile_encode_m(state, i, n, m, random_bits);
     } else {
-        tile_round((bf16 *)state->m + i, tile->m, tile->random_bits, n);
+        tile_round((bf16 *)state->m + i, m, random_bits, n);
     }
-    tile_random_bits(tile->random_bits, ROUND_V, t.range.tensor_offset + i - t.range.offset, n, t);
+    tile_random_bits(random_bits, ROUND_V, i, n, range, s);
     if (bytes) {
-        tile_encode_v(state, i, n, tile);
+        tile_encode_v(state, i, n, v, random_bits);
     } else {
-        tile_round((bf16 *)state->v + i, tile->v, tile->random_bits, n);
+        tile_round((bf16 *)state->v + i, v, random_bits, n);
     }
 }
 
-// elements [i, i + n) of the flat arrays, in one range; i - range.offset is a multiple of ADAMW_TILE
-static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, AdamWTensor t,
-                              AdamWScales s) {
-    AdamWTile tile;
-    real *w = tile_of_weights(state, i, n, tile.w), *m = tile.m, *v = tile.v;
-    const real *g = tile_of(grads.at, grads.dtype, i, n, tile.g);
+// elements [i, i + n) of the flat arrays, in one range; i - range->offset is a multiple of ADAMW_TILE
+static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_t i, size_t n, const UpdateRange *range,
+                              real grad_scale, AdamWScales s) {
+    real w_buffer[ADAMW_TILE], m_buffer[ADAMW_TILE], v_buffer[ADAMW_TILE], g_buffer[ADAMW_TILE];
+    real *w = tile_of_weights(state, i, n, w_buffer), *m = m_buffer, *v = v_buffer;
+    const real *g = tile_of(grads.at, grads.dtype, i, n, g_buffer);
+    bool decay = range->decay;
     if (state->moments == DT_U8) {
         tile_decode(state, i, n, m, v);
     } else {
@@ -207,9 +204,9 @@ static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_
         v = tile_of(state->v, state->moments, i, n, v);
     }
 #pragma omp simd
-    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * t.grad_scale, t.range.decay, s); }
-    tile_store_weights(state, i, n, &tile, w, t);
-    tile_store_moments(state, i, n, &tile, t);
+    for (size_t e = 0; e < n; e++) { w[e] = adamw_weight(w[e], &m[e], &v[e], g[e] * grad_scale, decay, s); }
+    tile_store_weights(state, i, n, w, range, s);
+    tile_store_moments(state, i, n, m, v, range, s);
 }
 
 static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
@@ -220,12 +217,11 @@ static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads,
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
     for (int r = 0; r < num_ranges; r++) {
-        AdamWTensor tensor = {ranges[r], hyper->seed, (uint64_t)hyper->step, grad_scale};
 #pragma omp for schedule(static) nowait
         for (size_t start = 0; start < ranges[r].count; start += ADAMW_TILE) {
             size_t i = ranges[r].offset + start, left = ranges[r].count - start;
             size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
-            adamw_tile(state, grads, i, n, tensor, scales);
+            adamw_tile(state, grads, i, n, &ranges[r], grad_scale, scales);
             if (rounded) { round_to_bf16(rounded + i, state->params + i, n); }
         }
     }

@@ -1,18 +1,12 @@
 /*
 Where a model runs: its operations, its device, and the device memory that they use besides the model's own tensors. The
 backends themselves are in backends.h.
-defines: BackendScratch, Backend
+defines: Backend
 */
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/ops.h"
 #include "llmc/parallel/slices.h"
-
-// device memory for use within one operation: partial sums of reductions, and cuBLASLt's workspace
-typedef struct {
-    void *partials, *matmul_workspace;
-    size_t partials_bytes, matmul_workspace_bytes;
-} BackendScratch;
 
 typedef struct {
     const Ops *ops;
@@ -20,10 +14,12 @@ typedef struct {
     // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank;
     // and seconds to start an operation. --fit weighs one choice against another by their ratios.
     double flop_rate, memory_rate, link_rate, launch_seconds;
-    // bytes for micro-batches of B x T on a rank of this shape; the pointers stay NULL
-    BackendScratch (*scratch)(const GPT2Config *c, const LocalShape *local, int B, int T);
-    // prepares ex for work. tf32: fp32 matmuls may round their inputs to TF32
-    void (*open)(Exec *ex, const BackendScratch *scratch, bool tf32);
+    // device memory for use within one operation: cuBLASLt's workspace; and partial sums of reductions, for
+    // micro-batches of B x T on a rank of this shape
+    size_t matmul_workspace_bytes;
+    size_t (*partials_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);
+    // prepares ex for work with that memory. tf32: fp32 matmuls may round their inputs to TF32
+    void (*open)(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32);
     void (*close)(Exec *ex);
     void (*describe)(char *text, size_t room);  // the machine in words
 } Backend;

@@ -14,13 +14,14 @@ defines: cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICE
 #include "llmc/cuda_ops.cuh"
 #endif
 
-static inline BackendScratch cpu_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     (void)c, (void)local, (void)B, (void)T;
-    BackendScratch none = {NULL, NULL, 0, 0};
-    return none;
+    return 0;
 }
 
-static inline void cpu_open(Exec *ex, const BackendScratch *scratch, bool tf32) { (void)ex, (void)scratch, (void)tf32; }
+static inline void cpu_open(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32) {
+    (void)ex, (void)partials, (void)partials_bytes, (void)matmul_workspace, (void)tf32;
+}
 
 static inline void cpu_describe(char *text, size_t room) {
     int threads = omp_get_max_threads();
@@ -34,24 +35,25 @@ static const Backend cpu_backend = {
     .memory_rate = 3e10,
     .link_rate = 5e9,
     .launch_seconds = 2e-6,
-    .scratch = cpu_scratch,
+    .matmul_workspace_bytes = 0,
+    .partials_bytes = cpu_partials_bytes,
     .open = cpu_open,
     .close = onednn_free,
     .describe = cpu_describe,
 };
 
 #ifdef HAVE_CUDA
-static inline BackendScratch cuda_scratch(const GPT2Config *c, const LocalShape *local, int B, int T) {
+static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
                                embedding_partials(B, T, c->channels), global_norm_partials()};
-    BackendScratch scratch = {NULL, NULL, 0, CUDA_MATMUL_WORKSPACE};
+    size_t largest = 0;
     for (size_t i = 0; i < sizeof partials / sizeof partials[0]; i++) {
-        if (partials[i] > scratch.partials_bytes) { scratch.partials_bytes = partials[i]; }
+        if (partials[i] > largest) { largest = partials[i]; }
     }
-    return scratch;
+    return largest;
 }
 
-// picks of matmul algorithms are kept in $TRAIN_GPT2_PICKS, else in ~/.cache/train_gpt2/matmul_picks.txt
+// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt
 static inline const char *cuda_autotune_cache_path(char *path) {
     const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
@@ -66,14 +68,13 @@ static inline const char *cuda_autotune_cache_path(char *path) {
     return path;
 }
 
-static inline void cuda_open(Exec *ex, const BackendScratch *scratch, bool tf32) {
+static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32) {
     char path[2 * PATH_LENGTH];
     struct cudaDeviceProp gpu;
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
-    cuda_exec_open(ex, scratch->partials, scratch->partials_bytes);
-    ex->cuda->matmuls =
-        cuda_matmuls_create(ex->cuda->stream, scratch->matmul_workspace, scratch->matmul_workspace_bytes, gpu.name,
-                            tf32, cuda_autotune_cache_path(path));
+    cuda_exec_open(ex, partials, partials_bytes);
+    ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, matmul_workspace, CUDA_MATMUL_WORKSPACE, gpu.name, tf32,
+                                            cuda_autotune_cache_path(path));
 }
 
 static inline void cuda_close(Exec *ex) {
@@ -97,7 +98,8 @@ static const Backend cuda_backend = {
     .memory_rate = 3.5e12,
     .link_rate = 3e11,
     .launch_seconds = 2e-6,
-    .scratch = cuda_scratch,
+    .matmul_workspace_bytes = CUDA_MATMUL_WORKSPACE,
+    .partials_bytes = cuda_partials_bytes,
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
@@ -110,7 +112,7 @@ static inline void tell_by_comm(void *bytes, size_t count, void *world) {
 }
 #endif
 
-// From now on all processes, which meet the same products in the same order, do them by the first one's algorithms.
+// From now on all ranks run rank 0's cuBLASLt algorithms. All ranks call the same matmuls in the same order.
 static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 #ifdef HAVE_CUDA
     if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
@@ -126,8 +128,8 @@ typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the o
 #define DEVICES_BUILT_IN "cpu"
 #endif
 
-// The backend that --device asks for; *note is "" or why it is not the GPU that this program was built for. `here`: it
-// is to run on this machine, not just to be planned for.
+// The backend of --device. *note is "", or why a build with CUDA runs on the CPU. `here`: the backend runs on this
+// machine; else it is only planned for.
 static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
     *note = "";
 #ifdef HAVE_CUDA

@@ -351,35 +351,31 @@ static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
 
 // ---- backward: scratch and launches
 
-typedef struct {
-    int tiles, chunks;
-    size_t pairs_bytes, counts_bytes, sums_bytes;  // one array of pairs; counters of all passes; partial sums
-} EmbeddingScratch;
-
-static inline EmbeddingScratch embedding_scratch(int N, int C) {
-    EmbeddingScratch s;
-    s.tiles = ceil_div(N, EMBEDDING_TILE);
-    s.chunks = ceil_div(N, EMBEDDING_CHUNK);
-    s.pairs_bytes = (size_t)s.tiles * EMBEDDING_TILE * sizeof(EmbeddingPair);
-    s.counts_bytes = (size_t)s.tiles * EMBEDDING_PASSES * EMBEDDING_DIGITS * sizeof(int);
-    s.sums_bytes = (size_t)s.chunks * 2 * (size_t)C * sizeof(float);
-    return s;
+// bytes of one array of pairs
+static inline size_t embedding_pairs_bytes(int N) {
+    return (size_t)ceil_div(N, EMBEDDING_TILE) * EMBEDDING_TILE * sizeof(EmbeddingPair);
 }
 
-// the backward's scratch in bytes
+// bytes of the counters of all passes
+static inline size_t embedding_counts_bytes(int N) {
+    return (size_t)ceil_div(N, EMBEDDING_TILE) * EMBEDDING_PASSES * EMBEDDING_DIGITS * sizeof(int);
+}
+
+// the backward's scratch in bytes: two arrays of pairs, the counters, and two partial sums of rows a chunk
 static inline size_t embedding_partials(int B, int T, int C) {
-    EmbeddingScratch s = embedding_scratch(B * T, C);
-    return 2 * s.pairs_bytes + s.counts_bytes + s.sums_bytes;
+    size_t sums_bytes = (size_t)ceil_div(B * T, EMBEDDING_CHUNK) * 2 * (size_t)C * sizeof(float);
+    return 2 * embedding_pairs_bytes(B * T) + embedding_counts_bytes(B * T) + sums_bytes;
 }
 
 // pairs = (token, row), sorted by token. Passes alternate between `pairs` and `other`; counts is for all passes.
-static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, int *counts, const EmbeddingScratch *s,
-                                  const int *tokens, int first, int N, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemsetAsync(counts, 0, s->counts_bytes, stream));
+static inline void embedding_sort(EmbeddingPair *pairs, EmbeddingPair *other, int *counts, const int *tokens, int first,
+                                  int N, cudaStream_t stream) {
+    int tiles = ceil_div(N, EMBEDDING_TILE);
+    CUDA_CHECK(cudaMemsetAsync(counts, 0, embedding_counts_bytes(N), stream));
     LAUNCH(embedding_pairs_kernel, ceil_div(N, 256), 256, 0, stream, pairs, counts, tokens, first, N);
     for (int pass = 0; pass < EMBEDDING_PASSES; pass++) {
-        int *next = counts + (size_t)s->tiles * EMBEDDING_DIGITS;
-        LAUNCH(embedding_sort_kernel, s->tiles, EMBEDDING_SORT_THREADS, 0, stream, pass % 2 ? pairs : other, next,
+        int *next = counts + (size_t)tiles * EMBEDDING_DIGITS;
+        LAUNCH(embedding_sort_kernel, tiles, EMBEDDING_SORT_THREADS, 0, stream, pass % 2 ? pairs : other, next,
                pass % 2 ? other : pairs, counts, pass, N);
         counts = next;
     }
@@ -398,12 +394,12 @@ static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *
 
 static inline void cuda_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                  int rows, int N, int C, Exec *ex) {
-    EmbeddingScratch s = embedding_scratch(N, C);
     char *scratch = partials_of<char>(ex, embedding_partials(1, N, C), "token_embedding_backward");
-    EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + s.pairs_bytes);
-    int *counts = (int *)(scratch + 2 * s.pairs_bytes);
-    float *partial = (float *)(scratch + 2 * s.pairs_bytes + s.counts_bytes);
-    embedding_sort(pairs, other, counts, &s, tokens, first, N, stream_of(ex));
+    size_t pairs_bytes = embedding_pairs_bytes(N);
+    EmbeddingPair *pairs = (EmbeddingPair *)scratch, *other = (EmbeddingPair *)(scratch + pairs_bytes);
+    int *counts = (int *)(scratch + 2 * pairs_bytes);
+    float *partial = (float *)(scratch + 2 * pairs_bytes + embedding_counts_bytes(N));
+    embedding_sort(pairs, other, counts, tokens, first, N, stream_of(ex));
     if (dwte.dtype == DT_BF16) {
         embedding_launch_runs((bf16 *)dwte.at, partial, dout, pairs, rows, N, C, stream_of(ex));
     } else {

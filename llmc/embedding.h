@@ -57,29 +57,25 @@ static inline void cpu_position_embedding_forward(floatX *x, const floatX *wpe, 
 
 enum { EMBEDDING_COLUMN_BLOCK = 64 };  // channels with sums in a thread's registers
 
-// The rows of each token in [begin, begin + rows) as a linked list, in order: first[token - begin] is the token's first
-// row, next[row] the row after it, -1 the end. One allocation, freed by free(next).
-typedef struct {
-    int *next, *first;
-} TokenChains;
-
-static inline TokenChains embedding_chains(const int *tokens, int begin, int rows, int N) {
+// The rows of each token in [begin, begin + rows) as a linked list, in order. Returns next, which the caller frees:
+// next[row] is the row after `row`, -1 at the end. (*first)[token - begin] is a token's first row, in the memory behind
+// next.
+static inline int *embedding_chains(int **first, const int *tokens, int begin, int rows, int N) {
     int most = 0;
     for (int n = 0; n < N; n++) {
         int token = tokens[n] - begin;
         most = token < rows && token > most ? token : most;
     }
-    TokenChains chains;
-    chains.next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
-    chains.first = chains.next + N;
-    memset(chains.first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
+    int *next = (int *)xmalloc(((size_t)N + (size_t)most + 1) * sizeof(int));
+    *first = next + N;
+    memset(*first, 0xFF, ((size_t)most + 1) * sizeof(int));  // -1
     for (int n = N - 1; n >= 0; n--) {
         int token = tokens[n] - begin;
         if (token < 0 || token >= rows) { continue; }
-        chains.next[n] = chains.first[token];
-        chains.first[token] = n;
+        next[n] = (*first)[token];
+        (*first)[token] = n;
     }
-    return chains;
+    return next;
 }
 
 static inline void embedding_add_row(real *sum, const floatX *row, int width) {
@@ -111,14 +107,14 @@ static inline void embedding_backward_position(Gradient g, const floatX *dout, i
 static inline void cpu_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                 int rows, int N, int C, Exec *ex) {
     (void)ex;
-    TokenChains chains = embedding_chains(tokens, first, rows, N);
+    int *first_row, *next = embedding_chains(&first_row, tokens, first, rows, N);
 #pragma omp parallel for schedule(static, 4)
     for (int n = 0; n < N; n++) {  // most first rows are early: small chunks balance the threads
         int token = tokens[n] - first;
-        if (token < 0 || token >= rows || chains.first[token] != n) { continue; }
-        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, chains.next, n, C);
+        if (token < 0 || token >= rows || first_row[token] != n) { continue; }
+        embedding_backward_token(gradient_at(dwte, (size_t)token * C), dout, next, n, C);
     }
-    free(chains.next);
+    free(next);
 }
 
 // the first row at position t, where row 0 is row `first` of (B,T)

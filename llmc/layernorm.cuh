@@ -362,22 +362,16 @@ static __global__ void __launch_bounds__(LAYERNORM_FOLD_WARPS * 32)
     }
 }
 
-typedef struct {
-    int threads, blocks;
-} LayernormGrid;
+// threads of a block, for rows of `pieces` packs or elements
+static inline int layernorm_threads(int pieces, int max_threads) { return min(ceil_div(pieces, 32) * 32, max_threads); }
 
-// for rows of `pieces` packs or elements, in `batches` batches
-static inline LayernormGrid layernorm_grid(int pieces, int max_threads, int batches) {
-    LayernormGrid grid;
-    grid.threads = min(ceil_div(pieces, 32) * 32, max_threads);
-    grid.blocks = min(LAYERNORM_THREADS / grid.threads, batches);
-    return grid;
-}
+// blocks of the grid, for `batches` batches of rows
+static inline int layernorm_blocks(int threads, int batches) { return min(LAYERNORM_THREADS / threads, batches); }
 
 // the backward's scratch in bytes, at most: 2C column sums a block, with as many blocks as packs allow
 static inline size_t layernorm_partials(int N, int C) {
-    LayernormGrid most = layernorm_grid(ceil_div(C, Pack<floatX>::SIZE), LAYERNORM_BATCH_THREADS, N);
-    return (size_t)most.blocks * 2 * (size_t)C * sizeof(float);
+    int threads = layernorm_threads(ceil_div(C, Pack<floatX>::SIZE), LAYERNORM_BATCH_THREADS);
+    return (size_t)layernorm_blocks(threads, N) * 2 * (size_t)C * sizeof(float);
 }
 
 static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
@@ -392,9 +386,10 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
     auto layernorm_backward = packed    ? layernorm_backward_packed_kernel
                               : aligned ? layernorm_backward_kernel<PACK>
                                         : layernorm_backward_kernel<1>;
-    LayernormGrid grid = packed ? layernorm_grid(C / PACK, LAYERNORM_BATCH_THREADS, ceil_div(N, LAYERNORM_BATCH))
-                                : layernorm_grid(ceil_div(C, aligned ? PACK : 1), LAYERNORM_BACKWARD_THREADS, N);
-    LAUNCH(layernorm_backward, grid.blocks, grid.threads, 0, stream_of(ex), arrays, partial, N, C);
+    int pieces = ceil_div(C, aligned ? PACK : 1), batches = packed ? ceil_div(N, LAYERNORM_BATCH) : N;
+    int threads = layernorm_threads(pieces, packed ? LAYERNORM_BATCH_THREADS : LAYERNORM_BACKWARD_THREADS);
+    int blocks = layernorm_blocks(threads, batches);
+    LAUNCH(layernorm_backward, blocks, threads, 0, stream_of(ex), arrays, partial, N, C);
     LAUNCH(layernorm_fold_kernel, ceil_div(2 * C, 32), LAYERNORM_FOLD_WARPS * 32, 0, stream_of(ex), dweight, dbias,
-           partial, mode, grid.blocks, C);
+           partial, mode, blocks, C);
 }

@@ -26,10 +26,8 @@ static inline bool matmul_rounds_inputs(void) {
 #endif
 }
 
-// C (M,N) = or += A (M,K) B (K,N) + epilogue, like gemm()
-static inline void team_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N,
-                                 size_t K) {
-    if (!onednn_multiply(ex, c, a, b, add, M, N, K)) { gemm(c, a, b, add, M, N, K); }
+static inline void team_multiply(Exec *ex, const Matmul *p) {
+    if (!onednn_multiply(ex, p)) { gemm(p); }
 }
 
 enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time
@@ -83,9 +81,9 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
 static inline void team_matmul(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                const floatX *residual, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    MatmulEpilogue add = {bias, residual, false};
-    Matrix x = team_operand(ex->rounded.in, in, n, c);
-    team_multiply(ex, matrix(out, DT_FLOATX, oc, 1), x, transposed(matmul_weight(ex, weight, c)), &add, n, oc, c);
+    Matrix x = team_operand(ex->rounded.in, in, n, c), w = transposed(matmul_weight(ex, weight, c));
+    Matmul p = {matrix(out, DT_FLOATX, oc, 1), x, w, bias, residual, false, n, oc, c};
+    team_multiply(ex, &p);
 }
 
 static inline void cpu_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
@@ -132,14 +130,15 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
     {
         Matrix dy = team_operand(ex->rounded.dout, dout, n, oc);
         if (dweight.at) {
-            MatmulEpilogue add = {NULL, NULL, mode == GRAD_ADD};
-            Matrix x = team_operand(ex->rounded.in, in, n, c);
-            team_multiply(ex, matrix(dweight.at, dweight.dtype, c, 1), transposed(dy), x, &add, oc, c, n);
+            Matrix x = team_operand(ex->rounded.in, in, n, c), dw = matrix(dweight.at, dweight.dtype, c, 1);
+            Matmul p = {dw, transposed(dy), x, NULL, NULL, mode == GRAD_ADD, oc, c, n};
+            team_multiply(ex, &p);
         }
         if (dbias.at) { team_backward_bias(dbias, dout, mode, N, OC); }
         if (dinp) {
-            MatmulEpilogue nothing = {NULL, NULL, false};
-            team_multiply(ex, matrix(dinp, DT_FLOATX, c, 1), dy, matmul_weight(ex, weight, c), &nothing, n, c, oc);
+            Matrix dx = matrix(dinp, DT_FLOATX, c, 1), w = matmul_weight(ex, weight, c);
+            Matmul p = {dx, dy, w, NULL, NULL, false, n, c, oc};
+            team_multiply(ex, &p);
             if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
             if (gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
         }

@@ -283,12 +283,12 @@ static inline void autotune_free(CudaMatmuls *mm) {
 
 // ---- the algorithm of a GEMM
 
-// *alg from a cached or received choice; false if there is none or this cuBLASLt cannot run it
-static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p,
-                                     const AutotuneEntry *entry) {
-    if (!entry || (entry->fused & ~p->key.parts)) { return false; }
-    alg->fused = entry->fused;
-    alg->algo = entry->algo;
+// *alg from a cached or received choice; false if this cuBLASLt cannot run it
+static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, int fused,
+                                     cublasLtMatmulAlgo_t algo) {
+    if (fused & ~p->key.parts) { return false; }
+    alg->fused = fused;
+    alg->algo = algo;
     lt_create_descriptors(mm, alg, p);
     if (lt_supports(mm, alg, &alg->algo)) { return true; }
     lt_destroy_descriptors(alg);
@@ -307,7 +307,7 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
         autotune_load(mm, false);  // another model or process may have added it meanwhile
         known = autotune_find(mm, name);
     }
-    if (lt_algorithm_from(mm, &alg, p, known)) { return alg; }
+    if (known && lt_algorithm_from(mm, &alg, p, known->fused, known->algo)) { return alg; }
     alg.untimed = !timed;
     float microseconds = lt_autotune(mm, &alg, p);
     if (!timed || isinf(microseconds)) { return alg; }
@@ -319,37 +319,20 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
     return alg;
 }
 
-// rank 0's choice, as it is broadcast
-typedef struct {
-    LtKey key;
-    int fused, described, untimed;  // described: cuBLASLt has a kernel
-    cublasLtMatmulAlgo_t algo;
-} LtBroadcast;
-
 // Rank 0's choice on all ranks. A rank whose GPU or library cannot run it chooses by itself. A later timed choice of
 // rank 0 replaces either.
 static inline LtAlgorithm lt_choose_together(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     if (!mm->broadcast) { return lt_choose(mm, p, timed); }
-    LtAlgorithm alg = {};
-    LtBroadcast choice = {};
+    LtAlgorithm alg = {}, choice = {};
     if (timed) { lt_refuse_capture(mm, &p->key); }
-    if (mm->is_root) {
-        alg = lt_choose(mm, p, timed);
-        choice.key = alg.key;
-        choice.algo = alg.algo;
-        choice.fused = alg.fused;
-        choice.described = alg.desc != NULL;
-        choice.untimed = alg.untimed;
-    }
+    if (mm->is_root) { choice = lt_choose(mm, p, timed); }
     mm->broadcast(&choice, sizeof choice, mm->broadcast_context);
-    if (mm->is_root) { return alg; }
+    if (mm->is_root) { return choice; }
     alg.key = p->key;
     alg.fused = choice.fused;
-    AutotuneEntry entry = {};
-    entry.fused = choice.fused;
-    entry.algo = choice.algo;
     bool same = memcmp(&choice.key, &p->key, sizeof choice.key) == 0;
-    if (same && choice.described && !lt_algorithm_from(mm, &alg, p, &entry)) { same = false; }
+    bool has_kernel = choice.desc != NULL;  // rank 0's descriptors mean nothing here, but NULL says: no kernel
+    if (same && has_kernel && !lt_algorithm_from(mm, &alg, p, choice.fused, choice.algo)) { same = false; }
     if (!same) { alg = lt_choose(mm, p, timed); }
     alg.untimed = choice.untimed;
     return alg;

@@ -189,32 +189,25 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
 
-// a GEMM, or one thread's part of one, which may be empty
-typedef struct {
-    Matrix c, a, b;
-    MatmulEpilogue add;
-    size_t M, N, K;
-} MatmulProblem;
-
 // rows of C per thread if B is small or C is tall, else columns
-static inline MatmulProblem matmul_of_thread(const MatmulProblem *whole, size_t threads, size_t thread) {
+static inline Matmul matmul_of_thread(const Matmul *whole, size_t threads, size_t thread) {
     bool by_rows = whole->K * whole->N * dtype_size(whole->b.dtype) <= MATMUL_SHARED_BYTES || whole->M >= 4 * whole->N;
     size_t all = by_rows ? whole->M : whole->N, width = (all + threads - 1) / threads;
     width = (width + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
     size_t begin = thread * width < all ? thread * width : all, end = all - begin < width ? all : begin + width;
     size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin;
-    MatmulProblem p = *whole;
+    Matmul p = *whole;
     p.c = matrix_from(p.c, i, j);
     p.a = matrix_from(p.a, i, 0);
     p.b = matrix_from(p.b, 0, j);
-    if (p.add.bias) { p.add.bias += j; }
-    if (p.add.residual) { p.add.residual += i * p.c.row + j; }
+    if (p.bias) { p.bias += j; }
+    if (p.residual) { p.residual += i * p.c.row + j; }
     p.M = by_rows ? end - begin : p.M;
     p.N = by_rows ? p.N : end - begin;
     return p;
 }
 
-static inline MatmulKey matmul_key(const MatmulProblem *p) {
+static inline MatmulKey matmul_key(const Matmul *p) {
     MatmulKey key;
     memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
     key.M = p->M;
@@ -228,14 +221,14 @@ static inline MatmulKey matmul_key(const MatmulProblem *p) {
     key.a = p->a.dtype;
     key.b = p->b.dtype;
     key.c = p->c.dtype;
-    key.bias = p->add.bias != NULL;
-    key.residual = p->add.residual != NULL;
-    key.accumulate = p->add.accumulate;
+    key.bias = p->bias != NULL;
+    key.residual = p->residual != NULL;
+    key.accumulate = p->accumulate;
     return key;
 }
 
-static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const MatmulProblem *p) {
-    const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->add.bias, p->add.residual, p->c.data};
+static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const Matmul *p) {
+    const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->bias, p->residual, p->c.data};
     static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
                                                DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, DNNL_ARG_DST};
     dnnl_exec_arg_t args[MATMUL_OPERANDS];
@@ -260,14 +253,12 @@ static inline bool onednn_supports(const struct PreparedMatmuls *prepared) {
 
 // Like gemm(), called by all threads of a parallel region. If oneDNN does not support the case: returns false and
 // computes nothing.
-static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
-                                   size_t N, size_t K) {
+static inline bool onednn_multiply(Exec *ex, const Matmul *whole) {
     struct PreparedMatmuls *prepared = ex->matmuls;
     size_t threads = (size_t)prepared->num_threads;
-    MatmulProblem whole = {c, a, b, *add, M, N, K};
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
-        MatmulProblem part = matmul_of_thread(&whole, threads, t);
+        Matmul part = matmul_of_thread(whole, threads, t);
         MatmulKey key = matmul_key(&part);
         MatmulThread *thread = &prepared->threads[t];
         thread->current = part.M && part.N ? onednn_find(thread, prepared->engine, &key) : NULL;
@@ -275,7 +266,7 @@ static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const
     if (!onednn_supports(prepared)) { return false; }
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
-        MatmulProblem part = matmul_of_thread(&whole, threads, t);
+        Matmul part = matmul_of_thread(whole, threads, t);
         MatmulThread *thread = &prepared->threads[t];
         if (thread->current) { onednn_execute(thread->current, thread->stream, &part); }
     }
@@ -284,9 +275,8 @@ static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const
 
 #else
 static inline const char *onednn_version(void) { return "portable C"; }
-static inline bool onednn_multiply(Exec *ex, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M,
-                                   size_t N, size_t K) {
-    (void)ex, (void)c, (void)a, (void)b, (void)add, (void)M, (void)N, (void)K;
+static inline bool onednn_multiply(Exec *ex, const Matmul *whole) {
+    (void)ex, (void)whole;
     return false;
 }
 static inline void onednn_open(Exec *ex) { (void)ex; }

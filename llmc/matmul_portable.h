@@ -3,7 +3,7 @@ A portable GEMM: blocked, packed, threaded C for machines without oneDNN and for
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N)
 Operands are strided views, so a transpose swaps two strides. Packing converts any view of any type to real. A block of
 C is summed in real over all of K and rounded once.
-defines: Matrix, MatmulEpilogue, matrix, gemm
+defines: Matrix, Matmul, matrix, gemm
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -22,12 +22,14 @@ static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t co
     return m;
 }
 
-// added to A B; each may be absent
+// C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), or one thread's part of that, which may be empty
 typedef struct {
-    const floatX *bias;      // (N)
-    const floatX *residual;  // (M,N) dense
+    Matrix c, a, b;          // the columns of c are contiguous
+    const floatX *bias;      // NULL: none
+    const floatX *residual;  // dense; NULL: none
     bool accumulate;         // C += instead of C =
-} MatmulEpilogue;
+    size_t M, N, K;
+} Matmul;
 
 enum { GEMM_M = 12 * TILE_M, GEMM_N = 8 * TILE_N, GEMM_K = 256 };  // a block of C; depth of a packed block
 
@@ -57,48 +59,46 @@ static inline void gemm_pack(real *packed, Matrix m, bool lanes_are_rows, size_t
 
 // C's block at (i0,j0) = or += block + bias + residual, rounded once; `block` is modified. C is real or bf16, like a
 // gradient, and stored with the same function.
-static inline void gemm_store(Matrix c, real *block, size_t i0, size_t j0, int rows, int cols, size_t N,
-                              const MatmulEpilogue *add) {
-    Gradient out = {(void *)c.data, c.dtype};
+static inline void gemm_store(const Matmul *p, real *block, size_t i0, size_t j0, int rows, int cols) {
+    Gradient out = {(void *)p->c.data, p->c.dtype};
     for (int i = 0; i < rows; i++) {
         real *sum = block + (size_t)i * GEMM_N;
-        for (int j = 0; add->bias && j < cols; j++) { sum[j] += to_real(add->bias[j0 + j]); }
-        for (int j = 0; add->residual && j < cols; j++) { sum[j] += to_real(add->residual[(i0 + i) * N + j0 + j]); }
-        gradient_store(out, (i0 + i) * c.row + j0, sum, (size_t)cols, add->accumulate ? GRAD_ADD : GRAD_SET);
+        for (int j = 0; p->bias && j < cols; j++) { sum[j] += to_real(p->bias[j0 + j]); }
+        for (int j = 0; p->residual && j < cols; j++) { sum[j] += to_real(p->residual[(i0 + i) * p->N + j0 + j]); }
+        gradient_store(out, (i0 + i) * p->c.row + j0, sum, (size_t)cols, p->accumulate ? GRAD_ADD : GRAD_SET);
     }
 }
 
-// packed operands and sums of one block of C
-typedef struct {
-    real a[GEMM_M * GEMM_K], b[GEMM_N * GEMM_K], c[GEMM_M * GEMM_N];
-} GemmBlock;
+enum { GEMM_PACKED_A = GEMM_M * GEMM_K, GEMM_PACKED_B = GEMM_N * GEMM_K };
+enum { GEMM_BUFFER = GEMM_PACKED_A + GEMM_PACKED_B + GEMM_M * GEMM_N };
 
-static inline void gemm_block(GemmBlock *g, Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t i0,
-                              size_t j0, int rows, int cols, size_t N, size_t K) {
-    for (size_t k0 = 0; k0 < K; k0 += GEMM_K) {
-        int depth = K - k0 < (size_t)GEMM_K ? (int)(K - k0) : (int)GEMM_K;
-        gemm_pack(g->a, a, true, i0, rows, k0, depth, TILE_M);
-        gemm_pack(g->b, b, false, j0, cols, k0, depth, TILE_N);
+// C's block (rows,cols) at (i0,j0). buffer (GEMM_BUFFER) takes the packed operands and the sums.
+static inline void gemm_block(real *buffer, const Matmul *p, size_t i0, size_t j0, int rows, int cols) {
+    real *a = buffer, *b = a + GEMM_PACKED_A, *sums = b + GEMM_PACKED_B;
+    for (size_t k0 = 0; k0 < p->K; k0 += GEMM_K) {
+        int depth = p->K - k0 < (size_t)GEMM_K ? (int)(p->K - k0) : (int)GEMM_K;
+        gemm_pack(a, p->a, true, i0, rows, k0, depth, TILE_M);
+        gemm_pack(b, p->b, false, j0, cols, k0, depth, TILE_N);
         for (int j = 0; j < cols; j += TILE_N) {
             for (int i = 0; i < rows; i += TILE_M) {
-                tile_multiply(g->c + (size_t)i * GEMM_N + j, GEMM_N, g->a + (size_t)i * depth, 1, TILE_M,
-                              g->b + (size_t)j * depth, TILE_N, depth, k0 > 0);
+                tile_multiply(sums + (size_t)i * GEMM_N + j, GEMM_N, a + (size_t)i * depth, 1, TILE_M,
+                              b + (size_t)j * depth, TILE_N, depth, k0 > 0);
             }
         }
     }
-    gemm_store(c, g->c, i0, j0, rows, cols, N, add);
+    gemm_store(p, sums, i0, j0, rows, cols);
 }
 
-// C's columns are contiguous; C is real or bf16. All threads of a parallel region call it and share the blocks.
-static inline void gemm(Matrix c, Matrix a, Matrix b, const MatmulEpilogue *add, size_t M, size_t N, size_t K) {
-    size_t blocks_m = (M + GEMM_M - 1) / GEMM_M, blocks_n = (N + GEMM_N - 1) / GEMM_N;
-    GemmBlock *g = (GemmBlock *)xmalloc(sizeof(GemmBlock));
+// C is real or bf16. All threads of a parallel region call gemm and share the blocks.
+static inline void gemm(const Matmul *p) {
+    size_t blocks_m = (p->M + GEMM_M - 1) / GEMM_M, blocks_n = (p->N + GEMM_N - 1) / GEMM_N;
+    real *buffer = (real *)xmalloc(GEMM_BUFFER * sizeof *buffer);
 #pragma omp for schedule(static)
     for (size_t block = 0; block < blocks_m * blocks_n; block++) {
         size_t i0 = block % blocks_m * GEMM_M, j0 = block / blocks_m * GEMM_N;
-        int rows = M - i0 < (size_t)GEMM_M ? (int)(M - i0) : (int)GEMM_M;
-        int cols = N - j0 < (size_t)GEMM_N ? (int)(N - j0) : (int)GEMM_N;
-        gemm_block(g, c, a, b, add, i0, j0, rows, cols, N, K);
+        int rows = p->M - i0 < (size_t)GEMM_M ? (int)(p->M - i0) : (int)GEMM_M;
+        int cols = p->N - j0 < (size_t)GEMM_N ? (int)(p->N - j0) : (int)GEMM_N;
+        gemm_block(buffer, p, i0, j0, rows, cols);
     }
-    free(g);
+    free(buffer);
 }

@@ -1,7 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, StridedView, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK,
-         CLASSIFIER_LEAST, Ops
+defines: GradMode, Gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
+         Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -41,19 +41,15 @@ static inline Gradient gradient_at(Gradient g, size_t offset) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale of 8-bit moments
 
-// A slice as a strided view of the whole tensor: rows of `cols` elements, `stride` elements apart there, the first at
-// element `offset` of the whole tensor. cols is 0 if the slice is the whole tensor.
-typedef struct {
-    uint32_t offset, cols, stride;
-} StridedView;
-
 // A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat blocks, which are elements
 // [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
+// A slice is a strided view of the whole tensor: rows of view_cols elements. In the whole tensor the first row begins
+// at element view_offset, and rows are view_stride elements apart.
 typedef struct {
     size_t offset, count, tensor_offset;
     bool decay;
     int tensor;  // number below 2^20: keys stochastic rounding, with the element's index in the whole tensor
-    StridedView view;
+    uint32_t view_offset, view_cols, view_stride;  // view_cols is 0 if the slice is the whole tensor
 } UpdateRange;
 
 // one AdamW step's numbers (Loshchilov, Hutter 2019); step counts from 1

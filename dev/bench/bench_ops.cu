@@ -172,7 +172,7 @@ typedef struct {
     const GPT2Config *model;
     const Backend *backend;
     Exec exec;
-    BackendScratch scratch;
+    void *partials, *matmul_workspace;
     float *cold;  // zeros that fill the caches
     size_t cold_count;
     double bytes_per_second, flops_per_second;  // the ceilings
@@ -201,10 +201,10 @@ static void bench_open(Bench *b) {
     if (b->options.B == 0 || b->options.small) { b->options.B = B; }
     if (b->options.T == 0 || b->options.small) { b->options.T = T; }
     LocalShape whole = local_shape(b->model, 1, 0);
-    b->scratch = b->backend->scratch(b->model, &whole, b->options.B, b->options.T);
-    b->scratch.partials = device->allocate(b->scratch.partials_bytes);
-    b->scratch.matmul_workspace = device->allocate(b->scratch.matmul_workspace_bytes);
-    b->backend->open(&b->exec, &b->scratch, false);
+    size_t partials_bytes = b->backend->partials_bytes(b->model, &whole, b->options.B, b->options.T);
+    b->partials = device->allocate(partials_bytes);
+    b->matmul_workspace = device->allocate(b->backend->matmul_workspace_bytes);
+    b->backend->open(&b->exec, b->partials, partials_bytes, b->matmul_workspace, false);
     b->cold_count = (gpu ? 4 : 2) * cache_bytes(&b->exec) / sizeof(float);
     b->cold = (float *)device->allocate(b->cold_count * sizeof(float));
     device->fill(b->cold, 0, b->cold_count * sizeof(float));
@@ -213,8 +213,8 @@ static void bench_open(Bench *b) {
 static void bench_close(Bench *b) {
     b->backend->close(&b->exec);
     b->backend->device->release(b->cold);
-    b->backend->device->release(b->scratch.partials);
-    b->backend->device->release(b->scratch.matmul_workspace);
+    b->backend->device->release(b->partials);
+    b->backend->device->release(b->matmul_workspace);
 }
 
 // ---- copies, which measure bandwidth, and cold caches

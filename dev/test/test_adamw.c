@@ -30,7 +30,7 @@ static Model model_make(Weights weights, DType moments, const size_t counts[NUM_
     Model m;
     memset(&m, 0, sizeof m);
     for (int t = 0; t < NUM_TENSORS; t++) {
-        UpdateRange range = {m.n, counts[t], 0, t != 1, t, {0, 0, 0}};
+        UpdateRange range = {m.n, counts[t], 0, t != 1, t, 0, 0, 0};
         m.ranges[t] = range;
         m.n += (counts[t] + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     }
@@ -108,7 +108,7 @@ static void step_of_range(Model *m, size_t begin, size_t end, int step_number) {
     }
     Exec ex;
     Gradient grads = {m->grads + begin, DT_REAL};
-    UpdateRange range = {0, end - begin, begin, m->ranges[0].decay, m->ranges[0].tensor, {0, 0, 0}};
+    UpdateRange range = {0, end - begin, begin, m->ranges[0].decay, m->ranges[0].tensor, 0, 0, 0};
     AdamW hyper = usual_hyper(step_number);
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
@@ -236,8 +236,9 @@ static void test_columns_are_rounded_as_the_whole(void **state) {
         const size_t all[NUM_TENSORS] = {ROWS * COLS, 0, 0}, some[NUM_TENSORS] = {ROWS * width, 0, 0};
         Model whole = model_make((Weights)(k / 4 % 3), moment_types[k / 12], all);
         Model part = model_make((Weights)(k / 4 % 3), moment_types[k / 12], some);
-        const StridedView view = {origin, width, COLS};
-        part.ranges[0].view = view;
+        part.ranges[0].view_offset = origin;
+        part.ranges[0].view_cols = width;
+        part.ranges[0].view_stride = COLS;
         set_random_weights(&whole);
         set_random_grads(&whole, 1);
         for (size_t i = 0; i < some[0]; i++) {

@@ -35,8 +35,8 @@ static TokenFiles open_four_shards(void) {
 }
 enum { FOUR_T = 4, FOUR_SEQUENCES = 5 + 0 + 2 + 8 };
 
-static DataLoader open_plain(const TokenFiles *files, int B, int T) {
-    return dataloader_open(files, B, T, false, 0, 0, 1, 65536);
+static void open_plain(DataLoader *loader, const TokenFiles *files, int B, int T) {
+    dataloader_open(loader, files, B, T, false, 0, 0, 1, 65536);
 }
 
 static void assert_ids(const int *ids, const int *expected, int n) {
@@ -132,7 +132,8 @@ static void test_kinds(void **state) {
     assert_int_equal(text.vocab_size, 256);
     assert_true(token_files_are_text(&text));
     assert_string_equal(token_files_kind(&text), "text");
-    DataLoader loader = open_plain(&text, 1, 2);
+    DataLoader loader;
+    open_plain(&loader, &text, 1, 2);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){255, 0}, 2);
     assert_ids(loader.targets, (int[]){0, 'z'}, 2);
@@ -184,19 +185,19 @@ static void test_bytes_past_the_vocabulary(void **state) {
 // ---- errors while reading are reported with their batch
 
 // five sequences of length 4; the third and the fifth hold an id past a vocabulary of 300
-static DataLoader open_bad_loader(int B) {
+static void open_bad_loader(DataLoader *loader, int B) {
     uint16_t ids[21] = {0};
     ids[9] = ids[18] = 300;
     write_shard("bad.bin", ids, 21);
     TokenFiles files = open_files("bad.bin");
-    DataLoader loader = dataloader_open(&files, B, 4, false, 0, 0, 1, 300);
+    dataloader_open(loader, &files, B, 4, false, 0, 0, 1, 300);
     token_files_close(&files);
-    return loader;
 }
 
 static void stop_at_third_batch(void *unused) {
     (void)unused;
-    DataLoader loader = open_bad_loader(1);
+    DataLoader loader;
+    open_bad_loader(&loader, 1);
     for (int i = 0; i < 3; i++) {
         if (dataloader_position(&loader) != (uint64_t)i) { _exit(99); }
         dataloader_next(&loader);
@@ -205,7 +206,8 @@ static void stop_at_third_batch(void *unused) {
 
 static void stop_at_large_batch(void *unused) {
     (void)unused;
-    DataLoader loader = open_bad_loader(5);
+    DataLoader loader;
+    open_bad_loader(&loader, 5);
     dataloader_next(&loader);
 }
 
@@ -214,7 +216,8 @@ static void test_bad_id_in_a_batch(void **state) {
     assert_stops(EXIT_BAD_INPUT, "bad.bin is id 300, but the vocabulary has ids 0 to 299", stop_at_third_batch, NULL);
     assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_third_batch, NULL);
     assert_stops(EXIT_BAD_INPUT, "-i: token 9 of", stop_at_large_batch, NULL);
-    DataLoader loader = open_bad_loader(1);
+    DataLoader loader;
+    open_bad_loader(&loader, 1);
     dataloader_next(&loader);
     dataloader_next(&loader);     // has read the bad one ahead
     dataloader_seek(&loader, 3);  // and forgets it
@@ -228,7 +231,8 @@ static void stop_at_truncated(void *unused) {
     write_file("shrinks.txt", "0123456789abcdefgh", 18);
     TokenFiles files = open_files("shrinks.txt");
     if (truncate(files.files[0].path, 11) != 0) { _exit(99); }
-    DataLoader loader = open_plain(&files, 1, 4);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, 4);
     for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
 }
 
@@ -236,7 +240,8 @@ static void stop_at_removed(void *unused) {
     (void)unused;
     TokenFiles files = open_four_shards();
     unlink(files.files[2].path);
-    DataLoader loader = open_plain(&files, 1, FOUR_T);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, FOUR_T);
     for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
 }
 
@@ -255,7 +260,8 @@ static void test_plain_order(void **state) {
     write_file("order_2.txt", "hi", 2);       // too short
     write_file("order_3.txt", "jklmno", 6);   // jkl lmn
     TokenFiles files = open_files("order_*.txt");
-    DataLoader loader = open_plain(&files, 2, 2);
+    DataLoader loader;
+    open_plain(&loader, &files, 2, 2);
     assert_int_equal(dataloader_sequences_per_epoch(&loader), 5);
     static const char *const batches[] = {"abcdbcde", "efjkfgkl", "lmabmnbc", "cdefdefg"};
     for (int i = 0; i < 4; i++) {
@@ -274,7 +280,8 @@ static void test_length_one(void **state) {
     (void)state;
     write_file("ab.txt", "ab", 2);
     TokenFiles files = open_files("ab.txt");
-    DataLoader loader = open_plain(&files, 3, 1);  // more sequences a batch than there are
+    DataLoader loader;
+    open_plain(&loader, &files, 3, 1);  // more sequences a batch than there are
     assert_int_equal(dataloader_sequences_per_epoch(&loader), 1);
     dataloader_next(&loader);
     assert_ids(loader.inputs, (int[]){'a', 'a', 'a'}, 3);
@@ -286,7 +293,8 @@ static void test_length_one(void **state) {
 
 // first ids of the sequences s .. s + n - 1, read one by one; each is checked to be whole and to come from one file
 static void read_firsts(int *firsts, const TokenFiles *files, uint64_t seed, uint64_t s, int n) {
-    DataLoader loader = dataloader_open(files, 1, FOUR_T, true, seed, 0, 1, 65536);
+    DataLoader loader;
+    dataloader_open(&loader, files, 1, FOUR_T, true, seed, 0, 1, 65536);
     dataloader_seek(&loader, s);
     for (int i = 0; i < n; i++) {
         dataloader_next(&loader);
@@ -348,8 +356,9 @@ static void test_ranks(void **state) {
     static const int splits[][2] = {{2, 2}, {4, 1}, {1, 4}, {20, 3}};
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
         int R = splits[i][0], B = splits[i][1], n = B * FOUR_T;
-        DataLoader all = dataloader_open(&files, R * B, FOUR_T, true, 9, 0, 1, 65536), one[20];
-        for (int r = 0; r < R; r++) { one[r] = dataloader_open(&files, B, FOUR_T, true, 9, r, R, 65536); }
+        DataLoader all, one[20];
+        dataloader_open(&all, &files, R * B, FOUR_T, true, 9, 0, 1, 65536);
+        for (int r = 0; r < R; r++) { dataloader_open(&one[r], &files, B, FOUR_T, true, 9, r, R, 65536); }
         for (int batch = 0; batch < 10; batch++) {
             dataloader_next(&all);
             for (int r = 0; r < R; r++) {
@@ -371,8 +380,9 @@ static void test_seek(void **state) {
     TokenFiles files = open_four_shards();
     enum { BATCHES = 8, B = 3, N = B * FOUR_T };
     for (int stop = 0; stop < BATCHES; stop++) {
-        DataLoader whole = dataloader_open(&files, B, FOUR_T, true, 5, 1, 2, 65536);
-        DataLoader resumed = dataloader_open(&files, B, FOUR_T, true, 5, 1, 2, 65536);
+        DataLoader whole, resumed;
+        dataloader_open(&whole, &files, B, FOUR_T, true, 5, 1, 2, 65536);
+        dataloader_open(&resumed, &files, B, FOUR_T, true, 5, 1, 2, 65536);
         for (int i = 0; i < stop; i++) { dataloader_next(&whole); }
         assert_int_equal(dataloader_position(&whole), 2 * B * stop);  // what is read ahead does not count
         if (stop % 2) { dataloader_next(&resumed); }                  // fresh, or used
@@ -394,7 +404,8 @@ static void test_seek(void **state) {
 static void test_batch_stays(void **state) {
     (void)state;
     TokenFiles files = open_four_shards();
-    DataLoader loader = open_plain(&files, 1, FOUR_T);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, FOUR_T);
     dataloader_next(&loader);
     dataloader_seek(&loader, 4);
     dataloader_seek(&loader, 2);  // waits until 4 is read
@@ -417,7 +428,8 @@ static void test_descriptors_are_closed(void **state) {
     int before = lowest_free_descriptor();
     TokenFiles files = open_four_shards();
     token_files_check_ids(&files, 50257);
-    DataLoader loader = open_plain(&files, 10, FOUR_T);
+    DataLoader loader;
+    open_plain(&loader, &files, 10, FOUR_T);
     for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
     dataloader_close(&loader);
     token_files_close(&files);
@@ -426,7 +438,10 @@ static void test_descriptors_are_closed(void **state) {
 
 // ---- short texts and splits
 
-static void stop_at_short(void *files) { open_plain((const TokenFiles *)files, 1, 8); }
+static void stop_at_short(void *files) {
+    DataLoader loader;
+    open_plain(&loader, (const TokenFiles *)files, 1, 8);
+}
 
 static void test_short_text(void **state) {
     (void)state;
@@ -443,7 +458,8 @@ static void test_short_text(void **state) {
     token_files_close(&files);
     write_file("just.txt", "123456789", 9);
     files = open_files("just.txt");
-    DataLoader loader = open_plain(&files, 1, 8);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, 8);
     dataloader_next(&loader);
     assert_int_equal(loader.targets[7], '9');
     dataloader_close(&loader);
@@ -481,7 +497,8 @@ static void test_split_loaders(void **state) {
     static const uint64_t sequences[2] = {89 + 44 + 4, 9 + 4 + 0};
     bool seen[2][155] = {{false}};
     for (int p = 0; p < 2; p++) {
-        DataLoader loader = dataloader_open(&parts[p], 1, 1, true, 0, 0, 1, 65536);
+        DataLoader loader;
+        dataloader_open(&loader, &parts[p], 1, 1, true, 0, 0, 1, 65536);
         token_files_close(&parts[p]);
         assert_int_equal(dataloader_sequences_per_epoch(&loader), sequences[p]);
         while (dataloader_position(&loader) < sequences[p]) {
@@ -609,7 +626,8 @@ static void test_large_file(void **state) {
     for (uint64_t i = 0; i <= LARGE_T; i++) { put_id(path, last + i, (uint16_t)(100 + i)); }
 
     TokenFiles files = open_files("large.bin");
-    DataLoader loader = open_plain(&files, 1, LARGE_T);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, LARGE_T);
     assert_int_equal(dataloader_sequences_per_epoch(&loader), (LARGE_TOKENS - 1) / LARGE_T);
     dataloader_seek(&loader, dataloader_sequences_per_epoch(&loader) - 1);
     dataloader_next(&loader);

@@ -33,8 +33,7 @@ static void gpu_open(Gpu *gpu) {
     memset(gpu, 0, sizeof *gpu);
     CUDA_CHECK(cudaMalloc(&gpu->partials, PARTIALS));
     CUDA_CHECK(cudaMalloc(&gpu->workspace, CUDA_MATMUL_WORKSPACE));
-    BackendScratch scratch = {gpu->partials, gpu->workspace, PARTIALS, CUDA_MATMUL_WORKSPACE};
-    cuda_backend.open(&gpu->exec, &scratch, false);
+    cuda_backend.open(&gpu->exec, gpu->partials, PARTIALS, gpu->workspace, false);
 }
 
 static void gpu_close(Gpu *gpu) {

@@ -313,7 +313,7 @@ static void check_views(const ParamLayout *layout) {
             for (size_t r = 0; r < slice_num_ranges(slice); r++) {
                 SliceRange range = slice_range_within(slice_range(slice, r), ranges[k].tensor_offset, ranges[k].count);
                 for (size_t e = 0; e < range.count; e++) {
-                    assert_int_equal(view_element(ranges[k].view, range.local + e), range.global + e);
+                    assert_int_equal(view_element(&ranges[k], range.local + e), range.global + e);
                 }
             }
         }

@@ -193,7 +193,7 @@ static void test_saved_channels_of_every_level(void **state) {
         for (int id = LN1; id <= RESIDUAL3; id++) {
             const int channels[] = {0, 0, 1, 1, 3, 4};  // by Width
             for (int l = 0; l < L && !activation_specs[id].statistic; l++) {
-                saved += activation_slot(&p, (ActivationId)id, l).saved ? channels[activation_specs[id].width] : 0;
+                saved += slot_is_saved(&p, (ActivationId)id, l) ? channels[activation_specs[id].width] : 0;
             }
         }
         assert_int_equal(saved, L * expected[level]);
@@ -207,14 +207,16 @@ static void check_slots(const Recompute *r, int L) {
     for (int id = LN1; id <= RESIDUAL3; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         for (int a = 0; a < L; a++) {
-            ActivationSlot at = activation_slot(&p, (ActivationId)id, a);
-            if (!at.saved && spec->home != IN_SLOTS) { continue; }
-            assert_in_range(at.slot, 0, p.num_slots[id] - 1);
+            int at = activation_slot(&p, (ActivationId)id, a);
+            bool saved = slot_is_saved(&p, (ActivationId)id, a);
+            assert_int_equal(saved, activation_is_saved(r, (ActivationId)id, a));
+            if (!saved && spec->home != IN_SLOTS) { continue; }
+            assert_in_range(at, 0, p.num_slots[id] - 1);
             for (int b = a + 1; b < L; b++) {
-                ActivationSlot other = activation_slot(&p, (ActivationId)id, b);
-                bool alive_together = at.saved || other.saved || segment_end(r, a) == segment_end(r, b);
-                if (alive_together && (other.saved || spec->home == IN_SLOTS)) {
-                    assert_int_not_equal(at.slot, other.slot);
+                bool other_saved = slot_is_saved(&p, (ActivationId)id, b);
+                bool alive_together = saved || other_saved || segment_end(r, a) == segment_end(r, b);
+                if (alive_together && (other_saved || spec->home == IN_SLOTS)) {
+                    assert_int_not_equal(at, activation_slot(&p, (ActivationId)id, b));
                 }
             }
         }

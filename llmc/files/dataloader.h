@@ -382,9 +382,10 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// The state that a loader and its reader thread share. While state is BATCH_WANTED all but the lock belongs to the
-// thread, else to the loader: each side waits for its turn.
+// inputs and targets are the caller's; the other fields are shared with the reader thread. While state is BATCH_WANTED
+// the shared fields without the lock belong to the thread, else to the caller: each side waits for its turn.
 typedef struct {
+    const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
@@ -394,7 +395,7 @@ typedef struct {
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
-    uint64_t position;  // of the batch that is wanted or ready
+    uint64_t position;  // of the batch that is wanted or ready: sequences given to all ranks so far
     // the current epoch
     uint64_t epoch, epoch_key;
     int *order;      // (num_files) the files in the order of this epoch
@@ -404,12 +405,6 @@ typedef struct {
     int *ids;         // (T+1)
     int *batches[2];  // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
     int reading;      // index of the batch that is filled
-} BatchReader;
-
-typedef struct {
-    const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
-    uint64_t position;            // sequences given to all ranks so far
-    BatchReader *reader;
 } DataLoader;
 
 static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
@@ -418,93 +413,93 @@ static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
 
 enum { EPOCH_STREAM = 0x65706F63 };  // separates the random bits of shuffles from other uses of the seed
 
-static inline void batch_reader_start_epoch(BatchReader *r, uint64_t epoch) {
-    const TokenFiles *files = &r->files;
-    r->epoch = epoch;
-    r->epoch_key = rng_bits(r->seed, EPOCH_STREAM, epoch);
+static inline void loader_start_epoch(DataLoader *l, uint64_t epoch) {
+    const TokenFiles *files = &l->files;
+    l->epoch = epoch;
+    l->epoch_key = rng_bits(l->seed, EPOCH_STREAM, epoch);
     uint64_t end = 0;
     for (int i = 0; i < files->num_files; i++) {
         uint64_t n = (uint64_t)files->num_files;
-        r->order[i] = r->shuffle ? (int)rng_permute(r->epoch_key, (uint64_t)i, n) : i;
-        end += token_file_sequences(&files->files[r->order[i]], r->T);
-        r->ends[i] = end;
+        l->order[i] = l->shuffle ? (int)rng_permute(l->epoch_key, (uint64_t)i, n) : i;
+        end += token_file_sequences(&files->files[l->order[i]], l->T);
+        l->ends[i] = end;
     }
 }
 
-// reads sequence number s into r->ids
-static inline bool batch_reader_sequence(BatchReader *r, uint64_t s) {
-    uint64_t epoch = s / r->sequences_per_epoch, k = s % r->sequences_per_epoch;
-    if (epoch != r->epoch) { batch_reader_start_epoch(r, epoch); }
-    int low = 0, high = r->files.num_files - 1;
+// reads sequence number s into l->ids
+static inline bool loader_sequence(DataLoader *l, uint64_t s) {
+    uint64_t epoch = s / l->sequences_per_epoch, k = s % l->sequences_per_epoch;
+    if (epoch != l->epoch) { loader_start_epoch(l, epoch); }
+    int low = 0, high = l->files.num_files - 1;
     while (low < high) {  // the first file of the order whose end is past k
         int middle = low + (high - low) / 2;
-        if (r->ends[middle] > k) {
+        if (l->ends[middle] > k) {
             high = middle;
         } else {
             low = middle + 1;
         }
     }
-    int f = r->order[low];
-    uint64_t begin = low ? r->ends[low - 1] : 0, j = k - begin;
-    if (r->shuffle) { j = rng_permute(rng_bits(r->epoch_key, EPOCH_STREAM, (uint64_t)f), j, r->ends[low] - begin); }
-    uint64_t first = r->files.files[f].first_token + j * (uint64_t)r->T;
-    return token_reader_read(&r->tokens, r->ids, f, first, (size_t)r->T + 1);
+    int f = l->order[low];
+    uint64_t begin = low ? l->ends[low - 1] : 0, j = k - begin;
+    if (l->shuffle) { j = rng_permute(rng_bits(l->epoch_key, EPOCH_STREAM, (uint64_t)f), j, l->ends[low] - begin); }
+    uint64_t first = l->files.files[f].first_token + j * (uint64_t)l->T;
+    return token_reader_read(&l->tokens, l->ids, f, first, (size_t)l->T + 1);
 }
 
-static inline void batch_reader_read(BatchReader *r) {
-    size_t T = (size_t)r->T;
-    int *inputs = r->batches[r->reading], *targets = inputs + (size_t)r->B * T;
-    uint64_t first = r->position + (uint64_t)r->rank * (uint64_t)r->B;
-    r->tokens.exit_status = 0;
-    for (size_t b = 0; b < (size_t)r->B; b++) {
-        if (!batch_reader_sequence(r, first + b)) { return; }
-        memcpy(inputs + b * T, r->ids, T * sizeof(int));
-        memcpy(targets + b * T, r->ids + 1, T * sizeof(int));
+static inline void loader_read(DataLoader *l) {
+    size_t T = (size_t)l->T;
+    int *inputs = l->batches[l->reading], *targets = inputs + (size_t)l->B * T;
+    uint64_t first = l->position + (uint64_t)l->rank * (uint64_t)l->B;
+    l->tokens.exit_status = 0;
+    for (size_t b = 0; b < (size_t)l->B; b++) {
+        if (!loader_sequence(l, first + b)) { return; }
+        memcpy(inputs + b * T, l->ids, T * sizeof(int));
+        memcpy(targets + b * T, l->ids + 1, T * sizeof(int));
     }
 }
 
-static inline void *batch_reader_main(void *argument) {
-    BatchReader *r = (BatchReader *)argument;
-    pthread_mutex_lock(&r->lock);
-    while (r->state != BATCH_QUIT) {
-        if (r->state == BATCH_WANTED) {
-            pthread_mutex_unlock(&r->lock);
-            batch_reader_read(r);
-            pthread_mutex_lock(&r->lock);
-            r->state = BATCH_READY;
-            pthread_cond_signal(&r->turn);
+static inline void *loader_main(void *argument) {
+    DataLoader *l = (DataLoader *)argument;
+    pthread_mutex_lock(&l->lock);
+    while (l->state != BATCH_QUIT) {
+        if (l->state == BATCH_WANTED) {
+            pthread_mutex_unlock(&l->lock);
+            loader_read(l);
+            pthread_mutex_lock(&l->lock);
+            l->state = BATCH_READY;
+            pthread_cond_signal(&l->turn);
         } else {
-            pthread_cond_wait(&r->turn, &r->lock);
+            pthread_cond_wait(&l->turn, &l->lock);
         }
     }
-    pthread_mutex_unlock(&r->lock);
+    pthread_mutex_unlock(&l->lock);
     return NULL;
 }
 
 // waits until the thread has read the batch that was last wanted
-static inline void batch_reader_wait(BatchReader *r) {
-    pthread_mutex_lock(&r->lock);
-    while (r->state == BATCH_WANTED) { pthread_cond_wait(&r->turn, &r->lock); }
-    pthread_mutex_unlock(&r->lock);
+static inline void loader_wait(DataLoader *l) {
+    pthread_mutex_lock(&l->lock);
+    while (l->state == BATCH_WANTED) { pthread_cond_wait(&l->turn, &l->lock); }
+    pthread_mutex_unlock(&l->lock);
 }
 
 // hands the turn to the thread, which must be waiting
-static inline void batch_reader_ask(BatchReader *r, int state, uint64_t position) {
-    pthread_mutex_lock(&r->lock);
-    r->position = position;
-    r->state = state;
-    pthread_cond_signal(&r->turn);
-    pthread_mutex_unlock(&r->lock);
+static inline void loader_ask(DataLoader *l, int state, uint64_t position) {
+    pthread_mutex_lock(&l->lock);
+    l->position = position;
+    l->state = state;
+    pthread_cond_signal(&l->turn);
+    pthread_mutex_unlock(&l->lock);
 }
 
 // starts the thread, which reads the batch at position 0
-static inline void batch_reader_start_thread(BatchReader *r) {
-    r->state = BATCH_WANTED;
-    pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->turn, NULL);
-    int status = pthread_create(&r->thread, NULL, batch_reader_main, r);
+static inline void loader_start_thread(DataLoader *l) {
+    l->state = BATCH_WANTED;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->turn, NULL);
+    int status = pthread_create(&l->thread, NULL, loader_main, l);
     if (status != 0) {
-        run_error("%s: could not start the thread that reads the data: %s", r->files.flag, strerror(status));
+        run_error("%s: could not start the thread that reads the data: %s", l->files.flag, strerror(status));
     }
 }
 
@@ -525,68 +520,59 @@ static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
 }
 
 // A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
-// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. Close with
-// dataloader_close.
-static inline DataLoader dataloader_open(const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed, int rank,
-                                         int num_ranks, int vocab_size) {
-    BatchReader *r = (BatchReader *)xcalloc(1, sizeof(BatchReader));
-    r->B = B;
-    r->T = T;
-    r->rank = rank;
-    r->num_ranks = num_ranks;
-    r->shuffle = shuffle;
-    r->seed = seed;
-    r->sequences_per_epoch = token_files_sequences(files, T);
-    r->files = token_files_copy(files, files->use);
-    r->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
-    r->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
-    r->tokens = token_reader_open(&r->files, (size_t)T + 1, vocab_size);
-    r->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
-    for (int i = 0; i < 2; i++) { r->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
-    batch_reader_start_epoch(r, 0);
-    batch_reader_start_thread(r);
-    DataLoader loader = {NULL, NULL, 0, r};
-    return loader;
+// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. The thread reads *l,
+// which must not move. Close with dataloader_close.
+static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
+                                   int rank, int num_ranks, int vocab_size) {
+    memset(l, 0, sizeof *l);
+    l->B = B;
+    l->T = T;
+    l->rank = rank;
+    l->num_ranks = num_ranks;
+    l->shuffle = shuffle;
+    l->seed = seed;
+    l->sequences_per_epoch = token_files_sequences(files, T);
+    l->files = token_files_copy(files, files->use);
+    l->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
+    l->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
+    l->tokens = token_reader_open(&l->files, (size_t)T + 1, vocab_size);
+    l->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
+    for (int i = 0; i < 2; i++) { l->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
+    loader_start_epoch(l, 0);
+    loader_start_thread(l);
 }
 
-// Makes loader->inputs and loader->targets this rank's next micro-batch. Stops at an error in the data of the batch.
-static inline void dataloader_next(DataLoader *loader) {
-    BatchReader *r = loader->reader;
-    batch_reader_wait(r);
-    if (r->tokens.exit_status != 0) { token_reader_stop(&r->tokens); }
-    loader->inputs = r->batches[r->reading];
-    loader->targets = loader->inputs + (size_t)r->B * (size_t)r->T;
-    loader->position += (uint64_t)r->B * (uint64_t)r->num_ranks;
-    r->reading = 1 - r->reading;
-    batch_reader_ask(r, BATCH_WANTED, loader->position);
+// Makes l->inputs and l->targets this rank's next micro-batch. Stops at an error in the data of the batch.
+static inline void dataloader_next(DataLoader *l) {
+    loader_wait(l);
+    if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
+    l->inputs = l->batches[l->reading];
+    l->targets = l->inputs + (size_t)l->B * (size_t)l->T;
+    l->reading = 1 - l->reading;
+    loader_ask(l, BATCH_WANTED, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);
 }
 
 // Sequences given to all ranks so far, over all epochs, without the batch that is read ahead. A checkpoint stores it.
-static inline uint64_t dataloader_position(const DataLoader *loader) { return loader->position; }
+static inline uint64_t dataloader_position(const DataLoader *l) { return l->position; }
 
 // Makes the next batch start at sequence number `position`. The batch that was read ahead is dropped, with its errors.
-static inline void dataloader_seek(DataLoader *loader, uint64_t position) {
-    batch_reader_wait(loader->reader);
-    loader->position = position;
-    batch_reader_ask(loader->reader, BATCH_WANTED, position);
+static inline void dataloader_seek(DataLoader *l, uint64_t position) {
+    loader_wait(l);
+    loader_ask(l, BATCH_WANTED, position);
 }
 
-static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *loader) {
-    return loader->reader->sequences_per_epoch;
-}
+static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *l) { return l->sequences_per_epoch; }
 
-static inline void dataloader_close(DataLoader *loader) {
-    BatchReader *r = loader->reader;
-    batch_reader_wait(r);
-    batch_reader_ask(r, BATCH_QUIT, 0);
-    pthread_join(r->thread, NULL);
-    pthread_cond_destroy(&r->turn);
-    pthread_mutex_destroy(&r->lock);
-    token_reader_close(&r->tokens);
-    token_files_close(&r->files);
-    for (int i = 0; i < 2; i++) { free(r->batches[i]); }
-    free(r->ids);
-    free(r->ends);
-    free(r->order);
-    free(r);
+static inline void dataloader_close(DataLoader *l) {
+    loader_wait(l);
+    loader_ask(l, BATCH_QUIT, 0);
+    pthread_join(l->thread, NULL);
+    pthread_cond_destroy(&l->turn);
+    pthread_mutex_destroy(&l->lock);
+    token_reader_close(&l->tokens);
+    token_files_close(&l->files);
+    for (int i = 0; i < 2; i++) { free(l->batches[i]); }
+    free(l->ids);
+    free(l->ends);
+    free(l->order);
 }

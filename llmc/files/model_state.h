@@ -64,22 +64,24 @@ static inline ParamRange range_chunk(ParamRange range, size_t done, ParamId id) 
 // ---- transposed tensors: a column of the slice is adjacent in the file
 
 // the rows of a slice that both a range and a rectangle of the slice reach
-static inline Range range_rows(ParamRange range, const Slice *slice, const Rectangle *rectangle) {
+static inline Range range_rows(ParamRange range, const Slice *slice, int rectangle) {
     size_t first = range.offset / slice->cols, end = (range.offset + range.count + slice->cols - 1) / slice->cols;
-    Range reached = {first, end - first}, rows = {rectangle->local / slice->cols, rectangle->rows};
+    Range reached = {first, end - first};
+    Range rows = {rectangle_local(slice, rectangle) / slice->cols, slice->rectangle_rows};
     return range_intersect(reached, rows);
 }
 
 // Column c of a rectangle, cut to the range: elements [global, global + count) of the tensor in the file, and [local,
-// local + count) of a buffer (rectangle->cols, range_rows) that holds the transposed rectangle. range_rows is not
+// local + count) of a buffer (rectangle_cols, range_rows) that holds the transposed rectangle. range_rows is not
 // empty.
-static inline SliceRange column_range(ParamRange range, const Slice *slice, const Rectangle *rectangle, size_t c) {
+static inline SliceRange column_range(ParamRange range, const Slice *slice, int rectangle, size_t c) {
     Range rows = range_rows(range, slice, rectangle);
-    size_t first = rows.offset, end = rows.offset + rows.count, col = rectangle->local % slice->cols + c;
+    size_t local = rectangle_local(slice, rectangle), global = rectangle_global(slice, rectangle);
+    size_t first = rows.offset, end = rows.offset + rows.count, col = local % slice->cols + c;
     if (first * slice->cols + col < range.offset) { first++; }
     if ((end - 1) * slice->cols + col >= range.offset + range.count) { end--; }
-    size_t global_row = rectangle->global / slice->global_cols + first - rectangle->local / slice->cols;
-    size_t global_col = rectangle->global % slice->global_cols + c;
+    size_t global_row = global / slice->global_cols + first - local / slice->cols;
+    size_t global_col = global % slice->global_cols + c;
     SliceRange column = {c * rows.count + first - rows.offset, global_col * slice->global_rows + global_row,
                          end - first};
     return column;
@@ -87,10 +89,10 @@ static inline SliceRange column_range(ParamRange range, const Slice *slice, cons
 
 // The column c of a rectangle and the columns after it that are adjacent in the file, as one range. Of a whole tensor
 // that is all columns. Returns the column after them.
-static inline size_t adjacent_columns(SliceRange *adjacent, ParamRange range, const Slice *slice,
-                                      const Rectangle *rectangle, size_t c) {
+static inline size_t adjacent_columns(SliceRange *adjacent, ParamRange range, const Slice *slice, int rectangle,
+                                      size_t c) {
     *adjacent = column_range(range, slice, rectangle, c);
-    for (c++; c < rectangle->cols; c++) {
+    for (c++; c < slice->rectangle_cols; c++) {
         SliceRange next = column_range(range, slice, rectangle, c);
         if (next.global != adjacent->global + adjacent->count) { break; }
         adjacent->count += next.count;
@@ -98,15 +100,16 @@ static inline size_t adjacent_columns(SliceRange *adjacent, ParamRange range, co
     return c;
 }
 
-// to_columns: columns (rectangle->cols, range_rows) = the transposed rectangle of elements (range.count). Else the
+// to_columns: columns (rectangle_cols, range_rows) = the transposed rectangle of elements (range.count). Else the
 // inverse.
 static inline void transpose_range(unsigned char *columns, unsigned char *elements, bool to_columns, ParamRange range,
-                                   const Slice *slice, const Rectangle *rectangle, size_t size) {
+                                   const Slice *slice, int rectangle, size_t size) {
     Range rows = range_rows(range, slice, rectangle);
 #pragma omp parallel for schedule(static)
-    for (size_t c = 0; c < rectangle->cols; c++) {
+    for (size_t c = 0; c < slice->rectangle_cols; c++) {
         SliceRange column = column_range(range, slice, rectangle, c);
-        size_t row = rows.offset + column.local - c * rows.count, col = rectangle->local % slice->cols + c;
+        size_t row = rows.offset + column.local - c * rows.count;
+        size_t col = rectangle_local(slice, rectangle) % slice->cols + c;
         for (size_t i = 0; i < column.count; i++) {
             unsigned char *in_column = columns + (column.local + i) * size;
             unsigned char *in_range = elements + ((row + i) * slice->cols + col - range.offset) * size;
@@ -182,12 +185,12 @@ static inline void family_fetch(void *host, const TensorFamily *family, ParamRan
 
 // writes the elements of a range, host (range.count), that are in a rectangle of the slice
 static inline void write_transposed(SafeTensorsWriter *w, int index, unsigned char *host, ParamRange range,
-                                    const Slice *slice, const Rectangle *rectangle, size_t size) {
+                                    const Slice *slice, int rectangle, size_t size) {
     Range rows = range_rows(range, slice, rectangle);
     if (rows.count == 0) { return; }
-    unsigned char *columns = (unsigned char *)xmalloc(rectangle->cols * rows.count * size);
+    unsigned char *columns = (unsigned char *)xmalloc(slice->rectangle_cols * rows.count * size);
     transpose_range(columns, host, true, range, slice, rectangle, size);
-    for (size_t c = 0; c < rectangle->cols;) {
+    for (size_t c = 0; c < slice->rectangle_cols;) {
         SliceRange adjacent;
         c = adjacent_columns(&adjacent, range, slice, rectangle, c);
         safetensors_write(w, index, adjacent.global * size, columns + adjacent.local * size, adjacent.count * size);
@@ -199,7 +202,7 @@ static inline void write_transposed(SafeTensorsWriter *w, int index, unsigned ch
 static inline void write_range(SafeTensorsWriter *w, int index, unsigned char *host, ParamRange range,
                                const Slice *slice, bool transposed, size_t size) {
     for (int i = 0; transposed && i < slice->num_rectangles; i++) {
-        write_transposed(w, index, host, range, slice, &slice->rectangles[i], size);
+        write_transposed(w, index, host, range, slice, i, size);
     }
     for (size_t i = 0; !transposed && i < slice_num_ranges(slice); i++) {
         SliceRange within = slice_range_within(slice_range(slice, i), range.offset, range.count);
@@ -304,11 +307,11 @@ static inline void read_elements(const StoredTensor *t, size_t first, void *out,
 
 // the mirror of write_transposed: fills the elements of out (range.count) that are in a rectangle of the slice
 static inline void read_transposed(const StoredTensor *t, unsigned char *out, ParamRange range, const Slice *slice,
-                                   const Rectangle *rectangle, size_t size) {
+                                   int rectangle, size_t size) {
     Range rows = range_rows(range, slice, rectangle);
     if (rows.count == 0) { return; }
-    unsigned char *columns = (unsigned char *)xmalloc(rectangle->cols * rows.count * size);
-    for (size_t c = 0; c < rectangle->cols;) {
+    unsigned char *columns = (unsigned char *)xmalloc(slice->rectangle_cols * rows.count * size);
+    for (size_t c = 0; c < slice->rectangle_cols;) {
         SliceRange adjacent;
         c = adjacent_columns(&adjacent, range, slice, rectangle, c);
         read_elements(t, adjacent.global, columns + adjacent.local * size, adjacent.count);
@@ -322,9 +325,7 @@ static inline void *read_range(const StoredTensor *t, ParamRange range, const Sl
     size_t size = t->codes ? 1 : sizeof(real);
     bool transposed = param_specs[t->id].transposed;
     unsigned char *out = (unsigned char *)xcalloc(range.count, size);
-    for (int i = 0; transposed && i < slice->num_rectangles; i++) {
-        read_transposed(t, out, range, slice, &slice->rectangles[i], size);
-    }
+    for (int i = 0; transposed && i < slice->num_rectangles; i++) { read_transposed(t, out, range, slice, i, size); }
     for (size_t i = 0; !transposed && i < slice_num_ranges(slice); i++) {
         SliceRange within = slice_range_within(slice_range(slice, i), range.offset, range.count);
         if (within.count > 0) {

@@ -7,15 +7,15 @@ The activations of GPT-2 and, for each tensor and layer, whether it is saved fro
   2     and both layernorms, from their statistics    10C
   3     and the MLP's up-projection                   6C
   4     the block, from its input                     C
-Layernorm statistics are always saved (16 bytes per token and block), attention's log-sum-exp up to level 3. At level 4
-the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its last
-block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it. A
-recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch. With tensor
-parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual stream. Where
-layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
+Layernorm statistics are always saved (16 bytes per token and block), attention's log-sum-exp up to level 3.
+At level 4 the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its
+last block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it.
+A recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch.
+With tensor parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual
+stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, ActivationSlot, ActivationSlots, activation_slots_create,
-         activation_slots_free, activation_slot
+         forward_only, layer_level, segment_end, ActivationSlots, activation_slots_create, activation_slots_free,
+         activation_slot, slot_is_saved
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -135,31 +135,26 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
     return level < activation_specs[id].recomputed_at;
 }
 
-// one tensor of one layer
-typedef struct {
-    bool saved;
-    int slot;  // unless it lives in scratch
-} ActivationSlot;
-
+// The saved tensors of an activation have the first slots, in the order of the layers. The recomputed tensors share the
+// slots behind the saved ones.
 typedef struct {
     int num_layers;
-    int num_slots[NUM_ACTIVATIONS];
-    int *recompute_from;    // (L) blocks recompute_from[l]..l are recomputed before block l's backward; l + 1: none
-    ActivationSlot *slots;  // (NUM_ACTIVATIONS,L)
+    int num_slots[NUM_ACTIVATIONS], num_saved[NUM_ACTIVATIONS];
+    int *recompute_from;  // (L) blocks recompute_from[l]..l are recomputed before block l's backward; l + 1: none
+    int *slots;           // (NUM_ACTIVATIONS,L) from num_saved on: recomputed, in this slot or in scratch
 } ActivationSlots;
 
-// Saved tensors have the first slots, in the order of the layers; recomputed ones share the slots behind them.
 static inline void activation_assign_slots(ActivationSlots *s, const Recompute *r, ActivationId id) {
     const ActivationSpec *spec = &activation_specs[id];
     int saved = 0, shared = 0, layers = spec->layered ? s->num_layers : 1;
     for (int l = 0; l < layers; l++) { saved += activation_is_saved(r, id, l); }
     for (int l = 0, next = 0; l < layers; l++) {
-        ActivationSlot *slot = &s->slots[id * s->num_layers + l];
         int in_segment = layer_level(r, l) == RECOMPUTE_BLOCK ? l % r->every : 0;
-        slot->saved = activation_is_saved(r, id, l);
-        slot->slot = slot->saved ? next++ : saved + in_segment;
-        if (!slot->saved && spec->home == IN_SLOTS && in_segment >= shared) { shared = in_segment + 1; }
+        bool is_saved = activation_is_saved(r, id, l);
+        s->slots[id * s->num_layers + l] = is_saved ? next++ : saved + in_segment;
+        if (!is_saved && spec->home == IN_SLOTS && in_segment >= shared) { shared = in_segment + 1; }
     }
+    s->num_saved[id] = saved;
     s->num_slots[id] = saved + shared;
 }
 
@@ -167,7 +162,7 @@ static inline void activation_assign_slots(ActivationSlots *s, const Recompute *
 static inline ActivationSlots activation_slots_create(const Recompute *r, int L) {
     ActivationSlots s;
     s.num_layers = L;
-    s.slots = (ActivationSlot *)xmalloc((size_t)NUM_ACTIVATIONS * (size_t)L * sizeof(ActivationSlot));
+    s.slots = (int *)xmalloc((size_t)NUM_ACTIVATIONS * (size_t)L * sizeof(int));
     s.recompute_from = (int *)xmalloc((size_t)L * sizeof(int));
     for (int id = 0; id < NUM_ACTIVATIONS; id++) { activation_assign_slots(&s, r, (ActivationId)id); }
     for (int l = 0; l < L; l++) {
@@ -182,6 +177,10 @@ static inline void activation_slots_free(ActivationSlots *s) {
     free(s->recompute_from);
 }
 
-static inline ActivationSlot activation_slot(const ActivationSlots *s, ActivationId id, int layer) {
+static inline int activation_slot(const ActivationSlots *s, ActivationId id, int layer) {
     return s->slots[id * s->num_layers + layer];
+}
+
+static inline bool slot_is_saved(const ActivationSlots *s, ActivationId id, int layer) {
+    return activation_slot(s, id, layer) < s->num_saved[id];
 }

@@ -178,11 +178,10 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
         PLAN_ADD(rounded_dout, SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
     }
     PLAN_ADD(results, SCRATCH, DT_REAL, dims1(2));
-    BackendScratch backend = o->backend->scratch(c, &shape, o->B, o->T);
-    if (backend.partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, dims1(backend.partials_bytes)); }
-    if (backend.matmul_workspace_bytes) {
-        PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, dims1(backend.matmul_workspace_bytes));
-    }
+    size_t partials_bytes = o->backend->partials_bytes(c, &shape, o->B, o->T);
+    size_t workspace_bytes = o->backend->matmul_workspace_bytes;
+    if (partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, dims1(partials_bytes)); }
+    if (workspace_bytes) { PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, dims1(workspace_bytes)); }
 }
 
 // Everything a model built with these options holds on its device: --plan prints it, gpt2_build allocates it. Free with

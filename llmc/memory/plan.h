@@ -2,14 +2,14 @@
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
 defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free,
-         Arena, arena_create, arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
+         arena_create, arena_bind, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes and its bytes are rounded up to that, so the sum of the list is
+Every tensor starts at a multiple of PLAN_ALIGN bytes and takes a multiple of PLAN_ALIGN bytes, so the sum of the list is
 the size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of
-them.
+pointers.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -149,30 +149,21 @@ static inline cJSON *plan_json(const Plan *plan, int rank) {
 
 static inline void plan_free(Plan *plan) { free(plan->tensors); }
 
-// one allocation of device memory, laid out by the plan
-typedef struct {
-    const Device *device;
-    unsigned char *memory;
-    size_t bytes;  // allocated: plan_bytes(plan, NUM_LIFETIMES)
-} Arena;
-
-// allocates and zeroes
-static inline Arena arena_create(const Plan *plan, const Device *device) {
-    Arena arena = {device, NULL, plan_bytes(plan, NUM_LIFETIMES)};
-    arena.memory = (unsigned char *)device->allocate(arena.bytes);
-    device->fill(arena.memory, 0, arena.bytes);
+// The arena: one zeroed allocation of device memory for the whole plan. Free with device->release.
+static inline unsigned char *arena_create(const Plan *plan, const Device *device) {
+    size_t bytes = plan_bytes(plan, NUM_LIFETIMES);
+    unsigned char *arena = (unsigned char *)device->allocate(bytes);
+    device->fill(arena, 0, bytes);
     return arena;
 }
 
-// Sets the pointer to each planned tensor in *tensors, a zeroed struct; those not in the plan stay NULL.
-static inline void arena_bind(const Arena *arena, const Plan *plan, void *tensors) {
+// Sets the pointer to each planned tensor in *tensors, a zeroed struct; the others stay NULL.
+static inline void arena_bind(unsigned char *arena, const Plan *plan, void *tensors) {
     for (int i = 0; i < plan->count; i++) {
-        void *tensor = arena->memory + plan->tensors[i].offset;
+        void *tensor = arena + plan->tensors[i].offset;
         memcpy((char *)tensors + plan->tensors[i].member, &tensor, sizeof tensor);
     }
 }
-
-static inline void arena_free(Arena *arena) { arena->device->release(arena->memory); }
 
 // a scratch buffer: memory with at most one holder at a time
 typedef struct {

@@ -105,7 +105,7 @@ static inline size_t param_count(const ParamLayout *layout, ParamId id) {
 // elements of this rank's slice without the vocabulary's padding
 static inline size_t param_used(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
-    return id != WTE ? param_count(layout, id) : s->num_rectangles > 0 ? s->rectangles[0].rows * s->cols : 0;
+    return id != WTE ? param_count(layout, id) : s->rectangle_rows * s->cols;
 }
 
 // ---- buckets: 0 holds the embeddings, 1..L the layers, L + 1 lnf
@@ -243,22 +243,19 @@ static inline size_t max_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// A slice as a strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW of
+// Sets a range's strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW of
 // d12 at -tp 2 has 3 rows of 384 * 768 elements.
-static inline StridedView slice_view(const ParamLayout *layout, ParamId id) {
+static inline void set_view(UpdateRange *range, const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
-    StridedView view = {0, 0, 0};
-    if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return view; }
+    if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return; }
     if (s->global_rows * s->global_cols > UINT32_MAX) {
         input_error("-tp %d: a tensor of more than 2^32 elements cannot be split; give a smaller model",
                     layout->sharding.tp_size);
     }
-    const Rectangle *r = s->rectangles;
     bool several = s->num_rectangles > 1;
-    view.offset = (uint32_t)r[0].global;
-    view.cols = (uint32_t)(several ? r[1].local : s->cols);
-    view.stride = (uint32_t)(several ? r[1].global - r[0].global : s->global_cols);
-    return view;
+    range->view_offset = (uint32_t)s->global_offset;
+    range->view_cols = (uint32_t)(several ? s->local_stride : s->cols);
+    range->view_stride = (uint32_t)(several ? s->global_stride : s->global_cols);
 }
 
 // The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
@@ -277,8 +274,8 @@ static inline int bucket_update_ranges(UpdateRange *ranges, const ParamLayout *l
             .tensor_offset = range.offset,
             .decay = param_specs[id].decay,
             .tensor = layer * NUM_PARAM_TENSORS + id,
-            .view = slice_view(layout, p),
         };
+        set_view(&update, layout, p);
         ranges[count++] = update;
     }
     return count;

@@ -1,7 +1,8 @@
 /*
 Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
-defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Rectangle, Slice, param_slice, SliceRange,
-         slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert, slice_init_tensor
+defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, param_slice, rectangle_local,
+         rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert,
+         slice_init_tensor
 
   tensor                 split along                         slice                             gradient
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        the rank's own
@@ -65,42 +66,30 @@ static inline SplitAxis param_split(ParamId id) {
     }
 }
 
-// A rectangle of the whole tensor: its size, and the offset of its first element in the slice and in the whole tensor.
-// The row stride is the slice's `cols` and the whole tensor's `global_cols`.
-typedef struct {
-    size_t local, global, rows, cols;
-} Rectangle;
-
-enum { MAX_RECTANGLES = 3 };
-
+// At most three rectangles of the whole tensor, of equal size and at equal distances. Rectangle i begins at element
+// i * local_stride of the slice and at element global_offset + i * global_stride of the whole tensor. The row stride is
+// `cols` in the slice and `global_cols` in the whole tensor.
 typedef struct {
     size_t rows, cols;                // of the slice, padding included
     size_t global_rows, global_cols;  // of the whole tensor, without the vocabulary's padding
     int num_rectangles;
-    Rectangle rectangles[MAX_RECTANGLES];  // of equal size
-    size_t ranges_per_rectangle;           // a range a row, or one range where rows are adjacent in both tensors
+    size_t rectangle_rows, rectangle_cols;
+    size_t local_stride, global_stride, global_offset;
+    size_t ranges_per_rectangle;  // a range a row, or one range where rows are adjacent in both tensors
 } Slice;
 
-// The split axis of a tensor is `groups` groups of `group_size` elements; Q, K and V are three groups. A slice has
-// `slice_size` elements of each group; the first `used` are not padding. QKVW of d12, t = 2: 3 groups of 768, slices of
-// 384.
-typedef struct {
-    int groups;
-    size_t group_size, slice_size, used;
-} AxisSplit;
-
-static inline AxisSplit axis_split(ParamId id, const GPT2Config *c, const LocalShape *s) {
+// The split axis of a tensor is groups of *group_size elements; Q, K and V are three groups. A slice has *slice_size
+// elements of each group, padding included. Returns the number of groups. QKVW of d12, t = 2: 3 groups of 768, slices
+// of 384.
+static inline int split_sizes(size_t *group_size, size_t *slice_size, ParamId id, const GPT2Config *c,
+                              const LocalShape *s) {
     bool by_head = id == QKVW || id == QKVB || id == ATTPROJW;
-    AxisSplit axis;
-    axis.groups = id == QKVW || id == QKVB ? 3 : 1;
-    axis.group_size = id == WTE ? (size_t)c->vocab_size : (by_head ? 1 : 4) * (size_t)c->channels;
-    axis.slice_size = (size_t)(id == WTE ? s->vocab : by_head ? s->attention : s->units);
-    axis.used = chunk_range(axis.group_size, axis.slice_size, s->tp_rank).count;
-    if (axis.used == axis.group_size && axis.slice_size == axis.group_size) {  // not split: one group, one rectangle
-        axis.group_size = axis.slice_size = axis.used = (size_t)axis.groups * axis.group_size;
-        axis.groups = 1;
-    }
-    return axis;
+    int groups = id == QKVW || id == QKVB ? 3 : 1;
+    *group_size = id == WTE ? (size_t)c->vocab_size : (by_head ? 1 : 4) * (size_t)c->channels;
+    *slice_size = (size_t)(id == WTE ? s->vocab : by_head ? s->attention : s->units);
+    if (*slice_size != *group_size) { return groups; }
+    *group_size = *slice_size = (size_t)groups * *group_size;  // not split: one group, one rectangle
+    return 1;
 }
 
 // the slice that rank r of t holds of a tensor of the model *global; the same for each layer
@@ -108,28 +97,35 @@ static inline Slice param_slice(ParamId id, const GPT2Config *global, int t, int
     Slice s;
     LocalShape shape = local_shape(global, t, r);
     SplitAxis axis = param_split(id);
-    s.rows = s.global_rows = param_used_rows(id, global);
-    s.cols = s.global_cols = param_cols(id, global);
+    memset(&s, 0, sizeof s);
+    s.rows = s.global_rows = s.rectangle_rows = param_used_rows(id, global);
+    s.cols = s.global_cols = s.rectangle_cols = param_cols(id, global);
     s.num_rectangles = 1;
     s.ranges_per_rectangle = 1;
-    Rectangle whole = {0, 0, s.rows, s.cols};
-    s.rectangles[0] = whole;
     if (axis == SPLIT_NONE) { return s; }
-    AxisSplit split = axis_split(id, global, &shape);
-    size_t *along = axis == SPLIT_ROWS ? &s.rows : &s.cols;
-    size_t local_step = axis == SPLIT_ROWS ? s.cols : 1, global_step = axis == SPLIT_ROWS ? s.global_cols : 1;
-    *along = (size_t)split.groups * split.slice_size;
-    s.num_rectangles = split.used > 0 ? split.groups : 0;
-    for (int i = 0; i < s.num_rectangles; i++) {
-        Rectangle *rectangle = &s.rectangles[i];
-        rectangle->local = (size_t)i * split.slice_size * local_step;
-        rectangle->global = ((size_t)i * split.group_size + (size_t)r * split.slice_size) * global_step;
-        rectangle->rows = axis == SPLIT_ROWS ? split.used : s.global_rows;
-        rectangle->cols = axis == SPLIT_COLS ? split.used : s.global_cols;
-        bool adjacent_rows = rectangle->cols == s.cols && rectangle->cols == s.global_cols;
-        s.ranges_per_rectangle = adjacent_rows ? 1 : rectangle->rows;
+    size_t group_size, slice_size, step = axis == SPLIT_ROWS ? s.cols : 1;
+    int groups = split_sizes(&group_size, &slice_size, id, global, &shape);
+    size_t used = chunk_range(group_size, slice_size, r).count;  // of slice_size; the others are padding
+    if (axis == SPLIT_ROWS) {
+        s.rows = (size_t)groups * slice_size;
+        s.rectangle_rows = used;
+    } else {
+        s.cols = (size_t)groups * slice_size;
+        s.rectangle_cols = used;
     }
+    s.num_rectangles = used > 0 ? groups : 0;
+    s.local_stride = slice_size * step;
+    s.global_stride = group_size * step;
+    s.global_offset = (size_t)r * slice_size * step;
+    bool adjacent_rows = s.rectangle_cols == s.cols && s.rectangle_cols == s.global_cols;
+    s.ranges_per_rectangle = adjacent_rows ? 1 : s.rectangle_rows;
     return s;
+}
+
+// the first element of a rectangle in the slice, and in the whole tensor
+static inline size_t rectangle_local(const Slice *s, int rectangle) { return (size_t)rectangle * s->local_stride; }
+static inline size_t rectangle_global(const Slice *s, int rectangle) {
+    return s->global_offset + (size_t)rectangle * s->global_stride;
 }
 
 // ---- ranges of a slice
@@ -143,9 +139,10 @@ static inline size_t slice_num_ranges(const Slice *s) { return (size_t)s->num_re
 
 // the i-th range of a slice, in ascending order. Elements in no range are padding.
 static inline SliceRange slice_range(const Slice *s, size_t i) {
-    const Rectangle *rectangle = &s->rectangles[i / s->ranges_per_rectangle];
-    size_t row = i % s->ranges_per_rectangle, count = rectangle->rows * rectangle->cols / s->ranges_per_rectangle;
-    SliceRange range = {rectangle->local + row * s->cols, rectangle->global + row * s->global_cols, count};
+    int rectangle = (int)(i / s->ranges_per_rectangle);
+    size_t row = i % s->ranges_per_rectangle, count = s->rectangle_rows * s->rectangle_cols / s->ranges_per_rectangle;
+    SliceRange range = {rectangle_local(s, rectangle) + row * s->cols,
+                        rectangle_global(s, rectangle) + row * s->global_cols, count};
     return range;
 }
 
@@ -164,20 +161,21 @@ static inline int slice_of(Range *local, ParamId id, const GPT2Config *c, int t,
     local->count = SIZE_MAX;
     if (axis == SPLIT_NONE || t == 1) { return 0; }
     LocalShape shape = local_shape(c, t, 0);
-    AxisSplit split = axis_split(id, c, &shape);
+    size_t group_size, slice_size;
+    int groups = split_sizes(&group_size, &slice_size, id, c, &shape);
     size_t cols = param_cols(id, c), row = element / cols, col = element % cols, along = axis == SPLIT_ROWS ? row : col;
-    size_t group = along / split.group_size, in_group = along % split.group_size;
-    size_t local_along = group * split.slice_size + in_group % split.slice_size;
+    size_t group = along / group_size, in_group = along % group_size;
+    size_t local_along = group * slice_size + in_group % slice_size;
     if (axis == SPLIT_ROWS) {
         local->offset = local_along * cols + col;
         local->count = cols - col;
     } else {
-        size_t left_in_slice = split.slice_size - in_group % split.slice_size;
-        size_t left_in_group = split.group_size - in_group;
-        local->offset = row * (size_t)split.groups * split.slice_size + local_along;
+        size_t left_in_slice = slice_size - in_group % slice_size;
+        size_t left_in_group = group_size - in_group;
+        local->offset = row * (size_t)groups * slice_size + local_along;
         local->count = left_in_slice < left_in_group ? left_in_slice : left_in_group;
     }
-    return (int)(in_group / split.slice_size);
+    return (int)(in_group / slice_size);
 }
 
 // ---- between a slice (rows,cols) and the whole tensor (global_rows,global_cols), elements of `size` bytes each

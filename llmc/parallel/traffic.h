@@ -53,10 +53,10 @@ static inline int row_collectives(const ActivationSlots *slots, bool gather_agai
     int count = 4;
     for (int l = 0; l < slots->num_layers; l++) {
         count += 8;
-        count += gather_again || !activation_slot(slots, LN1, l).saved;
-        count += gather_again || !activation_slot(slots, LN2, l).saved;
-        count += activation_slot(slots, QKV, l).saved ? 0 : 2;
-        count += activation_slot(slots, RESIDUAL3, l).saved ? 0 : 2;
+        count += gather_again || !slot_is_saved(slots, LN1, l);
+        count += gather_again || !slot_is_saved(slots, LN2, l);
+        count += slot_is_saved(slots, QKV, l) ? 0 : 2;
+        count += slot_is_saved(slots, RESIDUAL3, l) ? 0 : 2;
     }
     return count;
 }

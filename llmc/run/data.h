@@ -56,9 +56,9 @@ static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
 static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Comm *dp) {
     token_files_check_ids(&d->train_files, V);
     token_files_check_ids(&d->val_files, V);
-    d->train_loader = dataloader_open(&d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
+    dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
     if (a->val_every > 0) {
-        d->val_loader = dataloader_open(&d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+        dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
     }
     if (a->hellaswag) { d->hellaswag = open_hellaswag(a, V); }
 }
