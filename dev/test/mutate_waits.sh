@@ -82,5 +82,5 @@ for wait in "${waits[@]}"; do
         printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-SURVIVES}"
     done <<<"$matches"
 done
-echo "$tried waits, $missed that no test needs"
+echo "$tried waits; no test notices the deletion of $missed"
 [ "$missed" -eq 0 ]
