@@ -1,7 +1,7 @@
 /*
 The model's shape and its parameters: one table row a tensor. Where they lie is layout.h's.
 defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
-         param_rows, param_cols, param_used_rows, param_name, param_init_tensor, num_param_tensors, num_parameters
+         param_rows, param_cols, param_used_rows, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's (h.3.attn.c_attn.weight). Its four matmul weights are stored there as (in, out), here as
             (out, in).
@@ -210,13 +210,6 @@ static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2C
                       rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
     default: return 0;
     }
-}
-
-// out (count) = the initial values of elements first.. of one tensor, (param_used_rows,cols)
-static inline void param_init_tensor(real *out, ParamId id, int layer, size_t first, size_t count, const GPT2Config *c,
-                                     uint64_t seed) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < count; i++) { out[i] = param_init_value(id, layer, first + i, c, seed); }
 }
 
 enum { LAYER_PARAMS = LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1 };

@@ -1,6 +1,7 @@
 // params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's ranges, the first
 // values.
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/adamw.h"
 #include "llmc/parallel/layout.h"
 #include <omp.h>

@@ -1,5 +1,6 @@
 // slices.h: every element of every tensor is held by the ranks that should hold it, whatever t, heads and widths are.
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/parallel/slices.h"
 
 enum { MOST_RANKS = 8, SEED = 42 };

@@ -12,6 +12,7 @@ Buffers     A: the gathered input of a product, whose own chunk the layernorm wr
             become NaN after their last reader.
 */
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/common/device.h"
 #include "llmc/parallel/slices.h"
