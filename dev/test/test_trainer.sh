@@ -159,7 +159,7 @@ report "-y 1 on a finished run changes no checkpoint, on an empty folder it begi
 report "-y 1 says which flags are not the run's" "$(
     cp -r resumed told
     run 0 "${full[@]}" -x 6 -o told -y 1 --top-k 7
-    says "$out" "this run had --top-k 0, now it has 7"
+    says "$out" "--top-k was 0, is now 7"
 )"
 report "-y 1 needs no readable config.json of the run, and says when the steps are others" "$(
     head -c 9 whole/config.json >told/config.json
@@ -712,7 +712,7 @@ refused "text and shards in one glob" "token shards and text alike" -i '[gt]*' "
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new
-refused "validation data of another kind" "-j good_0.bin is token shards; give both of one kind" \
+refused "validation data of another kind" "-j good_0.bin is token shards; give two text files or two token shards" \
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
 refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
