@@ -223,7 +223,7 @@ static void open_optimizer(GPT2 *m) {
 static void open_zero(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, &m->exec);
-    m->zero.params = t->gathered ? t->gathered : t->params;
+    m->zero.params = t->gathered_params ? t->gathered_params : t->params;
     m->zero.params_shard = t->params;
     m->zero.grads = m->grads;
     m->zero.grads_shard.at = t->grads_shard;

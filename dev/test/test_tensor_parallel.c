@@ -11,6 +11,7 @@ Buffers     A: the all-gathered input of a matmul; the layernorm writes the rank
             NaN after its last reader.
 */
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/common/device.h"
 #include "llmc/parallel/slices.h"

@@ -243,8 +243,8 @@ static inline size_t max_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// Sets a range's strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW of
-// d12 at -tp 2 has 3 rows of 384 * 768 elements.
+// Sets a range's strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW
+// of d12 at -tp 2 has 3 rows of 384 * 768 elements.
 static inline void set_view(UpdateRange *range, const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return; }
