@@ -1,13 +1,13 @@
 /*
-The whole model, by the trainer's own functions.
-  1. against PyTorch   loss, logits, every gradient, ten AdamW steps: dev/test/golden, computed in float64 by dev/oracle
-  2. in another order  classifier chunks, micro-batches, threads: the same numbers; the same command: the same bits
-  3. learning          initial weights; what no parameter owns stays zero; one batch is learned by heart
+Tests of the whole model, with the trainer's own functions.
+  1. PyTorch           loss, logits, every gradient, ten AdamW steps against dev/test/golden (float64, dev/oracle)
+  2. order of sums     logits chunks, micro-batches and threads give the same numbers; recomputation the same bits
+  3. learning          initial weights; padding and gaps stay zero; the model memorises one batch
   4. decoding          the key-value cache against the training forward; text past the end of the context
-  5. memory            planned is allocated, every planned tensor is used once and nobody writes past its end
-  6. runs              a run that is stopped and resumed at any step goes on bit for bit; the guards
+  5. memory            the arena is the plan, each planned tensor has one pointer, no operation writes past a tensor
+  6. runs              a run resumed at any step has the bits of an uninterrupted run; outlier detectors
   7. files             Hugging Face's names and layout, written and read
-Run it from the repository's root. Tolerances are in one table, by precision.
+Run it in the root of the repository. One table has the tolerances of each precision.
 */
 #ifndef TESTING
 #define TESTING
@@ -27,7 +27,7 @@ static const Backend *backend;  // the one under test
 
 static int device_choice(void) { return backend == &cpu_backend ? DEVICE_CPU : DEVICE_AUTO; }
 
-// the groups of one process, which last as long as it
+// communicators of one rank; they live until the program ends
 static Comm *alone_host(void) {
     static Comm *host;
     if (!host) { host = comm_single(&cpu_device); }
@@ -43,48 +43,53 @@ static Groups alone(void) {
 
 static int num_ranges(const GPT2 *m) { return m->first_range[num_buckets(&m->layout)]; }
 
-// relative errors (norm of the difference / norm); of gradients and parameters, of every tensor by itself
+// relative errors: norm of the difference / norm; of gradients and parameters, for each tensor alone
 typedef struct {
     double loss, logits, gradient, grad_norm;  // of the first step, against PyTorch
-    double step_loss, final;                   // of ten steps: each loss and norm; the parameters after them
+    double step_loss, final;                   // of ten steps: each loss and norm; the parameters after the last step
     double order;                              // the same sums in another order
-    double other_products;                     // micro-batches of another size, on a GPU: see order_of_products
+    double other_matmuls;                      // on a GPU, micro-batches of another size: see micro_batch_tolerance
     double cache;                              // logits of decoding
-    double memorised;                          // the loss of a batch learned by heart
+    double memorised;                          // loss of a memorised batch, not an error
 } Tolerance;
 
 static const Tolerance tolerances[] = {
     {1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4, 1e-5, 0.02},  // fp32
-    // (in ten steps a norm was off by 1.04e-2 with the worst of the products' algorithms)
-    {1e-2, 2e-2, 5e-2, 1e-2, 2e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16 is stored, or goes into the products (-f 2)
+    // (the worst matmul algorithm gave a norm that was off by 1.04e-2 within ten steps)
+    {1e-2, 2e-2, 5e-2, 1e-2, 2e-2, 1e-2, 1e-5, 5e-2, 2e-2, 0.02},  // bf16, stored or only as matmul inputs (-f 2)
 };
 static const Tolerance *const tolerance = &tolerances[DT_FLOATX == DT_BF16];
 
-// Micro-batches of another size are other products, for which a GPU has other algorithms. So each activation may be
-// rounded otherwise, and a tensor is off by as much as from PyTorch's; on a CPU only the gradients' sums are reordered.
-static double order_of_products(void) { return backend == &cpu_backend ? tolerance->order : tolerance->other_products; }
+// On a GPU a micro-batch of another size has other matmul algorithms: every activation may round differently, and the
+// tolerance is as against PyTorch. On a CPU only the sums of gradients have another order.
+static double micro_batch_tolerance(void) {
+    return backend == &cpu_backend ? tolerance->order : tolerance->other_matmuls;
+}
 
-// fails with a sentence unless error <= limit; a NaN fails
-static void assert_close(const char *what, double error, double limit) {
-    if (!(error <= limit)) { fail_msg("%s is off by %.2e, expected at most %.0e", what, error, limit); }
+// Fails unless error <= limit. NaN fails.
+static void assert_close(const char *name, double error, double limit) {
+    if (!(error <= limit)) { fail_msg("%s is off by %.2e, expected at most %.0e", name, error, limit); }
 }
 
 static double relative_difference(double a, double b) { return fabs(a - b) / fabs(b); }
 
 static double vector_error(const real *a, const real *b, size_t n) {
     double *x = (double *)xmalloc(2 * n * sizeof(double)), *y = x + n;
-    for (size_t i = 0; i < n; i++) { x[i] = (double)a[i], y[i] = (double)b[i]; }
+    for (size_t i = 0; i < n; i++) {
+        x[i] = (double)a[i];
+        y[i] = (double)b[i];
+    }
     double error = relative_error(x, y, n);
     free(x);
     return error;
 }
 
-// one tensor of one layer in a block laid out as the parameters
+// one tensor of one layer in a flat block (ParamLayout)
 typedef struct {
     ParamId id;
     int layer;
-    size_t at, count;     // of the numbers the model uses
-    size_t padded_count;  // with the vocabulary's padding
+    size_t at, count;     // without the vocabulary's padding
+    size_t padded_count;  // with it
     char name[NAME_LENGTH];
 } Tensor;
 
@@ -97,7 +102,8 @@ static int list_tensors(Tensor *list, const GPT2Config *c) {
         ParamId id = (ParamId)i;
         for (int layer = 0; layer < param_layers(id, c); layer++) {
             Tensor *t = &list[count++];
-            t->id = id, t->layer = layer;
+            t->id = id;
+            t->layer = layer;
             t->at = param_offset(&layout, id, layer);
             t->count = param_used_rows(id, c) * param_cols(id, c);
             t->padded_count = param_rows(id, c) * param_cols(id, c);
@@ -107,8 +113,8 @@ static int list_tensors(Tensor *list, const GPT2Config *c) {
     return count;
 }
 
-// two blocks laid out as parameters, tensor by tensor and layer by layer; prints the worst
-static void assert_blocks_close(const char *what, const real *got, const real *expected, const GPT2Config *c,
+// Compares two flat blocks, each tensor of each layer alone. Prints the largest error.
+static void assert_blocks_close(const char *name, const real *got, const real *expected, const GPT2Config *c,
                                 double limit) {
     Tensor list[MAX_TENSORS];
     char label[2 * NAME_LENGTH];
@@ -116,20 +122,23 @@ static void assert_blocks_close(const char *what, const real *got, const real *e
     double worst = -1;
     for (int i = 0; i < count; i++) {
         double error = vector_error(got + list[i].at, expected + list[i].at, list[i].padded_count);
-        snprintf(label, sizeof label, "%s: %s", what, list[i].name);
+        snprintf(label, sizeof label, "%s: %s", name, list[i].name);
         assert_close(label, error, limit);
-        if (error > worst) { worst = error, worst_tensor = i; }
+        if (error > worst) {
+            worst = error;
+            worst_tensor = i;
+        }
     }
-    print_message("    %-44s worst %-24s %.1e of %.0e\n", what, list[worst_tensor].name, worst, limit);
+    print_message("    %-44s worst %-24s %.1e of %.0e\n", name, list[worst_tensor].name, worst, limit);
 }
 
-// Returns when the device has done all it was given: what is read from its memory is then there.
+// Waits for all enqueued work; afterwards the test may read device memory.
 static void settle(GPT2 *m) {
     m->device->event_record(0, &m->exec);
     m->device->event_synchronize(0, &m->exec);
 }
 
-// one update, of which nothing is left to do
+// one update, with no work left on the device
 static StepReport train_step(Run *run) {
     assert_true(start_step(run));
     settle(&run->model);
@@ -148,7 +157,7 @@ static real grad_norm(GPT2 *m) {
     return REAL_MATH(sqrt)(device_number(m, m->norm_squared));
 }
 
-// the parameters in full precision, and the moments, of models that keep these so
+// parameters and moments of models that store both in `real`
 static const real *weights(const GPT2 *m) {
     const OptimizerState *o = &m->optimizer;
     return o->master ? o->master : (const real *)(const void *)o->params;
@@ -156,15 +165,15 @@ static const real *weights(const GPT2 *m) {
 static const real *first_moment(const GPT2 *m) { return (const real *)m->optimizer.m; }
 static const real *second_moment(const GPT2 *m) { return (const real *)m->optimizer.v; }
 
-// all that a checkpoint is to bring back, bit for bit
+// Compares the state that a checkpoint saves, bit for bit.
 static void assert_models_equal(const GPT2 *a, const GPT2 *b) {
     assert_int_equal(a->plan.count, b->plan.count);
     for (int i = 0; i < a->plan.count; i++) {
         const PlanTensor *t = &a->plan.tensors[i];
-        const char *passing[] = {"grads", "update_ranges", "decode_keys", "decode_values"};
-        bool comes_back = t->lifetime == STATE;
-        for (int k = 0; k < 4; k++) { comes_back &= strcmp(t->name, passing[k]) != 0; }
-        if (!comes_back) { continue; }
+        const char *unsaved[] = {"grads", "update_ranges", "decode_keys", "decode_values"};
+        bool saved = t->lifetime == STATE;
+        for (int k = 0; k < 4; k++) { saved &= strcmp(t->name, unsaved[k]) != 0; }
+        if (!saved) { continue; }
         if (memcmp(a->arena.memory + t->offset, b->arena.memory + t->offset, t->bytes) != 0) {
             fail_msg("%s differs", t->name);
         }
@@ -176,18 +185,18 @@ static real *copy_block(const GPT2 *m, const real *block) {
     return (real *)memcpy(xmalloc(bytes), block, bytes);
 }
 
-// a fresh, zeroed block laid out as the parameters
+// a flat block of zeros
 static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
 
-// of models whose gradients are real
+// gradients of a model that stores them in `real`
 static real *grads_of(const GPT2 *m) { return (real *)m->grads.at; }
 
 static real gradient_value(Gradient g, size_t i) {
     return g.dtype == DT_BF16 ? (real)bf16_to_float(((const bf16 *)g.at)[i]) : ((const real *)g.at)[i];
 }
 
-// Gradients start as NaN wherever a tensor is, so that GRAD_SET has to write all of it.
-static void spoil_gradients(GPT2 *m) {
+// Fills the gradients of all tensors with NaN: GRAD_SET must write every element.
+static void poison_gradients(GPT2 *m) {
     size_t size = dtype_size(m->grads.dtype);
     for (int s = 0; s < num_ranges(m); s++) {
         memset((unsigned char *)m->grads.at + m->tensors.update_ranges[s].offset * size, 0xFF,
@@ -195,10 +204,10 @@ static void spoil_gradients(GPT2 *m) {
     }
 }
 
-// loss and gradients of one update's tokens, in the model's micro-batches
+// Returns the loss of one update's tokens, and leaves the gradients in the model.
 static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     int rows = m->B * m->T, total = rows * m->options.micro_steps;
-    spoil_gradients(m);
+    poison_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
         gpt2_stage_batch(m, tokens + first, targets + first);
@@ -207,7 +216,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     return (double)device_number(m, m->loss);
 }
 
-// logits (B*T,V) of the forward that was just made
+// logits (B*T,V) of the last forward
 static void read_logits(GPT2 *m, real *logits) {
     int N = m->B * m->T, V = m->config.vocab_size, Vp = m->config.padded_vocab_size;
     floatX *padded = scratch_acquire(&m->wide, "logits", (size_t)N * (size_t)Vp);
@@ -219,7 +228,7 @@ static void read_logits(GPT2 *m, real *logits) {
     scratch_release(&m->wide);
 }
 
-// stdout goes to the file until release_stdout gets what this returned; no assertion may fail in between
+// Redirects stdout to a file until release_stdout(result). No assertion may fail in between.
 static int capture_stdout(const char *path) {
     fflush(stdout);
     int saved = dup(STDOUT_FILENO), file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
@@ -235,17 +244,17 @@ static void release_stdout(int saved) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 1. against PyTorch
+// 1. PyTorch
 
 enum {
     GOLDEN_B = 3,
     GOLDEN_T = 16,
     GOLDEN_V = 67,
-    POSITIONS = 20,  // of the golden model's context
+    POSITIONS = 20,  // of the golden model
     GOLDEN_STEPS = 10,
     GOLDEN_ROWS = GOLDEN_B * GOLDEN_T,
     GOLDEN_LOGITS = GOLDEN_ROWS * GOLDEN_V,
-    PROMPT = 27,  // the longest prompt, and what is generated after it
+    PROMPT = 27,  // tokens of the longest prompt
     GENERATED = 60
 };
 
@@ -256,7 +265,7 @@ typedef struct {
     real *grads, *final;
 } Golden;
 
-// the whole tensor of that name, of n elements: real, or int where it is stored as I32
+// out (n) = a whole tensor, as `real`, or as int if the file stores I32
 static void golden_read(const Golden *g, const char *name, void *out, size_t n) {
     const SafeTensor *t = safetensors_find(&g->file.file, name);
     assert_non_null(t);
@@ -305,7 +314,7 @@ static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
     gpt2_params_changed(m);
 }
 
-// for updates of GOLDEN_B sequences, or of B if that is more
+// options of an update of max(GOLDEN_B, B) sequences in micro-batches of B
 static ModelOptions training(int B, int T) {
     ModelOptions p = {backend,     B,       T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
                       true,        0,       false,     false,
@@ -316,10 +325,14 @@ static ModelOptions training(int B, int T) {
 }
 
 static ModelOptions decoding(int T, int positions) {
-    const Recompute nothing_kept = {FORWARD_ONLY, 1, 1000};
+    const Recompute nothing_saved = {FORWARD_ONLY, 1, 1000};
     ModelOptions p = training(1, T);
-    p.micro_steps = 1, p.training = false, p.decode_positions = positions, p.graph = false;
-    p.recompute = nothing_kept, p.master = MASTER_NONE;
+    p.micro_steps = 1;
+    p.training = false;
+    p.decode_positions = positions;
+    p.graph = false;
+    p.recompute = nothing_saved;
+    p.master = MASTER_NONE;
     return p;
 }
 
@@ -343,14 +356,14 @@ static void golden_step(GPT2 *m, const Golden *g, AdamW hyper) {
     settle(m);
 }
 
-static void check_first_step(const Golden *g, const char *what, ModelOptions options) {
+static void check_first_step(const Golden *g, const char *name, ModelOptions options) {
     const Tolerance *limit = tolerance_of(options);
     static real logits[GOLDEN_LOGITS];
     GPT2 m;
     golden_model(&m, g, options);
     double loss = gradients(&m, g->tokens, g->targets);
     assert_close("loss", relative_difference(loss, (double)g->loss), limit->loss);
-    assert_blocks_close(what, grads_of(&m), g->grads, &m.config, limit->gradient);
+    assert_blocks_close(name, grads_of(&m), g->grads, &m.config, limit->gradient);
     double norm = (double)grad_norm(&m);
     assert_close("gradient norm", relative_difference(norm, (double)g->grad_norms[0]), limit->grad_norm);
     read_logits(&m, logits);
@@ -361,10 +374,11 @@ static void check_first_step(const Golden *g, const char *what, ModelOptions opt
 static void test_first_step(void **state) {
     ModelOptions options = training(GOLDEN_B, GOLDEN_T);
     check_first_step((const Golden *)*state, "gradients", options);
-    check_first_step((const Golden *)*state, "gradients, products' inputs rounded", rounding(options));
+    check_first_step((const Golden *)*state, "gradients, matmul inputs rounded", rounding(options));
 }
 
-// The key third of c_attn.bias has no gradient but noise, which AdamW scales up to steps of its own size: leave it out.
+// The gradient of the keys' bias is zero but for rounding. AdamW scales this noise to whole steps, so the bias is left
+// out.
 static void clear_key_bias(real *block, const GPT2Config *c) {
     ParamLayout layout = param_layout(c);
     size_t C = (size_t)c->channels;
@@ -373,18 +387,18 @@ static void clear_key_bias(real *block, const GPT2Config *c) {
     }
 }
 
-// what no parameter owns: the vocabulary's padding and the gaps between tensors
-static void assert_unowned_zero(const real *block, const GPT2Config *c) {
+// the vocabulary's padding and the gaps between tensors
+static void assert_padding_zero(const real *block, const GPT2Config *c) {
     size_t total = param_layout(c).total;
     Tensor list[MAX_TENSORS];
     int count = list_tensors(list, c);
-    unsigned char *owned = (unsigned char *)xcalloc(total, 1);
-    for (int i = 0; i < count; i++) { memset(owned + list[i].at, 1, list[i].count); }
-    for (size_t i = 0; i < total; i++) { assert_true(owned[i] || block[i] == 0); }
-    free(owned);
+    unsigned char *used = (unsigned char *)xcalloc(total, 1);
+    for (int i = 0; i < count; i++) { memset(used + list[i].at, 1, list[i].count); }
+    for (size_t i = 0; i < total; i++) { assert_true(used[i] || block[i] == 0); }
+    free(used);
 }
 
-static void check_ten_steps(const Golden *g, const char *what, ModelOptions options) {
+static void check_ten_steps(const Golden *g, const char *name, ModelOptions options) {
     const Tolerance *limit = tolerance_of(options);
     GPT2 m;
     golden_model(&m, g, options);
@@ -397,11 +411,11 @@ static void check_ten_steps(const Golden *g, const char *what, ModelOptions opti
     }
     settle(&m);
     const real *blocks[] = {weights(&m), grads_of(&m), first_moment(&m), second_moment(&m)};
-    for (int i = 0; i < 4; i++) { assert_unowned_zero(blocks[i], &m.config); }
+    for (int i = 0; i < 4; i++) { assert_padding_zero(blocks[i], &m.config); }
     real *got = copy_block(&m, weights(&m)), *expected = copy_block(&m, g->final);
     clear_key_bias(got, &m.config);
     clear_key_bias(expected, &m.config);
-    assert_blocks_close(what, got, expected, &m.config, limit->final);
+    assert_blocks_close(name, got, expected, &m.config, limit->final);
     free(got);
     free(expected);
     gpt2_free(&m);
@@ -411,7 +425,7 @@ static void test_ten_steps(void **state) {
     const Golden *g = (const Golden *)*state;
     check_ten_steps(g, "after ten steps", training(GOLDEN_B, GOLDEN_T));
     check_ten_steps(g, "after ten steps of three micro-batches", training(1, GOLDEN_T));
-    check_ten_steps(g, "after ten steps, products' inputs rounded", rounding(training(GOLDEN_B, GOLDEN_T)));
+    check_ten_steps(g, "after ten steps, matmul inputs rounded", rounding(training(GOLDEN_B, GOLDEN_T)));
 }
 
 static void parse_epsilon(void *value) {
@@ -421,7 +435,7 @@ static void parse_epsilon(void *value) {
     flags_parse(flag_table, NUM_FLAGS, &a, 3, argv);
 }
 
-// a gradient of exactly 0 over an epsilon of 0 would be a NaN: the smallest that --epsilon takes is large enough
+// A gradient of exactly 0 over an epsilon of 0 would be NaN. The smallest value of --epsilon gives no NaN.
 static void test_smallest_epsilon(void **state) {
     char zero[] = "0", too_small[] = "9e-31", smallest[] = "1e-30";
     assert_stops(2, "--epsilon", parse_epsilon, zero);
@@ -432,15 +446,15 @@ static void test_smallest_epsilon(void **state) {
     GPT2 m;
     golden_model(&m, (const Golden *)*state, training(GOLDEN_B, GOLDEN_T));
     golden_step(&m, (const Golden *)*state, hyper);
-    assert_unowned_zero(weights(&m), &m.config);
+    assert_padding_zero(weights(&m), &m.config);
     gpt2_free(&m);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// 2. in another order
+// 2. order of sums
 
-// loss and gradients of the golden batch, made otherwise, beside those made in one piece
-static void check_same(const Golden *g, const char *what, int B, int classifier_rows, int threads, double limit) {
+// Loss and gradients of the golden batch agree with those of one micro-batch in one logits chunk.
+static void check_same(const Golden *g, const char *name, int B, int classifier_rows, int threads, double limit) {
     GPT2 whole, other;
     golden_model(&whole, g, training(GOLDEN_B, GOLDEN_T));
     golden_model(&other, g, training(B, GOLDEN_T));
@@ -451,46 +465,49 @@ static void check_same(const Golden *g, const char *what, int B, int classifier_
     other.classifier_rows = classifier_rows;
     double loss = gradients(&other, g->tokens, g->targets);
     omp_set_num_threads(before);
-    assert_close(what, relative_difference(loss, expected), limit);
-    assert_blocks_close(what, grads_of(&other), grads_of(&whole), &whole.config, limit);
+    assert_close(name, relative_difference(loss, expected), limit);
+    assert_blocks_close(name, grads_of(&other), grads_of(&whole), &whole.config, limit);
     gpt2_free(&whole);
     gpt2_free(&other);
 }
 
-static void test_classifier_chunks(void **state) {
+static void test_logits_chunks(void **state) {
     const Golden *g = (const Golden *)*state;
     int threads = omp_get_max_threads();
-    double limit = tolerance->order / 10;  // only the order of wte's sums changes
-    check_same(g, "classifier in chunks of 1 row", GOLDEN_B, 1, threads, limit);
-    check_same(g, "classifier in chunks of 7 rows", GOLDEN_B, 7, threads, limit);
-    check_same(g, "classifier in a chunk of all rows", GOLDEN_B, GOLDEN_ROWS, threads, limit);
+    double limit = tolerance->order / 10;  // only the sum of wte's gradient has another order
+    check_same(g, "logits chunks of 1 row", GOLDEN_B, 1, threads, limit);
+    check_same(g, "logits chunks of 7 rows", GOLDEN_B, 7, threads, limit);
+    check_same(g, "one logits chunk", GOLDEN_B, GOLDEN_ROWS, threads, limit);
 }
 
-// a batch so large that the model itself chooses chunks: of 520 rows two, of 384 and 136
-static void test_chosen_chunks(void **state) {
+// logits_chunk chooses two chunks for 520 rows, of 384 and 136 rows
+static void test_default_logits_chunks(void **state) {
     (void)state;
     enum { ROWS = 520 };
     GPT2Config config = {65, 256, 256, 1, 2, 16};
     GPT2 m;
     int tokens[ROWS], targets[ROWS];
-    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 31 % 256, targets[i] = i * 17 % 256; }
+    for (int i = 0; i < ROWS; i++) {
+        tokens[i] = i * 31 % 256;
+        targets[i] = i * 17 % 256;
+    }
     gpt2_build(&m, config, training(8, 65), alone());
     gpt2_init(&m, 1);
     assert_int_equal(m.classifier_rows, 384);
     double loss = gradients(&m, tokens, targets);
     real *chosen = copy_block(&m, grads_of(&m));
     m.classifier_rows = 100;
-    m.options.graph = false;  // a graph would have the old chunks
-    assert_close("chosen chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
-    assert_blocks_close("classifier in chunks of 384 rows", chosen, grads_of(&m), &config, tolerance->order);
+    m.options.graph = false;  // a CUDA graph would have the old chunks
+    assert_close("default logits chunks", relative_difference(gradients(&m, tokens, targets), loss), tolerance->order);
+    assert_blocks_close("logits chunks of 384 rows", chosen, grads_of(&m), &config, tolerance->order);
     free(chosen);
     gpt2_free(&m);
 }
 
 static void test_micro_batches(void **state) {
     const Golden *g = (const Golden *)*state;
-    check_same(g, "three micro-batches", 1, GOLDEN_T, omp_get_max_threads(), order_of_products());
-    check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), order_of_products());
+    check_same(g, "three micro-batches", 1, GOLDEN_T, omp_get_max_threads(), micro_batch_tolerance());
+    check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), micro_batch_tolerance());
 }
 
 static void test_threads(void **state) {
@@ -501,9 +518,9 @@ static void test_threads(void **state) {
 static volatile sig_atomic_t signals_seen;
 static void see_signal(int number) { signals_seen = signals_seen + (number == SIGUSR1); }
 
-// A handler that interrupts a product, with the flags of those that end a run, overwrites nothing: in oneDNN's the
-// stack pointer may be elsewhere than in the stack.
-static void test_signals_in_products(void **state) {
+// A signal handler that interrupts a matmul overwrites nothing, with the flags of catch_signals. oneDNN's code may hold
+// other data in the stack pointer.
+static void test_signals_in_matmuls(void **state) {
     (void)state;
     enum { N = 12 * 64, C = 128, OC = 512, SIGNALS = 500 };
     if (backend != &cpu_backend) { skip(); }
@@ -522,7 +539,8 @@ static void test_signals_in_products(void **state) {
     sigaction(SIGUSR1, &action, NULL);
     struct sigevent event;
     memset(&event, 0, sizeof event);
-    event.sigev_notify = SIGEV_SIGNAL, event.sigev_signo = SIGUSR1;
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGUSR1;
     timer_t timer;
     assert_int_equal(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
     const struct itimerspec every_ms = {{0, 1000000}, {0, 1000000}};
@@ -536,7 +554,11 @@ static void test_signals_in_products(void **state) {
     const int caught[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     for (int i = 0; i < 4; i++) { signal(caught[i], SIG_DFL); }
     onednn_free(&ex);
-    free(dout), free(in), free(weight), free(din), free(dweight);
+    free(dout);
+    free(in);
+    free(weight);
+    free(din);
+    free(dweight);
     omp_set_num_threads(threads);
 }
 
@@ -544,10 +566,10 @@ enum { RECOMPUTE_L = 5, RECOMPUTE_ROWS = 2 * 24 * 2 };
 
 typedef struct {
     GPT2Config config;
-    ModelOptions options;  // but for what is rebuilt
+    ModelOptions options;  // without -r, -rk, -rn
     int tokens[RECOMPUTE_ROWS], targets[RECOMPUTE_ROWS];
-    double loss, first_loss;  // of an update, of its first micro-batch alone, and the gradients, of -r 0
-    unsigned char *grads;
+    double loss, first_loss;  // -r 0: of an update, and of its first micro-batch by gpt2_loss
+    unsigned char *grads;     // -r 0
 } RecomputeCase;
 
 static void recompute_model(GPT2 *m, const RecomputeCase *c, Recompute recompute) {
@@ -557,25 +579,25 @@ static void recompute_model(GPT2 *m, const RecomputeCase *c, Recompute recompute
     gpt2_init(m, 5);
 }
 
-// loss and gradients with this much rebuilt are those of -r 0, bit for bit, and so is the loss alone
+// Loss and gradients with recomputation have the bits of -r 0, and so has the loss of gpt2_loss.
 static void check_recompute(const RecomputeCase *c, Recompute recompute) {
     GPT2 m;
     recompute_model(&m, c, recompute);
     size_t size = dtype_size(m.grads.dtype);
-    for (int times = 0; times < 2; times++) {  // the second time as a graph, on a device that can
+    for (int times = 0; times < 2; times++) {  // the second time as a CUDA graph, on a device with graphs
         double loss = gradients(&m, c->tokens, c->targets);
         if (loss != c->loss) {
-            fail_msg("-r %d -rk %d -rn %d: loss %.9g instead of %.9g", recompute.level, recompute.every,
+            fail_msg("-r %d -rk %d -rn %d: loss %.9g, expected %.9g", recompute.level, recompute.every,
                      recompute.layers, loss, c->loss);
         }
         for (int s = 0; s < num_ranges(&m); s++) {
             const UpdateRange *t = &m.tensors.update_ranges[s];
             if (memcmp((char *)m.grads.at + t->offset * size, c->grads + t->offset * size, t->count * size) != 0) {
-                fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs", recompute.level, recompute.every,
-                         recompute.layers, t->tensor);
+                fail_msg("-r %d -rk %d -rn %d: the gradient of tensor %d differs from -r 0", recompute.level,
+                         recompute.every, recompute.layers, t->tensor);
             }
         }
-        if (m.options.decode_positions) {  // a sample between two updates
+        if (m.options.decode_positions) {  // decoding between two updates
             float logits[61];
             gpt2_prefill(&m, c->tokens, 0, 11, logits);
             settle(&m);
@@ -587,7 +609,10 @@ static void check_recompute(const RecomputeCase *c, Recompute recompute) {
 
 static RecomputeCase recompute_case(ModelOptions options) {
     RecomputeCase c = {.config = {24, 61, 128, RECOMPUTE_L, 2, 16}, .options = options};
-    for (int i = 0; i < RECOMPUTE_ROWS; i++) { c.tokens[i] = i * 31 % 61, c.targets[i] = i * 17 % 61; }
+    for (int i = 0; i < RECOMPUTE_ROWS; i++) {
+        c.tokens[i] = i * 31 % 61;
+        c.targets[i] = i * 17 % 61;
+    }
     c.options.fuse_gelu = false;
     GPT2 plain;
     recompute_model(&plain, &c, (Recompute){0, 1, 0});
@@ -599,11 +624,11 @@ static RecomputeCase recompute_case(ModelOptions options) {
     return c;
 }
 
-// every level, every length of segment, every number of blocks at that level
+// every -r with every -rk and -rn
 static void test_recompute(void **state) {
     (void)state;
     RecomputeCase c = recompute_case(training(2, 24));
-    bool fast = backend == &cpu_backend;  // emulated kernels take a choice of them
+    bool fast = backend == &cpu_backend;  // emulated kernels run a selection
     for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
         for (int layers = RECOMPUTE_L; layers >= 0; layers -= fast ? 1 : 2) {
             for (int every = 1; every <= (level < RECOMPUTE_BLOCK ? 1 : fast ? RECOMPUTE_L : 2); every++) {
@@ -615,24 +640,26 @@ static void test_recompute(void **state) {
     free(c.grads);
 }
 
-// with gradients in bf16, with rounded inputs of products, with samples between updates
-static void test_recompute_beside_other_choices(void **state) {
+// with gradients in bf16, with rounded matmul inputs, with decoding between updates
+static void test_recompute_with_other_options(void **state) {
     (void)state;
     ModelOptions narrow = training(2, 24), sampling = training(2, 24);
-    narrow.gradients = DT_BF16, sampling.decode_positions = 24;
+    narrow.gradients = DT_BF16;
+    sampling.decode_positions = 24;
     const ModelOptions options[] = {narrow, rounding(training(2, 24)), sampling};
     for (int i = 0; i < 3; i++) {
         RecomputeCase c = recompute_case(options[i]);
         for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
-            Recompute whole = {level, 1, RECOMPUTE_L}, part = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
-            check_recompute(&c, whole);
-            check_recompute(&c, part);
+            Recompute all = {level, 1, RECOMPUTE_L}, some = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
+            check_recompute(&c, all);
+            check_recompute(&c, some);
         }
         free(c.grads);
     }
 }
 
-// the same bits twice, from one model and from another; and the loss alone neither differs nor touches the gradients
+// A second run of the model, and a second model, have the same bits. gpt2_loss gives the same loss and leaves the
+// gradients as they are.
 static void test_same_bits(void **state) {
     const Golden *g = (const Golden *)*state;
     GPT2 a, b;
@@ -653,7 +680,7 @@ static void test_same_bits(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. learning
 
-// what GPT-2 starts from, by the tensor's name: standard deviation around *center
+// Returns the standard deviation of GPT-2's initial values by the tensor's name, and their mean in *center.
 static double initial_deviation(const char *name, int num_layers, double *center) {
     bool weight = strcmp(strrchr(name, '.'), ".weight") == 0, norm = strstr(name, "ln_") != NULL;
     *center = weight && norm ? 1 : 0;
@@ -661,7 +688,7 @@ static double initial_deviation(const char *name, int num_layers, double *center
     return strstr(name, "c_proj") ? 0.02 / sqrt(2.0 * num_layers) : 0.02;
 }
 
-// mean and deviation within five standard errors; exact where the tensor is constant
+// Checks mean and standard deviation to five standard errors; constant tensors exactly.
 static void check_initial_tensor(const real *x, size_t n, const char *name, double center, double deviation) {
     double sum = 0, squares = 0, count = (double)n;
     for (size_t i = 0; i < n; i++) { sum += (double)x[i] - center; }
@@ -686,7 +713,7 @@ static void test_initial_weights(void **state) {
     const real *x = weights(&m[0]), *reseeded = weights(&m[2]);
     assert_memory_equal(m[0].optimizer.params, m[1].optimizer.params, m[0].layout.total * sizeof(floatX));
     assert_memory_equal(x, weights(&m[1]), m[0].layout.total * sizeof(real));
-    assert_unowned_zero(x, &config);
+    assert_padding_zero(x, &config);
     Tensor list[MAX_TENSORS];
     int count = list_tensors(list, &config);
     for (int i = 0; i < count; i++) {
@@ -700,7 +727,7 @@ static void test_initial_weights(void **state) {
     for (int i = 0; i < 3; i++) { gpt2_free(&m[i]); }
 }
 
-// a file of random bytes: nothing in it can be guessed, only remembered
+// A file of random bytes: a model cannot predict them, only memorise them.
 static const char *random_file(const char *name, size_t bytes) {
     char *text = (char *)xmalloc(bytes);
     for (size_t i = 0; i < bytes; i++) { text[i] = (char)rng_bits(7, 7, i); }
@@ -713,12 +740,18 @@ static TrainArgs small_run(const char *train_data) {
     TrainArgs a = default_args;
     a.train_data = train_data;
     a.model = "l1h2c16";
-    a.B = 2, a.T = 8, a.batch_tokens = 32;
+    a.B = 2;
+    a.T = 8;
+    a.batch_tokens = 32;
     a.max_steps = 12;
-    a.lr = 1e-2, a.warmup = 3, a.final_fraction = 0.1, a.weight_decay = 0.1;
+    a.lr = 1e-2;
+    a.warmup = 3;
+    a.final_fraction = 0.1;
+    a.weight_decay = 0.1;
     a.val_every = a.sample_every = 1;
     a.sample_tokens = 12;
-    a.master = MASTER_FP32, a.gradients = 1;
+    a.master = MASTER_FP32;
+    a.gradients = 1;
     a.device = device_choice();
     return a;
 }
@@ -727,22 +760,27 @@ static void test_memorises_a_batch(void **state) {
     (void)state;
     TrainArgs a = small_run(random_file("batch.txt", 2000));
     a.model = "l2h2c64";
-    a.B = 4, a.T = 32, a.batch_tokens = -1;
-    a.overfit = 1, a.max_steps = 200, a.lr = 3e-3, a.weight_decay = 0;
+    a.B = 4;
+    a.T = 32;
+    a.batch_tokens = -1;
+    a.overfit = 1;
+    a.max_steps = 200;
+    a.lr = 3e-3;
+    a.weight_decay = 0;
     Run run;
     StepReport report;
     run_open(&run, &a, alone_host());
     for (int i = 0; i < a.max_steps; i++) { report = train_step(&run); }
-    print_message("    a batch of 128 tokens, 200 steps: loss %.4f\n", report.loss);
+    print_message("    loss of a batch of 128 tokens after 200 steps: %.4f\n", report.loss);
     assert_true(report.loss < tolerance->memorised);
-    assert_unowned_zero(weights(&run.model), &run.model.config);
+    assert_padding_zero(weights(&run.model), &run.model.config);
     run_close(&run);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. decoding
 
-// logits of every position of a golden sequence, `chunk` tokens a call, beside those of the training forward
+// Decodes the golden sequences, `chunk` tokens a call. The logits after each call are those of the training forward.
 static void check_cache(const Golden *g, GPT2 *decoder, const real *expected, int chunk) {
     float logits[GOLDEN_V];
     real converted[GOLDEN_V];
@@ -769,14 +807,14 @@ static void test_cache(void **state) {
     const int chunks[] = {1, 2, 5, 7, GOLDEN_T};
     for (int i = 0; i < 5; i++) {
         check_cache(g, &decoder, expected, chunks[i]);
-        check_cache(g, &narrow, expected, chunks[i]);  // those above 5 are prefilled in rectangles
+        check_cache(g, &narrow, expected, chunks[i]);  // prefills chunks of more than 5 tokens in several calls
     }
     gpt2_free(&trainer);
     gpt2_free(&decoder);
     gpt2_free(&narrow);
 }
 
-// `generate`'s tokens, the prompt's included
+// tokens (length + GENERATED) = the prompt and the tokens that `generate` adds
 static void generated_tokens(GPT2 *m, const int *prompt, int length, double temperature, int64_t seed, uint64_t stream,
                              int *tokens) {
     TrainArgs args = default_args;
@@ -794,10 +832,10 @@ static void generated_tokens(GPT2 *m, const int *prompt, int length, double temp
     assert_memory_equal(tokens, prompt, (size_t)length * sizeof(int));
 }
 
-// how far the logit of `chosen` is below the best, after the n tokens of `window`, by the training forward
+// Best logit after the n tokens of `window` minus the logit of `chosen`, by the training forward.
 static double shortfall(GPT2 *m, const int *window, int n, int chosen) {
     static real logits[POSITIONS * GOLDEN_V];
-    int tokens[POSITIONS] = {0};  // what follows the window cannot be seen from inside it
+    int tokens[POSITIONS] = {0};  // tokens after the window do not matter: attention is causal
     memcpy(tokens, window, (size_t)n * sizeof(int));
     forward(m, tokens);
     read_logits(m, logits);
@@ -807,7 +845,7 @@ static double shortfall(GPT2 *m, const int *window, int n, int chosen) {
     return best - (double)row[chosen];
 }
 
-// Temperature 0 takes the likeliest token at every step; past the context's end its latter half is read anew.
+// Temperature 0 takes the likeliest token at every step. A full context starts again with its second half.
 static void check_greedy(GPT2 *m, const int *prompt, int length) {
     int tokens[PROMPT + GENERATED], again[PROMPT + GENERATED];
     generated_tokens(m, prompt, length, 0, 1, 0, tokens);
@@ -840,17 +878,17 @@ static void test_generation(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. memory
 
-// without the rounding up
+// without the plan's alignment
 static size_t tensor_bytes(const PlanTensor *t) {
     size_t bytes = dtype_size(t->dtype);
     for (int d = 0; d < t->num_dims; d++) { bytes *= t->shape[d]; }
     return bytes;
 }
 
-enum { MAX_VIEWS = 64 };
+enum { MAX_POINTERS = 64 };
 
-// the pointers of GPT2Tensors that are not NULL; returns their number
-static int list_views(const void **list, const GPT2 *m) {
+// Lists the pointers of GPT2Tensors that are not NULL. Returns their number.
+static int list_pointers(const void **list, const GPT2 *m) {
     const void *tensors[sizeof m->tensors / sizeof(void *)];
     int count = 0;
     memcpy(tensors, &m->tensors, sizeof tensors);
@@ -860,18 +898,18 @@ static int list_views(const void **list, const GPT2 *m) {
     return count;
 }
 
-// The plan's tensors lie one after another, fill the arena, and exactly one pointer of GPT2Tensors points to each.
+// The plan's tensors are adjacent and fill the arena. Exactly one pointer of GPT2Tensors points to each.
 static void check_plan(const GPT2Config *c, ModelOptions p) {
-    const void *views[MAX_VIEWS];
+    const void *pointers[MAX_POINTERS];
     GPT2 m;
     gpt2_build(&m, *c, p, alone());
-    int num_views = list_views(views, &m);
-    assert_int_equal(num_views, m.plan.count);
+    int num_pointers = list_pointers(pointers, &m);
+    assert_int_equal(num_pointers, m.plan.count);
     size_t end = 0;
     for (int i = 0; i < m.plan.count; i++) {
         const PlanTensor *t = &m.plan.tensors[i];
         int uses = 0;
-        for (int k = 0; k < num_views; k++) { uses += views[k] == m.arena.memory + t->offset; }
+        for (int k = 0; k < num_pointers; k++) { uses += pointers[k] == m.arena.memory + t->offset; }
         assert_int_equal(uses, 1);
         assert_int_equal(t->offset, end);
         assert_in_range(t->bytes, tensor_bytes(t), tensor_bytes(t) + PLAN_ALIGN - 1);
@@ -891,13 +929,15 @@ static void test_planned_is_allocated(void **state) {
     for (int i = 0; i < 3 * 3 * 8; i++) {
         const int *batch = batches[i / 3 % 3];
         ModelOptions p = training(batch[0], batch[1]);
-        p.training = i / 9 % 2 == 0, p.decode_positions = i / 18 % 2 ? 11 : 0, p.round_matmul_inputs = i / 36 % 2 == 0;
+        p.training = i / 9 % 2 == 0;
+        p.decode_positions = i / 18 % 2 ? 11 : 0;
+        p.round_matmul_inputs = i / 36 % 2 == 0;
         check_plan(&configs[i % 3], p);
     }
 }
 
-// every flag about memory gets where it is asked for
-static void test_flags_reach_the_options(void **state) {
+// Every memory flag sets its field of ModelOptions, and fit_apply sets the flags from ModelOptions.
+static void test_flags_set_the_options(void **state) {
     (void)state;
     char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0";
     char *argv[32];
@@ -914,58 +954,70 @@ static void test_flags_reach_the_options(void **state) {
     assert_true(usual.recompute.level == 1 && usual.recompute.every == 1 && usual.recompute.layers == 12);
     assert_true(usual.classifier_rows == 0 && !usual.fuse_gelu && usual.master == MASTER_SPLIT);
     assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
-    a = default_args, a.recompute = 4, a.recompute_every = 0;
+    a = default_args;
+    a.recompute = 4;
+    a.recompute_every = 0;
     const GPT2Config deep = {1024, 50257, 50304, 48, 25, 1600};
     assert_int_equal(model_options(&a, &deep, backend).recompute.every, 2);
     ModelOptions chosen = model_options(&a, &deep, backend);
-    chosen.B = 2, chosen.micro_steps = 5, chosen.recompute.layers = 7, chosen.classifier_rows = 9;
-    chosen.master = MASTER_NONE, chosen.moments = DT_BF16, chosen.gradients = DT_BF16;
-    fit_apply(&a, &chosen, 48);  // and back
+    chosen.B = 2;
+    chosen.micro_steps = 5;
+    chosen.recompute.layers = 7;
+    chosen.classifier_rows = 9;
+    chosen.master = MASTER_NONE;
+    chosen.moments = DT_BF16;
+    chosen.gradients = DT_BF16;
+    fit_apply(&a, &chosen, 48);
     ModelOptions again = model_options(&a, &deep, backend);
     assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
     assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
     assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
 }
 
-// over what -r -rk -rn -lc -w -om -gd can be
+// for -r, -rk, -rn, -lc, -w, -om and -gd
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
-    int step = backend == &cpu_backend ? 1 : 23;  // which shares no factor with the numbers of choices
+    int step = backend == &cpu_backend ? 1 : 23;  // 23 shares no factor with the numbers of values
     for (int i = 0; i < 5 * 3 * 3 * 2 * 3 * 3 * 2; i += step) {
         ModelOptions p = training(2, 16);
-        p.recompute.level = i % 5, p.recompute.every = 1 + i / 5 % 3;
+        p.recompute.level = i % 5;
+        p.recompute.every = 1 + i / 5 % 3;
         p.recompute.layers = i / 15 % 3 == 0 ? 5 : i / 15 % 3 + 1;
         p.classifier_rows = i / 45 % 2 ? 7 : 0;
-        p.master = (MasterKind)(i / 90 % 3), p.moments = moment_types[i / 270 % 3];
+        p.master = (MasterKind)(i / 90 % 3);
+        p.moments = moment_types[i / 270 % 3];
         p.gradients = i / 810 ? DT_BF16 : DT_REAL;
         check_plan(&config, p);
     }
 }
 
-// The bytes between the tensors of the arena: marks them, or fails where a mark is gone. Returns their number.
-static int visit_gaps(GPT2 *m, bool mark) {
-    const unsigned char written = 0xFF;  // a POISON_SCRATCH build writes the same there
+// Fills the gaps between the arena's tensors, or fails if a byte of them changed. Returns the bytes of all gaps.
+static int visit_gaps(GPT2 *m, bool fill) {
+    const unsigned char filler = 0xFF;  // a POISON_SCRATCH build writes the same value
     int count = 0;
     for (int i = 0; i < m->plan.count; i++) {
         const PlanTensor *t = &m->plan.tensors[i];
         for (size_t b = tensor_bytes(t); b < t->bytes; b++, count++) {
             unsigned char *byte = m->arena.memory + t->offset + b;
-            if (mark) { *byte = written; }
-            if (*byte != written) { fail_msg("something writes past the end of %s", t->name); }
+            if (fill) { *byte = filler; }
+            if (*byte != filler) { fail_msg("an operation writes past the end of %s", t->name); }
         }
     }
     return count;
 }
 
-// a shape that leaves a gap behind every tensor but the blocks of parameters
+// The shape leaves a gap after every tensor except the blocks of parameters.
 static void check_gaps(ModelOptions options) {
     GPT2Config config = {11, 67, 71, 2, 3, 33};
     AdamW hyper = golden_hyper(1);
     GPT2 m;
     int tokens[21], targets[21];
     float logits[67];
-    for (int i = 0; i < 21; i++) { tokens[i] = i % 67, targets[i] = i * 5 % 67; }
+    for (int i = 0; i < 21; i++) {
+        tokens[i] = i % 67;
+        targets[i] = i * 5 % 67;
+    }
     gpt2_build(&m, config, options, alone());
     assert_true(visit_gaps(&m, true) > m.plan.count);
     gpt2_init(&m, 1);
@@ -979,37 +1031,41 @@ static void check_gaps(ModelOptions options) {
     gpt2_free(&m);
 }
 
-static void test_nothing_writes_past_its_end(void **state) {
+static void test_no_write_past_a_tensor(void **state) {
     (void)state;
     ModelOptions options = rounding(training(3, 7));
     options.decode_positions = 11;
     check_gaps(options);
     for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
-        options.recompute.level = level, options.recompute.every = 2, options.recompute.layers = 2;
-        options.master = (MasterKind)(level % 3), options.moments = moment_types[level % 3];
-        options.gradients = level % 2 ? DT_BF16 : DT_REAL, options.classifier_rows = level;
+        options.recompute.level = level;
+        options.recompute.every = 2;
+        options.recompute.layers = 2;
+        options.master = (MasterKind)(level % 3);
+        options.moments = moment_types[level % 3];
+        options.gradients = level % 2 ? DT_BF16 : DT_REAL;
+        options.classifier_rows = level;
         check_gaps(options);
     }
 }
 
-static void take_twice(void *model) {
+static void acquire_twice(void *model) {
     scratch_acquire(&((GPT2 *)model)->narrow, "dln1", 8 / sizeof(floatX));
     scratch_acquire(&((GPT2 *)model)->narrow, "dln2", 8 / sizeof(floatX));
 }
 
-static void take_too_much(void *model) {
+static void acquire_too_much(void *model) {
     scratch_acquire(&((GPT2 *)model)->wide, "dfch", ((GPT2 *)model)->wide.bytes + 1);
 }
 
 static void test_scratch_misuse_stops(void **state) {
     GPT2 m;
     golden_model(&m, (const Golden *)*state, training(1, GOLDEN_T));
-    assert_stops(1, "scratch for dln2 is in use by dln1", take_twice, &m);
-    assert_stops(1, "bytes, dfch needs ", take_too_much, &m);
+    assert_stops(1, "scratch for dln2 is in use by dln1", acquire_twice, &m);
+    assert_stops(1, "bytes, dfch needs ", acquire_too_much, &m);
     gpt2_free(&m);
 }
 
-// what --plan=json prints, in a child that could not allocate the model: 256 MiB more than it has are all it gets
+// The output of --plan=json in a child process that may allocate only 256 MiB more, too little for the model.
 static cJSON *planned_in_little_memory(TrainArgs *args) {
     const char *path = temp_path("plan.json");
     fflush(NULL);
@@ -1046,7 +1102,7 @@ static void test_plan_allocates_nothing(void **state) {
         char *argv[] = {program, plan_flag, model_flag, model};
         TrainArgs args = default_args;
         flags_parse(flag_table, NUM_FLAGS, &args, 4, argv);
-        args.device = backend == &cpu_backend ? DEVICE_CPU : DEVICE_CUDA;  // the child asks no device
+        args.device = backend == &cpu_backend ? DEVICE_CPU : DEVICE_CUDA;  // the child looks for no GPU
         cJSON *json = planned_in_little_memory(&args);
         const cJSON *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0), *tensor;
         double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
@@ -1069,15 +1125,15 @@ static void test_plan_allocates_nothing(void **state) {
 
 enum { RUN_STEPS = 12 };
 
-// Full windows of the guards, so that their verdicts depend on them, and near enough for some steps to be skipped.
-static void fill_guards(Run *run) {
+// Fills the windows of the outlier detectors with values near the run's, so that some steps are skipped.
+static void fill_outlier_windows(Run *run) {
     for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
         outlier_zscore(&run->loss_outliers, 5.45 + 0.05 * rng_normal(1, 1, i));
         outlier_zscore(&run->norm_outliers, 1.05 + 0.05 * rng_normal(1, 2, i));
     }
 }
 
-static void assert_guards_equal(const OutlierDetector *a, const OutlierDetector *b) {
+static void assert_detectors_equal(const OutlierDetector *a, const OutlierDetector *b) {
     cJSON *x = outlier_detector_to_json(a), *y = outlier_detector_to_json(b);
     assert_true(cJSON_Compare(x, y, true));
     cJSON_Delete(x);
@@ -1088,8 +1144,8 @@ static void assert_runs_equal(const Run *a, const Run *b) {
     assert_int_equal(a->step, b->step);
     assert_int_equal(dataloader_position(&a->data.train_loader), dataloader_position(&b->data.train_loader));
     assert_models_equal(&a->model, &b->model);
-    assert_guards_equal(&a->loss_outliers, &b->loss_outliers);
-    assert_guards_equal(&a->norm_outliers, &b->norm_outliers);
+    assert_detectors_equal(&a->loss_outliers, &b->loss_outliers);
+    assert_detectors_equal(&a->norm_outliers, &b->norm_outliers);
 }
 
 static void assert_reports_equal(const StepReport *a, const StepReport *b) {
@@ -1098,7 +1154,8 @@ static void assert_reports_equal(const StepReport *a, const StepReport *b) {
     assert_string_equal(a->note, b->note);
 }
 
-// `stop` steps, a validation and a sample (which must leave no trace), a checkpoint; then a new run that goes on
+// Runs `stop` steps, a validation and a sample, which change nothing, and saves a checkpoint. A resumed run then makes
+// the remaining steps with the bits of the uninterrupted run.
 static void check_resume(TrainArgs *args, const Run *straight, const StepReport *reports, int stop) {
     char dir[PATH_LENGTH];
     static int number;
@@ -1106,13 +1163,13 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     TrainArgs begin = *args;
     begin.run_dir = dir;
     begin.checkpoint_every = 1;
-    TrainArgs go_on = begin;
-    go_on.resume = 1;
+    TrainArgs resumed = begin;
+    resumed.resume = 1;
 
     Run run;
     StepReport report;
     run_open(&run, &begin, alone_host());
-    fill_guards(&run);
+    fill_outlier_windows(&run);
     for (int i = 0; i < stop; i++) {
         report = train_step(&run);
         assert_reports_equal(&report, &reports[i]);
@@ -1124,7 +1181,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     release_stdout(saved);
     run_close(&run);
 
-    run_open(&run, &go_on, alone_host());
+    run_open(&run, &resumed, alone_host());
     assert_int_equal(run.step, stop);
     for (int i = stop; i < RUN_STEPS; i++) {
         report = train_step(&run);
@@ -1134,13 +1191,13 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     run_close(&run);
 }
 
-// stopped after the steps first..last, each beside a run that was not stopped
+// compares runs stopped after steps first..last with an uninterrupted run
 static void check_resumes(TrainArgs *args, int first, int last) {
     Run straight;
     StepReport reports[RUN_STEPS];
     int skipped = 0;
     run_open(&straight, args, alone_host());
-    fill_guards(&straight);
+    fill_outlier_windows(&straight);
     for (int i = 0; i < RUN_STEPS; i++) {
         reports[i] = train_step(&straight);
         skipped += *reports[i].note != 0;
@@ -1150,7 +1207,7 @@ static void check_resumes(TrainArgs *args, int first, int last) {
     run_close(&straight);
 }
 
-// 22 sequences of 8 tokens to train on, 4 a step: the second epoch begins in step 6
+// 22 training sequences of 8 tokens, 4 a step: the second epoch begins in step 6.
 static void test_resume(void **state) {
     (void)state;
     TrainArgs args = small_run(random_file("resume.txt", 200));
@@ -1165,20 +1222,20 @@ static void test_resume_overfit(void **state) {
     check_resumes(&args, 5, 5);
 }
 
-static void test_resume_rounded_products(void **state) {
+static void test_resume_rounded_matmul_inputs(void **state) {
     (void)state;
     TrainArgs args = small_run(random_file("rounded.txt", 200));
     args.matmul_precision = 2;
     check_resumes(&args, 5, 5);
 }
 
-// the states that -w -om -gd leave
+// with every -w, -om and -gd
 static void test_resume_small_states(void **state) {
     (void)state;
     TrainArgs args = small_run(random_file("states.txt", 200));
     for (args.master = MASTER_NONE; args.master <= MASTER_SPLIT; args.master++) {
         for (args.moments = 0; args.moments < 3; args.moments++) {
-            // not `< 3`, which nvcc takes for a template's argument, since there is a function of this name
+            // not `< 3`: a function has the name `gradients`, and nvcc reads `gradients <` as a template argument list
             for (args.gradients = 1; args.gradients <= 2; args.gradients++) {
                 bool chosen = backend == &cpu_backend || (args.master + args.moments + args.gradients) % 3 == 0;
                 if (chosen) { check_resumes(&args, 5, 5); }
@@ -1187,7 +1244,7 @@ static void test_resume_small_states(void **state) {
     }
 }
 
-// A run with masters in two halves is one with whole masters, bit for bit.
+// -w split has the bits of -w fp32.
 static void test_split_masters(void **state) {
     (void)state;
     TrainArgs whole_args = small_run(random_file("masters.txt", 2000)), split_args = whole_args;
@@ -1210,12 +1267,12 @@ static void test_split_masters(void **state) {
 
 enum { MANY = 64, MANY_T = 16 };
 
-// The gradients of MANY sequences, a micro-batch each, added up in double; into sum (layout.total).
+// sum (layout.total) = the gradients of MANY micro-batches of one sequence, summed in double
 static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *targets) {
     size_t total = m->layout.total;
     memset(sum, 0, total * sizeof *sum);
     for (int i = 0; i < MANY; i++) {
-        spoil_gradients(m);
+        poison_gradients(m);
         gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
         gpt2_micro_step(m, 0);
         settle(m);
@@ -1226,12 +1283,15 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
     }
 }
 
-// the gradient of MANY micro-batches added up by the model in this type, relative to the exact sum
+// relative error of the gradient that the model accumulates over MANY micro-batches in this type
 static double accumulation_error(DType gradients_type) {
     enum { ROWS = MANY * MANY_T };
     const GPT2Config config = {MANY_T, 128, 128, 2, 2, 32};
     int tokens[ROWS], targets[ROWS];
-    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 37 % 128, targets[i] = i * 53 % 128; }
+    for (int i = 0; i < ROWS; i++) {
+        tokens[i] = i * 37 % 128;
+        targets[i] = i * 53 % 128;
+    }
     ModelOptions exact = training(1, MANY_T), rounded = exact;
     exact.micro_steps = rounded.micro_steps = MANY;
     rounded.gradients = gradients_type;
@@ -1255,12 +1315,15 @@ static double accumulation_error(DType gradients_type) {
     return error;
 }
 
-// the loss of MANY sequences does not depend on how they are cut into micro-batches
+// The loss of MANY sequences does not depend on the size of a micro-batch.
 static void check_loss_of_micro_batches(int B) {
     enum { ROWS = MANY * MANY_T };
     const GPT2Config config = {MANY_T, 128, 128, 2, 2, 32};
     int tokens[ROWS], targets[ROWS];
-    for (int i = 0; i < ROWS; i++) { tokens[i] = i * 37 % 128, targets[i] = i * 53 % 128; }
+    for (int i = 0; i < ROWS; i++) {
+        tokens[i] = i * 37 % 128;
+        targets[i] = i * 53 % 128;
+    }
     double losses[2];
     for (int i = 0; i < 2; i++) {
         ModelOptions options = training(i ? B : MANY, MANY_T);
@@ -1271,15 +1334,15 @@ static void check_loss_of_micro_batches(int B) {
         losses[i] = gradients(&m, tokens, targets);
         gpt2_free(&m);
     }
-    double limit = backend == &cpu_backend ? 1e-6 : order_of_products();
+    double limit = backend == &cpu_backend ? 1e-6 : micro_batch_tolerance();
     assert_close("the loss in micro-batches", relative_difference(losses[1], losses[0]), limit);
 }
 
-// what -gd auto is for: 64 micro-batches add up in fp32, and visibly do not in bf16
+// The reason for -gd auto: fp32 gradients of 64 micro-batches are exact enough, bf16 gradients are not.
 static void test_sums_of_many_micro_batches(void **state) {
     (void)state;
     double in_fp32 = accumulation_error(DT_REAL), in_bf16 = accumulation_error(DT_BF16);
-    print_message("    64 micro-batches: off by %.1e in fp32, %.1e in bf16\n", in_fp32, in_bf16);
+    print_message("    error of the gradient of 64 micro-batches: %.1e in fp32, %.1e in bf16\n", in_fp32, in_bf16);
     assert_close("the sum of 64 micro-batches in fp32", in_fp32, 1e-3);
     assert_true(in_bf16 > 1e-3);
     for (int B = backend == &cpu_backend ? 1 : MANY / 4; B < MANY; B *= 4) { check_loss_of_micro_batches(B); }
@@ -1288,19 +1351,20 @@ static void test_sums_of_many_micro_batches(void **state) {
     assert_int_equal(auto_gradients(1, 0), DT_FLOATX);
 }
 
-// a run's steps with the batch in one piece and in four
+// A run with one micro-batch per update agrees with a run of four.
 static void test_accumulation(void **state) {
     (void)state;
     TrainArgs whole_args = small_run(random_file("accumulation.txt", 2000)), split_args = whole_args;
-    whole_args.B = 4, whole_args.batch_tokens = -1;
+    whole_args.B = 4;
+    whole_args.batch_tokens = -1;
     split_args.B = 1;
     Run whole, split;
     run_open(&whole, &whole_args, alone_host());
     run_open(&split, &split_args, alone_host());
     for (int i = 0; i < 5; i++) {
         StepReport a = train_step(&whole), b = train_step(&split);
-        assert_close("loss of accumulated steps", relative_difference(b.loss, a.loss), order_of_products());
-        assert_close("norm of accumulated steps", relative_difference(b.grad_norm, a.grad_norm), order_of_products());
+        assert_close("loss of a step", relative_difference(b.loss, a.loss), micro_batch_tolerance());
+        assert_close("norm of a step", relative_difference(b.grad_norm, a.grad_norm), micro_batch_tolerance());
         assert_true(a.lr == b.lr && a.tokens == b.tokens);
     }
     assert_int_equal(dataloader_position(&whole.data.train_loader), dataloader_position(&split.data.train_loader));
@@ -1308,7 +1372,7 @@ static void test_accumulation(void **state) {
     run_close(&split);
 }
 
-// AdamW of one tensor, written out in double: w is updated from g and from the m and v that were before this step
+// AdamW of one tensor in double: updates w from g and from the m and v before this step.
 static void expected_update(double *w, const real *m, const real *v, const real *g, size_t n, double lr, double decay,
                             double clip_scale, int step, const TrainArgs *a) {
     for (size_t i = 0; i < n; i++) {
@@ -1319,11 +1383,16 @@ static void expected_update(double *w, const real *m, const real *v, const real 
     }
 }
 
-// every flag of the optimizer reaches its place in the update: three steps of a run, warmup included
-static void test_flags_reach_the_update(void **state) {
+// Three steps of a run, warmup included, follow the formula of AdamW with the flags' values.
+static void test_optimizer_flags(void **state) {
     (void)state;
     TrainArgs a = small_run(random_file("flags.txt", 2000));
-    a.beta1 = 0.7, a.beta2 = 0.8, a.epsilon = 1e-3, a.weight_decay = 0.9, a.clip = 0.4, a.warmup = 2;
+    a.beta1 = 0.7;
+    a.beta2 = 0.8;
+    a.epsilon = 1e-3;
+    a.weight_decay = 0.9;
+    a.clip = 0.4;
+    a.warmup = 2;
     a.schedule = SCHEDULE_CONSTANT;
     Run run;
     run_open(&run, &a, alone_host());
@@ -1354,15 +1423,16 @@ static void test_flags_reach_the_update(void **state) {
     run_close(&run);
 }
 
-// every logit becomes a NaN
-static void spoil_weights(GPT2 *m) { m->optimizer.params[param_offset(&m->layout, LNFW, 0)] = to_floatX((real)NAN); }
+// Every logit becomes NaN.
+static void break_weights(GPT2 *m) { m->optimizer.params[param_offset(&m->layout, LNFW, 0)] = to_floatX((real)NAN); }
 
-// A step of spoiled weights on the text `path`. It is a program of its own: a child cannot use its parent's GPU.
+// A step with broken weights on the text `path`. The step runs in a new program: a forked child cannot use the GPU of
+// its parent.
 static int diverge(const char *path) {
     TrainArgs args = small_run(path);
     Run run;
     run_open(&run, &args, alone_host());
-    spoil_weights(&run.model);
+    break_weights(&run.model);
     train_step(&run);
     return 0;
 }
@@ -1371,9 +1441,9 @@ static void start_diverging(void *path) {
     execl("/proc/self/exe", "test_gpt2", "diverge", *(const char **)path, (char *)NULL);
 }
 
-// The third step, when products are tuned and micro-steps recorded, is given to the device in one go: each micro-step
-// as one graph, nothing waited for, nothing copied from memory that the device cannot read by itself.
-static void test_step_waits_for_nothing(void **state) {
+// After two steps, matmuls are autotuned and micro-steps are CUDA graphs. Then start_step launches a graph for each
+// micro-step, never waits for the device, and copies only from pinned memory.
+static void test_start_step_does_not_wait(void **state) {
     (void)state;
 #ifdef SIMT
     TrainArgs args = small_run(random_file("stream.txt", 2000));
@@ -1390,12 +1460,12 @@ static void test_step_waits_for_nothing(void **state) {
     finish_step(&run);
     run_close(&run);
 #else
-    skip();  // only the emulator counts
+    skip();  // only the emulator counts waits and copies
 #endif
 }
 
-// The loop waits once a step, for the results of the step before, when all of the next has been given to the device:
-// only the last step's are waited for with nothing left to do.
+// The loop waits once a step: for the results of one step after it has enqueued the next. The device is idle only after
+// the last step.
 static void test_loop_waits_a_step_behind(void **state) {
     (void)state;
 #ifdef SIMT
@@ -1415,14 +1485,14 @@ static void test_loop_waits_a_step_behind(void **state) {
     assert_int_equal(count.pageable_copies, copies);
     run_close(&run);
 #else
-    skip();  // only the emulator counts
+    skip();  // only the emulator counts waits and copies
 #endif
 }
 
-// An outlier's update is not made, but its step is taken; without guards a loss that is no number stops the run.
-static void test_guards(void **state) {
+// An outlier's update is skipped and counts as a step. Without -sl and -sg, a loss of NaN stops the run.
+static void test_outlier_detectors(void **state) {
     (void)state;
-    const char *path = random_file("guards.txt", 2000);
+    const char *path = random_file("outliers.txt", 2000);
     TrainArgs args = small_run(path);
     assert_stops(1, "training diverged: step 1", start_diverging, &path);
     args.loss_guard = 5;
@@ -1432,7 +1502,7 @@ static void test_guards(void **state) {
     for (uint64_t i = 0; i < OUTLIER_WINDOW; i++) {
         outlier_zscore(&run.loss_outliers, 1 + 0.01 * rng_normal(1, 3, i));
     }
-    for (int i = 0; i < 2; i++) {  // a loss of 5.5 after one of 1; no number at all
+    for (int i = 0; i < 2; i++) {  // a loss of 5.5 in a window around 1; NaN
         real *before = copy_block(&run.model, weights(&run.model)),
              *m = copy_block(&run.model, first_moment(&run.model));
         uint64_t position = dataloader_position(&run.data.train_loader);
@@ -1444,7 +1514,7 @@ static void test_guards(void **state) {
         assert_memory_equal(first_moment(&run.model), m, run.model.layout.total * sizeof(real));
         free(before);
         free(m);
-        spoil_weights(&run.model);
+        break_weights(&run.model);
     }
     run_close(&run);
 }
@@ -1452,7 +1522,7 @@ static void test_guards(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. files
 
-// saves the model's checkpoint of step 7 in a new folder of temp_dir(); `folder` receives the checkpoint's path
+// Saves a checkpoint of step 7 in a new run directory below temp_dir(). folder = the checkpoint's path.
 static void save_model(GPT2 *m, const char *run_name, char *folder) {
     char dir[PATH_LENGTH];
     format_path(dir, "%s/%s", temp_dir(), run_name);
@@ -1464,7 +1534,7 @@ static void save_model(GPT2 *m, const char *run_name, char *folder) {
     cJSON_Delete(state);
 }
 
-// the tensor of that name in optimizer.safetensors is this one
+// optimizer.safetensors stores this tensor under this name.
 static void check_optimizer_file(const char *folder, const char *name, const real *tensor, size_t n) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
@@ -1478,8 +1548,8 @@ static void check_optimizer_file(const char *folder, const char *name, const rea
     safetensors_close(&file);
 }
 
-// after saving and loading: the same bits, and the next step's are the same too, with the rounded copies of -f 2
-static void test_checkpoint_keeps_every_bit(void **state) {
+// A saved and loaded model has the same bits, and so has its next step, with the rounded copies of -f 2.
+static void test_checkpoint_has_every_bit(void **state) {
     const Golden *g = (const Golden *)*state;
     ModelOptions options = rounding(training(GOLDEN_B, GOLDEN_T));
     char folder[PATH_LENGTH];
@@ -1504,24 +1574,24 @@ static void test_checkpoint_keeps_every_bit(void **state) {
     gpt2_free(&loaded);
 }
 
-// one tensor of a file beside the parameter: (in,out) there where it is (out,in) here, rows of the vocabulary only
+// Compares a file's tensor with the parameter. In the file matmul weights are (in,out), and wte has no padding.
 static void check_stored(const SafeTensors *file, const GPT2 *m, const char *name, ParamId id, int layer) {
     const SafeTensor *t = safetensors_find(file, name);
     assert_non_null(t);
     size_t rows = t->shape[0], cols = t->num_dims == 2 ? t->shape[1] : 1;
     real *stored = (real *)xmalloc(rows * cols * sizeof(real));
     safetensors_read_real(file, t, 0, stored, rows * cols);
-    bool flipped = strstr(name, ".c_") && t->num_dims == 2;
+    bool transposed = strstr(name, ".c_") && t->num_dims == 2;
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < cols; c++) {
-            real here = to_real(param(m, id, layer)[flipped ? c * rows + r : r * cols + c]);
+            real here = to_real(param(m, id, layer)[transposed ? c * rows + r : r * cols + c]);
             assert_true(stored[r * cols + c] == here);
         }
     }
     free(stored);
 }
 
-// a model of two heads of 64 channels with random parameters everywhere
+// a model of two heads of 64 channels with random values in every parameter
 static void random_model(GPT2 *m) {
     GPT2Config config = {POSITIONS, GOLDEN_V, 128, 2, 2, 128};
     Tensor list[MAX_TENSORS];
@@ -1571,7 +1641,7 @@ static void test_hugging_face_layout(void **state) {
     gpt2_free(&m);
 }
 
-// Copies a checkpoint's weights to `to`, with `prefix` before every name, and adds the mask that old exports keep.
+// Copies a checkpoint's weights to `to`, with `prefix` before every name, and adds the causal mask of old exports.
 static void export_weights(const char *to, const char *folder, const char *prefix) {
     char path[PATH_LENGTH], name[2 * NAME_LENGTH];
     format_path(path, "%s/model.safetensors", folder);
@@ -1598,7 +1668,7 @@ static void export_weights(const char *to, const char *folder, const char *prefi
     safetensors_close(&in);
 }
 
-// without a config.json: the shape comes from the tensors
+// A file without config.json loads: the tensors give the model's shape.
 static void test_other_exports_load(void **state) {
     (void)state;
     const char *const prefixes[] = {"", "transformer."};
@@ -1642,22 +1712,22 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_first_step),
         cmocka_unit_test(test_ten_steps),
         cmocka_unit_test(test_smallest_epsilon),
-        cmocka_unit_test(test_classifier_chunks),
-        cmocka_unit_test(test_chosen_chunks),
+        cmocka_unit_test(test_logits_chunks),
+        cmocka_unit_test(test_default_logits_chunks),
         cmocka_unit_test(test_micro_batches),
         cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_signals_in_products),
+        cmocka_unit_test(test_signals_in_matmuls),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_recompute_beside_other_choices),
+        cmocka_unit_test(test_recompute_with_other_options),
         cmocka_unit_test(test_initial_weights),
         cmocka_unit_test(test_memorises_a_batch),
         cmocka_unit_test(test_cache),
         cmocka_unit_test(test_generation),
         cmocka_unit_test(test_planned_is_allocated),
-        cmocka_unit_test(test_flags_reach_the_options),
+        cmocka_unit_test(test_flags_set_the_options),
         cmocka_unit_test(test_planned_is_allocated_for_all_flags),
-        cmocka_unit_test(test_nothing_writes_past_its_end),
+        cmocka_unit_test(test_no_write_past_a_tensor),
         cmocka_unit_test(test_scratch_misuse_stops),
         cmocka_unit_test(test_plan_allocates_nothing),
         cmocka_unit_test(test_resume),
@@ -1665,13 +1735,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_split_masters),
         cmocka_unit_test(test_sums_of_many_micro_batches),
         cmocka_unit_test(test_resume_overfit),
-        cmocka_unit_test(test_resume_rounded_products),
+        cmocka_unit_test(test_resume_rounded_matmul_inputs),
         cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_flags_reach_the_update),
-        cmocka_unit_test(test_step_waits_for_nothing),
+        cmocka_unit_test(test_optimizer_flags),
+        cmocka_unit_test(test_start_step_does_not_wait),
         cmocka_unit_test(test_loop_waits_a_step_behind),
-        cmocka_unit_test(test_guards),
-        cmocka_unit_test(test_checkpoint_keeps_every_bit),
+        cmocka_unit_test(test_outlier_detectors),
+        cmocka_unit_test(test_checkpoint_has_every_bit),
         cmocka_unit_test(test_hugging_face_layout),
         cmocka_unit_test(test_other_exports_load),
         cmocka_unit_test(test_heads_cannot_be_guessed),

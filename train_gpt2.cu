@@ -7,8 +7,17 @@ train_gpt2: trains GPT-2, top to bottom.
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
   7. main          train, --generate, --plan or --tokenize
-One step: train -> advance -> start_step -> gpt2_micro_step -> gpt2_forward -> block_forward -> one operation of llmc/;
-finish_step reads the results. On one rank every function of llmc/parallel/ is one operation or nothing.
+One step, from the training loop in train:
+  advance
+    start_step              enqueues the step
+      gpt2_micro_step       for each micro-batch
+        gpt2_forward        embedding, block_forward for each layer
+        gpt2_backward       final layernorm, logits and loss; block_backward for each layer; embedding
+      gpt2_norm             global norm of the gradients
+      gpt2_update           AdamW
+    finish_step             reads loss and norm
+Each line of block_forward is one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
+nothing.
 */
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
 #include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
@@ -40,8 +49,9 @@ finish_step reads the results. On one rank every function of llmc/parallel/ is o
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
 
-// One transformer block. Parameters and gradients have the shapes of params.h, with -tp of this rank's slices.
-// Activations of N rows: those marked / t have this rank's rows with -tp. NULL: the tensor is recomputed into scratch.
+// Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
+// the slices of this rank. At -z 3 they are valid from wait_for_params(l) on, until a later layer reuses the buffer. N
+// is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 } BlockParams;
@@ -52,7 +62,7 @@ typedef struct {
 
 typedef struct {
     floatX *input;                                    // (N / t,C) residual3 of the block before, or the embeddings
-    floatX *ln1, *ln2;                                // (N / t,C) or NULL
+    floatX *ln1, *ln2;                                // (N / t,C), at -ra 0 the rows of all ranks; or NULL
     real *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;  // (N / t)
     floatX *qkv;                                      // (N,3,heads,HS)
     floatX *atty;                                     // (N,heads,HS)
@@ -61,8 +71,8 @@ typedef struct {
     floatX *residual2;                                // (N / t,C) after attention
     floatX *fch, *fch_gelu;                           // (N,units); fch_gelu may be NULL
     floatX *residual3;                                // (N / t,C) the output
-    bool recomputes_attention;                        // the backward recomputes qkv, atty, lse and residual2 (-r 4)
-    bool recomputes_fch;                              // and fch (-r 3)
+    bool recomputes_attention;                        // block_backward recomputes qkv, atty, lse and residual2 (-r 4)
+    bool recomputes_fch;                              // block_backward recomputes fch (from -r 3 on)
 } BlockActivations;
 
 typedef struct {
@@ -88,17 +98,18 @@ typedef struct {
     TensorParallel tp;
     Zero zero;
     // ---- optimizer
-    OptimizerState optimizer;   // (layout.total), from -z 1 on this rank's shard
-    Gradient grads;             // (layout.total), from -z 2 on buffers of buckets
-    real *loss, *norm_squared;  // tensors.results
+    OptimizerState
+        optimizer;   // params: (layout.total), at -z 3 the shard. The rest: (layout.total), from -z 1 on the shard
+    Gradient grads;  // (layout.total), from -z 2 on buffers of buckets
+    real *loss, *norm_squared;  // tensors.results[0] and [1]
     int *first_range;           // (buckets + 1) index of each bucket's first update range
     // ---- the current micro-batch
-    int B, T;         // HellaSwag's and a decoder's differ from the options'
+    int B, T;         // HellaSwag and decoding use another shape than options.B and options.T
     int decode_from;  // position of the first row in the key-value cache; -1: not decoding
-    int *staged;      // (num_slots,2,B,T) host memory of micro-batches on their way
+    int *staged;      // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
     int num_slots, next_slot;
-    DeviceGraph *graphs[4];  // of a micro-step: first or not of an update, last or not; NULL: none
-    int runs[4];             // of each kind without a graph
+    DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
+    int runs[4];             // micro-steps without a graph, by the same index
 } GPT2;
 
 // ---- pointers to one tensor of one layer
@@ -166,7 +177,8 @@ static BlockGrads block_grads(const GPT2 *m, int l) {
 static bool is_saved(const GPT2 *m, ActivationId id, int l) { return activation_slot(&m->slots, id, l).saved; }
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
-    bool recomputes = m->slots.recompute_from[l] <= l;  // else with the segment, before a later block's backward
+    // false: block_forward recomputes block l with its checkpoint segment
+    bool recomputes = m->slots.recompute_from[l] <= l;
     size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
@@ -244,7 +256,6 @@ static void open_backend(GPT2 *m) {
     m->exec.rounded.params = t->rounded_params;
 }
 
-// Lists the tensors for AdamW, bucket by bucket, and uploads the list.
 static void upload_update_ranges(GPT2 *m) {
     int buckets = num_buckets(&m->layout), count = 0;
     UpdateRange *ranges = (UpdateRange *)xmalloc((size_t)num_param_tensors(&m->config) * sizeof *ranges);
@@ -269,7 +280,7 @@ static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     tp_set_rows(&m->tp, B * T, m->config.channels, decode_from >= 0);
 }
 
-// Host memory for all micro-batches that may be on their way to the device at once.
+// Pinned host memory for all micro-batches that may be in upload at once.
 static void allocate_staging(GPT2 *m) {
     const ModelOptions *o = &m->options;
     m->num_slots = o->micro_steps * (1 + m->device->steps_ahead);
@@ -277,7 +288,8 @@ static void allocate_staging(GPT2 *m) {
     m->staged = (int *)m->device->allocate_host(ints * sizeof(int));
 }
 
-// Allocates the plan; the parameters are zero. *m must not move. Free with gpt2_free.
+// Allocates the plan; the parameters are zero. *m must not move: Scratch, Zero and TensorParallel point into it. Free
+// with gpt2_free.
 static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups groups) {
     memset(m, 0, sizeof *m);
     m->config = config;
@@ -339,7 +351,8 @@ static ModelState gpt2_state(GPT2 *m) {
 
 // Called after this rank's parameters were written by other means than gpt2_update.
 static void gpt2_params_changed(GPT2 *m) {
-    m->ops->params_changed(m->optimizer.params, m->layout.total, &m->exec);
+    size_t count = m->layout.sharding.stage < 3 ? m->layout.total : m->layout.shard;
+    m->ops->params_changed(m->optimizer.params, count, &m->exec);
     zero_params_changed(&m->zero);
 }
 
@@ -351,6 +364,7 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
         real *init = (real *)xmalloc(used * sizeof(real));
         for (int layer = 0; layer < param_layers(p, &m->config); layer++) {
             ParamRange range = param_updated_range(&m->layout, p, layer, used);
+            if (range.count == 0) { continue; }  // another rank owns the tensor
             slice_init_tensor(init, &m->layout.slice[id], p, layer, range.offset, range.count, &m->config, seed);
             weights_store(&m->optimizer, init, range, m->device);
         }
@@ -359,7 +373,7 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
     gpt2_params_changed(m);
 }
 
-// Loads weights and moments of a checkpoint of the same shape; its model is open.
+// Loads weights and moments of a checkpoint of the same shape. file: the checkpoint's open model file.
 static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
     ModelState state = gpt2_state(m);
     checkpoint_load(folder, file, &state);
@@ -376,20 +390,25 @@ static void gpt2_load(GPT2 *m, const ModelFile *file) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 2. forward
 
-// Memory for the output of a layernorm, with room for the rows of all ranks: the slot if it is saved (with -tp at -ra 0),
-// else scratch. Free with rows_release.
+// Memory for the output of a layernorm, of this rank's rows and of all ranks' rows. Free with rows_release.
+//   recomputed (slot is NULL)    both in scratch
+//   saved, -tp at -ra 1          this rank's rows in the slot, all rows in scratch
+//   saved, -ra 0 or one rank     both in the slot
 static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
-    bool apart = slot && m->tp.splits_rows && m->options.gather_again;  // the slot has room for this rank's rows only
+    bool own_in_slot = slot && m->tp.splits_rows && m->options.gather_again;
     ParallelRows rows = {slot, slot, NULL, 0};
-    if (!slot || apart) {
-        rows.all = scratch_acquire(&m->normed, name, m->tp.all);
+    if (!slot || own_in_slot) {
+        rows.all = scratch_acquire(&m->normed, name, m->tp.all_elements);
         rows.scratch = &m->normed;
     }
-    if (!apart) { rows.own = rows.all + m->tp.own_offset; }
+    if (!own_in_slot) { rows.own = rows.all + m->tp.own_offset; }
     return rows;
 }
 
-// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows.
+// Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. One rank: A is C, U is 4C,
+// ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward. With -tp: layernorms and the
+// residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this rank's heads and units.
+// column_parallel_forward all-gathers its input, row_parallel_forward reduce-scatters its output.
 static void block_forward(GPT2 *m, int l) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
@@ -401,21 +420,21 @@ static void block_forward(GPT2 *m, int l) {
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
     ParallelRows ln1 = acquire_layernorm(m, a->ln1, "ln1");
-    ops->layernorm_forward(ln1.own, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b, tp->rows, C, ex);
-    column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);  // all-gathers the rows of ln1
+    ops->layernorm_forward(ln1.own, a->ln1_mean, a->ln1_rstd, a->input, p->ln1w, p->ln1b, tp->own_rows, C, ex);
+    column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);
     rows_release(&ln1);
     if (m->decode_from < 0) {
         ops->attention_forward(a->atty, a->lse, a->qkv, B, T, NH, HS, ex);
     } else {  // new positions of one sequence, over the key-value cache
         ops->attention_decode(a->atty, a->keys, a->values, a->qkv, m->decode_from, N, NH, HS, ex);
     }
-    row_parallel_forward(tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);  // reduce-scatters
+    row_parallel_forward(tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 
     // residual3 = residual2 + fcproj(gelu(fc(ln2(residual2))))
     ParallelRows ln2 = acquire_layernorm(m, a->ln2, "ln2");
     floatX *gelu = a->fch_gelu ? a->fch_gelu : scratch_acquire(&m->wide, "fch_gelu", (size_t)N * (size_t)U);
     bool fused = m->options.fuse_gelu;
-    ops->layernorm_forward(ln2.own, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, tp->rows, C, ex);
+    ops->layernorm_forward(ln2.own, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w, p->ln2b, tp->own_rows, C, ex);
     column_parallel_forward(tp, a->fch, fused ? gelu : NULL, ln2, p->fcw, p->fcb, N, C, U);
     rows_release(&ln2);
     if (!fused) { ops->gelu_forward(gelu, a->fch, (size_t)N * (size_t)U, ex); }
@@ -423,10 +442,11 @@ static void block_forward(GPT2 *m, int l) {
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 }
 
-// The parameters of block l may be read from here on; at -z 3 those of block `next`, which is read after it, are
-// all-gathered meanwhile. -1, or L: none.
+// Waits for the parameters of block l. At -z 3 it begins to all-gather those of block `next`, the block read after l;
+// -1 or L: none.
 static void wait_for_params(GPT2 *m, int l, int next) {
-    zero_params_wait(&m->zero, layer_bucket(l), next < m->config.num_layers ? layer_bucket(next) : 0);
+    zero_params_wait(&m->zero, layer_bucket(l),
+                     next >= 0 && next < m->config.num_layers ? layer_bucket(next) : NO_BUCKET);
 }
 
 // encoded = wte[tokens] + wpe, of the current micro-batch
@@ -438,15 +458,14 @@ static void embedding_forward(GPT2 *m) {
                                      C);
 }
 
-// The output of the last block
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
 
-// lnf (N,C) of all ranks' rows, in scratch; the caller releases the rows
+// Computes and all-gathers lnf (N,C) in scratch. Free with rows_release.
 static ParallelRows final_layernorm_forward(GPT2 *m) {
     ParallelRows lnf = acquire_layernorm(m, NULL, "lnf");
-    zero_params_wait(&m->zero, num_buckets(&m->layout) - 1, 0);
+    zero_params_wait(&m->zero, num_buckets(&m->layout) - 1, NO_BUCKET);
     m->ops->layernorm_forward(lnf.own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), last_residual(m),
-                              param(m, LNFW, 0), param(m, LNFB, 0), m->tp.rows, m->config.channels, &m->exec);
+                              param(m, LNFW, 0), param(m, LNFB, 0), m->tp.own_rows, m->config.channels, &m->exec);
     rows_all_gather(&m->tp, &lnf);
     rows_wait(&m->tp, &lnf);
     return lnf;
@@ -465,7 +484,7 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 #endif
 }
 
-// Copies a micro-batch, inputs and targets (B,T), to the device. The arrays may change when it returns.
+// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call.
 static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
     int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
@@ -476,7 +495,8 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     m->device->enqueue_upload(m->tensors.targets, slot + N, bytes, &m->exec);
 }
 
-// The staged micro-batch -> the activations up to the last block's output.
+// The staged micro-batch -> the activations up to the last block's output. The final layernorm and the loss are in
+// gpt2_classify: with their gradients, chunk by chunk, so that no tensor holds all logits.
 static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
@@ -489,8 +509,8 @@ static void gpt2_forward(GPT2 *m) {
     }
 }
 
-// The final layernorm, then loss and logits in chunks of rows: *loss += scale * sum of losses. With dlnf (N,C), also
-// the gradient of scale * loss: dlnf =, with -tp this rank's term; wte's gradient is set or added to.
+// The final layernorm, then logits and losses in chunks of rows: *loss += scale * sum of losses. With dlnf, also the
+// gradients of scale * loss: dlnf (N,C) = (with -tp this rank's term of a sum over the ranks), wte's gradient = or +=.
 static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
     const Ops *ops = m->ops;
     Exec *ex = &m->exec;
@@ -519,13 +539,14 @@ static void gpt2_classify(GPT2 *m, floatX *dlnf, real scale, GradMode mode) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 3. backward
 
-// The output of a layernorm for the backward: saved, or normalised again from the saved statistics, the same bits. With
-// -tp its all-gather begins here, unless the gathered rows were saved (-ra 0). Free with rows_release.
+// The output of a layernorm for the backward: saved, or recomputed from the saved mean and rstd with the same bits.
+// With -tp the all-gather begins here, unless -ra 0 saved the gathered rows. Free with rows_release.
 static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name, const floatX *in, const real *mean,
                                         const real *rstd, const floatX *weight, const floatX *bias) {
     ParallelRows rows = acquire_layernorm(m, saved, name);
     if (!saved) {
-        m->ops->layernorm_normalise(rows.own, in, mean, rstd, weight, bias, m->tp.rows, m->config.channels, &m->exec);
+        m->ops->layernorm_normalise(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
+                                    &m->exec);
     }
     if (!saved || m->options.gather_again) { rows_all_gather(&m->tp, &rows); }
     return rows;
@@ -564,9 +585,9 @@ static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     return gelu;
 }
 
-// Block l backwards. dresidual (N,C) comes in as the gradient of residual3 and leaves as that of input: a residual
-// addition passes it on, and layernorm_backward adds what comes through its branch. With -tp, an all-gather or
-// reduce-scatter begins as soon as its input is there and is waited for in the linear layer that reads its output.
+// Block l backwards. dresidual (N,C) enters as the gradient of residual3 and leaves as the gradient of input: a
+// residual addition passes the gradient on, and layernorm_backward adds the gradient through the layernorm. With -tp, a
+// collective begins when its input is ready; the linear layer that reads its output waits.
 static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const Ops *ops = m->ops;
     const TensorParallel *tp = &m->tp;
@@ -583,14 +604,15 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     rows_all_gather(tp, &dout);
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     recompute_fch(m, l, &ln2);
-    floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu; gelu' is in its matmul
+    floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
+    // fcb's gradient is the column sums of dfch, computed in the same matmul
     row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, g->fcb, &dout, gelu, p->fcprojw, a->fch, mode, N, U, C);
     rows_release(&dout);
-    floatX *dln2 = scratch_acquire(&m->narrow, "dln2", tp->all);
+    floatX *dln2 = scratch_acquire(&m->narrow, "dln2", tp->all_elements);
     const floatX *own_dln2 = column_parallel_backward(tp, dln2, g->fcw, no_gradient, dfch, &ln2, p->fcw, mode, N, C, U);
     rows_release(&ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
-                            mode, tp->rows, C, ex);
+                            mode, tp->own_rows, C, ex);
     scratch_release(&m->narrow);
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 
@@ -605,17 +627,18 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     floatX *dqkv = scratch_acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
     ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, ex);
     scratch_release(&m->narrow);
-    floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all);
+    floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all_elements);
     const floatX *own_dln1 =
         column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, &ln1, p->qkvw, mode, N, C, 3 * A);
     rows_release(&ln1);
     ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, own_dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
-                            tp->rows, C, ex);
+                            tp->own_rows, C, ex);
     scratch_release(&m->narrow);
     scratch_release(&m->wide);
 }
 
-// The block whose parameters are read after block l's backward; -1: none
+// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its checkpoint segment. -1:
+// none
 static int read_after(const GPT2 *m, int l) {
     int next = l - 1;
     return next >= 0 && m->slots.recompute_from[next] < next ? m->slots.recompute_from[next] : next;
@@ -630,26 +653,27 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     rows_release(&dout);
 }
 
-// The classifier and the final layernorm: dresidual = the gradient of the last block's output.
-static void classifier_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
+// Final layernorm, logits and loss, forward and backward: dresidual = the gradient of the last block's output.
+static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
-    floatX *dlnf = scratch_acquire(&m->narrow, "dlnf", m->tp.all);
+    floatX *dlnf = scratch_acquire(&m->narrow, "dlnf", m->tp.all_elements);
     gpt2_classify(m, dlnf, scale, mode);
     ParallelRows sum = rows_reduce_scatter(&m->tp, dlnf);
-    m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.rows * (size_t)C * sizeof(floatX), &m->exec);
+    m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.own_rows * (size_t)C * sizeof(floatX), &m->exec);
     const floatX *own_dlnf = rows_wait(&m->tp, &sum);
     m->ops->layernorm_backward(dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), own_dlnf, last_residual(m),
                                param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode,
-                               m->tp.rows, C, &m->exec);
+                               m->tp.own_rows, C, &m->exec);
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows of
-// the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's backward.
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows
+// of the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
+// backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
-    classifier_backward(m, dresidual, scale, mode);
+    classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, num_buckets(&m->layout) - 1);
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         for (int before = m->slots.recompute_from[l]; before < l; before++) {  // -r 4 -rk: l's checkpoint segment
@@ -666,42 +690,43 @@ static void gpt2_backward(GPT2 *m, real scale) {
     zero_grads_wait(&m->zero);
 }
 
-// Forward and backward of the staged micro-batch, the `micro`-th of its update. The work is the same every time, so a
-// device with graphs captures it the second time; the first time, matmuls may try out algorithms. A graph does not wait
-// for a collective begun before it, so that is waited for first.
+// Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
+// device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
+// for a collective that began outside of it: zero_wait_all waits for these before the capture and each launch.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
-    int micro_steps = m->options.micro_steps, kind = (micro > 0) + 2 * (micro == micro_steps - 1);
+    int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
-    bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable && m->runs[kind] > 0;
+    bool graph =
+        device->capture_begin && m->options.graph && m->groups.world->backend->capturable && m->runs[graph_kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
     if (graph) { zero_wait_all(&m->zero); }
-    if (graph && m->graphs[kind]) {
-        device->graph_launch(m->graphs[kind], &m->exec);
+    if (graph && m->graphs[graph_kind]) {
+        device->graph_launch(m->graphs[graph_kind], &m->exec);
         return;
     }
     if (graph) { device->capture_begin(&m->exec); }
     gpt2_forward(m);
     gpt2_backward(m, scale);
-    m->runs[kind]++;
+    m->runs[graph_kind]++;
     if (graph) {
-        m->graphs[kind] = device->capture_end(&m->exec);
-        device->graph_launch(m->graphs[kind], &m->exec);
+        m->graphs[graph_kind] = device->capture_end(&m->exec);
+        device->graph_launch(m->graphs[graph_kind], &m->exec);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 4. update
 
-// Waits for all enqueued work, but for other ranks no longer than --comm-timeout. The device's own transfers to the host,
-// which come after it, have no such limit.
+// Blocks until enqueued work is done. Stops the run if another rank is silent for --comm-timeout. Event 0 is free: no
+// step is pending.
 static void finish_work(GPT2 *m) {
     m->device->event_record(0, &m->exec);
     comm_event_synchronize(0, m->groups.world, &m->exec);
 }
 
-// The loss and the squared norm of the gradients, over all ranks, stay on the device for gpt2_update. The
-// tensor-parallel ranks of a model have the same loss, which rank 0 contributes.
+// Sums the loss and the squared norm of the gradients over all ranks. Both stay on the device, for gpt2_update. All
+// tensor-parallel ranks compute the same loss; tp_rank 0 contributes it.
 static void gpt2_norm(GPT2 *m) {
     Comm *world = m->groups.world;
     if (world->size == 1) {
@@ -732,7 +757,8 @@ static OptimizerState bucket_optimizer(const GPT2 *m, int bucket) {
     return o;
 }
 
-// AdamW on everything at once at -z 0; else bucket by bucket, since this rank's chunks are not contiguous.
+// AdamW: at -z 0 on everything at once. From -z 1 on bucket by bucket: this rank's chunks lie apart in the parameters,
+// and one after another in the optimizer state.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     const int *first = m->first_range;
     const UpdateRange *ranges = m->tensors.update_ranges;
@@ -742,8 +768,8 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
         return;
     }
     for (int b = 0; b < buckets; b++) {
-        OptimizerState chunk = bucket_optimizer(m, b);
-        m->ops->adamw_update(&chunk, zero_owned_grads(&m->zero, b), m->norm_squared, ranges + first[b],
+        OptimizerState owned = bucket_optimizer(m, b);
+        m->ops->adamw_update(&owned, zero_owned_grads(&m->zero, b), m->norm_squared, ranges + first[b],
                              first[b + 1] - first[b], hyper, &m->exec);
     }
     zero_params_changed(&m->zero);
@@ -752,11 +778,11 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. generation
 
-// Appends n tokens at positions from.. of one sequence to the key-value cache. logits (V): of the last token, on the
-// host.
+// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
+// token, on the host.
 static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
-    Comm *tp = m->groups.tp;
+    Comm *tp_comm = m->groups.tp;
     m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
     set_batch(m, 1, n, from);
     gpt2_forward(m);
@@ -765,8 +791,8 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     floatX *row = scratch_acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size));
     floatX *own = row + (size_t)(vocab * m->local.tp_rank);
     m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
-    CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp, &m->exec);
-    comm_wait(work, tp, &m->exec);
+    CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
+    comm_wait(work, tp_comm, &m->exec);
     rows_release(&lnf);
     set_batch(m, m->options.B, m->options.T, -1);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
@@ -777,7 +803,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     scratch_release(&m->wide);
 }
 
-// The same for any number of tokens, as many at a time as the activations have rows.
+// gpt2_decode in chunks of as many tokens as the activations have rows.
 static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
     int most = (int)chunk_size((size_t)(m->options.B * m->options.T), m->local.tp_size);
     for (int done = 0; done < n; done += most) {
@@ -785,11 +811,11 @@ static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *log
     }
 }
 
-// keys of the random numbers that choose tokens, apart from the seed's other uses; step n has SAMPLE_STREAM + n
+// stream of the random numbers that choose tokens; the sample of step n has SAMPLE_STREAM + n
 #define SAMPLE_STREAM 0x73616D706C65u
 
-// Prints the prompt's text and `count` more tokens as they come. When the context is full, its latter half is read again
-// as a new beginning: position embeddings are learned and cannot slide. stream: key of the random numbers.
+// Prints the prompt's text and `count` more tokens as they come. When the context is full, its second half is decoded
+// again from position 0: position embeddings are learned and cannot slide. stream: of the random numbers.
 static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length,
                      int count, uint64_t stream) {
     int positions = m->options.decode_positions, position = 0, V = m->config.vocab_size;
@@ -819,20 +845,20 @@ static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, co
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. the run
 
-// an update that the device was given; its loss and norm are read when it is done
+// a step on the device; its results are valid after its event
 typedef struct {
     double began;   // seconds
     real *results;  // loss and squared norm, in host memory that the device writes
     double loss, norm, learning_rate;
     bool known;        // loss and norm were read
     const char *note;  // "" or why the update was skipped
-} Update;
+} PendingStep;
 
 typedef struct {
     const TrainArgs *args;
     const Backend *backend;
     const char *backend_note;  // "" or why a CUDA build runs on the CPU
-    Comm *host;                // the ranks as mpirun started them; main closes it
+    Comm *host;                // all ranks that mpirun started; main closes it
     Groups groups;
     GPT2 model;
     RunData data;
@@ -842,9 +868,9 @@ typedef struct {
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
     Logger log;
-    long long step, max_steps;    // finished updates, and their number at the end
-    long long given;              // updates that the device was given
-    Update updates[2];            // update n is in updates[n % 2]
+    long long step, max_steps;    // finished steps, and their number at the end
+    long long enqueued;           // steps that the device was given
+    PendingStep pending[2];       // step n is in pending[n % 2]
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
@@ -882,7 +908,8 @@ static void save_checkpoint(Run *run) {
     cJSON_Delete(state);
 }
 
-// Stops if a resumed run would read other data, or the same in another order: its position means nothing there.
+// Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data,
+// -t and --seed.
 static void check_same_data(const Run *run, const cJSON *state, const char *file) {
     const TrainArgs *a = run->args;
     int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
@@ -895,8 +922,8 @@ static void check_same_data(const Run *run, const cJSON *state, const char *file
     }
     bool held_out = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"));
     if (held_out != !a->val_data) {
-        input_error("'%s' was trained %s, and now there is %s: the training data is another; give the same", file,
-                    held_out ? "without -j, on all but the last tenth of -i" : "with a -j", held_out ? "one" : "none");
+        input_error("'%s' was trained with%s -j and this run has %s: the training data differs; %s", file,
+                    held_out ? "out" : "", held_out ? "one" : "none", held_out ? "leave out -j" : "give the same -j");
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
     if (!fingerprint || strcmp(fingerprint, run->data.fingerprint) != 0) {
@@ -915,12 +942,13 @@ static void restore_run(Run *run, const char *folder) {
     check_same_data(run, state, file);
     if (!outlier_detector_from_json(&run->loss_outliers, cJSON_GetObjectItem(state, "loss_guard")) ||
         !outlier_detector_from_json(&run->norm_outliers, cJSON_GetObjectItem(state, "norm_guard"))) {
-        input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited", file,
-                    OUTLIER_WINDOW);
+        input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; "
+                    "resume from an earlier checkpoint",
+                    file, OUTLIER_WINDOW);
     }
     run->step = json_whole(state, "step", 0, INT_MAX - 1, file);
     if (run->step != checkpoint_latest(run->args->run_dir)) {
-        input_error("'%s' is of step %lld, but its folder is named for another; restore the file or the folder's name",
+        input_error("'%s' says step %lld, and its folder is named for another; restore the file or the folder's name",
                     file, run->step);
     }
     run->planned_steps = json_whole(state, "max_steps", 1, 1e12, file);
@@ -976,8 +1004,8 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
-// The validation loss. Ranks take the batches in turn. All make the same number of forwards, as -z 3 needs; the last
-// ones may not count.
+// The validation loss. Ranks take the batches in turn. Every rank makes the same number of forwards, since -z 3
+// all-gathers in each; surplus losses are ignored.
 static double validate(Run *run) {
     DataLoader *loader = &run->data.val_loader;
     int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
@@ -1045,22 +1073,22 @@ static void compare_ranks(Run *run) {
 static AdamW step_hyper(const Run *run) {
     const TrainArgs *a = run->args;
     AdamW hyper;
-    hyper.learning_rate =
-        (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps, a->final_fraction, run->given);
+    hyper.learning_rate = (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps,
+                                            a->final_fraction, run->enqueued);
     hyper.beta1 = (real)a->beta1;
     hyper.beta2 = (real)a->beta2;
     hyper.epsilon = (real)a->epsilon;
     hyper.weight_decay = (real)a->weight_decay;
     hyper.clip = (real)a->clip;
-    hyper.step = (int)run->given + 1;
+    hyper.step = (int)run->enqueued + 1;
     hyper.seed = (uint64_t)a->seed;
     return hyper;
 }
 
-// Reads loss and norm of update n, and decides whether -sl or -sg skips it as an outlier.
+// Reads loss and norm of step n, and decides whether -sl or -sg skips its update as an outlier.
 static void read_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
-    Update *u = &run->updates[n % 2];
+    PendingStep *u = &run->pending[n % 2];
     if (u->known) { return; }
     comm_event_synchronize((int)(n % 2), run->groups.world, &run->model.exec);
     u->loss = (double)u->results[0];
@@ -1075,15 +1103,16 @@ static void read_results(Run *run, long long n) {
     u->known = true;
 }
 
-// Gives the device one update: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the
-// device, unless the outlier detectors need the results before AdamW. A single rank that is cut short between
-// micro-batches leaves no trace and returns false.
+// Enqueues one step: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the device,
+// unless the outlier detectors need the results before AdamW. One rank may be cut short between micro-batches: it
+// rewinds the data and returns false, and the next step overwrites the gradients. (With several ranks cut_short is a
+// collective.)
 static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
     uint64_t position = dataloader_position(loader);
-    long long n = run->given;
-    Update *u = &run->updates[n % 2];
+    long long n = run->enqueued;
+    PendingStep *u = &run->pending[n % 2];
     u->began = now_seconds();
     u->known = false;
     u->note = "";
@@ -1105,13 +1134,13 @@ static bool start_step(Run *run) {
     u->learning_rate = (double)hyper.learning_rate;
     if (run->args->loss_guard > 0 || run->args->norm_guard > 0) { read_results(run, n); }
     if (!*u->note) { gpt2_update(m, &hyper); }
-    run->given++;
+    run->enqueued++;
     return true;
 }
 
-// Finishes the oldest update that was given. If it diverged, AdamW changed nothing.
+// Finishes the oldest pending step. AdamW skips a step whose norm is not finite.
 static StepReport finish_step(Run *run) {
-    Update *u = &run->updates[run->step % 2];
+    PendingStep *u = &run->pending[run->step % 2];
     read_results(run, run->step);
     if (!*u->note && (!isfinite(u->loss) || !isfinite(u->norm))) {
         run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
@@ -1157,7 +1186,7 @@ static void check_same_data_and_state(const Run *run) {
     cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->data.train_files));
     cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->data.val_files));
     if (run->args->hellaswag) { add_hash(data, HELLASWAG_PATH, hash_file(0, "-h", HELLASWAG_PATH)); }
-    check_all_have(run->groups.world, data, "all ranks need the same files at -i and -j, and of HellaSwag");
+    check_all_have(run->groups.world, data, "all ranks need the same -i, -j and HellaSwag files");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
     check_all_have(run->groups.world, state, "all ranks need the same files at -o and -e");
@@ -1184,14 +1213,14 @@ static void open_run_dir(Run *run) {
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
 }
 
-static void allocate_updates(Run *run) {
+static void allocate_pending_steps(Run *run) {
     for (int i = 0; i < 2; i++) {
-        run->updates[i].results = (real *)run->model.device->allocate_host(2 * sizeof(real));
+        run->pending[i].results = (real *)run->model.device->allocate_host(2 * sizeof(real));
     }
-    run->given = run->step;
+    run->enqueued = run->step;
 }
 
-// Opens data, model and run directory. Checks that need no model come before it is built, and all checks come before the
+// Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
 // first byte is written. --fit changes the flags.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
@@ -1222,12 +1251,12 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (writes_files(run)) { check_disk(a, c); }
 
     ModelOptions options = model_options(a, c, run->backend);
-    if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just asked
-    comm_barrier(world);  // memory that one rank allocates is not free for another that still asks
+    if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
+    comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     gpt2_build(&run->model, *c, options, run->groups);
-    allocate_updates(run);
+    allocate_pending_steps(run);
     load_weights(&run->model, &source, (uint64_t)a->seed);
-    comm_barrier(world);  // nothing is written before every rank has found everything in order
+    comm_barrier(world);  // nothing is written before every rank has passed its checks
     open_run_dir(run);
 }
 
@@ -1236,7 +1265,7 @@ static void run_close(Run *run) {
     data_close(&run->data, run->args);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
-    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->updates[i].results); }
+    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->pending[i].results); }
     gpt2_free(&run->model);
     close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }
@@ -1256,34 +1285,34 @@ static void print_banner(const Run *run) {
 
 static bool due(long long step, int every, bool last) { return every > 0 && (last || (step > 0 && step % every == 0)); }
 
-// whether something else is to be done after `step` updates
+// whether evaluation, a sample, a checkpoint, a replica check or the end is due after `step` steps
 static bool pauses_after(const Run *run, long long step) {
     const TrainArgs *a = run->args;
     return step >= run->max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
            due(step, a->checkpoint_every, false) || due(step, a->check_replicas, false);
 }
 
-// Updates until something else is due or the run is cut short. A GPU is given the next update before the last one is
-// read.
+// Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
+// and norm of step n.
 static void advance(Run *run) {
     do {
         if (!start_step(run)) { break; }
-        if (run->given - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
-    } while (!pauses_after(run, run->given) && !*cut_short(run));
-    while (run->step < run->given) { logger_step(&run->log, finish_step(run)); }
+        if (run->enqueued - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
+    } while (!pauses_after(run, run->enqueued) && !*cut_short(run));
+    while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
 }
 
-// The training loop. At a pause the checkpoint comes first: evaluation may take long, and a stopped run is waited for.
+// The training loop. At a pause the checkpoint comes first: evaluation may take long, and a supervisor may wait for a
+// stopped run.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     run_open(&run, a, host);
     catch_signals();
     print_banner(&run);
     run.started = now_seconds();
-    long long saved = run.step, sampled = run.step, evaluated = run.step > 0 ? run.step : -1;  // nothing is done twice
+    long long saved = run.step, sampled = run.step, evaluated = run.step > 0 ? run.step : -1;  // the last step of each
     if (run.step >= run.max_steps) {
-        printf("finished  all %lld steps are made: a larger -x goes on, and the learning rate follows\n",
-               run.max_steps);
+        printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", run.max_steps);
     }
     for (bool last = false; !last;) {
         const char *why = cut_short(&run);
@@ -1293,12 +1322,15 @@ static void train(TrainArgs *a, Comm *host) {
             printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
             fflush(stdout);
         }
-        if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }  // before a checkpoint keeps the bits
+        if (due(run.step, a->check_replicas, false)) {
+            compare_ranks(&run);
+        }  // before a checkpoint saves corrupt weights
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
             save_checkpoint(&run);
             saved = run.step;
         }
-        if (last && agreed_signal(run.groups.world)) { break; }  // the sender waits
+        if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
+        // unlike the others, an evaluation is due at step 0 too
         if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
             evaluate(&run);
             evaluated = run.step;
@@ -1341,9 +1373,9 @@ static void generate_text(const TrainArgs *a, Comm *host) {
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
-// A waiting OpenMP thread should spin for a moment only: on a core shared with another program it would spin away the
-// time slice that its partner needs (a step of 11 ms took 870 ms beside two busy programs, and takes 27 ms this way).
-// libgomp reads the setting when it is loaded, so the program is started again with it.
+// Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
+// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
+// again.
 static void limit_spinning(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
     char path[PATH_LENGTH];  // started as /proc/self/exe, the process would be named "exe"
@@ -1356,9 +1388,9 @@ static void limit_spinning(char **argv) {
 
 int main(int argc, char **argv) {
     limit_spinning(argv);
-    omp_set_dynamic(0);        // oneDNN's primitives stay with the thread that made them
-    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported as a full disk is
-    Comm *host = comm_open();  // from here on one error is printed once for all ranks
+    omp_set_dynamic(0);        // oneDNN's primitives are cached per thread
+    signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
+    Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);
     args_set_ranks(&args, host);

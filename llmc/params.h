@@ -1,12 +1,12 @@
 /*
-The model's shape and its parameters: one table row a tensor. Where they lie is layout.h's.
+The model's shape and its parameter tensors: a table with one row a tensor. llmc/parallel/layout.h gives their offsets.
 defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
          param_rows, param_cols, param_used_rows, param_name, param_init_value, num_param_tensors, num_parameters
 
-Names       Hugging Face's (h.3.attn.c_attn.weight). Its four matmul weights are stored there as (in, out), here as
-            (out, in).
+Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
+            (in, out); here they are (out, in).
 Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layernorm weights 1 (Radford et al. 2019). A
-            value depends on the seed, the tensor and the element alone, so neither threads nor a sharding change it.
+            value depends only on the seed, the tensor and the element, so neither threads nor sharding change it.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -15,7 +15,7 @@ Init        normal 0.02; residual projections 0.02 / sqrt(2L); biases 0; layerno
 #include "llmc/common/rng.h"
 
 typedef struct {
-    int max_seq_len;        // maxT: positions that wpe has
+    int max_seq_len;        // maxT: positions, rows of wpe
     int vocab_size;         // V
     int padded_vocab_size;  // Vp: V rounded up to VOCAB_PADDING
     int num_layers;         // L
@@ -24,7 +24,7 @@ typedef struct {
 } GPT2Config;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = MOMENT_BLOCK, MAX_HEAD_SIZE = 256 };
-#define MAX_PARAMETERS 0x1p40  // a size whose bytes still fit every product below
+#define MAX_PARAMETERS 0x1p40  // sizes in bytes still fit into size_t
 
 static inline int config_head_size(const GPT2Config *c) { return c->channels / c->num_heads; }
 
@@ -33,7 +33,7 @@ static inline void config_set_vocab(GPT2Config *c, int vocab_size) {
     c->padded_vocab_size = (vocab_size + VOCAB_PADDING - 1) / VOCAB_PADDING * VOCAB_PADDING;
 }
 
-// stops unless the shape can be built; `where` names the flag or file it came from
+// Stops with an input error unless the shape can be built. `where` names the flag or file of the shape.
 static inline void config_check(const GPT2Config *c, const char *where) {
     if (c->num_layers < 1 || c->num_heads < 1 || c->channels < 1 || c->max_seq_len < 1 || c->vocab_size < 1) {
         input_error(
@@ -55,7 +55,7 @@ static inline void config_check(const GPT2Config *c, const char *where) {
     }
 }
 
-// one known model: descriptor, layers, heads, channels, positions
+// a descriptor and its shape
 typedef struct {
     const char *name;
     int num_layers, num_heads, channels, max_seq_len;
@@ -85,20 +85,25 @@ static const KnownModel known_models[] = {
 enum { NUM_KNOWN_MODELS = sizeof known_models / sizeof known_models[0] };
 
 // Fills *c from "d12", "gpt2:d12", "gpt3:c768" (GPT-2's vocabulary) or "l4h4c128" (data_vocab tokens, max_seq_len
-// positions). Returns false where the word is no descriptor, so that it may be a path.
+// positions). Returns false if the word is no descriptor; the word may then be a path.
 static inline bool config_from_descriptor(GPT2Config *c, const char *word, int data_vocab, int max_seq_len) {
     const char *name = strncmp(word, "gpt2:", 5) == 0 ? word + 5 : word;
     for (int i = 0; i < NUM_KNOWN_MODELS; i++) {
         const KnownModel *m = &known_models[i];
         if (strcmp(name, m->name) != 0) { continue; }
-        c->num_layers = m->num_layers, c->num_heads = m->num_heads, c->channels = m->channels;
+        c->num_layers = m->num_layers;
+        c->num_heads = m->num_heads;
+        c->channels = m->channels;
         c->max_seq_len = m->max_seq_len;
         config_set_vocab(c, GPT2_VOCAB);
         return true;
     }
     int layers, heads, channels, end = 0;
     if (sscanf(word, "l%6dh%6dc%6d%n", &layers, &heads, &channels, &end) != 3 || word[end]) { return false; }
-    c->num_layers = layers, c->num_heads = heads, c->channels = channels, c->max_seq_len = max_seq_len;
+    c->num_layers = layers;
+    c->num_heads = heads;
+    c->channels = channels;
+    c->max_seq_len = max_seq_len;
     config_set_vocab(c, data_vocab);
     return true;
 }
@@ -125,16 +130,16 @@ typedef enum {
     LAST_LAYER_PARAM = FCPROJB
 } ParamId;
 
-// what a dimension of a tensor is counted in
+// the sizes of a tensor's dimensions
 typedef enum { DIM_ONE, DIM_VP, DIM_MAXT, DIM_C, DIM_3C, DIM_4C } Dim;
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } Init;
 
 typedef struct {
-    const char *name;  // Hugging Face's, without the layer's prefix
+    const char *name;  // Hugging Face's, without "h.3."
     Dim rows, cols;
     Init init;
     bool decay;       // weight decay: 2-D tensors
-    bool transposed;  // stored the other way round in Hugging Face's files
+    bool transposed;  // in Hugging Face's files
 } ParamSpec;
 
 static const ParamSpec param_specs[NUM_PARAM_TENSORS] = {
@@ -158,7 +163,7 @@ static const ParamSpec param_specs[NUM_PARAM_TENSORS] = {
 
 static inline bool param_is_layered(ParamId id) { return id >= FIRST_LAYER_PARAM && id <= LAST_LAYER_PARAM; }
 
-// how many tensors `id` stands for
+// number of tensors with this id
 static inline int param_layers(ParamId id, const GPT2Config *c) { return param_is_layered(id) ? c->num_layers : 1; }
 
 static inline size_t dim_size(Dim dim, const GPT2Config *c) {
@@ -176,12 +181,12 @@ static inline size_t dim_size(Dim dim, const GPT2Config *c) {
 static inline size_t param_rows(ParamId id, const GPT2Config *c) { return dim_size(param_specs[id].rows, c); }
 static inline size_t param_cols(ParamId id, const GPT2Config *c) { return dim_size(param_specs[id].cols, c); }
 
-// rows that mean something: all but the vocabulary's padding
+// rows without the vocabulary's padding
 static inline size_t param_used_rows(ParamId id, const GPT2Config *c) {
     return id == WTE ? (size_t)c->vocab_size : param_rows(id, c);
 }
 
-// "h.3.ln_1.weight" or "wte.weight" into name
+// name (size bytes) = for example "h.3.ln_1.weight" or "wte.weight"
 static inline void param_name(char *name, size_t size, ParamId id, int layer) {
     if (param_is_layered(id)) {
         snprintf(name, size, "h.%d.%s", layer, param_specs[id].name);
@@ -190,7 +195,7 @@ static inline void param_name(char *name, size_t size, ParamId id, int layer) {
     }
 }
 
-// parameters that are trained: without the vocabulary's padding and the gaps
+// trained parameters, without the vocabulary's padding and the gaps between tensors
 static inline size_t num_parameters(const GPT2Config *c) {
     size_t count = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {

@@ -1,10 +1,9 @@
 /*
-Collectives by size: time and bandwidth, as a Markdown table.
+Time and bandwidth of collectives by size, as a Markdown table.
     OMP_NUM_THREADS=cores/N mpirun -np N --bind-to none build/bench/bench_comm [largest buffer in MiB, 64]
-The buffer is the whole one: the input of an all-reduce, and all chunks of a reduce-scatter or all-gather. Times are
-medians on rank 0, with a barrier before each call. Sent: bytes that a rank sends; divided by the time, the bandwidth
-that a link needs.
-A build with DEVICE=cuda, on a machine with a GPU, measures GPU memory, through NCCL or staged through the host.
+Buffer: the input of an all-reduce or broadcast, and all chunks of a reduce-scatter or all-gather. ms: median on rank 0,
+with a barrier before each call. Sent: bytes sent by a rank. GB/s: sent bytes divided by the time.
+A DEVICE=cuda build on a machine with a GPU measures device memory, through NCCL or staged through the host.
 */
 #include "llmc/parallel/comm_open.h"
 #include "llmc/common/device.h"
@@ -106,7 +105,7 @@ static Bench bench_open(size_t bytes) {
 #ifdef HAVE_CUDA
     if (b.device == &cuda_device) { cuda_exec_open(&b.exec, NULL, 0); }
 #endif
-    b.buffer = (char *)b.device->allocate(bytes + 64 * (size_t)b.world->size);  // with padding of the chunks
+    b.buffer = (char *)b.device->allocate(bytes + 64 * (size_t)b.world->size);  // and the chunks' padding
     b.device->fill(b.buffer, 0, bytes + 64 * (size_t)b.world->size);
     return b;
 }

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""A training step on the CPU beside PyTorch's, the matmul beside oneDNN's own, and the loss both trainers end at.
+"""A CPU training step against PyTorch, a matmul against oneDNN's own benchmark, and the final loss of both trainers.
 
     make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 7] [--skip-loss])
 
-The programs take turns: every round runs each of them for some steps at each number of threads, so that a change of
-the machine's clock or a busy neighbour meets all of them. A figure is the median over the rounds of a round's median,
-at the number of threads where it is lowest; the spread is the lowest and highest round. Prints Markdown and keeps it in
-dev/results/cpu.md. With 7 rounds it takes about ten minutes on two cores.
+The programs take turns: every round runs each program for some steps at each number of threads, so that a change of the
+machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median, at
+the fastest number of threads; the spread is the lowest and highest round. Prints Markdown and writes it to
+dev/results/cpu.md. 7 rounds take about ten minutes on two cores.
 """
 import argparse
 import datetime
@@ -25,7 +25,7 @@ D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2}
 
 
 def our_times(text, case, precision, threads):
-    """milliseconds of each step of a short run of ours, the first ones left out"""
+    """milliseconds of each step of a short run of train_gpt2, without the first steps"""
     with tempfile.TemporaryDirectory() as run:
         command = [os.path.join(ROOT, "train_gpt2"), "-i", text, "-e", case["shape"], "-b", str(case["B"]),
                    "-t", str(case["T"]), "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0",
@@ -36,13 +36,13 @@ def our_times(text, case, precision, threads):
 
 
 class Torch:
-    """dev/oracle/bench.py --serve at one number of threads"""
+    """dev/oracle/bench.py --serve with a number of threads"""
 
     def __init__(self, case, threads):
         command = [sys.executable, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads)]
         for name in ("shape", "B", "T", "V"):
             command += ["--" + name, str(case[name])]
-        # a kernel choice forced on OpenBLAS from outside would slow PyTorch down
+        # an OPENBLAS_ setting of the caller would slow down PyTorch
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=environment)
@@ -58,13 +58,13 @@ class Torch:
 
 
 def best(rounds_by_threads):
-    """(threads, median, low, high) of the number of threads whose median over the rounds is lowest"""
+    """(threads, median, low, high) for the number of threads with the lowest median over the rounds"""
     rows = [(threads, statistics.median(r), min(r), max(r)) for threads, r in rounds_by_threads.items()]
     return min(rows, key=lambda row: row[1])
 
 
 def compare(case, text, threads, rounds):
-    """{program: best(...)}, the programs taking turns"""
+    """{program: best(...)}; the programs take turns"""
     torches = {n: Torch(case, n) for n in threads}
     measured = {name: {n: [] for n in threads} for name in ("torch", "ours", "ours -f 2")}
     for _ in range(rounds):
@@ -139,8 +139,8 @@ def main():
     text = subprocess.check_output(fetch, text=True).strip()
     threads = sorted({1, os.cpu_count()})
     today = datetime.date.today().isoformat()
-    lines = ["# CPU benchmark", "", f"{today}, {cpu_name()}, {os.cpu_count()} cores, {args.rounds} rounds, the "
-             "programs taking turns; median of the rounds' medians, spread: lowest and highest round.", ""]
+    lines = ["# CPU benchmark", "", f"{today}, {cpu_name()}, {os.cpu_count()} cores, {args.rounds} rounds in "
+             "which the programs take turns; median of the rounds' medians, spread: lowest and highest round.", ""]
     lines += step_table("4 layers, 4 heads, 128 channels, B 12, T 64, bytes",
                         compare(PRESET, text, threads, args.rounds))
     lines += step_table("124M, B 4, T 64", compare(D12, text, threads, max(3, args.rounds // 2)))

@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""What smaller optimizer state costs in quality: a small model of bf16 weights, trained with each kind of state.
+"""Loss of quality by smaller optimizer state: a small model of bf16 weights, trained with each kind of state.
 
     make bench-states      (or: /usr/bin/python3 dev/bench/bench_states.py [--steps 2000] [--seeds 3])
 
-nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the bytes of the King James Bible, each kind of
-state from the same seeds: of the initial weights, the data's order and the rounding. Two runs at a time, a thread
-each. A gap is the mean over the seeds of the difference to fp32 states at the same seed. What it has to be seen against
-is the noise: the standard deviation over the seeds of the loss with fp32 states. Keeps its table in
+nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) on the bytes of the King James Bible. Every kind of
+state has the same seeds, for initial weights, order of the data and stochastic rounding. Two runs of one thread each
+run at a time. The gap is the mean over the seeds of the difference to fp32 state with the same seed. Compare the gap
+with the noise: the standard deviation over the seeds of the loss with fp32 state. Writes the table to
 dev/results/states.md.
 """
 import argparse
@@ -21,7 +21,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 KINDS = {
-    "-w fp32 -om fp32 -gd fp32": 18,  # and the bytes a parameter takes, weight included
+    "-w fp32 -om fp32 -gd fp32": 18,  # bytes per parameter, weight included
     "-w fp32 -om fp32 -gd bf16": 16,
     "-w split -om bf16 -gd bf16": 10,
     "-w split -om 8bit -gd bf16": 8.1,
@@ -55,8 +55,8 @@ def main():
     lines = ["# Optimizer state and quality", "",
              f"{datetime.date.today().isoformat()}, bf16 weights and activations on a CPU: 4 layers, 4 heads, 128 "
              f"channels, B 12, T 64, {args.steps} steps, validation loss, {args.seeds} seeds. "
-             f"Noise, the standard deviation over the seeds with fp32 states: {statistics.stdev(exact):.4f}.", "",
-             "| state | bytes a parameter | losses | gap to fp32 states, mean of the seeds |", "|---|---|---|---|"]
+             f"Noise, the standard deviation over the seeds with fp32 state: {statistics.stdev(exact):.4f}.", "",
+             "| state | bytes per parameter | losses | gap to fp32 state, mean of the seeds |", "|---|---|---|---|"]
     for kind, of_kind in losses.items():
         gap = statistics.mean(a - b for a, b in zip(of_kind, exact))
         lines.append(f"| `{kind}` | {KINDS[kind]} | {', '.join(f'{loss:.4f}' for loss in of_kind)} | {gap:+.4f} |")

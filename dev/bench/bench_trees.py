@@ -1,13 +1,13 @@
 #!/usr/bin/python3
-"""Times a training step of two source trees in turns, and says how much slower or faster the second one is.
+"""Times a training step of two source trees in turns, and prints the ratio of the second to the first.
 
     dev/bench/bench_trees.py BEFORE AFTER [--rounds 7] [--steps 60] [--program train_gpt2] [--only NAME]
 
 Builds ./train_gpt2 for the CPU in both checkouts, then times three command lines: nanoGPT's CPU preset (4 layers, 4
 heads, 128 channels, B 12, T 64) on two threads, the same with -r 4, and -tp 2 on two ranks of one thread each. The
-trees take turns (before, after, after, before, ...), so that a busy neighbour meets both. The time of a run is the
-median over its steps of `ms` in metrics.jsonl; the first steps do not count. The ratio is the median over pairs of runs
-that follow on each other: 1.02 means that AFTER is 2 % slower.
+trees take turns (before, after, after, before, ...), so that a busy neighbour slows down both. The time of a run is the
+median over its steps of `ms` in metrics.jsonl; the first steps do not count. The ratio is the median over pairs of
+consecutive runs: 1.02 means that AFTER is 2 % slower.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-SKIP = 10  # steps that prepare: oneDNN's kernels, the first touch of memory
+SKIP = 10  # first steps: oneDNN's kernels, the first touch of memory
 PRESET = ["-e", "l4h4c128", "-b", "12", "-t", "64", "-v", "0", "-s", "0"]
 CASES = {  # name: ranks, threads a rank, flags
     "preset": (1, 2, []),
@@ -49,7 +49,7 @@ def step_ms(program, text, steps, ranks, threads, flags):
 
 
 def time_case(programs, text, steps, rounds, case):
-    """{tree: a median for each round}, the trees taking turns"""
+    """{tree: a median for each round}; the trees take turns"""
     times = {name: [] for name in programs}
     for i in range(rounds):
         order = list(programs) if i % 2 == 0 else list(programs)[::-1]

@@ -1,6 +1,6 @@
 /*
-The kernels that an operation launches: their number and names, from the nodes of a CUDA graph of the operation.
-Kernels of libraries are named too. C++, in builds with CUDA and on the emulator, where a cuBLASLt matmul is one kernel.
+Number and names of the kernels that an operation launches, from the nodes of a CUDA graph of the operation. Kernels of
+libraries have names too. C++, for builds with CUDA and for the emulator, where a cuBLASLt matmul is one kernel.
 defines: Recorded, record_start, record_stop, RECORDED_NAMES
 
 Names come from the driver (cuFuncGetName, since CUDA 12.3), demangled and without parameters. The driver's functions
@@ -22,7 +22,7 @@ typedef struct {
 
 // ---- a kernel's name
 
-// without "void " and without parameters: these begin at the first parenthesis outside angle brackets
+// name = words without "void " and without parameters, which begin at the first parenthesis outside angle brackets
 static inline void record_name(char name[RECORDED_LENGTH], const char *words) {
     static const char nowhere[] = "(anonymous namespace)";
     int depth = 0, length = 0;
@@ -37,7 +37,7 @@ static inline void record_name(char name[RECORDED_LENGTH], const char *words) {
 }
 
 #ifdef __CUDACC__
-// NULL if the driver lacks the function's CUDA `version`
+// NULL if the driver does not have this `version` of the function
 static inline void *driver_function(const char *name, unsigned version) {
     void *function = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -77,8 +77,8 @@ static inline void node_name(char name[RECORDED_LENGTH], cudaGraphNode_t node) {
 
 // ---- graph
 
-// From here on, work enqueued on the Exec goes to a CUDA graph and does not run. Algorithms must be chosen and modules
-// loaded before, by a first run.
+// From now on, work enqueued on the Exec is captured and does not run. Run the operation once before, to choose
+// algorithms and load modules.
 static inline void record_start(const Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
 }

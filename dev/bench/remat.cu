@@ -1,10 +1,10 @@
 /*
-Time and bytes of every level of recomputation, as a Markdown table.
+Time and memory of every level of recomputation, as a Markdown table.
     remat [-e MODEL] [-b B] [-t T] [other flags of train_gpt2]       default: -e l4h4c128 -b 12 -t 64
-The levels take turns: a round builds each model, warms it up, and times updates of random tokens for a quarter of a
-second; its figure is their median. The table has the median over the rounds, with the lowest and highest, and of what a
-level takes longer than `-r 0` the median over the rounds as well: both sides of a ratio are of one round, so that a
-neighbour who comes and goes meets both. Memory is what the arena of the model holds beside its state.
+The levels take turns. A round builds a model for each level, warms it up, and times updates of random tokens for a
+quarter of a second; the level's time is their median. The table has the median, lowest and highest time of all rounds,
+and the median ratio to `-r 0`. Both times of a ratio are from one round, so a busy neighbour slows down both.
+Memory: saved activations and scratch.
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"
@@ -13,15 +13,15 @@ enum { ROUNDS = 15, WARM_UP = 3, MOST_RUNS = 1000 };
 static const double ROUND_SECONDS = 0.25;
 
 typedef struct {
-    const char *flags, *rebuilt;
-    int level, every, half;  // half: of the blocks only
+    const char *flags, *recomputed;
+    int level, every, half;  // half: only L/2 blocks
 } Level;
 
 static const Level levels[] = {
     {"-r 0", "nothing", 0, 1, 0},
     {"-r 1", "GELU", 1, 1, 0},
-    {"-r 2", "and layernorms", 2, 1, 0},
-    {"-r 3", "and the up-projection", 3, 1, 0},
+    {"-r 2", "also layernorms", 2, 1, 0},
+    {"-r 3", "also the up-projection", 3, 1, 0},
     {"-r 4", "blocks", 4, 1, 0},
     {"-r 4 -rn L/2", "half of the blocks", 4, 1, 1},
     {"-r 4 -rk 2", "pairs of blocks", 4, 2, 0},
@@ -33,7 +33,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// sorts
+// sorts x
 static double median(double *x, int n) {
     qsort(x, (size_t)n, sizeof *x, compare_doubles);
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
@@ -51,12 +51,13 @@ static void one_update(GPT2 *m, const int *tokens, const AdamW *hyper) {
     m->device->download(results, m->loss, sizeof results);  // waits
 }
 
-// median milliseconds of an update; *mib is what the activations take
+// Returns the median milliseconds of an update. *mib: saved activations and scratch.
 static double time_level(const TrainArgs *a, const GPT2Config *c, const Level *level, const int *tokens, double *mib) {
     static double ms[MOST_RUNS];
     const char *note;
     TrainArgs args = *a;
-    args.recompute = level->level, args.recompute_every = level->every;
+    args.recompute = level->level;
+    args.recompute_every = level->every;
     args.recompute_layers = level->half ? c->num_layers / 2 : -1;
     GPT2 m;
     const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
@@ -87,7 +88,10 @@ static int *random_tokens(size_t count, int vocab_size) {
 
 int main(int argc, char **argv) {
     TrainArgs args = default_args;
-    args.model = "l4h4c128", args.B = 12, args.T = 64, args.sample_every = 0;
+    args.model = "l4h4c128";
+    args.B = 12;
+    args.T = 64;
+    args.sample_every = 0;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
     args_check(&args);
     if (args.threads > 0) { omp_set_num_threads(args.threads); }
@@ -101,11 +105,13 @@ int main(int argc, char **argv) {
         }
     }
     printf("%s, -b %d -t %d, %s\n\n", args.model, args.B, args.T, dtype_name(DT_FLOATX));
-    printf("| flags | rebuilt | activations, MiB | saved | an update, ms | more time |\n|---|---|---|---|---|---|\n");
+    printf("| flags | recomputed | activations, MiB | less memory | an update, ms | more time |\n");
+    printf("|---|---|---|---|---|---|\n");
     for (int i = 0; i < NUM_LEVELS; i++) {
         double ms = median(of_round[i], ROUNDS), low = of_round[i][0], high = of_round[i][ROUNDS - 1];
-        printf("| `%s` | %s | %.1f | %.0f %% | %.2f (%.2f to %.2f) | %+.1f %% |\n", levels[i].flags, levels[i].rebuilt,
-               mib[i], 100 * (1 - mib[i] / mib[0]), ms, low, high, 100 * (median(ratio[i], ROUNDS) - 1));
+        printf("| `%s` | %s | %.1f | %.0f %% | %.2f (%.2f to %.2f) | %+.1f %% |\n", levels[i].flags,
+               levels[i].recomputed, mib[i], 100 * (1 - mib[i] / mib[0]), ms, low, high,
+               100 * (median(ratio[i], ROUNDS) - 1));
     }
     free(tokens);
     return 0;

@@ -1070,8 +1070,8 @@ static inline double *array_doubles(const Array *a, const void *bytes) {
     return values;
 }
 
-// NULL if the array's values are within `slack` times the row's tolerance, else a sentence with the worst element, valid
-// until the next call. Any NaN is a difference.
+// NULL if the array's values are within `slack` times the row's tolerance, else a sentence with the worst element,
+// valid until the next call. Any NaN is a difference.
 static inline const char *array_difference(const Problem *p, const Array *a, const double *wanted, double slack) {
     static char sentence[512];
     double *got = array_doubles(a, a->data), error = relative_error(got, wanted, a->n);

@@ -1,12 +1,12 @@
 /*
-How two results are compared, in tests and in benchmarks.
+Comparison of results, for tests and benchmarks.
 defines: relative_error
 */
 #pragma once
 #include <math.h>
 #include <stddef.h>
 
-// ||a - b|| / ||b||, in double; ||a - b|| where b is zero
+// ||a - b|| / ||b||, in double; ||a - b|| if b is zero
 static inline double relative_error(const double *a, const double *b, size_t n) {
     double difference = 0, reference = 0;
     for (size_t i = 0; i < n; i++) {

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Shared by the test scripts: named cases, a last line in cmocka's format, mpirun, and a check for leftover processes.
+# Shared by the test scripts: named cases, a last line in cmocka's words, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
 
-# report NAME TROUBLE: prints one case. TROUBLE is the output of its checks, empty if the case passed. A failed case is
-# followed by TROUBLE and the file $out, the last output of the program.
+# report NAME TROUBLE: prints a case in one line. TROUBLE is empty if the case passed. Otherwise TROUBLE follows,
+# indented, and then the program's last output, if the file $out has it.
 report() {
     if [ -z "$2" ]; then
         passed=$((passed + 1))
@@ -16,30 +16,30 @@ report() {
     fi
 }
 
-# prints the counts; the status is that of the script
+# end_tests: prints the totals in cmocka's words; its status is the script's
 end_tests() {
     [ "$failed" -eq 0 ] || echo "[  FAILED  ] $failed test(s)"
     echo "[  PASSED  ] $passed test(s)."
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
-# use_mpirun MPI TESTS: sets up mpirun. Without mpirun, or if MPI (the program's line about MPI) is empty, the script
-# ends, and TESTS tests count as skipped.
+# use_mpirun MPI TESTS: prepares the environment for mpirun. MPI: the program's line about MPI, empty in a build without
+# MPI. Without mpirun or MPI, reports TESTS skipped tests and ends the script.
 use_mpirun() {
     local trouble=
     command -v mpirun >/dev/null || trouble="mpirun is not installed"
     [ -n "$1" ] || trouble=${trouble:-"the program was built without MPI"}
     if [ -n "$trouble" ]; then
-        echo "$trouble: no test of several processes"
+        echo "$trouble: tests of several ranks are skipped"
         echo "[  SKIPPED ] $2 test(s)."
         exit 0
     fi
-    # with more ranks than cores, a waiting rank must yield its core
+    # with more ranks than cores, a rank that waits must yield its core
     export OMP_NUM_THREADS=1 OMPI_MCA_mpi_yield_when_idle=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 }
 
-# none_left PROCESS...: prints the processes that still run 5 s after mpirun ended. State Z is a process that ended, and
-# that its parent has not reaped yet.
+# none_left PROCESS...: silent if all processes have ended; waits up to 30 s after mpirun's end. State Z: a process has
+# ended, but its parent has not collected the status yet.
 none_left() {
     local id left
     for _ in {1..300}; do

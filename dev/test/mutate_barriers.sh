@@ -3,7 +3,7 @@
 # Deletes each __syncthreads, __syncwarp, cp_async_commit, cp_async_wait of llmc/*.cuh and of cuda_common.cuh in a copy
 # of the sources, one at a time, and runs the rows of test_ops that cover the file: emulated, in three orders of the
 # warps, in bf16, and in fp32 too if bf16 finds nothing. WORDS: only statements with WORDS in "file:line statement".
-# Prints a line a statement: place, statement, detection (race | value | refusal: other misuse | hang), row.
+# Prints a line per statement: file and line, statement, detection (race | value | refusal: other misuse | hang), row.
 # Fails if no test notices a deletion and `kept` below gives no reason. Two run at a time: 5 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -22,7 +22,7 @@ declare -A rows=(
     [matmul_kernels.cuh]="matmul_forward matmul_backward"
 )
 
-# reasons to keep a statement that no test misses, by "file: line without indentation"
+# reasons to keep a statement that no test needs, by "file: line without indentation"
 declare -A kept=()
 
 # build PRECISION: compiles the sources of this folder to ./ops

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Is every wait for another process needed, and does a test fail without it?   dev/test/mutate_waits.sh [WORDS]
-# For each comm_wait and each wait before a buffer is used again, in llmc/parallel/zero.h and train_gpt2.cu (WORDS: only those of
-# which "file:line statement" contains WORDS), a copy of the sources loses that one, and `test_processes` runs: late
-# with -z on 3 processes and with -tp 2 on 4, and layouts on 3. A line each: where, what, how it was caught. Fails if
-# one can go. About 3 minutes on two free cores.
+# Does a test fail without each wait for a collective?   dev/test/mutate_waits.sh [WORDS]
+# Deletes each comm_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
+# llmc/parallel/tensor_parallel.h and train_gpt2.cu in a copy of the sources, one at a time. Then runs `test_processes`:
+# late with -z on 3 ranks and with -tp 2 on 4, and layouts on 3. WORDS: only waits with WORDS in "file:line statement".
+# Prints each wait with the failure of its deletion. Fails if no test notices a deletion. About 3 minutes on two free
+# cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -12,7 +13,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
 
-# What goes: "file|extended regular expression|what is put there", on each line that matches, one at a time
+# "file|extended regular expression|replacement", for each line that matches, one line at a time
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
@@ -23,8 +24,8 @@ waits=(
     'train_gpt2.cu|^    rows_wait\(|    (void)not_waited('
     'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
     'llmc/parallel/zero.h|\{ zero_bucket_wait\(z, b\); \}|{ (void)b; }'
-    'llmc/parallel/zero.h| && \(next - bucket\) % 2 != 0|'
-    'llmc/parallel/zero.h|^    if \(z->buffered\[bucket % 2\] == bucket\)|    if (z->buffered[bucket % 2])'
+    'llmc/parallel/zero.h| && layer_buffer\(next\) != layer_buffer\(bucket\)|'
+    'llmc/parallel/zero.h|^    if \(z->buffered\[layer_buffer\(bucket\)\] == bucket\)|    if (z->buffered[bucket % 2])'
     'llmc/parallel/zero.h|^    zero_empty_buffers\(z\);|'
     'llmc/parallel/zero.h|^    zero_gather_changed\(z\);|'
     'llmc/parallel/zero.h|^    zero_wait_all\(z\);|'
@@ -40,11 +41,11 @@ build() {
         '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread
 }
 
-# how it fails; nothing if it does not
+# first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {
-    local way ranks arguments
-    for way in "3 late 1" "4 late 2" "3 layouts"; do
-        read -r ranks arguments <<<"$way"
+    local test ranks arguments
+    for test in "3 late 1" "4 late 2" "3 layouts"; do
+        read -r ranks arguments <<<"$test"
         # shellcheck disable=SC2086
         timeout -k 5 100 mpirun --oversubscribe --bind-to none -np "$ranks" ./processes $arguments >log 2>&1 \
             </dev/null && continue
@@ -53,7 +54,7 @@ first_failure() {
     done
 }
 
-# mutant FILE LINE PATTERN REPLACEMENT; line 0: as it is
+# mutant FILE LINE PATTERN REPLACEMENT: prints how FILE with a changed LINE fails; line 0 changes nothing
 mutant() {
     local folder=$scratch/$2.${1//\//.} caught=
     cp -r "$scratch/sources" "$folder"
@@ -66,20 +67,20 @@ mutant() {
 
 mkdir "$scratch/sources" && cp -r llmc dev train_gpt2.cu "$scratch/sources"
 caught=$(mutant llmc/parallel/zero.h 0 x x)
-[ -z "$caught" ] || { echo "without a change: $caught"; exit 1; }
+[ -z "$caught" ] || { echo "a test fails on the unchanged sources: $caught"; exit 1; }
 
 tried=0 missed=0
 for wait in "${waits[@]}"; do
     IFS='|' read -r file pattern replacement <<<"$wait"
-    matches=$(grep -nE "$pattern" "$file") || { echo "nothing in $file matches $pattern"; missed=$((missed + 1)); }
+    matches=$(grep -nE "$pattern" "$file") || { echo "$file: no line matches $pattern"; missed=$((missed + 1)); }
     while IFS=: read -r line statement; do
         statement=$(sed -E 's/^ +//' <<<"$statement")
         [[ -n "$line" && "$file:$line $statement" == *"${1:-}"* ]] || continue
         tried=$((tried + 1))
         caught=$(mutant "$file" "$line" "$pattern" "$replacement")
         [ -n "$caught" ] || missed=$((missed + 1))
-        printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-NOT CAUGHT}"
+        printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-SURVIVES}"
     done <<<"$matches"
 done
-echo "$tried waits, $missed that no test misses"
+echo "$tried waits, $missed that no test needs"
 [ "$missed" -eq 0 ]

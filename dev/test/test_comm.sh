@@ -18,10 +18,10 @@ for ranks in 1 2 3 4; do
     run "$ranks" ranks
     status=$?
     said=$(grep -c "^every rank agrees" "$out")
-    report "collectives on $ranks" "$([ "$status $said" = "0 1" ] || echo "exit status $status")"
+    report "collectives on $ranks ranks" "$([ "$status $said" = "0 1" ] || echo "exit status $status")"
 done
 
-# RANKS FAULT RANK STATUS PATTERN [SENTENCES, 1]
+# fault RANKS FAULT RANK STATUS PATTERN [SENTENCES, 1]: RANK has a fault; the job must end with STATUS and one sentence
 fault() {
     local status
     run "$1" "$2" "$3"
@@ -41,7 +41,7 @@ fault 4 refuses 0 2 '^train_gpt2: rank 0: shard 3 is cut short$'
 fault 3 fails 2 1 '^train_gpt2: rank 2: step 20: the loss is NaN$'
 fault 1 fails 0 1 '^train_gpt2: step 20: the loss is NaN$'
 fault 4 all-refuse 0 2 '^train_gpt2: rank [0-3]: data/none.bin: no such file$'
-# every other rank waits, some of them for waiting ranks
+# all other ranks wait, some of them for ranks that wait themselves
 fault 2 stopped 0 1 '^train_gpt2: rank 1: rank 0 has not answered for 1 s'
 fault 4 stopped 3 1 '^train_gpt2: rank [0-2]: rank 3 has not answered for 1 s'
 fault 4 confuses 1 1 '^train_gpt2: rank [0-3]: all_[a-z]* has waited 1 s, yet every rank answers'

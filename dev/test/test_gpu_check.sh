@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/gpu_check.sh: what each stage starts, reports and leaves out, by programs that pose as a GPU's tools, as nvcc,
-# make, python and the trainer.   dev/test/test_gpu_check.sh
+# scripts/gpu_check.sh: the programs that each stage starts, its report, and its skipped steps. Stubs replace the GPU's
+# tools, nvcc, make, python and the trainer.   dev/test/test_gpu_check.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -13,13 +13,13 @@ cp -r scripts README.md "$here"
 export PATH=$folder/bin:$PATH STUBS=$folder PYTHON=$folder/bin/python OUT=$folder/back
 unset NVCC DATA MERGES GPU_CHECK_SECONDS
 
-# writes an executable file from stdin
+# program PATH: writes an executable file from stdin
 program() {
     { echo '#!/usr/bin/env bash' && cat; } >"$1"
     chmod +x "$1"
 }
 
-# ---- those who pose
+# ---- stubs
 
 program "$folder/bin/nvidia-smi" <<'END_OF'
 [ -z "${NO_GPU:-}" ] || exit 9
@@ -32,7 +32,7 @@ memory.free) echo 143000 ;;
 memory.total) echo 144000 ;;
 memory.used)
     echo 1000
-    [[ $* != *--loop-ms* ]] || { echo 21480 && exec sleep 60; }  # 20 GiB more while something runs
+    [[ $* != *--loop-ms* ]] || { echo 21480 && exec sleep 60; }  # 20 GiB more while a program runs
     ;;
 esac
 END_OF
@@ -44,14 +44,14 @@ case \$* in
 esac
 END_OF
 program "$folder/bin/true" <<<'exit 0'
-# waits for nvidia-smi to have looked, where it is to look
+# waits until nvidia-smi has measured the memory, if the step asks for it
 program "$folder/bin/seen" <<'END_OF'
 for _ in {1..1000}; do
     if [ ! -e build/gpu/used.txt ] || [ "$(wc -l <build/gpu/used.txt)" -ge 2 ]; then exit; fi
     sleep 0.02
 done
 END_OF
-# builds all that is asked for but BROKEN
+# builds all targets except BROKEN
 program "$folder/bin/make" <<'END_OF'
 status=0
 for word; do
@@ -78,7 +78,7 @@ case $* in
 *) echo "Ceilings: copy 4000.0 GB/s, matmul of 8192 cubed 750.000 TFLOP/s." ;;
 esac
 END_OF
-# a trainer: 100 ms a step; plans 2 GiB and 0.25 a sequence; HANGS names flags with which it never ends
+# A trainer: 100 ms a step, plans of 2 GiB and 0.25 GiB per sequence. HANGS: flags with which it never ends.
 program "$folder/programs/train_gpt2" <<'END_OF'
 echo "$*" >>"$STUBS/log"
 [[ -z ${HANGS:-} || " $* " != *" $HANGS "* || $* == *--plan* ]] || exec sleep 100
@@ -119,7 +119,7 @@ END_OF
 program "$folder/programs/dump_run" <<'END_OF'
 mkdir -p "$1/step_00000000" && touch "$1/train.i32" "$1/step_00000000/model.safetensors"
 END_OF
-# PyTorch: 125 ms a step, out of memory from 340 sequences on, in 0.4 GiB each; its curve is OFF higher
+# PyTorch: 125 ms a step, 0.4 GiB per sequence, out of memory from 340 sequences on. Its losses are OFF higher.
 program "$folder/bin/python" <<'END_OF'
 case $* in
 *"import torch"*) [ -n "${NO_TORCH:-}" ] || echo 9.9.0 ;;
@@ -144,9 +144,9 @@ case $* in
 esac
 END_OF
 
-# ---- what is looked at
+# ---- checks
 
-# check STATUS STAGE: runs a stage; says what is wrong with its exit status
+# check STATUS STAGE: runs a stage, and prints an unexpected exit status
 check() {
     local status stage=("${@:2}")
     rm -rf "$folder/log" "$here/dev/results" "$folder"/back/*
@@ -155,17 +155,17 @@ check() {
     [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
     results=$(find "$here/dev/results" -name '*.md' 2>/dev/null)
 }
-# has WORDS...: says which of these the results do not have
+# has WORDS...: prints the words that the results lack
 has() {
     local words
-    for words; do grep -qF -- "$words" "${results:-/dev/null}" || echo "no '$words' in the results"; done
+    for words; do grep -qF -- "$words" "${results:-/dev/null}" || echo "expected '$words' in the results"; done
 }
-lacks() { if grep -F -- "$1" "$results"; then echo "the results have '$1'"; fi; }
-says() { grep -qF -- "$1" "$out" || echo "it does not say '$1'"; }
+lacks() { if grep -F -- "$1" "$results"; then echo "expected no '$1' in the results"; fi; }
+says() { grep -qF -- "$1" "$out" || echo "expected '$1' in the output"; }
 
 # ---- cases
 
-# check sets `results`, so a case's checks run in this shell, and what they say is kept in a file
+# judge NAME FUNCTION: runs a case in this shell, because `check` sets `results`
 judge() {
     "$2" >"$folder/trouble" 2>&1
     report "$1" "$(cat "$folder/trouble")"
@@ -197,10 +197,10 @@ all_of_it() {
     [ "$(grep -c -- '-x 50 ' "$folder/log")" -eq 4 ] || echo "not four runs of 50 steps: $(cat "$folder/log")"
     [ "$(grep -oE -- '-x 50 -e d12|--model 124M.*' "$folder/log" | tr '\n' ';')" = "-x 50 -e d12;--model 124M \
 --batch 64 --gradients both;-x 50 -e d12;--model 124M --batch 64 --gradients none;" ] ||
-        echo "the programs do not take turns, or PyTorch not its faster way: $(cat "$folder/log")"
+        echo "the programs do not take turns, or PyTorch does not run its faster variant: $(cat "$folder/log")"
 }
 
-failures_are_said() {
+failures_are_reported() {
     RACES=racecheck BROKEN=test_ops_fp32 NO_TORCH=1 NOISE=1 check 1
     has "- racecheck: FAILED: exit status 9" "- build test_ops_fp32: FAILED: exit status 2" "- memcheck: ok" \
         "- PyTorch: skipped" "- the same bits twice, 20 steps of 124M: FAILED" "- train 1558M, run 2: ok"
@@ -215,12 +215,12 @@ memory() {
         has "| 124M, B 64 | -r $level | 100.0 (100.0 to 100.0) | 655360 | 18.0 | 20.0 | 2.0 |" \
             "| 1558M, B 16 | -r $level | 100.0"
     done
-    # 140000 MiB are 546.9 times 256; 8 of these are no sequence's
+    # 140000 MiB are 546.9 times 256 MiB, and 8 of these hold no sequence
     has "| 8 | train_gpt2 | 100.0" "| 8 | PyTorch 9.9.0 | 125.0" "- what does not fit is refused" \
         "| 124M | train_gpt2 -r 1 | 538 | 100.0" "| 539, by its plan |" "| train_gpt2 --fit: -b 128 -r 2 |" \
         "| 124M | PyTorch 9.9.0 | 33"
     grep -q -- '-x 3 -e d12 -r 1 -b 538' "$folder/log" || echo "the largest batch was not run"
-    # what ran and what did not are close together
+    # the largest batch that ran and the smallest that did not are at most 1/32 apart
     sed -n 's/^| 124M | PyTorch 9.9.0 | \([0-9]*\) .* \([0-9]*\), tried |$/\1 \2/p' "$results" |
         awk '{ close_by = $1 < 340 && $2 >= 340 && $2 - $1 <= $1 / 32 + 1 } END { exit !close_by }' ||
         echo "PyTorch's largest batch was not found"
@@ -248,7 +248,7 @@ curve() {
     has "- text: FAILED"
 }
 
-# step_of ALL LIMIT: what a step of 20 s ends with, by its own limit and that of all
+# step_of ALL LIMIT: the status of a step of 20 s with a limit of its own and a limit of all steps
 step_of() {
     # shellcheck disable=SC2034  # steps.sh reads it
     (seconds_in_all=$1 && . scripts/gpu/steps.sh && bounded "$2" sleep 20)
@@ -257,20 +257,20 @@ step_of() {
 
 limits() {
     local started=$SECONDS status
-    [ "$(step_of 100 1)" -eq 124 ] || echo "a step that takes too long does not say so"
-    [ "$(step_of 5 60)" -eq 125 ] || echo "a step for which no time is left does not say so"
+    [ "$(step_of 100 1)" -eq 124 ] || echo "expected status 124 of a step past its limit"
+    [ "$(step_of 5 60)" -eq 125 ] || echo "expected status 125 of a step without time left"
     NO_TORCH=1 HANGS="-r 1" GPU_CHECK_SECONDS=20 check 0 memory
     has "- 124M, B 64, -r 0: ok" "- 124M, B 64, -r 1: left out: no time was left" \
         "- 1558M, B 16, -r 0: left out: no time was left" "| 124M, B 64 | -r 0 |"
     lacks FAILED
-    [ $((SECONDS - started)) -lt 90 ] || echo "it took $((SECONDS - started)) s"
+    [ $((SECONDS - started)) -lt 90 ] || echo "the stage took $((SECONDS - started)) s, expected less than 90"
 }
 
-judge "without a GPU every stage says so" without_a_gpu
-judge "tests, products, both trainers in turns" all_of_it
-judge "what fails is said, and the rest goes on" failures_are_said
-judge "levels, small batches, the largest" memory
-judge "and without PyTorch" memory_without_torch
-judge "curves, and a resumed run" curve
+judge "without a GPU every stage stops with an error" without_a_gpu
+judge "tests, matmuls, both trainers in turns" all_of_it
+judge "a failed step is reported, and the other steps run" failures_are_reported
+judge "memory: every -r, small batches, the largest batch" memory
+judge "memory without PyTorch" memory_without_torch
+judge "loss curves and a resumed run" curve
 judge "time limits" limits
 end_tests

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/multi_node: what each launcher starts, by programs that pose as mpirun, srun, ssh and train_gpt2; that all
-# three give the same flags; and that over ssh a process that fails ends the rest.
+# scripts/multi_node: stubs of mpirun, srun, ssh and train_gpt2 log the commands of each launcher. All three launchers
+# must give the same flags, and over ssh a rank that fails must stop the others.
 #   dev/test/test_launchers.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -13,12 +13,13 @@ cp -r scripts/multi_node "$folder/here/scripts/"
 export LOG=$folder/log PATH=$folder/bin:$PATH
 unset DATA PORT
 
-# writes an executable file from stdin
+# program PATH: writes an executable file from stdin
 program() {
     cat >"$1"
     chmod +x "$1"
 }
-# a trainer that notes its flags and process; rank FAILS fails, HANGS wait; it stays the process that it was started as
+# A trainer that logs its process id and its flags. Rank FAILS exits with 7. With HANGS all other ranks wait, in the
+# same process.
 program "$folder/here/train_gpt2" <<'END'
 #!/usr/bin/env bash
 rank=0
@@ -46,9 +47,9 @@ while [[ $1 == --* ]]; do echo "srun $1" >>"$LOG.options" && shift; done
 HOST=slurm SLURM_PROCID=5 exec "$@"
 END
 
-# of the flags noted: those of the run, without those by which processes meet
+# the logged flags without the flags of the rendezvous
 run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g' "$LOG" | sort -u; }
-# launch STATUS COMMAND...: with an empty log; says what is wrong with its exit status
+# launch STATUS COMMAND...: runs a launcher with an empty log, and prints an unexpected exit status
 launch() {
     local status
     rm -f "$LOG" "$LOG.options"
@@ -77,7 +78,7 @@ report "slurm.sbatch" "$(
         bash scripts/multi_node/slurm.sbatch -b 8
     has "$LOG" "slurm -pi fs -pf runs/meetings -pn 16 -pr 5 -pg 8 -i "
     for option in --kill-on-bad-exit=1 --mpi=none --cpus-per-task=6; do has "$LOG.options" "srun $option"; done
-    [ -d runs/meetings ] || echo "the folder to meet in was not made"
+    [ -d runs/meetings ] || echo "the folder of the rendezvous was not created"
     run_flags | cmp - "$folder/by_mpirun"
 )"
 report "ssh.sh" "$(
@@ -85,10 +86,10 @@ report "ssh.sh" "$(
     for rank in 0 1 2 3; do
         has "$LOG" "$([ $rank -lt 2 ] && echo one || echo two) -pi tcp -ps one:29500 -pn 4 -pg 2 -pr $rank -i "
     done
-    [ "$(wc -l <"$LOG")" -eq 4 ] || echo "expected four processes"
+    [ "$(wc -l <"$LOG")" -eq 4 ] || echo "expected 4 ranks"
     run_flags | cmp - "$folder/by_mpirun"
 )"
-# the processes of the log that still run
+# left: prints the logged processes that still run
 left() {
     cut -d' ' -f1 "$LOG" | while read -r id; do
         [ ! -d "/proc/$id" ] || grep -q '^State:.*Z' "/proc/$id/status" 2>/dev/null || echo "$id still runs"
@@ -100,7 +101,7 @@ for rank in 0 3; do
         left
     )"
 done
-report "ssh.sh is told to end" "$(
+report "ssh.sh stops all ranks after SIGTERM" "$(
     rm -f "$LOG"
     env GPUS=2 HANGS=1 "$here/scripts/multi_node/ssh.sh" "one two" >"$folder/out" 2>&1 </dev/null &
     while { [ ! -e "$LOG" ] || [ "$(wc -l <"$LOG")" -lt 4 ]; } && kill -0 $! 2>/dev/null; do sleep 0.05; done

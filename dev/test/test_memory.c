@@ -1,4 +1,4 @@
-// plan.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one owner at a time.
+// plan.h: the plan's offsets, sums and JSON; an arena of exactly the plan's bytes; scratch buffers with one owner.
 #include "testing.h"
 #define POISON_SCRATCH
 #include "llmc/memory/plan.h"
@@ -11,7 +11,7 @@ typedef struct {
 
 #define EXAMPLE(member) offsetof(Example, member), #member
 
-// sizes that are no, one, and many multiples of the alignment, in every lifetime
+// tensors of every lifetime, of 0, 1 and many multiples of the alignment and of other sizes
 static Plan example_plan(void) {
     Plan plan = {NULL, 0};
     plan_add(&plan, EXAMPLE(a), STATE, DT_F32, dims1(1));
@@ -53,7 +53,7 @@ static void test_sums(void **state) {
     plan_free(&plan);
 }
 
-// sizes past 4 GiB are sums of size_t, not int
+// offsets and sums past 4 GiB are size_t, not int
 static void test_large_sizes(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
@@ -122,7 +122,7 @@ static void test_json(void **state) {
     plan_free(&plan);
 }
 
-// a line a tensor, a line a lifetime, the total
+// The table has a header, a line per tensor, a line per lifetime, and the total.
 static void test_print(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
@@ -174,7 +174,7 @@ static void test_arena(void **state) {
         unsigned char *tensor = (unsigned char *)bound[i];
         assert_ptr_equal(tensor, arena.memory + plan.tensors[i].offset);
         assert_int_equal((uintptr_t)tensor % 256, 0);
-        for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // not another's
+        for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // no other tensor's bytes
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }
     }
     arena_free(&arena);
@@ -184,13 +184,13 @@ static void test_arena(void **state) {
 
 // ---- scratch
 
-static void take_twice(void *argument) {
+static void acquire_twice(void *argument) {
     Scratch *scratch = (Scratch *)argument;
     scratch_acquire(scratch, "dfch", 2);
     scratch_acquire(scratch, "dqkv", 2);
 }
 
-static void take_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 17); }
+static void acquire_too_much(void *scratch) { scratch_acquire((Scratch *)scratch, "logits", 17); }
 
 static void test_scratch(void **state) {
     (void)state;
@@ -203,12 +203,12 @@ static void test_scratch(void **state) {
     for (size_t i = 0; i < sizeof memory / sizeof(float); i++) {
         float stale;
         memcpy(&stale, memory + i * sizeof stale, sizeof stale);
-        assert_true(isnan(stale));  // a POISON_SCRATCH build
+        assert_true(isnan(stale));  // POISON_SCRATCH
     }
     assert_ptr_equal(scratch_acquire(&scratch, "datty", 1), memory);
     scratch_release(&scratch);
-    assert_stops(1, "scratch for dqkv is in use by dfch", take_twice, &scratch);
-    assert_stops(1, "scratch has 64 bytes, logits needs 68", take_too_much, &scratch);
+    assert_stops(1, "scratch for dqkv is in use by dfch", acquire_twice, &scratch);
+    assert_stops(1, "scratch has 64 bytes, logits needs 68", acquire_too_much, &scratch);
 }
 
 int main(void) {

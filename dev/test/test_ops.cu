@@ -176,8 +176,8 @@ static void check_row(const OpCase *op, size_t most_bytes) {
 }
 
 #ifdef __CUDACC__
-// GPT-2 124M's own shape with 2048 rows, a minute on the host in all. AdamW's variants have 124 million parameters each,
-// so only three of them run.
+// GPT-2 124M's own shape with 2048 rows, a minute on the host in all. AdamW's variants have 124 million parameters
+// each, so only three of them run.
 static void check_real_size(const OpCase *op) {
     const int updates[] = {ADAMW_VARIANT(ADAMW_ALONE, ADAMW_REAL, ADAMW_REAL),
                            ADAMW_VARIANT(ADAMW_MASTER, ADAMW_REAL, ADAMW_REAL),

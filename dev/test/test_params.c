@@ -1,5 +1,4 @@
-// params.h: the shapes that descriptors name, GPT-2's parameter counts, the layout, the optimizer's ranges, the first
-// values.
+// params.h and layout.h: model shapes, parameter counts, the flat block, AdamW's ranges, shards, initial values.
 #include "testing.h"
 #include "slice_copy.h"
 #include "llmc/adamw.h"
@@ -10,7 +9,7 @@ enum { DATA_VOCAB = 300, DATA_T = 77 };
 
 static GPT2Config described(const char *word) {
     GPT2Config c;
-    if (!config_from_descriptor(&c, word, DATA_VOCAB, DATA_T)) { fail_msg("'%s' was not understood", word); }
+    if (!config_from_descriptor(&c, word, DATA_VOCAB, DATA_T)) { fail_msg("'%s': expected a descriptor", word); }
     return c;
 }
 
@@ -75,22 +74,22 @@ static void test_shape_descriptor(void **state) {
     assert_int_equal(c.padded_vocab_size, 128);
 }
 
-// what is no descriptor may be a path
-static void test_other_words(void **state) {
+// any other word may be a path
+static void test_no_descriptors(void **state) {
     (void)state;
     static const char *const words[] = {
         "",      "d13",       "d12x",      "D12",      "d",       "gpt2:",      "gpt2:d13",  "gpt3:c769",   "l4h4",
         "l4h4c", "l4h4c128x", "l4h4c128/", "l4c128h4", "4h4c128", "l4h4c128.5", "l4,h4c128", "l9999999h1c1"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         GPT2Config c;
-        if (config_from_descriptor(&c, words[i], DATA_VOCAB, DATA_T)) { fail_msg("'%s' was understood", words[i]); }
+        if (config_from_descriptor(&c, words[i], DATA_VOCAB, DATA_T)) { fail_msg("'%s' is no descriptor", words[i]); }
     }
 }
 
 static void test_impossible_shapes(void **state) {
     (void)state;
     static const struct {
-        const char *word, *says;
+        const char *word, *error;
     } cases[] = {
         {"l0h1c8", "at least one layer"},
         {"l1h0c8", "at least one layer"},
@@ -102,7 +101,7 @@ static void test_impossible_shapes(void **state) {
         {"l999999h999999c999999", "parameters is more than"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_stops(2, cases[i].says, check_word, (void *)cases[i].word);
+        assert_stops(2, cases[i].error, check_word, (void *)cases[i].word);
         assert_stops(2, cases[i].word, check_word, (void *)cases[i].word);
     }
     check_word((void *)"l1h1c1");
@@ -123,7 +122,7 @@ static void test_parameter_counts(void **state) {
 
 // ---- names and layout
 
-// in the order of the block, as Hugging Face's GPT-2 calls them
+// Hugging Face's names, in the order of the flat block
 static const char *const names_of_layer_3[NUM_PARAM_TENSORS] = {
     "wte.weight",
     "wpe.weight",
@@ -165,8 +164,8 @@ static void test_shapes(void **state) {
     }
 }
 
-// Every tensor in the order of the block starts at the first aligned element after the one before it: so they are
-// disjoint, a layer is one run, and total is the end of the last.
+// Every tensor starts at the first aligned element after the tensor before it. So tensors are disjoint, a layer is
+// contiguous, and the block ends with the last tensor.
 static void test_layout(void **state) {
     (void)state;
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l2h4c64", "d12", "gpt3:c12288"};
@@ -187,7 +186,8 @@ static void test_layout(void **state) {
     }
 }
 
-static void test_spans(void **state) {
+// The update ranges cover every element of every tensor once, with the tensor's weight decay, and no gap.
+static void test_update_ranges(void **state) {
     (void)state;
     GPT2Config c = described("l4h2c6");
     ParamLayout layout = param_layout(&c);
@@ -217,13 +217,63 @@ static void test_spans(void **state) {
             }
         }
     }
-    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // the gaps are in no range
+    for (size_t i = 0; i < layout.total; i++) { assert_int_equal(covered[i], -1); }  // gaps are in no range
     free(covered);
 }
 
-// ---- among several ranks
+// ---- shards and slices
 
-// Buckets follow each other, their chunks have one size, and what all ranks own is the block.
+// The drawing at the top of layout.h: row 1221, column 10 of layer 3's QKVW of d12 on 4 ranks, -tp 2 -z 3.
+static void test_one_element_at_its_five_addresses(void **state) {
+    (void)state;
+    enum { LAYER = 3, ROW = 1221, COL = 10 };
+    const GPT2Config c = {1024, 50257, 50304, 12, 12, 768};
+    // whole tensor
+    assert_int_equal(param_rows(QKVW, &c), 2304);
+    assert_int_equal(param_cols(QKVW, &c), 768);
+    size_t element = ROW * param_cols(QKVW, &c) + COL;
+    assert_int_equal(element, 937738);
+    // slice
+    Range in_slice;
+    int tp_rank = slice_of(&in_slice, QKVW, &c, 2, element);
+    assert_int_equal(tp_rank, 1);
+    assert_int_equal(in_slice.offset, 347914);
+    assert_int_equal(in_slice.offset, 453 * 768 + COL);
+    Slice slice = param_slice(QKVW, &c, 2, tp_rank);
+    assert_true(slice.rows == 1152 && slice.cols == 768 && slice_num_ranges(&slice) == 3);
+    SliceRange k = slice_range(&slice, 1);
+    assert_true(k.local == 384 * 768 && k.global == (768 + 384) * 768 && k.count == 384 * 768);
+    assert_int_equal(k.local + element - k.global, in_slice.offset);
+    // flat block
+    Sharding sharding = {2, 0, 3, 2, tp_rank};
+    ParamLayout layout = param_layout_sharded(&c, sharding);
+    assert_int_equal(layout.total, 62710272);
+    assert_int_equal(param_offset(&layout, QKVW, LAYER), 30792960);
+    size_t in_block = param_offset(&layout, QKVW, LAYER) + in_slice.offset;
+    assert_int_equal(in_block, 31140874);
+    // bucket and shard
+    Bucket bucket = param_bucket(&layout, layer_bucket(LAYER));
+    assert_int_equal(bucket.offset, 30791424);
+    assert_true(bucket.chunk == 1773184 && bucket.size == 2 * bucket.chunk);
+    assert_int_equal(in_block - bucket.offset, 349450);
+    assert_int_equal((in_block - bucket.offset) / bucket.chunk, sharding.dp_rank);
+    assert_int_equal(layout.shard, 31355136);
+    assert_int_equal(bucket.shard_offset, 15395712);
+    ParamRange owned = param_owned_range(&layout, QKVW, LAYER, param_count(&layout, QKVW));
+    assert_true(in_slice.offset >= owned.offset && in_slice.offset - owned.offset < owned.count);
+    assert_int_equal(owned.params + in_slice.offset - owned.offset, 15745162);
+    assert_int_equal(bucket.shard_offset + in_block - bucket.offset, 15745162);
+    // the other data-parallel rank does not own the element
+    sharding.dp_rank = 1;
+    layout = param_layout_sharded(&c, sharding);
+    owned = param_owned_range(&layout, QKVW, LAYER, param_count(&layout, QKVW));
+    assert_true(in_slice.offset < owned.offset || in_slice.offset - owned.offset >= owned.count);
+    // file
+    assert_true(param_specs[QKVW].transposed);
+    assert_int_equal(COL * param_rows(QKVW, &c) + ROW, 24261);
+}
+
+// Buckets are adjacent, chunks of a bucket have one size, and the shards of all ranks make up the block.
 static void check_buckets(const ParamLayout *layout) {
     size_t at = 0, shard = 0, ranks = (size_t)layout->sharding.dp_size, rank = (size_t)layout->sharding.dp_rank;
     for (int i = 0; i < num_buckets(layout); i++) {
@@ -233,13 +283,14 @@ static void check_buckets(const ParamLayout *layout) {
         assert_int_equal(b.owned_offset, b.offset + rank * b.chunk);
         assert_int_equal(b.shard_offset, shard);
         assert_int_equal(b.chunk % MOMENT_BLOCK, 0);
-        at += b.size, shard += b.chunk;
+        at += b.size;
+        shard += b.chunk;
     }
     assert_int_equal(at, layout->total);
     assert_int_equal(shard, layout->shard);
 }
 
-// Two neighbouring layers, and the other buckets, are in different buffers.
+// Two neighbouring layers have different buffers, and so have the other buckets.
 static void check_buffers(const ParamLayout *layout) {
     for (int i = 0; i < num_buckets(layout); i++) {
         size_t from = bucket_buffer(layout, i), end = from + param_bucket(layout, i).size;
@@ -253,24 +304,24 @@ static void check_buffers(const ParamLayout *layout) {
     }
 }
 
-// Of slices the ranges say where in the whole tensor an element is, whatever part of the slice a rank has.
-static void check_places(const ParamLayout *layout) {
+// The view of an update range gives the offset of each element in the whole tensor, for any shard of the slice.
+static void check_views(const ParamLayout *layout) {
     UpdateRange ranges[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
         int count = bucket_update_ranges(ranges, layout, i);
         for (int k = 0; k < count; k++) {
             const Slice *slice = &layout->slice[ranges[k].tensor % NUM_PARAM_TENSORS];
             for (size_t r = 0; r < slice_num_ranges(slice); r++) {
-                SliceRange run = slice_range_within(slice_range(slice, r), ranges[k].tensor_offset, ranges[k].count);
-                for (size_t e = 0; e < run.count; e++) {
-                    assert_int_equal(view_element(ranges[k].view, run.local + e), run.global + e);
+                SliceRange range = slice_range_within(slice_range(slice, r), ranges[k].tensor_offset, ranges[k].count);
+                for (size_t e = 0; e < range.count; e++) {
+                    assert_int_equal(view_element(ranges[k].view, range.local + e), range.global + e);
                 }
             }
         }
     }
 }
 
-static void test_places_in_the_whole(void **state) {
+static void test_views_of_the_whole_tensor(void **state) {
     (void)state;
     static const char *const words[] = {"l1h1c1", "l2h3c24", "l1h5c15", "l1h4c64"};
     static const int slices[] = {1, 2, 3, 4, 8};
@@ -280,13 +331,14 @@ static void test_places_in_the_whole(void **state) {
         for (int r = 0; r < t * ranks; r++) {
             Sharding sharding = {ranks, r / t, k / 20, t, r % t};
             ParamLayout layout = param_layout_sharded(&c, sharding);
-            check_places(&layout);
+            check_views(&layout);
         }
     }
 }
 
-// marks in `seen` (layout.total) what this rank owns of every tensor; where it lies is where the ranges say
-static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Config *c) {
+// Counts in `owners` (layout.total) the elements of every tensor that this rank owns. The update ranges agree with
+// param_owned_range and param_updated_range.
+static void count_owned(signed char *owners, const ParamLayout *layout, const GPT2Config *c) {
     UpdateRange ranges[LAYER_PARAMS];
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
@@ -295,16 +347,16 @@ static void mark_own(signed char *seen, const ParamLayout *layout, const GPT2Con
             ParamId id = (ParamId)(ranges[s].tensor % NUM_PARAM_TENSORS);
             int layer = ranges[s].tensor / NUM_PARAM_TENSORS, stage = layout->sharding.stage;
             size_t used = param_rows(id, c) * param_cols(id, c), tensor = param_offset(layout, id, layer);
-            ParamRange own = param_owned_range(layout, id, layer, used),
-                       kept = param_updated_range(layout, id, layer, used);
+            ParamRange owned = param_owned_range(layout, id, layer, used),
+                       updated = param_updated_range(layout, id, layer, used);
             assert_int_equal(ranges[s].tensor_offset % MOMENT_BLOCK, 0);
             assert_int_equal(ranges[s].offset % MOMENT_BLOCK, 0);
-            assert_int_equal(ranges[s].tensor_offset, kept.offset);
-            assert_int_equal(ranges[s].count, kept.count);
-            assert_int_equal(kept.count, stage == 0 ? used : own.count);
-            assert_int_equal(kept.state, ranges[s].offset + (stage == 0 ? 0 : b.shard_offset));
-            assert_int_equal(kept.params, stage < 3 ? tensor + kept.offset : kept.state);
-            for (size_t e = own.offset; e < own.offset + own.count; e++) { seen[tensor + e]++; }
+            assert_int_equal(ranges[s].tensor_offset, updated.offset);
+            assert_int_equal(ranges[s].count, updated.count);
+            assert_int_equal(updated.count, stage == 0 ? used : owned.count);
+            assert_int_equal(updated.state, ranges[s].offset + (stage == 0 ? 0 : b.shard_offset));
+            assert_int_equal(updated.params, stage < 3 ? tensor + updated.offset : updated.state);
+            for (size_t e = owned.offset; e < owned.offset + owned.count; e++) { owners[tensor + e]++; }
         }
     }
 }
@@ -316,29 +368,29 @@ static void test_shards(void **state) {
         GPT2Config c = described(words[k % 3]);
         Sharding sharding = {1 + k / 12, 0, k / 3 % 4, 1, 0};
         ParamLayout layout = param_layout_sharded(&c, sharding);
-        signed char *seen = (signed char *)calloc(layout.total, 1);
+        signed char *owners = (signed char *)calloc(layout.total, 1);
         for (; sharding.dp_rank < sharding.dp_size; sharding.dp_rank++) {
             layout = param_layout_sharded(&c, sharding);
             check_buckets(&layout);
             check_buffers(&layout);
-            mark_own(seen, &layout, &c);
+            count_owned(owners, &layout, &c);
         }
         for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
             size_t used = param_rows((ParamId)id, &c) * param_cols((ParamId)id, &c);
             for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++) {
-                signed char *tensor = seen + param_offset(&layout, (ParamId)id, layer);
-                for (size_t e = 0; e < used; e++) { assert_int_equal(tensor[e], 1); }  // owned once
+                signed char *tensor = owners + param_offset(&layout, (ParamId)id, layer);
+                for (size_t e = 0; e < used; e++) { assert_int_equal(tensor[e], 1); }
                 memset(tensor, 0, used);
             }
         }
-        for (size_t i = 0; i < layout.total; i++) { assert_int_equal(seen[i], 0); }
-        free(seen);
+        for (size_t i = 0; i < layout.total; i++) { assert_int_equal(owners[i], 0); }
+        free(owners);
     }
 }
 
-// ---- first values
+// ---- initial values
 
-// all tensors where they lie in the block; gaps and padding zero, as in a fresh arena
+// all tensors at their offsets in the flat block; gaps and padding are zero, as in a new arena
 static real *initialised(const GPT2Config *c, uint64_t seed) {
     ParamLayout layout = param_layout(c);
     real *params = (real *)xcalloc(layout.total, sizeof(real));
@@ -383,8 +435,8 @@ static void test_init(void **state) {
     free(params);
 }
 
-// padding of the vocabulary and gaps between tensors stay zero through training only if they begin as zero
-static void test_init_zero_outside(void **state) {
+// The vocabulary's padding and the gaps between tensors stay zero through training only if they start as zero.
+static void test_padding_and_gaps_start_as_zero(void **state) {
     (void)state;
     GPT2Config c = described("l3h2c6");
     ParamLayout layout = param_layout(&c);
@@ -424,17 +476,18 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_known_models),
         cmocka_unit_test(test_shape_descriptor),
-        cmocka_unit_test(test_other_words),
+        cmocka_unit_test(test_no_descriptors),
         cmocka_unit_test(test_impossible_shapes),
         cmocka_unit_test(test_parameter_counts),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_update_ranges),
+        cmocka_unit_test(test_one_element_at_its_five_addresses),
         cmocka_unit_test(test_shards),
-        cmocka_unit_test(test_places_in_the_whole),
+        cmocka_unit_test(test_views_of_the_whole_tensor),
         cmocka_unit_test(test_init),
-        cmocka_unit_test(test_init_zero_outside),
+        cmocka_unit_test(test_padding_and_gaps_start_as_zero),
         cmocka_unit_test(test_init_is_reproducible),
     };
     return cmocka_run_group_tests_name("params", tests, NULL, NULL);

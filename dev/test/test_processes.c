@@ -1,18 +1,18 @@
 /*
-The trainer's model among several processes, by its own functions.
-    test_processes                      a process alone: -z is of no consequence, and what a plan counts
+The trainer's model on several ranks, with the trainer's own functions.
+    test_processes                      one rank: -z changes nothing; the number of all-gathers per layer
     mpirun test_processes layouts       -z 0..3 at -r 0, 2 and 4, one micro-batch and three: gradients and loss against
-                                        one process, bits against -z 0, bytes held and sent against the plan
-    mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same; what is
-                                        inert in 50 updates; decoding
-    mpirun test_processes late T        the same bits when every call is as late as it may be (late_comm.h)
-    mpirun test_processes bytes T       device memory that is allocated, of a device that the communicator stages for;
-                                        bytes sent, against the literature's counts
-    mpirun test_processes files T       a checkpoint of one process is read, and written again, with -tp T and every -z
+                                        one rank, bits against -z 0, allocated and sent bytes against the plan
+    mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same checks;
+                                        padding after 50 updates; decoding
+    mpirun test_processes late T        the same bits through a late communicator (late_comm.h)
+    mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
+                                        sent bytes against the formulas of the ZeRO and sequence-parallelism papers
+    mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
-    mpirun test_processes train ...     the trainer itself, with these flags: in bf16 where this program is
-    test_processes same A B PREFIX      the .safetensors files A and B have the same tensors of this prefix
-dev/test/test_processes.sh runs them, and the trainer itself.
+    mpirun test_processes train ...     the trainer with these flags; in bf16 if this program is built for bf16
+    test_processes same A B PREFIX      the .safetensors files A and B have the same tensors with this prefix
+dev/test/test_processes.sh runs these commands and the trainer.
 */
 #ifndef TESTING
 #define TESTING
@@ -33,7 +33,7 @@ static const GPT2Config config = {13, 300, 384, L, 3, 24};
         if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
     } while (0)
 
-// ---- a device that counts what is allocated
+// ---- a device that counts allocated bytes
 
 typedef struct {
     size_t now, most;
@@ -44,7 +44,7 @@ static Allocated *allocated(void) {
     return &bytes;
 }
 
-enum { COUNTED = 256 };  // before each block is its size
+enum { COUNTED = 256 };  // bytes before each allocation, which hold the allocation's size
 
 static void *counting_allocate(size_t bytes) {
     char *block = (char *)host_allocate(bytes + COUNTED);
@@ -65,7 +65,8 @@ static void counting_release(void *p) {
 static const Device *counting_device(void) {
     static Device device;
     device = cpu_device;
-    device.allocate = counting_allocate, device.release = counting_release;
+    device.allocate = counting_allocate;
+    device.release = counting_release;
     return &device;
 }
 
@@ -78,28 +79,31 @@ static const Backend *counting_backend(void) {
 
 // ---- models
 
-// what a model is built for; r: level of recomputation, 4 in segments of three blocks, or of two: what is read next
-// is then in the other buffer of layers, or in the same
+// r: -r. Segments of -r 4 have two or three blocks, so that the next bucket is in the other buffer or in the same.
 static ModelOptions options_for(int stage, int r, int micro_steps, const Comm *dp) {
     ModelOptions p;
     memset(&p, 0, sizeof p);
-    p.backend = counting_backend(), p.B = B, p.T = T, p.micro_steps = micro_steps, p.training = true;
-    p.recompute.level = r,
-    p.recompute.every = r < RECOMPUTE_BLOCK ? 1
-                        : micro_steps > 1   ? 2
-                                            : 3,
-    p.recompute.layers = L;
+    p.backend = counting_backend();
+    p.B = B;
+    p.T = T;
+    p.micro_steps = micro_steps;
+    p.training = true;
+    p.recompute.level = r;
+    p.recompute.every = r < RECOMPUTE_BLOCK ? 1 : micro_steps > 1 ? 2 : 3;
+    p.recompute.layers = micro_steps > 1 ? L - 1 : L;
     p.master = r == 0 ? MASTER_SPLIT : r == 2 ? MASTER_NONE : MASTER_FP32;
     p.moments = moment_types[r / 2];
     p.gradients = micro_steps > 1 ? DT_REAL : DT_FLOATX;
     p.classifier_rows = 5;  // of 22: several chunks, the last one shorter
-    p.fuse_gelu = micro_steps > 1, p.recompute.layers = micro_steps > 1 ? L - 1 : L;
-    p.sharding.dp_size = dp->size, p.sharding.dp_rank = dp->rank, p.sharding.stage = dp->size > 1 ? stage : 0;
+    p.fuse_gelu = micro_steps > 1;
+    p.sharding.dp_size = dp->size;
+    p.sharding.dp_rank = dp->rank;
+    p.sharding.stage = dp->size > 1 ? stage : 0;
     p.sharding.tp_size = 1;
     return p;
 }
 
-// It takes of its device what was planned.
+// The model allocates exactly the plan.
 static GPT2 *model_make_of(GPT2Config c, ModelOptions p, Groups groups) {
     GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
     size_t before = allocated()->now, planned = gpt2_plan_bytes(&c, &p);
@@ -124,8 +128,7 @@ static void draw_batch(int *tokens, int step, int n) {
     }
 }
 
-// Loss, gradients and their norm of update `step`, as far as AdamW. A model alone makes what `ranks` ranks make
-// together.
+// Loss, gradients and norm of update `step`, before AdamW. ranks > 1: one rank takes the batches of that many ranks.
 static void make_gradients(GPT2 *m, int step, int ranks) {
     int tokens[2 * ROWS], rank = ranks == 1 ? m->groups.dp->rank : 0, size = m->groups.dp->size;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
@@ -153,41 +156,40 @@ static double own_gradient(const GPT2 *m, int bucket, size_t i) {
     return g.dtype == DT_BF16 ? (double)bf16_to_float(((const bf16 *)g.at)[i]) : (double)((const real *)g.at)[i];
 }
 
-// a tensor's gradient in a process alone, whose gradients are real: what this rank has of it, and its norm squared
+// This rank's slice of a tensor's gradient on one rank, whose gradients are `real`. *norm: the whole tensor's, squared.
 static real *expected_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double *norm) {
     const real *whole = (const real *)grad(alone, p, layer).at;
     CHECK(whole, "there are no gradients");
-    real *part = (real *)xmalloc(param_count(&m->layout, p) * sizeof *part);
-    slice_extract(part, whole, &m->layout.slice[p], sizeof *part);
+    real *slice = (real *)xmalloc(param_count(&m->layout, p) * sizeof *slice);
+    slice_extract(slice, whole, &m->layout.slice[p], sizeof *slice);
     *norm = 0;
     for (size_t i = 0; i < param_count(&alone->layout, p); i++) { *norm += (double)whole[i] * (double)whole[i]; }
-    return part;
+    return slice;
 }
 
-// What this rank owns of a tensor's gradient is that of a process alone, up to `limit` of the tensor's norm; of what is
-// inert it is 0.
+// This rank's shard of a tensor's gradient agrees with one rank, up to `limit` of the tensor's norm. The gradient of
+// padding is 0.
 static void check_gradient(const GPT2 *m, const GPT2 *alone, ParamId p, int layer, double limit) {
     int bucket = param_bucket_of(&m->layout, p, layer);
     ParamRange own = param_owned_range(&m->layout, p, layer, param_count(&m->layout, p));
-    size_t in_chunk = param_offset(&m->layout, p, layer) - param_bucket(&m->layout, bucket).owned_offset,
-           ones = config.channels;
-    ones *= 4 * ones + (size_t)config.padded_vocab_size;
+    size_t in_chunk = param_offset(&m->layout, p, layer) - param_bucket(&m->layout, bucket).owned_offset;
+    size_t C = (size_t)config.channels, most = C * (4 * C + (size_t)config.padded_vocab_size);
     double norm, difference = 0;
     real *expected = expected_gradient(m, alone, p, layer, &norm);
-    unsigned char *all = (unsigned char *)xmalloc(ones),
-                  *is_real = (unsigned char *)xmalloc(param_count(&m->layout, p));
-    memset(all, 1, ones);
-    slice_extract(is_real, all, &m->layout.slice[p], 1);
+    unsigned char *ones = (unsigned char *)xmalloc(most);
+    unsigned char *is_used = (unsigned char *)xmalloc(param_count(&m->layout, p));  // 0: padding
+    memset(ones, 1, most);
+    slice_extract(is_used, ones, &m->layout.slice[p], 1);
     for (size_t i = own.offset; i < own.offset + own.count; i++) {
         double got = own_gradient(m, bucket, in_chunk + i), error = got - (double)expected[i];
         difference += error * error;
-        CHECK(is_real[i] || got == 0, "inert element %zu of %s has a gradient", i, param_specs[p].name);
+        CHECK(is_used[i] || got == 0, "padding element %zu of %s has a gradient", i, param_specs[p].name);
     }
     CHECK(difference <= limit * limit * norm, "-tp %d -z %d -r %d -ra %d: the gradient of %s, layer %d, is off by %.2g",
           m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.gather_again,
           param_specs[p].name, layer, sqrt(difference / norm));
-    free(is_real);
-    free(all);
+    free(is_used);
+    free(ones);
     free(expected);
 }
 
@@ -199,17 +201,18 @@ static void check_gradients(const GPT2 *m, const GPT2 *alone, double limit) {
     }
 }
 
-static void check_number(const char *what, double got, double expected, double limit, const GPT2 *m) {
-    CHECK(fabs(got - expected) <= limit * fabs(expected), "-tp %d -z %d -r %d, %d micro-batches: %s is %.9g, not %.9g",
-          m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, what, got,
-          expected);
+static void check_number(const char *name, double got, double expected, double limit, const GPT2 *m) {
+    CHECK(fabs(got - expected) <= limit * fabs(expected),
+          "-tp %d -z %d -r %d, %d micro-batches: %s is %.9g, expected %.9g", m->local.tp_size,
+          m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, name, got, expected);
 }
 
-static bool same_part(const void *a, const void *b, size_t a_at, size_t b_at, size_t count, size_t size) {
-    return !a || memcmp((const char *)a + a_at * size, (const char *)b + b_at * size, count * size) == 0;
+// a and b from elements a_offset and b_offset on; true for NULL
+static bool same_elements(const void *a, const void *b, size_t a_offset, size_t b_offset, size_t count, size_t size) {
+    return !a || memcmp((const char *)a + a_offset * size, (const char *)b + b_offset * size, count * size) == 0;
 }
 
-// what this rank owns has the same bits in both, parameters and the optimizer's state
+// This rank's shard has the same bits in both models: parameters and optimizer state.
 static void check_same_bits(const GPT2 *m, const GPT2 *first) {
     const OptimizerState *a = &m->optimizer, *b = &first->optimizer;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
@@ -220,27 +223,28 @@ static void check_same_bits(const GPT2 *m, const GPT2 *first) {
             ParamRange y = param_owned_range(&first->layout, p, layer, used);
             size_t n = x.count, blocks = moment_blocks(n);
             bool same =
-                same_part(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
-                same_part(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
-                same_part(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
-                same_part(a->m, b->m, x.state, y.state, n, size) && same_part(a->v, b->v, x.state, y.state, n, size) &&
-                same_part(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
-                same_part(a->v_scales, b->v_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4);
+                same_elements(a->params, b->params, x.params, y.params, n, sizeof(floatX)) &&
+                same_elements(a->master, b->master, x.state, y.state, n, sizeof(real)) &&
+                same_elements(a->remainder, b->remainder, x.state, y.state, n, sizeof(int16_t)) &&
+                same_elements(a->m, b->m, x.state, y.state, n, size) &&
+                same_elements(a->v, b->v, x.state, y.state, n, size) &&
+                same_elements(a->m_scales, b->m_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4) &&
+                same_elements(a->v_scales, b->v_scales, x.state / MOMENT_BLOCK, y.state / MOMENT_BLOCK, blocks, 4);
             CHECK(same, "-z %d -r %d: %s of layer %d has other bits than at -z 0", m->options.sharding.stage,
                   m->options.recompute.level, param_specs[id].name, layer);
         }
     }
 }
 
-// the state that every rank of the tensor-parallel, or else the data-parallel, group holds
+// a hash of the state that is equal on all ranks of the tensor-parallel group, or of the data-parallel group
 static uint64_t hash_replica(GPT2 *m, bool tensor_parallel) {
     replicas_wait(&m->zero, m->groups.world);
     return tensor_parallel ? hash_replicated_tensors(&m->zero, &m->optimizer)
                            : hash_data_parallel(&m->zero, &m->optimizer);
 }
 
-// every rank computes with the parameters that their owner has
-static void check_gathered(GPT2 *m) {
+// All ranks of a group compute with the same parameters.
+static void check_replicas_agree(GPT2 *m) {
     const Groups *g = &m->groups;
     for (int slices = 0; slices < 2; slices++) {
         Comm *group = slices ? g->tp : g->dp;
@@ -252,14 +256,14 @@ static void check_gathered(GPT2 *m) {
 
 static void check_sent(const GPT2 *m, uint64_t sent) {
     uint64_t planned_sent = gpt2_sent_bytes(&config, &m->options);
-    CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: sent %zu bytes an update, planned %zu",
+    CHECK(sent == planned_sent, "-tp %d -z %d -r %d, %d micro-batches: %zu bytes sent per update, planned %zu",
           m->local.tp_size, m->options.sharding.stage, m->options.recompute.level, m->options.micro_steps, (size_t)sent,
           (size_t)planned_sent);
 }
 
 static const double limit = DT_FLOATX == DT_BF16 ? 3e-2 : 1e-5;
 
-// a process alone, which has made what `ranks` make together
+// a model on one rank, with the gradients of the batches of `ranks` ranks
 static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     Groups groups = {single, single, single};
     ModelOptions p = options_for(0, r, micro_steps * ranks, single);
@@ -276,7 +280,7 @@ static double evaluate_once(GPT2 *m) {
     return sum_over_ranks(m, (double)gpt2_loss(m, tokens, tokens + ROWS)) / m->groups.dp->size;
 }
 
-// one way to train at all stages
+// every -z with one -r and one number of micro-batches
 static void check_layouts(int r, int micro_steps, Comm *dp) {
     Comm *single = comm_single(&cpu_device);
     Groups groups = {dp, dp, single};
@@ -292,7 +296,7 @@ static void check_layouts(int r, int micro_steps, Comm *dp) {
         uint64_t sent = dp->sent_bytes;
         update(m, 1);
         check_sent(m, dp->sent_bytes - sent);
-        check_gathered(m);
+        check_replicas_agree(m);
         if (first && micro_steps == 1) { check_same_bits(m, first); }
         double loss = evaluate_once(m);
         if (stage == 0) { evaluated = loss; }
@@ -346,12 +350,12 @@ static uint64_t check_slices(const GPT2 *alone, ModelOptions p, const Groups *gr
     uint64_t sent = sent_by(groups);
     update(m, 1);
     check_sent(m, sent_by(groups) - sent);
-    check_gathered(m);
+    check_replicas_agree(m);
     model_free(m);
     return hash;
 }
 
-// -r and -ra do not change a bit, and with one micro-batch no more does -z.
+// -r and -ra do not change a bit of the gradients; with one micro-batch -z does not either.
 static void check_slices_at(int micro_steps, const Groups *groups) {
     Comm *single = comm_single(&cpu_device);
     GPT2 *alone = model_alone(0, micro_steps, groups->dp->size, single);
@@ -360,8 +364,10 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
         int stage = k / 6, r = k / 2 % 3 * 2, again = k % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
         ModelOptions p = options_for(stage, r, micro_steps, groups->dp);
-        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
-        p.gather_again = again, p.master = MASTER_SPLIT;
+        p.sharding.tp_size = groups->tp->size;
+        p.sharding.tp_rank = groups->tp->rank;
+        p.gather_again = again;
+        p.master = MASTER_SPLIT;
         uint64_t hash = check_slices(alone, p, groups);
         if (k == 0 || (micro_steps > 1 && r == 0 && again == 0)) { first = hash; }
         CHECK(hash == first, "-tp %d -z %d -r %d -ra %d, %d micro-batches: the gradients have other bits",
@@ -371,7 +377,7 @@ static void check_slices_at(int micro_steps, const Groups *groups) {
     comm_close(single);
 }
 
-// A prompt longer than a rank's rows, and a token after it: the logits are those of a process alone.
+// Decodes a prompt longer than a rank's rows and one more token. The logits agree with one rank.
 static void check_decoding(GPT2 *m, GPT2 *alone) {
     static const int prompt[] = {5, 290, 131, 7, 250, 64, 3, 3, 180, 17, 99, 299, 0};
     float got[300], expected[300];
@@ -381,55 +387,59 @@ static void check_decoding(GPT2 *m, GPT2 *alone) {
         gpt2_prefill(alone, prompt + from, from, n, expected);
         double difference = 0, norm = 0;
         for (int v = 0; v < config.vocab_size; v++) {
-            difference += pow((double)got[v] - (double)expected[v], 2), norm += pow((double)expected[v], 2);
+            difference += pow((double)got[v] - (double)expected[v], 2);
+            norm += pow((double)expected[v], 2);
         }
         CHECK(difference <= limit * limit * norm, "-tp %d: logits after %d tokens are off by %.2g", m->local.tp_size,
               from + n, sqrt(difference / norm));
     }
 }
 
-// whether masters, remainders and moments of an element are zero; those in 8 bits are not looked at
-static bool state_is_zero(const OptimizerState *o, size_t at) {
+// Whether master, remainder and moments of an element are zero. 8-bit moments are not checked.
+static bool state_is_zero(const OptimizerState *o, size_t element) {
     static const unsigned char zeros[sizeof(real)];
     size_t size = dtype_size(o->moments);
-    if (o->master && o->master[at] != 0) { return false; }
-    if (o->remainder && o->remainder[at] != 0) { return false; }
-    return o->moments == DT_U8 || (memcmp((const char *)o->m + at * size, zeros, size) == 0 &&
-                                   memcmp((const char *)o->v + at * size, zeros, size) == 0);
+    if (o->master && o->master[element] != 0) { return false; }
+    if (o->remainder && o->remainder[element] != 0) { return false; }
+    return o->moments == DT_U8 || (memcmp((const char *)o->m + element * size, zeros, size) == 0 &&
+                                   memcmp((const char *)o->v + element * size, zeros, size) == 0);
 }
 
-// Inert heads, units and ids are exactly zero after 50 updates, and with them their state; the losses are those of a
-// process alone.
-// Elements of a tensor that are inert, of which each is zero, and so is its state.
-static size_t inert_elements(const GPT2 *m, ParamId id) {
+// Checks that a tensor's padding and the state of the padding are zero. Returns the number of padding elements.
+static size_t check_padding_of(const GPT2 *m, ParamId id) {
     const Slice *s = &m->layout.slice[id];
-    size_t count = s->rows * s->cols, all = s->global_rows * s->global_cols, inert = 0;
-    unsigned char *ones = (unsigned char *)xmalloc(all), *is_real = (unsigned char *)xmalloc(count);
+    size_t count = s->rows * s->cols, all = s->global_rows * s->global_cols, padding = 0;
+    unsigned char *ones = (unsigned char *)xmalloc(all), *is_used = (unsigned char *)xmalloc(count);
     memset(ones, 1, all);
-    slice_extract(is_real, ones, s, 1);
+    slice_extract(is_used, ones, s, 1);
     for (int layer = 0; layer < param_layers(id, &config); layer++) {
-        size_t at = param_offset(&m->layout, id, layer);
+        size_t offset = param_offset(&m->layout, id, layer);
         for (size_t i = 0; i < count; i++) {
-            if (is_real[i]) { continue; }
-            double value = (double)to_real(m->optimizer.params[at + i]);
-            CHECK(value == 0, "inert element %zu of %s has become %g", i, param_specs[id].name, value);
-            CHECK(state_is_zero(&m->optimizer, at + i), "inert element %zu of %s has state", i, param_specs[id].name);
-            inert++;
+            if (is_used[i]) { continue; }
+            double value = (double)to_real(m->optimizer.params[offset + i]);
+            CHECK(value == 0, "padding element %zu of %s is %g, expected 0", i, param_specs[id].name, value);
+            CHECK(state_is_zero(&m->optimizer, offset + i), "padding element %zu of %s has optimizer state", i,
+                  param_specs[id].name);
+            padding++;
         }
     }
-    free(is_real);
+    free(is_used);
     free(ones);
-    return inert;
+    return padding;
 }
 
-static void check_inert(const Groups *groups, MasterKind master, DType moments) {
+// Padding heads, units and ids are exactly zero after 50 updates, and so is their state. The loss agrees with one rank.
+static void check_padding(const Groups *groups, MasterKind master, DType moments) {
     enum { UPDATES = 50 };
     Comm *single = comm_single(&cpu_device);
     Groups alone = {single, single, single};
     ModelOptions p = options_for(0, 0, 1, single);
-    p.master = master, p.moments = moments, p.decode_positions = config.max_seq_len;
+    p.master = master;
+    p.moments = moments;
+    p.decode_positions = config.max_seq_len;
     GPT2 *whole = model_make(p, alone);
-    p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
+    p.sharding.tp_size = groups->tp->size;
+    p.sharding.tp_rank = groups->tp->rank;
     GPT2 *m = model_make(p, *groups);
     check_decoding(m, whole);
     for (int step = 0; step < UPDATES; step++) {
@@ -439,24 +449,25 @@ static void check_inert(const Groups *groups, MasterKind master, DType moments) 
             check_number("the loss", (double)*m->loss, (double)*whole->loss, 1e-4, m);
         }
     }
-    size_t inert = 0;
+    size_t padding = 0;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
-        size_t of_tensor = inert_elements(m, (ParamId)id);
-        inert += id == WTE ? 0 : of_tensor;  // whose padding is no head's or unit's
+        size_t of_tensor = check_padding_of(m, (ParamId)id);
+        padding += id == WTE ? 0 : of_tensor;  // padding of heads and units, not of the vocabulary
     }
-    CHECK(comm_max((long long)inert, groups->tp) > 0 || config.num_heads % groups->tp->size == 0, "nothing is inert");
+    CHECK(comm_max((long long)padding, groups->tp) > 0 || config.num_heads % groups->tp->size == 0,
+          "there is no padding");
     model_free(m);
     model_free(whole);
     comm_close(single);
 }
 
-static void check_inert_kinds(const Groups *groups) {
-    check_inert(groups, MASTER_SPLIT, DT_REAL);
-    check_inert(groups, MASTER_NONE, DT_BF16);
-    check_inert(groups, MASTER_FP32, DT_U8);
+static void check_padding_of_all_states(const Groups *groups) {
+    check_padding(groups, MASTER_SPLIT, DT_REAL);
+    check_padding(groups, MASTER_NONE, DT_BF16);
+    check_padding(groups, MASTER_FP32, DT_U8);
 }
 
-// ---- calls that are late
+// ---- late collectives
 
 static uint64_t hash_number(uint64_t hash, double x) { return hash_bytes(hash, &x, sizeof x); }
 
@@ -467,7 +478,7 @@ static uint64_t hash_logits(uint64_t hash, GPT2 *m) {
     return hash_bytes(hash, logits, (size_t)config.vocab_size * sizeof logits[0]);
 }
 
-// Of all that this rank knows after two updates, with a validation and decoding between them.
+// a hash of all results and state of this rank after two updates, with a validation and decoding between them
 static uint64_t hash_training(GPT2 *m) {
     uint64_t hash = 0;
     for (int step = 0; step < 2; step++) {
@@ -511,27 +522,29 @@ static uint64_t hash_late_training(ModelOptions p, const Groups *groups, LateKin
     return hash;
 }
 
-// Every -z with one micro-batch and three; -r and -ra in turn.
+// every -z with one micro-batch and three; -r and -ra in turn
 static void check_late(const Groups *groups) {
-    static const char *const kinds[] = {"what calls write is", "calls are"};
+    static const char *const kinds[] = {"with late results", "with late calls"};
     for (int k = 0; k < 4 * 3; k++) {
         int stage = k / 3, r = (k + stage) % 3 * 2, again = (k + stage) % 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
         ModelOptions p = options_for(stage, r, k % 3 == 0 ? 1 : MICRO_STEPS, groups->dp);
-        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
-        p.gather_again = again, p.decode_positions = config.max_seq_len;
+        p.sharding.tp_size = groups->tp->size;
+        p.sharding.tp_rank = groups->tp->rank;
+        p.gather_again = again;
+        p.decode_positions = config.max_seq_len;
         uint64_t expected = hash_usual_training(p, groups);
         for (int kind = LATE_RESULTS; kind <= LATE_CALLS; kind++) {
             CHECK(hash_late_training(p, groups, (LateKind)kind) == expected,
-                  "-tp %d -z %d -r %d -ra %d, %d micro-batches: other bits when %s late", groups->tp->size, stage, r,
-                  again, p.micro_steps, kinds[kind]);
+                  "-tp %d -z %d -r %d -ra %d, %d micro-batches: other bits %s", groups->tp->size, stage, r, again,
+                  p.micro_steps, kinds[kind]);
         }
     }
 }
 
 // ---- bytes
 
-// Nothing is allocated on the device beside the plan, neither by the model nor by its groups, which stage it.
+// The model allocates only the plan on the device, and the staging communicators allocate nothing there.
 static void check_device_bytes(int t, Comm *host) {
 #ifdef HAVE_MPI
     const Device *device = counting_device();
@@ -541,29 +554,32 @@ static void check_device_bytes(int t, Comm *host) {
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
     for (int stage = 0; stage <= (groups.dp->size > 1 ? 3 : 0); stage++) {
         ModelOptions p = options_for(stage, 2 * (stage % 3), 1 + stage % 2, groups.dp);
-        p.sharding.tp_size = t, p.sharding.tp_rank = groups.tp->rank, p.gather_again = true;
+        p.sharding.tp_size = t;
+        p.sharding.tp_rank = groups.tp->rank;
+        p.gather_again = true;
         allocated()->most = 0;
         GPT2 *m = model_make(p, groups);
         update(m, 0);
         update(m, 1);
-        check_gathered(m);
+        check_replicas_agree(m);
         model_free(m);
-        CHECK(allocated()->most == gpt2_plan_bytes(&config, &p), "-tp %d -z %d: %zu bytes of the device, planned %zu",
-              t, stage, allocated()->most, gpt2_plan_bytes(&config, &p));
-        CHECK(allocated()->now == 0, "-tp %d -z %d: %zu bytes are left", t, stage, allocated()->now);
+        CHECK(allocated()->most == gpt2_plan_bytes(&config, &p), "-tp %d -z %d: %zu bytes allocated, planned %zu", t,
+              stage, allocated()->most, gpt2_plan_bytes(&config, &p));
+        CHECK(allocated()->now == 0, "-tp %d -z %d: %zu bytes are not released", t, stage, allocated()->now);
     }
     comm_close(groups.dp);
     comm_close(groups.tp);
     comm_close(groups.world);
 #endif
-    (void)t, (void)host;
+    (void)t;
+    (void)host;
 }
 
-// A shape whose tensors need no gaps, neither for two ranks nor for two slices: P parameters, p of them in a layer.
+// A shape without gaps in the flat block, for two shards and for two slices.
 enum { VOLUME_L = 3, VOLUME_C = 256, VOLUME_V = 256, VOLUME_T = 16, VOLUME_MICRO_STEPS = 2 };
 static const GPT2Config volume_config = {VOLUME_T, VOLUME_V, VOLUME_V, VOLUME_L, 4, VOLUME_C};
 
-// what the backend counts of a second update, by group
+// bytes sent by the second update, per group
 typedef struct {
     uint64_t dp, tp, world;
 } Sent;
@@ -589,47 +605,56 @@ static Sent sent_by_update(ModelOptions p, const Groups *groups) {
     return sent;
 }
 
-static void check_volume(const char *what, uint64_t got, uint64_t expected) {
-    CHECK(got == expected, "%s: sent %zu bytes, expected %zu", what, (size_t)got, (size_t)expected);
+static void check_volume(const char *name, uint64_t got, uint64_t expected) {
+    CHECK(got == expected, "%s: %zu bytes sent, expected %zu", name, (size_t)got, (size_t)expected);
 }
 
-// ZeRO's table (Rajbhandari et al. 2020, with G micro-batches), of P parameters, in elements times (N - 1) / N:
-//     -z 0 and 1   2 P     of which -z 1 sends half as gradients, half as parameters
+// A rank sends (N - 1) / N of these elements per update, with P parameters and G micro-batches (Rajbhandari et al.
+// 2020):
+//     -z 0 and 1   2 P        -z 1: half gradients, half parameters
 //     -z 2         (G + 1) P
-//     -z 3         3 G P   less what need not be gathered twice: the two layers at the turn of each micro-batch, and
-//                          the embeddings and lnf, once an update instead of twice a micro-batch
+//     -z 3         3 G P      less 2 layers per micro-batch that the backward finds in the two buffers, and less the
+//                             embeddings and lnf, all-gathered once per update instead of twice per micro-batch
 static void check_volume_of_stages(const Groups *groups) {
     const uint64_t G = VOLUME_MICRO_STEPS, C = VOLUME_C, layer = 12 * C * C + 13 * C;
     const uint64_t rest = (VOLUME_V + VOLUME_T + 2) * C, P = VOLUME_L * layer + rest;
     const uint64_t gradients[] = {2 * P, P, G * P, G * P};
     const uint64_t params[] = {0, P, P, 2 * G * P - 2 * G * layer - (2 * G - 1) * rest};
     for (int stage = 0; stage <= 3; stage++) {
-        char what[32];
+        char name[32];
         ModelOptions p = options_for(stage, 0, VOLUME_MICRO_STEPS, groups->dp);
-        p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L;
+        p.B = 1;
+        p.T = VOLUME_T;
+        p.recompute.layers = VOLUME_L;
         Sent sent = sent_by_update(p, groups);
-        snprintf(what, sizeof what, "-z %d on 2", stage);
-        check_volume(what, sent.dp, (gradients[stage] * sizeof(real) + params[stage] * sizeof(floatX)) / 2);
+        snprintf(name, sizeof name, "-z %d on 2 ranks", stage);
+        check_volume(name, sent.dp, (gradients[stage] * sizeof(real) + params[stage] * sizeof(floatX)) / 2);
         check_volume("loss and norm", sent.world, 2 * sizeof(real));
     }
 }
 
-// Sequence parallelism's count (Korthikanti et al. 2022), (t - 1) / t of BTC elements each, in a layer: forward 2
-// gathers and 2 scattered sums; backward 2 gathers, 2 sums, and with -ra 1 both inputs gathered again. Beside the
-// layers: the embeddings' sum and lnf's gather, and the same backward; 3 numbers a row of logits. Once an update the
-// gradients of what is whole in every slice: 6 C of a layer, the positions, lnf.
+// Sequence parallelism (Korthikanti et al. 2022). A collective of rows sends (t - 1) / t of B*T*C elements.
+//     a layer's forward    2 all-gathers, 2 reduce-scatters
+//     a layer's backward   2 all-gathers, 2 reduce-scatters; with -ra 1 two more all-gathers
+//     outside of layers    a reduce-scatter of the embeddings and an all-gather of lnf, and the same in the backward;
+//                          an all-gather of 3 statistics per row of logits
+// Once per update the gradients of replicated tensors are all-reduced: 6 C per layer, wpe and lnf.
 static void check_volume_of_slices(const Groups *groups) {
-    const uint64_t C = VOLUME_C, T = VOLUME_T, rows_of_layer[] = {4 + 4, 4 + 6}, whole = (6 * VOLUME_L + T + 2) * C;
+    const uint64_t C = VOLUME_C, T = VOLUME_T, per_layer[] = {4 + 4, 4 + 6}, replicated = (6 * VOLUME_L + T + 2) * C;
     for (int again = 0; again < 2; again++) {
-        char what[32];
+        char name[32];
         ModelOptions p = options_for(0, 0, VOLUME_MICRO_STEPS, groups->dp);
-        p.B = 1, p.T = VOLUME_T, p.recompute.layers = VOLUME_L, p.gather_again = again;
-        p.sharding.tp_size = 2, p.sharding.tp_rank = groups->tp->rank;
-        uint64_t exchanged = (rows_of_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
-        uint64_t micro = exchanged + 3 * T * sizeof(real);
+        p.B = 1;
+        p.T = VOLUME_T;
+        p.recompute.layers = VOLUME_L;
+        p.gather_again = again;
+        p.sharding.tp_size = 2;
+        p.sharding.tp_rank = groups->tp->rank;
+        uint64_t rows = (per_layer[again] * VOLUME_L + 4) * T * C / 2 * sizeof(floatX);
+        uint64_t micro = rows + 3 * T * sizeof(real);
         Sent sent = sent_by_update(p, groups);
-        snprintf(what, sizeof what, "-tp 2 -ra %d", again);
-        check_volume(what, sent.tp, VOLUME_MICRO_STEPS * micro + whole * sizeof(real));
+        snprintf(name, sizeof name, "-tp 2 -ra %d", again);
+        check_volume(name, sent.tp, VOLUME_MICRO_STEPS * micro + replicated * sizeof(real));
         check_volume("loss and norm", sent.world, 2 * sizeof(real));
     }
 }
@@ -673,7 +698,8 @@ static void check_same_file(const char *a, const char *b, const char *name, cons
           dtype_name(m->options.moments), name);
 }
 
-// Written again it is the same file; but codes are rounded again for other slices, and stay what they are from then on.
+// Loads a checkpoint of one rank, saves, loads and saves it again: the files are equal. 8-bit moments are an exception:
+// the first save with other slices rounds them again, the second does not.
 static void check_files(ModelOptions p, const Groups *groups, int which) {
     char from[32], first[32], second[32];
     Comm *world = groups->world, *single = comm_single(&cpu_device);
@@ -707,26 +733,27 @@ static void check_all_files(const Groups *groups) {
         int stage = k / 3, r = k % 3 * 2;
         if (stage > 0 && groups->dp->size == 1) { break; }
         ModelOptions p = options_for(stage, r, 1, groups->dp);
-        p.sharding.tp_size = groups->tp->size, p.sharding.tp_rank = groups->tp->rank;
-        p.moments = moment_types[(k + 2) % 3];  // codes beside remainders
+        p.sharding.tp_size = groups->tp->size;
+        p.sharding.tp_rank = groups->tp->rank;
+        p.moments = moment_types[(k + 2) % 3];  // 8-bit moments with -w split
         check_files(p, groups, k);
     }
 }
 
-static int run_groups(int t, const char *what) {
+static int run_groups(int t, const char *command) {
     Groups groups;
     groups.world = comm_open();
     groups.tp = comm_split(groups.world, groups.world->rank / t, groups.world->rank);
     groups.dp = comm_split(groups.world, groups.world->rank % t, groups.world->rank);
-    if (strcmp(what, "files") == 0) {
+    if (strcmp(command, "files") == 0) {
         check_all_files(&groups);
-    } else if (strcmp(what, "late") == 0) {
+    } else if (strcmp(command, "late") == 0) {
         check_late(&groups);
-    } else if (strcmp(what, "bytes") == 0) {
+    } else if (strcmp(command, "bytes") == 0) {
         check_device_bytes(t, groups.world);
         if (t == 1 && groups.world->size == 2) { check_volumes(groups.world); }
     } else {
-        if (groups.dp->size == 1) { check_inert_kinds(&groups); }
+        if (groups.dp->size == 1) { check_padding_of_all_states(&groups); }
         check_slices_at(1, &groups);
         check_slices_at(MICRO_STEPS, &groups);
     }
@@ -739,7 +766,7 @@ static int run_groups(int t, const char *what) {
 
 // ---- a replica that drifts
 
-// as the trainer's main does, without the flags that a resumed run had
+// like the trainer's main, but a resumed run's saved flags are not read
 static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     TrainArgs args = default_args;
     flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
@@ -763,14 +790,14 @@ static int run_drift(int culprit, int argc, char **argv) {
             *weight = to_floatX(to_real(*weight) * (real)1.01);
         }
         compare_ranks(&run);
-        if (host->rank == 0) { fprintf(stderr, "step %d is sound\n", step + 1); }
+        if (host->rank == 0) { fprintf(stderr, "the replicas of step %d agree\n", step + 1); }
     }
     run_close(&run);
     comm_close(host);
     return 0;
 }
 
-// ---- the trainer, and what it writes
+// ---- the trainer and its files
 
 static int run_trainer(int argc, char **argv) {
     Comm *host = comm_open();
@@ -780,7 +807,7 @@ static int run_trainer(int argc, char **argv) {
     return 0;
 }
 
-// Says the first tensor whose name begins with `prefix` that is not the same in both, or that there is none.
+// Stops at the first tensor with this prefix that differs, or if no tensor has the prefix.
 static int run_same(const char *a_path, const char *b_path, const char *prefix) {
     SafeTensors a = safetensors_open(a_path), b = safetensors_open(b_path);
     int found = 0;
@@ -788,11 +815,11 @@ static int run_same(const char *a_path, const char *b_path, const char *prefix) 
         const SafeTensor *x = &a.tensors[i], *y = safetensors_find(&b, x->name);
         if (strncmp(x->name, prefix, strlen(prefix)) != 0) { continue; }
         size_t bytes = (size_t)(x->end - x->begin);
-        CHECK(y && y->end - y->begin == bytes, "%s has no such %s", b_path, x->name);
+        CHECK(y && y->end - y->begin == bytes, "%s has no tensor %s of %zu bytes", b_path, x->name, bytes);
         char *in_a = (char *)xmalloc(bytes), *in_b = (char *)xmalloc(bytes);
         safetensors_read(&a, x, 0, in_a, bytes);
         safetensors_read(&b, y, 0, in_b, bytes);
-        CHECK(memcmp(in_a, in_b, bytes) == 0, "%s is another in %s", x->name, b_path);
+        CHECK(memcmp(in_a, in_b, bytes) == 0, "tensor %s differs in %s and %s", x->name, a_path, b_path);
         free(in_a);
         free(in_b);
         found++;
@@ -803,9 +830,9 @@ static int run_same(const char *a_path, const char *b_path, const char *prefix) 
     return 0;
 }
 
-// ---- one process
+// ---- one rank
 
-static void test_alone(void **state) {
+static void test_one_rank(void **state) {
     (void)state;
     Comm *single = comm_single(&cpu_device);
     check_layouts(0, 1, single);
@@ -814,8 +841,8 @@ static void test_alone(void **state) {
     comm_close(single);
 }
 
-// A layer is gathered once in the forward; and in the backward, but for the two that are there, once at -r 0 and -r 4.
-// In segments of three blocks the first of each is gathered once more, after its replay.
+// A layer is all-gathered once in the forward and once in the backward. The backward finds two layers in the buffers.
+// In segments of three blocks, the first block is all-gathered once more after its recomputation.
 static void test_layer_gathers(void **state) {
     (void)state;
     const struct {
@@ -844,7 +871,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
     if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_one_rank),
         cmocka_unit_test(test_layer_gathers),
     };
     return cmocka_run_group_tests_name("processes", tests, NULL, NULL);

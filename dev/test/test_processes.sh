@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Training by several processes through mpirun, whatever each of them keeps (-z, -tp): against one process, stopped and
-# gone on with in another layout, and one of whose processes is killed, hangs, or is given bad data.
+# Training on several ranks through mpirun, with every -z and -tp: against one rank, resumed in another layout, and with
+# a rank that is killed, hangs or has bad data.
 #   PROGRAM=build/test/test_processes TRAINER=./train_gpt2 EMULATED=build/emulated/train_gpt2 dev/test/test_processes.sh
-# Skipped where there is no mpirun, or no MPI was built in.
+# Skipped without mpirun, or in a build without MPI.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -10,20 +10,20 @@ cd "$(dirname "$0")/../.." || exit
 program=$(realpath "${PROGRAM:-build/test/test_processes}")
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
-# what layouts with other sums are compared with: bf16 would round them apart
+# a trainer of fp32 weights, to compare layouts that sum in another order: bf16 would round the sums differently
 fp32=$(realpath "${TRAINER_FP32:-$trainer}")
 use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
 folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
-seq 100000 >"$folder/text" # the same on any machine and at any time
+seq 100000 >"$folder/text" # the same text on any machine
 cd "$folder" || exit
 
 mpi=(mpirun --oversubscribe --bind-to none)
 launch() { timeout -k 5 300 "${mpi[@]}" -np "$1" "${@:2}" >"$out" 2>&1 </dev/null; }
 
-# checks speak where something is wrong and are silent otherwise
-run() { # STATUS RANKS ARGUMENTS...: the trainer, which is to end with this status; 1 rank without mpirun
+# A check prints a sentence if it fails, and nothing if it passes.
+run() { # STATUS RANKS ARGUMENTS...: runs the trainer, which must exit with STATUS; 1 rank without mpirun
     local status=0
     if [ "$2" -eq 1 ]; then
         "$trainer" "${@:3}" >"$out" 2>&1 </dev/null || status=$?
@@ -39,86 +39,88 @@ sentences() {
     [ "$found" -eq "$1" ] || echo "$found sentences, expected $1"
 }
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
-# of training, and of validations
+# losses of training and of validations
 losses() { sed -nE 's/.*"(val_)?loss":([^,}]*)[,}].*/\2/p' "$1/metrics.jsonl"; }
-same_run() { # RUN RUN STEP: every bit
+same_run() { # RUN RUN STEP: the same bits
     cmp <(metrics "$1") <(metrics "$2") 2>&1
     local file
     for file in model.safetensors optimizer.safetensors; do cmp "$1/$3/$file" "$2/$3/$file" 2>&1; done
 }
-close_run() { # RUN RUN LIMIT: losses, relative
-    [ "$(losses "$1" | wc -l)" -eq "$(losses "$2" | wc -l)" ] || echo "another number of losses"
+close_run() { # RUN RUN LIMIT: losses that differ by at most LIMIT, relative
+    [ "$(losses "$1" | wc -l)" -eq "$(losses "$2" | wc -l)" ] ||
+        echo "found $(losses "$1" | wc -l) losses, expected $(losses "$2" | wc -l)"
     paste <(losses "$1") <(losses "$2") | awk -v limit="$3" \
         '{ off = ($1 - $2) / $2; if (off < 0) off = -off; if (!(off <= limit)) print "loss " $1 ", expected " $2 }'
 }
 
-# ---- the model, by its functions
+# ---- the model, by the functions of the trainer
 
 for ranks in 1 2 3 4; do
     launch "$ranks" "$program" layouts
-    report "gradients, bits and bytes of every -z on $ranks" "$(says "^every layout agrees")"
+    report "gradients, bits and bytes of every -z on $ranks ranks" "$(says "^every layout agrees")"
 done
 launch 3 "$program" files 1
-report "checkpoints of every -z on 3" "$(says "^every layout agrees")"
+report "checkpoints of every -z on 3 ranks" "$(says "^every layout agrees")"
 rm -r alone_* first_* second_*
 if [ -x "${program}_bf16" ]; then
     launch 3 "${program}_bf16" layouts
-    report "and in bf16 on 3" "$(says "^every layout agrees")"
+    report "gradients, bits and bytes of every -z on 3 ranks in bf16" "$(says "^every layout agrees")"
     launch 3 "${program}_bf16" files 1
-    report "and checkpoints" "$(says "^every layout agrees")"
+    report "checkpoints of every -z on 3 ranks in bf16" "$(says "^every layout agrees")"
     rm -r alone_* first_* second_*
 fi
 
 for layout in "2 2" "3 3" "4 2" "4 4" "8 4"; do
     read -r ranks slices <<<"$layout"
     launch "$ranks" "$program" slices "$slices"
-    report "gradients, bits and bytes of -tp $slices on $ranks" "$(says "^every layout agrees")"
+    report "gradients, bits and bytes of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
     launch "$ranks" "$program" files "$slices"
-    report "checkpoints of -tp $slices on $ranks" "$(says "^every layout agrees")"
+    report "checkpoints of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
     rm -r alone_* first_* second_*
 done
 if [ -x "${program}_bf16" ]; then
     launch 4 "${program}_bf16" slices 2
-    report "and in bf16 of -tp 2 on 4" "$(says "^every layout agrees")"
+    report "gradients, bits and bytes of -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
     launch 4 "${program}_bf16" files 2
-    report "and checkpoints" "$(says "^every layout agrees")"
+    report "checkpoints of -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
     rm -r alone_* first_* second_*
 fi
 for layout in "3 1" "2 2" "4 2"; do
     read -r ranks slices <<<"$layout"
     launch "$ranks" "$program" late "$slices"
-    report "calls that are late change no bit: $ranks, -tp $slices" "$(says "^every layout agrees")"
+    report "late collectives change no bit, -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
 done
 for layout in "2 1" "3 1" "4 2"; do
     read -r ranks slices <<<"$layout"
     launch "$ranks" "$program" bytes "$slices"
-    report "bytes of $ranks, -tp $slices" "$(says "^every layout agrees")"
+    report "allocated and sent bytes of -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
 done
 
 # ---- the trainer: 12 sequences an update
 
 model=(-i text -e l3h3c24 -t 16 -l 3e-3 -c 0.1 -s 8 -g 4 --top-k 3)
-# at 1e-8 AdamW makes whole steps of gradients that are rounding alone, as those of the keys' bias, and runs drift apart
+# The gradient of the keys' bias is only rounding. With epsilon 1e-8 AdamW would make whole steps of it, and runs would
+# drift apart.
 together=("${model[@]}" -d 192 -v 10 -m 7 --epsilon 1e-5)
 
 mixed=$trainer trainer=$fp32
-report "one process, 50 steps" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
+report "50 steps on one rank" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
 for layout in "2 0" "3 1" "2 2" "4 3" "3 3 -r 4 -rk 2"; do
     read -r ranks stage more <<<"$layout"
     # shellcheck disable=SC2086
-    report "50 steps, -z $stage on $ranks${more:+ $more}, are those of one process" "$(
+    report "50 steps with -z $stage${more:+ $more} on $ranks ranks agree with one rank" "$(
         run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -n 50 -o "many_$ranks$stage" $more
         close_run "many_$ranks$stage" one 1e-5
     )"
 done
 
-report "an update of one micro-batch has the same bits at every -z" "$(
+report "updates of one micro-batch have the same bits at every -z" "$(
     for stage in 0 1 2 3; do
         run 0 4 "${together[@]}" -b 3 -z "$stage" -x 6 -n 6 -om 8bit -o "bits_$stage"
         same_run "bits_$stage" bits_0 step_00000006
     done
 )"
-report "the samples of several processes are printed once" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo no)"
+report "only rank 0 prints samples" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo "expected one sample")"
 
 # uint16, little-endian
 words() {
@@ -129,12 +131,12 @@ words() {
     done
     printf '%b' "$bytes"
 }
-report "HellaSwag's examples are dealt to the processes" "$(
+report "the ranks share HellaSwag's examples and find the score of one rank" "$(
     mkdir -p dev/data/hellaswag
     {
         words 55434 308 1 0 11 0 36 0 # magic number, version, examples, bytes of the longest
         head -c 1008 /dev/zero
-        for i in 0 1 2 3 4 5 6 7 8 9 10; do # bytes, place, label; a context of 3 and endings of 1, 2, 1, 1
+        for i in 0 1 2 3 4 5 6 7 8 9 10; do # bytes, index, label; a context of 3 and endings of 1, 2, 1, 1
             words 65535 36 "$i" $((i % 4)) 4 3 $((i * 5 + 97)) 110 116 1 32 2 105 $((i + 100)) 1 95 1 $((115 - i))
         done
     } >dev/data/hellaswag/hellaswag_val.bin
@@ -146,9 +148,9 @@ report "HellaSwag's examples are dealt to the processes" "$(
     done
 )"
 
-# ---- checkpoints know no layout
+# ---- checkpoints do not depend on the layout
 
-report "a run on 4 at -z 3, whole and in two pieces" "$(
+report "a run with -z 3 on 4 ranks, uninterrupted and resumed: equal bits" "$(
     run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o whole
     run 0 4 "${together[@]}" -b 1 -z 3 -x 10 -n 5 -om bf16 -o split --time-limit 0
     rm -r split/step_00000010
@@ -157,20 +159,20 @@ report "a run on 4 at -z 3, whole and in two pieces" "$(
 )"
 for layout in "1 0" "2 1" "3 2"; do
     read -r ranks stage <<<"$layout"
-    report "goes on with on $ranks at -z $stage" "$(
+    report "it resumes with -z $stage on $ranks ranks" "$(
         cp -r whole "again_$ranks" && rm -r "again_$ranks/step_00000010"
         run 0 "$ranks" -o "again_$ranks" -y 1 -x 10 -z "$stage" -b 1
         close_run "again_$ranks" whole 1e-5
     )"
 done
-report "and one process's is gone on with on 4" "$(
+report "a run on one rank resumes with -z 3 on 4 ranks" "$(
     run 0 1 "${together[@]}" -b 3 -x 10 -n 5 -o alone
     cp -r alone four && rm -r four/step_00000010
     run 0 4 -o four -y 1 -z 3
     close_run four alone 1e-5
 )"
 
-# ---- bf16 weights. What this trainer goes on with is to be said to it again
+# ---- bf16 weights. test_processes train does not read the flags of a resumed run, so each command gives all flags
 
 if [ -x "${program}_bf16" ]; then
     printf '#!/bin/sh\nexec "%s" train "$@"\n' "${program}_bf16" >bf16 && chmod +x bf16
@@ -178,14 +180,14 @@ if [ -x "${program}_bf16" ]; then
     for layout in "3 0" "3 3" "4 1 -tp 2"; do
         read -r ranks stage more <<<"$layout"
         # shellcheck disable=SC2086
-        report "50 steps of bf16 weights, fp32 masters, -z $stage on $ranks${more:+ $more}: replicas are alike" "$(
+        report "bf16 weights, fp32 masters, -z $stage${more:+ $more} on $ranks ranks: equal replicas" "$(
             run 0 "$ranks" "${together[@]}" -b 1 -z "$stage" -x 50 -w fp32 --check-replicas 1 $more
         )"
     done
     for states in "split 8bit" "fp32 bf16"; do
         read -r master moments <<<"$states"
-        report "weights and masters of -w $master -om $moments are the same in another layout" "$(
-            name=kept_$master
+        report "weights and masters of -w $master -om $moments load unchanged in another layout" "$(
+            name=masters_$master
             flags=(-i text -e l3h3c24 -t 16 -d 192 -b 1 -v 0 -n 5 -w "$master" -om "$moments")
             run 0 2 "${flags[@]}" -z 3 -x 5 -l 3e-3 -o "$name"
             for layout in "1 0" "3 1"; do
@@ -203,7 +205,7 @@ fi
 # ---- tensor parallelism, by the trainer
 
 trainer=$fp32
-report "one process, 50 steps and what it says" "$(
+report "50 steps and samples on one rank" "$(
     run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o whole_model --temperature 0
 )"
 cp "$out" whole_text
@@ -212,20 +214,20 @@ for layout in "2 2 0" "3 3 0 -r 0 -ra 0" "4 2 0 -r 2" "4 2 1 -r 3" "4 2 3 -r 4 -
     read -r ranks slices stage more <<<"$layout"
     name=slices_$ranks$slices$stage
     # shellcheck disable=SC2086
-    report "50 steps, -tp $slices -z $stage on $ranks${more:+ $more}, are those of one process" "$(
+    report "50 steps and samples with -tp $slices -z $stage${more:+ $more} on $ranks ranks agree with one rank" "$(
         run 0 "$ranks" "${together[@]}" -b 1 -tp "$slices" -z "$stage" -x 50 -n 50 -o "$name" --temperature 0 $more
         close_run "$name" whole_model 1e-5
         cmp <(samples "$out") <(samples whole_text) 2>&1
     )"
 done
-report "an update has the same bits at every -z, -r and -ra" "$(
-    for way in "-z 0 -r 0 -ra 0" "-z 0 -r 0" "-z 1 -r 1 -ra 0" "-z 2 -r 2" "-z 3 -r 3" "-z 3 -r 4 -rk 2"; do
+report "updates with -tp have the same bits at every -z, -r and -ra" "$(
+    for flags in "-z 0 -r 0 -ra 0" "-z 0 -r 0" "-z 1 -r 1 -ra 0" "-z 2 -r 2" "-z 3 -r 3" "-z 3 -r 4 -rk 2"; do
         # shellcheck disable=SC2086
-        run 0 4 "${together[@]}" -b 6 -tp 2 -x 6 -n 6 -om 8bit $way -o "same_${way//[^0-9]/}"
-        same_run "same_${way//[^0-9]/}" same_000 step_00000006
+        run 0 4 "${together[@]}" -b 6 -tp 2 -x 6 -n 6 -om 8bit $flags -o "same_${flags//[^0-9]/}"
+        same_run "same_${flags//[^0-9]/}" same_000 step_00000006
     done
 )"
-report "HellaSwag by slices" "$(
+report "HellaSwag's score with -tp is that of one rank" "$(
     run 0 1 "${model[@]}" -b 4 -d 256 -v 5 -m 5 -x 10 -h 1 -o hella_whole
     for layout in "2 2" "4 2"; do
         read -r ranks slices <<<"$layout"
@@ -234,35 +236,35 @@ report "HellaSwag by slices" "$(
     done
 )"
 for moments in bf16 8bit; do
-    report "a run of -tp 2 on 4 at -z 3, whole and in two pieces, -om $moments" "$(
-        whole=(-b 1 -tp 2 -z 3 -x 10 -n 5 -om "$moments")
-        run 0 4 "${together[@]}" "${whole[@]}" -o "pieces_$moments"
-        cp -r "pieces_$moments" "second_$moments" && rm -r "second_$moments/step_00000010"
+    report "a run with -tp 2 -z 3 -om $moments on 4 ranks, uninterrupted and resumed: equal bits" "$(
+        flags=(-b 1 -tp 2 -z 3 -x 10 -n 5 -om "$moments")
+        run 0 4 "${together[@]}" "${flags[@]}" -o "tp_$moments"
+        cp -r "tp_$moments" "second_$moments" && rm -r "second_$moments/step_00000010"
         run 0 4 -o "second_$moments" -y 1 -x 10
-        same_run "second_$moments" "pieces_$moments" step_00000010
+        same_run "second_$moments" "tp_$moments" step_00000010
     )"
 done
-report "a run of -tp 2 on 4 at -z 3 in fp32" "$(
-    run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o pieces
+report "a run with -tp 2 -z 3 on 4 ranks in fp32" "$(
+    run 0 4 "${together[@]}" -b 1 -tp 2 -z 3 -x 10 -n 5 -o tp
 )"
 for layout in "1 1 0" "4 1 1" "4 4 0"; do
     read -r ranks slices stage <<<"$layout"
-    report "goes on with on $ranks at -tp $slices -z $stage" "$(
-        cp -r pieces "pieces_$ranks$slices" && rm -r "pieces_$ranks$slices/step_00000010"
-        run 0 "$ranks" -o "pieces_$ranks$slices" -y 1 -x 10 -tp "$slices" -z "$stage" -b 1
-        close_run "pieces_$ranks$slices" pieces 1e-5
+    report "it resumes with -tp $slices -z $stage on $ranks ranks" "$(
+        cp -r tp "tp_$ranks$slices" && rm -r "tp_$ranks$slices/step_00000010"
+        run 0 "$ranks" -o "tp_$ranks$slices" -y 1 -x 10 -tp "$slices" -z "$stage" -b 1
+        close_run "tp_$ranks$slices" tp 1e-5
     )"
 done
-report "8-bit moments of other slices are rounded again, and it is said" "$(
+report "another -tp rounds 8-bit moments again, with a note" "$(
     rm -r second_8bit/step_00000010
     run 0 1 -o second_8bit -y 1 -x 10 -tp 1 -b 1
     says '^note .*moments were in 2 slices, are now in 1: they were rounded to 8 bits again'
-    close_run second_8bit pieces_8bit 1e-4
+    close_run second_8bit tp_8bit 1e-4
 )"
 trainer=$mixed
 if [ -x "${program}_bf16" ]; then
     least=("${together[@]}" -b 1 -x 50 -w none -om 8bit)
-    report "50 steps of bf16 weights without masters, 8-bit moments, in slices" "$(
+    report "50 steps of bf16 weights without masters, 8-bit moments, -tp 2" "$(
         launch 1 "${program}_bf16" train "${least[@]}" -o least_one || echo "exit status $?, expected 0"
         launch 2 "${program}_bf16" train "${least[@]}" -tp 2 --check-replicas 1 -o least ||
             echo "exit status $?, expected 0"
@@ -272,28 +274,29 @@ fi
 
 # ---- the plan
 
-report "the plan is what each process takes and sends" "$(
+report "a run's banner has the memory and sent bytes of --plan, -z 3" "$(
     run 0 4 "${together[@]}" -b 3 -z 3 -x 1 -o planned
-    taken=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
+    memory=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
     sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
     run 0 1 "${together[@]}" -b 3 -z 3 --plan=json -pn 4
     [ "$(grep -c '"rank":' "$out")" -eq 4 ] || echo "expected 4 ranks"
-    awk -v taken="$taken" -v sent="$sent" '/"total":/ { found += sprintf("%.1f", $2 / 1048576) == taken }
+    awk -v memory="$memory" -v sent="$sent" '/"total":/ { found += sprintf("%.1f", $2 / 1048576) == memory }
         /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
-        END { if (found != 8) print found " of 8 numbers are what the run said: " taken " " sent }' "$out"
+        END { if (found != 8) print found " of 8 numbers are equal to the banner: " memory " " sent }' "$out"
 )"
 
-report "and with -tp" "$(
+report "a run's banner has the memory and sent bytes of --plan, -tp 2 -z 2" "$(
     run 0 4 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 -x 1 -o planned_slices
-    taken=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
+    memory=$(sed -nE 's/^memory +([0-9.]+) MiB.*/\1/p' "$out")
     sent=$(sed -nE 's/.*each sends ([0-9.]+) MiB.*/\1/p' "$out")
     run 0 1 "${together[@]}" -b 3 -z 2 -tp 2 -r 2 --plan=json -pn 4
-    awk -v taken="$taken" -v sent="$sent" '/"total":/ { ranks++; found += sprintf("%.1f", $2 / 1048576) == taken }
+    awk -v memory="$memory" -v sent="$sent" '/"total":/ { ranks++; found += sprintf("%.1f", $2 / 1048576) == memory }
         /"sent":/ { found += sprintf("%.2f", $2 / 1048576) == sent }
-        END { if (ranks != 4 || found != 8) print found " of 8 numbers are what the run said: " taken " " sent }' "$out"
+        END { if (ranks != 4 || found != 8) print found " of 8 numbers are equal to the banner: " memory " " sent }' \
+        "$out"
 )"
 
-# ---- trouble
+# ---- errors
 
 refused() { report "refused: $1" "$(
     run 2 "${@:3}"
@@ -301,20 +304,20 @@ refused() { report "refused: $1" "$(
     sentences 1
     [ ! -e refused ] || echo "something was written"
 )"; }
-refused "a batch that the processes do not divide" \
+refused "-d that the ranks do not divide" \
     '-d 192 is not a multiple of -b x -t x ranks = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
-refused "another number of processes" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
-refused "processes that -tp does not divide" '-tp 2 must divide the number of ranks, found 3 ranks' \
+refused "another number of ranks than -pn" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
+refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3 ranks' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
 refused "too few rows for -tp" '-tp 4 divides the 9 rows of a micro-batch into chunks of 3, which leaves none for' \
     4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
-refused "text from several processes" '--generate runs on one rank, found 2 ranks' \
+refused "--generate on several ranks" '--generate runs on one rank, found 2 ranks' \
     2 --generate 5 -e one/step_00000050
 
-# NAME SENTENCE FOLDER FLAGS...: two ranks, of which rank 1 runs in FOLDER with FLAGS; rank 0 has those that are in
-# `both` beside its own
-strangers() {
+# different_ranks NAME SENTENCE FOLDER FLAGS...: two ranks; rank 1 runs in FOLDER with FLAGS, rank 0 with the flags of
+# `together` and `both`
+different_ranks() {
     local status=0
     timeout -k 5 300 "${mpi[@]}" -np 1 "$trainer" "${together[@]}" -b 1 -o bad "${both[@]}" : \
         -np 1 -wd "$folder/$3" "$trainer" "${@:4}" >"$out" 2>&1 </dev/null || status=$?
@@ -329,9 +332,11 @@ mkdir -p other short
 both=()
 head -c 20000 text >other/text
 head -c 10 text >short/text
-strangers "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
-strangers "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' . "${together[@]}" -b 1 -o bad -z 1
-strangers "other data on rank 1" 'rank 1 has a different training data from rank 0' other "${together[@]}" -b 1 -o bad
+different_ranks "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
+different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' \
+    . "${together[@]}" -b 1 -o bad -z 1
+different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' \
+    other "${together[@]}" -b 1 -o bad
 cp text other
 mkdir -p model other/model
 for seed in 1 2; do
@@ -340,11 +345,12 @@ done
 cp seed_1/step_00000001/* model
 cp seed_2/step_00000001/* other/model
 both=(-e model)
-strangers "other weights on rank 1" 'rank 1 has a different model from rank 0' other "${together[@]}" -b 1 -o bad -e model
+different_ranks "other weights on rank 1" 'rank 1 has a different model from rank 0' \
+    other "${together[@]}" -b 1 -o bad -e model
 both=()
-strangers "data that are too short on rank 1 alone" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
+different_ranks "data too short on rank 1 only" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 
-# a shard of 2000 tokens, the last of which one process does not have
+# a token shard of 2000 tokens; rank 1's file lacks the last token
 {
     words 55432 308 1 0 2000 0
     head -c 5012 /dev/zero
@@ -354,29 +360,30 @@ shard=(-i whole.bin -e l1h1c8 -t 16 -b 1 -x 1 -o bad)
 timeout -k 5 300 "${mpi[@]}" -np 1 "$trainer" "${shard[@]}" : -np 1 -wd "$folder/short" "$trainer" "${shard[@]}" \
     >"$out" 2>&1 </dev/null
 status=$?
-report "a shard that is cut short on rank 1 alone" "$(
+report "refused: a token shard cut short on rank 1 only" "$(
     [ "$status" -eq 2 ] || echo "exit status $status, expected 2"
     says 'train_gpt2: rank 1: -i: whole.bin has 5022 bytes, but its header says 2000 tokens'
     sentences 1
     [ ! -e bad ] || echo "something was written"
 )"
 
-# NAME FLAGS...: rank 1 of 3 drifts after step 2
+# drifts NAME FLAGS...: the parameters of rank 1 of 3 change after step 2
 drifts() {
     local status=0
     launch 3 "$program" drift 1 "${together[@]}" -b 1 "${@:2}" || status=$?
     report "$1" "$(
         [ "$status" -eq 1 ] || echo "exit status $status, expected 1"
-        says '^step 1 is sound'
-        says 'train_gpt2: rank [0-2]: after step 2 the parameters of rank 1 differ from those of rank 0, which 2 of 3 ranks have'
+        says '^the replicas of step 1 agree'
+        says 'rank [0-2]: after step 2 the parameters of rank 1 differ from those of rank 0, which 2 of 3 ranks have'
         sentences 1
     )"
 }
-drifts "a replica that drifts is named"
-for stage in 0 3; do drifts "and a slice whose whole tensors drift, -z $stage" -tp 3 -z "$stage"; done
-report "replicas that do not are silent" "$(run 0 2 "${together[@]}" -b 1 -x 4 --check-replicas 2 -z 1)"
+drifts "--check-replicas names a rank whose parameters changed"
+for stage in 0 3; do drifts "--check-replicas names a rank whose replicated tensors changed, -tp 3 -z $stage" \
+    -tp 3 -z "$stage"; done
+report "--check-replicas accepts equal replicas" "$(run 0 2 "${together[@]}" -b 1 -x 4 --check-replicas 2 -z 1)"
 
-# RANK PROCESS...: the process of a rank
+# process_of RANK PROCESS...: the process of a rank
 process_of() {
     local id
     for id in "${@:2}"; do
@@ -384,7 +391,8 @@ process_of() {
     done
 }
 being_saved() { compgen -G "$1/step_*.tmp" >/dev/null; }
-# PROCESS RUN: stops a rank while a checkpoint is being written, which is not finished without it
+# stop_in_save PROCESS RUN: stops a rank while the run writes a checkpoint. The checkpoint cannot be finished without
+# the rank.
 stop_in_save() {
     while kill -0 "$1" 2>/dev/null; do
         being_saved "$2" || continue
@@ -393,12 +401,12 @@ stop_in_save() {
         being_saved "$2" && return
         kill -s CONT "$1"
     done
-    echo "it ended"
+    echo "the process ended before a checkpoint"
 }
 
-# SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP, in struck, and sends one the signal. KEEP
-# 0: while a checkpoint is being written; then none is deleted, since deleting makes a step_*.tmp too. It ends within a
-# minute, half of --comm-timeout, and no process is left.
+# strike SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP in the folder struck, and sends the
+# signal to RANK. KEEP 0: while the run writes a checkpoint; no checkpoint is deleted, because a deletion uses a
+# step_*.tmp too. The run must end with STATUS within a minute, half of --comm-timeout, and leave no process.
 strike() {
     local job status=0 ranks victim
     rm -rf struck
@@ -406,20 +414,20 @@ strike() {
         --comm-timeout 120 "${@:5}" >"$out" 2>&1 </dev/null &
     job=$!
     until [ -d struck/step_00000008 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
-    ranks=$(pgrep -P "$(pgrep -P "$job")")  # of mpirun, of timeout
+    ranks=$(pgrep -P "$(pgrep -P "$job")")  # children of mpirun, the child of timeout
     # shellcheck disable=SC2086
     victim=$(process_of "$2" $ranks)
     if [ "$4" -eq 0 ]; then stop_in_save "$victim" struck; fi
     local began=$SECONDS
     kill -s "$1" "$victim"
     wait "$job" || status=$?
-    [ $((SECONDS - began)) -le 60 ] || echo "it took $((SECONDS - began)) s to end"
+    [ $((SECONDS - began)) -le 60 ] || echo "the run took $((SECONDS - began)) s to end, expected at most 60"
     [ "$status" -eq "$3" ] || echo "exit status $status, expected $3"
     # shellcheck disable=SC2086
     none_left $ranks
 }
-# the last checkpoint can be gone on with, in another layout
-goes_on() {
+# resumes: the last checkpoint of struck resumes in another layout
+resumes() {
     local last
     last=$(find struck -name 'step_*' ! -name '*.tmp' | sort | tail -n 1)
     last=$((10#0${last##*_}))
@@ -429,41 +437,41 @@ goes_on() {
     ! being_saved struck || echo "an unfinished checkpoint is left"
 }
 killed() { says 'exited on signal 9' && sentences 0; }
-silent() { says "train_gpt2: rank [^$1]: rank $1 has not answered for 5 s" && sentences 1; }
-report "a rank is killed" "$(strike KILL 1 137 2 && killed)"
-report "and the run goes on" "$(goes_on)"
-report "the first of three slices is killed" "$(strike KILL 0 137 2 -tp 3 && killed)"
-report "and the run goes on" "$(goes_on)"
+names_silent_rank() { says "train_gpt2: rank [^$1]: rank $1 has not answered for 5 s" && sentences 1; }
+report "rank 1 is killed" "$(strike KILL 1 137 2 && killed)"
+report "the run resumes after rank 1 is killed" "$(resumes)"
+report "rank 0 of -tp 3 is killed" "$(strike KILL 0 137 2 -tp 3 && killed)"
+report "the run resumes after rank 0 of -tp 3 is killed" "$(resumes)"
 for rank in 0 2; do
     report "rank $rank is killed while a checkpoint is written" "$(
         strike KILL "$rank" 137 0 && killed
         being_saved struck || echo "no checkpoint was being written"
     )"
-    report "and the run goes on" "$(goes_on)"
+    report "the run resumes after rank $rank is killed in a save" "$(resumes)"
 done
-report "the first rank hangs" "$(strike STOP 0 1 2 --comm-timeout 5 && silent 0)"
-report "and the run goes on" "$(goes_on)"
-report "a rank of three slices hangs" "$(strike STOP 1 1 2 -tp 3 --comm-timeout 5 && silent 1)"
-report "and the run goes on" "$(goes_on)"
-report "a signal that mpirun passes on ends all with a checkpoint" "$(
-    timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o told \
+report "rank 0 hangs" "$(strike STOP 0 1 2 --comm-timeout 5 && names_silent_rank 0)"
+report "the run resumes after rank 0 hangs" "$(resumes)"
+report "rank 1 of -tp 3 hangs" "$(strike STOP 1 1 2 -tp 3 --comm-timeout 5 && names_silent_rank 1)"
+report "the run resumes after rank 1 of -tp 3 hangs" "$(resumes)"
+report "a signal that mpirun passes on stops all ranks with a checkpoint" "$(
+    timeout -k 5 300 "${mpi[@]}" -np 2 "$trainer" "${together[@]}" -b 1 -x 1000000 -n 1000000 -o signalled \
         >"$out" 2>&1 </dev/null &
     job=$!
-    until [ -s told/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
-    kill -USR1 "$(pgrep -P "$job")" # mpirun, of timeout
+    until [ -s signalled/metrics.jsonl ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    kill -USR1 "$(pgrep -P "$job")" # mpirun, the child of timeout
     wait "$job" || echo "exit status $?, expected 0"
     says 'told to end by a signal'
-    find told -name 'step_*' | grep -q . || echo "no checkpoint"
+    find signalled -name 'step_*' | grep -q . || echo "no checkpoint"
 )"
-report "a signal to one rank ends all with a checkpoint" "$(
+report "a signal to one rank stops all ranks with a checkpoint" "$(
     strike TERM 1 0 2
     says 'told to end by SIGTERM'
-    goes_on
+    resumes
 )"
 
-# ---- the run's folder, which all ranks write into
+# ---- the run directory, into which all ranks write
 
-# STATUS COMMAND FLAGS...: 3 ranks, whose second one is started by this shell command
+# second_by STATUS COMMAND FLAGS...: 3 ranks; a shell runs COMMAND and then rank 1
 second_by() {
     local status=0
     timeout -k 5 300 "${mpi[@]}" -np 1 "$trainer" "${@:3}" : -np 1 bash -c "$2"' && exec "$@"' - "$trainer" "${@:3}" : \
@@ -479,31 +487,32 @@ report "refused: a folder that one rank does not see" "$(
     says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory; give one folder that all ranks'
     find apart elsewhere/apart -mindepth 1 2>/dev/null
 )"
-report "which it may take when all see it" "$(run 0 3 "${saving[@]}" -x 4 -o apart)"
-report "refused: another folder of the same name" "$(
+report "the folder is accepted if all ranks see it" "$(run 0 3 "${saving[@]}" -x 4 -o apart)"
+report "refused: another folder with the same name on one rank" "$(
     cp -r apart elsewhere
     second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
     says 'train_gpt2: rank 1: -o apart is not a folder .*: No such file or directory'
     find . -name 'mark_*'
 )"
-report "and one that is not there, of a run that goes on" "$(
+report "refused: a resumed run's folder that one rank lacks" "$(
     rm -r elsewhere/apart
     second_by 2 'cd elsewhere' "${saving[@]}" -x 6 -o apart -y 1
     [ ! -e elsewhere/apart ] || echo "something was written"
 )"
-report "a checkpoint that does not fit for one rank" "$(
+report "a checkpoint that one rank cannot write" "$(
     second_by 1 'ulimit -f 30' "${saving[@]}" -x 4 -o narrow
-    says "train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large; .*: make room, then resume"
+    error="train_gpt2: rank 1: could not save checkpoint 'narrow/step_00000002': File too large"
+    says "$error; .*: make room, then resume"
     find narrow -name 'step_*'
 )"
 
-# ---- the kernels, emulated: device memory through the host
+# ---- emulated kernels: collectives staged through the host
 
 if [ -x "$emulated" ]; then
     tiny=(-i text -e l2h1c8 -t 8 -d 32 -v 0 -s 0 -x 2 -n 2 -lc 64)
-    report "emulated kernels on 2" "$(
+    report "emulated kernels on 2 ranks" "$(
         trainer=$emulated
-        export TRAIN_GPT2_PICKS=$folder/picks  # which algorithm is fastest is found out once
+        export TRAIN_GPT2_PICKS=$folder/picks  # one autotune cache, so that all runs use the same algorithms
         run 0 1 "${tiny[@]}" -b 4 -o emulated_one
         run 0 2 "${tiny[@]}" -b 2 -o first
         for stage in 0 2 3; do
@@ -511,7 +520,7 @@ if [ -x "$emulated" ]; then
             close_run "emulated_$stage" emulated_one 1e-5
             same_run "emulated_$stage" emulated_0 step_00000002
         done
-        run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: the second rank has none
+        run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: rank 1 has only padding
         close_run emulated_slices emulated_one 1e-5
     )"
 fi

@@ -1,11 +1,11 @@
-// slices.h: every element of every tensor is held by the ranks that should hold it, whatever t, heads and widths are.
+// slices.h: every element of every tensor is in the slices of the right ranks, for any t, heads and channels.
 #include "testing.h"
 #include "slice_copy.h"
 #include "llmc/parallel/slices.h"
 
 enum { MOST_RANKS = 8, SEED = 42 };
 
-// heads, channels, ids: GPT-2's heads cut small, and some that nothing divides
+// GPT-2's heads with few channels, and sizes that no t divides
 static const GPT2Config configs[] = {
     {5, 300, 384, 2, 3, 12},    {4, 130, 256, 2, 5, 15}, {3, 257, 384, 3, 12, 24},
     {2, 1000, 1024, 2, 25, 50}, {7, 5, 128, 1, 1, 7},    {3, 1100, 1152, 2, 16, 32},
@@ -49,22 +49,22 @@ static float *not_a_number(size_t n) {
 
 static void check_round_trip(ParamId id, const GPT2Config *c, int t) {
     size_t n = global_count(id, c);
-    float *global = numbered(n), *gathered = not_a_number(n);
+    float *global = numbered(n), *inserted = not_a_number(n);
     for (int r = 0; r < t; r++) {
         Slice s = param_slice(id, c, t, r);
         float *local = not_a_number(s.rows * s.cols);
         slice_extract(local, global, &s, sizeof *local);
-        slice_insert(gathered, local, &s, sizeof *local);
+        slice_insert(inserted, local, &s, sizeof *local);
         free(local);
     }
-    if (memcmp(gathered, global, n * sizeof *global) != 0) {
-        fail_msg("%s: other elements come back", title(id, c, t));
+    if (memcmp(inserted, global, n * sizeof *global) != 0) {
+        fail_msg("%s: the slices do not make up the whole tensor", title(id, c, t));
     }
     free(global);
-    free(gathered);
+    free(inserted);
 }
 
-// a split tensor's elements have one holder, the others' all ranks; a run goes on as long as it could
+// An element of a split tensor is in one slice, of a replicated tensor in all. Ranges ascend and cannot be merged.
 static void check_holders(ParamId id, const GPT2Config *c, int t) {
     size_t n = global_count(id, c);
     int *holders = (int *)xcalloc(n, sizeof *holders);
@@ -72,47 +72,51 @@ static void check_holders(ParamId id, const GPT2Config *c, int t) {
         Slice s = param_slice(id, c, t, r);
         SliceRange last = {0, 0, 0};
         for (size_t i = 0; i < slice_num_ranges(&s); i++) {
-            SliceRange run = slice_range(&s, i);
-            bool goes_on = run.local == last.local + last.count && run.global == last.global + last.count;
-            if (run.count == 0 || (i > 0 && (goes_on || run.local < last.local + last.count))) {
-                fail_msg("%s: run %zu of rank %d is none", title(id, c, t), i, r);
+            SliceRange range = slice_range(&s, i);
+            bool adjacent = range.local == last.local + last.count && range.global == last.global + last.count;
+            if (range.count == 0 || (i > 0 && (adjacent || range.local < last.local + last.count))) {
+                fail_msg("%s: range %zu of rank %d is empty, not ascending or adjacent to the range before it",
+                         title(id, c, t), i, r);
             }
-            assert_true(run.local + run.count <= s.rows * s.cols && run.global + run.count <= n);
-            for (size_t j = 0; j < run.count; j++) { holders[run.global + j]++; }
-            last = run;
+            assert_true(range.local + range.count <= s.rows * s.cols && range.global + range.count <= n);
+            for (size_t j = 0; j < range.count; j++) { holders[range.global + j]++; }
+            last = range;
         }
     }
     int wanted = param_split(id) == SPLIT_NONE ? t : 1;
     for (size_t i = 0; i < n; i++) {
-        if (holders[i] != wanted) { fail_msg("%s: element %zu is held by %d", title(id, c, t), i, holders[i]); }
+        if (holders[i] != wanted) {
+            fail_msg("%s: element %zu is in %d slices, expected %d", title(id, c, t), i, holders[i], wanted);
+        }
     }
     free(holders);
 }
 
-// what was extracted is there, and all else is zero
-static void check_inert(ParamId id, const GPT2Config *c, int t) {
+// slice_extract copies the elements of all ranges and fills the padding with zeros.
+static void check_padding(ParamId id, const GPT2Config *c, int t) {
     float *global = numbered(global_count(id, c));
     for (int r = 0; r < t; r++) {
         Slice s = param_slice(id, c, t, r);
-        size_t count = s.rows * s.cols, held = 0;
+        size_t count = s.rows * s.cols, extracted = 0;
         float *local = not_a_number(count);
         slice_extract(local, global, &s, sizeof *local);
         for (size_t i = 0; i < slice_num_ranges(&s); i++) {
-            SliceRange run = slice_range(&s, i);
-            held += run.count;
-            for (size_t j = 0; j < run.count; j++) {
-                assert_true(local[run.local + j] == global[run.global + j]);
-                local[run.local + j] = 0;
+            SliceRange range = slice_range(&s, i);
+            extracted += range.count;
+            for (size_t j = 0; j < range.count; j++) {
+                assert_true(local[range.local + j] == global[range.global + j]);
+                local[range.local + j] = 0;
             }
         }
         for (size_t i = 0; i < count; i++) { assert_true(local[i] == 0); }
-        assert_true(held <= count);
+        assert_true(extracted <= count);
         free(local);
     }
     free(global);
 }
 
-static void check_first_values(ParamId id, const GPT2Config *c, int t) {
+// slice_init_tensor gives the initial values of the whole tensor.
+static void check_initial_values(ParamId id, const GPT2Config *c, int t) {
     size_t n = global_count(id, c);
     real *global = (real *)xmalloc(n * sizeof *global);
     int layer = param_layers(id, c) - 1;
@@ -124,14 +128,16 @@ static void check_first_values(ParamId id, const GPT2Config *c, int t) {
         memset(got, 0xFF, count * sizeof *got);
         slice_extract(wanted, global, &s, sizeof *wanted);
         slice_init_tensor(got, &s, id, layer, 0, s.rows * s.cols, c, SEED);
-        if (memcmp(got, wanted, count * sizeof *got) != 0) { fail_msg("%s: other values", title(id, c, t)); }
+        if (memcmp(got, wanted, count * sizeof *got) != 0) {
+            fail_msg("%s: rank %d has other initial values than the whole tensor", title(id, c, t), r);
+        }
         free(wanted);
         free(got);
     }
     free(global);
 }
 
-// a rank's tensor has the shape that its activations have
+// The shape of a slice follows from this rank's heads, units and vocabulary.
 static void check_shape(ParamId id, const GPT2Config *c, int t) {
     for (int r = 0; r < t; r++) {
         LocalShape shape = local_shape(c, t, r);
@@ -141,26 +147,29 @@ static void check_shape(ParamId id, const GPT2Config *c, int t) {
         if (id == WTE) { rows = t == 1 ? s.rows : (size_t)shape.vocab; }
         if (id == QKVW) { rows = 3 * attention; }
         if (id == QKVB) { cols = 3 * attention; }
-        if (id == ATTPROJW) { rows = C, cols = attention; }
+        if (id == ATTPROJW || id == FCPROJW) { rows = C; }
+        if (id == ATTPROJW) { cols = attention; }
         if (id == FCW) { rows = units; }
         if (id == FCB) { cols = units; }
-        if (id == FCPROJW) { rows = C, cols = units; }
-        if (s.rows != rows || s.cols != cols) { fail_msg("%s: (%zu,%zu)", title(id, c, t), s.rows, s.cols); }
+        if (id == FCPROJW) { cols = units; }
+        if (s.rows != rows || s.cols != cols) {
+            fail_msg("%s: found (%zu,%zu), expected (%zu,%zu)", title(id, c, t), s.rows, s.cols, rows, cols);
+        }
         if (t == 1) { assert_int_equal(s.rows * s.cols, param_rows(id, c) * param_cols(id, c)); }
     }
 }
 
-static void test_slices_gather_to_the_whole(void **state) { (void)state, for_each_tensor(check_round_trip); }
-static void test_every_element_is_held_once(void **state) { (void)state, for_each_tensor(check_holders); }
-static void test_inert_elements_are_zero(void **state) { (void)state, for_each_tensor(check_inert); }
-static void test_first_values_are_the_wholes(void **state) { (void)state, for_each_tensor(check_first_values); }
+static void test_slices_make_up_the_whole_tensor(void **state) { (void)state, for_each_tensor(check_round_trip); }
+static void test_every_element_is_in_the_right_slices(void **state) { (void)state, for_each_tensor(check_holders); }
+static void test_padding_is_zero(void **state) { (void)state, for_each_tensor(check_padding); }
+static void test_initial_values_do_not_depend_on_t(void **state) { (void)state, for_each_tensor(check_initial_values); }
 static void test_shapes(void **state) { (void)state, for_each_tensor(check_shape); }
 
 // ---- known numbers
 
 static GPT2Config described(const char *model) {
     GPT2Config c = {0};
-    if (!config_from_descriptor(&c, model, 0, 0)) { fail_msg("%s is no model", model); }
+    if (!config_from_descriptor(&c, model, 0, 0)) { fail_msg("%s: expected a descriptor", model); }
     return c;
 }
 
@@ -182,17 +191,17 @@ static void test_known_shapes(void **state) {
     assert_local("d24", 3, 0, 6, 384, 1368, 16768);  // 4096 / 3 = 1365.3
 }
 
-// rows of Q, K and V of heads 13.. of 25, and columns for them
+// d48 has 25 heads: rank 1 of 2 has heads 13..24 and a padding head, as rows of QKVW and columns of ATTPROJW
 static void test_heads_of_1558M_on_two(void **state) {
     (void)state;
     GPT2Config c = described("d48");
     Slice qkvw = param_slice(QKVW, &c, 2, 1), attprojw = param_slice(ATTPROJW, &c, 2, 1);
     assert_int_equal(slice_num_ranges(&qkvw), 3);
     for (size_t i = 0; i < 3; i++) {
-        SliceRange run = slice_range(&qkvw, i);
-        assert_int_equal(run.local, i * 832 * 1600);
-        assert_int_equal(run.global, (i * 1600 + 832) * 1600);
-        assert_int_equal(run.count, 768 * 1600);
+        SliceRange range = slice_range(&qkvw, i);
+        assert_int_equal(range.local, i * 832 * 1600);
+        assert_int_equal(range.global, (i * 1600 + 832) * 1600);
+        assert_int_equal(range.count, 768 * 1600);
     }
     assert_int_equal(slice_num_ranges(&attprojw), 1600);
     SliceRange row = slice_range(&attprojw, 7);
@@ -203,10 +212,10 @@ static void test_heads_of_1558M_on_two(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slices_gather_to_the_whole),
-        cmocka_unit_test(test_every_element_is_held_once),
-        cmocka_unit_test(test_inert_elements_are_zero),
-        cmocka_unit_test(test_first_values_are_the_wholes),
+        cmocka_unit_test(test_slices_make_up_the_whole_tensor),
+        cmocka_unit_test(test_every_element_is_in_the_right_slices),
+        cmocka_unit_test(test_padding_is_zero),
+        cmocka_unit_test(test_initial_values_do_not_depend_on_t),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_known_shapes),
         cmocka_unit_test(test_heads_of_1558M_on_two),

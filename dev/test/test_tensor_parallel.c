@@ -1,15 +1,14 @@
 /*
-Tensor and sequence parallelism, t ranks in one process: two layers of a small GPT-2, forward and backward, against the
-whole model. The algorithm is written out here once more, apart from the trainer, with the trainer's slices and
-operations. Loss and every gradient must be the same, to rounding.
-Compiled in double, where the sums' order is all that differs, and, under the sanitizers, in fp32.
+Tensor and sequence parallelism with t ranks in one process: two layers of a small GPT-2, forward and backward, against
+the whole model. The test has its own version of the algorithm, on the trainer's slices and operations. Loss and all
+gradients must agree to rounding: in double only the order of sums differs. The sanitizers run the test in fp32.
 
-Rows        rank r has rows [r*chunk, r*chunk + chunk) of the B*T, chunk = B*T / t rounded up, for layernorms and
-            residuals. Where t does not divide B*T the last ranks have fewer: `rows`. What is gathered and scattered has
-            t*chunk rows; products take the first B*T, operations on a rank's own rows take `rows`, nothing reads more.
-Buffers     A: the gathered input of a product, whose own chunk the layernorm writes;  B: the gathered gradient of the
-            residual stream;  P: what a product leaves to be summed over the ranks, which is scattered in place. They
-            become NaN after their last reader.
+Rows        Rank r has rows [r*chunk, r*chunk + chunk) of B*T in layernorms and residuals; chunk = B*T / t, rounded up.
+            If t does not divide B*T, the last ranks have fewer: `rows`. All-gathers and reduce-scatters move t*chunk
+            rows. Matmuls read the first B*T rows, other operations read `rows`, and nothing reads further rows.
+Buffers     A: the all-gathered input of a matmul; the layernorm writes the rank's own chunk.  B: the all-gathered
+            gradient of the residual stream.  P: a matmul's partial sum, reduce-scattered in place.  A buffer becomes
+            NaN after its last reader.
 */
 #include "testing.h"
 #include "slice_copy.h"
@@ -26,7 +25,7 @@ typedef struct {
     int B, T;
 } Case;
 
-// ---- memory: arrays that start as NaN, and are freed together
+// ---- memory: arrays start as NaN and are freed together
 
 typedef struct {
     void *array[MAX_ARRAYS];
@@ -47,7 +46,7 @@ static void arrays_free(Arrays *arrays) {
     for (int i = 0; i < arrays->count; i++) { free(arrays->array[i]); }
 }
 
-// parameters and their gradients: of the whole model, or a rank's slices
+// parameters and their gradients: of the whole model, or slices of one rank
 typedef struct {
     floatX *value[NUM_PARAM_TENSORS][LAYERS];
     real *grad[NUM_PARAM_TENSORS][LAYERS];
@@ -67,12 +66,10 @@ static void take_tensor(Tensors *p, ParamId id, size_t count, Arrays *arrays) {
         p->value[id][l] = take(arrays, count);
         p->grad[id][l] = take_real(arrays, count);
     }
-    if (id == WTE) {
-        memset(p->grad[id][0], 0, count * sizeof(real));
-    }  // it is set by the classifier, if that runs first
+    if (id == WTE) { memset(p->grad[id][0], 0, count * sizeof(real)); }  // otherwise the classifier overwrites it
 }
 
-// values large enough that every term of every gradient is seen
+// values large enough that every term of every gradient matters
 static Tensors whole_tensors(const Case *k, Arrays *arrays) {
     Tensors p;
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
@@ -111,22 +108,30 @@ static int *random_tokens(const Case *k, uint64_t stream, Arrays *arrays) {
     return tokens;
 }
 
-// ---- the whole model in one process, as the trainer runs it
+// ---- the whole model on one rank, as in the trainer
 
 typedef struct {
     floatX *input, *ln1, *qkv, *atty, *residual2, *ln2, *fch, *gelu;
     real *mean1, *rstd1, *mean2, *rstd2, *lse;
 } Block;
 
-// rows: of the residual stream; all_rows: of what attention and the MLP work on
+// rows: of the residual stream; all_rows: of attention and the MLP
 static Block take_block(int rows, int all_rows, int C, int attention, int units, int heads, Arrays *arrays) {
     size_t n = (size_t)rows, all = (size_t)all_rows, c = (size_t)C;
     Block b;
-    b.input = take(arrays, n * c), b.ln1 = take(arrays, all * c), b.residual2 = take(arrays, n * c);
-    b.ln2 = take(arrays, all * c), b.qkv = take(arrays, all * 3 * (size_t)attention);
-    b.atty = take(arrays, all * (size_t)attention), b.fch = take(arrays, all * (size_t)units);
-    b.gelu = take(arrays, all * (size_t)units), b.mean1 = take_real(arrays, n), b.rstd1 = take_real(arrays, n);
-    b.mean2 = take_real(arrays, n), b.rstd2 = take_real(arrays, n), b.lse = take_real(arrays, all * (size_t)heads);
+    b.input = take(arrays, n * c);
+    b.ln1 = take(arrays, all * c);
+    b.qkv = take(arrays, all * 3 * (size_t)attention);
+    b.atty = take(arrays, all * (size_t)attention);
+    b.residual2 = take(arrays, n * c);
+    b.ln2 = take(arrays, all * c);
+    b.fch = take(arrays, all * (size_t)units);
+    b.gelu = take(arrays, all * (size_t)units);
+    b.mean1 = take_real(arrays, n);
+    b.rstd1 = take_real(arrays, n);
+    b.mean2 = take_real(arrays, n);
+    b.rstd2 = take_real(arrays, n);
+    b.lse = take_real(arrays, all * (size_t)heads);
     return b;
 }
 
@@ -145,23 +150,23 @@ static void whole_block_backward(const Case *k, const Tensors *p, const Block *b
                                  Arrays *arrays, Exec *ex) {
     int N = k->B * k->T, C = k->config.channels, NH = k->config.num_heads;
     size_t row = (size_t)N * (size_t)C;
-    floatX *branch = take(arrays, row), *datty = take(arrays, row), *dqkv = take(arrays, 3 * row);
+    floatX *dnorm = take(arrays, row), *datty = take(arrays, row), *dqkv = take(arrays, 3 * row);
     cpu_ops.matmul_backward(b->gelu, grad(p, FCPROJW, l), grad(p, FCPROJB, l), grad(p, FCB, l), dresidual, b->gelu,
                             param(p, FCPROJW, l), b->fch, GRAD_SET, N, 4 * C, C, ex);
-    cpu_ops.matmul_backward(branch, grad(p, FCW, l), no_gradient, no_gradient, b->gelu, b->ln2, param(p, FCW, l), NULL,
+    cpu_ops.matmul_backward(dnorm, grad(p, FCW, l), no_gradient, no_gradient, b->gelu, b->ln2, param(p, FCW, l), NULL,
                             GRAD_SET, N, C, 4 * C, ex);
-    cpu_ops.layernorm_backward(dresidual, grad(p, LN2W, l), grad(p, LN2B, l), branch, b->residual2, param(p, LN2W, l),
+    cpu_ops.layernorm_backward(dresidual, grad(p, LN2W, l), grad(p, LN2B, l), dnorm, b->residual2, param(p, LN2W, l),
                                b->mean2, b->rstd2, GRAD_SET, N, C, ex);
     cpu_ops.matmul_backward(datty, grad(p, ATTPROJW, l), grad(p, ATTPROJB, l), no_gradient, dresidual, b->atty,
                             param(p, ATTPROJW, l), NULL, GRAD_SET, N, C, C, ex);
     cpu_ops.attention_backward(dqkv, datty, b->qkv, b->atty, b->lse, k->B, k->T, NH, C / NH, ex);
-    cpu_ops.matmul_backward(branch, grad(p, QKVW, l), grad(p, QKVB, l), no_gradient, dqkv, b->ln1, param(p, QKVW, l),
+    cpu_ops.matmul_backward(dnorm, grad(p, QKVW, l), grad(p, QKVB, l), no_gradient, dqkv, b->ln1, param(p, QKVW, l),
                             NULL, GRAD_SET, N, C, 3 * C, ex);
-    cpu_ops.layernorm_backward(dresidual, grad(p, LN1W, l), grad(p, LN1B, l), branch, b->input, param(p, LN1W, l),
+    cpu_ops.layernorm_backward(dresidual, grad(p, LN1W, l), grad(p, LN1B, l), dnorm, b->input, param(p, LN1W, l),
                                b->mean1, b->rstd1, GRAD_SET, N, C, ex);
 }
 
-// the mean loss; gradients of it in *p
+// Returns the mean loss, with its gradients in *p.
 static double whole_model(const Case *k, const Tensors *p, const int *tokens, const int *targets, Arrays *arrays) {
     int N = k->B * k->T, C = k->config.channels, V = k->config.vocab_size, Vp = k->config.padded_vocab_size;
     size_t row = (size_t)N * (size_t)C;
@@ -194,18 +199,18 @@ static double whole_model(const Case *k, const Tensors *p, const int *tokens, co
 
 typedef struct {
     LocalShape shape;
-    int first, rows;  // of the B*T, for layernorms and residuals
+    int first, rows;  // of B*T, in layernorms and residuals
     Tensors p;
-    Block block[LAYERS + 1];   // the last one's input and ln1: what the final layernorm takes, and its statistics
-    floatX *kept[2 * LAYERS];  // -ra 0: the gathered LN1 and LN2 of each layer
+    Block block[LAYERS + 1];    // the last block holds the final layernorm: input, ln1, mean1, rstd1
+    floatX *saved[2 * LAYERS];  // -ra 0: the all-gathered LN1 and LN2 of each layer
     floatX *A, *B, *P, *own_A, *own_P, *dresidual, *datty, *dqkv, *logits;
     real *statistics, *losses;
 } Rank;
 
-// what is done otherwise than it should be, or could be
+// variants of the algorithm, right and wrong
 typedef struct {
-    bool keep_gathered;  // -ra 0: the gathered inputs are kept, not gathered again
-    bool stale;          // the defect: the backward takes what is in A, and nothing is made NaN that would tell
+    bool save_gathered;  // -ra 0: the forward saves all-gathered inputs; else the backward all-gathers them again
+    bool stale;          // a defect: the backward reads the last contents of A, and buffers do not become NaN
 } Choices;
 
 typedef struct {
@@ -222,15 +227,19 @@ static Rank make_rank(Team *team, const Tensors *whole, int r, Arrays *arrays) {
     size_t row = (size_t)team->C, gathered = (size_t)team->t * (size_t)team->chunk * row, N = (size_t)team->N;
     Rank rank;
     rank.shape = local_shape(&k->config, team->t, r);
-    rank.first = r * team->chunk, rank.rows = (int)chunk_range(N, (size_t)team->chunk, r).count;
+    rank.first = r * team->chunk;
+    rank.rows = (int)chunk_range(N, (size_t)team->chunk, r).count;
     rank.p = sliced_tensors(whole, k, team->t, r, arrays);
     for (int l = 0; l <= LAYERS; l++) {
         rank.block[l] =
             take_block(team->chunk, team->N, team->C, rank.shape.attention, rank.shape.units, rank.shape.heads, arrays);
     }
-    for (int i = 0; i < 2 * LAYERS; i++) { rank.kept[i] = take(arrays, gathered); }
-    rank.A = take(arrays, gathered), rank.B = take(arrays, gathered), rank.P = take(arrays, gathered);
-    rank.own_A = rank.A + (size_t)rank.first * row, rank.own_P = rank.P + (size_t)rank.first * row;
+    for (int i = 0; i < 2 * LAYERS; i++) { rank.saved[i] = take(arrays, gathered); }
+    rank.A = take(arrays, gathered);
+    rank.B = take(arrays, gathered);
+    rank.P = take(arrays, gathered);
+    rank.own_A = rank.A + (size_t)rank.first * row;
+    rank.own_P = rank.P + (size_t)rank.first * row;
     rank.dresidual = take(arrays, (size_t)team->chunk * row);
     rank.datty = take(arrays, N * (size_t)rank.shape.attention);
     rank.dqkv = take(arrays, 3 * N * (size_t)rank.shape.attention);
@@ -242,10 +251,10 @@ static Rank make_rank(Team *team, const Tensors *whole, int r, Arrays *arrays) {
 
 static Rank *end_of(Team *team) { return team->rank + team->t; }
 
-// ---- the collectives. Every one is over all ranks, of chunks of rows
+// ---- collectives of all ranks, on chunks of rows
 
-// all_gather(A, own_A), in place
-static void gather_A(Team *team) {
+// all-gather of A, in place
+static void all_gather_A(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
     for (Rank *from = team->rank; from < end_of(team); from++) {
         for (Rank *to = team->rank; to < end_of(team); to++) {
@@ -256,8 +265,8 @@ static void gather_A(Team *team) {
     }
 }
 
-// all_gather(B, dresidual)
-static void gather_B(Team *team) {
+// all-gather of dresidual into B
+static void all_gather_B(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
     for (Rank *from = team->rank; from < end_of(team); from++) {
         for (Rank *to = team->rank; to < end_of(team); to++) {
@@ -266,8 +275,8 @@ static void gather_B(Team *team) {
     }
 }
 
-// reduce_scatter(own_P, P), in place; in fp32 or double, in the order of ranks
-static void scatter_P(Team *team) {
+// reduce-scatter of P, in place; sums in `real`, in the order of ranks
+static void reduce_scatter_P(Team *team) {
     size_t chunk = (size_t)team->chunk * (size_t)team->C;
     for (Rank *to = team->rank; to < end_of(team); to++) {
         for (size_t i = 0; i < chunk; i++) {
@@ -280,8 +289,8 @@ static void scatter_P(Team *team) {
     }
 }
 
-// all_gather(statistics (t, rows, 3), its own), in place
-static void gather_statistics(Team *team, int rows) {
+// all-gather of statistics (t,rows,3), in place
+static void all_gather_statistics(Team *team, int rows) {
     size_t chunk = 3 * (size_t)rows;
     for (Rank *from = team->rank; from < end_of(team); from++) {
         size_t at = (size_t)from->shape.tp_rank * chunk;
@@ -297,14 +306,14 @@ static void release(Team *team, floatX *buffer) {
     if (!team->choices.stale) { memset(buffer, 0xFF, gathered * sizeof *buffer); }
 }
 
-static void keep_A(Team *team, int which) {
+static void save_A(Team *team, int which) {
     size_t gathered = (size_t)team->t * (size_t)team->chunk * (size_t)team->C;
-    for (Rank *m = team->rank; m < end_of(team); m++) { memcpy(m->kept[which], m->A, gathered * sizeof(floatX)); }
+    for (Rank *m = team->rank; m < end_of(team); m++) { memcpy(m->saved[which], m->A, gathered * sizeof(floatX)); }
 }
 
 // ---- forward
 
-// The block's end, or that of attention: sum = own_P + bias + residual, and the layernorm that comes next, to own_A
+// The end of a row-parallel linear: sum = own_P + bias + residual, and own_A = the next layernorm of sum.
 static void residual_norm(Team *team, Rank *m, floatX *sum, const floatX *residual, const floatX *in_bias,
                           ParamId weight, ParamId bias, int l, real *mean, real *rstd) {
     cpu_ops.residual_forward(sum, m->own_P, in_bias, residual, m->rows, team->C, &team->ex);
@@ -313,12 +322,12 @@ static void residual_norm(Team *team, Rank *m, floatX *sum, const floatX *residu
     release(team, m->P);
 }
 
-// own_A is LN1 of the block's input, and becomes the next block's, or the final layernorm
+// own_A is LN1 of this block before, and LN1 of the next block or the final layernorm after
 static void block_forward(Team *team, int l) {
     const Case *k = team->k;
     int N = team->N, C = team->C, HS = config_head_size(&k->config);
-    gather_A(team);
-    keep_A(team, 2 * l);
+    all_gather_A(team);
+    save_A(team, 2 * l);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         int width = m->shape.attention;
@@ -328,13 +337,13 @@ static void block_forward(Team *team, int l) {
         cpu_ops.attention_forward(b->atty, b->lse, b->qkv, k->B, k->T, m->shape.heads, HS, &team->ex);
         cpu_ops.matmul_forward(m->P, b->atty, param(&m->p, ATTPROJW, l), NULL, NULL, N, width, C, &team->ex);
     }
-    scatter_P(team);
+    reduce_scatter_P(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         residual_norm(team, m, b->residual2, b->input, param(&m->p, ATTPROJB, l), LN2W, LN2B, l, b->mean2, b->rstd2);
     }
-    gather_A(team);
-    keep_A(team, 2 * l + 1);
+    all_gather_A(team);
+    save_A(team, 2 * l + 1);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         int units = m->shape.units;
@@ -343,7 +352,7 @@ static void block_forward(Team *team, int l) {
         release(team, m->A);
         cpu_ops.matmul_forward(m->P, b->gelu, param(&m->p, FCPROJW, l), NULL, NULL, N, units, C, &team->ex);
     }
-    scatter_P(team);
+    reduce_scatter_P(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l], *next = &m->block[l + 1];
         bool last = l + 1 == LAYERS;
@@ -358,7 +367,7 @@ static void embedding_forward(Team *team) {
         cpu_ops.token_embedding_forward(m->P, team->tokens, param(&m->p, WTE, 0), m->shape.tp_rank * m->shape.vocab,
                                         m->shape.vocab, team->N, C, &team->ex);
     }
-    scatter_P(team);
+    reduce_scatter_P(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[0];
         memcpy(b->input, m->own_P, (size_t)m->rows * (size_t)C * sizeof(floatX));
@@ -369,11 +378,11 @@ static void embedding_forward(Team *team) {
     }
 }
 
-// A, the final layernorm, to losses and, in P, the gradient of A that its own columns of the logits have
+// losses = cross-entropy of A, the final layernorm. P = the gradient of A from this rank's columns of the logits.
 static void classify(Team *team) {
     int C = team->C, V = team->k->config.vocab_size;
     real scale = 1 / (real)team->N;
-    gather_A(team);
+    all_gather_A(team);
     for (int at = 0; at < team->N; at += CLASSIFIER_ROWS) {
         int rows = team->N - at < CLASSIFIER_ROWS ? team->N - at : (int)CLASSIFIER_ROWS;
         for (Rank *m = team->rank; m < end_of(team); m++) {
@@ -383,7 +392,7 @@ static void classify(Team *team) {
             cpu_ops.classifier_statistics(m->statistics + m->shape.tp_rank * 3 * rows, m->logits, team->targets + at,
                                           first, rows, V, vocab, &team->ex);
         }
-        gather_statistics(team, rows);
+        all_gather_statistics(team, rows);
         for (Rank *m = team->rank; m < end_of(team); m++) {
             int vocab = m->shape.vocab, first = m->shape.tp_rank * vocab;
             cpu_ops.classifier_from_statistics(m->losses + at, m->logits, m->statistics, team->targets + at, scale,
@@ -398,27 +407,27 @@ static void classify(Team *team) {
 
 // ---- backward
 
-// LN1 or LN2 of block l, to A: normalised again and gathered again, or kept. The defect: what happens to be in A
-static void regather(Team *team, ParamId weight, int l) {
+// A = LN1 or LN2 of block l: recomputed and all-gathered, or saved. The defect `stale` leaves A as it is.
+static void gather_again(Team *team, ParamId weight, int l) {
     size_t gathered = (size_t)team->t * (size_t)team->chunk * (size_t)team->C;
     bool first = weight == LN1W;
     if (team->choices.stale) { return; }
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
-        if (team->choices.keep_gathered) {
-            memcpy(m->A, m->kept[2 * l + (first ? 0 : 1)], gathered * sizeof(floatX));
+        if (team->choices.save_gathered) {
+            memcpy(m->A, m->saved[2 * l + (first ? 0 : 1)], gathered * sizeof(floatX));
         } else {
             cpu_ops.layernorm_normalise(m->own_A, first ? b->input : b->residual2, first ? b->mean1 : b->mean2,
                                         first ? b->rstd1 : b->rstd2, param(&m->p, weight, l),
                                         param(&m->p, first ? LN1B : LN2B, l), m->rows, team->C, &team->ex);
         }
     }
-    if (!team->choices.keep_gathered) { gather_A(team); }
+    if (!team->choices.save_gathered) { all_gather_A(team); }
 }
 
-// the gradient of a layernorm's output, in own_P, through it to dresidual
+// dresidual += the backward of a layernorm whose output gradient is the reduce-scattered P
 static void norm_backward(Team *team, ParamId weight, ParamId bias, int l, int block) {
-    scatter_P(team);
+    reduce_scatter_P(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[block];
         bool second = weight == LN2W;
@@ -430,7 +439,7 @@ static void norm_backward(Team *team, ParamId weight, ParamId bias, int l, int b
     }
 }
 
-// dresidual's column sums over the rank's rows: the gradient of the bias that was added there
+// gradient of a row-parallel linear's bias: column sums of dresidual over this rank's rows
 static void bias_backward(Team *team, ParamId bias, int l) {
     for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(NULL, no_gradient, grad(&m->p, bias, l), no_gradient, m->dresidual, NULL, NULL, NULL,
@@ -442,14 +451,14 @@ static void block_backward(Team *team, int l) {
     const Case *k = team->k;
     int N = team->N, C = team->C, HS = config_head_size(&k->config);
     bias_backward(team, FCPROJB, l);
-    gather_B(team);
+    all_gather_B(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         cpu_ops.matmul_backward(b->gelu, grad(&m->p, FCPROJW, l), no_gradient, grad(&m->p, FCB, l), m->B, b->gelu,
                                 param(&m->p, FCPROJW, l), b->fch, GRAD_SET, N, m->shape.units, C, &team->ex);
         release(team, m->B);
     }
-    regather(team, LN2W, l);
+    gather_again(team, LN2W, l);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(m->P, grad(&m->p, FCW, l), no_gradient, no_gradient, m->block[l].gelu, m->A,
                                 param(&m->p, FCW, l), NULL, GRAD_SET, N, C, m->shape.units, &team->ex);
@@ -457,7 +466,7 @@ static void block_backward(Team *team, int l) {
     }
     norm_backward(team, LN2W, LN2B, l, l);
     bias_backward(team, ATTPROJB, l);
-    gather_B(team);
+    all_gather_B(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         Block *b = &m->block[l];
         cpu_ops.matmul_backward(m->datty, grad(&m->p, ATTPROJW, l), no_gradient, no_gradient, m->B, b->atty,
@@ -466,7 +475,7 @@ static void block_backward(Team *team, int l) {
         cpu_ops.attention_backward(m->dqkv, m->datty, b->qkv, b->atty, b->lse, k->B, k->T, m->shape.heads, HS,
                                    &team->ex);
     }
-    regather(team, LN1W, l);
+    gather_again(team, LN1W, l);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.matmul_backward(m->P, grad(&m->p, QKVW, l), grad(&m->p, QKVB, l), no_gradient, m->dqkv, m->A,
                                 param(&m->p, QKVW, l), NULL, GRAD_SET, N, C, 3 * m->shape.attention, &team->ex);
@@ -476,7 +485,7 @@ static void block_backward(Team *team, int l) {
 }
 
 static void embedding_backward(Team *team) {
-    gather_B(team);
+    all_gather_B(team);
     for (Rank *m = team->rank; m < end_of(team); m++) {
         cpu_ops.token_embedding_backward(grad(&m->p, WTE, 0), m->B, team->tokens, m->shape.tp_rank * m->shape.vocab,
                                          m->shape.vocab, team->N, team->C, &team->ex);
@@ -504,36 +513,36 @@ static double team_model(Team *team) {
     return (double)loss;
 }
 
-// ---- comparing
+// ---- comparison
 
-// the whole tensor's gradient: put together of the ranks' slices, or the sum of what each has for its rows
-static double *joined_gradient(const Team *team, ParamId id, int l, size_t count) {
+// The whole tensor's gradient. Slices are inserted into the whole tensor; a replicated tensor's gradients are summed.
+static double *team_gradient(const Team *team, ParamId id, int l, size_t count) {
     real *all = (real *)xcalloc(count, sizeof *all);
-    double *joined = (double *)xcalloc(count, sizeof *joined);
+    double *sum = (double *)xcalloc(count, sizeof *sum);
     for (int r = 0; r < team->t; r++) {
         const Rank *m = &team->rank[r];
         Slice s = param_slice(id, &team->k->config, team->t, r);
         slice_insert(all, m->p.grad[id][l], &s, sizeof *all);
         for (size_t i = 0; i < count; i++) {
-            joined[i] = param_split(id) == SPLIT_NONE ? joined[i] + (double)all[i] : (double)all[i];
+            sum[i] = param_split(id) == SPLIT_NONE ? sum[i] + (double)all[i] : (double)all[i];
         }
     }
     free(all);
-    return joined;
+    return sum;
 }
 
 static double gradient_error(const Team *team, const Tensors *whole, ParamId id, int l) {
     size_t count = param_used_rows(id, &team->k->config) * param_cols(id, &team->k->config);
-    double *joined = joined_gradient(team, id, l, count), *wanted = (double *)xmalloc(count * sizeof *wanted);
-    for (size_t i = 0; i < count; i++) { wanted[i] = (double)whole->grad[id][l][i]; }
-    double error = relative_error(joined, wanted, count);
-    free(joined);
-    free(wanted);
+    double *got = team_gradient(team, id, l, count), *expected = (double *)xmalloc(count * sizeof *expected);
+    for (size_t i = 0; i < count; i++) { expected[i] = (double)whole->grad[id][l][i]; }
+    double error = relative_error(got, expected, count);
+    free(got);
+    free(expected);
     return error;
 }
 
-// inert heads, units and ids: their gradients are exactly zero
-static void check_inert(const Team *team, ParamId id, int l) {
+// Gradients of padding heads, units and ids are exactly zero.
+static void check_padding(const Team *team, ParamId id, int l) {
     for (int r = 0; r < team->t; r++) {
         const real *own = team->rank[r].p.grad[id][l];
         Slice s = param_slice(id, &team->k->config, team->t, r);
@@ -542,7 +551,7 @@ static void check_inert(const Team *team, ParamId id, int l) {
         slice_insert(all, own, &s, sizeof *all);
         slice_extract(again, all, &s, sizeof *again);
         for (size_t i = 0; i < count; i++) {
-            if (own[i] != again[i]) { fail_msg("%s: inert element %zu has a gradient", param_specs[id].name, i); }
+            if (own[i] != again[i]) { fail_msg("%s: padding element %zu has a gradient", param_specs[id].name, i); }
         }
         free(all);
         free(again);
@@ -564,9 +573,14 @@ static Run *run_both(const Case *k, int t, Choices choices) {
     int N = k->B * k->T;
     config_check(&k->config, "the test");
     run->whole = whole_tensors(k, &run->arrays);
-    team->k = k, team->choices = choices, team->t = t, team->N = N, team->C = k->config.channels;
+    team->k = k;
+    team->choices = choices;
+    team->t = t;
+    team->N = N;
+    team->C = k->config.channels;
     team->chunk = (int)chunk_size((size_t)N, t);
-    team->tokens = random_tokens(k, 100, &run->arrays), team->targets = random_tokens(k, 200, &run->arrays);
+    team->tokens = random_tokens(k, 100, &run->arrays);
+    team->targets = random_tokens(k, 200, &run->arrays);
     for (int r = 0; r < t; r++) { team->rank[r] = make_rank(team, &run->whole, r, &run->arrays); }
     run->loss = whole_model(k, &run->whole, team->tokens, team->targets, &run->arrays);
     run->team_loss = team_model(team);
@@ -581,16 +595,16 @@ static void run_free(Run *run) {
 
 static const Case cases[] = {
     {{8, 300, 384, LAYERS, 4, 16}, 2, 8},
-    {{6, 45, 128, LAYERS, 3, 12}, 2, 5},      // an inert head at t = 2; 10 rows, which 4 does not divide
-    {{9, 700, 768, LAYERS, 5, 15}, 3, 7},     // nothing divides by anything
-    {{64, 300, 384, LAYERS, 25, 50}, 1, 64},  // GPT-2 1558M's heads
+    {{6, 45, 128, LAYERS, 3, 12}, 2, 5},      // t = 2: a padding head; t = 4: 10 rows, chunks of 3
+    {{9, 700, 768, LAYERS, 5, 15}, 3, 7},     // no t divides any size
+    {{64, 300, 384, LAYERS, 25, 50}, 1, 64},  // 25 heads, as GPT-2 1558M has
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
 static void check_case(const Case *k, int t, Choices choices) {
     Run *run = run_both(k, t, choices);
     if (!(fabs(run->team_loss - run->loss) <= TOLERANCE * fabs(run->loss))) {
-        fail_msg("%d ranks: a loss of %.15g, not %.15g", t, run->team_loss, run->loss);
+        fail_msg("%d ranks: the loss is %.15g, expected %.15g", t, run->team_loss, run->loss);
     }
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         for (int l = 0; l < param_layers((ParamId)i, &k->config); l++) {
@@ -599,7 +613,7 @@ static void check_case(const Case *k, int t, Choices choices) {
                 fail_msg("%d heads, %d ranks, layer %d: %s is off by %.3g", k->config.num_heads, t, l,
                          param_specs[i].name, error);
             }
-            check_inert(&run->team, (ParamId)i, l);
+            check_padding(&run->team, (ParamId)i, l);
         }
     }
     run_free(run);
@@ -610,29 +624,29 @@ static void check_all(Choices choices) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (size_t j = 0; j < sizeof ranks / sizeof ranks[0]; j++) {
             int t = ranks[j], rows = cases[i].B * cases[i].T;
-            if (rows <= (t - 1) * (t - 1)) { continue; }  // some rank would have no row
+            if (rows <= (t - 1) * (t - 1)) { continue; }  // too few rows: the last rank would have none
             check_case(&cases[i], t, choices);
         }
     }
 }
 
-static void test_ranks_together_are_the_whole(void **state) {
+static void test_ranks_agree_with_the_whole_model(void **state) {
     (void)state;
-    const Choices gather_again = {false, false};
-    check_all(gather_again);
+    const Choices again = {false, false};
+    check_all(again);
 }
 
-static void test_gathered_inputs_may_be_kept(void **state) {
+static void test_ranks_with_saved_inputs_agree(void **state) {
     (void)state;
-    const Choices keep = {true, false};
-    check_all(keep);
+    const Choices save = {true, false};
+    check_all(save);
 }
 
-// the same bits whether gathered inputs are kept or gathered again
-static void test_kept_and_gathered_again_agree(void **state) {
+// Saved all-gathered inputs give the same bits as inputs that are all-gathered again.
+static void test_saved_and_gathered_again_have_the_same_bits(void **state) {
     (void)state;
-    const Choices again = {false, false}, keep = {true, false};
-    Run *a = run_both(&cases[2], 3, again), *b = run_both(&cases[2], 3, keep);
+    const Choices again = {false, false}, save = {true, false};
+    Run *a = run_both(&cases[2], 3, again), *b = run_both(&cases[2], 3, save);
     for (int r = 0; r < 3; r++) {
         const Tensors *of_a = &a->team.rank[r].p, *of_b = &b->team.rank[r].p;
         for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
@@ -645,8 +659,8 @@ static void test_kept_and_gathered_again_agree(void **state) {
     run_free(b);
 }
 
-// The defect of one recycled buffer: the forward saves nothing, and the backward takes for a product's input the last
-// one that was gathered. The loss cannot tell, nor most gradients; those of qkv's and fc's weights do.
+// The defect: the forward saves nothing, and the backward's matmuls read the last all-gathered input from A. The loss
+// and most gradients stay right; the gradients of QKVW and FCW show the defect.
 static void test_a_stale_buffer_is_noticed(void **state) {
     (void)state;
     const Choices stale = {false, true};
@@ -655,8 +669,8 @@ static void test_a_stale_buffer_is_noticed(void **state) {
     for (int i = 0; i < NUM_PARAM_TENSORS; i++) {
         for (int l = 0; l < param_layers((ParamId)i, &cases[0].config); l++) {
             double error = gradient_error(&run->team, &run->whole, (ParamId)i, l);
-            bool spoilt = i == QKVW || i == FCW;
-            if (spoilt ? error < 0.1 : error > TOLERANCE) {
+            bool wrong = i == QKVW || i == FCW;
+            if (wrong ? error < 0.1 : error > TOLERANCE) {
                 fail_msg("layer %d: %s is off by %.3g", l, param_specs[i].name, error);
             }
         }
@@ -666,9 +680,9 @@ static void test_a_stale_buffer_is_noticed(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ranks_together_are_the_whole),
-        cmocka_unit_test(test_gathered_inputs_may_be_kept),
-        cmocka_unit_test(test_kept_and_gathered_again_agree),
+        cmocka_unit_test(test_ranks_agree_with_the_whole_model),
+        cmocka_unit_test(test_ranks_with_saved_inputs_agree),
+        cmocka_unit_test(test_saved_and_gathered_again_have_the_same_bits),
         cmocka_unit_test(test_a_stale_buffer_is_noticed),
     };
     return cmocka_run_group_tests_name("tensor parallel", tests, NULL, NULL);

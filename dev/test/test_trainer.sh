@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The trainer as a user meets it at the command line: what it prints, what it leaves on the disk, how it ends.
+# The trainer on the command line: its output, its files and its exit status.
 #   TRAINER=./train_gpt2 dev/test/test_trainer.sh
-# One line a case; what a failed case saw follows it, indented. Ends as cmocka does: `[  PASSED  ] N test(s).`
+# Prints a line for each case; the findings of a failed case follow, indented. The last line is in cmocka's words.
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
@@ -9,7 +9,7 @@ set -uo pipefail
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
-# models this small only wait for a second thread, and on a busy machine long
+# a second thread would only slow down models this small, above all on a busy machine
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
@@ -18,8 +18,8 @@ cd "$scratch/work" || exit 1
 
 # ---- checks
 
-# checks speak where something is wrong and are silent otherwise
-run() { # STATUS ARGUMENTS...: the trainer, which is to end with this status
+# A check prints a sentence if it fails, and nothing if it passes.
+run() { # STATUS ARGUMENTS...: runs the trainer, which must exit with STATUS
     local expected=$1 status=0
     "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$expected" ] || { echo "exit status $status, expected $expected: ${*:2}" && tail -n 3 "$err"; }
@@ -33,10 +33,11 @@ differ() { ! cmp -s "$1" "$2" || echo "$1 and $2 are the same"; }
 equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 holds() { awk "BEGIN { exit !($1) }" || echo "does not hold: $1"; }
 
-# every file and folder here, with sizes and checksums
+# all files and folders of the working folder, with sizes and checksums
 snapshot() { find . \( -type f -exec cksum {} + \) -o -printf '%y %p\n' | sort; }
 
-# NAME WORDS ARGUMENTS...: bad input: exit 2, one sentence with WORDS on stderr, nothing on stdout, the disk as it was
+# refused NAME WORDS ARGUMENTS...: bad input gives exit 2, one sentence with WORDS on stderr, nothing on stdout, and
+# changes no file
 refused() {
     local before
     before=$(snapshot)
@@ -49,16 +50,16 @@ refused() {
     )"
 }
 
-# a metrics file without what depends on the clock
+# a metrics file without ms and tokens_per_s, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
-close_losses() { # RUN RUN: the same but for the order of sums
+close_losses() { # RUN RUN: equal losses but for the order of sums
     paste <(losses "$1") <(losses "$2") | awk '($1 - $2) ^ 2 > 1e-10 { print "loss " $1 ", expected " $2 }'
 }
 steps() { sed -nE 's/.*"step":([0-9]+),"loss".*/\1/p' "$1/metrics.jsonl" | paste -sd ' '; }
 checkpoints() { find "$1" -mindepth 1 -type d -printf '%f\n' | sort | paste -sd ' '; }
 
-# FILE MAGIC VERSION COUNT IDS...: a token shard of llm.c whose header says COUNT tokens
+# write_shard FILE MAGIC VERSION COUNT IDS...: writes a token shard of llm.c with COUNT tokens in the header
 write_shard() {
     local bytes='' word id
     for word in "$2" "$3" "$4"; do
@@ -75,7 +76,7 @@ write_shard() {
     printf '%b' "$bytes" >>"$1"
 }
 
-# ---- the files to work with
+# ---- input files
 
 seq 1 1500 >text
 printf 'too short' >short
@@ -95,11 +96,11 @@ model=(-e l1h2c16)
 batch=(-b 2 -t 16 -d 64)
 quiet=(-v 0 -s 0)
 tiny=(-i text "${model[@]}" "${batch[@]}" "${quiet[@]}")
-# what a resumed run has to carry on: the schedule, accumulation, moments, guards, the data's order
+# flags with state that a resumed run restores: schedule, accumulation, moments, outlier detectors, order of the data
 full_but_s=(-i text "${model[@]}" "${batch[@]}" -v 2 -m 3 -k cosine -l 1e-2 -q 0.1 -u 2 -c 0.1 -sl 3 -sg 3 -n 3)
 full=("${full_but_s[@]}" -s 0)
 
-# ---- a run, and the same run in two pieces
+# ---- a run and its resumed copy
 
 report "a run of 6 steps" "$(
     run 0 "${full[@]}" -x 6 -o whole
@@ -109,7 +110,7 @@ report "a run of 6 steps" "$(
     equal "$(steps whole)" "1 2 3 4 5 6"
     holds "$(losses whole | tail -n 1) < $(losses whole | head -n 1)"
 )"
-report "the banner says what was asked for" "$(
+report "the banner has the flags, the model, the memory and the data" "$(
     says "$out" "l1h2c16"
     matches "$out" "^model +1 layers, 2 heads, 16 channels, 16 positions, 256 tokens: 0.0M parameters"
     matches "$out" "^memory +[0-9.]+ MiB"
@@ -149,25 +150,25 @@ report "a resumed run needs no flags but -o" "$(
     equal "$(grep -c '^note' "$out")" 0
     same whole/step_00000006/model.safetensors resumed/step_00000006/model.safetensors
 )"
-report "-y 1 on a finished run changes no checkpoint, on an empty folder it begins" "$(
+report "-y 1 changes no checkpoint of a finished run, and starts a run in an empty folder" "$(
     before=$(cksum resumed/*/*)
     run 0 "${full[@]}" -x 6 -o resumed -y 1
     equal "$(cksum resumed/*/*)" "$before"
     run 0 "${full[@]}" -x 6 -o nested/new -y 1
     same whole/step_00000006/model.safetensors nested/new/step_00000006/model.safetensors
 )"
-report "-y 1 says which flags are not the run's" "$(
-    cp -r resumed told
-    run 0 "${full[@]}" -x 6 -o told -y 1 --top-k 7
+report "-y 1 prints flags that differ from the run's" "$(
+    cp -r resumed changed
+    run 0 "${full[@]}" -x 6 -o changed -y 1 --top-k 7
     says "$out" "--top-k was 0, is now 7"
 )"
-report "-y 1 needs no readable config.json of the run, and says when the steps are others" "$(
-    head -c 9 whole/config.json >told/config.json
-    run 0 "${full[@]}" -x 7 -o told -y 1
+report "-y 1 accepts a broken config.json of the run, and prints a changed number of steps" "$(
+    head -c 9 whole/config.json >changed/config.json
+    run 0 "${full[@]}" -x 7 -o changed -y 1
     silent "$err"
     says "$out" "the schedule was for 6 steps and is now for 7"
 )"
-report "-y 1 without a checkpoint says that the run begins anew" "$(
+report "-y 1 without a checkpoint starts from step 0, with a note" "$(
     run 0 "${tiny[@]}" -x 1 -o unsaved
     run 0 "${tiny[@]}" -x 2 -o unsaved -y 1
     says "$out" "unsaved holds no checkpoint"
@@ -178,7 +179,7 @@ report "--generate takes a run's last checkpoint" "$(
     run 0 --generate 5 -e whole/step_00000006 --temperature 0
     same "$out" from_run
 )"
-report "a run over several epochs resumes in its place" "$(
+report "a run over several epochs resumes at its position in the data" "$(
     epochs=(-i short_text "${model[@]}" -b 2 -t 16 "${quiet[@]}" -n 20 -x 40)
     head -c 700 text >short_text
     run 0 "${epochs[@]}" -o epochs
@@ -186,7 +187,7 @@ report "a run over several epochs resumes in its place" "$(
     run 0 "${epochs[@]}" -o epochs_resumed -y 1
     same epochs/step_00000040/model.safetensors epochs_resumed/step_00000040/model.safetensors
 )"
-report "overfitting one batch, resumed on that batch" "$(
+report "-a 1 overfits one batch, and resumes on the same batch" "$(
     overfit=(-i text "${model[@]}" -b 2 -t 16 "${quiet[@]}" -a 1 -l 1e-2 -n 20 -x 40)
     run 0 "${overfit[@]}" -o overfit
     holds "$(losses overfit | tail -n 1) < 0.6 * $(losses overfit | head -n 1)"
@@ -194,7 +195,7 @@ report "overfitting one batch, resumed on that batch" "$(
     run 0 "${overfit[@]}" -o overfit_resumed -y 1
     equal "$(metrics overfit_resumed)" "$(metrics overfit)"
 )"
-report "-a 1 overfits the whole batch of -d, however it is cut" "$(
+report "-a 1 overfits the whole batch of -d, for any -b" "$(
     for b in 1 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -a 1 -x 3 -o all$b; done
     close_losses all1 all4
     run 0 -i text "${model[@]}" "${quiet[@]}" -b 1 -t 16 -d 16 -a 1 -x 3 -o one
@@ -207,9 +208,9 @@ report "the largest seed resumes" "$(
     equal "$(steps seed)" "1 2"
 )"
 
-# ---- interrupted and failing
+# ---- interrupted and failing runs
 
-report "killed in the middle, then resumed" "$(
+report "a killed run resumes" "$(
     "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 2 -o killed >"$out" 2>"$err" &
     child=$!
     for ((i = 0; i < 3000; i++)); do
@@ -220,7 +221,7 @@ report "killed in the middle, then resumed" "$(
     last=$(checkpoints killed | grep -oE 'step_[0-9]{8}( |$)' | tail -n 1)
     last=$((10#${last//[!0-9]/}))
     holds "$last >= 20"
-    printf '{"step":1' >>killed/metrics.jsonl # half a line, of step 1x
+    printf '{"step":1' >>killed/metrics.jsonl # half a line
     mkdir -p killed/step_99999999.tmp && echo half >killed/step_99999999.tmp/model.safetensors
     run 0 "${tiny[@]}" -x $((last + 15)) -n 10 -nk 2 -o killed -y 1
     matches "$out" "^resumed +at step $last\$"
@@ -230,7 +231,7 @@ report "killed in the middle, then resumed" "$(
 report "a full disk while saving leaves the earlier checkpoint whole" "$(
     cp -r again full && rm -r full/step_00000006
     before=$(cksum full/step_00000003/*)
-    for limit in 1 8 40; do # KiB a file: with the last only the optimizer does not fit
+    for limit in 1 8 40; do # KiB per file; 40: all files but the optimizer's fit
         status=0
         (
             trap '' XFSZ # the write fails, as on a full disk
@@ -247,15 +248,15 @@ report "a full disk while saving leaves the earlier checkpoint whole" "$(
     same whole/step_00000006/model.safetensors full/step_00000006/model.safetensors
     equal "$(metrics full)" "$(metrics whole)"
 )"
-# started FILE WORDS: waits until the file says it
+# started FILE PATTERN: waits until a line of the file matches
 started() {
     for ((i = 0; i < 3000; i++)); do
         ! grep -q -- "$2" "$1" 2>/dev/null || return
         sleep 0.02
     done
-    echo "$1 never said '$2'"
+    echo "expected a line with '$2' in $1"
 }
-# SIGNALS RUN: a long run that is sent these in its first steps saves, ends well, and goes on from there
+# ends_on SIGNALS RUN: a long run that receives the signals in its first steps saves a checkpoint, exits 0, and resumes
 ends_on() {
     local long=(-i text "${model[@]}" "${batch[@]}" -s 0 -v 1000000) i last signal
     env --default-signal=INT "$trainer" "${long[@]}" -x 1000000 -n 1000000 -o "$2" >"$out" 2>"$err" &
@@ -269,14 +270,14 @@ ends_on() {
     run 0 "${long[@]}" -x $((last + 2)) -o "$2" -y 1
     equal "$(steps "$2")" "$(seq -s ' ' 1 $((last + 2)))"
 }
-report "SIGTERM and SIGINT end a run with a checkpoint" "$(
+report "SIGTERM and SIGINT stop a run with a checkpoint" "$(
     ends_on TERM terminated
     ends_on INT interrupted
 )"
-# the program is stopped until both are there, so that they come together on a busy machine too
-report "a signal that is sent to a program and to its group is one" "$(ends_on "STOP TERM INT CONT" both)"
+# SIGSTOP holds the program until both signals are pending, so that they arrive together on a busy machine too
+report "two signals at the same time count as one" "$(ends_on "STOP TERM INT CONT" both)"
 seq 1 400000 >long_text
-report "a signal does not wait for a validation or a step to end" "$(
+report "a signal stops a run within a validation or a step" "$(
     : >"$out"
     # a validation of 25 s
     "$trainer" -i long_text -e l4h4c256 -b 1 -t 16 -s 0 -v 1 -m -1 -x 100 -n 100 -o validating >"$out" 2>"$err" &
@@ -294,16 +295,16 @@ report "a signal does not wait for a validation or a step to end" "$(
     says "$out" "stopped at step 0 of 9"
     equal "$(checkpoints halfway)" ""
 )"
-# cpu_time PROCESS: hundredths of a second that it has computed
+# cpu_time PROCESS: CPU time in hundredths of a second
 cpu_time() { awk '{ print $14 + $15 }' "/proc/$1/stat" 2>/dev/null || echo 999999; }
-report "a second signal, of any kind, ends the program at once" "$(
+report "a second signal ends the program at once" "$(
     : >"$out"
-    # a step of 10 s, at whose end the first signal would end the run
+    # a step of 10 s: the first signal alone would stop the run after the step
     "$trainer" -i long_text -e l8h8c512 -b 16 -t 512 -r 4 "${quiet[@]}" -x 1000 >"$out" 2>"$err" &
     started "$out" '^machine'
     in_step=$(($(cpu_time $!) + 50))
     while [ "$(cpu_time $!)" -lt "$in_step" ]; do sleep 0.02; done
-    # signals within 0.2 s of the first are the same one
+    # signals within 0.2 s of the first count as the first
     for ((i = 0; i < 100; i++)); do
         kill -s TERM $! 2>/dev/null || break
         sleep 0.3
@@ -311,7 +312,7 @@ report "a second signal, of any kind, ends the program at once" "$(
     wait $!
     equal $? 143
 )"
-report "one process at a time in a run's folder" "$(
+report "a run directory accepts one run at a time" "$(
     "$trainer" "${tiny[@]}" -x 1000000 -n 10 -nk 1 -o shared >first.out 2>first.err &
     first=$!
     started first.out '^step 1/'
@@ -322,7 +323,7 @@ report "one process at a time in a run's folder" "$(
     equal $? 0
     silent first.err
 )"
-report "make train's script hands SIGTERM on, and says how to go on" "$(
+report "scripts/train.sh passes SIGTERM on, and prints how to resume" "$(
     mkdir -p tree/scripts && cp "$train_script" tree/scripts && ln -s "$trainer" tree/train_gpt2
     env OMP_NUM_THREADS=1 tree/scripts/train.sh "$PWD/long_text" >"$out" 2>"$err" &
     started tree/runs/long_text-1/metrics.jsonl '"step":9,'
@@ -333,7 +334,7 @@ report "make train's script hands SIGTERM on, and says how to go on" "$(
     matches "$out" "^go on .* -y 1 "
     equal "$(checkpoints tree/runs/long_text-1 | wc -w)" 1
 )"
-report "a signal that was ignored stays so" "$(
+report "an ignored signal stays ignored" "$(
     : >"$out"
     (
         trap '' INT
@@ -345,19 +346,19 @@ report "a signal that was ignored stays so" "$(
     wait $!
     says "$out" "told to end by SIGTERM"
 )"
-report "--time-limit is of one start: who goes on has another or none" "$(
+report "--time-limit counts from each start, and a resumed run needs none" "$(
     run 0 "${tiny[@]}" -x 40 --time-limit 0.0001 -n 1000000 -o hurried
     matches "$out" "^stopped at step [0-9]+ of 40: --time-limit is up"
     run 0 -o hurried -y 1
     equal "$(steps hurried)" "$(seq -s ' ' 1 40)"
 )"
-report "--time-limit ends a run as its last step does" "$(
+report "--time-limit stops a run with a checkpoint" "$(
     run 0 "${tiny[@]}" -x 100000000 --time-limit 0.3 -n 1000000 -o limited
     matches "$out" "^stopped at step [0-9]+ of 100000000: --time-limit is up"
     equal "$(checkpoints limited | wc -w)" 1
 )"
 
-report "the live line fits a terminal of 80 columns" "$(
+report "the progress line fits into 80 columns" "$(
     script -qec "stty cols 80; $trainer -i text -e l1h1c16 -t 16 -b 1 -x 99 -v 0 -s 0" /dev/null </dev/null >"$out" 2>&1
     widest=$(tr '\r' '\n' <"$out" | sed 's/\x1b\[K//' | awk '/^step/ && length > w { w = length } END { print w + 0 }')
     holds "$widest > 40 && $widest < 80"
@@ -365,11 +366,11 @@ report "the live line fits a terminal of 80 columns" "$(
 
 # ---- single flags
 
-report "-nk and -nm keep the right checkpoints" "$(
-    run 0 "${tiny[@]}" -x 10 -n 1 -nk 2 -nm 4 -o kept
-    equal "$(checkpoints kept)" "step_00000004 step_00000008 step_00000009 step_00000010"
+report "-nk and -nm delete all other checkpoints" "$(
+    run 0 "${tiny[@]}" -x 10 -n 1 -nk 2 -nm 4 -o rotated
+    equal "$(checkpoints rotated)" "step_00000004 step_00000008 step_00000009 step_00000010"
 )"
-report "-d accumulates: micro-batches of 1, 2 and 4 are one update" "$(
+report "-d accumulates: micro-batches of 1, 2 and 4 sequences give the same update" "$(
     for b in 1 2 4; do run 0 -i text "${model[@]}" "${quiet[@]}" -b $b -t 16 -d 64 -x 3 -o micro$b; done
     for b in 1 2; do
         close_losses micro$b micro4
@@ -380,12 +381,12 @@ report "-x -1 is one epoch" "$(
     tokens=$(($(wc -c <text) - $(wc -c <text) / 10))
     equal "$(steps epoch | wc -w)" $(((tokens - 1) / 16 / 8))
 )"
-report "-s samples and changes nothing else" "$(
+report "-s samples and does not change the training" "$(
     run 0 "${full_but_s[@]}" -s 2 -g 5 -x 6 -o sampled
     equal "$(grep -c '^sample at step' "$out")" 3
     same whole/step_00000006/model.safetensors sampled/step_00000006/model.safetensors
 )"
-report "-j validates on another file, -v 0 on none" "$(
+report "-j validates on another file, -v 0 does not validate" "$(
     run 0 "${tiny[@]}" -x 1
     equal "$(grep -c 'validation loss' "$out")" 0
     head -c 300 text >held_out
@@ -395,10 +396,10 @@ report "-j validates on another file, -v 0 on none" "$(
 )"
 report "a validation loss is the mean over -m micro-batches" "$(
     head -c 33 text >two                                  # two sequences of 16
-    { cat two && head -c 64 <(tail -c +500 text); } >six # and four more
+    { cat two && head -c 64 <(tail -c +500 text); } >six # six sequences
     for b in 1 2; do run 0 -i two -j two "${model[@]}" -b $b -t 16 -d 32 -s 0 -x 1 -v 1 -m -1 -o val$b; done
     val() { sed -nE 's/.*"step":0,"val_loss":([^}]*)}/\1/p' "$1/metrics.jsonl"; }
-    holds "(d = $(val val2) - $(losses val2)) * d < 1e-10" # before the first step both are the same two sequences
+    holds "(d = $(val val2) - $(losses val2)) * d < 1e-10" # before the first step both have the same two sequences
     holds "(d = $(val val1) - $(val val2)) * d < 1e-10"
     for m in 1 2 3 -1; do run 0 -i two -j six "${model[@]}" -b 2 -t 16 -s 0 -x 1 -v 1 -m $m -o six$m; done
     holds "(d = $(val six1) - $(val val2)) * d < 1e-10"
@@ -406,24 +407,24 @@ report "a validation loss is the mean over -m micro-batches" "$(
     differ <(val six1) <(val six2)
     differ <(val six2) <(val six3)
 )"
-report "-h 1 scores HellaSwag at every validation, whatever -t is" "$(
+report "-h 1 scores HellaSwag at every validation, for any -t" "$(
     mkdir -p dev/data/hellaswag
-    example=(65535 36 0 3 4 3 1 2 3 1 4 2 5 6 1 7 1 8) # bytes, place, label; a context of 3 and endings of 1, 2, 1, 1
+    example=(65535 36 0 3 4 3 1 2 3 1 4 2 5 6 1 7 1 8) # bytes, index, label; a context of 3 and endings of 1, 2, 1, 1
     write_shard eval 20240522 1 1 "${example[@]}"
     { head -c 12 eval && printf '\x24\0\0\0' && tail -c +17 eval; } >dev/data/hellaswag/hellaswag_val.bin
     mapfile -t round < <(printf '1\n2\n3\n8\n%.0s' {1..75})
     write_shard round.bin 20240520 1 300 "${round[@]}"
     learn=(-i round.bin -e l1h2c16 -b 4 -s 0 -v 30 -l 1e-2 -x 30)
-    run 0 "${learn[@]}" -t 16 -h 1 -o hella # it learns that 8 follows on 1 2 3, which is the true ending
+    run 0 "${learn[@]}" -t 16 -h 1 -o hella # learns that 8 follows 1 2 3: the true ending
     says "$out" "step 30 | HellaSwag accuracy 1.0000"
-    equal "$(grep -c hellaswag hella/metrics.jsonl)" 1 # an untrained model is not asked
+    equal "$(grep -c hellaswag hella/metrics.jsonl)" 1 # no score at step 0
     says hella/metrics.jsonl '{"step":30,"hellaswag":1}'
     run 0 "${learn[@]}" -t 5 -h 1
     says "$out" "step 30 | HellaSwag accuracy 1.0000"
     run 0 "${learn[@]}" -t 16 -o plain
     equal "$(losses hella)" "$(losses plain)"
 )"
-report "-f 2 rounds matmul inputs where the CPU multiplies bf16 faster, and says which it is" "$(
+report "-f 2 rounds matmul inputs if the CPU multiplies bf16 faster, and prints a note if not" "$(
     for f in 1 2; do run 0 -i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -f $f -o rounded$f; done
     if grep -q 'with bf16 inputs' "$out"; then
         differ rounded1/metrics.jsonl rounded2/metrics.jsonl
@@ -435,12 +436,12 @@ report "-f 2 rounds matmul inputs where the CPU multiplies bf16 faster, and says
         equal "$(losses rounded2)" "$(losses rounded1)"
     fi
 )"
-report "-sg and -sl skip what is far off the last 128 steps" "$(
+report "-sg and -sl skip outliers of the last 128 steps" "$(
     wild=(-i text "${model[@]}" -b 1 -t 16 "${quiet[@]}" -l 0 -x 160)
-    for guard in sg sl; do run 0 "${wild[@]}" -$guard 0.5 -o $guard && cp "$out" $guard.out; done
+    for flag in sg sl; do run 0 "${wild[@]}" -$flag 0.5 -o $flag && cp "$out" $flag.out; done
     says sg.out "skipped: gradient norm is an outlier"
     says sl.out "skipped: loss is an outlier"
-    equal "$(losses sg | head -n 128)" "$(losses sl | head -n 128)" # until the window is full nothing is skipped
+    equal "$(losses sg | head -n 128)" "$(losses sl | head -n 128)" # no step is skipped until the window is full
     run 0 "${wild[@]}" -sg 100 -sl 100
     equal "$(grep -c skipped "$out")" 0
 )"
@@ -466,7 +467,7 @@ report "--generate continues from a checkpoint" "$(
     done
     silent "$err"
     same first second
-    equal "$(wc -c <first)" 42 # a newline to begin with, 40 bytes, the last newline
+    equal "$(wc -c <first)" 42 # a newline as the first token, 40 bytes, a final newline
     run 0 --generate 40 -e whole/step_00000006 --top-k 1
     same "$out" first
     run 0 --generate 40 -e whole/step_00000006 --seed 1
@@ -474,7 +475,7 @@ report "--generate continues from a checkpoint" "$(
     run 0 --generate 40 -e whole/step_00000006/model.safetensors --seed 2
     differ "$out" seed_1
 )"
-report "samples while training heed --prompt, --temperature, --top-k and -g" "$(
+report "--prompt, --temperature, --top-k and -g apply to samples while training" "$(
     sampling=("${full_but_s[@]}" -s 6 -x 6 --prompt "12 3" -g 20)
     sample() { sed '1,/^---$/d' "$out" | head -c -4; } # the last line is --- again
     run 0 "${sampling[@]}" --temperature 0 -o greedy_run && sample >greedy
@@ -494,26 +495,26 @@ report "--generate --prompt begins with the prompt" "$(
     equal "$(wc -c <"$out")" $((${#prompt} + 6))
 )"
 
-report "GPT-2's tokens: --tokenizer, or a merges file in or beside the model or in the run's folder" "$(
-    head -n 44 "$golden/gpt2_2500.bpe" >few.bpe # a line of comment and 43 merges: 256 + 43 + 1 tokens
+report "GPT-2's tokens: --tokenizer, or a merges file in or beside the model or in the run directory" "$(
+    head -n 44 "$golden/gpt2_2500.bpe" >few.bpe # a comment line and 43 merges: 256 + 43 + 1 tokens
     mapfile -t few < <(awk 'BEGIN { for (i = 0; i < 240; i++) print i * 7 % 300 }')
     write_shard few_0.bin 20240520 1 240 "${few[@]}"
-    run 0 -i few_0.bin -e l1h2c16 "${batch[@]}" "${quiet[@]}" -x 2 -n 2 -o spoken
+    run 0 -i few_0.bin -e l1h2c16 "${batch[@]}" "${quiet[@]}" -x 2 -n 2 -o merges
     prompt=' the thing'
-    run 0 --generate 9 -e spoken --temperature 0 --prompt "$prompt" --tokenizer few.bpe && cp "$out" said
-    equal "$(head -c ${#prompt} said)" "$prompt"
-    from=spoken/step_00000002
-    while read -r place weights; do
-        cp few.bpe "$place"
+    run 0 --generate 9 -e merges --temperature 0 --prompt "$prompt" --tokenizer few.bpe && cp "$out" generated
+    equal "$(head -c ${#prompt} generated)" "$prompt"
+    from=merges/step_00000002
+    while read -r file weights; do
+        cp few.bpe "$file"
         run 0 --generate 9 -e "$weights" --temperature 0 --prompt "$prompt"
-        same "$out" said
-        rm "$place"
+        same "$out" generated
+        rm "$file"
     done <<<"$from/merges.txt $from
 $from/vocab.bpe $from/model.safetensors
-spoken/merges.txt $from
-spoken/vocab.bpe spoken"
-    cp few.bpe spoken/vocab.bpe
-    run 0 -i few_0.bin "${batch[@]}" -v 0 -s 4 --temperature 0 --prompt "$prompt" -g 9 -x 4 -o spoken -y 1
+merges/merges.txt $from
+merges/vocab.bpe merges"
+    cp few.bpe merges/vocab.bpe
+    run 0 -i few_0.bin "${batch[@]}" -v 0 -s 4 --temperature 0 --prompt "$prompt" -g 9 -x 4 -o merges -y 1
     sed '1,/^---$/d' "$out" | head -c ${#prompt} | cmp - <(printf '%s' "$prompt") 2>&1
 )"
 
@@ -530,7 +531,7 @@ report "--help lists every flag on a line of its own" "$(
     equal "$(awk 'length > 100' "$out")" ""
     equal "$(grep -nE '2147483647|%s' "$out")" ""
 )"
-# every flag as --help lists it: letter or -, name
+# listed FILE: the letter (or -) and the name of each flag in the output of --help
 listed() { sed -nE 's/^  (-([a-z]+)| +) +--([a-z0-9-]+).*/\2 \3/p' "$1" | sed 's/^ /- /'; }
 report "--help FLAG describes each flag, by letter and by name" "$(
     run 0 --help && cp "$out" list
@@ -555,7 +556,7 @@ report "--help FLAG describes each flag, by letter and by name" "$(
     run 0 --help -b 4
     same "$out" list
 )"
-report "the examples of --help FLAG are right" "$(
+report "the examples of --help FLAG parse" "$(
     while read -r _ name; do
         run 0 --help "$name"
         arguments=()
@@ -565,7 +566,7 @@ report "the examples of --help FLAG are right" "$(
         silent "$err"
     done < <(listed list)
 )"
-report "--version says what is built in" "$(
+report "--version prints the build's features" "$(
     run 0 --version
     one_line "$out"
     matches "$out" '^train_gpt2: weights '
@@ -590,9 +591,9 @@ assert rank["state"] >= 16 * 124439808, rank["state"]
 EOF
     fi
 )"
-# total: MiB of the plan that was just shown
+# total: MiB of the last --plan
 total() { awk '$1 == "total" { print $2 }' "$out"; }
-report "--fit chooses what --plan then shows, and leaves what is given" "$(
+report "--plan with the flags that --fit chose has the same total, and --fit keeps given flags" "$(
     run 0 --plan -e d48 -b 4 -t 1024 --fit=40
     mib=$(total) flags=$(sed -n '1s/^fit .* GiB: //p' "$out")
     holds "$mib <= 40 * 1024 && $mib > 20 * 1024"
@@ -606,7 +607,7 @@ report "--fit chooses what --plan then shows, and leaves what is given" "$(
     equal "$(sed -n '1s/^fit .* GiB: //p' "$out" | grep -cE -- '-r [0134]|-w ')" 0
     run 0 --plan -e d48 -rk 0 --fit=20
     holds "$(total) <= 20 * 1024"
-    run 0 --plan -e d12 -d 6144 --fit=4 # 6 sequences, that no 4 divide
+    run 0 --plan -e d12 -d 6144 --fit=4 # 6 sequences, which 4 does not divide
     matches "$out" '^fit .* -b (1|2|3|6) -d 6144'
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 2 --fit -o fitted
     matches "$out" '^fit  '
@@ -614,15 +615,15 @@ report "--fit chooses what --plan then shows, and leaves what is given" "$(
     run 0 -i text -o fitted -y 1 -x 4
     equal "$(losses fitted | wc -l)" 4
 )"
-report "-rk below -r 4 is said to do nothing" "$(
+report "-rk below -r 4 gives a note" "$(
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2
     says "$out" "note      -rk does nothing below -r 4"
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2 -r 4
     equal "$(grep -c -- "-rk does" "$out")" 0
 )"
-report "a run that does not fit is told flags that do" "$(
+report "the error of a run that does not fit names flags that fit" "$(
     available=$(awk '/^MemAvailable/ { print int($2 / 1024) }' /proc/meminfo)
-    sequences=$((available / 7)) # of 9 MiB each
+    sequences=$((available / 7)) # 9 MiB each
     run 2 -i text -e d12 -t 16 -b $sequences -r 0 -s 0
     says "$err" "too few; it fits with "
     read -ra flags <<<"$(sed 's/.*it fits with //' "$err")"
@@ -636,7 +637,7 @@ report "every -r gives the same losses" "$(
     run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r 4 -rk 2 -rn 2 -lc 3 -o level5
     holds "($(losses level5 | tail -n 1) - $(losses level0 | tail -n 1)) ^ 2 < 1e-10"
 )"
-report "-om may change when a run is resumed, and is said" "$(
+report "a resumed run may change -om, with a note" "$(
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 6 -n 3 -o moments
     run 0 -i text -o moments -y 1 -x 8 -om bf16
     says "$out" "note      moments were F32, are now BF16"
@@ -644,7 +645,7 @@ report "-om may change when a run is resumed, and is said" "$(
     says "$out" "note      moments were BF16, are now U8"
     equal "$(losses moments | wc -l)" 10
 )"
-report "--plan heeds --generate and -y" "$(
+report "--plan plans --generate and a resumed run" "$(
     run 0 --plan -e d12 --generate 1 && cp "$out" generating
     matches generating '^state +decode_keys'
     equal "$(grep -c grads generating)" 0
@@ -652,7 +653,7 @@ report "--plan heeds --generate and -y" "$(
     run 0 --plan "${batch[@]}" -e whole -s 0
     same "$out" resuming
 )"
-report "bytes under a fresh model of tokens are pointed out" "$(
+report "bytes as training data of a model with GPT-2's vocabulary give a note" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
     says "$out" "note      -i is read as bytes: only 256 of the model's 50257 tokens occur"
@@ -663,7 +664,7 @@ report "--tokenize writes a text as a token shard" "$(
     says "$out" "the.bin: "
     run 0 -i the.bin -e l1h2c16 -b 1 -t 2 "${quiet[@]}" -x 1
 )"
-report "what cannot be written to stdout fails" "$(
+report "a full stdout gives exit 1" "$(
     for words in "--help" "--plan=json -e d12" "--generate 3 -e whole"; do
         read -ra flags <<<"$words"
         status=0
@@ -672,7 +673,7 @@ report "what cannot be written to stdout fails" "$(
         says "$err" "could not write to stdout"
     done
 )"
-report "--generate takes -e, whatever run -o holds, and no merges file that nobody meant" "$(
+report "--generate prefers -e to the run of -o; a run ignores merges.txt in the working folder" "$(
     run 0 --generate 9 -e whole --temperature 0 && cp "$out" of_whole
     run 0 --generate 9 -e whole --temperature 0 -o hot_run -y 1
     same "$out" of_whole
@@ -680,7 +681,7 @@ report "--generate takes -e, whatever run -o holds, and no merges file that nobo
     run 0 -i good_0.bin -e l1h1c16 -b 1 -t 8 "${quiet[@]}" -x 1
     rm merges.txt
 )"
-report "config.json of a run holds its flags" "$(
+report "config.json of a run has the run's flags" "$(
     matches whole/config.json '"batch-tokens":[[:space:]]*64'
     matches whole/config.json '"model":[[:space:]]*"l1h2c16"'
 )"
@@ -690,76 +691,80 @@ report "config.json of a run holds its flags" "$(
 refused "no data" "-i is missing" "${model[@]}"
 refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
 rm -r dev && mkdir dev_null
-refused "no HellaSwag to score" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
+refused "-h 1 without HellaSwag's file" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
-refused "text under weights of tokens" "first make a token shard of it" -i text -e shards -b 2 -t 16
-refused "--tokenize over a file" "give a file that does not exist yet" \
+refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
+refused "--tokenize into a file that exists" "give a file that does not exist yet" \
     -i text --tokenizer "$golden/gpt2_2500.bpe" --tokenize good_0.bin
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
 refused "a folder without a model" "without model.safetensors" -i text -e dev_null
-refused "no such validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
+refused "no validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing
 refused "an empty file" "empty is empty" -i empty "${model[@]}" -o new
 refused "an empty shard" "empty.bin is empty" -i empty.bin "${model[@]}"
-refused "a folder for data" "is a directory" -i whole "${model[@]}"
-refused "a shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
-refused "a shard that is too long" "its header says 119 tokens" -i longer.bin "${model[@]}" -t 16
-refused "a shard cut short within its header" "too few for the 1024-byte header" -i header.bin "${model[@]}"
-refused "a shard of the wrong magic" "magic number 20240521" -i magic.bin "${model[@]}"
-refused "a shard of the wrong version" "version 2" -i version.bin "${model[@]}"
-refused "a bad shard among good ones" "magic number 20240521" -i '[gm]*.bin' "${model[@]}"
+refused "a folder as data" "is a directory" -i whole "${model[@]}"
+refused "a token shard cut short" "its header says 121 tokens" -i promises.bin "${model[@]}" -t 16 -o new
+refused "a token shard that is too long" "its header says 119 tokens" -i longer.bin "${model[@]}" -t 16
+refused "a token shard cut short within its header" "too few for the 1024-byte header" -i header.bin "${model[@]}"
+refused "a token shard with another magic number" "magic number 20240521" -i magic.bin "${model[@]}"
+refused "a token shard of another version" "version 2" -i version.bin "${model[@]}"
+refused "a bad token shard among good ones" "magic number 20240521" -i '[gm]*.bin' "${model[@]}"
 refused "a token id past the vocabulary" "is id 50257" -i ids.bin "${model[@]}" -t 16 -o new
-refused "text and shards in one glob" "token shards and text alike" -i '[gt]*' "${model[@]}"
+refused "text and token shards in one glob" "token shards and text alike" -i '[gt]*' "${model[@]}"
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new
-refused "validation data of another kind" "-j good_0.bin is token shards; give two text files or two token shards" \
+refused "text for training and token shards for validation" \
+    "-j good_0.bin is token shards; give two text files or two token shards" \
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
-refused "-d no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
+refused "-d that is no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new
-refused "-d less than -b x -t" "= 2 x 16 = 32; the least is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
-refused "a micro-batch past any memory" "is a micro-batch of 1099511627776 tokens" -i text "${model[@]}" -b 1048576 -t 1048576
-refused "more micro-batches than can be counted" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
+refused "-d smaller than -b x -t" "= 2 x 16 = 32; the least is 32" -i text "${model[@]}" -b 2 -t 16 -d 16
+refused "a micro-batch too large for any memory" "is a micro-batch of 1099511627776 tokens" \
+    -i text "${model[@]}" -b 1048576 -t 1048576
+refused "too many micro-batches to count" "micro-batches" -i text "${model[@]}" -b 1 -t 1 -d 1000000000000
 refused "heads that do not divide channels" "3 heads do not divide 16 channels" -i text -e l1h3c16 -o new
-refused "a model past any memory" "parameters is more than" -i text -e l999999h999999c999999
-refused "a model that is none" "neither a shape (d6 d12" -i text -e d13 -o new
+refused "a model too large for any memory" "parameters is more than" -i text -e l999999h999999c999999
+refused "-e with an unknown word" "neither a shape (d6 d12" -i text -e d13 -o new
 refused "-t over the model's maximum" "-t 2048 is longer than the model's 1024 positions" -i text -e d12 -t 2048 -o new
 refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 positions" \
     -i text -e whole/step_00000006 -t 32 -o new
-refused "tokens that a saved model does not know" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
-refused "a model that no choice of flags makes fit" "too few; no flags make it fit" -i text -e gpt3:c12288 -b 1 -t 16
+refused "tokens outside of a saved model's vocabulary" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
+refused "a model that fits with no flags" "too few; no flags make it fit" -i text -e gpt3:c12288 -b 1 -t 16
 if "$trainer" --version | grep -q 'devices cpu,'; then
-    refused "--device cuda of a build without it" "this program was built without CUDA" -i text --device cuda
+    refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
-refused "--fit without room for anything" "--fit: nothing fits in 1.00 GiB; the smallest choice, " -e d48 --plan --fit=1
+refused "--fit with too little memory for any flags" "--fit: nothing fits in 1.00 GiB; the smallest choice, " \
+    -e d48 --plan --fit=1
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
 refused "-r past the last level" "-r takes a whole number from 0 to 4; found '5'" -i text -r 5
-refused "-w with a word that is none" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
-refused "-om with a type that is none" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
-refused "a flag of llm.c that is not here" "-lg (log the GPU's state every so many steps) is a flag of llm.c" -lg 1
+refused "-w with an unknown word" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
+refused "-om with an unknown type" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
+refused "a flag of llm.c that this trainer lacks" "-lg (log the GPU's state every so many steps) is a flag of llm.c" \
+    -lg 1
 refused "--help of an unknown flag" "unknown flag recompte; did you mean --recompute?" --help recompte
-refused "--help of a letter of llm.c that is not here" "is a flag of llm.c that this trainer lacks" --help lg
+refused "--help of a flag of llm.c that this trainer lacks" "is a flag of llm.c that this trainer lacks" --help lg
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
-refused "a stray word" "stray argument 'text'" text
-refused "a word for a number" "-b takes a whole number from 1 to 1048576; found 'four'" "${tiny[@]:0:4}" -b four
-refused "a fraction for a whole number" "-x takes a whole number" "${tiny[@]}" -x 1.5
-refused "a word for a real number" "-l takes a number" "${tiny[@]}" -l fast
-refused "nan for a number" "-l takes a number" "${tiny[@]}" -l nan
+refused "a word without a flag" "stray argument 'text'" text
+refused "a word as a whole number" "-b takes a whole number from 1 to 1048576; found 'four'" "${tiny[@]:0:4}" -b four
+refused "a fraction as a whole number" "-x takes a whole number" "${tiny[@]}" -x 1.5
+refused "a word as a real number" "-l takes a number" "${tiny[@]}" -l fast
+refused "nan as a number" "-l takes a number" "${tiny[@]}" -l nan
 refused "a number out of range" "-b takes" -i text -b 0
-refused "a word that is no choice" "-k takes" "${tiny[@]}" -k sideways
+refused "-k with an unknown word" "-k takes" "${tiny[@]}" -k sideways
 refused "a flag without its value" "-l takes" "${tiny[@]}" -l
-refused "no steps" "-x takes -1" "${tiny[@]}" -x 0
+refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
-refused "-o with another run" "holds another run" "${tiny[@]}" -x 1 -o whole
+refused "-o of another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
-refused "-o past what a path can be" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
+refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
 refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
-refused "no tokens to generate" "--generate takes a whole number from 1" --generate 0 -e whole
+refused "--generate 0" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
-refused "--generate with a shape alone" "only describes a shape" --generate 5 -e l1h2c16
-refused "a tokenizer of more tokens than the model" "has 2757 tokens and the model only 256" \
+refused "--generate with a descriptor" "only describes a shape" --generate 5 -e l1h2c16
+refused "a tokenizer with more tokens than the model" "has 2757 tokens and the model only 256" \
     --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"
 refused "--prompt without a tokenizer" "needs a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
 
@@ -772,39 +777,39 @@ refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
 refused "-y 1 with less data" "tokens of other files than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
 refused "-y 1 with other data of the same length" "tokens of other files" -i other_text "${batch[@]}" -o bad -y 1
-refused "-y 1 with a -j that was not there" "without -j, on all but the last tenth" \
+refused "-y 1 with a -j that the run did not have" "without -j, on all but the last tenth" \
     -i text -j other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with less data than a sequence" "a sequence of length 16" -i short "${batch[@]}" -o bad -y 1
-refused "-y 1 with fewer steps than were made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
+refused "-y 1 with fewer steps than the run has made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
 last=bad/step_00000006
 sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
-refused "a config that lies about its layers" "has no tensor h.1.ln_1.weight" "${resume[@]}"
+refused "config.json with more layers than the weights" "has no tensor h.1.ln_1.weight" "${resume[@]}"
 cp whole/step_00000006/config.json $last
 head -c 40 whole/step_00000006/state.json >$last/state.json
 refused "state.json cut short" "is not a JSON object" "${resume[@]}"
 sed 's/"step":\([[:space:]]*\)6/"step":\1"six"/' whole/step_00000006/state.json >$last/state.json
-refused "state.json with a word for its step" "no number named \"step\"" "${resume[@]}"
+refused "state.json with a word as the step" "no number named \"step\"" "${resume[@]}"
 sed 's/"position":\([[:space:]]*\)/"position":\1-/' whole/step_00000006/state.json >$last/state.json
-refused "state.json with a position below zero" "expected a whole number" "${resume[@]}"
+refused "state.json with a negative position" "expected a whole number" "${resume[@]}"
 rm $last/state.json
-refused "state.json missing" "state.json' is missing" "${resume[@]}"
+refused "no state.json" "state.json' is missing" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
 sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
 refused "state.json of another step" "is of step 4, but its folder is named for another" "${resume[@]}"
 cp whole/step_00000006/state.json $last
-refused "an optimizer that is none" "has no tensor m.wte.weight" "${resume[@]}"
+refused "optimizer.safetensors with weights" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors
-refused "an optimizer that is missing" "optimizer.safetensors' could not be opened" "${resume[@]}"
+refused "no optimizer.safetensors" "optimizer.safetensors' could not be opened" "${resume[@]}"
 cp whole/step_00000006/optimizer.safetensors $last
 head -c -1 whole/step_00000006/model.safetensors >$last/model.safetensors
 refused "weights cut short" "bytes of data, expected" "${resume[@]}"
-refused "weights cut short, to generate from" "bytes of data, expected" --generate 5 -e $last
+refused "--generate with weights cut short" "bytes of data, expected" --generate 5 -e $last
 sed 's/"shape":\[256,16\]/"shape":[256,17]/' whole/step_00000006/model.safetensors >$last/model.safetensors
-refused "a safetensors header that lies about a shape" "gives tensor 'wte.weight' 16384 bytes, expected 17408" \
+refused "a safetensors header with a wrong shape" "gives tensor 'wte.weight' 16384 bytes, expected 17408" \
     "${resume[@]}"
 printf '\xff\xff\xff\x7f\0\0\0\0{}' >$last/model.safetensors
 refused "a safetensors header longer than its file" "says its header is 2147483647 bytes long" "${resume[@]}"
-refused "a text for weights" "safetensors file 'text'" -i text -e text
+refused "a text as weights" "safetensors file 'text'" -i text -e text
 
 end_tests

@@ -1,6 +1,6 @@
 /*
-What every unit test needs beside cmocka: a folder of its own, files in it, and a way to watch a function stop the
-program.
+Helpers of the unit tests beside cmocka: a temporary folder for each test program, files in the folder, and functions
+that stop the program.
 defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stops
 */
 #pragma once
@@ -17,25 +17,25 @@ defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stop
 #include <unistd.h>
 
 #ifdef __cplusplus
-extern "C" {  // cmocka does not say so itself
+extern "C" {  // cmocka.h does not declare it
 #endif
 #include <cmocka.h>
 #ifdef __cplusplus
 }
 #endif
 
-// a folder for this test program in $TMPDIR or /tmp, made on first use; scripts/run_tests.sh removes its $TMPDIR
+// The folder of this test program, created on first use in $TMPDIR or /tmp. scripts/run_tests.sh removes its $TMPDIR.
 static inline const char *temp_dir(void) {
     static char dir[128];
     if (!dir[0]) {
         const char *parent = getenv("TMPDIR");
         snprintf(dir, sizeof dir, "%s/train_gpt2_test_XXXXXX", parent ? parent : "/tmp");
-        if (!mkdtemp(dir)) { fail_msg("could not make a temporary folder"); }
+        if (!mkdtemp(dir)) { fail_msg("could not create a temporary folder"); }
     }
     return dir;
 }
 
-// the path of NAME in temp_dir(); valid until the eighth call after it
+// The path of `name` in temp_dir(). Eight calls later another path overwrites it.
 static inline const char *temp_path(const char *name) {
     static char paths[8][256];
     static int next;
@@ -44,7 +44,7 @@ static inline const char *temp_path(const char *name) {
     return path;
 }
 
-// writes BYTES bytes to NAME in temp_dir() and returns the path
+// Writes a file in temp_dir() and returns its path.
 static inline const char *write_file(const char *name, const void *data, size_t bytes) {
     const char *path = temp_path(name);
     FILE *file = fopen(path, "wb");
@@ -54,8 +54,8 @@ static inline const char *write_file(const char *name, const void *data, size_t 
     return path;
 }
 
-// Runs FUNCTION(ARGUMENT) in a child: what it said on stderr, into SAID of SIZE bytes, and its wait status.
-static inline int run_in_child(char *said, size_t size, void (*function)(void *), void *argument) {
+// Runs function(argument) in a child process. output (size bytes) = its stderr. Returns its wait status.
+static inline int run_in_child(char *output, size_t size, void (*function)(void *), void *argument) {
     int ends[2], status = 0;
     assert_int_equal(pipe(ends), 0);
     fflush(NULL);
@@ -69,22 +69,22 @@ static inline int run_in_child(char *said, size_t size, void (*function)(void *)
     close(ends[1]);
     size_t length = 0;
     ssize_t got;
-    while ((got = read(ends[0], said + length, size - 1 - length)) > 0) { length += (size_t)got; }
-    said[length] = 0;
+    while ((got = read(ends[0], output + length, size - 1 - length)) > 0) { length += (size_t)got; }
+    output[length] = 0;
     close(ends[0]);
     waitpid(child, &status, 0);
     return status;
 }
 
-static inline bool is_one_line(const char *said) { return *said && strchr(said, '\n') == said + strlen(said) - 1; }
+static inline bool is_one_line(const char *text) { return *text && strchr(text, '\n') == text + strlen(text) - 1; }
 
-// Asserts that FUNCTION(ARGUMENT) exits with STATUS after one sentence that contains WORDS.
+// Asserts that function(argument) exits with `status` after one sentence on stderr that contains `words`.
 static inline void assert_stops(int status, const char *words, void (*function)(void *), void *argument) {
-    char said[4096];
-    int wait_status = run_in_child(said, sizeof said, function, argument);
+    char output[4096];
+    int wait_status = run_in_child(output, sizeof output, function, argument);
     if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != status) {
-        fail_msg("expected exit %d, got wait status %d; it said: %s", status, wait_status, said);
+        fail_msg("found wait status %d, expected exit status %d; stderr: %s", wait_status, status, output);
     }
-    if (!strstr(said, words)) { fail_msg("expected a sentence with '%s'; it said: %s", words, said); }
-    if (!is_one_line(said)) { fail_msg("expected one line; it said: %s", said); }
+    if (!strstr(output, words)) { fail_msg("expected a sentence with '%s'; stderr: %s", words, output); }
+    if (!is_one_line(output)) { fail_msg("expected one line; stderr: %s", output); }
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A tiny model trains, stops, resumes and generates, in the trainer that is named:   dev/test/tiny_run.sh TRAINER
-# Another one is told to end by a signal, and goes on. This is what runs the whole trainer under the sanitizers; only
-# its exit status and the files it leaves are looked at.
+# A tiny model trains, stops, resumes and generates; a second run stops by a signal and resumes.
+#   dev/test/tiny_run.sh TRAINER
+# The sanitizers run the whole trainer with this script. It checks only the exit status and the written files.
 set -euo pipefail
 
 trainer=$(realpath "${1:?expected the path of a trainer}")
@@ -18,7 +18,7 @@ losses() { grep -c '"loss"' "$1/metrics.jsonl"; }
 "$trainer" --generate 20 -e run/step_00000015 --prompt "int main" --temperature 0.8 --top-k 10
 [ "$(losses run)" -eq 15 ]
 
-# one batch, again and again, in products of inputs rounded to bf16; the only checkpoint is the signal's
+# overfits one batch with matmul inputs rounded to bf16; the only checkpoint comes from the signal
 overfit=("${train[@]}" -o ended -n 1000000 -a 1 -f 2)
 "${overfit[@]}" -x 1000000 &
 until grep -qs '"step":7,' ended/metrics.jsonl; do

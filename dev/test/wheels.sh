@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Are CUDA's wheels, as a machine with PyTorch has them, enough for scripts/gpu_check.sh?   dev/test/wheels.sh [FOLDER]
-# Not part of `make test`: it downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), where it
-# keeps them, and builds everything twice, six minutes on two cores. It prints what each of four commands said:
-#   toolkit     all wheels of CUDA 13, the compiler's too, in nvidia/cu13: without a GPU nothing is begun, `build` works
-#   libraries   cuBLAS and NCCL in folders of their own, as the wheels of CUDA 12 lie (these have no nvcc: NVCC names
-#               one): builds as well
-#   mixed       a compiler whose parts are of two releases, as pip brings it if asked for nvcc alone: refused
-# A toolkit that the machine has in /usr/local is hidden where a user may mount; elsewhere only PATH is short.
+# Checks that scripts/gpu_check.sh builds with CUDA's pip wheels, as a machine with PyTorch has them.
+#   dev/test/wheels.sh [FOLDER]
+# Not part of `make test`: the script downloads more than a GB, unpacks 3.5 GB into FOLDER (default build/wheels), does
+# not delete them, and builds everything twice, six minutes on two cores. It prints the output of four commands:
+#   toolkit     all wheels of CUDA 13, with the compiler, in nvidia/cu13. Without a GPU nothing runs; `build` works
+#   libraries   cuBLAS and NCCL in separate folders, as in the wheels of CUDA 12, which have no nvcc. NVCC names the
+#               compiler; `build` works
+#   mixed       a compiler from wheels of two releases, which pip installs for nvcc alone: refused
+# The machine's own toolkit in /usr/local is hidden if the user may mount; otherwise only PATH is reduced.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -14,16 +15,16 @@ release=13.0
 folder=$(realpath -m "${1:-build/wheels}")
 toolkit=$folder/toolkit libraries=$folder/libraries mixed=$folder/mixed
 
-# environment NAME PACKAGE...: one with these alone
+# environment NAME PACKAGE...: creates a virtual environment with these packages only
 environment() {
     [ ! -x "$folder/$1/bin/python" ] || return 0
     python3 -m venv "$folder/$1" && "$folder/$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}" && return
     rm -rf "${folder:?}/$1"
-    echo "wheels: could not make $folder/$1 with ${*:2}"
+    echo "wheels: could not create $folder/$1 with ${*:2}"
     exit 1
 }
 
-# hidden COMMAND...: runs it in the copy of the tree, with nothing of this machine's CUDA to be found
+# hidden COMMAND...: runs a command in the copy of the tree, with this machine's CUDA hidden
 hidden() {
     local run=(env -i HOME="$folder" PATH=/usr/bin:/bin "$@")
     cd "$folder/tree" || exit
@@ -36,27 +37,27 @@ hidden() {
 }
 
 passed=0 failed=0
-# expect NAME WORDS COMMAND...: a command that ends with status 2 and these words, and says of no build that it failed
+# expect NAME WORDS COMMAND...: the command exits with status 2, prints these words, and reports no failed build
 expect() {
-    local name=$1 words=$2 said status started=$SECONDS
-    said=$(hidden "${@:3}" 2>&1)
+    local name=$1 words=$2 output status started=$SECONDS
+    output=$(hidden "${@:3}" 2>&1)
     status=$?
-    if [ $status -eq 2 ] && [[ $said == *"$words"* && $said != *FAILED* ]]; then
+    if [ $status -eq 2 ] && [[ $output == *"$words"* && $output != *FAILED* ]]; then
         passed=$((passed + 1))
         echo "ok $name, $((SECONDS - started)) s"
     else
         failed=$((failed + 1))
         echo "not ok $name: exit status $status, expected 2 and '$words'"
     fi
-    printf '%s\n' "    ${said//$'\n'/$'\n'    }"
+    printf '%s\n' "    ${output//$'\n'/$'\n'    }"
 }
 
-# linked WORDS: whether the trainer finds its libraries there
+# linked FOLDER: the trainer is linked with cuBLASLt and NCCL of this folder
 linked() {
     hidden ldd build/cuda/train_gpt2 | grep -E 'cublas|nccl' | sed 's/^/    /'
     [ "$(hidden ldd build/cuda/train_gpt2 | grep -E 'cublasLt|nccl' | grep -cF "$1/lib/python")" -eq 2 ] && return
     failed=$((failed + 1))
-    echo "not ok: cuBLASLt and NCCL come from elsewhere than $1"
+    echo "not ok: expected cuBLASLt and NCCL from $1"
 }
 
 mkdir -p "$folder"
@@ -70,13 +71,14 @@ mkdir "$folder/tree"
 git ls-files -z | xargs -0 cp --parents -t "$folder/tree"
 nvcc=$(echo "$folder"/compiler/lib/python*/site-packages/nvidia/cu13/bin/nvcc)
 
-expect "no GPU is found before anything is built" "no GPU" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh
-expect "everything builds from wheels" "no GPU: nothing was run" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh build
+expect "without a GPU the script stops before the build" "no GPU" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh
+expect "all programs build from wheels" "no GPU: nothing was run" \
+    PYTHON="$toolkit/bin/python" scripts/gpu_check.sh build
 linked "$toolkit"
-expect "and with libraries in folders of their own" "no GPU: nothing was run" \
+expect "all programs build with libraries in separate folders" "no GPU: nothing was run" \
     NVCC="$nvcc" PYTHON="$libraries/bin/python" scripts/gpu_check.sh build
 linked "$libraries"
-expect "wheels of two releases are refused" "wheels that are all of one release" \
+expect "refused: wheels of two releases" "wheels that are all of one release" \
     PYTHON="$mixed/bin/python" scripts/gpu_check.sh build
 echo "[  PASSED  ] $passed test(s)."
 [ $failed -eq 0 ] || echo "[  FAILED  ] $failed test(s)."

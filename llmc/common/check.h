@@ -1,9 +1,9 @@
 /*
-How the program stops: one sentence on stderr, and an exit status other programs can rely on.
+Errors: one sentence on stderr and an exit status.
 defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path
-  input_error  wrong usage or input: exit 2. Said before any work, with nothing overwritten.
-  run_error    failed while running: exit 1. What was already written stays whole.
-A sentence names the file, flag or rank, what was found, what was expected, and what to do.
+  input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
+  run_error    failure while running: exit 1. Files that are already written stay whole.
+A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
 */
 #pragma once
 #include <errno.h>
@@ -15,11 +15,10 @@ A sentence names the file, flag or rank, what was found, what was expected, and 
 
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
-// Where several processes work as one, a sentence ends them all and is said once: what does that is set by comm_mpi.h,
-// or by comm_nccl.cuh where there is no MPI. The program's only variable state outside of main, because an error can
-// arise anywhere.
+// With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
+// without MPI. The hook is the program's only variable state outside of main, because an error can arise anywhere.
 typedef struct {
-    void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: this process is alone
+    void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: one rank
     void *of;
 } StopHook;
 
@@ -32,11 +31,11 @@ __attribute__((noreturn)) static inline void stop_with(int status, const char *f
     char sentence[8192];
     vsnprintf(sentence, sizeof sentence, format, args);
     for (char *c = sentence; *c; c++) {
-        if ((unsigned char)*c < ' ') { *c = '?'; }  // a file's name may hold a newline; a message is one line
+        if ((unsigned char)*c < ' ') { *c = '?'; }  // a message is one line, but a file name may contain a newline
     }
     fflush(stdout);
     StopHook hook = *stop_hook();
-    stop_hook()->stop = NULL;  // an error on the way out is this process's own
+    stop_hook()->stop = NULL;  // a second error, raised while stopping, stops this rank only
     if (hook.stop) { hook.stop(hook.of, status, sentence); }
     fprintf(stderr, "train_gpt2: %s\n", sentence);
     exit(status);

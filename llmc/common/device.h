@@ -1,11 +1,11 @@
 /*
-The device that holds the model: memory, copies, events in the stream of work, CUDA graphs of it. A table like Ops, so
-that the trainer does not ask which device it is. Exec: the stream of work, handed to every operation; a field of the
-model, zero at first. The operations' own state in it is freed by Backend.close.
+The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
+trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
+argument of every operation. Backend.close frees the state of operations in the Exec.
 defines: Exec, RoundedCopies, Device, DeviceGraph, cpu_device, now_seconds
 
-Work (operations, enqueued fills and copies) given to one Exec is done in the order it was given. On a CPU it is done
-when the call returns; on a GPU the host goes on at once, and learns by marks how far the device is.
+Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
+done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -13,53 +13,52 @@ when the call returns; on a GPU the host goes on at once, and learns by marks ho
 #include <stdbool.h>
 #include <time.h>
 
-struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and one primitive a shape
+struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
 
-// -f 2: matmul inputs rounded to bf16. The buffers belong to the plan; params mirrors the whole parameter block.
+// -f 2: matmul inputs rounded to bf16, in buffers of the plan
 typedef struct {
     bf16 *in, *dout, *params;
-    const floatX *source;  // the parameter block that params mirrors
-    size_t count;          // its elements
+    const floatX *source;  // the parameters that `params` is a copy of
+    size_t count;          // elements of source
 } RoundedCopies;
 
 typedef struct Exec {
     struct PreparedMatmuls *matmuls;
-    RoundedCopies rounded;  // all NULL: matmuls take their inputs as they are stored
+    RoundedCopies rounded;  // all NULL: matmuls do not round their inputs
     struct CudaExec *cuda;  // NULL on a CPU
-    bool rare_shapes;  // what comes next has shapes that seldom come again: it is not worth choosing algorithms for
+    bool rare_shapes;       // the next matmuls have shapes that seldom repeat: they are not autotuned
 } Exec;
 
-typedef struct DeviceGraph DeviceGraph;  // work that was recorded, to be given again as a whole
+typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
 
 typedef struct {
     const char *name;
-    int steps_ahead;  // steps the host may have given to the device before the results of the first are there
+    int steps_ahead;  // steps that the host may enqueue before it reads the results of an earlier step
 
-    // ---- memory. Host memory for enqueued copies is a kind of its own: the device reads it while the host goes on
+    // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
-    size_t (*free_bytes)(void);  // what allocate has left for a plan, a reserve for the rest aside
+    size_t (*free_bytes)(void);  // free for a plan, without a reserve for all other memory
     void *(*allocate_host)(size_t bytes);
     void (*release_host)(void *p);
 
-    // ---- these wait for all work given before, and return when they are done
+    // ---- blocking: these wait for all earlier work, and return when they are done
     void (*fill)(void *p, int byte, size_t bytes);
     void (*upload)(void *device, const void *host, size_t bytes);
     void (*download)(void *host, const void *device, size_t bytes);
 
     // ---- work
     void (*enqueue_fill)(void *p, int byte, size_t bytes, Exec *ex);
-    void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: of allocate_host
-    void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: of allocate_host
-    void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);          // from device to device
+    void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: from allocate_host
+    void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: from allocate_host
+    void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);          // device to device
 
-    // ---- mark 0 or 1 stands after the work given so far; wait_for returns when that is done
+    // ---- event 0 or 1: record it after the work enqueued so far; synchronize returns when that work is done
     void (*event_record)(int which, Exec *ex);
     void (*event_synchronize)(int which, Exec *ex);
 
-    // ---- between begin and end work is recorded and not done; replay gives all of it at once. NULL: not on this
-    // device
+    // ---- CUDA graphs. Work between begin and end is captured and does not run. NULL: the device has no graphs
     void (*capture_begin)(Exec *ex);
     DeviceGraph *(*capture_end)(Exec *ex);
     void (*graph_launch)(DeviceGraph *graph, Exec *ex);
@@ -75,7 +74,7 @@ static inline void *host_allocate(size_t bytes) {
     return p;
 }
 
-// the number in a file that holds one; SIZE_MAX where there is none ("max")
+// the number in a file; SIZE_MAX if the file is missing or holds "max"
 static inline size_t number_in_file(const char *path) {
     unsigned long long number;
     FILE *file = fopen(path, "r");
@@ -84,8 +83,8 @@ static inline size_t number_in_file(const char *path) {
     return read ? (size_t)number : SIZE_MAX;
 }
 
-// What is available without swapping, here and in the control group, less 3 % for what a run needs beside its plan.
-// SIZE_MAX where nobody says.
+// Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
+// SIZE_MAX if the system does not say.
 static inline size_t host_free_bytes(void) {
     char line[128];
     unsigned long long kib = 0;
@@ -108,7 +107,10 @@ static inline void host_enqueue_copy(void *to, const void *from, size_t bytes, E
     (void)ex;
     memcpy(to, from, bytes);
 }
-static inline void host_event(int which, Exec *ex) { (void)which, (void)ex; }
+static inline void host_event(int which, Exec *ex) {
+    (void)which;
+    (void)ex;
+}
 
 static const Device cpu_device = {
     .name = "cpu",
@@ -133,7 +135,7 @@ static const Device cpu_device = {
     .graph_destroy = NULL,
 };
 
-// seconds since some moment in the past, at which no clock is set
+// seconds on a clock that never jumps; only differences have a meaning
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -382,8 +382,8 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
 
 enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 
-// The state that a loader and its reader thread share. While state is BATCH_WANTED all but the lock belongs to the thread, else to the
-// loader: each side waits for its turn.
+// The state that a loader and its reader thread share. While state is BATCH_WANTED all but the lock belongs to the
+// thread, else to the loader: each side waits for its turn.
 typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;

@@ -1,22 +1,25 @@
 /*
---fit: the fastest way to train that fits into a number of bytes, among combinations of every micro-batch that divides
-the update, every -r with the fewest blocks (-rn) that fit, -r 4 also with the segment (-rk) that needs least, -lc as
-given and 64, every -w, -om and -gd. Each is planned, which counts its bytes exactly, and its time estimated.
-The estimate, in seconds an update of n tokens, of t slices (-tp):
-  n (6 N + 6 L C T + rebuilt) / t / (rate of products) + (bytes moved) / (rate of memory)
-  + (bytes sent) / (rate of links) + (launches) (time of one)
-    N          parameters that are multiplied with;  T/2 positions are attended to on average
-    rebuilt    FLOPs a token: 8 C^2 a block from level 3 on, 8 C^2 + 2 C T more at level 4, 8 C^2 more inside a segment
-    bytes      activations 108 C a block and token (forward and backward, each tensor read and written where it is),
-               16 C more for a rebuilt GELU, 4 C for each rebuilt layernorm, 20 C for a replayed block, of which
-               a slice has 1/t; weights read and gradients written or added to in every micro-batch, and the
-               optimizer's state once an update, of what the process has of them
-    sent       to other processes, as if no work hid it (gpt2_sent_bytes)
-  Products of few rows are slower: of R rows they reach R / (R + FIT_HALF_RATE) of the rate.
-What loses precision is taken only for a gain: an update counts as slower by FIT_LOSS with bf16 moments, or with
-bf16 gradients of fp32 weights, of several micro-batches or of many chunks of logits, by three times that with 8-bit
-moments, by ten without a master copy.
-Only ratios between choices matter; the rates are those of the backend (backend.h), rounded.
+--fit: the fastest ModelOptions whose memory plan fits into a number of bytes. The candidates are combinations of
+  -b          every micro-batch that divides the update
+  -r, -rn     every level, with the fewest blocks that fit
+  -rk         at -r 4 also the segment that needs the fewest bytes
+  -lc         the given value and 64
+  -w -om -gd  every type
+The memory plan of a candidate gives its exact bytes. The time of an update of n tokens with -tp t is an estimate:
+  seconds = n (6 N + 6 L C T + recomputed) / t / (matmul rate) + (bytes moved) / (memory rate)
+          + (bytes sent) / (link rate) + (launches) (time of a launch)
+    N           parameters of matmuls; a token attends to T/2 positions on average
+    recomputed  FLOPs per token: 8 C^2 per block from -r 3 on, 8 C^2 + 2 C T more at -r 4, 8 C^2 more inside a segment
+    activations 108 C bytes per block and token in bf16: forward and backward read and write each tensor once.
+                16 C more to recompute GELU, 8 C the layernorms, 20 C a block. Tensor parallelism divides them by t
+    parameters  every micro-batch reads the weights and writes or adds to the gradients; every update reads and writes
+                the optimizer state that this rank stores
+    sent        bytes to other ranks (gpt2_sent_bytes), as if no computation overlapped them
+  A matmul of R rows reaches R / (R + FIT_HALF_RATE) of the matmul rate.
+A lower precision must pay for itself. The weighted time is longer by FIT_LOSS with bf16 moments, 3 FIT_LOSS with 8-bit
+moments, 10 FIT_LOSS without a master copy, and FIT_LOSS with bf16 gradients of fp32 weights, of several micro-batches
+or of more than 16 logits chunks.
+Only ratios of times matter. The rates are rounded figures of the backend (backend.h).
 defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_text, fit_flags_text
 */
 #pragma once
@@ -24,22 +27,21 @@ defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_te
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/traffic.h"
 
-// which of a options's fields may be chosen; the others stay as they are
+// the fields of ModelOptions that --fit may change; flags given by the user stay as they are
 typedef struct {
     bool micro_batch, recompute, every, layers, classifier, master, moments, gradients;
 } FitFree;
 
-// a options, what it takes and how long an update is estimated to take
 typedef struct {
     ModelOptions options;
-    size_t bytes;
-    double seconds, weighed;  // weighed: with what rounded states count for
+    size_t bytes;              // of the memory plan
+    double seconds, weighted;  // estimated time of an update; weighted by the loss of precision
 } Fit;
 
 #define FIT_HALF_RATE 512.0
 #define FIT_LOSS 0.03
 
-// FLOPs a token that are done again in the backward
+// FLOPs per token that the backward recomputes
 static inline double fit_recomputed_flops(const GPT2Config *c, const ModelOptions *p) {
     const Recompute *r = &p->recompute;
     double C = c->channels, flops = 0;
@@ -52,7 +54,7 @@ static inline double fit_recomputed_flops(const GPT2Config *c, const ModelOption
     return flops;
 }
 
-// bytes of activations a token that are read and written
+// bytes of activations read and written per token
 static inline double fit_activation_bytes(const GPT2Config *c, const ModelOptions *p) {
     double C = c->channels, elements = 0;
     for (int l = 0; l < c->num_layers; l++) {
@@ -65,7 +67,7 @@ static inline double fit_activation_bytes(const GPT2Config *c, const ModelOption
     return elements * (double)sizeof(floatX) / options_local_shape(c, p).tp_size;
 }
 
-// bytes of weights and gradients that a micro-batch reads and writes
+// bytes of weights and gradients read and written per micro-batch
 static inline double fit_weight_bytes(const GPT2Config *c, const ModelOptions *p) {
     ParamLayout layout = param_layout_sharded(c, p->sharding);
     double total = (double)layout.total, grad = (double)dtype_size(p->gradients);
@@ -75,7 +77,7 @@ static inline double fit_weight_bytes(const GPT2Config *c, const ModelOptions *p
     return total * (2 * sizeof(floatX) + writes * grad) + (chunks - 1) * classifier * (2 * sizeof(floatX) + 2 * grad);
 }
 
-// bytes of an update: gradients twice (the norm reads them as well), weights, master, moments
+// bytes read and written by the norm and AdamW: gradients twice, weights, master, moments
 static inline double fit_update_bytes(const GPT2Config *c, const ModelOptions *p) {
     double master = p->master == MASTER_FP32 ? 8 : p->master == MASTER_SPLIT ? 4 : 0;
     double moments = 4 * (double)dtype_size(p->moments), grads = 2 * (double)dtype_size(p->gradients);
@@ -84,14 +86,14 @@ static inline double fit_update_bytes(const GPT2Config *c, const ModelOptions *p
     return updated * (2 * sizeof(floatX) + master + moments + grads);
 }
 
-// What the first rank sends for an update. All ranks estimate the same, so that all choose the same.
+// Bytes that rank 0 sends per update. Every rank uses rank 0's number, so all ranks make the same choice.
 static inline double fit_sent_bytes(const GPT2Config *c, ModelOptions p) {
     p.sharding.dp_rank = 0;
     p.sharding.tp_rank = 0;
     return (double)gpt2_sent_bytes(c, &p);
 }
 
-// an estimate of the seconds of an update
+// estimated seconds of an update
 static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
     const double launches_of_block = 30;
     const Backend *backend = p->backend;
@@ -101,31 +103,31 @@ static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
     double bytes =
         tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
     double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
-    double products =
+    double matmuls =
         tokens * flops / options_local_shape(c, p).tp_size / backend->flop_rate * (rows + FIT_HALF_RATE) / rows;
-    return products + bytes / backend->memory_rate + fit_sent_bytes(c, *p) / backend->link_rate +
+    return matmuls + bytes / backend->memory_rate + fit_sent_bytes(c, *p) / backend->link_rate +
            launches * backend->launch_seconds;
 }
 
 static inline Fit fit_of(const GPT2Config *c, const ModelOptions *p) {
     Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
-    int64_t chunks = ((int64_t)p->B * p->T - 1) / logits_chunk(c, p) + 1;  // whose sums are wte's gradient
+    int64_t chunks = ((int64_t)p->B * p->T - 1) / logits_chunk(c, p) + 1;  // wte's gradient is a sum over the chunks
     bool sums_round = p->gradients == DT_BF16 &&
                       ((p->micro_steps > 1 && p->sharding.stage < 2) || chunks > 16 || DT_FLOATX != DT_BF16);
     int lost = (p->moments == DT_BF16) + 3 * (p->moments == DT_U8) + sums_round;
     bool weights_round = DT_FLOATX == DT_BF16 && p->master == MASTER_NONE;
-    fit.weighed = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
+    fit.weighted = fit.seconds * (1 + FIT_LOSS * (lost + 10 * weights_round));
     return fit;
 }
 
-// keeps in *best the faster one that fits, or while none does the smallest
+// *best = the faster of two candidates that fit; while none fits, the smaller one
 static inline void fit_consider(Fit *best, const GPT2Config *c, const ModelOptions *p, size_t budget) {
     Fit fit = fit_of(c, p);
     bool fits = fit.bytes <= budget, best_fits = best->bytes <= budget;
-    if (fits != best_fits ? fits : fits ? fit.weighed < best->weighed : fit.bytes < best->bytes) { *best = fit; }
+    if (fits != best_fits ? fits : fits ? fit.weighted < best->weighted : fit.bytes < best->bytes) { *best = fit; }
 }
 
-// the fewest blocks at this level that fit: each more costs time and saves bytes
+// Fewest blocks to recompute so that the plan fits. Each further block costs time and saves bytes.
 static inline int fit_layers(const GPT2Config *c, ModelOptions p, size_t budget) {
     int low = 0, high = c->num_layers;
     while (low < high) {
@@ -143,7 +145,8 @@ static inline void fit_levels(Fit *best, const GPT2Config *c, ModelOptions p, co
     int first = may->recompute ? 0 : p.recompute.level, last = may->recompute ? (int)RECOMPUTE_BLOCK : first;
     Recompute given = p.recompute;
     for (p.recompute.level = first; p.recompute.level <= last; p.recompute.level++) {
-        p.recompute.every = given.every, p.recompute.layers = given.layers;
+        p.recompute.every = given.every;
+        p.recompute.layers = given.layers;
         if (may->layers) { p.recompute.layers = fit_layers(c, p, budget); }
         fit_consider(best, c, &p, budget);
         if (!may->every || p.recompute.level < RECOMPUTE_BLOCK) { continue; }
@@ -161,15 +164,16 @@ static inline void fit_states(Fit *best, const GPT2Config *c, ModelOptions p, co
     for (int i = 0; i < num_masters * 3 * 2 * 2; i++) {
         int master = i % num_masters, moment = i / num_masters % 3, rest = i / num_masters / 3;
         if ((moment && !may->moments) || (rest % 2 && !may->gradients) || (rest / 2 && !may->classifier)) { continue; }
-        p.master = masters[master], p.moments = moments[moment];
-        p.gradients = gradients[rest % 2], p.classifier_rows = classifier[rest / 2];
+        p.master = masters[master];
+        p.moments = moments[moment];
+        p.gradients = gradients[rest % 2];
+        p.classifier_rows = classifier[rest / 2];
         fit_levels(best, c, p, may, budget);
     }
 }
 
-// Of the ways to train on wanted.B x wanted.micro_steps sequences an update, the fastest that takes at most `budget`
-// bytes; if there is none, the smallest. gradients_of says how gradients are kept by themselves for so many
-// micro-batches.
+// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit,
+// the smallest options. gradients_of: the type of gradients without -gd.
 static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
                              DType (*gradients_of)(int micro_steps, int stage)) {
     Fit best = fit_of(c, &wanted);
@@ -177,16 +181,17 @@ static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const Fit
     for (int64_t B = 1; B <= sequences && B <= most; B++) {
         ModelOptions p = wanted;
         if (sequences % B != 0 || sequences / B > INT_MAX || (!may->micro_batch && B != wanted.B)) { continue; }
-        p.B = (int)B, p.micro_steps = (int)(sequences / B);
+        p.B = (int)B;
+        p.micro_steps = (int)(sequences / B);
         if (may->gradients) { p.gradients = gradients_of(p.micro_steps, p.sharding.stage); }
         fit_states(&best, c, p, may, budget);
     }
     return best;
 }
 
-// ---- in words
+// ---- as flags
 
-// what is chosen together
+// parts of ModelOptions; --fit chooses the flags of a part together
 typedef enum {
     FIT_MICRO_BATCH,
     FIT_RECOMPUTE,
@@ -197,10 +202,13 @@ typedef enum {
     FIT_PARTS
 } FitPart;
 
-// one part of `from` into *to
+// copies one part from *from to *to
 static inline void fit_take(ModelOptions *to, const ModelOptions *from, FitPart part) {
     switch (part) {
-    case FIT_MICRO_BATCH: to->B = from->B, to->micro_steps = from->micro_steps; return;
+    case FIT_MICRO_BATCH:
+        to->B = from->B;
+        to->micro_steps = from->micro_steps;
+        return;
     case FIT_RECOMPUTE: to->recompute = from->recompute; return;
     case FIT_CLASSIFIER: to->classifier_rows = from->classifier_rows; return;
     case FIT_MASTER: to->master = from->master; return;
@@ -210,14 +218,14 @@ static inline void fit_take(ModelOptions *to, const ModelOptions *from, FitPart 
     }
 }
 
-// the index of a type among those of a flag's choices
+// the index of `type` in a flag's choices
 static inline int type_index(const DType *types, DType type) {
     int i = 0;
     while (types[i] != type) { i++; }
     return i;
 }
 
-// the flags of one part: "-r 2 -rn 40". `size` of the text is FLAG_TEXT
+// The flags of one part, for example "-r 2 -rn 40". text has FLAG_TEXT bytes.
 static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p, const GPT2Config *c) {
     const Recompute *r = &p->recompute;
     char word[FLAG_TEXT], more[FLAG_TEXT] = "";
@@ -247,7 +255,8 @@ static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p
     }
 }
 
-// the flags of all parts in which *p differs from *from: "-b 8 -d 8192 -r 2", or ""
+// The flags of all parts that differ between *p and *from, for example "-b 8 -d 8192 -r 2", or "". text has FLAG_TEXT
+// bytes.
 static inline void fit_flags_text(char *text, const ModelOptions *p, const ModelOptions *from, const GPT2Config *c) {
     char part[FLAG_TEXT], was[FLAG_TEXT];
     text[0] = 0;

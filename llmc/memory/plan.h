@@ -1,8 +1,8 @@
 /*
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
-defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free, Arena, arena_create,
-         arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
+defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free,
+         Arena, arena_create, arena_bind, arena_free, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step

@@ -91,8 +91,8 @@ static inline void comm_name_missing(char *text, size_t room, const bool *presen
 
 // ---- collectives
 
-// Numbers the call and checks its arguments. The chunk `own` of this rank is outside `whole`, or in place at whole + rank
-// * chunk; NULL: the call has no chunks.
+// Numbers the call and checks its arguments. The chunk `own` of this rank is outside `whole`, or in place at whole +
+// rank * chunk; NULL: the call has no chunks.
 static inline CommWork comm_begin(Comm *comm, const char *call, const void *whole, const void *own, size_t chunk,
                                   DType dtype, bool sum) {
     if (dtype != DT_F32 && dtype != DT_BF16 && (sum || dtype != DT_U8)) {

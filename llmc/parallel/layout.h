@@ -1,30 +1,39 @@
 /*
-One flat block of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
+One flat buffer of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
 defines: Sharding, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count, param_used, Bucket,
          num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamRange, param_owned_range,
          param_updated_range, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
 
-Block       wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
+Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
-            block holds this rank's slices (slices.h), which have the same size on all ranks.
+            flat buffer holds this rank's slices (slices.h), which have the same size on all ranks.
 Bucket      wte and wpe, each layer, and lnf are a bucket each: the unit of communication. Over N data-parallel ranks a
             bucket is N chunks of equal size, a multiple of PARAM_ALIGN, so it ends with a gap where N does not divide
             it. Rank r owns chunk r.
-Shard       The chunks that a rank owns, one after another: what it stores of the state that -z divides.
+Shard       The chunks that a rank owns, one after another: the rank's part of the state that -z divides.
+Owned       the elements of this rank's shard.  Updated = stored: the owned elements, but at stage 0 all elements.
+Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
+            SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, for AdamW.
+Follow it   plan gpt2_plan; initial values gpt2_init; all-gather zero_gather; gradient zero_grads_reduce;
+            update bucket_update_ranges; file families_save
 
-One element at its five addresses: d12, 4 ranks as -tp 2 and -z 3, so t = 2 slices and N = 2 shards. The element is
-row 1221, column 10 of layer 3's QKVW: a weight of K, head 7, channel 5. (test_params.c computes the same numbers.)
+One element at its five addresses: d12 on 4 ranks with -tp 2 and -z 3, so 2 slices of 2 shards each. The element is row
+1221, column 10 of layer 3's QKVW. Rows 768..1535 are K, with 64 rows a head: 1221 = 768 + 7 * 64 + 5, so the element
+belongs to head 7 of K. test_params.c computes the same numbers.
 
-  whole tensor   (2304,768)  [1221][10]                   = element 937738
-       |         slice 1 of 2 holds heads 6..11 of Q, K and V; K's 384 rows begin at its row 384, so
-       |         head 7 is row 384 + (7 - 6) * 64, and channel 5 is row 453
-  slice          (1152,768)  [453][10]                    = element 347914 of tensor-parallel rank 1's tensor
-       |         + param_offset(QKVW, 3): wte and wpe, three layers, ln1w and ln1b
-  flat block     (62244864)  element 31124250 of rank 1's slices: layer 3's bucket begins at 30774784
-       |         a bucket is 2 chunks of 1774080 elements: element 349466 of the bucket is in chunk 0
-  shard          (31122432)  data-parallel rank 0 owns it: element 15736858 of its shard
-       |         at -z 3 that is the only copy; layers are all-gathered into two buffers
-  file           h.3.attn.c_attn.weight (768,2304), transposed as in Hugging Face's files: [10][1221] = element 24261
+  whole tensor   (2304,768)  [1221][10]   1221 * 768 + 10 = 937738
+       |         Tensor-parallel rank 1 holds heads 6..11: 384 rows of Q, then 384 of K, then 384 of V.
+       |         K begins at the slice's row 384 with head 6, so the element is in row 384 + (7 - 6) * 64 + 5 = 453.
+  slice          (1152,768)  [453][10]    453 * 768 + 10 = 347914
+       |         QKVW of layer 3 begins at param_offset = 30792960, after wte, wpe, layers 0..2, ln1w and ln1b.
+  flat block     (62710272)               30792960 + 347914 = 31140874
+       |         Layer 3's bucket begins at 30791424 and has 2 chunks of 1773184 elements. The element is number
+       |         31140874 - 30791424 = 349450 of the bucket, so it is in chunk 0: data-parallel rank 0 owns it.
+  shard          (31355136)               15395712 + 349450 = 15745162
+       |         The earlier buckets' chunks come first: 30791424 / 2 = 15395712 elements. At -z 3 this copy is the
+       |         only one; before layer 3 is used, its bucket is all-gathered into one of two buffers.
+  file           (768,2304)  [10][1221]   10 * 2304 + 1221 = 24261
+                 h.3.attn.c_attn.weight in model.safetensors, transposed as in Hugging Face's files.
 */
 #pragma once
 #include "llmc/parallel/slices.h"
@@ -38,7 +47,7 @@ typedef struct {
 
 enum { EMBEDDINGS_BUCKET, LAYER_BUCKET, FINAL_BUCKET, BUCKET_KINDS };
 
-// the first parameter of each kind of bucket, and past the last
+// the first parameter of each kind of bucket; the last entry is the end
 static const int bucket_first_param[] = {0, FIRST_LAYER_PARAM, LAST_LAYER_PARAM + 1, NUM_PARAM_TENSORS};
 
 // in elements
@@ -46,10 +55,10 @@ typedef struct {
     Sharding sharding;  // both sizes at least 1
     int num_layers;
     Slice slice[NUM_PARAM_TENSORS];
-    size_t offset[NUM_PARAM_TENSORS];  // of each tensor in the block; of layer 0 where layered
+    size_t offset[NUM_PARAM_TENSORS];  // of each tensor in the flat buffer; of layer 0 where layered
     size_t layer_stride;               // from a layer to the next
     size_t chunk[BUCKET_KINDS];        // of a bucket of each kind
-    size_t total;                      // the block, gaps included
+    size_t total;                      // the flat buffer, gaps included
     size_t shard;                      // a rank's shard: total / dp_size
 } ParamLayout;
 
@@ -78,7 +87,7 @@ static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sha
     return layout;
 }
 
-// the layout of one process
+// the layout of one rank
 static inline ParamLayout param_layout(const GPT2Config *c) {
     const Sharding single = {1, 0, 0, 1, 0};
     return param_layout_sharded(c, single);
@@ -93,7 +102,7 @@ static inline size_t param_count(const ParamLayout *layout, ParamId id) {
     return layout->slice[id].rows * layout->slice[id].cols;
 }
 
-// the same without the vocabulary's padding
+// elements of this rank's slice without the vocabulary's padding
 static inline size_t param_used(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     return id != WTE ? param_count(layout, id) : s->num_rectangles > 0 ? s->rectangles[0].rows * s->cols : 0;
@@ -103,12 +112,14 @@ static inline size_t param_used(const ParamLayout *layout, ParamId id) {
 
 // in elements
 typedef struct {
-    size_t offset;        // in the block
+    size_t offset;        // in the flat buffer
     size_t chunk;         // of each data-parallel rank
     size_t size;          // dp_size chunks
-    size_t owned_offset;  // of this rank's chunk, in the block
+    size_t owned_offset;  // of this rank's chunk, in the flat buffer
     size_t shard_offset;  // of this rank's chunk, in its shard
 } Bucket;
+
+enum { NO_BUCKET = 0 };  // as the bucket to prefetch: bucket 0 is never one
 
 static inline int num_buckets(const ParamLayout *layout) { return layout->num_layers + 2; }
 static inline int layer_bucket(int layer) { return layer + 1; }
@@ -129,24 +140,26 @@ static inline Bucket param_bucket(const ParamLayout *layout, int bucket) {
     return b;
 }
 
-// Offset of a bucket in the buffers of state that a rank does not store whole: one buffer for the embeddings, two that
-// layers use in turn, one for lnf.
+// which of the two buffers of layers a layer's bucket uses
+static inline int layer_buffer(int bucket) { return (bucket + 1) % 2; }
+
+// Offset of a bucket in the buffers of buckets, for state that a rank does not store whole. The embeddings have one
+// buffer, layers use two in turn, lnf has one.
 static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
     size_t ranks = (size_t)layout->sharding.dp_size, layer_buffers = layout->num_layers < 2 ? 1 : 2;
     switch (bucket_kind(layout, bucket)) {
     case EMBEDDINGS_BUCKET: return 0;
-    case LAYER_BUCKET: return ranks * (layout->chunk[0] + (size_t)(bucket - 1) % 2 * layout->chunk[LAYER_BUCKET]);
+    case LAYER_BUCKET: return ranks * (layout->chunk[0] + (size_t)layer_buffer(bucket) * layout->chunk[LAYER_BUCKET]);
     default: return ranks * (layout->chunk[0] + layer_buffers * layout->chunk[LAYER_BUCKET]);
     }
 }
 
-// elements of all these buffers
+// elements of the buffers of buckets
 static inline size_t bucket_buffers(const ParamLayout *layout) {
     return bucket_buffer(layout, layout->num_layers + 1) +
            layout->chunk[FINAL_BUCKET] * (size_t)layout->sharding.dp_size;
 }
 
-// the bucket of a tensor
 static inline int param_bucket_of(const ParamLayout *layout, ParamId id, int layer) {
     return param_is_layered(id) ? layer_bucket(layer) : id < FIRST_LAYER_PARAM ? 0 : layout->num_layers + 1;
 }
@@ -181,9 +194,9 @@ static inline ParamRange param_updated_range(const ParamLayout *layout, ParamId 
     return layout->sharding.stage < 1 ? whole : param_owned_range(layout, id, layer, used);
 }
 
-// The owned elements of a bucket's split or replicated tensors, or with owned = false the updated ones, as ranges from
-// this rank's chunk on (from the bucket's first element at stage 0 with owned = false). Adjacent tensors, and the gap
-// between them, are one range. Writes at most LAYER_PARAMS ranges and returns their number.
+// Ranges of a bucket's split (or replicated) tensors: owned elements, or with owned = false updated ones. Offsets begin
+// at this rank's chunk; with owned = false at stage 0, at the bucket. Adjacent tensors, and the gap between them, are
+// one range. Writes at most LAYER_PARAMS ranges and returns their number.
 static inline int bucket_ranges(Range *ranges, const ParamLayout *layout, int bucket, bool split, bool owned) {
     Bucket b = param_bucket(layout, bucket);
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0, last = -1;
@@ -211,7 +224,7 @@ static inline size_t bucket_replicated(const ParamLayout *layout, int bucket) {
     return count;
 }
 
-// the same over all buckets
+// elements of all replicated tensors whose gradients this rank stores
 static inline size_t num_replicated(const ParamLayout *layout) {
     size_t count = 0;
     for (int b = 0; b < num_buckets(layout); b++) { count += bucket_replicated(layout, b); }
@@ -230,8 +243,8 @@ static inline size_t max_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// A slice as a strided view of the whole tensor. A slice of several rectangles is a view of one row a rectangle: all
-// have the same length and distance.
+// A slice as a strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW of
+// d12 at -tp 2 has 3 rows of 384 * 768 elements.
 static inline StridedView slice_view(const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     StridedView view = {0, 0, 0};
@@ -249,8 +262,8 @@ static inline StridedView slice_view(const ParamLayout *layout, ParamId id) {
 }
 
 // The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
-// the block at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and returns
-// their number.
+// the block at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and
+// returns their number.
 static inline int bucket_update_ranges(UpdateRange *ranges, const ParamLayout *layout, int bucket) {
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0;
     size_t base = layout->sharding.stage < 1 ? 0 : param_bucket(layout, bucket).shard_offset;

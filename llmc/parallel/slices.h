@@ -9,12 +9,12 @@ defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Rectangle, 
   attprojw (C,C)         columns, by head                    (C, heads HS)                     the rank's own
   fcw (4C,C), fcb        rows                                (units, C), (units)               the rank's own
   fcprojw (C,4C)         columns                             (C, units)                        the rank's own
-  all others             replicated                          the whole tensor                  all-reduced over the ranks
-No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids likewise;
-those past the last one are padding: zeros with zero gradients, so they stay zeros. The last ranks may hold only padding.
-Activations have all C channels, or heads*HS or units where a split tensor made them.
-A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are keyed by an element's
-offset in the whole tensor, so they do not depend on t.
+  all others             replicated                          the whole tensor                  all-reduced
+No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids
+likewise. Heads, units and ids past the last one are padding: zeros with zero gradients, so they stay zeros. The last
+ranks may hold only padding. Outputs of column-parallel layers have heads*HS channels or units; all other activations
+have C channels. A slice is at most three rectangles of the whole tensor. Initial values and stochastic rounding are
+keyed by an element's offset in the whole tensor, so they do not depend on t.
 */
 #pragma once
 #include "llmc/common/range.h"
@@ -26,7 +26,7 @@ typedef struct {
     int head_size;  // HS
     int heads;      // NH / t, rounded up
     int attention;  // channels of these heads: heads * HS
-    int units;      // of the MLP: 4C / t, or where t does not divide 4C the next multiple of UNIT_PADDING
+    int units;      // of the MLP: 4C / t, rounded up to UNIT_PADDING if t does not divide 4C
     int vocab;      // vocabulary ids: V rounded up to t * VOCAB_PADDING, / t; the first id is tp_rank * vocab
 } LocalShape;
 
@@ -81,8 +81,9 @@ typedef struct {
     size_t ranges_per_rectangle;           // a range a row, or one range where rows are adjacent in both tensors
 } Slice;
 
-// The split axis of a tensor: `groups` groups of `group_size` elements, Q, K and V being three; a slice has `slice_size`
-// elements of each group, of which the first `used` are no padding.
+// The split axis of a tensor is `groups` groups of `group_size` elements; Q, K and V are three groups. A slice has
+// `slice_size` elements of each group; the first `used` are not padding. QKVW of d12, t = 2: 3 groups of 768, slices of
+// 384.
 typedef struct {
     int groups;
     size_t group_size, slice_size, used;
@@ -102,7 +103,7 @@ static inline AxisSplit axis_split(ParamId id, const GPT2Config *c, const LocalS
     return axis;
 }
 
-// the slice that rank r of t holds of a tensor of the model *global; of a layered tensor, of each layer
+// the slice that rank r of t holds of a tensor of the model *global; the same for each layer
 static inline Slice param_slice(ParamId id, const GPT2Config *global, int t, int r) {
     Slice s;
     LocalShape shape = local_shape(global, t, r);
@@ -148,15 +149,15 @@ static inline SliceRange slice_range(const Slice *s, size_t i) {
     return range;
 }
 
-// the part of a slice range in elements [offset, offset + count) of the slice; its count is 0 where there is none
+// the part of a slice range in elements [offset, offset + count) of the slice; count is 0 if they do not overlap
 static inline SliceRange slice_range_within(SliceRange range, size_t offset, size_t count) {
     Range local = {range.local, range.count}, wanted = {offset, count}, both = range_intersect(local, wanted);
     SliceRange within = {both.offset, range.global + both.offset - range.local, both.count};
     return within;
 }
 
-// Which of t slices holds an element of the whole tensor. *local is the longest range of that slice that begins with
-// this element and whose elements are adjacent in the whole tensor too.
+// Returns which of t slices holds an element of the whole tensor, 0 for a replicated tensor. *local is the longest
+// range of that slice that begins with this element and whose elements are adjacent in the whole tensor too.
 static inline int slice_of(Range *local, ParamId id, const GPT2Config *c, int t, size_t element) {
     SplitAxis axis = param_split(id);
     local->offset = element;

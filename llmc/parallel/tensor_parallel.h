@@ -1,13 +1,14 @@
 /*
-Tensor parallelism (Megatron-LM: Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): the layers of
-which t ranks hold a slice each. A rank has all rows inside attention and the MLP, and 1/t of the rows outside.
-  column-parallel linear   the rank holds rows of weight, and makes some columns of out.  All-gathers the rows of in
+Tensor parallelism (Megatron-LM: Shoeybi et al. 2019) with sequence parallelism (Korthikanti et al. 2022): each of t
+ranks holds a slice of every linear layer and of wte. A rank has all rows of the micro-batch inside attention and the
+MLP, and 1/t of the rows in layernorms and the residual stream.
+  column-parallel linear   the rank holds rows of weight and computes some columns of out.  All-gathers the rows of in
   row-parallel linear      the rank holds columns of weight; out is a sum over the ranks.  Reduce-scatters its rows
   embedding, classifier    the rank holds rows of wte: some vocabulary ids
 One rank communicates nothing: each function is then one operation. Shapes: N rows of the micro-batch; C channels; K and
 OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
-An all-gather or reduce-scatter is begun as early as its input is ready and waited for where its output is read; the
-work between runs beside it.
+In the backward a collective begins when its input is ready and is waited for where its output is read; compute between
+the two runs beside it. The forward has no such compute, so it waits at once.
 defines: TensorParallel, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
          rows_reduce_scatter, column_parallel_forward, row_parallel_forward,
          row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
@@ -26,11 +27,12 @@ typedef struct {
     Scratch *partial;  // (rows of all ranks,C): this rank's term of a sum over the ranks
     real *statistics;  // (t,rows of a logits chunk,3)
     // ---- of the current micro-batch (N,C), set by tp_set_rows
-    bool splits_rows;   // else every rank has all rows: one rank, or decoding
-    int rows;           // this rank's rows of N
-    size_t first;       // the first of them
-    size_t own_offset;  // elements before them in a buffer for the rows of all ranks
-    size_t chunk, all;  // elements of one rank's chunk of rows, and of such a buffer
+    bool splits_rows;     // else every rank has all rows: one rank, or decoding
+    int own_rows;         // this rank's rows of N
+    size_t first_row;     // index of its first row
+    size_t own_offset;    // first_row * C
+    size_t chunk;         // elements of one rank's chunk of rows
+    size_t all_elements;  // t * chunk: of a buffer for the rows of all ranks
 } TensorParallel;
 
 static const Gradient no_gradient = {NULL, DT_REAL};
@@ -42,11 +44,11 @@ static inline void tp_set_rows(TensorParallel *tp, int N, int C, bool decoding) 
     tp->splits_rows = tp->comm->size > 1 && !decoding;
     int ranks = tp->splits_rows ? tp->comm->size : 1, rank = tp->splits_rows ? tp->comm->rank : 0;
     Range own = row_range(N, ranks, rank);
-    tp->rows = (int)own.count;
-    tp->first = own.offset;
+    tp->own_rows = (int)own.count;
+    tp->first_row = own.offset;
     tp->own_offset = own.offset * (size_t)C;
     tp->chunk = chunk_size((size_t)N, ranks) * (size_t)C;
-    tp->all = tp->chunk * (size_t)ranks;
+    tp->all_elements = tp->chunk * (size_t)ranks;
 }
 
 // This rank's rows of a tensor, and the rows of all ranks. With one rank both are the same memory.
@@ -61,7 +63,7 @@ typedef struct {
 static inline ParallelRows rows_acquire(const TensorParallel *tp, floatX *own, Scratch *scratch, const char *name) {
     ParallelRows rows = {own, own, NULL, 0};
     if (!tp->splits_rows) { return rows; }
-    rows.all = scratch_acquire(scratch, name, tp->all);
+    rows.all = scratch_acquire(scratch, name, tp->all_elements);
     rows.scratch = scratch;
     return rows;
 }
@@ -82,8 +84,8 @@ static inline floatX *rows_wait(const TensorParallel *tp, const ParallelRows *ro
     return rows->all;
 }
 
-// Begins to sum `partial`, rows of all ranks, over the ranks and in place. Returns this rank's rows of the sum, readable
-// after rows_wait.
+// Begins the reduce-scatter of `partial`, the rows of all ranks, in place; when decoding an all-reduce. Returns this
+// rank's rows of the sum, readable after rows_wait.
 static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX *partial) {
     floatX *own = partial + tp->own_offset;
     ParallelRows sum = {own, own, NULL, 0};
@@ -97,8 +99,8 @@ static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX 
 
 // ---- linear layers
 
-// out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all ranks' rows; gelu (N,OC) = gelu(out) in the same matmul unless
-// gelu is NULL
+// All-gathers the rows of in, then out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC), of all rows. gelu (N,OC) =
+// gelu(out) in the same matmul, unless gelu is NULL.
 static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, floatX *gelu, ParallelRows in,
                                            const floatX *weight, const floatX *bias, int N, int C, int OC) {
     if (tp->splits_rows) {
@@ -112,32 +114,33 @@ static inline void column_parallel_forward(const TensorParallel *tp, floatX *out
     }
 }
 
-// out = in (N,K) weight (C,K)^T, summed over the ranks, + bias (C) + residual; out and residual are this rank's rows
+// out = in (N,K) weight (C,K)^T, reduce-scattered, + bias (C) + residual. out and residual are this rank's rows. With t
+// ranks the matmul writes to tp->partial.
 static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, const floatX *in, const floatX *weight,
                                         const floatX *bias, const floatX *residual, int N, int K, int C) {
     if (tp->comm->size == 1) {
         tp->ops->matmul_forward(out, in, weight, bias, residual, N, K, C, tp->ex);
         return;
     }
-    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all);
+    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     comm_wait(sum.work, tp->comm, tp->ex);
-    tp->ops->residual_forward(out, sum.own, bias, residual, tp->rows, C, tp->ex);
+    tp->ops->residual_forward(out, sum.own, bias, residual, tp->own_rows, C, tp->ex);
     scratch_release(tp->partial);
 }
 
 // The backward of row_parallel_forward without its residual. dout: rows_all_gather has begun.
-//   din (N,K) = dout (N,C) weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may be in
+//   din (N,K) = dout (N,C) weight (C,K), times gelu'(gelu_pre (N,K)) unless that is NULL;  din may alias in
 //   dweight (C,K), dbias (C), dgelu_bias (K) (+)= as in matmul_backward. Every rank has the whole bias: dbias (+)= the
 //   sum over this rank's rows, all-reduced later with the other replicated tensors.
 static inline void row_parallel_backward(const TensorParallel *tp, floatX *din, Gradient dweight, Gradient dbias,
                                          Gradient dgelu_bias, const ParallelRows *dout, const floatX *in,
                                          const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int K,
                                          int C) {
-    if (tp->splits_rows) {
-        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout->own, NULL, NULL, NULL, mode, tp->rows, 0,
-                                 C, tp->ex);
+    if (tp->splits_rows) {  // dbias alone, over this rank's rows
+        tp->ops->matmul_backward(NULL, no_gradient, dbias, no_gradient, dout->own, NULL, NULL, NULL, mode, tp->own_rows,
+                                 0, C, tp->ex);
         dbias = no_gradient;
     }
     const floatX *all = rows_wait(tp, dout);
@@ -166,8 +169,8 @@ static inline const floatX *column_parallel_backward(const TensorParallel *tp, f
 
 // ---- embedding and classifier
 
-// out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). Each token's
-// embedding is one rank's; the other ranks add zeros.
+// out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). One rank holds a
+// token's embedding; the other ranks add zeros.
 static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, floatX *out, const int *tokens,
                                                     const floatX *wte, const floatX *wpe, int B, int T, int C) {
     if (tp->comm->size == 1) {
@@ -175,12 +178,12 @@ static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, fl
         return;
     }
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all);
+    floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     const floatX *own = rows_wait(tp, &sum);
-    tp->device->enqueue_copy(out, own, (size_t)tp->rows * (size_t)C * sizeof(floatX), tp->ex);
-    tp->ops->position_embedding_forward(out, wpe, (int)tp->first, tp->rows, T, C, tp->ex);
+    tp->device->enqueue_copy(out, own, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
+    tp->ops->position_embedding_forward(out, wpe, (int)tp->first_row, tp->own_rows, T, C, tp->ex);
     scratch_release(tp->partial);
 }
 
@@ -193,7 +196,7 @@ static inline void vocab_parallel_embedding_backward(const TensorParallel *tp, G
         return;
     }
     int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    tp->ops->position_embedding_backward(dwpe, dout->own, mode, (int)tp->first, tp->rows, T, maxT, C, tp->ex);
+    tp->ops->position_embedding_backward(dwpe, dout->own, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
     const floatX *all = rows_wait(tp, dout);
     tp->ops->token_embedding_backward(dwte, all, tokens, first_id, tp->vocab, N, C, tp->ex);
 }
@@ -219,7 +222,7 @@ static inline void vocab_parallel_classifier(const TensorParallel *tp, real *los
 
 // ---- gradients of replicated tensors: every rank has summed them over its own rows
 
-// Copies them between their buckets and `buffer`, one after another. Returns their number of elements.
+// Copies the gradients of replicated tensors from their buckets to `buffer`, or back. Returns their number of elements.
 static inline size_t replicated_grads_copy(const TensorParallel *tp, const Zero *z, void *buffer, bool to_buffer) {
     size_t count = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
@@ -237,14 +240,15 @@ static inline size_t replicated_grads_copy(const TensorParallel *tp, const Zero 
     return count;
 }
 
-// All-reduces them in one call. buffer: (max_replicated) of stored_gradients.
+// All-reduces the gradients of replicated tensors in one call. buffer: (max_replicated) of stored_gradients.
 static inline void replicated_grads_all_reduce(const TensorParallel *tp, Zero *z, void *buffer) {
     if (tp->comm->size == 1) { return; }
     size_t count = replicated_grads_copy(tp, z, buffer, true);
     DType dtype = zero_stored_grads(z, 0).dtype;
     CommWork work = comm_all_reduce(buffer, count, dtype, tp->comm, tp->ex);
     comm_wait(work, tp->comm, tp->ex);
-    // At -z 0 every data-parallel rank has this sum from its own tensor-parallel group, whose order may differ.
+    // Unless backend->ordered, each tensor-parallel group may add in another order. A broadcast makes the replicas
+    // equal.
     if (z->layout.sharding.stage == 0 && !tp->comm->backend->ordered) {
         work = comm_broadcast(buffer, count, dtype, 0, z->dp, tp->ex);
         comm_wait(work, z->dp, tp->ex);

@@ -1,16 +1,18 @@
 /*
 ZeRO (Rajbhandari et al. 2020): N data-parallel ranks train one model and divide its state. Communication goes bucket by
 bucket (layout.h: the embeddings, each layer, lnf) and runs beside compute.
-  -z   sharded                gradients                                     parameters
-  0    nothing                all-reduce     } after the last micro-batch's
-  1    optimizer state        reduce-scatter } backward of the bucket       all-gather begun with the next forward,
-  2    and gradients          reduce-scatter after every backward           waited for where the bucket is read
-  3    and parameters         the same                                      all-gather of a layer before its forward and
-                                                                            its backward; other buckets as at 1 and 2
-At stages 2 and 3 the gradients of a layer live in one of two buffers, reused two layers later; the owned chunk is
-accumulated over the micro-batches in real. At stage 3 so do the parameters, and the next layer is prefetched.
-Sums are those of comm.h. With MPI they do not depend on the stage: an update of one micro-batch has the same bits at
-every stage. Bytes sent: traffic.h.
+  -z   sharded                          gradients                              parameters
+  0    nothing                          all-reduce, last micro-batch           none
+  1    optimizer state                  reduce-scatter, last micro-batch       all-gather, next forward
+  2    optimizer state, gradients       reduce-scatter, every micro-batch      all-gather, next forward
+  3    optimizer state, gradients,      reduce-scatter, every micro-batch      all-gather of a layer per forward and
+       parameters                                                              backward; other buckets as at 2
+A bucket's gradients are reduced when its backward is enqueued. An all-gather of the next forward begins with it and is
+waited for where the bucket is read. At stages 2 and 3 the gradients of a layer live in one of two buffers, reused two
+layers later. With several micro-batches the shard accumulates them in real; with one, the shard has the type of the
+gradients (stored_gradients). At stage 3 the parameters of a layer live in one of two buffers too, and the next layer is
+prefetched. Order and rounding of sums: comm.h. With MPI they do not depend on the stage: a step of one micro-batch has
+the same bits at every stage. Bytes sent: traffic.h.
 defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_grads,
          zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step, zero_grad_mode,
          zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
@@ -25,14 +27,14 @@ typedef struct {
     Comm *dp;
     const Ops *ops;
     Exec *ex;
-    floatX *params;        // read by operations: the block, or at stage 3 buffers of buckets
+    floatX *params;        // read by operations: the flat buffer, or at stage 3 buffers of buckets
     floatX *params_shard;  // stage 3: this rank's shard
-    Gradient grads;        // written by operations: the block, or at stages 2 and 3 buffers of buckets
+    Gradient grads;        // written by operations: the flat buffer, or at stages 2 and 3 buffers of buckets
     Gradient grads_shard;  // stages 2 and 3: this rank's shard
     bool changed;          // this rank's shard of the parameters changed and was not all-gathered since
     // the current micro-step
     GradMode mode;
-    bool first_and_last, last;  // of its update
+    bool first_and_last, last;  // the micro-step is the only one of its step, the last one
     // collectives not waited for, one a bucket; 0: none
     CommWork *gathers, *reductions;
     int buffered[2];  // stage 3: the bucket in each layer buffer; 0: none
@@ -81,7 +83,7 @@ static inline Gradient zero_stored_grads(const Zero *z, int bucket) {
     return z->layout.sharding.stage == 0 ? zero_grads(z, bucket) : zero_owned_grads(z, bucket);
 }
 
-// ---- reused buffers are NaN in a POISON_SCRATCH build while they hold nothing, so that a stale read shows
+// ---- a POISON_SCRATCH build fills reused buffers with NaN between uses, so that a stale read shows
 
 static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
 #ifdef POISON_SCRATCH
@@ -91,7 +93,7 @@ static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
 #endif
 }
 
-// The gaps between tensors are reduced with them, and stay zero.
+// The gaps between tensors are not poisoned: they are reduced with the tensors, and the norm reads them.
 static inline void zero_poison_grads(const Zero *z, int bucket) {
     int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
     for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
@@ -101,7 +103,7 @@ static inline void zero_poison_grads(const Zero *z, int bucket) {
     }
 }
 
-// The layer buffers hold no layer.
+// Marks both layer buffers empty.
 static inline void zero_empty_buffers(Zero *z) {
     z->buffered[0] = z->buffered[1] = 0;
     if (z->layout.sharding.stage < 3) { return; }
@@ -125,8 +127,8 @@ static inline bool zero_gathers_layers(const Zero *z, int bucket) {
 
 // Begins to all-gather a layer, unless it is in its buffer.
 static inline void zero_prefetch(Zero *z, int bucket) {
-    if (z->buffered[bucket % 2] == bucket) { return; }
-    z->buffered[bucket % 2] = bucket;
+    if (z->buffered[layer_buffer(bucket)] == bucket) { return; }
+    z->buffered[layer_buffer(bucket)] = bucket;
     zero_gather(z, bucket);
 }
 
@@ -139,14 +141,15 @@ static inline void zero_gather_changed(Zero *z) {
     }
 }
 
-// Work enqueued from now on may read the bucket's parameters; at stage 3 until its buffer is reused. `next`: the bucket
-// read after it, 0 for none. At stage 3 it is prefetched, if it has the other buffer.
+// Work enqueued from now on may read the bucket's parameters. At stage 3 they stay valid until the next bucket with the
+// same buffer. `next`: the bucket read after this one, or NO_BUCKET; at stage 3 it is prefetched if it has another
+// buffer.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
     zero_gather_changed(z);
     if (zero_gathers_layers(z, bucket)) { zero_prefetch(z, bucket); }
     if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
     z->gathers[bucket] = 0;
-    if (zero_gathers_layers(z, next) && (next - bucket) % 2 != 0) { zero_prefetch(z, next); }
+    if (zero_gathers_layers(z, next) && layer_buffer(next) != layer_buffer(bucket)) { zero_prefetch(z, next); }
 }
 
 // Work enqueued from now on may read every bucket whose all-gather has begun.
@@ -163,7 +166,7 @@ static inline void zero_all_params_wait(Zero *z) {
     zero_wait_all(z);
 }
 
-// This rank's shard changed; it is all-gathered before the next read. At stage 0 every rank has changed all of it.
+// This rank's shard changed; it is all-gathered before the next read. At stage 0 there is nothing to all-gather.
 static inline void zero_params_changed(Zero *z) {
     zero_empty_buffers(z);
     z->changed = z->layout.sharding.stage > 0;
@@ -171,8 +174,8 @@ static inline void zero_params_changed(Zero *z) {
 
 // ---- gradients
 
-// Begins micro-step `micro` of an update. The first one all-gathers parameters even if an evaluation has done so, and
-// the layer buffers begin empty: a micro-step makes the same calls every time, so it can be captured in a CUDA graph.
+// Begins micro-step `micro` of a step. A micro-step makes the same calls every time, so a CUDA graph can capture it:
+// the first one all-gathers parameters even if an evaluation has done so, and the layer buffers begin empty.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     z->changed = micro == 0 && z->layout.sharding.stage > 0;
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
@@ -181,7 +184,7 @@ static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
     zero_empty_buffers(z);
 }
 
-// Whether the backward sets gradients or adds to them. Buffers are set: their contents have been reduced.
+// Whether the backward sets gradients or adds to them. At stages 2 and 3 it sets them: a buffer holds one micro-batch.
 static inline GradMode zero_grad_mode(const Zero *z) { return z->layout.sharding.stage >= 2 ? GRAD_SET : z->mode; }
 
 // Work enqueued from now on may read the bucket's reduced gradients.
@@ -198,8 +201,8 @@ static inline void zero_bucket_wait(Zero *z, int bucket) {
     zero_poison_grads(z, bucket);
 }
 
-// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for the bucket before
-// it: the buffer of that one is free for the next layer.
+// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for bucket + 1,
+// reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
 static inline void zero_grads_reduce(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
     if (z->layout.sharding.dp_size == 1 || (stage < 2 && !z->last)) { return; }
@@ -208,7 +211,7 @@ static inline void zero_grads_reduce(Zero *z, int bucket) {
     if (stage == 0) {
         z->reductions[bucket] = comm_all_reduce(whole.at, b.size, whole.dtype, z->dp, z->ex);
     } else {
-        bool accumulates = stage >= 2 && !z->first_and_last;
+        bool accumulates = stage >= 2 && !z->first_and_last;  // in place; zero_bucket_wait adds it to the shard
         Gradient chunk = gradient_at(whole, b.owned_offset - b.offset);
         Gradient out = stage >= 2 && !accumulates ? zero_owned_grads(z, bucket) : chunk;
         z->reductions[bucket] = comm_reduce_scatter(out.at, whole.at, b.chunk, whole.dtype, z->dp, z->ex);
@@ -226,7 +229,7 @@ static inline void zero_grads_wait(Zero *z) {
 static inline void zero_norm_squared(Zero *z, real *norm_squared) {
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         Range ranges[LAYER_PARAMS] = {{0, param_bucket(&z->layout, b).chunk}};
-        int count = 1;
+        int count = 1;  // the whole chunk
         if (z->layout.sharding.tp_rank > 0) { count = bucket_ranges(ranges, &z->layout, b, true, true); }
         for (int i = 0; i < count; i++) {
             Gradient owned = gradient_at(zero_owned_grads(z, b), ranges[i].offset);
