@@ -776,7 +776,7 @@ refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
 refused "-y 1 with less data" "tokens of other files than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
 refused "-y 1 with other data of the same length" "tokens of other files" -i other_text "${batch[@]}" -o bad -y 1
-refused "-y 1 with a -j that the run did not have" "without -j, on all but the last tenth" \
+refused "-y 1 with a -j that the run did not have" "was trained without -j and this run has one: the training data differs" \
     -i text -j other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with less data than a sequence" "a sequence of length 16" -i short "${batch[@]}" -o bad -y 1
 refused "-y 1 with fewer steps than the run has made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
@@ -795,7 +795,7 @@ refused "no state.json" "state.json' is missing" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
 sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
-refused "state.json of another step" "is of step 4, but its folder is named for another" "${resume[@]}"
+refused "state.json of another step" "says step 4, and its folder is named for another" "${resume[@]}"
 cp whole/step_00000006/state.json $last
 refused "optimizer.safetensors with weights" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors
