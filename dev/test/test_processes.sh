@@ -333,8 +333,10 @@ both=()
 head -c 20000 text >other/text
 head -c 10 text >short/text
 different_ranks "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
-different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' . "${together[@]}" -b 1 -o bad -z 1
-different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' other "${together[@]}" -b 1 -o bad
+different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' \
+    . "${together[@]}" -b 1 -o bad -z 1
+different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' \
+    other "${together[@]}" -b 1 -o bad
 cp text other
 mkdir -p model other/model
 for seed in 1 2; do
@@ -343,7 +345,8 @@ done
 cp seed_1/step_00000001/* model
 cp seed_2/step_00000001/* other/model
 both=(-e model)
-different_ranks "other weights on rank 1" 'rank 1 has a different model from rank 0' other "${together[@]}" -b 1 -o bad -e model
+different_ranks "other weights on rank 1" 'rank 1 has a different model from rank 0' \
+    other "${together[@]}" -b 1 -o bad -e model
 both=()
 different_ranks "data too short on rank 1 only" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad
 

@@ -776,7 +776,8 @@ refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
 refused "-y 1 with less data" "tokens of other files than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
 refused "-y 1 with other data of the same length" "tokens of other files" -i other_text "${batch[@]}" -o bad -y 1
-refused "-y 1 with a -j that the run did not have" "was trained without -j and this run has one: the training data differs" \
+refused "-y 1 with a -j that the run did not have" \
+    "was trained without -j and this run has one: the training data differs" \
     -i text -j other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with less data than a sequence" "a sequence of length 16" -i short "${batch[@]}" -o bad -y 1
 refused "-y 1 with fewer steps than the run has made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
