@@ -157,7 +157,7 @@ static inline unsigned char *arena_create(const Plan *plan, const Device *device
     return arena;
 }
 
-// Sets the pointer to each planned tensor in *tensors, a zeroed struct; the others stay NULL.
+// Sets the pointer to each planned tensor in *tensors, a zeroed struct; pointers of tensors outside the plan stay NULL.
 static inline void arena_bind(unsigned char *arena, const Plan *plan, void *tensors) {
     for (int i = 0; i < plan->count; i++) {
         void *tensor = arena + plan->tensors[i].offset;
