@@ -543,8 +543,8 @@ static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name
                                         const real *rstd, const floatX *weight, const floatX *bias) {
     ParallelRows rows = acquire_layernorm(m, saved, name);
     if (!saved) {
-        m->ops->layernorm_normalise(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
-                                    &m->exec);
+        m->ops->layernorm_from_statistics(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
+                                          &m->exec);
     }
     if (!saved || m->options.gather_again) { rows_all_gather(&m->tp, &rows); }
     return rows;

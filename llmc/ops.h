@@ -85,8 +85,8 @@ typedef struct {
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
     // layernorm_forward's out, bit for bit, from saved mean and rstd: no reductions. For recomputation
-    void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
-                                const floatX *bias, int N, int C, Exec *ex);
+    void (*layernorm_from_statistics)(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                      const floatX *weight, const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
     void (*matmul_forward)(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                            const floatX *residual, int N, int C, int OC, Exec *ex);
