@@ -223,7 +223,7 @@ static void open_optimizer(GPT2 *m) {
 static void open_zero(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, &m->exec);
-    m->zero.params = t->gathered ? t->gathered : t->params;
+    m->zero.params = t->gathered_params ? t->gathered_params : t->params;
     m->zero.params_shard = t->params;
     m->zero.grads = m->grads;
     m->zero.grads_shard.at = t->grads_shard;
@@ -543,8 +543,8 @@ static ParallelRows recompute_layernorm(GPT2 *m, floatX *saved, const char *name
                                         const real *rstd, const floatX *weight, const floatX *bias) {
     ParallelRows rows = acquire_layernorm(m, saved, name);
     if (!saved) {
-        m->ops->layernorm_normalise(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
-                                    &m->exec);
+        m->ops->layernorm_from_statistics(rows.own, in, mean, rstd, weight, bias, m->tp.own_rows, m->config.channels,
+                                          &m->exec);
     }
     if (!saved || m->options.gather_again) { rows_all_gather(&m->tp, &rows); }
     return rows;

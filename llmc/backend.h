@@ -1,6 +1,5 @@
 /*
-Where a model runs: its operations, its device, and the device memory that they use besides the model's own tensors. The
-backends themselves are in backends.h.
+A backend: operations, device, scratch. The CPU backend and the CUDA backend are in backends.h.
 defines: Backend
 */
 #pragma once
@@ -11,8 +10,8 @@ defines: Backend
 typedef struct {
     const Ops *ops;
     const Device *device;
-    // Rough rates of such a machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another rank;
-    // and seconds to start an operation. --fit weighs one choice against another by their ratios.
+    // Rough rates of a typical machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another
+    // rank; and seconds to start an operation. --fit compares choices, so only the ratios of the rates matter.
     double flop_rate, memory_rate, link_rate, launch_seconds;
     // device memory for use within one operation: cuBLASLt's workspace; and partial sums of reductions, for
     // micro-batches of B x T on a rank of this shape
@@ -21,5 +20,5 @@ typedef struct {
     // prepares ex for work with that memory. tf32: fp32 matmuls may round their inputs to TF32
     void (*open)(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32);
     void (*close)(Exec *ex);
-    void (*describe)(char *text, size_t room);  // the machine in words
+    void (*describe)(char *text, size_t room);  // the machine in words, for the banner
 } Backend;

@@ -53,7 +53,7 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt
+// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt; NULL: none
 static inline const char *cuda_autotune_cache_path(char *path) {
     const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
     if (given) { return *given ? given : NULL; }
@@ -107,15 +107,17 @@ static const Backend cuda_backend = {
 #endif
 
 #ifdef HAVE_CUDA
-static inline void tell_by_comm(void *bytes, size_t count, void *world) {
+static inline void broadcast_bytes(void *bytes, size_t count, void *world) {
     comm_broadcast_host(bytes, count, static_cast<Comm *>(world));
 }
 #endif
 
-// From now on all ranks run rank 0's cuBLASLt algorithms. All ranks call the same matmuls in the same order.
+// All ranks use rank 0's cuBLASLt algorithms. They run the same matmuls in the same order.
 static inline void backend_share_autotune_cache(Exec *ex, Comm *world) {
 #ifdef HAVE_CUDA
-    if (ex->cuda && world->size > 1) { cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, tell_by_comm, world); }
+    if (ex->cuda && world->size > 1) {
+        cuda_matmuls_share(ex->cuda->matmuls, world->rank == 0, broadcast_bytes, world);
+    }
 #endif
     (void)ex, (void)world;
 }
@@ -128,8 +130,8 @@ typedef enum { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;  // in the o
 #define DEVICES_BUILT_IN "cpu"
 #endif
 
-// The backend of --device. *note is "", or why a build with CUDA runs on the CPU. `here`: the backend runs on this
-// machine; else it is only planned for.
+// The backend that --device asks for. *note: the reason for the CPU in a CUDA build, else "". here: the backend runs on
+// this machine; false for --plan.
 static inline const Backend *backend_choose(DeviceChoice choice, bool here, const char **note) {
     *note = "";
 #ifdef HAVE_CUDA

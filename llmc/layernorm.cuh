@@ -13,7 +13,7 @@ Backward: a thread has the same columns of every row of its block, so that dweig
 block has all columns, and every gridDim.x-th batch of rows. The number of blocks makes LAYERNORM_THREADS threads,
 which an A100 or larger holds at once. Each block writes its column sums to scratch, 5 MB in all, and
 layernorm_fold_kernel adds the blocks in order. N and C alone decide the order of every sum.
-defines: cuda_layernorm_forward, cuda_layernorm_normalise, cuda_layernorm_backward, layernorm_partials,
+defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_backward, layernorm_partials,
          LAYERNORM_MAX_CHANNELS
 */
 #pragma once
@@ -178,8 +178,8 @@ static inline void cuda_layernorm_forward(floatX *out, real *mean, real *rstd, c
     layernorm_launch<false>(arrays, N, C, stream_of(ex));
 }
 
-static inline void cuda_layernorm_normalise(floatX *out, const floatX *in, const real *mean, const real *rstd,
-                                            const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
+static inline void cuda_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                                  const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
     LayernormArrays arrays = {out, (real *)mean, (real *)rstd, in, weight, bias};
     layernorm_launch<true>(arrays, N, C, stream_of(ex));
 }

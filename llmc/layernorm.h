@@ -3,10 +3,10 @@ LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
   forward   mean = mean_c x,  rstd = 1 / sqrt(mean_c (x - mean)^2 + 1e-5),  y = (x - mean) rstd w + b
   backward  with n = (x - mean) rstd and g = dy w:
             dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
-layernorm_normalise computes y from saved mean and rstd by the same expression, so y has the forward's bits.
+layernorm_from_statistics computes y from saved mean and rstd by the same expression, so y has the forward's bits.
 Shapes      x, y, dx, dy (N,C) and w, b (C) floatX; mean, rstd (N) real; dw, db (C) real or bf16. y may not be x.
 Bytes       forward, normalise 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
-defines: cpu_layernorm_forward, cpu_layernorm_normalise, cpu_layernorm_backward
+defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_backward
 */
 #pragma once
 #include "llmc/gradient.h"
@@ -44,8 +44,8 @@ static inline void cpu_layernorm_forward(floatX *out, real *mean, real *rstd, co
     }
 }
 
-static inline void cpu_layernorm_normalise(floatX *out, const floatX *in, const real *mean, const real *rstd,
-                                           const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
+static inline void cpu_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                                 const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
     (void)ex;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {

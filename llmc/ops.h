@@ -41,7 +41,7 @@ static inline Gradient gradient_at(Gradient g, size_t offset) {
 
 enum { MOMENT_BLOCK = 128 };  // elements that share a scale of 8-bit moments
 
-// A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat blocks, which are elements
+// A range of one tensor that AdamW updates: elements [offset, offset + count) of the flat buffers, which are elements
 // [tensor_offset, tensor_offset + count) of this rank's tensor. Both offsets are multiples of MOMENT_BLOCK.
 // A slice is a strided view of the whole tensor: rows of view_cols elements. In the whole tensor the first row begins
 // at element view_offset, and rows are view_stride elements apart.
@@ -60,7 +60,7 @@ typedef struct {
     uint64_t seed;  // of stochastic rounding
 } AdamW;
 
-// AdamW's state: flat blocks of one layout, aligned to 16 bytes
+// AdamW's state: flat buffers with the same elements in the same order, aligned to 16 bytes
 typedef struct {
     floatX *params;
     real *master;                // params before rounding, half up; or
@@ -85,8 +85,8 @@ typedef struct {
     void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
                               const floatX *bias, int N, int C, Exec *ex);
     // layernorm_forward's out, bit for bit, from saved mean and rstd: no reductions. For recomputation
-    void (*layernorm_normalise)(floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight,
-                                const floatX *bias, int N, int C, Exec *ex);
+    void (*layernorm_from_statistics)(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                      const floatX *weight, const floatX *bias, int N, int C, Exec *ex);
     // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
     void (*matmul_forward)(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                            const floatX *residual, int N, int C, int OC, Exec *ex);

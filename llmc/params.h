@@ -1,7 +1,7 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/parallel/layout.h gives their offsets.
 defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
-         param_rows, param_cols, param_used_rows, param_name, param_init_tensor, num_param_tensors, num_parameters
+         param_rows, param_cols, param_used_rows, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -215,13 +215,6 @@ static inline real param_init_value(ParamId id, int layer, size_t i, const GPT2C
                       rng_normal(seed, (uint64_t)layer * NUM_PARAM_TENSORS + (uint64_t)id, i));
     default: return 0;
     }
-}
-
-// out (count) = the initial values of elements [first, first + count) of one tensor (param_used_rows,cols)
-static inline void param_init_tensor(real *out, ParamId id, int layer, size_t first, size_t count, const GPT2Config *c,
-                                     uint64_t seed) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < count; i++) { out[i] = param_init_value(id, layer, first + i, c, seed); }
 }
 
 enum { LAYER_PARAMS = LAST_LAYER_PARAM - FIRST_LAYER_PARAM + 1 };

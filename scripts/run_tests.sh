@@ -2,9 +2,9 @@
 # Runs test programs and ends with `N passed, N failed` over all of them. Each argument is one command line.
 #   scripts/run_tests.sh [--tally FILE] COMMAND... [--together COMMAND...]
 #   --together     as many of the following commands run at a time as there are cores
-#   --tally FILE   FILE holds the counts of an earlier run, if it exists. The last line adds them, and FILE gets the sum.
-# A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes, hangs
-# or runs no test counts as one failed test. The output of a failed program is shown.
+#   --tally FILE   FILE holds the counts of an earlier run, if it exists; the last line adds them, and FILE gets the sum
+# A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes,
+# hangs or runs no test counts as one failed test. The output of a failed program is shown.
 set -uo pipefail
 
 seconds_each=900  # bounds a hang; a busy machine is slow

@@ -431,7 +431,7 @@ static inline void run_layernorm_forward(Problem *p, const Ops *ops, Exec *ex) {
                            x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
-static inline void declare_layernorm_normalise(Problem *p) {
+static inline void declare_layernorm_from_statistics(Problem *p) {
     const OpShape *s = &p->shape;
     add_x(p, "out", OUTPUT, shape_elements(s));
     add_x(p, "in", INPUT, shape_elements(s));
@@ -450,10 +450,10 @@ static inline void fill_statistics(Problem *p) {
     free(out);
 }
 
-static inline void run_layernorm_normalise(Problem *p, const Ops *ops, Exec *ex) {
+static inline void run_layernorm_from_statistics(Problem *p, const Ops *ops, Exec *ex) {
     const OpShape *s = &p->shape;
-    ops->layernorm_normalise(x_of(p, "out"), x_of(p, "in"), real_of(p, "mean"), real_of(p, "rstd"), x_of(p, "weight"),
-                             x_of(p, "bias"), s->B * s->T, s->C, ex);
+    ops->layernorm_from_statistics(x_of(p, "out"), x_of(p, "in"), real_of(p, "mean"), real_of(p, "rstd"),
+                                   x_of(p, "weight"), x_of(p, "bias"), s->B * s->T, s->C, ex);
 }
 
 static inline void declare_layernorm_backward(Problem *p) {
@@ -940,7 +940,7 @@ static const OpCase op_cases[] = {
     OP_CASE(part,       token_embedding_forward, 1,                    0,     NULL),             // a copy
     OP_CASE(part,       position_embedding_forward, 1,                 1e-7,  NULL),             // one rounding
     OP_CASE(layernorm,  layernorm_forward,   1,                        5e-6,  NULL),             // a mean near 0
-    OP_CASE(layernorm,  layernorm_normalise, 1,                        4e-7,  fill_statistics),  // three roundings
+    OP_CASE(layernorm,  layernorm_from_statistics, 1,                  4e-7,  fill_statistics),  // three roundings
     OP_CASE(matmul,     matmul_forward,      MATMUL_FORWARD_VARIANTS,  6e-7,  NULL),             // sums of 259
     OP_CASE(matmul,     matmul_gelu_forward, 1,                        5e-7,  NULL),             // sums of 259
     OP_CASE(layernorm,  residual_forward,    RESIDUAL_VARIANTS,        2e-7,  NULL),             // two roundings

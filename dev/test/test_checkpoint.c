@@ -1,6 +1,7 @@
 // checkpoint.h: a saved model loads bit for bit; a failed save harms nothing; bad folders are refused. Files are read
 // through counted_pread. The ranks of a world write and read one after another, in this process.
 #include "testing.h"
+#include "slice_copy.h"
 static size_t bytes_read;
 static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
     ssize_t got = pread(fd, out, bytes, offset);

@@ -384,7 +384,7 @@ static void test_seek(void **state) {
         dataloader_open(&whole, &files, B, FOUR_T, true, 5, 1, 2, 65536);
         dataloader_open(&resumed, &files, B, FOUR_T, true, 5, 1, 2, 65536);
         for (int i = 0; i < stop; i++) { dataloader_next(&whole); }
-        assert_int_equal(dataloader_position(&whole), 2 * B * stop);  // what is read ahead does not count
+        assert_int_equal(dataloader_position(&whole), 2 * B * stop);  // batches read ahead do not count
         if (stop % 2) { dataloader_next(&resumed); }                  // fresh, or used
         dataloader_seek(&resumed, dataloader_position(&whole));
         assert_int_equal(dataloader_position(&resumed), 2 * B * stop);

@@ -121,6 +121,9 @@ static void test_last_batch_is_not_full(void **state) {
 
 // ---- scores
 
+// the fraction of scored examples whose choice is the label; NaN before the first
+static inline double hellaswag_accuracy(const HellaSwag *set) { return (double)set->correct / set->scored; }
+
 // losses in place of a model's: the loss at a position is losses[target]
 static double accuracy(HellaSwag *set, const real *losses) {
     real *batch = (real *)xcalloc((size_t)set->B * (size_t)set->T, sizeof(real));

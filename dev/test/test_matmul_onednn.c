@@ -1,6 +1,7 @@
 /*
 GEMMs that oneDNN does not support: matmul_portable.h computes them, whole and once. oneDNN is limited to SSE4.1, where
-it has no bf16. The limit must be set before the first call of oneDNN and lasts for the process: hence a separate program.
+it has no bf16. The limit must be set before the first call of oneDNN and lasts for the process: hence a separate
+program.
 */
 #include "llmc/matmul.h"
 #include "llmc/common/rng.h"

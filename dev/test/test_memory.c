@@ -1,4 +1,4 @@
-// plan.h: the plan's offsets, sums and JSON; an arena of exactly the plan's bytes; scratch buffers with one holder.
+// plan.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one owner at a time.
 #include "testing.h"
 #define POISON_SCRATCH
 #include "llmc/memory/plan.h"
@@ -197,9 +197,9 @@ static void test_scratch(void **state) {
     unsigned char memory[64] = {0};
     Scratch scratch = {memory, sizeof memory, NULL, &cpu_device, NULL};
     assert_ptr_equal(scratch_acquire(&scratch, "dln2", 16), memory);
-    assert_string_equal(scratch.holder, "dln2");
+    assert_string_equal(scratch.owner, "dln2");
     scratch_release(&scratch);
-    assert_null(scratch.holder);
+    assert_null(scratch.owner);
     for (size_t i = 0; i < sizeof memory / sizeof(float); i++) {
         float stale;
         memcpy(&stale, memory + i * sizeof stale, sizeof stale);
@@ -207,8 +207,8 @@ static void test_scratch(void **state) {
     }
     assert_ptr_equal(scratch_acquire(&scratch, "datty", 1), memory);
     scratch_release(&scratch);
-    assert_stops(1, "dqkv (8 bytes) was asked for while dfch holds", acquire_twice, &scratch);
-    assert_stops(1, "logits (68 bytes)", acquire_too_much, &scratch);
+    assert_stops(1, "scratch for dqkv is in use by dfch", acquire_twice, &scratch);
+    assert_stops(1, "scratch has 64 bytes, logits needs 68", acquire_too_much, &scratch);
 }
 
 int main(void) {

@@ -13,7 +13,7 @@ if ! command -v nvcc >/dev/null; then
     exit 0
 fi
 
-# those of ours that this nvcc knows
+# the architectures of ours that this nvcc knows
 known=" $(nvcc --list-gpu-code | tr '\n' ' ') " architectures=() every=()
 for sm in 80 90 100 120; do
     [[ $known == *" sm_$sm "* ]] || continue

@@ -1,5 +1,6 @@
 // params.h and layout.h: model shapes, parameter counts, the flat block, AdamW's ranges, shards, initial values.
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/adamw.h"
 #include "llmc/parallel/layout.h"
 #include <omp.h>

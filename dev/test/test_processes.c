@@ -22,6 +22,7 @@ dev/test/test_processes.sh runs these commands and the trainer.
 #include "../../train_gpt2.cu"
 #pragma GCC diagnostic pop
 #include "late_comm.h"
+#include "slice_copy.h"
 #include "testing.h"
 
 enum { L = 5, B = 2, T = 11, MICRO_STEPS = 3, MAX_RANKS = 4, ROWS = B * T };

@@ -332,10 +332,10 @@ mkdir -p other short
 both=()
 head -c 20000 text >other/text
 head -c 10 text >short/text
-different_ranks "other flags on rank 1" 'rank 1 has another warmup than rank 0' . "${together[@]}" -b 1 -o bad -u 5
-different_ranks "another layout on rank 1" 'rank 1 has another zero-stage than rank 0' \
+different_ranks "other flags on rank 1" 'rank 1 has a different warmup from rank 0' . "${together[@]}" -b 1 -o bad -u 5
+different_ranks "another layout on rank 1" 'rank 1 has a different zero-stage from rank 0' \
     . "${together[@]}" -b 1 -o bad -z 1
-different_ranks "other data on rank 1" 'rank 1 has another training data than rank 0' \
+different_ranks "other data on rank 1" 'rank 1 has a different training data from rank 0' \
     other "${together[@]}" -b 1 -o bad
 cp text other
 mkdir -p model other/model
@@ -345,7 +345,7 @@ done
 cp seed_1/step_00000001/* model
 cp seed_2/step_00000001/* other/model
 both=(-e model)
-different_ranks "other weights on rank 1" 'rank 1 has another model than rank 0' \
+different_ranks "other weights on rank 1" 'rank 1 has a different model from rank 0' \
     other "${together[@]}" -b 1 -o bad -e model
 both=()
 different_ranks "data too short on rank 1 only" '-i: a sequence of length 16' short "${together[@]}" -b 1 -o bad

@@ -134,7 +134,7 @@ static void expect_layernorm_forward(Expected *r) {
     }
 }
 
-static void expect_layernorm_normalise(Expected *r) {
+static void expect_layernorm_from_statistics(Expected *r) {
     int N = (int)shape_rows(&r->p->shape), C = r->p->shape.C;
     const double *in = before(r, "in"), *weight = before(r, "weight"), *bias = before(r, "bias");
     double *out = after(r, "out");
@@ -505,7 +505,7 @@ static const Expectation expectations[] = {
     EXPECTATION(embedding_forward),
     EXPECTATION(embedding_backward),
     EXPECTATION(layernorm_forward),
-    EXPECTATION(layernorm_normalise),
+    EXPECTATION(layernorm_from_statistics),
     EXPECTATION(layernorm_backward),
     EXPECTATION(matmul_forward),
     EXPECTATION(matmul_gelu_forward),
@@ -614,7 +614,7 @@ static void assert_same_bits(const Array *a, const Array *b) {
 
 static void check_normalise_bits(const OpShape *s) {
     Problem forward = problem_make(op_case("layernorm_forward"), s, 0);
-    Problem again = problem_make(op_case("layernorm_normalise"), s, 0);
+    Problem again = problem_make(op_case("layernorm_from_statistics"), s, 0);
     problem_run(&forward, &cpu_ops, NULL);
     problem_run(&again, &cpu_ops, NULL);
     assert_same_bits(find_array(&again, "out"), find_array(&forward, "out"));
@@ -830,7 +830,7 @@ static void test_bytes_and_flops(void **state) {
         {"classifier_from_statistics", CLASSIFIER_GRADIENT, 2 * N * 25216, N + 6 * N, 0, N, 0},
         {"classifier_from_statistics", CLASSIFIER_LOSS, 0, N + 6 * N, 0, 0, 0},
         {"layernorm_forward", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
-        {"layernorm_normalise", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
+        {"layernorm_from_statistics", 0, 2 * N * C + 2 * C, 2 * N, 0, 0, 0},
         {"layernorm_backward", GRAD_SET, 4 * N * C + C, 2 * N + 2 * C, 0, 0, 0},
         {"layernorm_backward", GRADIENT_BF16_ADD, 4 * N * C + C, 2 * N, 2 * 2 * C, 0, 0},
         {"matmul_forward", 0, N * C + C * C4 + N * C4, 0, 0, 0, 2 * N * C * C4},

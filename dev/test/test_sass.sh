@@ -24,7 +24,7 @@ done
 changed=$(find llmc train_gpt2.cu -newer $trainer ! -path "*/emulator/*" -type f | head -n 1)
 [ -z "$changed" ] || echo "$changed is newer than $trainer: run dev/test/test_nvcc.sh first"
 
-# What is asked of which kernel, the first pattern that fits: at least so many loads of 128 bits, which is the number of
+# Rules, one a kernel; the first pattern that fits counts: at least so many loads of 128 bits, which is the number of
 # arrays that it reads whole; at most so many narrower ones (-: any, the reason beside it); matrix instructions or not.
 rules() {
     cat <<'END'

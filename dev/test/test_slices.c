@@ -1,5 +1,6 @@
 // slices.h: every element of every tensor is in the slices of the right ranks, for any t, heads and channels.
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/parallel/slices.h"
 
 enum { MOST_RANKS = 8, SEED = 42 };

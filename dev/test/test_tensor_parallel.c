@@ -11,6 +11,7 @@ Buffers     A: the all-gathered input of a matmul; the layernorm writes the rank
             NaN after its last reader.
 */
 #include "testing.h"
+#include "slice_copy.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/common/device.h"
 #include "llmc/parallel/slices.h"
@@ -416,9 +417,9 @@ static void gather_again(Team *team, ParamId weight, int l) {
         if (team->choices.save_gathered) {
             memcpy(m->A, m->saved[2 * l + (first ? 0 : 1)], gathered * sizeof(floatX));
         } else {
-            cpu_ops.layernorm_normalise(m->own_A, first ? b->input : b->residual2, first ? b->mean1 : b->mean2,
-                                        first ? b->rstd1 : b->rstd2, param(&m->p, weight, l),
-                                        param(&m->p, first ? LN1B : LN2B, l), m->rows, team->C, &team->ex);
+            cpu_ops.layernorm_from_statistics(m->own_A, first ? b->input : b->residual2, first ? b->mean1 : b->mean2,
+                                              first ? b->rstd1 : b->rstd2, param(&m->p, weight, l),
+                                              param(&m->p, first ? LN1B : LN2B, l), m->rows, team->C, &team->ex);
         }
     }
     if (!team->choices.save_gathered) { all_gather_A(team); }

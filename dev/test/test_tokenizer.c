@@ -146,7 +146,7 @@ static void test_pretokens(void **state) {
         }
     }
     assert_int_equal(tokenizer_pretoken_length("\xE4\xBD\xA0", 3), 3);
-    assert_int_equal(tokenizer_pretoken_length("a\xC3\xA9", 2), 1);  // what follows the text is not read
+    assert_int_equal(tokenizer_pretoken_length("a\xC3\xA9", 2), 1);  // bytes after the text are not read
     assert_int_equal(tokenizer_pretoken_length("'ll", 2), 1);
     assert_int_equal(tokenizer_pretoken_length(" a", 1), 1);
 }

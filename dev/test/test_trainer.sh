@@ -160,7 +160,7 @@ report "-y 1 changes no checkpoint of a finished run, and starts a run in an emp
 report "-y 1 prints flags that differ from the run's" "$(
     cp -r resumed changed
     run 0 "${full[@]}" -x 6 -o changed -y 1 --top-k 7
-    says "$out" "this run had --top-k 0, now it has 7"
+    says "$out" "--top-k was 0, is now 7"
 )"
 report "-y 1 accepts a broken config.json of the run, and prints a changed number of steps" "$(
     head -c 9 whole/config.json >changed/config.json
@@ -713,7 +713,7 @@ refused "text and token shards in one glob" "token shards and text alike" -i '[g
 refused "a text shorter than a sequence" "a sequence of length 16" -i short "${model[@]}" -t 16 -o new
 refused "a validation text shorter than a sequence" "-j: a sequence of length 16" \
     -i text -j short "${model[@]}" -t 16 -o new
-refused "text for training and token shards for validation" "-j good_0.bin is token shards; give both of one kind" \
+refused "validation data of another kind" "-j good_0.bin is token shards; give two text files or two token shards" \
     -i text -j good_0.bin "${model[@]}" -t 16 -o new
 refused "-d that is no multiple of -b x -t" "= 2 x 16 = 32; the nearest below is 64" \
     -i text "${model[@]}" -b 2 -t 16 -d 65 -o new

@@ -1,7 +1,7 @@
 /*
 HellaSwag (Zellers et al. 2019): the model chooses one of four completions of a text.
 defines: HELLASWAG_PATH, HellaSwag, hellaswag_open, hellaswag_batches, hellaswag_next_batch, hellaswag_score,
-         hellaswag_accuracy, hellaswag_rewind, hellaswag_close
+         hellaswag_rewind, hellaswag_close
 
 File        llm.c's eval format, little-endian, made by dev/data/hellaswag.py. A header of 256 int32: magic 20240522,
             version 1, number of examples, bytes of the longest example, 0... Then the examples, each of uint16 words:
@@ -308,6 +308,3 @@ static inline void hellaswag_score(HellaSwag *set, const real *losses) {
         set->scored++;
     }
 }
-
-// the fraction of scored examples whose choice is the label; NaN before the first
-static inline double hellaswag_accuracy(const HellaSwag *set) { return (double)set->correct / set->scored; }

@@ -20,7 +20,7 @@ Conversion  A tensor whose type differs from the type of the run is converted wh
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/layout.h"
 
-// a model on its device; its blocks are laid out by param_layout_sharded
+// a model on its device; its flat buffers are laid out by param_layout_sharded
 typedef struct {
     const GPT2Config *config;
     const Device *device;
@@ -120,11 +120,11 @@ static inline void transpose_range(unsigned char *columns, unsigned char *elemen
 
 // ---- writing
 
-// One tensor for each parameter: named prefix + the parameter's name, its elements in `block`.
+// One tensor for each parameter: named prefix + the parameter's name, its elements in `buffer`.
 typedef struct {
     const char *prefix;        // "" for the weights, "m.", "v.", "m_scales.", "v_scales." or "master."
-    const void *block;         // on the device; NULL: this model has no such tensors
-    const int16_t *remainder;  // NULL, or joined with the weights in block to masters, which go to the file
+    const void *buffer;        // on the device; NULL: this model has no such tensors
+    const int16_t *remainder;  // if set, master = join(buffer, remainder) goes to the file
     DType dtype;               // in the file
     bool scales;               // an element for each MOMENT_BLOCK elements of the parameter
 } TensorFamily;
@@ -161,7 +161,7 @@ static inline void family_declare(SafeTensorsWriter *w, const TensorFamily *fami
 static inline void masters_fetch(real *masters, const TensorFamily *family, ParamRange range, const Device *device) {
     floatX *weights = (floatX *)xmalloc(range.count * sizeof *weights);
     int16_t *remainder = (int16_t *)xmalloc(range.count * sizeof *remainder);
-    device->download(weights, (const floatX *)family->block + range.params, range.count * sizeof *weights);
+    device->download(weights, (const floatX *)family->buffer + range.params, range.count * sizeof *weights);
     device->download(remainder, family->remainder + range.state, range.count * sizeof *remainder);
     for (size_t i = 0; i < range.count; i++) { masters[i] = joined_real(weights[i], remainder[i]); }
     free(weights);
@@ -180,7 +180,7 @@ static inline void family_fetch(void *host, const TensorFamily *family, ParamRan
         offset /= MOMENT_BLOCK;
         count = moment_blocks(count);
     }
-    device->download(host, (const unsigned char *)family->block + offset * size, count * size);
+    device->download(host, (const unsigned char *)family->buffer + offset * size, count * size);
 }
 
 // writes the elements of a range, host (range.count), that are in a rectangle of the slice
@@ -249,13 +249,13 @@ static inline void family_write(SafeTensorsWriter *w, const TensorFamily *family
 
 static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
     for (int i = 0; i < count; i++) {
-        if (families[i].block) { family_declare(w, &families[i], s); }
+        if (families[i].buffer) { family_declare(w, &families[i], s); }
     }
     safetensors_begin(w);
 }
 
-// Writes the families that have a block into one file. All ranks call it: rank 0 creates the file, then the other ranks
-// open it. Returns 0 or an errno, the same on all ranks, and in *failed_rank a rank that has the error.
+// Writes the families that have a buffer into one file. All ranks call it: rank 0 creates the file, then the other
+// ranks open it. Returns 0 or an errno, the same on all ranks, and in *failed_rank a rank that has the error.
 static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
                                 int *failed_rank) {
     SafeTensorsWriter w;
@@ -271,7 +271,7 @@ static inline int families_save(const char *path, const TensorFamily *families, 
         families_begin(&w, families, count, s);
     }
     for (int i = 0, index = 0; i < count && !error; i++) {
-        if (!families[i].block) { continue; }
+        if (!families[i].buffer) { continue; }
         family_write(&w, &families[i], s, index);
         index += num_param_tensors(s->config);
     }
@@ -394,7 +394,7 @@ static inline void codes_store(const OptimizerState *o, bool is_v, const uint8_t
 // stores numbers (count) at element `offset` of m or v, in the type of the run
 static inline void moments_store(const OptimizerState *o, bool is_v, const real *numbers, size_t offset, size_t count,
                                  const Device *device) {
-    void *block = is_v ? o->v : o->m;
+    void *buffer = is_v ? o->v : o->m;
     if (o->moments == DT_U8) {
         uint8_t *codes = (uint8_t *)xmalloc(count);
         float *scales = (float *)xmalloc(moment_blocks(count) * sizeof *scales);
@@ -405,10 +405,10 @@ static inline void moments_store(const OptimizerState *o, bool is_v, const real 
     } else if (o->moments == DT_BF16) {
         bf16 *rounded = (bf16 *)xmalloc(count * sizeof *rounded);
         for (size_t i = 0; i < count; i++) { rounded[i] = float_to_bf16((float)numbers[i]); }
-        device->upload((bf16 *)block + offset, rounded, count * sizeof *rounded);
+        device->upload((bf16 *)buffer + offset, rounded, count * sizeof *rounded);
         free(rounded);
     } else {
-        device->upload((real *)block + offset, numbers, count * sizeof *numbers);
+        device->upload((real *)buffer + offset, numbers, count * sizeof *numbers);
     }
 }
 

@@ -1,18 +1,20 @@
 /*
 The activations of GPT-2 and, for each tensor and layer, whether it is saved from forward to backward or recomputed
-(-r -rk -rn). One table decides; plan, forward and backward look it up.
+(-r -rk -rn). One table decides; plan, forward and backward read the table.
   -r    recomputed in the backward                    saved per block, in floatX elements per token
   0     nothing                                       16C
   1     GELU                                          12C
-  2     and both layernorms, from their statistics    10C
-  3     and the MLP's up-projection                   6C
+  2     GELU, layernorms                              10C
+  3     GELU, layernorms, up-projection               6C
   4     the block, from its input                     C
-Layernorm statistics are always saved (16 bytes per token and block), attention's log-sum-exp up to level 3.
-At level 4 the input of every k-th block is saved (-rk k): k blocks are a checkpoint segment. Before the backward of its
-last block, the forward of the others runs again; the last block's down-projection does not, since nothing reads it.
-A recomputed tensor lives in a slot that all segments share (one slot per block of a segment), or in scratch.
-With tensor parallelism a rank holds its own heads and MLP units, and its own rows of layernorms and the residual
-stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers them again in the backward.
+The layernorm statistics ln1_mean, ln1_rstd, ln2_mean and ln2_rstd are always saved: 16 bytes per token and block.
+Attention's log-sum-exp (lse) is saved up to level 3. At level 4 the input of every k-th block is saved (-rk k): k
+blocks are a checkpoint segment. Before the backward of a segment's last block, the forward of the segment's other
+blocks runs again. The last block is recomputed within its backward. The last block's down-projection does not run: the
+backward does not need its output. A recomputed tensor is in a slot that all segments share (one slot per block of a
+segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP units, and its own rows of
+layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
+them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
          forward_only, layer_level, segment_end, ActivationSlots, activation_slots_create, activation_slots_free,
          activation_slot, slot_is_saved
@@ -42,16 +44,16 @@ typedef enum {
     NUM_ACTIVATIONS
 } ActivationId;
 
-// elements per token: 1, heads, channels, channels of this rank's heads, three times those, MLP units
+// elements per token: 1, heads, channels C, channels A of this rank's heads, 3 A, MLP units
 typedef enum { WIDTH_1, WIDTH_HEADS, WIDTH_C, WIDTH_ATTENTION, WIDTH_QKV, WIDTH_UNITS } Width;
 
 // with tensor parallelism: all rows of the micro-batch, or this rank's
 typedef enum { ALL_ROWS, OWN_ROWS } RowSplit;
 
-// levels of -r; FORWARD_ONLY is a model without a backward
-enum { RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORMS, RECOMPUTE_UP_PROJECTION, RECOMPUTE_BLOCK, FORWARD_ONLY };
+// Levels of -r. FORWARD_ONLY: a model without a backward. ALWAYS_SAVED: saved at every level.
+enum { RECOMPUTE_GELU = 1, RECOMPUTE_LAYERNORMS, RECOMPUTE_UP_PROJECTION, RECOMPUTE_BLOCK, FORWARD_ONLY, ALWAYS_SAVED };
 
-// where a recomputed tensor lives: in slots, or in one of two scratch buffers
+// where a recomputed tensor is: in slots, or in one of two scratch buffers
 typedef enum { IN_SLOTS, IN_NORMED, IN_WIDE } Home;
 
 typedef struct {
@@ -65,7 +67,7 @@ typedef struct {
 } ActivationSpec;
 
 static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
-    {"encoded", WIDTH_C, OWN_ROWS, false, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"encoded", WIDTH_C, OWN_ROWS, false, false, ALWAYS_SAVED, IN_SLOTS},
     {"ln1", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_LAYERNORMS, IN_NORMED},
     {"ln1_mean", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
     {"ln1_rstd", WIDTH_1, OWN_ROWS, true, true, FORWARD_ONLY, IN_SLOTS},
@@ -79,9 +81,9 @@ static const ActivationSpec activation_specs[NUM_ACTIVATIONS] = {
     {"fch", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_UP_PROJECTION, IN_SLOTS},
     {"fch_gelu", WIDTH_UNITS, ALL_ROWS, false, true, RECOMPUTE_GELU, IN_WIDE},
     {"residual3", WIDTH_C, OWN_ROWS, false, true, RECOMPUTE_BLOCK, IN_SLOTS},  // a segment's last one is saved
-    {"lnf_mean", WIDTH_1, OWN_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
-    {"lnf_rstd", WIDTH_1, OWN_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
-    {"losses", WIDTH_1, ALL_ROWS, true, false, FORWARD_ONLY + 1, IN_SLOTS},
+    {"lnf_mean", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
+    {"lnf_rstd", WIDTH_1, OWN_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
+    {"losses", WIDTH_1, ALL_ROWS, true, false, ALWAYS_SAVED, IN_SLOTS},
 };
 
 static inline bool is_layernorm(ActivationId id) { return id == LN1 || id == LN2; }
@@ -107,7 +109,7 @@ static inline size_t activation_elements(ActivationId id, int N, const GPT2Confi
 
 // -r -rk -rn for a model of L blocks
 typedef struct {
-    int level;   // of the first `layers` blocks; the others have the level below
+    int level;   // of the first `layers` blocks; later blocks: level - 1, at least 0
     int every;   // blocks per checkpoint segment, at least 1
     int layers;  // 0..L
 } Recompute;
@@ -140,8 +142,10 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
 typedef struct {
     int num_layers;
     int num_slots[NUM_ACTIVATIONS], num_saved[NUM_ACTIVATIONS];
-    int *recompute_from;  // (L) blocks recompute_from[l]..l are recomputed before block l's backward; l + 1: none
-    int *slots;           // (NUM_ACTIVATIONS,L) from num_saved on: recomputed, in this slot or in scratch
+    // (L) the first block of block l's checkpoint segment, if l is the segment's last block; l + 1 if l is not the last
+    // block; l below -r 4
+    int *recompute_from;
+    int *slots;  // (NUM_ACTIVATIONS,L) from num_saved on: recomputed, in this slot or in scratch
 } ActivationSlots;
 
 static inline void activation_assign_slots(ActivationSlots *s, const Recompute *r, ActivationId id) {

@@ -1,6 +1,6 @@
 /*
 Everything a GPT-2 holds on its device: the tensors, the options that decide which of them exist, and the memory plan.
-Planning is arithmetic: it includes no kernel and no communicator.
+This header includes no kernel and no communicator.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
          GPT2Tensors, logits_chunk, stored_gradients, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
 */
@@ -11,7 +11,7 @@ defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_ty
 #include "llmc/moments.h"
 #include "llmc/parallel/layout.h"
 
-// -w: the fp32 master copy of bf16 weights: none, whole, or the 16 bits that the weight lacks
+// -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
 #define MASTER_CHOICES "none|0 fp32|1 split|2"
 
@@ -45,45 +45,51 @@ static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOpt
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
 }
 
-// Pointers to the tensors of a model. Shapes are in elements; t is tp_size. NULL where the options need no such tensor.
+// Pointers to the tensors of a model; NULL where the options need no such tensor. Shapes are in elements: t is tp_size,
+// A the channels of this rank's heads, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
 typedef struct {
     // ---- state
-    floatX *params;              // (layout.total); at -z 3 this rank's shard
-    floatX *gathered;            // -z 3: all-gathered buckets (bucket_buffers)
-    real *master;                // -w fp32: as params before rounding; this and the next five are a shard from -z 1 on
+    // All parameter tensors in one flat buffer (layout.total); param_offset finds one. At -z 3 this rank's shard.
+    floatX *params;
+    floatX *gathered_params;  // -z 3: all-gathered buckets (bucket_buffers)
+    // AdamW's state: (layout.total); from -z 1 on this rank's shard
+    real *master;                // -w fp32: params before rounding
     int16_t *remainder;          // -w split
-    void *m, *v;                 // AdamW's moments
+    void *m, *v;                 // moments
     float *m_scales, *v_scales;  // 8-bit moments: one scale per MOMENT_BLOCK
-    void *grads;                 // (layout.total); from -z 2 on buffers of buckets
-    void *grads_shard;           // -z 2 and 3
-    void *replicated_grads;      // -tp: gradients of replicated tensors, all-reduced together
-    UpdateRange *update_ranges;  // (tensors)
+    // gradients
+    void *grads;                          // (layout.total); from -z 2 on buffers of buckets
+    void *grads_shard;                    // -z 2 and 3
+    void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
+    UpdateRange *update_ranges;           // (tensors)
     floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
     bf16 *rounded_params;                 // -f 2: (layout.total)
     // ---- saved
     int *tokens, *targets;               // (B,T)
-    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); rows of layernorms and residuals / t
+    void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
     // ---- scratch
-    floatX *wide;               // (B,T,4C/t) or a logits chunk: recomputed GELU, dfch, dqkv, logits
-    floatX *normed;             // (B,T,C): lnf, and layernorms that are recomputed or all-gathered
-    floatX *narrow;             // (B,T,C): dlnf, dln2, datty, dln1, and with -tp partial sums before a reduce-scatter
-    floatX *dresidual;          // (B*T/t,C): gradient of the residual stream, from the last block to the first
-    floatX *gathered_gradient;  // -tp: (B,T,C) dresidual of all ranks
-    real *statistics;           // -tp: (t,rows of a logits chunk,3)
+    // wide has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
+    // overwrites. At -r 0, dfch overwrites the saved fch_gelu.
+    floatX *wide;
+    floatX *normed;                     // (R,C) lnf; layernorms that are recomputed or all-gathered
+    floatX *narrow;                     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
+    floatX *dresidual;                  // (R/t,C) gradient of the residual stream, from the last block to the first
+    floatX *gathered_gradient;          // -tp: (R,C) dresidual of all ranks
+    real *statistics;                   // -tp: (t,rows of a logits chunk,3)
     bf16 *rounded_in, *rounded_dout;    // -f 2: the inputs of one matmul
     real *results;                      // (2): loss, and the squared norm of the gradients
-    void *partials, *matmul_workspace;  // of the backend
+    void *partials, *matmul_workspace;  // of the backend (backend.h)
 } GPT2Tensors;
 
-// Rows of logits to compute at once. Without -lc: about as many as fit into the memory of the MLP's gradient, but at
-// least 256, so that wte is not read for a handful of rows; equal chunks of whole matmul tiles.
+// Rows of a logits chunk. Without -lc, the logits take about the memory of dfch. A chunk then has at least MIN_ROWS
+// rows, because each chunk reads wte once. The chunks are of equal size, in whole matmul tiles.
 static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
-    enum { LEAST = 256, TILE = 128 };
+    enum { MIN_ROWS = 256, TILE = 128 };
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
     if (chunk == 0) {
         LocalShape shape = options_local_shape(c, o);
         int64_t room = rows * shape.units / shape.vocab;
-        if (room < LEAST) { room = LEAST; }
+        if (room < MIN_ROWS) { room = MIN_ROWS; }
         int64_t chunks = (rows + room / 2) / room;  // to the nearest
         chunk = chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
     }
@@ -95,7 +101,7 @@ static inline DType stored_gradients(const ModelOptions *o) {
     return o->sharding.stage >= 2 && o->micro_steps > 1 ? DT_REAL : o->gradients;
 }
 
-// a row of the plan: the member of GPT2Tensors, lifetime, type, shape
+// The tensor's name in the plan is the name of the member.
 #define PLAN_ADD(member, lifetime, dtype, dims)                                                                        \
     plan_add(plan, offsetof(GPT2Tensors, member), #member, lifetime, dtype, dims)
 
@@ -117,7 +123,7 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     int stage = o->sharding.stage;
     size_t total = layout.total, shard = layout.shard, buffers = bucket_buffers(&layout);
     PLAN_ADD(params, STATE, DT_FLOATX, dims1(stage < 3 ? total : shard));
-    if (stage >= 3) { PLAN_ADD(gathered, STATE, DT_FLOATX, dims1(buffers)); }
+    if (stage >= 3) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, dims1(buffers)); }
     if (o->training) {
         PLAN_ADD(grads, STATE, o->gradients, dims1(stage < 2 ? total : buffers));
         if (stage >= 2) { PLAN_ADD(grads_shard, STATE, stored_gradients(o), dims1(shard)); }
@@ -156,8 +162,7 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// With tensor parallelism normed, narrow and gathered_gradient are the three communication buffers, shared by all
-// layers.
+// With -tp, normed, narrow and gathered_gradient are the three communication buffers, shared by all layers.
 static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     LocalShape shape = options_local_shape(c, o);
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, units = (size_t)shape.units;
@@ -184,8 +189,7 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     if (workspace_bytes) { PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, dims1(workspace_bytes)); }
 }
 
-// Everything a model built with these options holds on its device: --plan prints it, gpt2_build allocates it. Free with
-// plan_free.
+// The memory plan for these options: --plan prints the plan, gpt2_build allocates it. Free with plan_free.
 static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *o) {
     Plan plan = {NULL, 0};
     plan_state(&plan, c, o);
@@ -217,8 +221,9 @@ static inline int best_segment(const GPT2Config *c, ModelOptions o) {
     return best;
 }
 
-// llm.c's layout of the same model and micro-batch, for comparison: gradients as weights, fp32 master and moments, all
-// logits at once, -r at most 2 (its fill_in_activation_sizes, with cuDNN's attention)
+// Bytes of llm.c's layout of the same model and micro-batch, for comparison. Gradients have the type of the weights,
+// master and moments are fp32, all logits are computed at once, and -r is at most 2. The activations follow llm.c's
+// fill_in_activation_sizes, with cuDNN's attention.
 static inline size_t llmc_bytes(const GPT2Config *c, const ModelOptions *o) {
     size_t N = (size_t)o->B * (size_t)o->T, C = (size_t)c->channels, L = (size_t)c->num_layers;
     size_t heads = (size_t)c->num_heads, total = param_layout(c).total;

@@ -7,9 +7,9 @@ Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes and takes a multiple of PLAN_ALIGN bytes, so the sum of the list is
-the size of the arena, byte for byte. A plan also says where each tensor's pointer goes: arena_bind fills a struct of
-pointers.
+Every tensor starts at a multiple of PLAN_ALIGN bytes, and its bytes are rounded up to that. The sum of the list is the
+size of the arena, byte for byte. Each entry names a member of a struct of pointers (GPT2Tensors); arena_bind sets the
+member.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -32,7 +32,7 @@ typedef struct {
     size_t shape[PLAN_MAX_DIMS];
     size_t bytes;   // rounded up to PLAN_ALIGN
     size_t offset;  // in the arena
-    size_t member;  // offset of the tensor's pointer in the struct that arena_bind fills
+    size_t member;  // offset of the tensor's pointer in the struct that arena_bind sets
 } PlanTensor;
 
 typedef struct {
@@ -157,7 +157,7 @@ static inline unsigned char *arena_create(const Plan *plan, const Device *device
     return arena;
 }
 
-// Sets the pointer to each planned tensor in *tensors, a zeroed struct; the others stay NULL.
+// Sets the pointer to each planned tensor in *tensors, a zeroed struct; pointers of tensors outside the plan stay NULL.
 static inline void arena_bind(unsigned char *arena, const Plan *plan, void *tensors) {
     for (int i = 0; i < plan->count; i++) {
         void *tensor = arena + plan->tensors[i].offset;
@@ -165,28 +165,29 @@ static inline void arena_bind(unsigned char *arena, const Plan *plan, void *tens
     }
 }
 
-// a scratch buffer: memory with at most one holder at a time
+// a scratch buffer: memory with at most one owner at a time, the tensor between acquire and release
 typedef struct {
     void *memory;
     size_t bytes;
-    const char *holder;  // name of the tensor in it; NULL when free
+    const char *owner;  // name of the tensor; NULL: free
     const Device *device;
     Exec *ex;  // of the work that uses the buffer
 } Scratch;
 
-// The buffer's memory for a tensor of `elements`. Stops if the buffer is held or too small: a bug in the plan.
-static inline floatX *scratch_acquire(Scratch *scratch, const char *holder, size_t elements) {
-    if (scratch->holder || elements * sizeof(floatX) > scratch->bytes) {
-        run_error("scratch for %s (%zu bytes) was asked for while %s holds its %zu bytes: a bug in the memory plan",
-                  holder, elements * sizeof(floatX), scratch->holder ? scratch->holder : "nothing", scratch->bytes);
+// The buffer's memory for a tensor of `elements`. Stops if the buffer is in use or too small.
+static inline floatX *scratch_acquire(Scratch *scratch, const char *owner, size_t elements) {
+    size_t needed = elements * sizeof(floatX);
+    if (scratch->owner) { run_error("scratch for %s is in use by %s: a bug in the trainer", owner, scratch->owner); }
+    if (needed > scratch->bytes) {
+        run_error("scratch has %zu bytes, %s needs %zu: a bug in the memory plan", scratch->bytes, owner, needed);
     }
-    scratch->holder = holder;
+    scratch->owner = owner;
     return (floatX *)scratch->memory;
 }
 
 // A POISON_SCRATCH build fills a released buffer with NaN, so that a stale read shows.
 static inline void scratch_release(Scratch *scratch) {
-    scratch->holder = NULL;
+    scratch->owner = NULL;
 #ifdef POISON_SCRATCH
     scratch->device->enqueue_fill(scratch->memory, 0xFF, scratch->bytes, scratch->ex);
 #endif

@@ -26,7 +26,7 @@ belongs to head 7 of K. test_params.c computes the same numbers.
        |         K begins at the slice's row 384 with head 6, so the element is in row 384 + (7 - 6) * 64 + 5 = 453.
   slice          (1152,768)  [453][10]    453 * 768 + 10 = 347914
        |         QKVW of layer 3 begins at param_offset = 30792960, after wte, wpe, layers 0..2, ln1w and ln1b.
-  flat block     (62710272)               30792960 + 347914 = 31140874
+  flat buffer    (62710272)               30792960 + 347914 = 31140874
        |         Layer 3's bucket begins at 30791424 and has 2 chunks of 1773184 elements. The element is number
        |         31140874 - 30791424 = 349450 of the bucket, so it is in chunk 0: data-parallel rank 0 owns it.
   shard          (31355136)               15395712 + 349450 = 15745162
@@ -243,8 +243,8 @@ static inline size_t max_replicated(const ParamLayout *layout) {
     return count;
 }
 
-// Sets a range's strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW of
-// d12 at -tp 2 has 3 rows of 384 * 768 elements.
+// Sets a range's strided view of the whole tensor. With several rectangles each rectangle is one row of the view: QKVW
+// of d12 at -tp 2 has 3 rows of 384 * 768 elements.
 static inline void set_view(UpdateRange *range, const ParamLayout *layout, ParamId id) {
     const Slice *s = &layout->slice[id];
     if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return; }
@@ -259,7 +259,7 @@ static inline void set_view(UpdateRange *range, const ParamLayout *layout, Param
 }
 
 // The ranges of a bucket that AdamW updates on this rank, one a tensor, in the order of the layout. They are offsets in
-// the block at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and
+// the flat buffer at stage 0, and in this rank's chunk of the bucket at 1 to 3. Writes at most LAYER_PARAMS ranges and
 // returns their number.
 static inline int bucket_update_ranges(UpdateRange *ranges, const ParamLayout *layout, int bucket) {
     int kind = bucket_kind(layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0, count = 0;

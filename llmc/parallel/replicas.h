@@ -1,7 +1,7 @@
 /*
 --check-replicas: ranks that should hold the same bits are compared by hashes, and the rank that differs is named.
   data-parallel group     parameters (at -z 3 without the layers); at -z 0 also masters and moments
-  tensor-parallel group   this rank's share of the replicated tensors, their masters and moments
+  tensor-parallel group   this rank's shard of the replicated tensors, their masters and moments
 defines: replicas_wait, check_replicas
 */
 #pragma once
@@ -82,13 +82,13 @@ static inline void compare_replicas(uint64_t hash, Comm *group, int first, int s
     while (hashes[other] == hashes[usual]) { other++; }
     if (2 * most <= group->size) {
         run_error("after step %lld the parameters of ranks %d and %d differ, and no majority says which are right: "
-                  "memory or arithmetic is at fault on one of their machines; resume with -y 1 on other machines",
+                  "memory or arithmetic is at fault on one of the two machines; resume with -y 1 on other machines",
                   step, first + stride * usual, first + stride * other);
     }
     run_error(
         "after step %lld the parameters of rank %d differ from those of rank %d, which %d of %d ranks have: memory "
-        "or arithmetic is at fault there; resume with -y 1 without that machine",
-        step, first + stride * other, first + stride * usual, most, group->size);
+        "or arithmetic is at fault on rank %d's machine; resume with -y 1 without that machine",
+        step, first + stride * other, first + stride * usual, most, group->size, first + stride * other);
 }
 
 // Compares the state of both groups after update `step`.

@@ -1,8 +1,7 @@
 /*
 Tensor parallelism: the slice of each parameter tensor that rank r of t holds.
 defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, param_slice, rectangle_local,
-         rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_extract, slice_insert,
-         slice_init_tensor
+         rectangle_global, SliceRange, slice_num_ranges, slice_range, slice_range_within, slice_of, slice_init_tensor
 
   tensor                 split along                         slice                             gradient
   wte (Vp,C)             rows, vocabulary                    (vocab, C)                        the rank's own
@@ -178,24 +177,7 @@ static inline int slice_of(Range *local, ParamId id, const GPT2Config *c, int t,
     return (int)(in_group / slice_size);
 }
 
-// ---- between a slice (rows,cols) and the whole tensor (global_rows,global_cols), elements of `size` bytes each
-
-// local = the slice of global, with zeros as padding
-static inline void slice_extract(void *local, const void *global, const Slice *s, size_t size) {
-    memset(local, 0, s->rows * s->cols * size);
-    for (size_t i = 0; i < slice_num_ranges(s); i++) {
-        SliceRange range = slice_range(s, i);
-        memcpy((char *)local + range.local * size, (const char *)global + range.global * size, range.count * size);
-    }
-}
-
-// the slice of global = local
-static inline void slice_insert(void *global, const void *local, const Slice *s, size_t size) {
-    for (size_t i = 0; i < slice_num_ranges(s); i++) {
-        SliceRange range = slice_range(s, i);
-        memcpy((char *)global + range.global * size, (const char *)local + range.local * size, range.count * size);
-    }
-}
+// ---- initial values
 
 // out (count) = the initial values of elements [offset, offset + count) of a slice, zeros where they are padding
 static inline void slice_init_tensor(real *out, const Slice *s, ParamId id, int layer, size_t offset, size_t count,

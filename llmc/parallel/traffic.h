@@ -4,7 +4,7 @@ Bytes that a rank sends to others for one update, from the flags alone. Comm.sen
     -z 0   2 P gradients                       all-reduce
     -z 1   P gradients + P parameters          reduce-scatter, all-gather
     -z 2   G P gradients + P parameters        a reduce-scatter after every backward
-    -z 3   G P gradients + nearly 2 G P parameters: layers are all-gathered for every forward and backward
+    -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
 defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
@@ -12,8 +12,8 @@ defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
 
-// How often a micro-step at stage 3 all-gathers a layer: in the forward every layer; in the backward every layer that
-// is in neither of the two buffers, once for its recomputation and its backward. recompute_from as in ActivationSlots.
+// All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
+// recompute_from[l] (of ActivationSlots) to l. A layer in neither of the two buffers is all-gathered before the read.
 static inline int zero_layer_gathers(const int *recompute_from, int L) {
     int buffered[2] = {-1, -1}, gathers = 0;
     for (int l = 0; l < L; l++) {
@@ -46,9 +46,12 @@ static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradient
     return sent + gathers * all_gather_bytes(layout->chunk[LAYER_BUCKET], DT_FLOATX, ranks);
 }
 
-// All-gathers and reduce-scatters of rows in a micro-step with tensor parallelism: of each block four in the forward
-// and four in the backward; one for each layernorm that the backward all-gathers again; four for each recomputed block
-// of a segment but its last, whose attention half takes two; four outside of the blocks.
+// All-gathers and reduce-scatters of rows in a micro-step with tensor parallelism:
+//   forward of a block                                        4
+//   backward of a block                                       4
+//   -ra 1, or a recomputed layernorm: each of ln1 and ln2     1
+//   -r 4: recomputation of a block                            4; of the last block of a checkpoint segment 2
+//   outside of the blocks                                     4
 static inline int row_collectives(const ActivationSlots *slots, bool gather_again) {
     int count = 4;
     for (int l = 0; l < slots->num_layers; l++) {

@@ -19,7 +19,7 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
            token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps, tokens_of_update(a));
 }
 
-// the device, and the ranks; gpu_note: "" or why a CUDA build runs on the CPU
+// the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
 static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o,
                                        const Comm *world, const char *gpu_note) {
     char machine[256];
@@ -39,7 +39,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
-// flags without an effect, and what is resumed from `step`
+// flags without an effect, and the step of a resumed run
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool text, long long step) {
     if (text && c->vocab_size != BYTE_VOCABULARY) {
         printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);

@@ -8,7 +8,7 @@ defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch
 
 typedef struct {
     TokenFiles files, train_files, val_files;
-    char fingerprint[17];  // of the contents of train_files, whatever their paths
+    char fingerprint[17];  // hash of train_files' contents; independent of paths
     DataLoader train_loader, val_loader;
     HellaSwag hellaswag;
 } RunData;
@@ -24,7 +24,7 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
         d->train_files = token_files_copy(&d->files, "");
         d->val_files = token_files_open("-j", a->val_data);
         if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
-            input_error("-i %s is %s, but -j %s is %s; give both of one kind", a->train_data,
+            input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
                         token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
         }
     } else {
@@ -33,7 +33,7 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
 }
 
-// Weights trained on tokens do not train on bytes, whose ids mean other text.
+// Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
@@ -43,7 +43,8 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// HellaSwag's examples are short: batches of their longest length have several times as many rows.
+// HellaSwag's examples are shorter than -t. A batch has rows of the longest example's length, as many as fit into -b x
+// -t tokens.
 static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
     HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
     int T = set.longest;

@@ -25,10 +25,16 @@ static inline DType gradients_of(const TrainArgs *a) {
     return types[a->gradients];
 }
 
-// Neighbouring ranks of the world hold the slices of one model.
+// Neighbouring ranks of the world hold the slices of one model. Rank 3 of 4 at -tp 2 has dp_rank 1 and tp_rank 1.
 static inline Sharding sharding_of(const TrainArgs *a, int rank) {
     int t = a->tensor_parallel;
-    Sharding s = {data_ranks(a), rank / t, data_ranks(a) > 1 ? a->zero : 0, t, rank % t};
+    Sharding s = {
+        .dp_size = data_ranks(a),
+        .dp_rank = rank / t,
+        .stage = data_ranks(a) > 1 ? a->zero : 0,
+        .tp_size = t,
+        .tp_rank = rank % t,
+    };
     return s;
 }
 
@@ -43,7 +49,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, a->rank);
     o.gather_again = a->gather_again != 0;
-    // From -z 1 on other ranks change parameters too, and the rounded copy would miss those.
+    // From -z 1 on, other ranks' updates would not reach the rounded copy of the parameters.
     o.round_matmul_inputs =
         a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && o.sharding.stage == 0;
     o.tf32 = a->matmul_precision > 0;
@@ -60,7 +66,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
 
 // ---- --fit
 
-// Flags at their defaults may be chosen.
+// --fit may change a flag left at its default.
 static inline FitFree fit_free(const TrainArgs *a) {
     const TrainArgs *d = &default_args;
     FitFree may;
@@ -90,7 +96,7 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
     a->gradients = o->gradients == DT_REAL ? 1 : 2;
 }
 
-// Prints a line for each choice that differs from `wanted`: the bytes and time it alone saves or costs.
+// Prints a line for each choice that differs from `wanted`: bytes and time of this choice alone.
 static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *wanted, const GPT2Config *c) {
     const char *bf16_gradients = fit->options.gradients == DT_BF16 ? "; the gradients lose precision" : "";
     const char *const precision[FIT_PARTS] = {
@@ -117,7 +123,7 @@ static inline size_t room_for_each(const Backend *backend, Comm *world) {
     return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
 }
 
-// The best fit if every flag may be chosen. *stage3: -z 3 is chosen too, since nothing fits without it.
+// The best fit if --fit may change every flag. *stage3: nothing fits at the given -z; the fit is at -z 3.
 static inline Fit fit_any(const GPT2Config *c, ModelOptions o, size_t budget, bool *stage3) {
     Fit fit = fit_choose(c, o, &fit_all, budget, auto_gradients);
     *stage3 = fit.bytes > budget && o.training && o.sharding.dp_size > 1 && o.sharding.stage < 3;
@@ -130,7 +136,7 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
     double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
-    if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // divides every -d
+    if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // -b 1 divides every -d
     ModelOptions wanted = model_options(a, c, backend);
     Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), smallest;
     char flags[FLAG_TEXT];
@@ -141,7 +147,7 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
         input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
                     smallest.bytes < fit.bytes ? " with the given flags; " : "; the smallest choice, ",
                     stage3 ? "-z 3 " : "", flags, (double)smallest.bytes / (1 << 30),
-                    smallest.bytes <= budget ? "leave out the flags that differ from it"
+                    smallest.bytes <= budget ? "remove your flags that differ from the printed ones"
                                              : "give more memory, or a smaller -e, -t or -d");
     }
     fit_flags_text(flags, &fit.options, &wanted, c);
@@ -166,6 +172,6 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     } else {
         snprintf(advice, sizeof advice, "no flags make it fit: give a smaller -e%s", o->training ? " or -t" : "");
     }
-    input_error("the model takes %.1f MiB and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
+    input_error("the model needs %.1f MiB, and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), advice);
 }

@@ -1,5 +1,5 @@
 /*
-Which model a run starts from: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
+The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
 defines: ModelSource, model_source, check_length, check_rows
 */
 #pragma once
@@ -14,7 +14,8 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
 
-// The folder of a model: a run directory stands for its last checkpoint. Stops if it has no model.safetensors.
+// folder = the folder of a model; resolves a run directory to its last checkpoint. Stops if the folder has no
+// model.safetensors.
 static inline void model_folder(char *folder, const char *word) {
     char weights[PATH_LENGTH];
     struct stat info;
@@ -52,7 +53,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
     return true;
 }
 
-// Stops if -e names another shape than the checkpoint's.
+// Stops if -e names a different shape than the checkpoint.
 static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
     GPT2Config given;
     ModelFile file;
@@ -89,8 +90,8 @@ static inline void check_length(const TrainArgs *a, const GPT2Config *c) {
     }
 }
 
-// With -tp, rows are divided into t chunks of N / t, rounded up. Stops if the last rank would have none: matmuls need
-// a row.
+// With -tp, rows are divided into t chunks of N / t, rounded up. Stops if the last rank would have none: a matmul
+// needs at least one row.
 static inline void check_rows(const TrainArgs *a, int rows, const char *of_what) {
     int t = a->tensor_parallel;
     if (row_range(rows, t, t - 1).count > 0) { return; }

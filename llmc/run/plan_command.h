@@ -1,5 +1,5 @@
 /*
---plan and --version: what a command line would take, and what is built in. Both need no data and no device.
+--plan: the memory of a command line. --version: the features of the build. Both need no data and no device.
 defines: print_plan, print_version
 */
 #pragma once
@@ -52,7 +52,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     if (a->fit && !*a->fit && backend != backend_choose(DEVICE_AUTO, true, &note) && a->device != DEVICE_CPU) {
-        input_error("--fit: there is no GPU here whose free memory it could take; give the GiB, as in --fit=80");
+        input_error("--fit without a number needs a GPU; give GiB, as in --fit=80");
     }
     bool json = strcmp(a->plan, "json") == 0;
     if (a->fit) { choose_what_fits(json ? stderr : stdout, a, c, backend, host); }
@@ -69,7 +69,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
 static inline void print_version(void) {
     char backends[512];
     comm_backends(backends, sizeof backends);
-    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, processes %s\n",
+    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, communicators %s\n",
            dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, onednn_version(),
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "", backends);
 }

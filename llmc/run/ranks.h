@@ -1,5 +1,5 @@
 /*
-The ranks of a run: their groups, the check that all have the same input, and each rank's cores and output.
+The ranks of a run: the groups, the check that all ranks have the same input, and each rank's cores and output.
 defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine
 */
 #pragma once
@@ -10,12 +10,11 @@ defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_mach
 
 typedef struct {
     Comm *world;  // all ranks
-    Comm *dp;     // data-parallel group: the ranks with other data and the same slice
-    Comm *tp;     // tensor-parallel group: the ranks with the same data, neighbours in the world
+    Comm *dp;     // data-parallel group: ranks with the same slice and different data
+    Comm *tp;     // tensor-parallel group: neighbouring ranks, with the same data and different slices
 } Groups;
 
-// Compares what the ranks found, one item after another, and stops if one differs from rank 0's; `advice` ends the
-// sentence. Deletes the items.
+// Compares items between ranks; stops if a rank differs from rank 0. `advice` ends the error. Deletes the items.
 static inline void check_all_have(Comm *world, cJSON *items, const char *advice) {
     const cJSON *item;
     cJSON_ArrayForEach(item, items) {
@@ -24,7 +23,7 @@ static inline void check_all_have(Comm *world, cJSON *items, const char *advice)
         long long first = comm_max(world->rank == 0 ? mine : -1, world);
         long long other = comm_max(mine != first ? world->size - world->rank : 0, world);
         if (other > 0) {
-            input_error("rank %lld has another %s than rank 0: %s", world->size - other, item->string, advice);
+            input_error("rank %lld has a different %s from rank 0: %s", world->size - other, item->string, advice);
         }
         free(text);
     }
@@ -43,13 +42,14 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
     cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
     cJSON_AddStringToObject(build, "device", device->name);
     cJSON_AddNumberToObject(build, "number of flags", cJSON_GetArraySize(flags));
-    check_all_have(world, build, "start the same program on all ranks, on machines that all have a GPU or none");
+    check_all_have(world, build, "start the same program on all ranks, on machines all with a GPU, or all without");
     cJSON_DeleteItemFromObject(flags, "process-rank");
     cJSON_DeleteItemFromObject(flags, "threads");
     check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
 }
 
-// The groups of a run on the memory of `device`; host is comm_open's. Close with close_groups.
+// The groups of a run, whose collectives read and write the memory of `device`. host: from comm_open. Close with
+// close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
     char job[64];
     rendezvous_job(job, sizeof job);

@@ -32,7 +32,7 @@ static inline void check_run_dir(const TrainArgs *a) {
     if (used) { input_error("-o %s holds another run; give a new folder, or -y 1 to resume that run", a->run_dir); }
 }
 
-// Makes the folder and those above it.
+// Makes the folder and its parents.
 static inline void make_run_dir(const char *path) {
     char folder[PATH_LENGTH];
     for (const char *slash = path; slash;) {
@@ -44,8 +44,8 @@ static inline void make_run_dir(const char *path) {
     }
 }
 
-// Two runs in one directory would delete each other's files, so the first locks it. Returns a file descriptor, which
-// close unlocks, or -1 where there is no folder yet.
+// Two runs in one directory would delete each other's files, so the first run locks the directory. Returns a file
+// descriptor, or -1 if there is no folder yet; close() releases the lock.
 static inline int lock_run_dir(const char *folder) {
     int lock = folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0) {
@@ -54,7 +54,7 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// folder = `path`, or the nearest folder above it that exists
+// folder = `path`, or the nearest parent of `path` that exists
 static inline void nearest_folder(char *folder, const char *path) {
     format_path(folder, "%s", path);
     for (char *slash; access(folder, F_OK) != 0 && (slash = strrchr(folder, '/'));) {
@@ -85,7 +85,7 @@ static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
 
 // ---- config.json
 
-// The flags of a run as JSON. -d is saved as a number, so that it is the same with another number of ranks.
+// The flags of a run as JSON. -d is saved in tokens: -1 would depend on the number of ranks.
 static inline cJSON *run_config(const TrainArgs *a) {
     TrainArgs args = *a;
     args.batch_tokens = tokens_of_update(a);
@@ -102,7 +102,7 @@ static inline void save_run_config(const TrainArgs *a) {
     cJSON_Delete(json);
 }
 
-// Names the flags that differ from those of the resumed run. Without a readable config.json there are no such notes.
+// Prints each flag that differs from the resumed run's. Without a readable config.json, prints nothing.
 static inline void print_changed_flags(const TrainArgs *a) {
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", a->run_dir);
@@ -112,7 +112,7 @@ static inline void print_changed_flags(const TrainArgs *a) {
         if (!old || strcmp(item->string, "resume") == 0 || strcmp(item->string, "output") == 0) { continue; }
         char *old_value = cJSON_PrintUnformatted(old), *value = cJSON_PrintUnformatted(item);
         if (strcmp(old_value, value) != 0) {
-            printf("note      this run had --%s %s, now it has %s\n", item->string, old_value, value);
+            printf("note      --%s was %s, is now %s\n", item->string, old_value, value);
         }
         free(old_value);
         free(value);

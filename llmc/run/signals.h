@@ -1,6 +1,6 @@
 /*
-Signals that end a run with a checkpoint: SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1 (mpirun passes it
-on without killing its ranks a second later). A second signal ends the program at once.
+Signals that end a run with a checkpoint: SIGINT, SIGTERM, SIGHUP (an ssh connection ends) and SIGUSR1. mpirun forwards
+SIGUSR1 and kills no rank. A second signal ends the program at once.
 defines: catch_signals, received_signal, agreed_signal
 */
 #pragma once
@@ -9,11 +9,11 @@ defines: catch_signals, received_signal, agreed_signal
 #include <pthread.h>
 #include <signal.h>
 
-// set by the handler, which takes no argument
+// Globals: a signal handler has no argument.
 static volatile sig_atomic_t received_signal;  // 0: none
 static volatile double received_at;            // seconds
 
-// Two signals within a moment count as one: `timeout` sends its signal to the program and to the program's group.
+// Two signals within 0.2 s count as one: `timeout` sends a signal to the program and to the program's group.
 static inline void handle_signal(int signal_number) {
     const double one_signal = 0.2;  // seconds
     if (!received_signal) {
@@ -25,9 +25,9 @@ static inline void handle_signal(int signal_number) {
     }
 }
 
-// A signal that the program was started to ignore, as nohup and scripts do, stays ignored. The handler has its own
-// stack, and OpenMP's other threads block these signals: in some matmuls of oneDNN 2.6 the stack pointer is inside an
-// array, which a handler would overwrite.
+// A signal that is ignored at the start, as under nohup and in scripts, stays ignored. In some matmuls of oneDNN 2.6,
+// the stack pointer is inside an array, and a handler on that stack would overwrite the array. So the handler has its
+// own stack, and the other OpenMP threads block these signals.
 static inline void catch_signals(void) {
     static char handler_stack[1 << 16];
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
@@ -51,5 +51,5 @@ static inline void catch_signals(void) {
     }
 }
 
-// A signal that any rank received, 0 for none. All ranks call it together.
+// A signal that any rank received, 0 for none. Collective: every rank calls agreed_signal.
 static inline int agreed_signal(Comm *world) { return (int)comm_max(received_signal, world); }

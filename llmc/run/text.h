@@ -9,7 +9,10 @@ defines: find_tokenizer, prompt_tokens, print_token, tokenize_text
 #include <ctype.h>
 #include <unistd.h>
 
-// path = --tokenizer, or a merges file in the model's folder, beside the model or in the run directory, or ""
+// path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
+//   1. merges.txt, then vocab.bpe, in the folder -e
+//   2. the same names in the folder that holds -e
+//   3. the same names in -o
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
     if (a->model && access(a->model, F_OK) == 0) {
@@ -26,8 +29,8 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     }
 }
 
-// The tokenizer of a file, or of bytes for a vocabulary of 256. Returns false if there is none: text is printed as
-// numbers. Stops if the tokenizer has more tokens than the model.
+// *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
+// text is then printed as numbers. Stops if the tokenizer has more tokens than the model.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
     find_tokenizer_file(path, a);
@@ -45,8 +48,8 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// *tokens (malloced) = the prompt. An empty prompt becomes the token that begins a document: end-of-text, or a newline
-// in bytes. Returns the number of tokens; tokenizer may be NULL.
+// *tokens (malloced) = the prompt. Returns the number of tokens. An empty prompt becomes one token: end-of-text, for
+// bytes a newline, without a tokenizer (NULL) the last token of the vocabulary.
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
     if (*text && !tokenizer) {
         input_error("--prompt is text, but a model of %d tokens needs a tokenizer: give GPT-2's merges file with "
@@ -95,7 +98,7 @@ static inline void tokenize_text(const TrainArgs *a) {
     }
     Tokenizer tokenizer = tokenizer_load(a->tokenizer);
     if (tokenizer_vocab_size(&tokenizer) > SHARD_VOCABULARY) {
-        input_error("the tokenizer '%s' has %d tokens; the ids of a shard end at %d", a->tokenizer,
+        input_error("the tokenizer '%s' has %d tokens; a token shard holds ids up to %d", a->tokenizer,
                     tokenizer_vocab_size(&tokenizer), SHARD_VOCABULARY - 1);
     }
     int *tokens = NULL;
