@@ -84,7 +84,7 @@ static double vector_error(const real *a, const real *b, size_t n) {
     return error;
 }
 
-// one tensor of one layer in a flat block (ParamLayout)
+// one tensor of one layer in a flat buffer (ParamLayout)
 typedef struct {
     ParamId id;
     int layer;
@@ -113,7 +113,7 @@ static int list_tensors(Tensor *list, const GPT2Config *c) {
     return count;
 }
 
-// Compares two flat blocks, each tensor of each layer alone. Prints the largest error.
+// Compares two flat buffers, each tensor of each layer alone. Prints the largest error.
 static void assert_blocks_close(const char *name, const real *got, const real *expected, const GPT2Config *c,
                                 double limit) {
     Tensor list[MAX_TENSORS];
@@ -183,7 +183,7 @@ static real *copy_block(const GPT2 *m, const real *block) {
     return (real *)memcpy(xmalloc(bytes), block, bytes);
 }
 
-// a flat block of zeros
+// a flat buffer of zeros
 static real *empty_block(const GPT2Config *c) { return (real *)xcalloc(param_layout(c).total, sizeof(real)); }
 
 // gradients of a model that stores them in `real`
@@ -1004,7 +1004,7 @@ static int visit_gaps(GPT2 *m, bool fill) {
     return count;
 }
 
-// The shape leaves a gap after every tensor except the blocks of parameters.
+// The shape leaves a gap after every tensor except the flat buffers of parameters.
 static void check_gaps(ModelOptions options) {
     GPT2Config config = {11, 67, 71, 2, 3, 33};
     AdamW hyper = golden_hyper(1);

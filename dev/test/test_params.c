@@ -1,4 +1,4 @@
-// params.h and layout.h: model shapes, parameter counts, the flat block, AdamW's ranges, shards, initial values.
+// params.h and layout.h: model shapes, parameter counts, the flat buffer, AdamW's ranges, shards, initial values.
 #include "testing.h"
 #include "slice_copy.h"
 #include "llmc/adamw.h"
@@ -122,7 +122,7 @@ static void test_parameter_counts(void **state) {
 
 // ---- names and layout
 
-// Hugging Face's names, in the order of the flat block
+// Hugging Face's names, in the order of the flat buffer
 static const char *const names_of_layer_3[NUM_PARAM_TENSORS] = {
     "wte.weight",
     "wpe.weight",
@@ -165,7 +165,7 @@ static void test_shapes(void **state) {
 }
 
 // Every tensor starts at the first aligned element after the tensor before it. So tensors are disjoint, a layer is
-// contiguous, and the block ends with the last tensor.
+// contiguous, and the buffer ends with the last tensor.
 static void test_layout(void **state) {
     (void)state;
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l2h4c64", "d12", "gpt3:c12288"};
@@ -244,7 +244,7 @@ static void test_one_element_at_its_five_addresses(void **state) {
     SliceRange k = slice_range(&slice, 1);
     assert_true(k.local == 384 * 768 && k.global == (768 + 384) * 768 && k.count == 384 * 768);
     assert_int_equal(k.local + element - k.global, in_slice.offset);
-    // flat block
+    // flat buffer
     Sharding sharding = {2, 0, 3, 2, tp_rank};
     ParamLayout layout = param_layout_sharded(&c, sharding);
     assert_int_equal(layout.total, 62710272);
@@ -273,7 +273,7 @@ static void test_one_element_at_its_five_addresses(void **state) {
     assert_int_equal(COL * param_rows(QKVW, &c) + ROW, 24261);
 }
 
-// Buckets are adjacent, chunks of a bucket have one size, and the shards of all ranks make up the block.
+// Buckets are adjacent, chunks of a bucket have one size, and the shards of all ranks make up the flat buffer.
 static void check_buckets(const ParamLayout *layout) {
     size_t at = 0, shard = 0, ranks = (size_t)layout->sharding.dp_size, rank = (size_t)layout->sharding.dp_rank;
     for (int i = 0; i < num_buckets(layout); i++) {
@@ -390,7 +390,7 @@ static void test_shards(void **state) {
 
 // ---- initial values
 
-// all tensors at their offsets in the flat block; gaps and padding are zero, as in a new arena
+// all tensors at their offsets in the flat buffer; gaps and padding are zero, as in a new arena
 static real *initialised(const GPT2Config *c, uint64_t seed) {
     ParamLayout layout = param_layout(c);
     real *params = (real *)xcalloc(layout.total, sizeof(real));

@@ -575,7 +575,7 @@ static void check_device_bytes(int t, Comm *host) {
     (void)host;
 }
 
-// A shape without gaps in the flat block, for two shards and for two slices.
+// A shape without gaps in the flat buffer, for two shards and for two slices.
 enum { VOLUME_L = 3, VOLUME_C = 256, VOLUME_V = 256, VOLUME_T = 16, VOLUME_MICRO_STEPS = 2 };
 static const GPT2Config volume_config = {VOLUME_T, VOLUME_V, VOLUME_V, VOLUME_L, 4, VOLUME_C};
 
