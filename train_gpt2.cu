@@ -24,7 +24,7 @@ nothing.
 #include "llmc/params.h"                    // GPT2Config, ParamId, param_specs
 #include "llmc/backends.h"                  // Backend, backend_choose
 #include "llmc/memory/plan.h"               // Plan, Arena, Scratch
-#include "llmc/memory/activations.h"        // ActivationId, ActivationSlots: saved or recomputed
+#include "llmc/memory/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"             // Zero: -z
@@ -85,7 +85,6 @@ typedef struct {
     Plan plan;
     unsigned char *arena;  // device memory of the plan
     GPT2Tensors tensors;
-    ActivationSlots slots;
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
     BlockActivations *block_activations;  // (L)
@@ -132,7 +131,7 @@ static size_t activation_bytes(const GPT2 *m, ActivationId id) {
     return activation_elements(id, o->B * o->T, &m->config, &m->local, !o->gather_again) * size;
 }
 static void *activation(const GPT2 *m, ActivationId id, int layer) {
-    size_t slot = (size_t)activation_slot(&m->slots, id, layer);
+    size_t slot = (size_t)activation_slot(&m->options.recompute, id, layer, m->config.num_layers);
     return (char *)m->tensors.activations[id] + slot * activation_bytes(m, id);
 }
 static floatX *act(const GPT2 *m, ActivationId id, int layer) { return (floatX *)activation(m, id, layer); }
@@ -174,11 +173,13 @@ static BlockGrads block_grads(const GPT2 *m, int l) {
     return g;
 }
 
-static bool is_saved(const GPT2 *m, ActivationId id, int l) { return slot_is_saved(&m->slots, id, l); }
+static bool is_saved(const GPT2 *m, ActivationId id, int l) {
+    return activation_is_saved(&m->options.recompute, id, l);
+}
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
     // false: block_forward recomputes block l with its checkpoint segment
-    bool recomputes = m->slots.recompute_from[l] <= l;
+    bool recomputes = recompute_from(&m->options.recompute, l) <= l;
     size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
@@ -297,7 +298,6 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->device = options.backend->device;
     m->local = options_local_shape(&config, &options);
     m->layout = param_layout_sharded(&config, options.sharding);
-    m->slots = activation_slots_create(&options.recompute, config.num_layers);
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
     m->arena = arena_create(&m->plan, m->device);
@@ -336,7 +336,6 @@ static void gpt2_free(GPT2 *m) {
     free(m->block_params);
     free(m->block_grads);
     free(m->block_activations);
-    activation_slots_free(&m->slots);
     plan_free(&m->plan);
 }
 
@@ -638,8 +637,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
 // The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its checkpoint segment. -1:
 // none
 static int read_after(const GPT2 *m, int l) {
-    int next = l - 1;
-    return next >= 0 && m->slots.recompute_from[next] < next ? m->slots.recompute_from[next] : next;
+    int next = l - 1, from = next >= 0 ? recompute_from(&m->options.recompute, next) : next;
+    return from < next ? from : next;
 }
 
 // The gradients of the embeddings; wte's is added to that of the logits.
@@ -674,7 +673,8 @@ static void gpt2_backward(GPT2 *m, real scale) {
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, num_buckets(&m->layout) - 1);
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
-        for (int before = m->slots.recompute_from[l]; before < l; before++) {  // -r 4 -rk: l's checkpoint segment
+        // -r 4 -rk: l's checkpoint segment
+        for (int before = recompute_from(&m->options.recompute, l); before < l; before++) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);
         }

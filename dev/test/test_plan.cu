@@ -188,43 +188,38 @@ static void test_saved_channels_of_every_level(void **state) {
     const int expected[] = {16, 12, 10, 6, 1};
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
         Recompute r = {level, 1, L};
-        ActivationSlots p = activation_slots_create(&r, L);
         int saved = 0;
         for (int id = LN1; id <= RESIDUAL3; id++) {
             const int channels[] = {0, 0, 1, 1, 3, 4};  // by Width
             for (int l = 0; l < L && !activation_specs[id].statistic; l++) {
-                saved += slot_is_saved(&p, (ActivationId)id, l) ? channels[activation_specs[id].width] : 0;
+                saved += activation_is_saved(&r, (ActivationId)id, l) ? channels[activation_specs[id].width] : 0;
             }
         }
         assert_int_equal(saved, L * expected[level]);
-        activation_slots_free(&p);
     }
 }
 
 // A saved activation has its own slot. Recomputed activations of one segment have different slots.
 static void check_slots(const Recompute *r, int L) {
-    ActivationSlots p = activation_slots_create(r, L);
     for (int id = LN1; id <= RESIDUAL3; id++) {
         const ActivationSpec *spec = &activation_specs[id];
         for (int a = 0; a < L; a++) {
-            int at = activation_slot(&p, (ActivationId)id, a);
-            bool saved = slot_is_saved(&p, (ActivationId)id, a);
-            assert_int_equal(saved, activation_is_saved(r, (ActivationId)id, a));
+            int at = activation_slot(r, (ActivationId)id, a, L);
+            bool saved = activation_is_saved(r, (ActivationId)id, a);
             if (!saved && spec->home != IN_SLOTS) { continue; }
-            assert_in_range(at, 0, p.num_slots[id] - 1);
+            assert_in_range(at, 0, num_activation_slots(r, (ActivationId)id, L) - 1);
             for (int b = a + 1; b < L; b++) {
-                bool other_saved = slot_is_saved(&p, (ActivationId)id, b);
+                bool other_saved = activation_is_saved(r, (ActivationId)id, b);
                 bool alive_together = saved || other_saved || segment_end(r, a) == segment_end(r, b);
                 if (alive_together && (other_saved || spec->home == IN_SLOTS)) {
-                    assert_int_not_equal(at, activation_slot(&p, (ActivationId)id, b));
+                    assert_int_not_equal(at, activation_slot(r, (ActivationId)id, b, L));
                 }
             }
         }
     }
     int recomputed = 0;
-    for (int l = L - 1; l >= 0; l--) { recomputed += l + 1 - p.recompute_from[l]; }
+    for (int l = L - 1; l >= 0; l--) { recomputed += l + 1 - recompute_from(r, l); }
     assert_int_equal(recomputed, L);  // every block belongs to one segment
-    activation_slots_free(&p);
 }
 
 static void test_slots(void **state) {

@@ -14,7 +14,8 @@ Below -87.3 the result is 0, above 88.3 exp(88.3); a NaN stays a NaN. The fp64 b
 #ifdef PRECISION_FP64
 static inline real fast_exp(real x) { return exp(x); }
 #else
-static inline real fast_exp(real x) {
+// Always inlined: a loop with a call is not vectorised, and gcc's own choice depends on the size of the whole program.
+__attribute__((always_inline)) static inline real fast_exp(real x) {
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer held in the low bits
     float clamped = x > 88.3f ? 88.3f : x;
     float shifted = clamped * 1.44269504f + shift;

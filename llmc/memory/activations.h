@@ -16,8 +16,8 @@ segment), or in scratch. With tensor parallelism a rank holds its own heads and 
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
 them again in the backward.
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, ActivationSlots, activation_slots_create, activation_slots_free,
-         activation_slot, slot_is_saved
+         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, num_activation_slots,
+         activation_slot
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -137,54 +137,39 @@ static inline bool activation_is_saved(const Recompute *r, ActivationId id, int 
     return level < activation_specs[id].recomputed_at;
 }
 
-// The saved tensors of an activation have the first slots, in the order of the layers. The recomputed tensors share the
-// slots behind the saved ones.
-typedef struct {
-    int num_layers;
-    int num_slots[NUM_ACTIVATIONS], num_saved[NUM_ACTIVATIONS];
-    // (L) the first block of block l's checkpoint segment, if l is the segment's last block; l + 1 if l is not the last
-    // block; l below -r 4
-    int *recompute_from;
-    int *slots;  // (NUM_ACTIVATIONS,L) from num_saved on: recomputed, in this slot or in scratch
-} ActivationSlots;
+// The first block of the layer's checkpoint segment, if the layer is the segment's last block; layer + 1 if it is not
+// the last block; the layer itself below -r 4.
+static inline int recompute_from(const Recompute *r, int layer) {
+    if (segment_end(r, layer) != layer) { return layer + 1; }
+    return layer_level(r, layer) == RECOMPUTE_BLOCK ? layer / r->every * r->every : layer;
+}
 
-static inline void activation_assign_slots(ActivationSlots *s, const Recompute *r, ActivationId id) {
-    const ActivationSpec *spec = &activation_specs[id];
-    int saved = 0, shared = 0, layers = spec->layered ? s->num_layers : 1;
+// ---- slots: the saved tensors of an activation have the first slots, in the order of the layers. The recomputed
+// tensors share the slots behind the saved ones, one slot for each block of a segment.
+
+// saved tensors of an activation in blocks [0, layers)
+static inline int num_saved(const Recompute *r, ActivationId id, int layers) {
+    int saved = 0;
     for (int l = 0; l < layers; l++) { saved += activation_is_saved(r, id, l); }
-    for (int l = 0, next = 0; l < layers; l++) {
-        int in_segment = layer_level(r, l) == RECOMPUTE_BLOCK ? l % r->every : 0;
-        bool is_saved = activation_is_saved(r, id, l);
-        s->slots[id * s->num_layers + l] = is_saved ? next++ : saved + in_segment;
-        if (!is_saved && spec->home == IN_SLOTS && in_segment >= shared) { shared = in_segment + 1; }
+    return saved;
+}
+
+static inline int index_in_segment(const Recompute *r, int layer) {
+    return layer_level(r, layer) == RECOMPUTE_BLOCK ? layer % r->every : 0;
+}
+
+// slots of an activation in a model of L blocks
+static inline int num_activation_slots(const Recompute *r, ActivationId id, int L) {
+    int layers = activation_specs[id].layered ? L : 1, shared = 0;
+    for (int l = 0; l < layers && activation_specs[id].home == IN_SLOTS; l++) {
+        int needed = activation_is_saved(r, id, l) ? 0 : index_in_segment(r, l) + 1;
+        shared = needed > shared ? needed : shared;
     }
-    s->num_saved[id] = saved;
-    s->num_slots[id] = saved + shared;
+    return num_saved(r, id, layers) + shared;
 }
 
-// Free with activation_slots_free.
-static inline ActivationSlots activation_slots_create(const Recompute *r, int L) {
-    ActivationSlots s;
-    s.num_layers = L;
-    s.slots = (int *)xmalloc((size_t)NUM_ACTIVATIONS * (size_t)L * sizeof(int));
-    s.recompute_from = (int *)xmalloc((size_t)L * sizeof(int));
-    for (int id = 0; id < NUM_ACTIVATIONS; id++) { activation_assign_slots(&s, r, (ActivationId)id); }
-    for (int l = 0; l < L; l++) {
-        int begin = layer_level(r, l) == RECOMPUTE_BLOCK ? l / r->every * r->every : l;
-        s.recompute_from[l] = segment_end(r, l) == l ? begin : l + 1;
-    }
-    return s;
-}
-
-static inline void activation_slots_free(ActivationSlots *s) {
-    free(s->slots);
-    free(s->recompute_from);
-}
-
-static inline int activation_slot(const ActivationSlots *s, ActivationId id, int layer) {
-    return s->slots[id * s->num_layers + layer];
-}
-
-static inline bool slot_is_saved(const ActivationSlots *s, ActivationId id, int layer) {
-    return activation_slot(s, id, layer) < s->num_saved[id];
+// the slot of one layer's tensor; a recomputed tensor may live in scratch instead
+static inline int activation_slot(const Recompute *r, ActivationId id, int layer, int L) {
+    if (activation_is_saved(r, id, layer)) { return num_saved(r, id, layer); }
+    return num_saved(r, id, activation_specs[id].layered ? L : 1) + index_in_segment(r, layer);
 }

@@ -145,19 +145,18 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
     size_t B = (size_t)o->B, T = (size_t)o->T;
     PLAN_ADD(tokens, SAVED, DT_I32, dims2(B, T));
     PLAN_ADD(targets, SAVED, DT_I32, dims2(B, T));
-    ActivationSlots slots = activation_slots_create(&o->recompute, c->num_layers);
     LocalShape shape = options_local_shape(c, o);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
         const ActivationSpec *spec = &activation_specs[id];
-        if (slots.num_slots[id] == 0) { continue; }
-        size_t count = (size_t)slots.num_slots[id], width = activation_width((ActivationId)id, c, &shape);
+        size_t count = (size_t)num_activation_slots(&o->recompute, (ActivationId)id, c->num_layers);
+        if (count == 0) { continue; }
+        size_t width = activation_width((ActivationId)id, c, &shape);
         size_t rows = activation_rows((ActivationId)id, o->B * o->T, &shape, !o->gather_again);
         Dims dims =
             spec->rows == ALL_ROWS || shape.tp_size == 1 ? dims4(count, B, T, width) : dims3(count, rows, width);
         size_t member = offsetof(GPT2Tensors, activations) + (size_t)id * sizeof(void *);
         plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
     }
-    activation_slots_free(&slots);
 }
 
 static inline size_t larger(size_t a, size_t b) { return a > b ? a : b; }

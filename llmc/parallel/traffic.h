@@ -13,15 +13,16 @@ defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
 #include "llmc/memory/gpt2_plan.h"
 
 // All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
-// recompute_from[l] (of ActivationSlots) to l. A layer in neither of the two buffers is all-gathered before the read.
-static inline int zero_layer_gathers(const int *recompute_from, int L) {
+// recompute_from(l) to l. A layer in neither of the two buffers is all-gathered before the read.
+static inline int zero_layer_gathers(const Recompute *r, int L) {
     int buffered[2] = {-1, -1}, gathers = 0;
     for (int l = 0; l < L; l++) {
         gathers += buffered[l % 2] != l;
         buffered[l % 2] = l;
     }
     for (int l = L - 1; l >= 0; l--) {
-        for (int read = recompute_from[l] < l ? recompute_from[l] : l; read <= l; read++) {
+        int from = recompute_from(r, l);
+        for (int read = from < l ? from : l; read <= l; read++) {
             gathers += buffered[read % 2] != read;
             buffered[read % 2] = read;
         }
@@ -31,7 +32,7 @@ static inline int zero_layer_gathers(const int *recompute_from, int L) {
 
 // gradients: the type that the backward writes
 static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradients, int micro_steps,
-                                       const int *recompute_from) {
+                                       const Recompute *r) {
     int ranks = layout->sharding.dp_size, rank = layout->sharding.dp_rank, stage = layout->sharding.stage;
     uint64_t sent = 0, reductions = stage < 2 ? 1 : (uint64_t)micro_steps;
     for (int i = 0; i < num_buckets(layout); i++) {
@@ -42,7 +43,7 @@ static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradient
         if (stage > 0 && !by_layer) { sent += all_gather_bytes(b.chunk, DT_FLOATX, ranks); }
     }
     if (stage < 3) { return sent; }
-    uint64_t gathers = (uint64_t)micro_steps * (uint64_t)zero_layer_gathers(recompute_from, layout->num_layers);
+    uint64_t gathers = (uint64_t)micro_steps * (uint64_t)zero_layer_gathers(r, layout->num_layers);
     return sent + gathers * all_gather_bytes(layout->chunk[LAYER_BUCKET], DT_FLOATX, ranks);
 }
 
@@ -52,24 +53,24 @@ static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradient
 //   -ra 1, or a recomputed layernorm: each of ln1 and ln2     1
 //   -r 4: recomputation of a block                            4; of the last block of a checkpoint segment 2
 //   outside of the blocks                                     4
-static inline int row_collectives(const ActivationSlots *slots, bool gather_again) {
+static inline int row_collectives(const Recompute *r, int L, bool gather_again) {
     int count = 4;
-    for (int l = 0; l < slots->num_layers; l++) {
+    for (int l = 0; l < L; l++) {
         count += 8;
-        count += gather_again || !slot_is_saved(slots, LN1, l);
-        count += gather_again || !slot_is_saved(slots, LN2, l);
-        count += slot_is_saved(slots, QKV, l) ? 0 : 2;
-        count += slot_is_saved(slots, RESIDUAL3, l) ? 0 : 2;
+        count += gather_again || !activation_is_saved(r, LN1, l);
+        count += gather_again || !activation_is_saved(r, LN2, l);
+        count += activation_is_saved(r, QKV, l) ? 0 : 2;
+        count += activation_is_saved(r, RESIDUAL3, l) ? 0 : 2;
     }
     return count;
 }
 
-static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const ModelOptions *o, const ParamLayout *layout,
-                                                  const ActivationSlots *slots) {
+static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const ModelOptions *o,
+                                                  const ParamLayout *layout) {
     int t = layout->sharding.tp_size;
     size_t N = (size_t)o->B * (size_t)o->T, rows = (size_t)logits_chunk(c, o);
     uint64_t chunk = all_gather_bytes(chunk_size(N, t) * (size_t)c->channels, DT_FLOATX, t);
-    uint64_t sent = (uint64_t)row_collectives(slots, o->gather_again) * chunk;
+    uint64_t sent = (uint64_t)row_collectives(&o->recompute, c->num_layers, o->gather_again) * chunk;
     for (size_t row = 0; row < N; row += rows) {
         sent += all_gather_bytes(3 * (N - row < rows ? N - row : rows), DT_REAL, t);
     }
@@ -79,11 +80,9 @@ static inline uint64_t tensor_parallel_sent_bytes(const GPT2Config *c, const Mod
 
 static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const ModelOptions *o) {
     ParamLayout layout = param_layout_sharded(c, o->sharding);
-    ActivationSlots slots = activation_slots_create(&o->recompute, c->num_layers);
     const Sharding *s = &layout.sharding;
-    uint64_t bytes = zero_sent_bytes(&layout, o->gradients, o->micro_steps, slots.recompute_from);
+    uint64_t bytes = zero_sent_bytes(&layout, o->gradients, o->micro_steps, &o->recompute);
     bytes += all_reduce_bytes(2, DT_REAL, s->dp_rank * s->tp_size + s->tp_rank, s->dp_size * s->tp_size);
-    if (s->tp_size > 1) { bytes += tensor_parallel_sent_bytes(c, o, &layout, &slots); }
-    activation_slots_free(&slots);
+    if (s->tp_size > 1) { bytes += tensor_parallel_sent_bytes(c, o, &layout); }
     return bytes;
 }
