@@ -49,8 +49,8 @@ static inline Matrix team_operand(bf16 *copy, const floatX *x, size_t rows, size
 
 // the weight (OC,C) as a GEMM operand; with -f 2, from the rounded copy of the parameters
 static inline Matrix matmul_weight(const Exec *ex, const floatX *weight, size_t C) {
-    const RoundedCopies *r = &ex->rounded;
-    if (r->params) { return matrix(r->params + (weight - r->source), DT_BF16, C, 1); }
+    const bf16 *rounded = ex->rounded.params;
+    if (rounded) { return matrix(rounded + (weight - ex->rounded.source), DT_BF16, C, 1); }
     return matrix(weight, DT_FLOATX, C, 1);
 }
 

@@ -55,15 +55,12 @@ static inline void config_check(const GPT2Config *c, const char *where) {
     }
 }
 
-// a descriptor and its shape
-typedef struct {
-    const char *name;
-    int num_layers, num_heads, channels, max_seq_len;
-} KnownModel;
-
 // d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al.
 // 2020
-static const KnownModel known_models[] = {
+static const struct {
+    const char *name;
+    int num_layers, num_heads, channels, max_seq_len;
+} known_models[] = {
     {"d6", 6, 6, 384, 1024},
     {"d12", 12, 12, 768, 1024},
     {"d24", 24, 16, 1024, 1024},
@@ -89,12 +86,11 @@ enum { NUM_KNOWN_MODELS = sizeof known_models / sizeof known_models[0] };
 static inline bool config_from_descriptor(GPT2Config *c, const char *word, int data_vocab, int max_seq_len) {
     const char *name = strncmp(word, "gpt2:", 5) == 0 ? word + 5 : word;
     for (int i = 0; i < NUM_KNOWN_MODELS; i++) {
-        const KnownModel *m = &known_models[i];
-        if (strcmp(name, m->name) != 0) { continue; }
-        c->num_layers = m->num_layers;
-        c->num_heads = m->num_heads;
-        c->channels = m->channels;
-        c->max_seq_len = m->max_seq_len;
+        if (strcmp(name, known_models[i].name) != 0) { continue; }
+        c->num_layers = known_models[i].num_layers;
+        c->num_heads = known_models[i].num_heads;
+        c->channels = known_models[i].channels;
+        c->max_seq_len = known_models[i].max_seq_len;
         config_set_vocab(c, GPT2_VOCAB);
         return true;
     }

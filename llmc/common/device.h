@@ -2,7 +2,7 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, RoundedCopies, Device, DeviceGraph, cpu_device, now_seconds
+defines: Exec, Device, DeviceGraph, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -16,16 +16,13 @@ done when the call returns. On a GPU the call returns at once, and events tell t
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
 
-// -f 2: matmul inputs rounded to bf16, in buffers of the plan
-typedef struct {
-    bf16 *in, *dout, *params;
-    const floatX *source;  // the parameters that `params` is a copy of
-    size_t count;          // elements of source
-} RoundedCopies;
-
 typedef struct Exec {
     struct PreparedMatmuls *matmuls;
-    RoundedCopies rounded;  // all NULL: matmuls do not round their inputs
+    struct
+    {  // -f 2: matmul inputs rounded to bf16, in buffers of the plan; all NULL: matmuls do not round their inputs
+        bf16 *in, *dout, *params;
+        const floatX *source;  // the parameters that `params` is a copy of
+    } rounded;
     struct CudaExec *cuda;  // NULL on a CPU
     bool rare_shapes;       // the next matmuls have shapes that seldom repeat: they are not autotuned
 } Exec;
