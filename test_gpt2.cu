@@ -1199,7 +1199,7 @@ static void check_resumes(TrainArgs *args, int first, int last) {
         reports[i] = train_step(&straight);
         skipped += *reports[i].note != 0;
     }
-    if (args->loss_guard > 0) { assert_in_range(skipped, 1, RUN_STEPS - 1); }
+    if (args->skip_loss > 0) { assert_in_range(skipped, 1, RUN_STEPS - 1); }
     for (int stop = first; stop <= last; stop++) { check_resume(args, &straight, reports, stop); }
     run_close(&straight);
 }
@@ -1208,7 +1208,7 @@ static void check_resumes(TrainArgs *args, int first, int last) {
 static void test_resume(void **state) {
     (void)state;
     TrainArgs args = small_run(random_file("resume.txt", 200));
-    args.loss_guard = args.norm_guard = 1.9;
+    args.skip_loss = args.skip_norm = 1.9;
     check_resumes(&args, 1, RUN_STEPS - 1);
 }
 
@@ -1492,7 +1492,7 @@ static void test_outlier_detectors(void **state) {
     const char *path = random_file("outliers.txt", 2000);
     TrainArgs args = small_run(path);
     assert_stops(1, "training diverged: step 1", start_diverging, &path);
-    args.loss_guard = 5;
+    args.skip_loss = 5;
     Run run;
     run_open(&run, &args, alone_host());
     train_step(&run);

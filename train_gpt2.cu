@@ -97,9 +97,8 @@ typedef struct {
     TensorParallel tp;
     Zero zero;
     // ---- optimizer
-    OptimizerState
-        optimizer;   // params: (layout.total), at -z 3 the shard. The rest: (layout.total), from -z 1 on the shard
-    Gradient grads;  // (layout.total), from -z 2 on buffers of buckets
+    OptimizerState optimizer;   // params: the shard at -z 3; the rest: the shard from -z 1 on
+    Gradient grads;             // (layout.total), from -z 2 on buffers of buckets
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     int *first_range;           // (buckets + 1) index of each bucket's first update range
     // ---- the current micro-batch
@@ -192,8 +191,8 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
         .qkv = act(m, QKV, l),
         .atty = act(m, ATTY, l),
         .lse = statistic(m, LSE, l),
-        .keys = m->tensors.decode_keys + cache,
-        .values = m->tensors.decode_values + cache,
+        .keys = m->tensors.decode_keys ? m->tensors.decode_keys + cache : NULL,
+        .values = m->tensors.decode_values ? m->tensors.decode_values + cache : NULL,
         .residual2 = act(m, RESIDUAL2, l),
         .fch = act(m, FCH, l),
         .fch_gelu = is_saved(m, FCH_GELU, l) ? act(m, FCH_GELU, l) : NULL,
@@ -206,8 +205,13 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
 
 // ---- build and free
 
-static Scratch scratch_create(GPT2 *m, void *memory, const char *name) {
-    Scratch s = {memory, plan_tensor_bytes(&m->plan, name), NULL, m->device, &m->exec};
+// a scratch buffer on a planned tensor, or without memory if `memory` is NULL
+static Scratch scratch_create(GPT2 *m, floatX *memory) {
+    Scratch s = {memory, 0, NULL, m->device, &m->exec};
+    for (int i = 0; memory && i < m->plan.count; i++) {
+        const PlanTensor *t = &m->plan.tensors[i];
+        if (m->arena + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
+    }
     return s;
 }
 
@@ -218,7 +222,7 @@ static void open_optimizer(GPT2 *m) {
     m->grads.at = t->grads;
     m->grads.dtype = m->options.gradients;
     m->loss = t->results;
-    m->norm_squared = t->results ? t->results + 1 : NULL;
+    m->norm_squared = t->results + 1;
 }
 
 static void open_zero(GPT2 *m) {
@@ -302,10 +306,10 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->plan = gpt2_plan(&config, &options);
     m->arena = arena_create(&m->plan, m->device);
     arena_bind(m->arena, &m->plan, &m->tensors);
-    m->wide = scratch_create(m, m->tensors.wide, "wide");
-    m->normed = scratch_create(m, m->tensors.normed, "normed");
-    m->narrow = scratch_create(m, m->tensors.narrow, "narrow");
-    m->gathered_gradient = scratch_create(m, m->tensors.gathered_gradient, "gathered_gradient");
+    m->wide = scratch_create(m, m->tensors.wide);
+    m->normed = scratch_create(m, m->tensors.normed);
+    m->narrow = scratch_create(m, m->tensors.narrow);
+    m->gathered_gradient = scratch_create(m, m->tensors.gathered_gradient);
     open_optimizer(m);
     open_zero(m);
     open_tensor_parallel(m);
@@ -598,8 +602,10 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     // the MLP, from the down-projection to ln2
     recompute_attention(m, l);
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
-    rows_all_gather(tp, &dout);
+    if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }  // else after ln2, for which recompute_fch waits
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
+    if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
+    if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
     recompute_fch(m, l, &ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
     // fcb's gradient is the column sums of dfch, computed in the same matmul
@@ -676,7 +682,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
         // -r 4 -rk: l's checkpoint segment
         for (int before = recompute_from(&m->options.recompute, l); before < l; before++) {
             wait_for_params(m, before, before + 1);
-            block_forward(m, before);
+            block_forward(
+                m,
+                before);  // with -ge 1 the fused GELU, as in the forward  // with -ge 1 the fused GELU, as in the forward
         }
         wait_for_params(m, l, read_after(m, l));
         block_backward(m, l, dresidual, mode);
@@ -1093,9 +1101,9 @@ static void read_results(Run *run, long long n) {
     u->norm = sqrt((double)u->results[1]);
     double z_loss = outlier_zscore(&run->loss_outliers, u->loss);
     double z_norm = outlier_zscore(&run->norm_outliers, u->norm);
-    if (a->loss_guard > 0 && z_loss > a->loss_guard) {
+    if (a->skip_loss > 0 && z_loss > a->skip_loss) {
         u->note = "skipped: loss is an outlier";
-    } else if (a->norm_guard > 0 && z_norm > a->norm_guard) {
+    } else if (a->skip_norm > 0 && z_norm > a->skip_norm) {
         u->note = "skipped: gradient norm is an outlier";
     }
     u->known = true;
@@ -1130,7 +1138,7 @@ static bool start_step(Run *run) {
     m->device->event_record((int)(n % 2), &m->exec);
     AdamW hyper = step_hyper(run);
     u->learning_rate = (double)hyper.learning_rate;
-    if (run->args->loss_guard > 0 || run->args->norm_guard > 0) { read_results(run, n); }
+    if (run->args->skip_loss > 0 || run->args->skip_norm > 0) { read_results(run, n); }
     if (!*u->note) { gpt2_update(m, &hyper); }
     run->enqueued++;
     return true;
@@ -1320,9 +1328,8 @@ static void train(TrainArgs *a, Comm *host) {
             printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
             fflush(stdout);
         }
-        if (due(run.step, a->check_replicas, false)) {
-            compare_ranks(&run);
-        }  // before a checkpoint saves corrupt weights
+        // before a checkpoint saves corrupt weights
+        if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
             save_checkpoint(&run);
             saved = run.step;

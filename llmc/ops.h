@@ -1,6 +1,6 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
+defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
          Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
@@ -29,6 +29,8 @@ typedef struct {
     void *at;
     DType dtype;  // DT_REAL or DT_BF16
 } Gradient;
+
+static const Gradient no_gradient = {NULL, DT_REAL};
 
 // the gradient from element `offset` on
 static inline Gradient gradient_at(Gradient g, size_t offset) {

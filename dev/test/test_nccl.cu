@@ -1,5 +1,5 @@
 /*
-The communicator between GPUs (comm_nccl.cuh), as far as one GPU can test it.
+The communicator between GPUs (comm_nccl.cuh), tested on one GPU or several.
     test_nccl               NCCL in a group of one: collectives, comm_wait, CUDA graphs, split groups
     mpirun test_nccl ranks  through NCCL if each rank has a GPU, else through MPI and host memory
     test_nccl backends      the backends of this build

@@ -4,6 +4,7 @@ activations that each -r saves, and the options that --fit chooses.
 */
 #include "llmc/backends.h"
 #include "llmc/memory/fit.h"
+#include "plan_bytes.h"
 #include "testing.h"
 
 static const GPT2Config gpt2_124m = {1024, 50257, 50304, 12, 12, 768};

@@ -18,7 +18,6 @@ Buffers     A: the all-gathered input of a matmul; the layernorm writes the rank
 
 enum { LAYERS = 2, MAX_RANKS = 8, MAX_ARRAYS = 4096, CLASSIFIER_ROWS = 7, GPT2_SEED = 5 };
 static const double TOLERANCE = DT_REAL == DT_F64 ? 1e-12 : 1e-5;
-static const Gradient no_gradient = {NULL, DT_REAL};
 
 typedef struct {
     GPT2Config config;

@@ -23,9 +23,8 @@ Only ratios of times matter. The rates are rounded figures of the backend (backe
 defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_text, fit_flags_text
 */
 #pragma once
-#include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
-#include "llmc/parallel/traffic.h"
+#include "llmc/memory/traffic.h"
 
 // the fields of ModelOptions that --fit may change; flags given by the user stay as they are
 typedef struct {
@@ -215,55 +214,5 @@ static inline void fit_take(ModelOptions *to, const ModelOptions *from, FitPart 
     case FIT_MOMENTS: to->moments = from->moments; return;
     case FIT_GRADIENTS: to->gradients = from->gradients; return;
     case FIT_PARTS: return;
-    }
-}
-
-// the index of `type` in a flag's choices
-static inline int type_index(const DType *types, DType type) {
-    int i = 0;
-    while (types[i] != type) { i++; }
-    return i;
-}
-
-// The flags of one part, for example "-r 2 -rn 40". text has FLAG_TEXT bytes.
-static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p, const GPT2Config *c) {
-    const Recompute *r = &p->recompute;
-    char word[FLAG_TEXT], more[FLAG_TEXT] = "";
-    text[0] = 0;
-    switch (part) {
-    case FIT_MICRO_BATCH:
-        snprintf(text, FLAG_TEXT, "-b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps);
-        return;
-    case FIT_RECOMPUTE:
-        if (r->level == RECOMPUTE_BLOCK && r->every > 1) { snprintf(more, sizeof more, " -rk %d", r->every); }
-        if (r->level > 0 && r->layers < c->num_layers) {
-            snprintf(more + strlen(more), sizeof more - strlen(more), " -rn %d", r->layers);
-        }
-        snprintf(text, FLAG_TEXT, "-r %d%.99s", r->level, more);
-        return;
-    case FIT_CLASSIFIER: snprintf(text, FLAG_TEXT, "-lc %d", p->classifier_rows); return;
-    case FIT_MASTER:
-        flag_choice_text(MASTER_CHOICES, (int)p->master, word);
-        snprintf(text, FLAG_TEXT, "-w %.99s", word);
-        return;
-    case FIT_MOMENTS:
-        flag_choice_text(MOMENT_CHOICES, type_index(moment_types, p->moments), word);
-        snprintf(text, FLAG_TEXT, "-om %.99s", word);
-        return;
-    case FIT_GRADIENTS: snprintf(text, FLAG_TEXT, "-gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); return;
-    case FIT_PARTS: return;
-    }
-}
-
-// The flags of all parts that differ between *p and *from, for example "-b 8 -d 8192 -r 2", or "". text has FLAG_TEXT
-// bytes.
-static inline void fit_flags_text(char *text, const ModelOptions *p, const ModelOptions *from, const GPT2Config *c) {
-    char part[FLAG_TEXT], was[FLAG_TEXT];
-    text[0] = 0;
-    for (int i = 0; i < FIT_PARTS; i++) {
-        fit_part_text(part, (FitPart)i, p, c);
-        fit_part_text(was, (FitPart)i, from, c);
-        size_t length = strlen(text);
-        if (strcmp(part, was) != 0) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
     }
 }

@@ -1,7 +1,7 @@
 /*
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
-defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_tensor_bytes, plan_print, plan_json, plan_free,
+defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_print, plan_json, plan_free,
          arena_create, arena_bind, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
@@ -93,14 +93,6 @@ static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
         if (lifetime == NUM_LIFETIMES || plan->tensors[i].lifetime == lifetime) { bytes += plan->tensors[i].bytes; }
     }
     return bytes;
-}
-
-// planned bytes of one tensor; 0 if it is not in the plan
-static inline size_t plan_tensor_bytes(const Plan *plan, const char *name) {
-    for (int i = 0; i < plan->count; i++) {
-        if (strcmp(plan->tensors[i].name, name) == 0) { return plan->tensors[i].bytes; }
-    }
-    return 0;
 }
 
 static inline double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }

@@ -5,7 +5,7 @@
 defines: replicas_wait, check_replicas
 */
 #pragma once
-#include "llmc/files/dataloader.h"
+#include "llmc/common/hash.h"
 #include "llmc/parallel/zero.h"
 
 // Waits until the host may read all state: parameters are all-gathered and enqueued work is done.

@@ -35,8 +35,6 @@ typedef struct {
     size_t all_elements;  // t * chunk: of a buffer for the rows of all ranks
 } TensorParallel;
 
-static const Gradient no_gradient = {NULL, DT_REAL};
-
 // ---- rows of the layernorms and of the residual stream
 
 // Sets the number of rows. decoding: every rank has all rows; nothing is all-gathered, and sums are all-reduced.

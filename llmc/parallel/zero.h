@@ -226,7 +226,7 @@ static inline void zero_grads_wait(Zero *z) {
 
 // *norm_squared (fp32) += squares of the gradients that this rank owns; replicated tensors count on tensor-parallel
 // rank 0 alone.
-static inline void zero_norm_squared(Zero *z, real *norm_squared) {
+static inline void zero_norm_squared(const Zero *z, real *norm_squared) {
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         Range ranges[LAYER_PARAMS] = {{0, param_bucket(&z->layout, b).chunk}};
         int count = 1;  // the whole chunk

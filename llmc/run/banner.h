@@ -4,7 +4,7 @@ defines: print_model_lines, print_machine_lines, print_notes
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
-#include "llmc/parallel/traffic.h"
+#include "llmc/memory/traffic.h"
 #include "llmc/run/data.h"
 
 // the model's size, its memory and its data

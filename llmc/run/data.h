@@ -3,6 +3,7 @@ The data of a run: the token files of -i and -j, their loaders, and HellaSwag's 
 defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
+#include "llmc/files/dataloader.h"
 #include "llmc/files/hellaswag.h"
 #include "llmc/run/model_source.h"
 

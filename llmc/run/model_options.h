@@ -66,6 +66,56 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
 
 // ---- --fit
 
+// the index of `type` in a flag's choices
+static inline int type_index(const DType *types, DType type) {
+    int i = 0;
+    while (types[i] != type) { i++; }
+    return i;
+}
+
+// The flags of one part, for example "-r 2 -rn 40". text has FLAG_TEXT bytes.
+static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p, const GPT2Config *c) {
+    const Recompute *r = &p->recompute;
+    char word[FLAG_TEXT], more[FLAG_TEXT] = "";
+    text[0] = 0;
+    switch (part) {
+    case FIT_MICRO_BATCH:
+        snprintf(text, FLAG_TEXT, "-b %d -d %lld", p->B, (long long)p->B * p->T * p->micro_steps);
+        return;
+    case FIT_RECOMPUTE:
+        if (r->level == RECOMPUTE_BLOCK && r->every > 1) { snprintf(more, sizeof more, " -rk %d", r->every); }
+        if (r->level > 0 && r->layers < c->num_layers) {
+            snprintf(more + strlen(more), sizeof more - strlen(more), " -rn %d", r->layers);
+        }
+        snprintf(text, FLAG_TEXT, "-r %d%.99s", r->level, more);
+        return;
+    case FIT_CLASSIFIER: snprintf(text, FLAG_TEXT, "-lc %d", p->classifier_rows); return;
+    case FIT_MASTER:
+        flag_choice_text(MASTER_CHOICES, (int)p->master, word);
+        snprintf(text, FLAG_TEXT, "-w %.99s", word);
+        return;
+    case FIT_MOMENTS:
+        flag_choice_text(MOMENT_CHOICES, type_index(moment_types, p->moments), word);
+        snprintf(text, FLAG_TEXT, "-om %.99s", word);
+        return;
+    case FIT_GRADIENTS: snprintf(text, FLAG_TEXT, "-gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); return;
+    case FIT_PARTS: return;
+    }
+}
+
+// The flags of all parts that differ between *p and *from, for example "-b 8 -d 8192 -r 2", or "". text has FLAG_TEXT
+// bytes.
+static inline void fit_flags_text(char *text, const ModelOptions *p, const ModelOptions *from, const GPT2Config *c) {
+    char part[FLAG_TEXT], was[FLAG_TEXT];
+    text[0] = 0;
+    for (int i = 0; i < FIT_PARTS; i++) {
+        fit_part_text(part, (FitPart)i, p, c);
+        fit_part_text(was, (FitPart)i, from, c);
+        size_t length = strlen(text);
+        if (strcmp(part, was) != 0) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
+    }
+}
+
 // --fit may change a flag left at its default.
 static inline FitFree fit_free(const TrainArgs *a) {
     const TrainArgs *d = &default_args;
@@ -127,8 +177,9 @@ static inline size_t room_for_each(const Backend *backend, Comm *world) {
 static inline Fit fit_any(const GPT2Config *c, ModelOptions o, size_t budget, bool *stage3) {
     Fit fit = fit_choose(c, o, &fit_all, budget, auto_gradients);
     *stage3 = fit.bytes > budget && o.training && o.sharding.dp_size > 1 && o.sharding.stage < 3;
+    if (!*stage3) { return fit; }
     o.sharding.stage = 3;
-    return *stage3 ? fit_choose(c, o, &fit_all, budget, auto_gradients) : fit;
+    return fit_choose(c, o, &fit_all, budget, auto_gradients);
 }
 
 // Sets the flags that --fit may choose, and prints the choices to `out`. Stops if nothing fits.

@@ -3,7 +3,7 @@
 defines: print_plan, print_version
 */
 #pragma once
-#include "llmc/parallel/traffic.h"
+#include "llmc/memory/traffic.h"
 #include "llmc/run/model_options.h"
 #include "llmc/run/model_source.h"
 

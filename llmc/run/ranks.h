@@ -3,7 +3,7 @@ The ranks of a run: the groups, the check that all ranks have the same input, an
 defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine
 */
 #pragma once
-#include "llmc/files/dataloader.h"
+#include "llmc/common/hash.h"
 #include "llmc/parallel/rendezvous.h"
 #include "llmc/run/train_args.h"
 #include <omp.h>
@@ -61,9 +61,13 @@ static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm 
     Comm *world = comm_open_for(device, &options, host);
     if (host->size == 1) { check_same_flags(a, device, world); }
     groups.world = world;
-    groups.dp = t > 1 ? NULL : world;
-    groups.tp = t > 1 ? comm_split(world, world->rank / t, world->rank) : comm_single(device);
-    if (t > 1) { groups.dp = comm_split(world, world->rank % t, world->rank); }
+    if (t > 1) {
+        groups.tp = comm_split(world, world->rank / t, world->rank);
+        groups.dp = comm_split(world, world->rank % t, world->rank);
+    } else {
+        groups.tp = comm_single(device);
+        groups.dp = world;
+    }
     return groups;
 }
 

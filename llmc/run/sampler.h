@@ -1,7 +1,7 @@
 /*
 Draws the next token from a row of logits.
   p(i) = exp((logit(i) - max) / temperature) / sum, over the top_k highest logits, lower ids first among equals
-  token: the first, in the order of ids, whose cumulative probability exceeds the coin
+  token: the first, in the order of ids, whose cumulative probability exceeds the random
   temperature 0 or less: the highest logit, the lowest id among equals
 A NaN counts as below -inf: it is drawn only if all logits are NaN. If the highest logit is +inf, only +inf is drawn.
 The k-th highest logit is found by radix selection on its bits, four passes of 256 bins, without scratch memory: 50257
@@ -66,13 +66,13 @@ static inline int sampler_walk(const float *logits, int vocab_size, double tempe
     return last;
 }
 
-// logits (vocab_size), without padding; top_k: 0, or vocab_size and more, is all tokens; coin: uniform in [0, 1)
-static inline int sample_token(const float *logits, int vocab_size, double temperature, int top_k, double coin) {
+// logits (vocab_size), without padding; top_k: 0, or vocab_size and more, is all tokens; random: uniform in [0, 1)
+static inline int sample_token(const float *logits, int vocab_size, double temperature, int top_k, double random) {
     int best = sampler_argmax(logits, vocab_size), ties;
     if (!(temperature > 0)) { return best; }
     int k = top_k > 0 && top_k < vocab_size ? top_k : vocab_size;
     uint32_t kth_key = sampler_kth_key(logits, vocab_size, k, &ties);
     double total, reached;
     sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, (double)INFINITY, &total);
-    return sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, coin * total, &reached);
+    return sampler_walk(logits, vocab_size, temperature, logits[best], kth_key, ties, random * total, &reached);
 }

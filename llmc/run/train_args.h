@@ -40,7 +40,7 @@ typedef struct {
     int recompute, recompute_every, recompute_layers, classifier_rows;
     int master, moments, gradients;
     // optimizer
-    double weight_decay, beta1, beta2, epsilon, clip, loss_guard, norm_guard;
+    double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
     int overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision;
@@ -253,7 +253,7 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Memory"),
     {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB", "GiB",
      "choose memory flags: the fastest that fit in GIB, or in free memory",
-     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd, as far as they are at their defaults. Every "
+     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd. Flags that are given stay. Every "
      "combination is planned exactly and its time is estimated. A choice that loses precision counts as 3 to 30 % "
      "slower. Prints each choice with its bytes and its time. With --plan and without a GPU, give GIB.",
      "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
@@ -322,13 +322,13 @@ static const Flag flag_table[] = {
      "If the norm of the gradient of all parameters exceeds X, the gradient is scaled down to norm X. metrics.jsonl "
      "holds the norm before clipping.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --grad-clip 0.5", "-sg, -l; doc/training.md"},
-    {"sl", "skip-loss", FLAG_REAL, ARG(loss_guard), 0, 1e6, NULL, "Z", "standard deviations",
+    {"sl", "skip-loss", FLAG_REAL, ARG(skip_loss), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a loss z-score above Z (default %s: never)",
      "The z-score compares a loss with the last 128 losses, itself included; nothing is skipped before there are 128. "
      "The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping makes the host "
      "wait for the loss before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sg; doc/training.md"},
-    {"sg", "skip-norm", FLAG_REAL, ARG(norm_guard), 0, 1e6, NULL, "Z", "standard deviations",
+    {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a gradient-norm z-score above Z (default %s: never)",
      "The z-score compares a gradient norm with the last 128 norms, itself included; nothing is skipped before there "
      "are 128. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. Skipping makes "
@@ -438,7 +438,7 @@ static const Flag flag_table[] = {
      "./train_gpt2 --version", "--device; doc/gpu.md"},
 
     // letters of llm.c that this trainer lacks
-    FLAG_LLMC("lg", "log the GPU's state every so many steps"),
+    FLAG_LLMC("lg", "log the GPU's state every N steps"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
