@@ -13,8 +13,8 @@ build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
 build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
-build/%/train_gpt2 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 build/check/nccl \
-	build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
+build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 build/check/bf16 \
+	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
@@ -27,7 +27,7 @@ without = $(filter-out -O% -g,$(CFLAGS))
 build/test/%: CFLAGS := $(without) -O1
 build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16: CFLAGS := $(filter-out -g,$(CFLAGS))
 build/emulated/%: CFLAGS := $(without) -O2
-build/emulated/train_gpt2 build/emulated/test_plan_bf16: CFLAGS := $(without) -O1
+build/emulated/test_plan_bf16: CFLAGS := $(without) -O1
 build/sanitize/%: CFLAGS := $(without) -O1 -g1
 # -w: gcc warns falsely of code that the sanitizers insert. Other programs compile the same sources with warnings.
 build/sanitize/%: options = -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
@@ -41,7 +41,8 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 
 # ---- programs
 
-build/sanitize/train_gpt2 build/emulated/train_gpt2 build/check/bf16: train_gpt2.cu build/flags
+build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16: \
+		train_gpt2.cu build/flags
 	$(compile)
 build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: \
 		test_gpt2.cu build/flags
