@@ -605,7 +605,6 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }  // else after ln2, for which recompute_fch waits
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
-    if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
     recompute_fch(m, l, &ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
     // fcb's gradient is the column sums of dfch, computed in the same matmul
@@ -682,9 +681,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
         // -r 4 -rk: l's checkpoint segment
         for (int before = recompute_from(&m->options.recompute, l); before < l; before++) {
             wait_for_params(m, before, before + 1);
-            block_forward(
-                m,
-                before);  // with -ge 1 the fused GELU, as in the forward  // with -ge 1 the fused GELU, as in the forward
+            block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
         }
         wait_for_params(m, l, read_after(m, l));
         block_backward(m, l, dresidual, mode);

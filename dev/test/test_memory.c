@@ -1,8 +1,7 @@
 // plan.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one owner at a time.
-#include "plan_bytes.h"
 #include "testing.h"
 #define POISON_SCRATCH
-#include "llmc/memory/plan.h"
+#include "plan_bytes.h"
 
 enum { NUM_TENSORS = 6 };
 
