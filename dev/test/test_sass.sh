@@ -63,7 +63,7 @@ matmul_column_sums_kernel                       1 0 no   the array
 # tensor cores
 attention_(forward|dq|dkv)_kernel<TensorTiles   3 - yes  queries, keys, values; a row's lse and delta
 # small: a few numbers of each block or row
-(embedding_(fold|pairs|sort)|layernorm_fold|loss_sum|norm_total)_kernel|lt_fold   0 - no   a fold, or tokens
+(embedding_(fold|pairs|sort)|(layernorm|matmul)_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
 END
 }
 
