@@ -138,6 +138,7 @@ static __device__ __forceinline__ uint64_t adamw_random_bits(const UpdateRange &
     if (element % ADAMW_GROUP == 0 && together) {
         return group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);
     }
+    NO_UNROLL
     for (int k = 0; k < ADAMW_GROUP; k++) {
         element = view_element(&range, first + k);
         uint64_t of_group = group_rounding_bits(s.seed, s.step, tensor, what, element / ADAMW_GROUP);

@@ -1,6 +1,6 @@
 /*
 Building blocks of all kernels, compiled by nvcc for the GPU (sm_80 and up) or by a C++20 compiler for the emulator.
-defines: LAUNCH, CUDA_CHECK, UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
+defines: LAUNCH, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
          Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
          unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
          warp_sum, warp_max, block_sum, block_max,
@@ -46,11 +46,14 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
     } while (0)
 #endif
 
-// unrolls the next loop: constant indices keep arrays in registers
+// UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps a rare loop small: fewer
+// registers.
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #else
 #define UNROLL
+#define NO_UNROLL
 #endif
 
 template <class A, class B> static inline HOST_DEVICE constexpr auto ceil_div(A a, B b) { return (a + b - 1) / b; }
