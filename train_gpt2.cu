@@ -177,7 +177,7 @@ static bool is_saved(const GPT2 *m, ActivationId id, int l) {
 }
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
-    // false: block_forward recomputes block l with its checkpoint segment
+    // block_backward recomputes block l itself; else block_forward does, with the rest of the checkpoint segment
     bool recomputes = recompute_from(&m->options.recompute, l) <= l;
     size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     BlockActivations a = {

@@ -12,8 +12,8 @@ blocks, some 15 us on an H200, against 60 us for the rows.
 Then a block sums a chunk of EMBEDDING_CHUNK sorted pairs, whatever their tokens, so that a frequent token does not
 burden one block. A thread has a pack of columns and walks the pairs, with several rows under way. A run of equal tokens
 that lies inside one chunk is added to dwte: no other block has that row. A run over several chunks leaves a partial sum
-in each. embedding_fold_kernel adds these up, eight warps side by side, and then adds to dwte. The block of the chunk
-where the run begins does so.
+in each. In embedding_fold_kernel the block of the chunk where the run begins adds up these partial sums, eight warps
+side by side, and adds the total to dwte.
 Tokens of other ranks come last in the order, and their pairs are not walked.
 Kernels are templates of WIDTH, the neighbouring columns of a thread: a pack, or 1 if rows are not whole packs or an
 array is not aligned to them.

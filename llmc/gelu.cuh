@@ -1,7 +1,7 @@
 /*
-GELU on the GPU. Each element is read and written once, 2n floatX, so copy bandwidth is the limit. The arithmetic would
-be a second one: a bf16 element leaves an H200 time for some 25 instructions. Hence the sigmoid by two instructions of
-the special function unit: about 10 instructions an element forward, and 20 for gelu'.
+GELU on the GPU. Each element is read and written once, 2n floatX, so copy bandwidth is the limit. Arithmetic would be a
+second limit: while a bf16 element is copied, an H200 has time for some 25 instructions. The sigmoid therefore takes two
+instructions of the special function unit: about 10 instructions an element forward, and 20 for gelu'.
 Error of the sigmoid, relative: ex2.approx and rcp.approx give 2^-22 each. The exponent z, a product with two roundings,
 puts |z| 2^-23 into 2^z. |z| is below 8 where gelu(x) is above 1e-3 |x|; beyond, the value fades faster than the error
 grows. In all at most 1e-6 relative there, and 3e-7 of |x| anywhere, the reference implementation's own error.

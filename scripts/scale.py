@@ -98,8 +98,8 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
     micro = given.ms / 1e3 / t * batch / given.b * slower(batch * given.t) / slower(given.b * given.t)
     latency = given.latency * 1e-6
     rows = 2 * batch * given.t * channels * (t - 1) / t
-    exchange = rows / (given.nvlink * 1e9) + latency
-    replayed = 2 * layers if given.replays else 0
+    collective = rows / (given.nvlink * 1e9) + latency
+    recomputed = 2 * layers if given.recomputes else 0
     link = (given.nvlink if dp * t <= given.node else given.net) * 1e9
 
     def travel(size):
@@ -108,8 +108,8 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
     def left(time, beside):
         return max(0, time - beside * micro)
 
-    waited = (6 * layers + 4 + replayed) * exchange
-    tensor = waited + left(4 * layers * exchange, 2 / 3) if t > 1 else 0
+    waited = (6 * layers + 4 + recomputed) * collective
+    tensor = waited + left(4 * layers * collective, 2 / 3) if t > 1 else 0
     sums = reduced(given, sizes, batch, dp, t, stage)
     gathers = max(0, sent - sums)
     half = travel(gathers / 2 / steps)
@@ -160,7 +160,7 @@ def main():
         stop(f"--stages takes some of 0,1,2,3; found {given.stages}")
     if given.d % (given.b * given.t):
         stop(f"-d {given.d} is not a multiple of -b x -t = {given.b * given.t}")
-    given.replays = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
+    given.recomputes = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
         "--recompute=4" in flags
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # whether the program has -tp
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3

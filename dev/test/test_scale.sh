@@ -85,7 +85,7 @@ import json, sys, types
 rank = json.load(sys.stdin)["ranks"][0]
 element = next(tensor["dtype"] for tensor in rank["tensors"] if tensor["name"] == "params")
 given = types.SimpleNamespace(e="d12", d=16384, t=1024, b=16, ms=1e-6, update_ms=0, node=8, nvlink=1, net=1, latency=0,
-                              replays=sys.argv[1] == "4")
+                              recomputes=sys.argv[1] == "4")
 _, exposed = scale.seconds(given, 0, 2, 16, 1, 8, 0)
 sent = rank["sent"] * 2 / scale.SIZES[element]
 if not abs(exposed * 1e9 / sent - 1) < 0.01:
