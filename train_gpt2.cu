@@ -567,7 +567,7 @@ static void recompute_attention(GPT2 *m, int l) {
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
-// -r 3: the MLP's up-projection
+// from -r 3 on: the MLP's up-projection
 static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
@@ -577,7 +577,7 @@ static void recompute_fch(GPT2 *m, int l, const ParallelRows *ln2) {
                            &m->exec);
 }
 
-// -r 1: GELU
+// from -r 1 on: GELU. Returns the saved or the recomputed tensor; the latter is in m->wide
 static floatX *recompute_gelu(GPT2 *m, const BlockActivations *a) {
     size_t elements = (size_t)(m->B * m->T) * (size_t)m->local.units;
     if (a->fch_gelu) { return a->fch_gelu; }
@@ -599,8 +599,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
     int NH = m->local.heads, HS = m->local.head_size;
 
-    // the MLP, from the down-projection to ln2
     recompute_attention(m, l);
+    // the MLP, from the down-projection to ln2
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
     if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }  // else after ln2, for which recompute_fch waits
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
@@ -639,8 +639,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     scratch_release(&m->wide);
 }
 
-// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its checkpoint segment. -1:
-// none
+// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of that block's checkpoint segment.
+// -1: none
 static int read_after(const GPT2 *m, int l) {
     int next = l - 1, from = next >= 0 ? recompute_from(&m->options.recompute, next) : next;
     return from < next ? from : next;

@@ -578,7 +578,7 @@ static void test_fingerprint_is_of_the_part(void **state) {
             assert_int_equal(a == b, i == j);
         }
     }
-    // as many tokens, from another offset
+    // the same number of tokens, from another offset
     uint64_t before = token_files_fingerprint(&rest);
     rest.files[0].first_token--;
     assert_true(before != token_files_fingerprint(&rest));
