@@ -639,7 +639,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     scratch_release(&m->wide);
 }
 
-// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of that block's checkpoint segment.
+// The first block that the backward reads after block l: l - 1, or at -r 4 the begin of its own checkpoint segment.
 // -1: none
 static int read_after(const GPT2 *m, int l) {
     int next = l - 1, from = next >= 0 ? recompute_from(&m->options.recompute, next) : next;
