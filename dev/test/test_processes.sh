@@ -404,6 +404,9 @@ stop_in_save() {
     echo "the process ended before a checkpoint"
 }
 
+# two_checkpoints RUN: whether the run has two checkpoints. -nk 2 and 0 keep at least two from the second save on.
+two_checkpoints() { [ "$(find "$1" -maxdepth 1 -name 'step_*[0-9]' 2>/dev/null | wc -l)" -ge 2 ]; }
+
 # strike SIGNAL RANK STATUS KEEP [FLAGS]: starts a long run of 3 ranks with -nk KEEP in the folder struck, and sends the
 # signal to RANK. KEEP 0: while the run writes a checkpoint; no checkpoint is deleted, because a deletion uses a
 # step_*.tmp too. The run must end with STATUS within a minute, half of --comm-timeout, and leave no process.
@@ -413,7 +416,7 @@ strike() {
     timeout -k 5 300 "${mpi[@]}" -np 3 "$trainer" "${together[@]}" -b 1 -z 3 -x 1000000 -n 4 -nk "$4" -o struck \
         --comm-timeout 120 "${@:5}" >"$out" 2>&1 </dev/null &
     job=$!
-    until [ -d struck/step_00000008 ] || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
+    until two_checkpoints struck || ! kill -0 "$job" 2>/dev/null; do sleep 0.02; done
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # children of mpirun, the child of timeout
     # shellcheck disable=SC2086
     victim=$(process_of "$2" $ranks)
