@@ -17,7 +17,7 @@ esac
 
 has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
-has_library() { /sbin/ldconfig -p | grep -q "$1"; }
+has_library() { grep -q "$1" <<<"$(/sbin/ldconfig -p)"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
 
 # cuobjdump and nvdisasm, which Debian does not package; needed only on a machine with nvcc

@@ -228,7 +228,7 @@ tiny=("${data[@]}" -e l2h2c32 -b 2 -t 32 -l 3e-3 -c 0.1 -v 4 -m 2 -s 4 -g 16 --t
 ten=("${tiny[@]}" -x 10 -n 5 -o run)
 three_layers=("${ten[@]}" -e l3h3c24)
 
-has_mpi() { command -v mpirun >/dev/null && "${program[$1]}" --version 2>/dev/null | grep -q 'MPI ('; }
+has_mpi() { command -v mpirun >/dev/null && grep -q 'MPI (' <<<"$("${program[$1]}" --version 2>/dev/null)"; }
 
 # train RANKS PROGRAM FLAGS...: a case of one command line
 train() {

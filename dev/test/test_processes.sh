@@ -387,7 +387,7 @@ report "--check-replicas accepts equal replicas" "$(run 0 2 "${together[@]}" -b 
 process_of() {
     local id
     for id in "${@:2}"; do
-        if tr '\0' '\n' <"/proc/$id/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then echo "$id"; fi
+        if grep -qzx "OMPI_COMM_WORLD_RANK=$1" "/proc/$id/environ"; then echo "$id"; fi
     done
 }
 being_saved() { compgen -G "$1/step_*.tmp" >/dev/null; }
@@ -420,6 +420,7 @@ strike() {
     ranks=$(pgrep -P "$(pgrep -P "$job")")  # children of mpirun, the child of timeout
     # shellcheck disable=SC2086
     victim=$(process_of "$2" $ranks)
+    [ -n "$victim" ] || { echo "rank $2 is none of the processes '$ranks'" && kill "$job" && return; }
     if [ "$4" -eq 0 ]; then stop_in_save "$victim" struck; fi
     local began=$SECONDS
     kill -s "$1" "$victim"
@@ -464,7 +465,7 @@ report "a signal that mpirun passes on stops all ranks with a checkpoint" "$(
     kill -USR1 "$(pgrep -P "$job")" # mpirun, the child of timeout
     wait "$job" || echo "exit status $?, expected 0"
     says 'told to end by a signal'
-    find signalled -name 'step_*' | grep -q . || echo "no checkpoint"
+    compgen -G 'signalled/step_*' >/dev/null || echo "no checkpoint"
 )"
 report "a signal to one rank stops all ranks with a checkpoint" "$(
     strike TERM 1 0 2

@@ -24,7 +24,7 @@ report "computation cannot hide communication over slow links" "$(
     awk -v e="$exposed" 'BEGIN { exit !(e > 100) }' || echo "found $exposed ms not hidden, expected more than 100"
 )"
 report "layouts that do not fit are left out" "$(
-    row 8 --memory 0.1 | grep -q 'none fits' || echo "expected 'none fits' for 0.1 GB"
+    grep -q 'none fits' <<<"$(row 8 --memory 0.1)" || echo "expected 'none fits' for 0.1 GB"
 )"
 refusal=$(row 2 -b 12 2>&1 >/dev/null)
 report "an error for -b that does not divide -d" "$(

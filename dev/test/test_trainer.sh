@@ -729,7 +729,7 @@ refused "-t over a saved model's maximum" "-t 32 is longer than the model's 16 p
     -i text -e whole/step_00000006 -t 32 -o new
 refused "tokens outside of a saved model's vocabulary" "good_0.bin" -i good_0.bin -e whole/step_00000006 -t 16 -o new
 refused "a model that fits with no flags" "too few; no flags make it fit" -i text -e gpt3:c12288 -b 1 -t 16
-if "$trainer" --version | grep -q 'devices cpu,'; then
+if grep -q 'devices cpu,' <<<"$("$trainer" --version)"; then
     refused "--device cuda in a build without CUDA" "this program was built without CUDA" -i text --device cuda
 fi
 refused "--fit with too little memory for any flags" "--fit: nothing fits in 1.00 GiB; the smallest choice, " \
