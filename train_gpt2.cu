@@ -22,8 +22,7 @@ nothing.
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
 #include "llmc/ops.h"                       // Ops, Gradient, AdamW, OptimizerState
 #include "llmc/params.h"                    // GPT2Config, ParamId, param_specs
-#include "llmc/backends.h"                  // Backend, backend_choose
-#include "llmc/memory/plan.h"               // Plan, Arena, Scratch
+#include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
 #include "llmc/memory/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
 #include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
@@ -31,6 +30,7 @@ nothing.
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
 #include "llmc/parallel/replicas.h"         // check_replicas
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_save, checkpoint_load
+#include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory

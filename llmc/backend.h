@@ -1,5 +1,5 @@
 /*
-A backend: operations, device, scratch. The CPU backend and the CUDA backend are in backends.h.
+A backend: operations, device, scratch. The CPU backend and the CUDA backend are in run/backends.h.
 defines: Backend
 */
 #pragma once

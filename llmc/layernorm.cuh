@@ -1,14 +1,16 @@
 /*
 LayerNorm on the GPU. Each operation has two kernels: a plain one for every shape and alignment, and a packed one.
-  layernorm_kernel                  forward and normalise. A row is read from memory once and from L1 twice more
+  layernorm_kernel                  y, with mean and rstd computed or given. A row is read from memory once and from L1
+                                    twice more
   layernorm_packed_kernel           the same, with the row in registers: 2NC floatX, each element read once
   layernorm_backward_kernel         reads each row twice, the second time out of the cache
   layernorm_backward_packed_kernel  reads dout, in and dinp once and writes dinp: 4NC floatX
 Packed kernels access 16 bytes at a time: C is a multiple of Pack<floatX>::SIZE and all arrays are aligned to 16 bytes.
 Weight and bias are read by every row, out of L1. All operations are bound by copy bandwidth.
 
-Forward and normalise share their kernels, so that y has the same bits. A warp has a row of up to LAYERNORM_PIECES packs
-(or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a row that is wider.
+layernorm_forward and layernorm_from_statistics share their kernels, so that y has the same bits. A warp has a row of up
+to LAYERNORM_PER_LANE packs (or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a
+row that is wider.
 Backward: a thread has the same columns of every row of its block, so that dweight and dbias are sums in registers. A
 block has all columns, and every gridDim.x-th batch of rows. The number of blocks makes LAYERNORM_THREADS threads,
 which an A100 or larger holds at once. Each block writes its column sums to scratch, 5 MB in all, and
@@ -23,16 +25,16 @@ defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
 
-// ---- forward and normalise
+// ---- forward, and from statistics: SAVED_STATISTICS
 
-static constexpr int LAYERNORM_PIECES = 12;                               // packs or elements a lane, at most
+static constexpr int LAYERNORM_PER_LANE = 12;                             // packs or elements a lane, at most
 static constexpr int LAYERNORM_WARP = 32, LAYERNORM_BLOCK_ROWS = 8;       // rows of a block of warps
 static constexpr int LAYERNORM_WIDE = 1024, LAYERNORM_PACKED_WIDE = 256;  // threads of a row wider than a warp's
 template <int THREADS> static constexpr int layernorm_rows = THREADS == LAYERNORM_WARP ? LAYERNORM_BLOCK_ROWS : 1;
 
 struct LayernormArrays {
     floatX *out;
-    real *mean, *rstd;  // written by the forward, read by normalise
+    real *mean, *rstd;  // outputs, or with SAVED_STATISTICS inputs
     const floatX *in, *weight, *bias;
 };
 
@@ -47,7 +49,7 @@ template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum
 
 // The plain kernel. THREADS threads, a warp or a block, have a row, and a thread every THREADS-th element of it.
 // fmaf in both kernels: no compiler may choose to round the product here and not there.
-template <int THREADS, bool NORMALISE>
+template <int THREADS, bool SAVED_STATISTICS>
 static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     layernorm_kernel(LayernormArrays a, int N, int C) {
     int row = (int)(blockIdx.x * layernorm_rows<THREADS> + threadIdx.x / THREADS);
@@ -55,7 +57,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     if (row >= N) { return; }
     const floatX *x = a.in + (size_t)row * C;
     float mean, rstd;
-    if constexpr (NORMALISE) {
+    if constexpr (SAVED_STATISTICS) {
         mean = a.mean[row];
         rstd = a.rstd[row];
     } else {
@@ -80,7 +82,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
 
 // The same with the thread's part of the row in registers, as packs: one read of memory, and all of the thread's loads
 // under way before the first is used. Up to PACKS packs a thread.
-template <int THREADS, int PACKS, bool NORMALISE>
+template <int THREADS, int PACKS, bool SAVED_STATISTICS>
 static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     layernorm_packed_kernel(LayernormArrays a, int N, int C) {
     constexpr int WIDTH = Pack<floatX>::SIZE, STRIDE = THREADS * WIDTH;
@@ -98,7 +100,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
 
     // statistics
     float mean, rstd;
-    if constexpr (NORMALISE) {
+    if constexpr (SAVED_STATISTICS) {
         mean = a.mean[row];
         rstd = a.rstd[row];
     } else {
@@ -146,29 +148,30 @@ static inline void layernorm_check_channels(int C) {
 }
 
 // with the fewest packs a thread that hold the row
-template <int THREADS, bool NORMALISE>
+template <int THREADS, bool SAVED_STATISTICS>
 static inline void layernorm_launch_packed(LayernormArrays arrays, int N, int C, cudaStream_t stream) {
     constexpr int ROWS = layernorm_rows<THREADS>;
     int packs = ceil_div(C, THREADS * Pack<floatX>::SIZE);
-    auto layernorm_packed = packs <= 4   ? layernorm_packed_kernel<THREADS, 4, NORMALISE>
-                            : packs <= 8 ? layernorm_packed_kernel<THREADS, 8, NORMALISE>
-                                         : layernorm_packed_kernel<THREADS, LAYERNORM_PIECES, NORMALISE>;
+    auto layernorm_packed = packs <= 4   ? layernorm_packed_kernel<THREADS, 4, SAVED_STATISTICS>
+                            : packs <= 8 ? layernorm_packed_kernel<THREADS, 8, SAVED_STATISTICS>
+                                         : layernorm_packed_kernel<THREADS, LAYERNORM_PER_LANE, SAVED_STATISTICS>;
     LAUNCH(layernorm_packed, ceil_div(N, ROWS), THREADS * ROWS, 0, stream, arrays, N, C);
 }
 
-template <bool NORMALISE> static inline void layernorm_launch(LayernormArrays a, int N, int C, cudaStream_t stream) {
-    constexpr int PACK = Pack<floatX>::SIZE, WARP_COLUMNS = LAYERNORM_WARP * LAYERNORM_PIECES;
+template <bool SAVED_STATISTICS>
+static inline void layernorm_launch(LayernormArrays a, int N, int C, cudaStream_t stream) {
+    constexpr int PACK = Pack<floatX>::SIZE, WARP_COLUMNS = LAYERNORM_WARP * LAYERNORM_PER_LANE;
     bool packed = C % PACK == 0 && aligned_to_pack(a.out, a.in, a.weight, a.bias);
     layernorm_check_channels(C);
     if (packed && C <= WARP_COLUMNS * PACK) {
-        layernorm_launch_packed<LAYERNORM_WARP, NORMALISE>(a, N, C, stream);
+        layernorm_launch_packed<LAYERNORM_WARP, SAVED_STATISTICS>(a, N, C, stream);
     } else if (packed) {
-        layernorm_launch_packed<LAYERNORM_PACKED_WIDE, NORMALISE>(a, N, C, stream);
+        layernorm_launch_packed<LAYERNORM_PACKED_WIDE, SAVED_STATISTICS>(a, N, C, stream);
     } else if (C <= WARP_COLUMNS) {
-        LAUNCH((layernorm_kernel<LAYERNORM_WARP, NORMALISE>), ceil_div(N, LAYERNORM_BLOCK_ROWS),
+        LAUNCH((layernorm_kernel<LAYERNORM_WARP, SAVED_STATISTICS>), ceil_div(N, LAYERNORM_BLOCK_ROWS),
                LAYERNORM_WARP * LAYERNORM_BLOCK_ROWS, 0, stream, a, N, C);
     } else {
-        LAUNCH((layernorm_kernel<LAYERNORM_WIDE, NORMALISE>), N, LAYERNORM_WIDE, 0, stream, a, N, C);
+        LAUNCH((layernorm_kernel<LAYERNORM_WIDE, SAVED_STATISTICS>), N, LAYERNORM_WIDE, 0, stream, a, N, C);
     }
 }
 

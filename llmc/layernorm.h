@@ -5,7 +5,7 @@ LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
             dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
 layernorm_from_statistics computes y from saved mean and rstd by the same expression, so y has the forward's bits.
 Shapes      x, y, dx, dy (N,C) and w, b (C) floatX; mean, rstd (N) real; dw, db (C) real or bf16. y may not be x.
-Bytes       forward, normalise 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
+Bytes       forward, from statistics 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
 defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_backward
 */
 #pragma once

@@ -33,7 +33,7 @@ is a file with a function of the operation's signature. The build names the file
     cc ... -DCANDIDATE='"my_gelu.h"' dev/bench/bench_ops.cu -o bench_gelu && ./bench_gelu -o gelu_forward
 Every row then has a second line. Operations without a candidate measure about 1.00x, which shows the noise.
 */
-#include "llmc/backends.h"
+#include "llmc/run/backends.h"
 #include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/run/logger.h"

@@ -22,7 +22,7 @@ report "a memory plan includes no kernel and no communicator" \
 report "nor does the estimate of --fit" \
     "$(includes llmc/memory/fit.h '\.cuh$|/comm[_a-z]*\.h$|/zero\.h$|/tensor_parallel\.h$|cpu_ops\.h$')"
 
-mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backends?|params|ops|cpu_ops|cuda_ops)\.')
+mapfile -t operations < <(printf '%s\n' llmc/*.h llmc/*.cuh | grep -vE 'llmc/(backend|params|ops|cpu_ops|cuda_ops)\.')
 report "an operation includes no communicator, plan, file or flag" \
     "$(grep -nE '#include "llmc/(parallel|memory|files|run)/' "${operations[@]}")"
 report "nothing in llmc/ includes dev/ or the trainer" \

@@ -6,7 +6,7 @@ the device or copy pageable memory. On a GPU it runs once, and then at GPT-2's o
   test_ops [ROWS]   only rows with a matching name, for example attention_*
 */
 #include "testing.h"
-#include "llmc/backends.h"
+#include "llmc/run/backends.h"
 #include "cases.h"
 #include <vector>
 

@@ -2,7 +2,7 @@
 The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figures that doc/memory.md promises, the
 activations that each -r saves, and the options that --fit chooses.
 */
-#include "llmc/backends.h"
+#include "llmc/run/backends.h"
 #include "llmc/memory/fit.h"
 #include "plan_bytes.h"
 #include "testing.h"

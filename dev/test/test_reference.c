@@ -612,7 +612,7 @@ static void assert_same_bits(const Array *a, const Array *b) {
     assert_memory_equal(a->data, b->data, a->n * dtype_size(a->dtype));
 }
 
-static void check_normalise_bits(const OpShape *s) {
+static void check_from_statistics_bits(const OpShape *s) {
     Problem forward = problem_make(op_case("layernorm_forward"), s, 0);
     Problem again = problem_make(op_case("layernorm_from_statistics"), s, 0);
     problem_run(&forward, &cpu_ops, NULL);
@@ -622,9 +622,9 @@ static void check_normalise_bits(const OpShape *s) {
     problem_free(&again);
 }
 
-static void test_normalise_has_the_forwards_bits(void **state) {
+static void test_from_statistics_has_the_forwards_bits(void **state) {
     (void)state;
-    for_each_shape("layernorm_forward", check_normalise_bits);
+    for_each_shape("layernorm_forward", check_from_statistics_bits);
 }
 
 static void check_loss_alone(const OpShape *s) {
@@ -1191,7 +1191,7 @@ static void test_fast_exp(void **state) {
 
 int main(void) {
     struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_normalise_has_the_forwards_bits),
+        cmocka_unit_test(test_from_statistics_has_the_forwards_bits),
         cmocka_unit_test(test_loss_alone_leaves_logits),
         cmocka_unit_test(test_softmax_of_large_inputs),
         cmocka_unit_test(test_classifier_over_ranks),

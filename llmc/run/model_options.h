@@ -3,7 +3,7 @@ From flags to the options that a model is built with; --fit; and whether the res
 defines: sharding_of, model_options, choose_what_fits, check_memory
 */
 #pragma once
-#include "llmc/backends.h"
+#include "llmc/run/backends.h"
 #include "llmc/memory/fit.h"
 #include "llmc/run/train_args.h"
 

@@ -6,7 +6,7 @@ defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, 
          args_check, args_set_ranks, read_flags, print_help
 */
 #pragma once
-#include "llmc/backends.h"
+#include "llmc/run/backends.h"
 #include "llmc/files/hellaswag.h"
 #include "llmc/files/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
