@@ -21,6 +21,7 @@ Rows and their conventions:
   what-clauses     comments of C sources, scripts and Makefiles whose first words are one of OPENERS; then sentences
                    inside comments that begin so. A block of consecutive comment lines is one comment.
   function lines   median, 90th percentile and maximum of the definitions that reach uses, first line to closing brace.
+                   Then the same of llmc/*.cuh, where the kernels are.
 """
 import argparse
 import os
@@ -248,6 +249,11 @@ def print_names(heading, names):
     print(heading, *(f"  {name}" for name in names), sep="\n")
 
 
+def quantiles(sizes):
+    """median / 90th percentile / maximum of sorted numbers"""
+    return f"{statistics.median(sizes):g} / {sizes[len(sizes) * 9 // 10]} / {sizes[-1]}"
+
+
 def measure(tree, listed):
     """rows of (name, value) of a tree; `listed` prints the names behind the numbers"""
     paths = tree_files(tree)
@@ -264,6 +270,7 @@ def measure(tree, listed):
     comments, sentences = what_clauses(tree, paths)
     lengths = sorted(program.lengths)
     sizes = [length for length, _ in lengths]
+    kernels = sorted(length for length, where in lengths if re.search(r"\(llmc/\w+\.cuh:", where))
     if listed:
         print_names(f"== {tree}: functions reached", sorted(f"{program.home[name]}: {name}" for name in reach))
         print_names("named types, all", (f"{path}: {name}" for path, name in sorted(types)))
@@ -284,8 +291,8 @@ def measure(tree, listed):
         ("comments with a what-clause first", len(comments)),
         ("sentences with a what-clause first", len(sentences)),
         ("functions", len(sizes)),
-        ("function lines, median / p90 / max",
-         f"{statistics.median(sizes):g} / {sizes[len(sizes) * 9 // 10]} / {sizes[-1]}"),
+        ("function lines, median / p90 / max", quantiles(sizes)),
+        ("  of the operations' .cuh", quantiles(kernels)),
     ]
 
 
