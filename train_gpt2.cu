@@ -51,7 +51,8 @@ nothing.
 
 // Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
 // the slices of this rank. At -z 3 they are valid from wait_for_params(l) on, until a later layer reuses the buffer. N
-// is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch.
+// is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other recomputed
+// activations share a slot with other blocks.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 } BlockParams;
@@ -177,8 +178,8 @@ static bool is_saved(const GPT2 *m, ActivationId id, int l) {
 }
 
 static BlockActivations block_activations(const GPT2 *m, int l) {
-    // block_backward recomputes block l itself; else block_forward does, with the rest of the checkpoint segment
-    bool recomputes = recompute_from(&m->options.recompute, l) <= l;
+    // block_backward recomputes the last block of a checkpoint segment; block_forward recomputes the others
+    bool last_of_segment = segment_end(&m->options.recompute, l) == l;
     size_t cache = (size_t)l * (size_t)m->options.decode_positions * (size_t)m->local.attention;
     BlockActivations a = {
         .input = l == 0 ? act(m, ENCODED, 0) : act(m, RESIDUAL3, l - 1),
@@ -197,8 +198,8 @@ static BlockActivations block_activations(const GPT2 *m, int l) {
         .fch = act(m, FCH, l),
         .fch_gelu = is_saved(m, FCH_GELU, l) ? act(m, FCH_GELU, l) : NULL,
         .residual3 = act(m, RESIDUAL3, l),
-        .recomputes_attention = recomputes && !is_saved(m, QKV, l),
-        .recomputes_fch = recomputes && !is_saved(m, FCH, l),
+        .recomputes_attention = last_of_segment && !is_saved(m, QKV, l),
+        .recomputes_fch = last_of_segment && !is_saved(m, FCH, l),
     };
     return a;
 }
@@ -454,7 +455,7 @@ static void wait_for_params(GPT2 *m, int l, int next) {
 static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
-    zero_params_wait(&m->zero, 0, layer_bucket(0));
+    zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
     vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->B, m->T,
                                      C);
 }
@@ -464,7 +465,7 @@ static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->con
 // Computes and all-gathers lnf (N,C) in scratch. Free with rows_release.
 static ParallelRows final_layernorm_forward(GPT2 *m) {
     ParallelRows lnf = acquire_layernorm(m, NULL, "lnf");
-    zero_params_wait(&m->zero, num_buckets(&m->layout) - 1, NO_BUCKET);
+    zero_params_wait(&m->zero, final_bucket(&m->layout), NO_BUCKET);
     m->ops->layernorm_forward(lnf.own, statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), last_residual(m),
                               param(m, LNFW, 0), param(m, LNFB, 0), m->tp.own_rows, m->config.channels, &m->exec);
     rows_all_gather(&m->tp, &lnf);
@@ -602,7 +603,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
-    if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }  // else after ln2, for which recompute_fch waits
+    // recompute_fch needs ln2 first: with a recomputed fch, the all-gather of dresidual begins after that of ln2
+    if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
     recompute_fch(m, l, &ln2);
@@ -676,7 +678,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
     classifier_forward_backward(m, dresidual, scale, mode);
-    zero_grads_reduce(&m->zero, num_buckets(&m->layout) - 1);
+    zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // -r 4 -rk: l's checkpoint segment
         for (int before = recompute_from(&m->options.recompute, l); before < l; before++) {
@@ -689,7 +691,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
         zero_grads_reduce(&m->zero, layer_bucket(l));
     }
     embedding_backward(m, dresidual, mode);
-    zero_grads_reduce(&m->zero, 0);
+    zero_grads_reduce(&m->zero, embeddings_bucket());
     zero_grads_wait(&m->zero);
 }
 
@@ -848,15 +850,6 @@ static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, co
 // ---------------------------------------------------------------------------------------------------------------------
 // 6. the run
 
-// a step on the device; its results are valid after its event
-typedef struct {
-    double began;   // seconds
-    real *results;  // loss and squared norm, in host memory that the device writes
-    double loss, norm, learning_rate;
-    bool known;        // loss and norm were read
-    const char *note;  // "" or why the update was skipped
-} PendingStep;
-
 typedef struct {
     const TrainArgs *args;
     const Backend *backend;
@@ -873,7 +866,10 @@ typedef struct {
     Logger log;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
-    PendingStep pending[2];       // step n is in pending[n % 2]
+    StepReport reports[2];        // of the steps on the device, step n at n % 2
+    real *results[2];             // loss and squared norm, in host memory that the device writes before its event
+    bool known[2];                // loss and norm were read from results
+    double began[2];              // seconds
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
@@ -1091,19 +1087,20 @@ static AdamW step_hyper(const Run *run) {
 // Reads loss and norm of step n, and decides whether -sl or -sg skips its update as an outlier.
 static void read_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
-    PendingStep *u = &run->pending[n % 2];
-    if (u->known) { return; }
-    comm_event_synchronize((int)(n % 2), run->groups.world, &run->model.exec);
-    u->loss = (double)u->results[0];
-    u->norm = sqrt((double)u->results[1]);
-    double z_loss = outlier_zscore(&run->loss_outliers, u->loss);
-    double z_norm = outlier_zscore(&run->norm_outliers, u->norm);
+    int slot = (int)(n % 2);
+    StepReport *report = &run->reports[slot];
+    if (run->known[slot]) { return; }
+    comm_event_synchronize(slot, run->groups.world, &run->model.exec);
+    report->loss = (double)run->results[slot][0];
+    report->grad_norm = sqrt((double)run->results[slot][1]);
+    double z_loss = outlier_zscore(&run->loss_outliers, report->loss);
+    double z_norm = outlier_zscore(&run->norm_outliers, report->grad_norm);
     if (a->skip_loss > 0 && z_loss > a->skip_loss) {
-        u->note = "skipped: loss is an outlier";
+        report->note = "skipped: loss is an outlier";
     } else if (a->skip_norm > 0 && z_norm > a->skip_norm) {
-        u->note = "skipped: gradient norm is an outlier";
+        report->note = "skipped: gradient norm is an outlier";
     }
-    u->known = true;
+    run->known[slot] = true;
 }
 
 // Enqueues one step: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the device,
@@ -1114,11 +1111,11 @@ static bool start_step(Run *run) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
     uint64_t position = dataloader_position(loader);
-    long long n = run->enqueued;
-    PendingStep *u = &run->pending[n % 2];
-    u->began = now_seconds();
-    u->known = false;
-    u->note = "";
+    int slot = (int)(run->enqueued % 2);
+    StepReport *report = &run->reports[slot];
+    run->began[slot] = now_seconds();
+    run->known[slot] = false;
+    report->note = "";
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(loader, 0); }
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
@@ -1131,34 +1128,36 @@ static bool start_step(Run *run) {
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
-    m->device->enqueue_download(u->results, m->loss, 2 * sizeof(real), &m->exec);
-    m->device->event_record((int)(n % 2), &m->exec);
+    m->device->enqueue_download(run->results[slot], m->loss, 2 * sizeof(real), &m->exec);
+    m->device->event_record(slot, &m->exec);
     AdamW hyper = step_hyper(run);
-    u->learning_rate = (double)hyper.learning_rate;
-    if (run->args->skip_loss > 0 || run->args->skip_norm > 0) { read_results(run, n); }
-    if (!*u->note) { gpt2_update(m, &hyper); }
+    report->lr = (double)hyper.learning_rate;
+    if (run->args->skip_loss > 0 || run->args->skip_norm > 0) { read_results(run, run->enqueued); }
+    if (!*report->note) { gpt2_update(m, &hyper); }
     run->enqueued++;
     return true;
 }
 
 // Finishes the oldest pending step. AdamW skips a step whose norm is not finite.
 static StepReport finish_step(Run *run) {
-    PendingStep *u = &run->pending[run->step % 2];
+    int slot = (int)(run->step % 2);
+    StepReport *report = &run->reports[slot];
     read_results(run, run->step);
-    if (!*u->note && (!isfinite(u->loss) || !isfinite(u->norm))) {
+    if (!*report->note && (!isfinite(report->loss) || !isfinite(report->grad_norm))) {
         run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
                   "-sg 6 may help",
-                  run->step + 1, u->loss, u->norm);
+                  run->step + 1, report->loss, report->grad_norm);
     }
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
-    double begin = u->began > run->last_finish ? u->began : run->last_finish;
-    double tokens = (double)tokens_of_update(run->args);
-    double left = limit > 0 ? limit - (now - run->started) : -1;
+    double begin = run->began[slot] > run->last_finish ? run->began[slot] : run->last_finish;
     run->last_finish = now;
-    StepReport report = {run->step, run->max_steps, u->loss, u->norm, u->learning_rate, (now - begin) * 1000,
-                         tokens,    left,           u->note};
-    return report;
+    report->step = run->step;
+    report->max_steps = run->max_steps;
+    report->ms = (now - begin) * 1000;
+    report->tokens = (double)tokens_of_update(run->args);
+    report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
+    return *report;
 }
 
 // ---- from flags to a run that can take steps
@@ -1208,18 +1207,17 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
         if (run->step > 0 && run->planned_steps != run->max_steps) {
-            printf("note      the schedule was for %lld steps and is now for %lld: the learning rate differs\n",
-                   run->planned_steps, run->max_steps);
+            bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
+            printf("note      the schedule was for %lld steps and is now for %lld%s\n", run->planned_steps,
+                   run->max_steps, decays ? ": the learning rate differs" : "");
         }
         save_run_config(a);
     }
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
 }
 
-static void allocate_pending_steps(Run *run) {
-    for (int i = 0; i < 2; i++) {
-        run->pending[i].results = (real *)run->model.device->allocate_host(2 * sizeof(real));
-    }
+static void allocate_results(Run *run) {
+    for (int i = 0; i < 2; i++) { run->results[i] = (real *)run->model.device->allocate_host(2 * sizeof(real)); }
     run->enqueued = run->step;
 }
 
@@ -1257,7 +1255,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     gpt2_build(&run->model, *c, options, run->groups);
-    allocate_pending_steps(run);
+    allocate_results(run);
     load_weights(&run->model, &source, (uint64_t)a->seed);
     comm_barrier(world);  // nothing is written before every rank has passed its checks
     open_run_dir(run);
@@ -1268,7 +1266,7 @@ static void run_close(Run *run) {
     data_close(&run->data, run->args);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
-    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->pending[i].results); }
+    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->results[i]); }
     gpt2_free(&run->model);
     close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }

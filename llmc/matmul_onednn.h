@@ -22,13 +22,6 @@ defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 // the version at build time
 static inline const char *onednn_version(void) { return ONEDNN_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR); }
 
-// identifies a primitive; compared as bytes
-typedef struct {
-    size_t M, N, K, a_row, a_col, b_row, b_col, c_row;
-    DType a, b, c;
-    bool bias, residual, accumulate;
-} MatmulKey;
-
 enum {
     MATMUL_OPERANDS = 5,           // A, B, bias, residual, C
     MATMUL_GRAIN = 16,             // a thread's rows or columns are a multiple of 16
@@ -36,7 +29,7 @@ enum {
 };
 
 typedef struct PreparedMatmul {
-    MatmulKey key;
+    Matmul shape;                // of the GEMMs it computes; its pointers are the first GEMM's
     dnnl_primitive_t primitive;  // NULL: oneDNN does not support the case
     dnnl_memory_t memory[MATMUL_OPERANDS];
     struct PreparedMatmul *next;
@@ -61,49 +54,47 @@ static inline void onednn_check(dnnl_status_t status, const char *call) {
 
 static inline dnnl_data_type_t onednn_type(DType dtype) { return dtype == DT_BF16 ? dnnl_bf16 : dnnl_f32; }
 
-// Version 2 has memory descriptors as values, version 3 as handles: OnednnDesc is either.
+// Memory descriptors are values in version 2 and handles in version 3.
 #if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t OnednnDesc;
-static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
+static inline dnnl_memory_desc_t onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
     dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols}, strides = {(dnnl_dim_t)row, (dnnl_dim_t)col};
-    OnednnDesc desc;
+    dnnl_memory_desc_t desc;
     onednn_check(dnnl_memory_desc_create_with_strides(&desc, 2, dims, onednn_type(dtype), strides),
                  "memory descriptor");
     return desc;
 }
-static inline void onednn_desc_free(OnednnDesc *desc) { dnnl_memory_desc_destroy(*desc); }
-static inline dnnl_memory_t onednn_memory(OnednnDesc *desc, dnnl_engine_t engine) {
+static inline void onednn_desc_free(dnnl_memory_desc_t *desc) { dnnl_memory_desc_destroy(*desc); }
+static inline dnnl_memory_t onednn_memory(dnnl_memory_desc_t *desc, dnnl_engine_t engine) {
     dnnl_memory_t memory;
     onednn_check(dnnl_memory_create(&memory, *desc, engine, DNNL_MEMORY_NONE), "memory");
     return memory;
 }
-static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *key, OnednnDesc *residual) {
-    if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef); }
-    return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, *residual) : dnnl_success;
+static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const Matmul *p, dnnl_memory_desc_t *residual) {
+    if (p->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef); }
+    return p->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, *residual) : dnnl_success;
 }
-static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc,
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, dnnl_memory_desc_t *desc,
                                             bool bias, dnnl_primitive_attr_t attr) {
     return dnnl_matmul_primitive_desc_create(pd, engine, desc[0], desc[1], bias ? desc[2] : NULL, desc[4], attr);
 }
 #else
-typedef dnnl_memory_desc_t OnednnDesc;
-static inline OnednnDesc onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
+static inline dnnl_memory_desc_t onednn_desc(size_t rows, size_t cols, DType dtype, size_t row, size_t col) {
     dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols}, strides = {(dnnl_dim_t)row, (dnnl_dim_t)col};
-    OnednnDesc desc;
+    dnnl_memory_desc_t desc;
     onednn_check(dnnl_memory_desc_init_by_strides(&desc, 2, dims, onednn_type(dtype), strides), "memory descriptor");
     return desc;
 }
-static inline void onednn_desc_free(OnednnDesc *desc) { (void)desc; }
-static inline dnnl_memory_t onednn_memory(OnednnDesc *desc, dnnl_engine_t engine) {
+static inline void onednn_desc_free(dnnl_memory_desc_t *desc) { (void)desc; }
+static inline dnnl_memory_t onednn_memory(dnnl_memory_desc_t *desc, dnnl_engine_t engine) {
     dnnl_memory_t memory;
     onednn_check(dnnl_memory_create(&memory, desc, engine, DNNL_MEMORY_NONE), "memory");
     return memory;
 }
-static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const MatmulKey *key, OnednnDesc *residual) {
-    if (key->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f); }
-    return key->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, residual) : dnnl_success;
+static inline dnnl_status_t onednn_append(dnnl_post_ops_t ops, const Matmul *p, dnnl_memory_desc_t *residual) {
+    if (p->accumulate) { return dnnl_post_ops_append_sum(ops, 1.0f); }
+    return p->residual ? dnnl_post_ops_append_binary(ops, dnnl_binary_add, residual) : dnnl_success;
 }
-static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, OnednnDesc *desc,
+static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, dnnl_memory_desc_t *desc,
                                             bool bias, dnnl_primitive_attr_t attr) {
     dnnl_matmul_desc_t matmul;
     dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &desc[0], &desc[1], bias ? &desc[2] : NULL, &desc[4]);
@@ -111,44 +102,53 @@ static inline dnnl_status_t onednn_describe(dnnl_primitive_desc_t *pd, dnnl_engi
 }
 #endif
 
-static inline PreparedMatmul *onednn_prepare(MatmulThread *thread, dnnl_engine_t engine, const MatmulKey *key) {
-    PreparedMatmul *p = (PreparedMatmul *)xcalloc(1, sizeof *p);
-    p->key = *key;
-    OnednnDesc desc[MATMUL_OPERANDS] = {
-        onednn_desc(key->M, key->K, key->a, key->a_row, key->a_col),
-        onednn_desc(key->K, key->N, key->b, key->b_row, key->b_col),
-        onednn_desc(1, key->N, DT_FLOATX, key->N, 1),
-        onednn_desc(key->M, key->N, DT_FLOATX, key->c_row, 1),
-        onednn_desc(key->M, key->N, key->c, key->c_row, 1),
+// Creates the primitive for GEMMs like *p.
+static inline PreparedMatmul *onednn_prepare(MatmulThread *thread, dnnl_engine_t engine, const Matmul *p) {
+    PreparedMatmul *prepared = (PreparedMatmul *)xcalloc(1, sizeof *prepared);
+    prepared->shape = *p;
+    dnnl_memory_desc_t desc[MATMUL_OPERANDS] = {
+        onednn_desc(p->M, p->K, p->a.dtype, p->a.row, p->a.col),
+        onednn_desc(p->K, p->N, p->b.dtype, p->b.row, p->b.col),
+        onednn_desc(1, p->N, DT_FLOATX, p->N, 1),
+        onednn_desc(p->M, p->N, DT_FLOATX, p->c.row, 1),
+        onednn_desc(p->M, p->N, p->c.dtype, p->c.row, 1),
     };
     dnnl_primitive_attr_t attr;
     dnnl_post_ops_t ops;
     dnnl_primitive_desc_t pd;
     onednn_check(dnnl_primitive_attr_create(&attr), "attributes");
     onednn_check(dnnl_post_ops_create(&ops), "post-ops");
-    onednn_check(onednn_append(ops, key, &desc[3]), "post-op");
+    onednn_check(onednn_append(ops, p, &desc[3]), "post-op");
     onednn_check(dnnl_primitive_attr_set_post_ops(attr, ops), "attributes");
-    if (onednn_describe(&pd, engine, desc, key->bias, attr) == dnnl_success) {
-        onednn_check(dnnl_primitive_create(&p->primitive, pd), "primitive");
+    if (onednn_describe(&pd, engine, desc, p->bias != NULL, attr) == dnnl_success) {
+        onednn_check(dnnl_primitive_create(&prepared->primitive, pd), "primitive");
         dnnl_primitive_desc_destroy(pd);
     }
     dnnl_post_ops_destroy(ops);
     dnnl_primitive_attr_destroy(attr);
     for (int i = 0; i < MATMUL_OPERANDS; i++) {
-        p->memory[i] = onednn_memory(&desc[i], engine);
+        prepared->memory[i] = onednn_memory(&desc[i], engine);
         onednn_desc_free(&desc[i]);
     }
-    p->next = thread->first;
-    thread->first = p;
-    return p;
+    prepared->next = thread->first;
+    thread->first = prepared;
+    return prepared;
 }
 
-static inline PreparedMatmul *onednn_find(MatmulThread *thread, dnnl_engine_t engine, const MatmulKey *key) {
-    for (PreparedMatmul *p = thread->first; p; p = p->next) {
-        // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-*): both were zeroed first, padding included
-        if (memcmp(&p->key, key, sizeof *key) == 0) { return p; }
+static inline bool same_layout(Matrix x, Matrix y) { return x.dtype == y.dtype && x.row == y.row && x.col == y.col; }
+
+// whether two GEMMs differ in their pointers only
+static inline bool same_matmul(const Matmul *p, const Matmul *q) {
+    return p->M == q->M && p->N == q->N && p->K == q->K && same_layout(p->a, q->a) && same_layout(p->b, q->b) &&
+           same_layout(p->c, q->c) && !p->bias == !q->bias && !p->residual == !q->residual &&
+           p->accumulate == q->accumulate;
+}
+
+static inline PreparedMatmul *onednn_find(MatmulThread *thread, dnnl_engine_t engine, const Matmul *p) {
+    for (PreparedMatmul *prepared = thread->first; prepared; prepared = prepared->next) {
+        if (same_matmul(&prepared->shape, p)) { return prepared; }
     }
-    return onednn_prepare(thread, engine, key);
+    return onednn_prepare(thread, engine, p);
 }
 
 static inline void onednn_free(Exec *ex) {
@@ -207,26 +207,6 @@ static inline Matmul matmul_of_thread(const Matmul *whole, size_t threads, size_
     return p;
 }
 
-static inline MatmulKey matmul_key(const Matmul *p) {
-    MatmulKey key;
-    memset(&key, 0, sizeof key);  // the key is compared as bytes, padding included
-    key.M = p->M;
-    key.N = p->N;
-    key.K = p->K;
-    key.a_row = p->a.row;
-    key.a_col = p->a.col;
-    key.b_row = p->b.row;
-    key.b_col = p->b.col;
-    key.c_row = p->c.row;
-    key.a = p->a.dtype;
-    key.b = p->b.dtype;
-    key.c = p->c.dtype;
-    key.bias = p->bias != NULL;
-    key.residual = p->residual != NULL;
-    key.accumulate = p->accumulate;
-    return key;
-}
-
 static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const Matmul *p) {
     const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->bias, p->residual, p->c.data};
     static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
@@ -259,9 +239,8 @@ static inline bool onednn_multiply(Exec *ex, const Matmul *whole) {
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
         Matmul part = matmul_of_thread(whole, threads, t);
-        MatmulKey key = matmul_key(&part);
         MatmulThread *thread = &prepared->threads[t];
-        thread->current = part.M && part.N ? onednn_find(thread, prepared->engine, &key) : NULL;
+        thread->current = part.M && part.N ? onednn_find(thread, prepared->engine, &part) : NULL;
     }
     if (!onednn_supports(prepared)) { return false; }
 #pragma omp for schedule(static, 1)

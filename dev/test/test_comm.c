@@ -132,7 +132,10 @@ static void run_rendezvous(void *self) {
     if (g->folder) {
         rendezvous_file(&rendezvous, g->folder);
     } else {
-        rendezvous_tcp(&rendezvous, g->server, NULL);
+        int *peers = (int *)xcalloc((size_t)g->size, sizeof *peers);
+        rendezvous_tcp(&rendezvous, g->server, peers);
+        for (int i = g->rank == 0; i < (g->rank == 0 ? g->size : 1); i++) { close(peers[i]); }
+        free(peers);
     }
     if (memcmp(answer, payload_text, sizeof answer) != 0) { run_error("rank %d got '%s'", g->rank, answer); }
 }
@@ -190,9 +193,9 @@ static void test_file_ignores_what_is_left(void **state) {
         char stale[sizeof payload_text] = "an old payload", path[PATH_LENGTH];
         Rendezvous old = {0, 3, "job", 1, stale, sizeof stale};
         for (int rank = 1; rank < 3; rank++) {
-            RendezvousReply reply = rendezvous_reply(&old, rendezvous_request(&old, rank, 42));
+            RendezvousMessage request = rendezvous_request(&old, rank, 42), reply = rendezvous_reply(&old, request);
             rendezvous_path(path, &old, folder, "ask", rank);
-            rendezvous_write(path, &reply.request, sizeof reply.request);
+            rendezvous_write(path, &request, sizeof request);
             rendezvous_path(path, &old, folder, "answer", rank);
             rendezvous_write(path, &reply, sizeof reply);
         }
@@ -252,7 +255,7 @@ static void test_tcp(void **state) {
 }
 
 // connects, sends the request unless NULL, and closes the connection
-static void hang_up(const struct addrinfo *address, const RendezvousRequest *request) {
+static void hang_up(const struct addrinfo *address, const RendezvousMessage *request) {
     int caller = socket(AF_INET, SOCK_STREAM, 0);
     while (connect(caller, address->ai_addr, address->ai_addrlen) != 0) { rendezvous_pause(); }
     if (request) { assert_true(socket_send(caller, request, sizeof *request)); }
@@ -270,7 +273,7 @@ static void test_tcp_ignores_strangers(void **state) {
     int silent = socket(AF_INET, SOCK_STREAM, 0);
     hang_up(address, NULL);
     const Rendezvous early = {1, 2, "job", 1, NULL, 0};
-    const RendezvousRequest request = rendezvous_request(&early, 1, 1);
+    const RendezvousMessage request = rendezvous_request(&early, 1, 1);
     hang_up(address, &request);
     assert_stops(1, "job 'other', rank 1 of 2: rank 0 did not connect", run_rendezvous, &other);
     assert_stops(1, "rank 2 of 9: rank 0 did not connect", run_rendezvous, &third);

@@ -216,8 +216,8 @@ static void test_refusals(void **state) {
         {"--lg 1", "-lg (log the GPU's state) is a flag of llm.c"},
         {"-yg 1", "unknown flag -yg; --help lists all flags"},
         // no value
-        {"-b", "-b " TAKES_B "nothing follows it"},
-        {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it"},
+        {"-b", "-b " TAKES_B "nothing follows it (--help lists all flags)"},
+        {"--micro-batch", "--micro-batch " TAKES_B "nothing follows it (--help lists all flags)"},
         {"-b -d 5", "-b " TAKES_B "it is followed by '-d'"},
         {"-o --plan", "-o takes DIR; it is followed by '--plan'"},
         {"-o -dir", "-o takes DIR; it is followed by '-dir'"},

@@ -308,11 +308,11 @@ refused "-d that the ranks do not divide" \
     '-d 192 is not a multiple of -b x -t x ranks = 2 x 16 x 4 = 128; the nearest below is 128' \
     4 "${model[@]}" -b 2 -d 192 -o refused
 refused "another number of ranks than -pn" '-pn 3, but 2 started' 2 "${model[@]}" -b 1 -pn 3 -o refused
-refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3 ranks' \
+refused "-tp that does not divide the ranks" '-tp 2 must divide the number of ranks, found 3' \
     3 "${model[@]}" -b 1 -tp 2 -o refused
 refused "too few rows for -tp" '-tp 4 divides the 9 rows of a micro-batch into chunks of 3, which leaves none for' \
     4 -i text -e l3h3c24 -t 9 -b 1 -tp 4 -o refused
-refused "--generate on several ranks" '--generate runs on one rank, found 2 ranks' \
+refused "--generate on several ranks" '--generate runs on one rank, found 2' \
     2 --generate 5 -e one/step_00000050
 
 # different_ranks NAME SENTENCE FOLDER FLAGS...: two ranks; rank 1 runs in FOLDER with FLAGS, rank 0 with the flags of

@@ -23,6 +23,7 @@ Reading     one thread a loader reads one micro-batch ahead. An error in a batch
 #include "llmc/common/check.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/rng.h"
+#include "llmc/params.h"
 #include <fcntl.h>
 #include <glob.h>
 #include <inttypes.h>
@@ -34,7 +35,7 @@ Reading     one thread a loader reads one micro-batch ahead. An error in a batch
 // ---- files of tokens
 
 enum { TOKEN_HEADER_INTS = 256, TOKEN_MAGIC = 20240520, TOKEN_VERSION = 1 };
-enum { BYTE_VOCABULARY = 256, GPT2_VOCABULARY = 50257 };
+enum { BYTE_VOCABULARY = 256 };
 
 typedef struct {
     char *path;
@@ -119,7 +120,7 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
     files.files = (TokenFile *)xcalloc(found.gl_pathc, sizeof(TokenFile));
     files.header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
     files.token_bytes = shard ? 2 : 1;
-    files.vocab_size = shard ? GPT2_VOCABULARY : BYTE_VOCABULARY;
+    files.vocab_size = shard ? GPT2_VOCAB : BYTE_VOCABULARY;
     files.flag = flag;
     files.use = "";
     for (int f = 0; f < files.num_files; f++) {
@@ -140,8 +141,13 @@ static inline void token_files_close(TokenFiles *files) {
     free(files->files);
 }
 
-// Writes tokens (n), each below 65536, as a token shard. Stops if the file exists or the disk is full.
+// Writes tokens (n), each below 65536, as a token shard. Stops if the file exists or the disk is full, or if n does not
+// fit into the header.
 static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
+    if (n > UINT32_MAX) {
+        input_error("'%s' would hold %zu tokens, more than the %u of a token shard; tokenize the text in parts", path, n,
+                    UINT32_MAX);
+    }
     FILE *file = fopen(path, "wxb");
     if (!file) {
         input_error("could not create '%s': %s; give a file that does not exist yet, in a folder that exists", path,

@@ -20,7 +20,7 @@ A lower precision must pay for itself. The weighted time is longer by FIT_LOSS w
 moments, 10 FIT_LOSS without a master copy, and FIT_LOSS with bf16 gradients of fp32 weights, of several micro-batches
 or of more than 16 logits chunks.
 Only ratios of times matter. The rates are rounded figures of the backend (backend.h).
-defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take, fit_part_text, fit_flags_text
+defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
@@ -191,18 +191,10 @@ static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const Fit
 // ---- as flags
 
 // parts of ModelOptions; --fit chooses the flags of a part together
-typedef enum {
-    FIT_MICRO_BATCH,
-    FIT_RECOMPUTE,
-    FIT_CLASSIFIER,
-    FIT_MASTER,
-    FIT_MOMENTS,
-    FIT_GRADIENTS,
-    FIT_PARTS
-} FitPart;
+enum { FIT_MICRO_BATCH, FIT_RECOMPUTE, FIT_CLASSIFIER, FIT_MASTER, FIT_MOMENTS, FIT_GRADIENTS, FIT_PARTS };
 
 // copies one part from *from to *to
-static inline void fit_take(ModelOptions *to, const ModelOptions *from, FitPart part) {
+static inline void fit_take(ModelOptions *to, const ModelOptions *from, int part) {
     switch (part) {
     case FIT_MICRO_BATCH:
         to->B = from->B;
@@ -213,6 +205,5 @@ static inline void fit_take(ModelOptions *to, const ModelOptions *from, FitPart 
     case FIT_MASTER: to->master = from->master; return;
     case FIT_MOMENTS: to->moments = from->moments; return;
     case FIT_GRADIENTS: to->gradients = from->gradients; return;
-    case FIT_PARTS: return;
     }
 }

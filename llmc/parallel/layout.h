@@ -1,7 +1,7 @@
 /*
 One flat buffer of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
 defines: Sharding, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count, param_used, Bucket,
-         num_buckets, param_bucket, layer_bucket, bucket_buffer, bucket_buffers, ParamRange, param_owned_range,
+         num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket, bucket_buffer, bucket_buffers, ParamRange, param_owned_range,
          param_updated_range, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
@@ -122,7 +122,9 @@ typedef struct {
 enum { NO_BUCKET = 0 };  // as the bucket to prefetch: bucket 0 is never one
 
 static inline int num_buckets(const ParamLayout *layout) { return layout->num_layers + 2; }
+static inline int embeddings_bucket(void) { return 0; }
 static inline int layer_bucket(int layer) { return layer + 1; }
+static inline int final_bucket(const ParamLayout *layout) { return layout->num_layers + 1; }
 
 static inline int bucket_kind(const ParamLayout *layout, int bucket) {
     return bucket == 0 ? EMBEDDINGS_BUCKET : bucket <= layout->num_layers ? LAYER_BUCKET : FINAL_BUCKET;
@@ -156,12 +158,13 @@ static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
 
 // elements of the buffers of buckets
 static inline size_t bucket_buffers(const ParamLayout *layout) {
-    return bucket_buffer(layout, layout->num_layers + 1) +
+    return bucket_buffer(layout, final_bucket(layout)) +
            layout->chunk[FINAL_BUCKET] * (size_t)layout->sharding.dp_size;
 }
 
 static inline int param_bucket_of(const ParamLayout *layout, ParamId id, int layer) {
-    return param_is_layered(id) ? layer_bucket(layer) : id < FIRST_LAYER_PARAM ? 0 : layout->num_layers + 1;
+    if (param_is_layered(id)) { return layer_bucket(layer); }
+    return id < FIRST_LAYER_PARAM ? embeddings_bucket() : final_bucket(layout);
 }
 
 // ---- ranges of tensors

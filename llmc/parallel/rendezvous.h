@@ -7,7 +7,7 @@ defines: Rendezvous, rendezvous_file, rendezvous_tcp, rendezvous_job, rendezvous
          replies of an earlier run are therefore ignored.
   tcp    rank 0 listens at `server`. Every other rank connects, sends a request with job and rank, receives the reply
          and acknowledges it with one byte. A rank that closes the connection earlier counts as missing. The connections
-         may be kept (comm_wire.h).
+         stay open (comm_wire.h).
 Files are written under another name and renamed, so they are always complete. After `timeout` seconds a rank stops with
 a sentence that names the missing ranks.
 Neither way is encrypted: whoever can write to the folder or reach the port can take part.
@@ -21,6 +21,7 @@ Neither way is encrypted: whoever can write to the folder or reach the port can 
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -35,19 +36,16 @@ typedef struct {
     size_t bytes;
 } Rendezvous;
 
-// One rank's request; rank 0 repeats it in front of the reply. A longer job name is cut in the same place everywhere.
+// A rank's request; rank 0 sends the message back with the payload. A longer job name is cut in the same place
+// everywhere.
 typedef struct {
     char job[120];
     uint64_t rank, size, number;
-} RendezvousRequest;
+    char payload[RENDEZVOUS_BYTES];  // zeros in a request
+} RendezvousMessage;
 
-typedef struct {
-    RendezvousRequest request;
-    char payload[RENDEZVOUS_BYTES];
-} RendezvousReply;
-
-static inline RendezvousRequest rendezvous_request(const Rendezvous *r, int rank, uint64_t number) {
-    RendezvousRequest request;
+static inline RendezvousMessage rendezvous_request(const Rendezvous *r, int rank, uint64_t number) {
+    RendezvousMessage request;
     memset(&request, 0, sizeof request);
     snprintf(request.job, sizeof request.job, "%s", r->job);
     request.rank = (uint64_t)rank;
@@ -56,18 +54,15 @@ static inline RendezvousRequest rendezvous_request(const Rendezvous *r, int rank
     return request;
 }
 
-static inline RendezvousReply rendezvous_reply(const Rendezvous *r, RendezvousRequest request) {
-    RendezvousReply reply;
-    memset(&reply, 0, sizeof reply);
-    reply.request = request;
-    if (r->bytes > 0) { memcpy(reply.payload, r->payload, r->bytes); }
-    return reply;
+static inline RendezvousMessage rendezvous_reply(const Rendezvous *r, RendezvousMessage request) {
+    if (r->bytes > 0) { memcpy(request.payload, r->payload, r->bytes); }
+    return request;
 }
 
 // copies the payload of a reply to this request; false if the reply is to another request
-static inline bool rendezvous_accept(const Rendezvous *r, const RendezvousRequest *request,
-                                     const RendezvousReply *reply) {
-    if (memcmp(request, &reply->request, sizeof *request) != 0) { return false; }
+static inline bool rendezvous_accept(const Rendezvous *r, const RendezvousMessage *request,
+                                     const RendezvousMessage *reply) {
+    if (memcmp(request, reply, offsetof(RendezvousMessage, payload)) != 0) { return false; }
     if (r->bytes > 0) { memcpy(r->payload, reply->payload, r->bytes); }
     return true;
 }
@@ -121,21 +116,20 @@ static inline void rendezvous_write(const char *path, const void *data, size_t b
     }
 }
 
-// Answers a new request of `rank`. True if the rank has removed the request after accepting the reply.
-static inline bool rendezvous_serve_file(const Rendezvous *r, const char *folder, int rank,
-                                         RendezvousRequest *answered) {
+// Answers a new request of `rank`; *answered is the number of the last answered request, or 0. True if the rank has removed the request after accepting the reply.
+static inline bool rendezvous_serve_file(const Rendezvous *r, const char *folder, int rank, uint64_t *answered) {
     char request_path[PATH_LENGTH], reply_path[PATH_LENGTH];
-    RendezvousRequest request;
+    RendezvousMessage request;
     rendezvous_path(request_path, r, folder, "ask", rank);
     rendezvous_path(reply_path, r, folder, "answer", rank);
     if (!rendezvous_read(request_path, &request, sizeof request)) {
-        return answered->number != 0 && access(request_path, F_OK) != 0;
+        return *answered != 0 && access(request_path, F_OK) != 0;
     }
-    RendezvousRequest expected = rendezvous_request(r, rank, request.number);
-    if (memcmp(&request, &expected, sizeof request) == 0 && request.number != answered->number) {
-        RendezvousReply reply = rendezvous_reply(r, request);
+    RendezvousMessage expected = rendezvous_request(r, rank, request.number);
+    if (memcmp(&request, &expected, sizeof request) == 0 && request.number != *answered) {
+        RendezvousMessage reply = rendezvous_reply(r, request);
         rendezvous_write(reply_path, &reply, sizeof reply);
-        *answered = request;
+        *answered = request.number;
     }
     return false;
 }
@@ -143,11 +137,11 @@ static inline bool rendezvous_serve_file(const Rendezvous *r, const char *folder
 static inline void rendezvous_request_by_file(const Rendezvous *r, const char *folder, double deadline) {
     char request_path[PATH_LENGTH], reply_path[PATH_LENGTH];
     uint64_t number = 0;
-    RendezvousReply reply;
+    RendezvousMessage reply;
     while (number == 0) {
         if (getrandom(&number, sizeof number, 0) != sizeof number) { number = 0; }
     }
-    RendezvousRequest request = rendezvous_request(r, r->rank, number);
+    RendezvousMessage request = rendezvous_request(r, r->rank, number);
     rendezvous_path(request_path, r, folder, "ask", r->rank);
     rendezvous_path(reply_path, r, folder, "answer", r->rank);
     rendezvous_write(request_path, &request, sizeof request);
@@ -167,7 +161,7 @@ static inline void rendezvous_file(const Rendezvous *r, const char *folder) {
         rendezvous_request_by_file(r, folder, deadline);
         return;
     }
-    RendezvousRequest *answered = (RendezvousRequest *)xcalloc((size_t)r->size, sizeof *answered);
+    uint64_t *answered = (uint64_t *)xcalloc((size_t)r->size, sizeof *answered);
     bool *present = (bool *)xcalloc((size_t)r->size, sizeof *present);
     present[0] = true;
     for (int missing = r->size - 1; missing > 0; rendezvous_pause()) {
@@ -290,12 +284,12 @@ static inline int socket_listen_any_port(int *port) {
 
 // Answers the next connection. Returns its rank and stores the connection; 0 if it is not of this job.
 static inline int rendezvous_serve_tcp(const Rendezvous *r, int listener, int *connection) {
-    RendezvousRequest request;
+    RendezvousMessage request;
     int peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     if (peer < 0) { return 0; }
     if (socket_receive(peer, &request, sizeof request) && request.rank > 0 && request.rank < (uint64_t)r->size) {
-        RendezvousRequest expected = rendezvous_request(r, (int)request.rank, request.number);
-        RendezvousReply reply = rendezvous_reply(r, request);
+        RendezvousMessage expected = rendezvous_request(r, (int)request.rank, request.number);
+        RendezvousMessage reply = rendezvous_reply(r, request);
         char acknowledgement;
         if (memcmp(&request, &expected, sizeof request) == 0 && socket_send(peer, &reply, sizeof reply) &&
             socket_receive(peer, &acknowledgement, 1)) {
@@ -325,8 +319,8 @@ static inline int socket_connect(const struct addrinfo *address, double deadline
 
 // One attempt at one address, because rank 0 may not listen yet. Returns the connection, or -1.
 static inline int rendezvous_request_by_tcp(const Rendezvous *r, const struct addrinfo *address, double deadline) {
-    RendezvousRequest request = rendezvous_request(r, r->rank, 1);
-    RendezvousReply reply;
+    RendezvousMessage request = rendezvous_request(r, r->rank, 1);
+    RendezvousMessage reply;
     int peer = socket_connect(address, deadline);
     if (peer >= 0 && socket_send(peer, &request, sizeof request) && socket_receive(peer, &reply, sizeof reply) &&
         rendezvous_accept(r, &request, &reply) && socket_send(peer, "", 1)) {
@@ -345,15 +339,10 @@ static inline int rendezvous_request_by_any(const Rendezvous *r, const struct ad
     return peer;
 }
 
-// stores the connection to `rank` in peers, or closes it if peers is NULL
-static inline void rendezvous_store_connection(int *peers, int rank, int peer) {
+// Sends each message at once: messages are short, and each is waited for.
+static inline void socket_no_delay(int peer) {
     int one = 1;
-    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);  // messages are short, and each is waited for
-    if (peers) {
-        peers[rank] = peer;
-    } else {
-        close(peer);
-    }
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 // Rank 0 answers all other ranks and closes the listener. where: its address, for errors. peers: as in rendezvous_tcp.
@@ -363,11 +352,12 @@ static inline void rendezvous_serve_all(const Rendezvous *r, int listener, const
     present[0] = true;
     for (int missing = r->size - 1; missing > 0;) {
         int peer, rank = socket_ready(listener, POLLIN, 100) ? rendezvous_serve_tcp(r, listener, &peer) : 0;
-        if (rank > 0 && present[rank] && peers) { close(peers[rank]); }  // the rank connected again
-        if (rank > 0) { rendezvous_store_connection(peers, rank, peer); }
-        if (rank > 0 && !present[rank]) {
+        if (rank > 0) {
+            socket_no_delay(peer);
+            if (present[rank]) { close(peers[rank]); }  // the rank connected again
+            missing -= !present[rank];
             present[rank] = true;
-            missing--;
+            peers[rank] = peer;
         }
         if (missing > 0) { rendezvous_check_deadline(r, deadline, present, where); }
     }
@@ -384,12 +374,13 @@ static inline void rendezvous_connect(const Rendezvous *r, const char *server, i
         rendezvous_check_deadline(r, deadline, NULL, server);
         rendezvous_pause();
     }
-    rendezvous_store_connection(peers, 0, peer);
+    socket_no_delay(peer);
+    peers[0] = peer;
     freeaddrinfo(addresses);
 }
 
-// Copies r->payload from rank 0, at `server` ("HOST:PORT"), to every rank. peers: NULL, or room for the connections,
-// which stay open: on rank 0, peers[r] to rank r; on the others, peers[0] to rank 0.
+// Copies r->payload from rank 0, at `server` ("HOST:PORT"), to every rank. The connections stay open in peers
+// (size): on rank 0, peers[r] to rank r; on the others, peers[0] to rank 0.
 static inline void rendezvous_tcp(const Rendezvous *r, const char *server, int *peers) {
     char host[256];
     int port = address_parse(host, server);

@@ -15,8 +15,9 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
            mebibytes(plan_bytes(plan, NUM_LIFETIMES)), mebibytes(plan_bytes(plan, STATE)),
            mebibytes(plan_bytes(plan, SAVED)), mebibytes(plan_bytes(plan, SCRATCH)));
-    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld steps of %lld tokens\n",
-           token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps, tokens_of_update(a));
+    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld step%s of %lld tokens\n",
+           token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps,
+           max_steps == 1 ? "" : "s", tokens_of_update(a));
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
@@ -44,7 +45,11 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool tex
     if (text && c->vocab_size != BYTE_VOCABULARY) {
         printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);
     }
-    if (a->run_dir && a->checkpoint_every == 0) { printf("note      no checkpoint will be saved: -n is not given\n"); }
+    if (!a->run_dir) {
+        printf("note      nothing will be saved: -o is not given\n");
+    } else if (a->checkpoint_every == 0) {
+        printf("note      no checkpoint will be saved: -n is not given\n");
+    }
     if (a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK) {
         printf("note      -rk does nothing below -r %d\n", RECOMPUTE_BLOCK);
     }

@@ -20,7 +20,6 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_LLMC, flags_parse, flags_find_topic,
          flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
-#include <assert.h>
 #include <cjson/cJSON.h>
 #include <limits.h>
 #include <math.h>
@@ -365,7 +364,7 @@ static inline const Flag *flags_find_topic(const Flag *table, int count, const c
 
 // the argument after a flag as its value; stops if there is none or it looks like the next flag
 static inline const char *flag_next_value(const char *argument, const char *takes, const char *next) {
-    if (!next) { input_error("%s takes %s; nothing follows it", argument, takes); }
+    if (!next) { input_error("%s takes %s; nothing follows it (--help lists all flags)", argument, takes); }
     if (next[0] == '-' && next[1] && !strchr(".0123456789", next[1])) {
         input_error("%s takes %s; it is followed by '%s'", argument, takes, next);
     }

@@ -1,6 +1,6 @@
 /*
 From flags to the options that a model is built with; --fit; and whether the result fits into the device's memory.
-defines: sharding_of, model_options, choose_what_fits, check_memory
+defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, check_memory
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -74,7 +74,7 @@ static inline int type_index(const DType *types, DType type) {
 }
 
 // The flags of one part, for example "-r 2 -rn 40". text has FLAG_TEXT bytes.
-static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p, const GPT2Config *c) {
+static inline void fit_part_text(char *text, int part, const ModelOptions *p, const GPT2Config *c) {
     const Recompute *r = &p->recompute;
     char word[FLAG_TEXT], more[FLAG_TEXT] = "";
     text[0] = 0;
@@ -99,7 +99,6 @@ static inline void fit_part_text(char *text, FitPart part, const ModelOptions *p
         snprintf(text, FLAG_TEXT, "-om %.99s", word);
         return;
     case FIT_GRADIENTS: snprintf(text, FLAG_TEXT, "-gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); return;
-    case FIT_PARTS: return;
     }
 }
 
@@ -109,8 +108,8 @@ static inline void fit_flags_text(char *text, const ModelOptions *p, const Model
     char part[FLAG_TEXT], was[FLAG_TEXT];
     text[0] = 0;
     for (int i = 0; i < FIT_PARTS; i++) {
-        fit_part_text(part, (FitPart)i, p, c);
-        fit_part_text(was, (FitPart)i, from, c);
+        fit_part_text(part, i, p, c);
+        fit_part_text(was, i, from, c);
         size_t length = strlen(text);
         if (strcmp(part, was) != 0) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
     }
@@ -153,14 +152,16 @@ static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *want
         "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients};
     for (int i = 0; i < FIT_PARTS; i++) {
         char text[FLAG_TEXT], before[FLAG_TEXT];
-        fit_part_text(text, (FitPart)i, &fit->options, c);
-        fit_part_text(before, (FitPart)i, wanted, c);
+        fit_part_text(text, i, &fit->options, c);
+        fit_part_text(before, i, wanted, c);
         if (strcmp(text, before) == 0) { continue; }
         ModelOptions without = fit->options;
-        fit_take(&without, wanted, (FitPart)i);
+        fit_take(&without, wanted, i);
         double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
-        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30),
-                100 * (fit->seconds / fit_seconds(c, &without) - 1), precision[i]);
+        double slower = 100 * (fit->seconds / fit_seconds(c, &without) - 1);
+        if (fabs(slower) < 0.05) { slower = 0; }  // not -0.0
+        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30), slower,
+                precision[i]);
     }
 }
 
@@ -187,7 +188,8 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
     double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
-    if (may.micro_batch && a->batch_tokens != -1) { a->B = 1; }  // -b 1 divides every -d
+    int64_t sequences = a->batch_tokens / a->T / data_ranks(a);
+    if (may.micro_batch && a->batch_tokens != -1 && sequences % a->B != 0) { a->B = 1; }  // 1 divides every -d
     ModelOptions wanted = model_options(a, c, backend);
     Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), smallest;
     char flags[FLAG_TEXT];

@@ -21,6 +21,10 @@ static inline void check_run_dir(const TrainArgs *a) {
     if (stat(a->run_dir, &info) == 0 && !S_ISDIR(info.st_mode)) {
         input_error("-o %s is a file; give a folder, which need not exist", a->run_dir);
     }
+    if (access(a->run_dir, F_OK) == 0 && access(a->run_dir, W_OK | X_OK) != 0) {
+        input_error("-o %s cannot be written (%s); give another folder, or change its permissions", a->run_dir,
+                    strerror(errno));
+    }
     if (a->resume) { return; }
     const char *const traces[] = {"metrics.jsonl", "config.json"};
     bool used = checkpoint_latest(a->run_dir) >= 0;
@@ -39,7 +43,8 @@ static inline void make_run_dir(const char *path) {
         slash = strchr(slash + 1, '/');
         format_path(folder, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
         if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-            input_error("-o %s: could not make the folder '%s': %s", path, folder, strerror(errno));
+            input_error("-o %s: could not make the folder '%s' (%s); give a folder that can be written", path, folder,
+                        strerror(errno));
         }
     }
 }

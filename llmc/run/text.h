@@ -17,7 +17,7 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
     if (a->model && access(a->model, F_OK) == 0) {
         const char *slash = strrchr(a->model, '/');
-        format_path(beside, "%.*s", slash ? (int)(slash - a->model) : 1, slash ? a->model : ".");
+        format_path(beside, "%.*s", slash > a->model ? (int)(slash - a->model) : 1, slash ? a->model : ".");
     }
     const char *const folders[] = {a->model, beside, a->run_dir}, *const names[] = {"merges.txt", "vocab.bpe"};
     format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
@@ -91,16 +91,11 @@ static inline char *read_text(const TokenFile *text) {
 
 // Writes the text files of -i into one token shard, each after an end-of-text token.
 static inline void tokenize_text(const TrainArgs *a) {
-    enum { SHARD_VOCABULARY = 65536 };
     TokenFiles files = token_files_open("-i", a->train_data);
     if (!token_files_are_text(&files)) {
         input_error("-i %s holds tokens already; --tokenize takes text", a->train_data);
     }
     Tokenizer tokenizer = tokenizer_load(a->tokenizer);
-    if (tokenizer_vocab_size(&tokenizer) > SHARD_VOCABULARY) {
-        input_error("the tokenizer '%s' has %d tokens; a token shard holds ids up to %d", a->tokenizer,
-                    tokenizer_vocab_size(&tokenizer), SHARD_VOCABULARY - 1);
-    }
     int *tokens = NULL;
     size_t count = 0;
     for (int i = 0; i < files.num_files; i++) {

@@ -492,11 +492,11 @@ static inline void args_check_batch(const TrainArgs *a) {
 static inline void args_check_ranks(const TrainArgs *a) {
     int ranks = num_ranks(a);
     if (ranks % a->tensor_parallel != 0) {
-        input_error("-tp %d must divide the number of ranks, found %d ranks: start another number, or give another -tp",
+        input_error("-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
                     a->tensor_parallel, ranks);
     }
     if (ranks > 1 && (a->generate || a->tokenize) && !a->plan) {
-        input_error("%s runs on one rank, found %d ranks: start it without mpirun",
+        input_error("%s runs on one rank, found %d: start it without mpirun",
                     a->generate ? "--generate" : "--tokenize", ranks);
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
