@@ -134,18 +134,20 @@ static inline void late_close(Comm *comm) {
 }
 
 // split is NULL: split groups before wrapping them
-static const CommBackend late_backend = {"late",
-                                         false,
-                                         false,
-                                         late_all_reduce,
-                                         late_reduce_scatter,
-                                         late_all_gather,
-                                         late_broadcast,
-                                         late_wait,
-                                         late_event_synchronize,
-                                         late_max,
-                                         NULL,
-                                         late_close};
+static const CommBackend late_backend = {
+    .name = "late",
+    .capturable = false,
+    .ordered = false,
+    .all_reduce = late_all_reduce,
+    .reduce_scatter = late_reduce_scatter,
+    .all_gather = late_all_gather,
+    .broadcast = late_broadcast,
+    .wait = late_wait,
+    .event_synchronize = late_event_synchronize,
+    .max = late_max,
+    .split = NULL,
+    .close = late_close,
+};
 
 // Wraps a group on host memory. late_close frees the wrapper, before `real` is closed.
 static inline Comm *late_comm(Comm *real, LateKind kind) {

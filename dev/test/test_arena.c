@@ -9,17 +9,17 @@ typedef struct {
     void *a, *b, *unplanned, *c, *d, *e, *f;
 } Example;
 
-#define EXAMPLE(member) offsetof(Example, member), #member
+#define EXAMPLE(...) PLAN_ADD_MEMBER(&plan, Example, __VA_ARGS__)
 
 // tensors of every lifetime, of 0, 1 and many multiples of the alignment and of other sizes
 static Plan example_plan(void) {
     Plan plan = {NULL, 0};
-    plan_add(&plan, EXAMPLE(a), STATE, DT_F32, dims1(1));
-    plan_add(&plan, EXAMPLE(b), SAVED, DT_BF16, dims2(128, 1));
-    plan_add(&plan, EXAMPLE(c), SCRATCH, DT_F32, dims3(5, 13, 1));
-    plan_add(&plan, EXAMPLE(d), STATE, DT_U8, dims1(0));
-    plan_add(&plan, EXAMPLE(e), SAVED, DT_F64, dims4(2, 3, 5, 7));
-    plan_add(&plan, EXAMPLE(f), SCRATCH, DT_I32, dims1(64));
+    EXAMPLE(a, STATE, DT_F32, 1);
+    EXAMPLE(b, SAVED, DT_BF16, 128, 1);
+    EXAMPLE(c, SCRATCH, DT_F32, 5, 13, 1);
+    EXAMPLE(d, STATE, DT_U8, 0);
+    EXAMPLE(e, SAVED, DT_F64, 2, 3, 5, 7);
+    EXAMPLE(f, SCRATCH, DT_I32, 64);
     return plan;
 }
 
@@ -57,8 +57,8 @@ static void test_sums(void **state) {
 static void test_large_sizes(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
-    plan_add(&plan, 0, "logits", SCRATCH, DT_BF16, dims3(64, 1024, 50304));
-    plan_add(&plan, 0, "logits_again", SCRATCH, DT_F32, dims3(64, 1024, 50304));
+    plan_add(&plan, 0, "logits", SCRATCH, DT_BF16, 3, (const size_t[]){64, 1024, 50304});
+    plan_add(&plan, 0, "logits_again", SCRATCH, DT_F32, 3, (const size_t[]){64, 1024, 50304});
     assert_int_equal(plan.tensors[1].offset, 6593445888u);
     assert_int_equal(plan_bytes(&plan, SCRATCH), 3 * (size_t)6593445888u);
     plan_free(&plan);
@@ -67,13 +67,14 @@ static void test_large_sizes(void **state) {
 static void add_product_overflow(void *unused) {
     (void)unused;
     Plan plan = {NULL, 0};
-    plan_add(&plan, 0, "huge", STATE, DT_F32, dims3((size_t)1 << 31, (size_t)1 << 31, 1));
+    plan_add(&plan, 0, "huge", STATE, DT_F32, 3, (const size_t[]){(size_t)1 << 31, (size_t)1 << 31, 1});
 }
 
 static void add_sum_overflow(void *unused) {
     (void)unused;
     Plan plan = {NULL, 0};
-    for (int i = 0; i < 4; i++) { plan_add(&plan, 0, "large", STATE, DT_F32, dims2((size_t)1 << 30, (size_t)1 << 29)); }
+    const size_t large[] = {(size_t)1 << 30, (size_t)1 << 29};
+    for (int i = 0; i < 4; i++) { plan_add(&plan, 0, "large", STATE, DT_F32, 2, large); }
 }
 
 static void test_unaddressable(void **state) {
@@ -126,7 +127,7 @@ static void test_json(void **state) {
 static void test_print(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
-    plan_add(&plan, 0, "widest", SAVED, DT_F32, dims4((size_t)1 << 20, 1, 1, 3));
+    plan_add(&plan, 0, "widest", SAVED, DT_F32, 4, (const size_t[]){(size_t)1 << 20, 1, 1, 3});
     char *text = NULL;
     size_t length;
     FILE *out = open_memstream(&text, &length);

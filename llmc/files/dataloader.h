@@ -120,7 +120,7 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
     files.files = (TokenFile *)xcalloc(found.gl_pathc, sizeof(TokenFile));
     files.header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
     files.token_bytes = shard ? 2 : 1;
-    files.vocab_size = shard ? GPT2_VOCAB : BYTE_VOCABULARY;
+    files.vocab_size = shard ? (int)GPT2_VOCAB : (int)BYTE_VOCABULARY;
     files.flag = flag;
     files.use = "";
     for (int f = 0; f < files.num_files; f++) {
@@ -145,8 +145,8 @@ static inline void token_files_close(TokenFiles *files) {
 // fit into the header.
 static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
     if (n > UINT32_MAX) {
-        input_error("'%s' would hold %zu tokens, more than the %u of a token shard; tokenize the text in parts", path, n,
-                    UINT32_MAX);
+        input_error("'%s' would hold %zu tokens, more than the %u of a token shard; tokenize the text in parts", path,
+                    n, UINT32_MAX);
     }
     FILE *file = fopen(path, "wxb");
     if (!file) {

@@ -101,19 +101,18 @@ static inline DType stored_gradients(const ModelOptions *o) {
     return o->sharding.stage >= 2 && o->micro_steps > 1 ? DT_REAL : o->gradients;
 }
 
-// The tensor's name in the plan is the name of the member.
-#define PLAN_ADD(member, lifetime, dtype, dims)                                                                        \
-    plan_add(plan, offsetof(GPT2Tensors, member), #member, lifetime, dtype, dims)
+// one tensor: PLAN_ADD(member of GPT2Tensors, lifetime, type, dimensions...)
+#define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
 static inline void plan_optimizer(Plan *plan, size_t count, const ModelOptions *o) {
     bool rounded = DT_FLOATX == DT_BF16;
-    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, STATE, DT_REAL, dims1(count)); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, STATE, DT_I16, dims1(count)); }
-    PLAN_ADD(m, STATE, o->moments, dims1(count));
-    PLAN_ADD(v, STATE, o->moments, dims1(count));
+    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, STATE, DT_REAL, count); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, STATE, DT_I16, count); }
+    PLAN_ADD(m, STATE, o->moments, count);
+    PLAN_ADD(v, STATE, o->moments, count);
     if (o->moments == DT_U8) {
-        PLAN_ADD(m_scales, STATE, DT_F32, dims1(moment_blocks(count)));
-        PLAN_ADD(v_scales, STATE, DT_F32, dims1(moment_blocks(count)));
+        PLAN_ADD(m_scales, STATE, DT_F32, moment_blocks(count));
+        PLAN_ADD(v_scales, STATE, DT_F32, moment_blocks(count));
     }
 }
 
@@ -122,29 +121,27 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
     LocalShape shape = options_local_shape(c, o);
     int stage = o->sharding.stage;
     size_t total = layout.total, shard = layout.shard, buffers = bucket_buffers(&layout);
-    PLAN_ADD(params, STATE, DT_FLOATX, dims1(stage < 3 ? total : shard));
-    if (stage >= 3) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, dims1(buffers)); }
+    PLAN_ADD(params, STATE, DT_FLOATX, stage < 3 ? total : shard);
+    if (stage >= 3) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, buffers); }
     if (o->training) {
-        PLAN_ADD(grads, STATE, o->gradients, dims1(stage < 2 ? total : buffers));
-        if (stage >= 2) { PLAN_ADD(grads_shard, STATE, stored_gradients(o), dims1(shard)); }
-        if (shape.tp_size > 1) {
-            PLAN_ADD(replicated_grads, STATE, stored_gradients(o), dims1(max_replicated(&layout)));
-        }
+        PLAN_ADD(grads, STATE, o->gradients, stage < 2 ? total : buffers);
+        if (stage >= 2) { PLAN_ADD(grads_shard, STATE, stored_gradients(o), shard); }
+        if (shape.tp_size > 1) { PLAN_ADD(replicated_grads, STATE, stored_gradients(o), max_replicated(&layout)); }
         plan_optimizer(plan, stage < 1 ? total : shard, o);
-        PLAN_ADD(update_ranges, STATE, DT_U8, dims2((size_t)num_param_tensors(c), sizeof(UpdateRange)));
+        PLAN_ADD(update_ranges, STATE, DT_U8, (size_t)num_param_tensors(c), sizeof(UpdateRange));
     }
     if (o->decode_positions > 0) {
-        Dims cache = dims3((size_t)c->num_layers, (size_t)o->decode_positions, (size_t)shape.attention);
-        PLAN_ADD(decode_keys, STATE, DT_FLOATX, cache);
-        PLAN_ADD(decode_values, STATE, DT_FLOATX, cache);
+        size_t L = (size_t)c->num_layers, positions = (size_t)o->decode_positions, A = (size_t)shape.attention;
+        PLAN_ADD(decode_keys, STATE, DT_FLOATX, L, positions, A);
+        PLAN_ADD(decode_values, STATE, DT_FLOATX, L, positions, A);
     }
-    if (o->round_matmul_inputs) { PLAN_ADD(rounded_params, STATE, DT_BF16, dims1(total)); }
+    if (o->round_matmul_inputs) { PLAN_ADD(rounded_params, STATE, DT_BF16, total); }
 }
 
 static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     size_t B = (size_t)o->B, T = (size_t)o->T;
-    PLAN_ADD(tokens, SAVED, DT_I32, dims2(B, T));
-    PLAN_ADD(targets, SAVED, DT_I32, dims2(B, T));
+    PLAN_ADD(tokens, SAVED, DT_I32, B, T);
+    PLAN_ADD(targets, SAVED, DT_I32, B, T);
     LocalShape shape = options_local_shape(c, o);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
         const ActivationSpec *spec = &activation_specs[id];
@@ -152,10 +149,11 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
         if (count == 0) { continue; }
         size_t width = activation_width((ActivationId)id, c, &shape);
         size_t rows = activation_rows((ActivationId)id, o->B * o->T, &shape, !o->gather_again);
-        Dims dims =
-            spec->rows == ALL_ROWS || shape.tp_size == 1 ? dims4(count, B, T, width) : dims3(count, rows, width);
+        const size_t of_all[] = {count, B, T, width}, of_own[] = {count, rows, width};
+        bool all = spec->rows == ALL_ROWS || shape.tp_size == 1;
         size_t member = offsetof(GPT2Tensors, activations) + (size_t)id * sizeof(void *);
-        plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, dims);
+        plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, all ? 4 : 3,
+                 all ? of_all : of_own);
     }
 }
 
@@ -170,22 +168,22 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     size_t logits = larger(rows, decoded) * (size_t)shape.vocab, qkv = 3 * (size_t)shape.attention;
     bool gelu_is_saved = layer_level(&o->recompute, 0) < RECOMPUTE_GELU;
     size_t widest = larger(qkv, gelu_is_saved ? 0 : units);
-    PLAN_ADD(wide, SCRATCH, DT_FLOATX, dims1(larger(logits, N * widest)));
-    PLAN_ADD(normed, SCRATCH, DT_FLOATX, dims2(all_rows, C));
-    if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, dims2(chunk, C)); }
-    if (o->training || t > 1) { PLAN_ADD(narrow, SCRATCH, DT_FLOATX, dims2(all_rows, C)); }
-    if (t > 1 && o->training) { PLAN_ADD(gathered_gradient, SCRATCH, DT_FLOATX, dims2(all_rows, C)); }
-    if (t > 1) { PLAN_ADD(statistics, SCRATCH, DT_REAL, dims3(t, rows, 3)); }
+    PLAN_ADD(wide, SCRATCH, DT_FLOATX, larger(logits, N * widest));
+    PLAN_ADD(normed, SCRATCH, DT_FLOATX, all_rows, C);
+    if (o->training) { PLAN_ADD(dresidual, SCRATCH, DT_FLOATX, chunk, C); }
+    if (o->training || t > 1) { PLAN_ADD(narrow, SCRATCH, DT_FLOATX, all_rows, C); }
+    if (t > 1 && o->training) { PLAN_ADD(gathered_gradient, SCRATCH, DT_FLOATX, all_rows, C); }
+    if (t > 1) { PLAN_ADD(statistics, SCRATCH, DT_REAL, t, rows, 3); }
     if (o->round_matmul_inputs) {
         size_t inner = larger(widest, larger(units, C));
-        PLAN_ADD(rounded_in, SCRATCH, DT_BF16, dims2(N, inner));
-        PLAN_ADD(rounded_dout, SCRATCH, DT_BF16, dims1(larger(logits, N * inner)));
+        PLAN_ADD(rounded_in, SCRATCH, DT_BF16, N, inner);
+        PLAN_ADD(rounded_dout, SCRATCH, DT_BF16, larger(logits, N * inner));
     }
-    PLAN_ADD(results, SCRATCH, DT_REAL, dims1(2));
+    PLAN_ADD(results, SCRATCH, DT_REAL, 2);
     size_t partials_bytes = o->backend->partials_bytes(c, &shape, o->B, o->T);
     size_t workspace_bytes = o->backend->matmul_workspace_bytes;
-    if (partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, dims1(partials_bytes)); }
-    if (workspace_bytes) { PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, dims1(workspace_bytes)); }
+    if (partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, partials_bytes); }
+    if (workspace_bytes) { PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, workspace_bytes); }
 }
 
 // The memory plan for these options: --plan prints the plan, gpt2_build allocates it. Free with plan_free.

@@ -1,7 +1,7 @@
 /*
 The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
 exactly that list.
-defines: Lifetime, PlanTensor, Plan, Dims, plan_add, plan_bytes, plan_print, plan_json, plan_free,
+defines: Lifetime, PlanTensor, Plan, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_print, plan_json, plan_free,
          arena_create, arena_bind, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
@@ -40,44 +40,23 @@ typedef struct {
     int count;
 } Plan;
 
-// a list of dimensions for plan_add: dims2(3, 4)
-typedef struct {
-    int count;
-    size_t size[PLAN_MAX_DIMS];
-} Dims;
-
-static inline Dims dims1(size_t a) {
-    Dims d = {1, {a, 0, 0, 0}};
-    return d;
-}
-static inline Dims dims2(size_t a, size_t b) {
-    Dims d = {2, {a, b, 0, 0}};
-    return d;
-}
-static inline Dims dims3(size_t a, size_t b, size_t c) {
-    Dims d = {3, {a, b, c, 0}};
-    return d;
-}
-static inline Dims dims4(size_t a, size_t b, size_t c, size_t e) {
-    Dims d = {4, {a, b, c, e}};
-    return d;
-}
-
-// Appends a tensor; stops if the sum exceeds the address space. `name` must outlive the plan.
-static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetime lifetime, DType dtype, Dims dims) {
+// Appends a tensor of shape (num_dims); stops if the sum exceeds the address space. `name` must outlive the plan.
+// member: the offset of the tensor's pointer in the struct that arena_bind sets.
+static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetime lifetime, DType dtype, int num_dims,
+                            const size_t *shape) {
     plan->tensors = (PlanTensor *)xrealloc(plan->tensors, (size_t)(plan->count + 1) * sizeof(PlanTensor));
     PlanTensor *t = &plan->tensors[plan->count];
     memset(t, 0, sizeof *t);
     t->name = name;
     t->lifetime = lifetime;
     t->dtype = dtype;
-    t->num_dims = dims.count;
+    t->num_dims = num_dims;
     t->member = member;
     size_t bytes = dtype_size(dtype), end;
     bool fits = true;
-    for (int i = 0; i < dims.count; i++) {
-        t->shape[i] = dims.size[i];
-        fits &= !__builtin_mul_overflow(bytes, dims.size[i], &bytes);
+    for (int i = 0; i < num_dims; i++) {
+        t->shape[i] = shape[i];
+        fits &= !__builtin_mul_overflow(bytes, shape[i], &bytes);
     }
     t->offset = plan->count > 0 ? t[-1].offset + t[-1].bytes : 0;
     fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
@@ -85,6 +64,13 @@ static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetim
     t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
     plan->count++;
 }
+
+// plan_add for a member of the struct `type`; the tensor has the member's name. The dimensions come last.
+#define PLAN_ADD_MEMBER(plan, type, member, lifetime, dtype, ...)                                                      \
+    do {                                                                                                               \
+        const size_t dims[] = {__VA_ARGS__};                                                                           \
+        plan_add(plan, offsetof(type, member), #member, lifetime, dtype, (int)(sizeof dims / sizeof dims[0]), dims);   \
+    } while (0)
 
 // bytes of one lifetime, or of all with NUM_LIFETIMES
 static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {

@@ -215,10 +215,18 @@ static inline Comm *single_split(Comm *comm, int colour, int key) {
 static inline void single_close(Comm *comm) { free(comm); }
 
 static const CommBackend comm_single_backend = {
-    "single",          true,         true,
-    single_all_reduce, single_copy,  single_copy,
-    single_broadcast,  single_wait,  single_event_synchronize,
-    single_max,        single_split, single_close,
+    .name = "single",
+    .capturable = true,
+    .ordered = true,
+    .all_reduce = single_all_reduce,
+    .reduce_scatter = single_copy,
+    .all_gather = single_copy,
+    .broadcast = single_broadcast,
+    .wait = single_wait,
+    .event_synchronize = single_event_synchronize,
+    .max = single_max,
+    .split = single_split,
+    .close = single_close,
 };
 
 // The group of this process alone; comm_close frees it.

@@ -394,9 +394,18 @@ static inline Comm *mpi_split(Comm *comm, int colour, int key);
 static inline void mpi_close(Comm *comm);
 
 static const CommBackend comm_mpi_backend = {
-    "mpi",          false,         true,        mpi_all_reduce,           mpi_reduce_scatter,
-    mpi_all_gather, mpi_broadcast, single_wait, single_event_synchronize, mpi_max,
-    mpi_split,      mpi_close,
+    .name = "mpi",
+    .capturable = false,
+    .ordered = true,
+    .all_reduce = mpi_all_reduce,
+    .reduce_scatter = mpi_reduce_scatter,
+    .all_gather = mpi_all_gather,
+    .broadcast = mpi_broadcast,
+    .wait = single_wait,
+    .event_synchronize = single_event_synchronize,
+    .max = mpi_max,
+    .split = mpi_split,
+    .close = mpi_close,
 };
 
 // a group of one rank needs no communication
@@ -406,18 +415,18 @@ static inline Comm *mpi_split_alone(Comm *comm, int colour, int key) {
 }
 
 static const CommBackend comm_mpi_alone = {
-    "mpi",
-    true,
-    true,
-    single_all_reduce,
-    single_copy,
-    single_copy,
-    single_broadcast,
-    single_wait,
-    single_event_synchronize,
-    single_max,
-    mpi_split_alone,
-    mpi_close,
+    .name = "mpi",
+    .capturable = true,
+    .ordered = true,
+    .all_reduce = single_all_reduce,
+    .reduce_scatter = single_copy,
+    .all_gather = single_copy,
+    .broadcast = single_broadcast,
+    .wait = single_wait,
+    .event_synchronize = single_event_synchronize,
+    .max = single_max,
+    .split = mpi_split_alone,
+    .close = mpi_close,
 };
 
 // ---- groups

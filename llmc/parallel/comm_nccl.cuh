@@ -190,9 +190,18 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key);
 static inline void nccl_close(Comm *comm);
 
 static const CommBackend comm_nccl_backend = {
-    "nccl",          true,           false,     nccl_all_reduce,        nccl_reduce_scatter,
-    nccl_all_gather, nccl_broadcast, nccl_wait, nccl_event_synchronize, nccl_max,
-    nccl_split,      nccl_close,
+    .name = "nccl",
+    .capturable = true,
+    .ordered = false,
+    .all_reduce = nccl_all_reduce,
+    .reduce_scatter = nccl_reduce_scatter,
+    .all_gather = nccl_all_gather,
+    .broadcast = nccl_broadcast,
+    .wait = nccl_wait,
+    .event_synchronize = nccl_event_synchronize,
+    .max = nccl_max,
+    .split = nccl_split,
+    .close = nccl_close,
 };
 
 // ---- groups

@@ -158,8 +158,7 @@ static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
 
 // elements of the buffers of buckets
 static inline size_t bucket_buffers(const ParamLayout *layout) {
-    return bucket_buffer(layout, final_bucket(layout)) +
-           layout->chunk[FINAL_BUCKET] * (size_t)layout->sharding.dp_size;
+    return bucket_buffer(layout, final_bucket(layout)) + layout->chunk[FINAL_BUCKET] * (size_t)layout->sharding.dp_size;
 }
 
 static inline int param_bucket_of(const ParamLayout *layout, ParamId id, int layer) {

@@ -17,9 +17,10 @@ typedef struct {
 // Opens -i and -j. Without -j the last tenth of each file is validation data.
 static inline void data_open(RunData *d, const TrainArgs *a) {
     if (!a->train_data && a->resume) {
-        input_error("-y 1: '%s/config.json' is missing, which has the flags to resume with; give the run's folder, or -i "
-                    "to begin a run there",
-                    a->run_dir);
+        input_error(
+            "-y 1: '%s/config.json' is missing, which has the flags to resume with; give the run's folder, or -i "
+            "to begin a run there",
+            a->run_dir);
     }
     if (!a->train_data) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "

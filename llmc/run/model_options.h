@@ -160,8 +160,8 @@ static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *want
         double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
         double slower = 100 * (fit->seconds / fit_seconds(c, &without) - 1);
         if (fabs(slower) < 0.05) { slower = 0; }  // not -0.0
-        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30), slower,
-                precision[i]);
+        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30),
+                slower, precision[i]);
     }
 }
 

@@ -492,12 +492,13 @@ static inline void args_check_batch(const TrainArgs *a) {
 static inline void args_check_ranks(const TrainArgs *a) {
     int ranks = num_ranks(a);
     if (ranks % a->tensor_parallel != 0) {
-        input_error("-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
-                    a->tensor_parallel, ranks);
+        input_error(
+            "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
+            a->tensor_parallel, ranks);
     }
     if (ranks > 1 && (a->generate || a->tokenize) && !a->plan) {
-        input_error("%s runs on one rank, found %d: start it without mpirun",
-                    a->generate ? "--generate" : "--tokenize", ranks);
+        input_error("%s runs on one rank, found %d: start it without mpirun", a->generate ? "--generate" : "--tokenize",
+                    ranks);
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
