@@ -124,7 +124,7 @@ build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,
 clean: ## build: remove the files that make built; data/ and runs/ stay
 	rm -rf build train_gpt2 test_gpt2
 
-train: ## train: a small GPT on the King James Bible for at most two minutes; DATA=FILE takes any text
+train: ## train: a small GPT on the King James Bible, about two minutes plus installing; DATA=FILE takes any text
 	@scripts/setup.sh $(if $(DATA),build,train)
 	@$(MAKE) --no-print-directory --silent train_gpt2
 	@scripts/train.sh '$(DATA)'

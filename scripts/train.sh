@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small GPT on the bytes of a text, in at most two minutes on two cores:   scripts/train.sh [FILE]
+# Trains a small GPT on the bytes of a text, in about two minutes on two cores:   scripts/train.sh [FILE]
+# `make train` first installs missing packages and builds; installing takes extra time.
 # The default text is the King James Bible (scripts/text.sh).
 #
 # model      4 layers, 4 heads, C = 128 channels, T = 64 positions, 256 byte values
