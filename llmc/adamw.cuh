@@ -1,5 +1,6 @@
 /*
 AdamW on the GPU: all tensors in one launch. Formulas and reference implementation are in adamw.h and moments.h.
+The arithmetic is adamw_weight in adamw.h; this file loads, rounds and stores.
   adamw_kernel  a block updates one interval of the flat arrays; as many blocks as the GPU holds at once
   adamw_group   a lane updates 4 neighbours, a warp 128: load, update, round, store
 Width       128 neighbours are 512 bytes in a row of an fp32 array and 128 bytes of 8-bit codes. One 64-bit random
@@ -14,10 +15,11 @@ Bits        An element depends on itself and the scale of its block alone: the s
 Norm        The norm of the gradients is read on the GPU: the host waits for nothing. The step's other numbers are
             arguments.
 Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. Per parameter:
-              fp32                        30 bytes = 210 instructions; the kernel has 42, or 54 with stochastic rounding
-              bf16 moments, remainder     18 bytes = 125 instructions; the kernel has 93
-              8-bit moments               14 bytes =  98 instructions; the kernel has 160, the time of 23 bytes
-            So memory is the limit, except with 8-bit moments.
+              fp32 master and moments     30 bytes = 210 instructions; the kernel has 42
+              bf16 moments, remainder     18 bytes = 126 instructions; the kernel has 93
+              8-bit moments, remainder    14 bytes =  98 instructions; the kernel has 160, the time of 23 bytes
+            With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 54. So memory is the limit,
+            except with 8-bit moments.
 defines: cuda_adamw_update, cuda_params_changed
 */
 #pragma once
@@ -53,13 +55,13 @@ static __device__ __forceinline__ void load_group(T (&x)[ADAMW_GROUP], const T *
     }
 }
 
-// STAY keeps the array in the L2 cache: the next forward reads params. The other arrays are used once a step.
-template <bool WHOLE, bool STAY = false, class T>
+// KEEP_IN_L2: for params, which the next forward reads. The other arrays are used once a step.
+template <bool WHOLE, bool KEEP_IN_L2 = false, class T>
 static __device__ __forceinline__ void store_group(T *to, const T (&x)[ADAMW_GROUP], int count) {
     if constexpr (WHOLE) {
         GroupWords<T> words;
         memcpy(&words, &x, sizeof x);
-        if constexpr (STAY) {
+        if constexpr (KEEP_IN_L2) {
             __stcg(reinterpret_cast<GroupWords<T> *>(to), words);
         } else {
             __stcs(reinterpret_cast<GroupWords<T> *>(to), words);

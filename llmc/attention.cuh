@@ -1,31 +1,24 @@
 /*
 Causal attention on the GPU (FlashAttention-2: Dao 2023). Formulas and reference implementation are in attention.h.
-  attention_decode_kernel   the plain kernel: one query over cached keys and values; scores, softmax, weighted sum
+  attention_decode_kernel   generation: one query over cached keys and values; scores, softmax, weighted sum
   attention_forward_kernel  tiles of queries visit tiles of keys and values: scores, online softmax, accumulate, write
   attention_delta_kernel    delta (B,NH,T) = dout . out of each row, a scratch buffer of the backward
   attention_dkv_kernel      tiles of keys and values visit tiles of queries and dout; scores are transposed, S^T = K Q^T
   attention_dq_kernel       tiles of queries and dout visit tiles of keys and values
-The forward saves lse alone, and both backward kernels recompute the scores from lse. That makes 7 GEMMs where 5 would
-do. In return each sum has one owner and one order: no atomics, the same bits in every run. No array has T x T elements.
-Tiles wholly above the diagonal are neither loaded nor computed.
-The tile kernels are templates over the layout of a tile and the two GEMMs on it:
-  PlainTiles   CUDA cores: fp32 or bf16, any head size up to 256, any alignment
-  TensorTiles  tensor cores: bf16, head sizes 32, 64, 80 and 128, arrays aligned to 16 bytes
+The forward saves lse alone, and both backward kernels recompute the scores from lse. The backward therefore runs 7
+GEMMs instead of 5. Each sum then has one owner and one order: no atomics, the same bits in every run. No array has
+T x T elements. Tiles wholly above the diagonal are neither loaded nor computed.
+The tile kernels are templates over the layout of a tile and the two GEMMs on it. Read them with PlainTiles first.
+  PlainTiles   the plain path: fp32 or bf16 on CUDA cores, any head size up to 256, any alignment
+  TensorTiles  the fast path: bf16 on tensor cores, head sizes 32, 64, 80 and 128, arrays aligned to 16 bytes
 Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH,T) float. Outputs: =
-Bytes       A thread block reads its own rows once, and the other side's rows up to the diagonal. The other side is read
-            T / (2 OWN) times per head, from L2, since the blocks of a head run at about the same time. Outputs are
-            written once, 16 bytes a thread.
+Bytes       A thread block reads its own rows once, OWN of them, and the other side's rows up to the diagonal. The other
+            side is read T / (2 OWN) times per head, from L2, since the blocks of a head run at about the same time.
+            Outputs are written once, 16 bytes a thread.
 defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
 */
 #pragma once
 #include "llmc/common/device.cuh"
-
-// keeps the next loop rolled: unrolled, it would spill registers
-#ifdef __CUDACC__
-#define ATTENTION_ROLLED _Pragma("unroll 1")
-#else
-#define ATTENTION_ROLLED
-#endif
 
 struct AttentionShape {
     int T, NH, HS;
@@ -33,7 +26,7 @@ struct AttentionShape {
     float scale;  // log2(e) / sqrt(HS): scaled scores are exponents of 2
 };
 
-// ---- decode: the plain kernel
+// ---- decode
 
 enum { ATTENTION_DECODE_THREADS = 256, ATTENTION_MAX_HS = 256, ATTENTION_MAX_BLOCKS = 65535 };
 
@@ -62,8 +55,8 @@ static __device__ __forceinline__ float attention_dot(SharedPtr<float> query, co
 
 // One query of one head per block. grid: (NH, n).
 // Keys are processed THREADS at a time. For the scores a thread has one key. For the values a thread has W columns of
-// every groups-th key. The order of sums depends on the number of visible keys alone, not on the number in the cache:
-// any split of a text into calls gives the same bits.
+// every groups-th key. The order of sums depends only on the number of visible keys. Any split of a text into calls
+// gives the same bits.
 template <int W>
 static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
     attention_decode_kernel(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int NH, int HS,
@@ -518,7 +511,8 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     for (int j = begin; j < end; j++) {
         attention_next_tile<Tiles>(j, end, load);
         uint32_t b = j % Tiles::BUFFERS, query_tile = queries + b * TILE, dout_tile = douts + b * TILE;
-        ATTENTION_ROLLED
+        // unrolled, the loop would spill registers
+        NO_UNROLL
         for (int i = 0; i < OTHER; i += STEP) {
             int query = j * OTHER + i;
             // these queries are before the warp's keys or beyond T, or the keys are beyond T
@@ -604,7 +598,8 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     for (int j = 0; j < end; j++) {
         attention_next_tile<Tiles>(j, end, load);
         uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        ATTENTION_ROLLED
+        // unrolled, the loop would spill registers
+        NO_UNROLL
         for (int i = 0; i < OTHER; i += STEP) {
             int key = j * OTHER + i;
             if (key >= warp_first + Tiles::WARP_ROWS || warp_first >= s.T) { continue; }  // wholly above the diagonal
@@ -639,8 +634,8 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
 //   mma       16x16 by 16x8 in one instruction, instead of one multiply-add a lane
 //   cp.async  the next tile is copied while the current one is used: two buffers
 //   ldmatrix  A warp has 32 rows of its own (16 where heads are wide), so one load from shared memory serves 2 or 4 mma
-// Forward and dQ are bound by the tensor cores. dK and dV are bound by ldmatrix as much: at head size 64 a step of 16
-// queries has 64 mma and 24 ldmatrix, 8 of them for values that do not fit into registers.
+// Forward and dQ are bound by the tensor cores. dK and dV are bound by ldmatrix too. At head size 64 a step of 16
+// queries has 64 mma and 24 ldmatrix. Eight of the ldmatrix load values that do not fit into registers.
 // Registers hold a matrix in the layout of mma's sums. Lane l has rows l/4, l/4 + 8, ..; of every 8 columns it has
 // 2(l%4) and the next.
 //                         columns 0 1  2 3  4 5  6 7   8 9 ..

@@ -221,8 +221,8 @@ static inline AttentionHead attention_head_alloc(int rows, int width) {
     return a;
 }
 
-// The gradients from queries [first_query, first_query + queries): dq = .., dkeys and dvalues (+)= ... q, out and dout
-// point at the first of these queries.
+// The gradients from queries [first_query, first_query + queries). Sets dq; adds to dkeys and dvalues, or sets them if
+// `add` is false. q, out and dout point at the first of these queries.
 static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const floatX *q, const floatX *out,
                                            const floatX *dout, const real *lse, size_t C, int first_query, int queries,
                                            int HS, int width, bool add) {

@@ -9,8 +9,8 @@ Softmax cross entropy on the GPU, one row a block.
 Blocks take the rows from the last to the first, because the matmul before wrote the last rows last.
 exp(l - max) is 2^(l log2(e) - shift): one multiply-add and one instruction of the special function unit. shift is
 max log2(e), rounded. The loss uses the same shift, so that its rounding cancels.
-Bytes       NVp floatX read and, for a gradient, written. About 13 instructions an element and 2.1 of the special
-            function unit take half as long as the memory: several rows at a time hide one behind the other.
+Bytes       NV floatX read; NVp written for a gradient. About 13 instructions an element and 2.1 of the special function
+            unit take half as long as the memory: several rows at a time hide one behind the other.
 With tensor parallelism the two passes are two kernels. Every thread combines the statistics of all ranks, 12 bytes a
 row and rank, in the same order.
 defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_statistics, cuda_loss_sum
@@ -19,10 +19,11 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 #include "llmc/classifier.h"
 #include "llmc/common/device.cuh"
 
-// threads of a row: CLASSIFIER_THREADS, or a warp if the row has less than CLASSIFIER_WIDE columns (a byte vocabulary)
-enum { CLASSIFIER_THREADS = 512, CLASSIFIER_WIDE = 4096, LOSS_THREADS = 1024 };
+// A row of at least CLASSIFIER_BLOCK_COLUMNS columns has a block of CLASSIFIER_THREADS. A narrower row (a byte
+// vocabulary) has a warp.
+enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCK_COLUMNS = 4096, LOSS_THREADS = 1024 };
 
-// blocks a multiprocessor that the registers must allow
+// minimum blocks per multiprocessor, for __launch_bounds__
 template <int THREADS> static constexpr int classifier_blocks = THREADS == CLASSIFIER_THREADS ? 3 : 1;
 
 // sum of 2^(logit log2(e) - shift) over some logits; shift is log2(e) times their maximum, rounded
@@ -108,7 +109,7 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
 static inline void cuda_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
                                    Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_WIDE;
+    bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_BLOCK_COLUMNS;
     auto plain = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
     auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS> : classifier_kernel<PACK, 32>;
     LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, targets,
@@ -134,7 +135,7 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
 static inline void cuda_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
                                               int N, int V, int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_BLOCK_COLUMNS;
     auto plain = wide ? classifier_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_statistics_kernel<1, 32>;
     auto of_packs =
         wide ? classifier_statistics_kernel<PACK, CLASSIFIER_THREADS> : classifier_statistics_kernel<PACK, 32>;
@@ -177,7 +178,7 @@ static inline void cuda_classifier_from_statistics(real *losses, floatX *logits,
                                                    const int *targets, real dloss, int ranks, int first, int N, int V,
                                                    int Vl, Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
-    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_WIDE;
+    bool packed = Vl % PACK == 0 && aligned_to_pack(logits), wide = Vl >= CLASSIFIER_BLOCK_COLUMNS;
     auto plain =
         wide ? classifier_from_statistics_kernel<1, CLASSIFIER_THREADS> : classifier_from_statistics_kernel<1, 32>;
     auto of_packs = wide ? classifier_from_statistics_kernel<PACK, CLASSIFIER_THREADS>

@@ -4,7 +4,7 @@ Softmax cross entropy over a chunk of rows: loss and gradient in one visit of th
   dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns [V, Vp) become 0
 Padded columns are written, never read.
 Shapes      logits (N,Vp) floatX, losses (N) real, targets (N) int32. dloss = 0 computes the loss alone.
-Bytes       NVp floatX read, and written for a gradient. A row stays in cache between its three passes.
+Bytes       NV floatX read; NVp written for a gradient. A row stays in cache between its three passes.
 If each rank holds a slice of the columns, its statistics of a row are the maximum m of its logits, the sum s of
 exp(logit - m), and the target's logit (0 if another rank has the target). Over all ranks
   M = max m;  Z = sum s exp(m - M);  loss = log Z - (target - M);  dlogits as above, from Z and M

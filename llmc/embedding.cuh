@@ -1,20 +1,16 @@
 /*
 Token plus position embedding on the GPU.
-Forward     A warp has a row. Rows of wte that repeat come out of the cache. Bytes: at most 3NC floatX.
-dwpe        A thread has columns of one position and adds up the sequences in order. Bytes: NC floatX + TC of dwpe.
-dwte        Two threads may not add to one row, so equal tokens are brought together by a sort. Bytes: NC floatX, 2C of
-            dwte for each different token, and at most 4C real for each EMBEDDING_CHUNK rows.
-The sort runs on the device, so that a step stays one CUDA graph. It is stable, so that a token's rows stay in order:
-a radix sort of pairs (token, row) by 8 bits of the token, lowest first, one kernel a pass. It needs no bound on tokens.
-A kernel places a digit by the number of occurrences of each digit in each tile, which the kernel before counted. These
-counters are the only atomics: integers, whose sum does not depend on the order. 65536 tokens take four kernels of 32
-blocks, some 15 us on an H200, against 60 us for the rows.
-Then a block sums a chunk of EMBEDDING_CHUNK sorted pairs, whatever their tokens, so that a frequent token does not
-burden one block. A thread has a pack of columns and walks the pairs, with several rows under way. A run of equal tokens
-that lies inside one chunk is added to dwte: no other block has that row. A run over several chunks leaves a partial sum
-in each. In embedding_fold_kernel the block of the chunk where the run begins adds up these partial sums, eight warps
-side by side, and adds the total to dwte.
-Tokens of other ranks come last in the order, and their pairs are not walked.
+  embedding_forward_kernel           a warp has a row; at most 3NC floatX, since repeated rows of wte are cached
+  token_embedding_forward_kernel     step 1 of the forward for -tp: a row of wte, or 0
+  position_embedding_forward_kernel  step 2 of the forward for -tp: adds a row of wpe
+  embedding_positions_kernel         dwpe: a thread adds the sequences in order; NC floatX + TC of dwpe
+  embedding_pairs_kernel             dwte 1: pairs (token, row), and counts of the lowest digit
+  embedding_sort_kernel              dwte 2: one radix pass; equal tokens become neighbours
+  embedding_runs_kernel              dwte 3: sums equal tokens by chunks of pairs, so that a frequent token does not
+                                     burden one block
+  embedding_fold_kernel              dwte 4: adds the partial sums of runs that span chunks
+Atomic float adds would give other bits in every run, so a sort brings equal tokens together. dwte takes NC floatX, 2C
+of dwte for each different token, and at most 4C real for each EMBEDDING_CHUNK rows.
 Kernels are templates of WIDTH, the neighbouring columns of a thread: a pack, or 1 if rows are not whole packs or an
 array is not aligned to them.
 defines: cuda_embedding_forward, cuda_token_embedding_forward, cuda_position_embedding_forward,
@@ -108,12 +104,12 @@ static inline void cuda_position_embedding_forward(floatX *x, const floatX *wpe,
 // ---- backward: dwpe
 
 static constexpr int EMBEDDING_AT_ONCE = 4;    // rows that a thread has under way, to hide the memory's latency
-static constexpr int EMBEDDING_COLUMNS = 128;  // packs of columns in a block, at most
+static constexpr int EMBEDDING_THREADS = 128;  // most threads of a block; each has WIDTH columns
 
 // dwpe[t] (+)= sum of the rows of dout (N,C) at position t, in order; row 0 is at position `first`. The sum of a
 // position without rows is 0. Block x is the position, y a range of columns.
 template <int WIDTH, class T>
-static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
+static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int first, int N, int positions, int C) {
     int t = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
@@ -140,8 +136,8 @@ static inline void embedding_launch_positions(T *dwpe, const floatX *dout, GradM
                                               int positions, int maxT, int C, cudaStream_t stream) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = C % PACK == 0 && aligned_to_pack(dwpe, dout);
-    int pieces = packed ? C / PACK : C, threads = min(ceil_div(pieces, 32) * 32, EMBEDDING_COLUMNS);
-    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(pieces, threads));
+    int row_threads = packed ? C / PACK : C, threads = min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS);
+    dim3 grid((unsigned)(mode == GRAD_SET ? maxT : positions), (unsigned)ceil_div(row_threads, threads));
     LAUNCH((packed ? embedding_positions_kernel<PACK, T> : embedding_positions_kernel<1, T>), grid, threads, 0, stream,
            dwpe, dout, mode, first % positions, N, positions, C);
 }
@@ -156,12 +152,17 @@ static inline void cuda_position_embedding_backward(Gradient dwpe, const floatX 
 }
 
 // ---- backward: the sort
+// The sort runs on the device, so that a step stays one CUDA graph. It is stable, so that a token's rows stay in order:
+// a radix sort of pairs (token, row) by 8 bits of the token, lowest first, one kernel a pass. It needs no bound on
+// tokens. A kernel places a digit by the number of occurrences of each digit in each tile, which the kernel before
+// counted. These counters are the only atomics: integers, whose sum does not depend on the order. 65536 tokens take
+// four kernels of 32 blocks. By estimate, not measured: 15 us on an H200, against 60 us for the rows.
 
 static constexpr int EMBEDDING_DIGIT_BITS = 8, EMBEDDING_DIGITS = 1 << EMBEDDING_DIGIT_BITS;
 static constexpr int EMBEDDING_PASSES = 32 / EMBEDDING_DIGIT_BITS;  // even: the last writes where the first read
 static constexpr int EMBEDDING_SORT_THREADS = EMBEDDING_DIGITS, EMBEDDING_SORT_WARPS = EMBEDDING_SORT_THREADS / 32;
-static constexpr int EMBEDDING_ROUNDS = 8;                                        // pairs of a tile a thread
-static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_ROUNDS;  // pairs that a block sorts
+static constexpr int EMBEDDING_PAIRS_PER_THREAD = 8;                                        // of a tile
+static constexpr int EMBEDDING_TILE = EMBEDDING_SORT_THREADS * EMBEDDING_PAIRS_PER_THREAD;  // pairs that a block sorts
 
 // x: token minus the rank's first, unsigned, so that tokens of other ranks are `rows` or more; y: row of dout
 typedef uint2 EmbeddingPair;
@@ -217,10 +218,11 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
     __syncwarp();  // the warp's counters are 0
 
     // count: rank = number of the warp's pairs before the thread's with the same digit
-    EmbeddingPair pair[EMBEDDING_ROUNDS];
-    int rank[EMBEDDING_ROUNDS], first = tile * EMBEDDING_TILE + warp_id() * 32 * EMBEDDING_ROUNDS + lane_id();
+    EmbeddingPair pair[EMBEDDING_PAIRS_PER_THREAD];
+    int rank[EMBEDDING_PAIRS_PER_THREAD],
+        first = tile * EMBEDDING_TILE + warp_id() * 32 * EMBEDDING_PAIRS_PER_THREAD + lane_id();
     UNROLL
-    for (int round = 0; round < EMBEDDING_ROUNDS; round++) {
+    for (int round = 0; round < EMBEDDING_PAIRS_PER_THREAD; round++) {
         bool valid = first + round * 32 < N;
         pair[round] = valid ? from[first + round * 32] : make_uint2(0, 0);
         int digit = embedding_digit(pair[round].x, pass);
@@ -249,7 +251,7 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
 
     // move
     UNROLL
-    for (int round = 0; round < EMBEDDING_ROUNDS; round++) {
+    for (int round = 0; round < EMBEDDING_PAIRS_PER_THREAD; round++) {
         if (first + round * 32 >= N) { break; }
         int index = place[embedding_digit(pair[round].x, pass)] + rank[round];
         to[index] = pair[round];
@@ -261,6 +263,11 @@ static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
 }
 
 // ---- backward: dwte
+// A block sums a chunk of EMBEDDING_CHUNK sorted pairs. A thread has a pack of columns and walks the pairs, with
+// several rows under way. A run of equal tokens that lies inside one chunk is added to dwte: no other block has that
+// row. A run over several chunks leaves a partial sum in each. In embedding_fold_kernel the block of the chunk where
+// the run begins adds up these partial sums, eight warps side by side, and adds the total to dwte. Tokens of other
+// ranks come last in the order, and their pairs are not walked.
 
 static constexpr int EMBEDDING_CHUNK = 32;  // sorted pairs that a block walks
 
@@ -273,7 +280,7 @@ static __device__ __forceinline__ bool embedding_joined(const EmbeddingPair *pai
 // of a run that began before the chunk goes to partial (chunks,2,C) [x,0], the sum of a run that begins here and goes
 // on to [x,1]. Pairs of other ranks' tokens come last and end the walk.
 template <int WIDTH, class T>
-static __global__ void __launch_bounds__(EMBEDDING_COLUMNS)
+static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, unsigned rows, int N,
                           int C) {
     int begin = (int)blockIdx.x * EMBEDDING_CHUNK, end = min(begin + EMBEDDING_CHUNK, N);
@@ -386,8 +393,8 @@ static inline void embedding_launch_runs(T *dwte, float *partial, const floatX *
                                          int rows, int N, int C, cudaStream_t stream) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = C % PACK == 0 && aligned_to_pack(dwte, dout);
-    int pieces = packed ? C / PACK : C, threads = min(ceil_div(pieces, 32) * 32, EMBEDDING_COLUMNS);
-    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(pieces, threads));
+    int row_threads = packed ? C / PACK : C, threads = min(ceil_div(row_threads, 32) * 32, EMBEDDING_THREADS);
+    dim3 grid((unsigned)ceil_div(N, EMBEDDING_CHUNK), (unsigned)ceil_div(row_threads, threads));
     LAUNCH((packed ? embedding_runs_kernel<PACK, T> : embedding_runs_kernel<1, T>), grid, threads, 0, stream, dwte,
            partial, dout, pairs, (unsigned)rows, N, C);
 }

@@ -11,7 +11,7 @@ defines: cpu_global_norm_squared
 
 enum { NORM_BLOCK = 2048, NORM_GROUP = 8192 };  // elements of a block; blocks of a group
 
-// at most NORM_BLOCK terms, added in as many sums as a vector has lanes
+// sum of at most NORM_BLOCK squares, one partial sum per vector lane
 static inline double sum_of_squares(const real *x, size_t n) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)

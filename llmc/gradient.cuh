@@ -2,8 +2,8 @@
 Parameter gradients on the GPU.
   gradient_put              stores one element, real or bf16 by a branch. Kernels that store many elements a thread have
                             the type as a template argument.
-  cuda_gradient_accumulate  a thread has a pack of x, 16 bytes, and as many sums. Arrays that are not aligned to 16
-                            bytes, and the last elements, go one element at a time.
+  cuda_gradient_accumulate  a thread has a pack of x (16 bytes) and the sums of its elements. Arrays that are not
+                            aligned to 16 bytes, and the last elements, go one element at a time.
 Bytes       as in gradient.h, 512 in a row by a warp. One addition an element: bound by memory bandwidth.
 defines: gradient_put, cuda_gradient_accumulate
 */

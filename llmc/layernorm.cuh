@@ -12,9 +12,10 @@ layernorm_forward and layernorm_from_statistics share their kernels, so that y h
 to LAYERNORM_PER_LANE packs (or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a
 row that is wider.
 Backward: a thread has the same columns of every row of its block, so that dweight and dbias are sums in registers. A
-block has all columns, and every gridDim.x-th batch of rows. The number of blocks makes LAYERNORM_THREADS threads,
-which an A100 or larger holds at once. Each block writes its column sums to scratch, 5 MB in all, and
-layernorm_fold_kernel adds the blocks in order. N and C alone decide the order of every sum.
+block has all columns, and every gridDim.x-th batch of rows. The number of blocks makes LAYERNORM_GRID_THREADS
+threads, which an A100 or larger holds at once. Each block writes its column sums to scratch, 5 MB up to 4096 channels
+of bf16, and layernorm_fold_kernel adds the blocks in order. N, C and the alignment of the arrays to 16 bytes alone
+decide the order of every sum.
 defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_backward, layernorm_partials,
          LAYERNORM_MAX_CHANNELS
 */
@@ -27,9 +28,10 @@ static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
 
 // ---- forward, and from statistics: SAVED_STATISTICS
 
-static constexpr int LAYERNORM_PER_LANE = 12;                             // packs or elements a lane, at most
-static constexpr int LAYERNORM_WARP = 32, LAYERNORM_BLOCK_ROWS = 8;       // rows of a block of warps
-static constexpr int LAYERNORM_WIDE = 1024, LAYERNORM_PACKED_WIDE = 256;  // threads of a row wider than a warp's
+static constexpr int LAYERNORM_PER_LANE = 12;                        // packs or elements a lane, at most
+static constexpr int LAYERNORM_WARP = 32, LAYERNORM_BLOCK_ROWS = 8;  // rows of a block of warps
+// threads of a block with one row, which is wider than a warp's
+static constexpr int LAYERNORM_BLOCK_THREADS = 1024, LAYERNORM_PACKED_BLOCK_THREADS = 256;
 template <int THREADS> static constexpr int layernorm_rows = THREADS == LAYERNORM_WARP ? LAYERNORM_BLOCK_ROWS : 1;
 
 struct LayernormArrays {
@@ -166,12 +168,13 @@ static inline void layernorm_launch(LayernormArrays a, int N, int C, cudaStream_
     if (packed && C <= WARP_COLUMNS * PACK) {
         layernorm_launch_packed<LAYERNORM_WARP, SAVED_STATISTICS>(a, N, C, stream);
     } else if (packed) {
-        layernorm_launch_packed<LAYERNORM_PACKED_WIDE, SAVED_STATISTICS>(a, N, C, stream);
+        layernorm_launch_packed<LAYERNORM_PACKED_BLOCK_THREADS, SAVED_STATISTICS>(a, N, C, stream);
     } else if (C <= WARP_COLUMNS) {
         LAUNCH((layernorm_kernel<LAYERNORM_WARP, SAVED_STATISTICS>), ceil_div(N, LAYERNORM_BLOCK_ROWS),
                LAYERNORM_WARP * LAYERNORM_BLOCK_ROWS, 0, stream, a, N, C);
     } else {
-        LAUNCH((layernorm_kernel<LAYERNORM_WIDE, SAVED_STATISTICS>), N, LAYERNORM_WIDE, 0, stream, a, N, C);
+        LAUNCH((layernorm_kernel<LAYERNORM_BLOCK_THREADS, SAVED_STATISTICS>), N, LAYERNORM_BLOCK_THREADS, 0, stream, a,
+               N, C);
     }
 }
 
@@ -189,8 +192,8 @@ static inline void cuda_layernorm_from_statistics(floatX *out, const floatX *in,
 
 // ---- backward
 
-// The grid depends on N and C alone, and with it the order of every sum.
-static constexpr int LAYERNORM_THREADS = 73728;                                 // of all blocks
+// N, C and the alignment of the arrays decide the grid, and with it the order of every sum.
+static constexpr int LAYERNORM_GRID_THREADS = 73728;                            // of all blocks
 static constexpr int LAYERNORM_BACKWARD_THREADS = 512, LAYERNORM_COLUMNS = 24;  // plain: of a block; of a thread
 static constexpr int LAYERNORM_BATCH_THREADS = 256, LAYERNORM_BATCH = 2;        // packed: of a block; rows at once
 
@@ -231,15 +234,15 @@ static __device__ __forceinline__ void layernorm_share_sums(float (&sum_g)[ROWS]
 template <int WIDTH>
 static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
     layernorm_backward_kernel(LayernormGradients a, float *partial, int N, int C) {
-    constexpr int PIECES = LAYERNORM_COLUMNS / WIDTH, BUFFER = LAYERNORM_BACKWARD_THREADS / 32 * 2;
+    constexpr int PACKS = LAYERNORM_COLUMNS / WIDTH, BUFFER = LAYERNORM_BACKWARD_THREADS / 32 * 2;
     SHARED_ARRAY(float, of_warp, 2 * BUFFER);
-    float dweight[PIECES][WIDTH] = {}, dbias[PIECES][WIDTH] = {};
+    float dweight[PACKS][WIDTH] = {}, dbias[PACKS][WIDTH] = {};
     int first = (int)threadIdx.x * WIDTH, stride = (int)blockDim.x * WIDTH, buffer = 0;
     for (int row = (int)blockIdx.x; row < N; row += (int)gridDim.x, buffer ^= 1) {
         size_t at = (size_t)row * C;
         float mean = a.mean[row], rstd = a.rstd[row], sum_g[1] = {0}, sum_gn[1] = {0};
         UNROLL
-        for (int p = 0; p < PIECES; p++) {
+        for (int p = 0; p < PACKS; p++) {
             int c = first + p * stride;
             if (c >= C) { break; }
             float dy[WIDTH], x[WIDTH], w[WIDTH];
@@ -256,7 +259,7 @@ static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
             }
         }
         layernorm_share_sums(sum_g, sum_gn, of_warp + buffer * BUFFER);
-        float share = 1 / (float)C, mean_g = sum_g[0] * share, mean_gn = sum_gn[0] * share;
+        float inverse_C = 1 / (float)C, mean_g = sum_g[0] * inverse_C, mean_gn = sum_gn[0] * inverse_C;
         for (int c = first; c < C; c += stride) {
             float dy[WIDTH], x[WIDTH], w[WIDTH], dx[WIDTH];
             load_floats(dy, a.dout + at + c);
@@ -273,7 +276,7 @@ static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
         }
     }
     UNROLL
-    for (int p = 0; p < PIECES; p++) {
+    for (int p = 0; p < PACKS; p++) {
         int c = first + p * stride;
         float *to = partial + (size_t)blockIdx.x * 2 * C + c;
         if (c >= C) { break; }
@@ -282,9 +285,9 @@ static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
     }
 }
 
-// The same for rows of one pack a thread: up to 2048 channels of bf16. A batch is 2 rows, loaded at once and kept in
-// registers until dinp is written: each element is read once, and 3 arrays, 2 rows and 16 bytes of some 560 threads
-// keep 50 KB a multiprocessor of an H200 under way.
+// The same for rows of one pack a thread: up to 2048 channels of bf16. A batch is 2 rows, kept in registers until
+// dinp is written: each element is read once. Three arrays of 2 rows keep 50 KB per multiprocessor of an H200 in flight
+// (560 threads, 16 bytes each).
 static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, 3)
     layernorm_backward_packed_kernel(LayernormGradients a, float *partial, int N, int C) {
     constexpr int WIDTH = Pack<floatX>::SIZE, ROWS = LAYERNORM_BATCH, BUFFER = LAYERNORM_BATCH_THREADS / 32 * 2 * ROWS;
@@ -327,7 +330,7 @@ static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, 3)
         UNROLL
         for (int r = 0; r < ROWS; r++) {
             if (r >= rows) { break; }
-            float share = 1 / (float)C, mean_g = sum_g[r] * share, mean_gn = sum_gn[r] * share, dx[WIDTH];
+            float inverse_C = 1 / (float)C, mean_g = sum_g[r] * inverse_C, mean_gn = sum_gn[r] * inverse_C, dx[WIDTH];
             UNROLL
             for (int i = 0; i < WIDTH; i++) {
                 float normed = (in[r][i] - mean[r]) * rstd[r], g = dout[r][i] * weight[i];
@@ -365,11 +368,13 @@ static __global__ void __launch_bounds__(LAYERNORM_FOLD_WARPS * 32)
     }
 }
 
-// threads of a block, for rows of `pieces` packs or elements
-static inline int layernorm_threads(int pieces, int max_threads) { return min(ceil_div(pieces, 32) * 32, max_threads); }
+// threads of a block; row_threads: packs or elements of a row
+static inline int layernorm_threads(int row_threads, int max_threads) {
+    return min(ceil_div(row_threads, 32) * 32, max_threads);
+}
 
 // blocks of the grid, for `batches` batches of rows
-static inline int layernorm_blocks(int threads, int batches) { return min(LAYERNORM_THREADS / threads, batches); }
+static inline int layernorm_blocks(int threads, int batches) { return min(LAYERNORM_GRID_THREADS / threads, batches); }
 
 // the backward's scratch in bytes, at most: 2C column sums a block, with as many blocks as packs allow
 static inline size_t layernorm_partials(int N, int C) {
@@ -389,8 +394,8 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
     auto layernorm_backward = packed    ? layernorm_backward_packed_kernel
                               : aligned ? layernorm_backward_kernel<PACK>
                                         : layernorm_backward_kernel<1>;
-    int pieces = ceil_div(C, aligned ? PACK : 1), batches = packed ? ceil_div(N, LAYERNORM_BATCH) : N;
-    int threads = layernorm_threads(pieces, packed ? LAYERNORM_BATCH_THREADS : LAYERNORM_BACKWARD_THREADS);
+    int row_threads = ceil_div(C, aligned ? PACK : 1), batches = packed ? ceil_div(N, LAYERNORM_BATCH) : N;
+    int threads = layernorm_threads(row_threads, packed ? LAYERNORM_BATCH_THREADS : LAYERNORM_BACKWARD_THREADS);
     int blocks = layernorm_blocks(threads, batches);
     LAUNCH(layernorm_backward, blocks, threads, 0, stream_of(ex), arrays, partial, N, C);
     LAUNCH(layernorm_fold_kernel, ceil_div(2 * C, 32), LAYERNORM_FOLD_WARPS * 32, 0, stream_of(ex), dweight, dbias,

@@ -255,8 +255,8 @@ static inline void autotune_load(CudaMatmuls *mm, bool warn) {
     fclose(file);
 }
 
-// Appends a line to the file: at once, so that a run that is killed and resumed computes the same bits; with one write,
-// so that the lines of several processes do not mix. A failure is reported once and does not stop the run.
+// Appends a line to the file at once: a run that is killed and resumed computes the same bits. One write per line: the
+// lines of several processes do not mix. A failure is reported once and does not stop the run.
 static inline void autotune_save(CudaMatmuls *mm, const AutotuneEntry *entry) {
     if (!mm->cache_path) { return; }
     FILE *file = fopen(mm->cache_path, "a");

@@ -60,7 +60,7 @@ struct CudaMatmuls {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     cublasComputeType_t compute;
-    void *workspace;  // cuBLASLt's workspace, then LT_SCRATCH_BYTES of ours: scratch and trial_sums
+    void *workspace;  // cuBLASLt's workspace; the LT_SCRATCH_BYTES after it are scratch and trial_sums
     size_t workspace_bytes;
     float *scratch, *trial_sums;     // column sums of a GEMM; column sums of a timed trial
     char *device_name, *cache_path;  // cache_path: the autotune cache, NULL for none

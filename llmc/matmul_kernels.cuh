@@ -1,7 +1,7 @@
 /*
 Our own GEMM kernel, and the kernels for the epilogue parts that cuBLASLt did not fuse.
-  matmul_plain_kernel        D (m,n) = epilogue(op(A) op(B)) for any shape, type and alignment. Used where cuBLASLt has
-                             no kernel: bf16 weight gradients of fp32 inputs, for one
+  matmul_plain_kernel        D (m,n) = epilogue(op(A) op(B)) for any shape, type and alignment. For GEMMs that cuBLASLt
+                             lacks, such as bf16 weight gradients of fp32 inputs
   matmul_epilogue_kernel     D (m,n) in place: bias, GELU or GELU's gradient; 16 bytes a thread
   matmul_column_sums_kernel  bias gradients, stage 1: partial (slices,cols) = column sums of slices of x (rows,cols)
   matmul_fold_kernel         bias gradients, stage 2: out (cols) = or += column sums of partial (slices,cols)

@@ -22,7 +22,8 @@ static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t co
     return m;
 }
 
-// C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), or one thread's part of that, which may be empty
+// C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), or one thread's part of that, which may be empty.
+// BLAS names: in the forward M is N rows, N is OC and K is C.
 typedef struct {
     Matrix c, a, b;          // the columns of c are contiguous
     const floatX *bias;      // NULL: none

@@ -1,7 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
-defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK, CLASSIFIER_LEAST,
-         Ops
+defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK,
+         CLASSIFIER_LEAST, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -158,7 +158,7 @@ typedef struct {
     // ranges, on the device and sorted by offset, cover the elements to update
     void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared,
                          const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex);
-    // Refreshes the copies of params (n) that ex holds, such as the bf16 copy of -f 2, after params were written by
-    // anything but adamw_update, which refreshes them itself
+    // Refreshes ex's copy of params (n), the bf16 copy of -f 2. Call it after any write to params but adamw_update's,
+    // which refreshes the copy itself.
     void (*params_changed)(const floatX *params, size_t n, Exec *ex);
 } Ops;

@@ -1,7 +1,8 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/parallel/layout.h gives their offsets.
-defines: GPT2Config, config_head_size, config_check, config_from_descriptor, ParamId, ParamSpec, param_specs,
-         param_rows, param_cols, param_used_rows, param_name, param_init_value, num_param_tensors, num_parameters
+defines: GPT2Config, config_head_size, config_set_vocab, config_check, config_from_descriptor, ParamId, ParamSpec,
+         param_specs, param_is_layered, param_layers, param_rows, param_cols, param_used_rows, param_name,
+         param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -55,8 +56,8 @@ static inline void config_check(const GPT2Config *c, const char *where) {
     }
 }
 
-// d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's; gpt3 is table 2.1 of Brown et al.
-// 2020
+// d12 24 36 48 are GPT-2's sizes, 124M 350M 774M 1558M; the other depths are llm.c's. gpt3 follows table 2.1 of Brown
+// et al. 2020, as in llm.c: c384 is an addition, and the table has 24 heads for c2048 and 5140 channels for c5120.
 static const struct {
     const char *name;
     int num_layers, num_heads, channels, max_seq_len;

@@ -166,7 +166,9 @@ report "-y 1 accepts a broken config.json of the run, and prints a changed numbe
     head -c 9 whole/config.json >changed/config.json
     run 0 "${full[@]}" -x 7 -o changed -y 1
     silent "$err"
-    says "$out" "the schedule was for 6 steps and is now for 7"
+    says "$out" "the schedule was for 6 steps and is now for 7: the learning rate differs"
+    run 0 "${full[@]}" -x 8 -o changed -y 1 -q 1 # at -q 1 every schedule is constant
+    matches "$out" "^note      the schedule was for 7 steps and is now for 8$"
 )"
 report "-y 1 without a checkpoint starts from step 0, with a note" "$(
     run 0 "${tiny[@]}" -x 1 -o unsaved
@@ -609,6 +611,8 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     holds "$(total) <= 20 * 1024"
     run 0 --plan -e d12 -d 6144 --fit=4 # 6 sequences, which 4 does not divide
     matches "$out" '^fit .* -b (1|2|3|6) -d 6144'
+    run 0 --plan -e d48 -d 524288 --fit=40
+    matches "$out" '^fit .* instead of -b 4 -d 524288: '
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 2 --fit -o fitted
     matches "$out" '^fit  '
     matches fitted/config.json '"recompute-layers":[[:space:]]*-1'
@@ -756,6 +760,20 @@ refused "a flag without its value" "-l takes" "${tiny[@]}" -l
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
+refused "-y 1 in a folder without a run" "'nothing/config.json' is missing" -o nothing -y 1
+refused "-o below something that is no folder" "give a folder that can be written" "${tiny[@]}" -o text/run
+report "refused: -o on a read-only file system" "$(
+    mkdir read_only
+    # without user namespaces there is no such file system to test
+    if unshare -rm true 2>/dev/null; then
+        # shellcheck disable=SC2016
+        unshare -rm sh -c 'mount -t tmpfs -o ro none read_only && exec "$0" "$@"' \
+            "$trainer" "${tiny[@]}" -x 1 -o read_only >"$out" 2>"$err"
+        equal $? 2
+        one_line "$err"
+        says "$err" "-o read_only cannot be written (Read-only file system)"
+    fi
+)"
 refused "-o of another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
 refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"

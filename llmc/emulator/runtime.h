@@ -8,8 +8,8 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              cudaErrorInvalidValue.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls.
-  Clock      Events read an emulated clock, so that autotuning decides alike on every machine, quiet or busy. Time
-             advances by the cost of each piece of executed work, in nanoseconds, whatever its stream:
+  Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
+             the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
                copy, memset  LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND
                cuBLASLt      LAUNCH_NANOSECONDS + FLOPs / LT_FLOPS_PER_NANOSECOND + a test's slowdown (cublaslt.h)

@@ -6,7 +6,7 @@ defines: dim3, float2 .. uint4, __global__, __device__, threadIdx .., __syncthre
 
 An OS thread runs blocks one after another; with OpenMP several OS threads share the blocks of a grid.
   Fibers     Every CUDA thread has its own stack and runs until it waits for other threads. Then it switches to the
-             scheduler in ten instructions of assembly.
+             scheduler in 16 instructions of assembly.
   Scheduler  Greedy: a warp runs until all its lanes wait at a block barrier or have returned. Only then the next warp
              starts. This distance between warps exposes missing barriers. The order of warps is forward, reverse, or
              drawn from a seed.

@@ -1,8 +1,8 @@
 /*
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
-defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_split,
-         token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close, token_shard_write,
-         DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
+defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
+         token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close,
+         token_shard_write, DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
          dataloader_sequences_per_epoch, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then the tokens as uint16,
@@ -16,8 +16,8 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
                             within one file at a time
             Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
             R ranks are together the same for every R.
-Reading     one thread a loader reads one micro-batch ahead. An error in a batch, a bad id or a failed read, is reported
-            by the dataloader_next that would return the batch.
+Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
+            is reported by the dataloader_next that would return the batch.
 */
 #pragma once
 #include "llmc/common/check.h"

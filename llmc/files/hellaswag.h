@@ -14,9 +14,10 @@ File        llm.c's eval format, little-endian, made by dev/data/hellaswag.py. A
 Rows        An example takes four rows of a micro-batch (B,T): row i is the context followed by completion i. Inputs are
             all tokens but the last, targets all tokens but the first. A batch holds B / 4 examples. Positions after the
             end of a row are token 0, and their losses are not used.
-Score       of a completion: the mean loss of its tokens. The last position of the context predicts the first of them.
-            The lowest score is the model's choice, the earlier of two equal scores; NaN is never the lowest. The
-            accuracy is the fraction of examples whose choice is the label: about 0.25 for an untrained model.
+Score       of a completion: the mean loss of its tokens. The last position of the context predicts the completion's
+            first token. The lowest score is the model's choice, the earlier of two equal scores; NaN is never the
+            lowest. The accuracy is the fraction of examples whose choice is the label: about 0.25 for an untrained
+            model.
 */
 #pragma once
 #include "llmc/common/check.h"

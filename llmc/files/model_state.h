@@ -3,8 +3,8 @@ The state of a model on its device, written to files and read back.
 defines: ModelState, is_first_rank, agree_on_error, TensorFamily, families_save, weights_store, weights_load,
          moments_store, moments_load
 
-A file holds whole tensors, whatever -z and -tp divide. Each rank writes the elements that it owns and reads the
-elements that it updates (layout.h), so any number of ranks can resume from a file.
+A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
+it updates (layout.h), so any number of ranks can resume from a file.
 Masters     are stored as F32, also in a run that holds bf16 weights and 16-bit remainders.
 Moments     are stored in the type of the run: F32, BF16, or 8-bit codes (moments.h) as U8. The scales of the codes are
             m_scales.<name> and v_scales.<name>: F32, one for each 128 elements, counted in (out, in) order.
@@ -41,8 +41,8 @@ static inline int agree_on_error(int error, Comm *world, int *failed_rank) {
     return (int)(worst >> 32);
 }
 
-// How many slices have scales of their own in a file of a run with -tp t, and how many scales each has. A replicated
-// tensor has one set of scales.
+// scale_slices: slices of a tensor that have scales of their own in a file of -tp t. slice_scales: scales of one such
+// slice. A replicated tensor has one set.
 static inline int scale_slices(ParamId id, int t) { return param_split(id) == SPLIT_NONE ? 1 : t; }
 static inline size_t slice_scales(ParamId id, const GPT2Config *c, int t) {
     Slice s = param_slice(id, c, t, 0);

@@ -1,12 +1,13 @@
 /*
 The communicator over MPI: on host memory, and on device memory staged through host buffers, one piece at a time.
-defines: comm_mpi_open, comm_mpi_for_device, mpi_started
+defines: comm_mpi_open, comm_mpi_for_device, mpi_started, mpi_answer_pings, mpi_timeout
   reduce_scatter   each rank sends chunk p to rank p and sums the chunks it receives in fp32, in the order of ranks
   all_gather       each rank sends its chunk to every other rank
   all_reduce       reduce_scatter and all_gather, piece by piece, in place
   broadcast        a binomial tree
-The first three send as many bytes as a ring, (size - 1) / size of the buffer, in one step instead of size - 1. A piece
-is at most COMM_PIECE_BYTES, so buffers do not grow with a call, and counts stay below the 2^31 of MPI's int.
+reduce_scatter and all_gather send (size - 1) / size of the buffer, as a ring does, in one step instead of size - 1.
+all_reduce is both, so it sends twice as much. A piece is at most COMM_PIECE_BYTES, so buffers do not grow with a call,
+and counts stay below the 2^31 of MPI's int.
 
 Waiting   No call blocks inside MPI. MPI_Testsome is polled beside a clock, at first yielding the core, later sleeping,
           because there may be more ranks than cores. Start mpirun with `--bind-to none`, or all threads of a rank run
@@ -34,7 +35,7 @@ typedef struct {
     int first_here;    // lowest rank on this machine
     MPI_Win window;
     int *reported;  // shared by the ranks of this machine: 1 once one of them reports an error
-    bool reports;   // this rank is the one
+    bool reports;   // true on the rank that reports the error
 } MpiJob;
 
 struct MpiGroup {

@@ -1,6 +1,6 @@
 /*
-A watchdog: a thread that checks on the main thread while that is inside a library call. Such a call may never return,
-as with NCCL when another rank has ended.
+A watchdog thread that runs a check while the main thread is inside a library call. Such a call may never return, as
+with NCCL when another rank has ended.
 defines: Watch, watch_open, watch_close, watch_enter, watch_leave
 Between watch_enter and watch_leave the thread calls `check` every WATCH_SECONDS, with the seconds since watch_enter.
 `check` returns, or stops the program. watch_leave waits for it, so it never runs beside the main thread's own code and

@@ -1,8 +1,9 @@
 /*
 One flat buffer of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
 defines: Sharding, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count, param_used, Bucket,
-         num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket, bucket_buffer, bucket_buffers, ParamRange, param_owned_range,
-         param_updated_range, bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
+         NO_BUCKET, num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket, bucket_kind, layer_buffer,
+         bucket_buffer, bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range,
+         bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
@@ -11,11 +12,13 @@ Bucket      wte and wpe, each layer, and lnf are a bucket each: the unit of comm
             bucket is N chunks of equal size, a multiple of PARAM_ALIGN, so it ends with a gap where N does not divide
             it. Rank r owns chunk r.
 Shard       The chunks that a rank owns, one after another: the rank's part of the state that -z divides.
-Owned       the elements of this rank's shard.  Updated = stored: the owned elements, but at stage 0 all elements.
+Owned       Owned elements are this rank's shard. Updated elements are the owned ones; at stage 0 they are all elements.
+            A rank stores the optimizer state of the updated elements.
 Ranges      Range: {offset, count}.  ParamRange: of one tensor of this rank, with offsets in parameters and state.
             SliceRange: of a slice and of the whole tensor.  UpdateRange: of the flat buffers, for AdamW.
-Follow it   plan gpt2_plan; initial values gpt2_init; all-gather zero_gather; gradient zero_grads_reduce;
-            update bucket_update_ranges; file families_save
+Follow it   plan gpt2_plan; initial values gpt2_init; pointer param and zero_params (train_gpt2.cu, zero.h); all-gather
+            zero_gather; wait zero_params_wait; gradient zero_grads_reduce; update bucket_update_ranges; file
+            families_save
 
 One element at its five addresses: d12 on 4 ranks with -tp 2 and -z 3, so 2 slices of 2 shards each. The element is row
 1221, column 10 of layer 3's QKVW. Rows 768..1535 are K, with 64 rows a head: 1221 = 768 + 7 * 64 + 5, so the element
@@ -23,7 +26,8 @@ belongs to head 7 of K. test_params.c computes the same numbers.
 
   whole tensor   (2304,768)  [1221][10]   1221 * 768 + 10 = 937738
        |         Tensor-parallel rank 1 holds heads 6..11: 384 rows of Q, then 384 of K, then 384 of V.
-       |         K begins at the slice's row 384 with head 6, so the element is in row 384 + (7 - 6) * 64 + 5 = 453.
+       |         In the slice, K begins at row 384, and its first head is 6: the element is in row
+       |         384 + (7 - 6) * 64 + 5 = 453.
   slice          (1152,768)  [453][10]    453 * 768 + 10 = 347914
        |         QKVW of layer 3 begins at param_offset = 30792960, after wte, wpe, layers 0..2, ln1w and ln1b.
   flat buffer    (62710272)               30792960 + 347914 = 31140874
@@ -251,7 +255,7 @@ static inline void set_view(UpdateRange *range, const ParamLayout *layout, Param
     const Slice *s = &layout->slice[id];
     if (layout->sharding.tp_size == 1 || param_split(id) == SPLIT_NONE || s->num_rectangles == 0) { return; }
     if (s->global_rows * s->global_cols > UINT32_MAX) {
-        input_error("-tp %d: a tensor of more than 2^32 elements cannot be split; give a smaller model",
+        input_error("-tp %d: a tensor of 2^32 or more elements cannot be split; give a smaller model",
                     layout->sharding.tp_size);
     }
     bool several = s->num_rectangles > 1;

@@ -10,7 +10,7 @@ defines: Rendezvous, rendezvous_file, rendezvous_tcp, rendezvous_job, rendezvous
          stay open (comm_wire.h).
 Files are written under another name and renamed, so they are always complete. After `timeout` seconds a rank stops with
 a sentence that names the missing ranks.
-Neither way is encrypted: whoever can write to the folder or reach the port can take part.
+Neither way is encrypted. Anyone who can write to the folder or reach the port can take part.
 */
 #pragma once
 #include "llmc/common/check.h"

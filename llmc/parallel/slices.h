@@ -10,6 +10,7 @@ defines: LocalShape, local_shape, row_range, SplitAxis, param_split, Slice, para
   fcw (4C,C), fcb        rows                                (units, C), (units)               the rank's own
   fcprojw (C,4C)         columns                             (C, units)                        the rank's own
   all others             replicated                          the whole tensor                  all-reduced
+The biases qkvb and fcb, (1,3C) and (1,4C) in memory, are split by columns.
 No size has to be divisible by t. Rank r has heads [r*heads, r*heads + heads), and MLP units and vocabulary ids
 likewise. Heads, units and ids past the last one are padding: zeros with zero gradients, so they stay zeros. The last
 ranks may hold only padding. Outputs of column-parallel layers have heads*HS channels or units; all other activations

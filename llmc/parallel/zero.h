@@ -224,7 +224,7 @@ static inline void zero_grads_wait(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_wait(z, b); }
 }
 
-// *norm_squared (fp32) += squares of the gradients that this rank owns; replicated tensors count on tensor-parallel
+// *norm_squared += squares of the gradients that this rank owns; replicated tensors count on tensor-parallel
 // rank 0 alone.
 static inline void zero_norm_squared(const Zero *z, real *norm_squared) {
     for (int b = 0; b < num_buckets(&z->layout); b++) {

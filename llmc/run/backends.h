@@ -1,7 +1,7 @@
 /*
 The two backends, and the choice between them.
-defines: cpu_backend, cuda_backend (in builds with CUDA), DEVICE_CHOICES, DEVICES_BUILT_IN, backend_choose,
-         backend_share_autotune_cache
+defines: cpu_backend, cuda_backend (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
+         backend_choose, backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"

@@ -50,8 +50,8 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// HellaSwag's examples are shorter than -t. A batch has rows of the longest example's length, as many as fit into -b x
-// -t tokens.
+// HellaSwag's examples are at most -t long. A row has the longest example's length, and a batch has -b x -t tokens,
+// rounded down to whole rows.
 static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
     HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
     int T = set.longest;

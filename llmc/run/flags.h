@@ -17,7 +17,7 @@ Command-line flags from one table: one row per flag drives parsing, --help, the 
 
 Every error is one sentence that names the flag and the values it takes, with exit status 2.
 defines: FlagType, Flag, FLAG_HEADING, FLAG_LLMC, flags_parse, flags_find_topic, flags_print_help, flag_print_details,
-         flags_print_banner, flags_to_json, flags_from_json
+         flag_choice_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
 #include <cjson/cJSON.h>

@@ -6,8 +6,8 @@ The z-score of a step's loss or gradient norm x within a window of the latest 12
 |z| is at most sqrt(127) = 11.27, since x is in the window: with a larger threshold only +inf is an outlier.
 Mean and std are summed anew for each value, oldest first: rounding errors do not build up, and a resumed run gets the
 same bits.
-JSON: an array of at most 128 strings, oldest value first, each a double in the format %a. cJSON 1.7.15 prints a number
-with 15 digits if that is within an epsilon, which need not be the same double.
+JSON: an array of at most 128 strings, oldest value first, each a double in the format %a. A JSON number would not
+be exact: cJSON 1.7.15 may print only 15 digits.
 defines: OutlierDetector, outlier_zscore, outlier_detector_to_json, outlier_detector_from_json
 */
 #pragma once

@@ -1,11 +1,11 @@
 /*
 Draws the next token from a row of logits.
   p(i) = exp((logit(i) - max) / temperature) / sum, over the top_k highest logits, lower ids first among equals
-  token: the first, in the order of ids, whose cumulative probability exceeds the random
+  token: the first, in the order of ids, whose cumulative probability exceeds the random number
   temperature 0 or less: the highest logit, the lowest id among equals
 A NaN counts as below -inf: it is drawn only if all logits are NaN. If the highest logit is +inf, only +inf is drawn.
-The k-th highest logit is found by radix selection on its bits, four passes of 256 bins, without scratch memory: 50257
-logits take six passes over 200 KB, and two exponentials for each of the top_k tokens.
+The k-th highest logit is found by radix selection on its bits, four passes of 256 bins, without scratch memory. 50257
+logits take seven passes over 200 KB, the last one partial, and at most two exponentials for each of the top_k tokens.
 defines: sample_token
 */
 #pragma once

@@ -6,7 +6,7 @@ The learning rate of a step: linear warmup, then one of four schedules.
   linear       lr (f + (1 - f) (1 - P))                         begin = W
   constant     lr
   wsd          lr (f + (1 - f) (1 - sqrt(P)))                   begin = max(W, floor(0.8 N)), lr before it
-A schedule that decays is constant at lr f from step N on. If W >= N, that is from step W on.
+A schedule that decays is constant at lr f from step max(W, N) on.
 Sources: cosine, Loshchilov and Hutter 2017; warmup-stable-decay and its 1 - sqrt tail, Hagele et al. 2024.
 defines: ScheduleKind, SCHEDULE_CHOICES, schedule_lr
 */

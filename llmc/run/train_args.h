@@ -324,15 +324,15 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --grad-clip 0.5", "-sg, -l; doc/training.md"},
     {"sl", "skip-loss", FLAG_REAL, ARG(skip_loss), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a loss z-score above Z (default %s: never)",
-     "The z-score compares a loss with the last 128 losses, itself included; nothing is skipped before there are 128. "
-     "The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping makes the host "
-     "wait for the loss before AdamW.",
+     "The z-score compares a loss with the last 128 losses, itself included; a finite value is never skipped before "
+     "there are 128. The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping "
+     "makes the host wait for the loss before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sg; doc/training.md"},
     {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a gradient-norm z-score above Z (default %s: never)",
-     "The z-score compares a gradient norm with the last 128 norms, itself included; nothing is skipped before there "
-     "are 128. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. Skipping makes "
-     "the host wait for the norm before AdamW.",
+     "The z-score compares a gradient norm with the last 128 norms, itself included; a finite value is never skipped "
+     "before there are 128. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. "
+     "Skipping makes the host wait for the norm before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sl, --grad-clip; doc/training.md"},
     {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", NULL,
      "train on the first batch only, as a check (default %s: off)",
@@ -444,7 +444,7 @@ enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
 // ---- values derived from flags
 
-// ranks of the world; args_set_ranks comes before
+// ranks of the world; valid after args_set_ranks
 static inline int num_ranks(const TrainArgs *a) { return a->num_processes > 1 ? a->num_processes : 1; }
 
 // size of the data-parallel group; args_check_ranks stops unless -tp divides the ranks
@@ -461,7 +461,7 @@ static inline long long tokens_of_update(const TrainArgs *a) {
 
 // ---- checks of several flags together
 
-// -d is a multiple of what all ranks compute in one micro-batch
+// -d must be a multiple of the tokens of one micro-batch on all data-parallel ranks
 static inline void args_check_batch(const TrainArgs *a) {
     int64_t micro = (int64_t)a->B * a->T, together = micro * data_ranks(a);
     char ranks[64] = "", number[64] = "";
