@@ -16,7 +16,8 @@ enum { NORM_BLOCKS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 // scratch of cuda_global_norm_squared in bytes, for any n
 static inline size_t global_norm_partials(void) { return NORM_BLOCKS * sizeof(float); }
 
-// partials[b] = sum of squares of x[b * range .. (b + 1) * range - 1]. WIDTH is a pack, or 1 if x is not aligned to packs.
+// partials[b] = sum of squares of x[b * range .. (b + 1) * range - 1]. WIDTH is a pack, or 1 if x is not aligned to
+// packs.
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_blocks_kernel(float *partials, const T *x, size_t n, size_t range) {

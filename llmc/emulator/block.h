@@ -7,7 +7,6 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #include "llmc/common/floatx.h"
 #include "llmc/common/rng.h"
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -55,7 +54,6 @@ struct dim3 {
     inline name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }                                        \
     inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 SIMT_VECTOR_TYPES(float, float)
-SIMT_VECTOR_TYPES(int, int)
 SIMT_VECTOR_TYPES(unsigned, uint)
 
 namespace simt {
@@ -73,7 +71,7 @@ struct Settings {
 
 // Instructions executed since the program started, counted per warp; barriers are counted per block.
 struct Counts {
-    uint64_t switches = 0, shuffles = 0, barriers = 0, mma = 0, ldmatrix = 0;
+    uint64_t shuffles = 0, barriers = 0, mma = 0, ldmatrix = 0;
     uint64_t ldmatrix_wavefronts = 0;  // 4 per ldmatrix_x4 without bank conflicts
     uint64_t async_copies = 0;         // counted per thread
     uint64_t races = 0;
@@ -237,7 +235,6 @@ inline void asan_finish_switch([[maybe_unused]] void *own, [[maybe_unused]] cons
 inline void resume(Block &b, int thread) {
     Fiber *fiber = b.threads[thread].fiber;
     b.current = thread;
-    b.counts.switches++;
     asan_start_switch(&b.scheduler_asan_stack, fiber->stack, STACK_BYTES);
     simt_switch_stack(&b.scheduler_stack_pointer, fiber->stack_pointer);
     asan_finish_switch(b.scheduler_asan_stack, nullptr, nullptr);
@@ -443,7 +440,6 @@ inline void prepare(Block &b, const char *kernel, dim3 grid, dim3 dim, size_t sh
 
 inline void add_counts(const Counts &from) {
     Counts &to = counts();
-    to.switches += from.switches;
     to.shuffles += from.shuffles;
     to.barriers += from.barriers;
     to.mma += from.mma;

@@ -54,17 +54,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrL2CacheSize = 38,
-    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
-};
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrL2CacheSize = 38 };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -83,9 +73,8 @@ enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, c
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock;
-    int l2CacheSize, memoryBusWidth;
+    size_t totalGlobalMem;
+    int major, minor, multiProcessorCount, l2CacheSize;
 };
 
 struct SimtStream;
@@ -326,17 +315,9 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "emulator");
     properties->totalGlobalMem = simt::runtime().device_bytes;
-    properties->sharedMemPerBlock = simt::SHARED_BYTES_BY_DEFAULT;
-    properties->sharedMemPerBlockOptin = simt::SHARED_BYTES;
-    properties->sharedMemPerMultiprocessor = simt::SHARED_BYTES_OF_SM;
     properties->major = 9;
     properties->multiProcessorCount = simt::DEVICE_SMS;
-    properties->warpSize = simt::WARP;
-    properties->maxThreadsPerBlock = simt::MAX_THREADS;
-    properties->maxThreadsPerMultiProcessor = simt::THREADS_OF_SM;
-    properties->regsPerBlock = 65536;
     properties->l2CacheSize = 4 << 20;
-    properties->memoryBusWidth = 512;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
@@ -344,15 +325,8 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     cudaError_t error = cudaGetDeviceProperties(&properties, device);
     if (error != cudaSuccess) { return error; }
     switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(properties.sharedMemPerBlock); break;
     case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
     case cudaDevAttrL2CacheSize: *value = properties.l2CacheSize; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = properties.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = simt::SHARED_BYTES_OF_SM; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = simt::SHARED_BYTES; break;
     default: return simt::failed(cudaErrorInvalidValue);
     }
     return cudaSuccess;
@@ -366,7 +340,6 @@ inline cudaError_t cudaDriverGetVersion(int *version) {
     *version = 13000;
     return cudaSuccess;
 }
-inline cudaError_t cudaRuntimeGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) { return cudaSuccess; }

@@ -171,8 +171,6 @@ template <class T> class SharedElement {
     }
     const SharedElement &operator=(const SharedElement &from) const { return *this = static_cast<T>(from); }
     const SharedElement &operator+=(T value) const { return *this = static_cast<T>(T(*this) + value); }
-    const SharedElement &operator-=(T value) const { return *this = static_cast<T>(T(*this) - value); }
-    const SharedElement &operator*=(T value) const { return *this = static_cast<T>(T(*this) * value); }
     SharedPtr<T> operator&() const { return at; }
 
   private:

@@ -234,7 +234,6 @@ template <class T> T update_global(T *address, T (*update)(T, T), T operand) {
 
 template <class T> T sum_of(T a, T b) { return a + b; }
 template <class T> T larger_of(T a, T b) { return a > b ? a : b; }
-template <class T> T second_of(T, T b) { return b; }
 
 }  // namespace simt
 
@@ -249,7 +248,6 @@ using std::min;
 
 inline void __syncthreads(int line = __builtin_LINE()) { simt::wait_for_block(line); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu) { simt::wait_for_warp(mask, simt::do_warp_barrier, nullptr); }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 template <class T> T __shfl_sync(uint32_t mask, T value, int source, int width = 32) {
     return simt::shuffle(mask, value, (simt::current_lane() & -width) | (source & (width - 1)));
@@ -272,7 +270,6 @@ inline int __all_sync(uint32_t mask, int predicate) { return simt::vote(mask, pr
 
 template <class T> T __ldg(const T *p) { return simt::load_global(p); }
 template <class T> T __ldcs(const T *p) { return simt::load_global(p); }
-template <class T> T __ldcg(const T *p) { return simt::load_global(p); }
 template <class T> void __stcs(T *p, std::type_identity_t<T> value) { simt::store_global<T>(p, value); }
 template <class T> void __stcg(T *p, std::type_identity_t<T> value) { simt::store_global<T>(p, value); }
 
@@ -280,17 +277,11 @@ template <class T> T atomicAdd(T *p, std::type_identity_t<T> x) { return simt::u
 template <class T> T atomicMax(T *p, std::type_identity_t<T> x) {
     return simt::update_global(p, simt::larger_of<T>, x);
 }
-template <class T> T atomicExch(T *p, std::type_identity_t<T> x) {
-    return simt::update_global(p, simt::second_of<T>, x);
-}
 template <class T> T atomicAdd(SharedPtr<T> p, std::type_identity_t<T> x) {
     return simt::update_shared<T>(p.address, simt::sum_of<T>, x);
 }
 template <class T> T atomicMax(SharedPtr<T> p, std::type_identity_t<T> x) {
     return simt::update_shared<T>(p.address, simt::larger_of<T>, x);
-}
-template <class T> T atomicExch(SharedPtr<T> p, std::type_identity_t<T> x) {
-    return simt::update_shared<T>(p.address, simt::second_of<T>, x);
 }
 
 inline float __uint_as_float(uint32_t bits) {

@@ -116,7 +116,8 @@ static inline void rendezvous_write(const char *path, const void *data, size_t b
     }
 }
 
-// Answers a new request of `rank`; *answered is the number of the last answered request, or 0. True if the rank has removed the request after accepting the reply.
+// Answers a new request of `rank`. *answered is the number of the last answered request, or 0. True if the rank has
+// removed the request after accepting the reply.
 static inline bool rendezvous_serve_file(const Rendezvous *r, const char *folder, int rank, uint64_t *answered) {
     char request_path[PATH_LENGTH], reply_path[PATH_LENGTH];
     RendezvousMessage request;

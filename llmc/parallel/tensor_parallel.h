@@ -101,12 +101,14 @@ static inline ParallelRows rows_reduce_scatter(const TensorParallel *tp, floatX 
 // gelu(out) in the same matmul, unless gelu is NULL.
 static inline void column_parallel_forward(const TensorParallel *tp, floatX *out, floatX *gelu, ParallelRows in,
                                            const floatX *weight, const floatX *bias, int N, int C, int OC) {
-    rows_all_gather(tp, &in);
-    const floatX *all = rows_wait(tp, &in);
+    if (tp->splits_rows) {
+        CommWork gather = comm_all_gather(in.all, in.own, tp->chunk, DT_FLOATX, tp->comm, tp->ex);
+        comm_wait(gather, tp->comm, tp->ex);
+    }
     if (gelu) {
-        tp->ops->matmul_gelu_forward(gelu, out, all, weight, bias, N, C, OC, tp->ex);
+        tp->ops->matmul_gelu_forward(gelu, out, in.all, weight, bias, N, C, OC, tp->ex);
     } else {
-        tp->ops->matmul_forward(out, all, weight, bias, NULL, N, C, OC, tp->ex);
+        tp->ops->matmul_forward(out, in.all, weight, bias, NULL, N, C, OC, tp->ex);
     }
 }
 
@@ -121,8 +123,8 @@ static inline void row_parallel_forward(const TensorParallel *tp, floatX *out, c
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->matmul_forward(partial, in, weight, NULL, NULL, N, K, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
-    const floatX *own = rows_wait(tp, &sum);
-    tp->ops->residual_forward(out, own, bias, residual, tp->own_rows, C, tp->ex);
+    comm_wait(sum.work, tp->comm, tp->ex);
+    tp->ops->residual_forward(out, sum.own, bias, residual, tp->own_rows, C, tp->ex);
     scratch_release(tp->partial);
 }
 
