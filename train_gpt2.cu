@@ -793,8 +793,8 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     gpt2_forward(m);
     ParallelRows lnf = final_layernorm_forward(m);
     const floatX *last = lnf.all + (size_t)(n - 1) * (size_t)C;
-    floatX *row = scratch_acquire(&m->wide, "logits", (size_t)(vocab * m->local.tp_size));
-    floatX *own = row + (size_t)(vocab * m->local.tp_rank);
+    floatX *row = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
+    floatX *own = row + (size_t)vocab * (size_t)m->local.tp_rank;
     m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
     CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
     comm_wait(work, tp_comm, &m->exec);
@@ -810,7 +810,7 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
 
 // gpt2_decode in chunks of as many tokens as the activations have rows.
 static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
-    int most = (int)chunk_size((size_t)(m->options.B * m->options.T), m->local.tp_size);
+    int most = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }

@@ -172,8 +172,8 @@ static void test_arena(void **state) {
     void *const bound[NUM_TENSORS] = {pointers.a, pointers.b, pointers.c, pointers.d, pointers.e, pointers.f};
     assert_null(pointers.unplanned);
     for (int i = 0; i < NUM_TENSORS; i++) {
-        unsigned char *tensor = (unsigned char *)bound[i];
-        assert_ptr_equal(tensor, arena + plan.tensors[i].offset);
+        unsigned char *tensor = arena + plan.tensors[i].offset;
+        assert_ptr_equal(tensor, bound[i]);
         assert_int_equal((uintptr_t)tensor % 256, 0);
         for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // no other tensor's bytes
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }

@@ -27,7 +27,8 @@ report "an operation includes no communicator, plan, file or flag" \
     "$(grep -nE '#include "llmc/(parallel|memory|files|run)/' "${operations[@]}")"
 report "nothing in llmc/ includes dev/ or the trainer" \
     "$(grep -rnE '#include "[^"]*(dev/|train_gpt2)' llmc)"
-report "nothing but run/ knows of flags" "$(grep -rnE '#include "llmc/run/' llmc/files llmc/parallel llmc/memory llmc/common)"
+report "nothing but run/ knows of flags" \
+    "$(grep -rnE '#include "llmc/run/' llmc/files llmc/parallel llmc/memory llmc/common)"
 report "common knows nothing of the rest" \
     "$(grep -rnE '#include "llmc/' llmc/common | grep -vE '"llmc/(common/|ops\.h|emulator/)')"
 report "includes are written from the root" "$(grep -rnE '#include "' llmc train_gpt2.cu | grep -v '#include "llmc/')"

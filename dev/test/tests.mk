@@ -13,8 +13,8 @@ build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
 build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
-build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 build/check/bf16 \
-	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
+build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
+	build/check/bf16 build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function

@@ -358,7 +358,8 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
-    int state;  // BATCH_WANTED, BATCH_READY or BATCH_QUIT
+    int state;    // BATCH_WANTED, BATCH_READY or BATCH_QUIT
+    int reading;  // index of the batch in `batches` that is filled
     // source
     TokenFiles files;
     int B, T, rank, num_ranks;
@@ -373,7 +374,6 @@ typedef struct {
     TokenReader tokens;
     int *ids;         // (T+1)
     int *batches[2];  // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
-    int reading;      // index of the batch that is filled
 } DataLoader;
 
 static inline uint64_t token_file_sequences(const TokenFile *file, int T) {

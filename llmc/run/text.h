@@ -17,7 +17,8 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
     if (a->model && access(a->model, F_OK) == 0) {
         const char *slash = strrchr(a->model, '/');
-        format_path(beside, "%.*s", slash > a->model ? (int)(slash - a->model) : 1, slash ? a->model : ".");
+        int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
+        format_path(beside, "%.*s", length, slash ? a->model : ".");
     }
     const char *const folders[] = {a->model, beside, a->run_dir}, *const names[] = {"merges.txt", "vocab.bpe"};
     format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
