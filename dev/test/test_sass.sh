@@ -49,7 +49,7 @@ gelu_forward_packed_kernel                      1 0 no   in
 classifier_statistics_kernel                    1 3 no   logits; the target's, a row's end
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
 classifier_from_statistics_kernel               1 - no   logits; one statistic of each rank
-norm_runs_kernel                                1 1 no   gradients; the last
+norm_blocks_kernel                              1 1 no   gradients; the last
 gradient_accumulate_kernel                      2 - no   sum, gradients; the last elements
 embedding_forward_kernel                        2 1 no   a token's row, a position's; the token
 token_embedding_forward_kernel                  1 1 no   a token's row; the token
