@@ -16,7 +16,7 @@ One step, from the training loop in train:
       gpt2_norm             global norm of the gradients
       gpt2_update           AdamW
     finish_step             reads loss and norm
-Each line of block_forward is one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
+Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
 nothing.
 */
 #include "llmc/common/check.h"              // input_error, run_error, xmalloc
@@ -603,7 +603,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
     ParallelRows dout = rows_acquire(tp, dresidual, &m->gathered_gradient, "dresidual");
-    // recompute_fch needs ln2 first: with a recomputed fch, the all-gather of dresidual begins after that of ln2
+    // recompute_fch needs ln2 first: with a recomputed fch, dresidual's all-gather begins after that of ln2
     if (!a->recomputes_fch) { rows_all_gather(tp, &dout); }
     ParallelRows ln2 = recompute_layernorm(m, a->ln2, "ln2", a->residual2, a->ln2_mean, a->ln2_rstd, p->ln2w, p->ln2b);
     if (a->recomputes_fch) { rows_all_gather(tp, &dout); }

@@ -152,11 +152,11 @@ static inline void cuda_position_embedding_backward(Gradient dwpe, const floatX 
 }
 
 // ---- backward: the sort
-// The sort runs on the device, so that a step stays one CUDA graph. It is stable, so that a token's rows stay in order:
-// a radix sort of pairs (token, row) by 8 bits of the token, lowest first, one kernel a pass. It needs no bound on
-// tokens. A kernel places a digit by the number of occurrences of each digit in each tile, which the kernel before
-// counted. These counters are the only atomics: integers, whose sum does not depend on the order. 65536 tokens take
-// four kernels of 32 blocks. By estimate, not measured: 15 us on an H200, against 60 us for the rows.
+// The sort runs on the device, so that a step stays one CUDA graph. The sort is stable, so that a token's rows stay in
+// order: a radix sort of pairs (token, row) by 8 bits of the token, lowest first, one kernel a pass. The radix sort
+// needs no bound on tokens. A kernel places a digit by the number of occurrences of each digit in each tile, which the
+// kernel before counted. These counters are the only atomics: integers, whose sum does not depend on the order. 65536
+// tokens take four kernels of 32 blocks. By estimate, not measured: 15 us on an H200, against 60 us for the rows.
 
 static constexpr int EMBEDDING_DIGIT_BITS = 8, EMBEDDING_DIGITS = 1 << EMBEDDING_DIGIT_BITS;
 static constexpr int EMBEDDING_PASSES = 32 / EMBEDDING_DIGIT_BITS;  // even: the last writes where the first read

@@ -7,8 +7,8 @@ Bytes       forward 3NC floatX; backward 2NC floatX + TC of dwpe + 2NC of dwte, 
 The same in two steps, for a rank that holds rows [first, first + rows) of wte, or rows [first, first + N) of (B,T):
   token     out[n] = wte[tokens[n] - first], or 0 if another rank holds that row;  backward over this rank's rows of wte
   position  x[n] += wpe[(first + n) % T];  backward over this rank's rows of (B,T)
-For each token, one rank's row is not 0. The sum over the ranks therefore has no rounding, and both steps give the
-forward's bits.
+For each token, the rows of all ranks but one are 0. The sum over the ranks therefore has no rounding, and both steps
+give the forward's bits.
 The backward adds up a token's rows in order, then adds the sum to the gradient. The sum has one order with any number
 of threads and is rounded once.
 defines: cpu_embedding_forward, cpu_token_embedding_forward, cpu_position_embedding_forward, cpu_embedding_backward,

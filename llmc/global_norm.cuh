@@ -1,7 +1,7 @@
 /*
-The sum of squares of a flat array, in two fixed stages: at most NORM_BLOCKS blocks sum a range of elements each, then
-one block adds their sums. n and the alignment of x to 16 bytes alone decide the order of the sum, so that every GPU
-gives the same bits.
+The sum of squares of a flat array, in two fixed stages: at most NORM_MAX_BLOCKS blocks sum a range of elements each,
+then one block adds their sums. n and the alignment of x to 16 bytes alone decide the order of the sum, so that every
+GPU gives the same bits.
 A thread adds up every 256th pack of its block's range, with one sum for each element of a pack; then the block adds its
 threads.
 Bytes       n fp32 or bf16, read once, 512 bytes in a row by a warp. Two or three instructions an element: bound by
@@ -11,10 +11,10 @@ defines: global_norm_partials, cuda_global_norm_squared
 #pragma once
 #include "llmc/common/device.cuh"
 
-enum { NORM_BLOCKS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
+enum { NORM_MAX_BLOCKS = 4096, NORM_THREADS = 256, NORM_FINAL_THREADS = 1024 };
 
 // scratch of cuda_global_norm_squared in bytes, for any n
-static inline size_t global_norm_partials(void) { return NORM_BLOCKS * sizeof(float); }
+static inline size_t global_norm_partials(void) { return NORM_MAX_BLOCKS * sizeof(float); }
 
 // partials[b] = sum of squares of x[b * range .. (b + 1) * range - 1]. WIDTH is a pack, or 1 if x is not aligned to
 // packs.
@@ -53,7 +53,7 @@ static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
 template <class T> static inline void norm_squared_of(real *out, const T *x, GradMode mode, size_t n, Exec *ex) {
     constexpr int WIDTH = Pack<T>::SIZE;
     constexpr size_t SWEEP = NORM_THREADS * WIDTH;
-    size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_BLOCKS)), SWEEP) * SWEEP;
+    size_t range = ceil_div(ceil_div(n, static_cast<size_t>(NORM_MAX_BLOCKS)), SWEEP) * SWEEP;
     int blocks = n == 0 ? 1 : static_cast<int>(ceil_div(n, range));
     float *partials = partials_of<float>(ex, static_cast<size_t>(blocks), "global_norm_squared");
     auto kernel = aligned_to_pack(x) ? norm_blocks_kernel<WIDTH, T> : norm_blocks_kernel<1, T>;

@@ -26,11 +26,11 @@ defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_
 
 static constexpr int LAYERNORM_MAX_CHANNELS = 12288;
 
-// ---- forward, and from statistics: SAVED_STATISTICS
+// ---- layernorm_forward; with SAVED_STATISTICS, layernorm_from_statistics
 
 static constexpr int LAYERNORM_PER_LANE = 12;                        // packs or elements a lane, at most
 static constexpr int LAYERNORM_WARP = 32, LAYERNORM_BLOCK_ROWS = 8;  // rows of a block of warps
-// threads of a block with one row, which is wider than a warp's
+// threads of a block that has one row, too wide for a warp
 static constexpr int LAYERNORM_BLOCK_THREADS = 1024, LAYERNORM_PACKED_BLOCK_THREADS = 256;
 template <int THREADS> static constexpr int layernorm_rows = THREADS == LAYERNORM_WARP ? LAYERNORM_BLOCK_ROWS : 1;
 

@@ -7,9 +7,9 @@ x' below. So each GEMM is transposed: D (m,n) = op(A) (m,k) op(B) (k,n), all den
                                                                    its input as cuBLASLt's "aux" matrix
   dinp = dout weight       dinp' = weight' dout'      C   N   OC   GELU'(aux); sums over the rows of D (DGELU_BGRAD)
   dweight (+)= dout^T in   dw' (+)= in' dout'^T       C   OC  N    += as C = D; sums of op(B) over k (BGRADB)
-Plain path: matmul_plain_kernel in matmul_kernels.cuh, any shape. cuBLASLt: the fast path. Fusing saves one read and one
-write of D. Kernels of matmul_kernels.cuh do the parts that are not fused. matmul_autotune.cuh chooses the fastest
-algorithm and epilogue.
+Fast path: cuBLASLt. Plain path: matmul_plain_kernel in matmul_kernels.cuh, for any shape. A fused epilogue saves one
+read and one write of D. Kernels of matmul_kernels.cuh do the parts that are not fused. matmul_autotune.cuh chooses the
+fastest algorithm and epilogue.
 Shapes      in, dinp (N,C), out, dout (N,OC), weight (OC,C), bias (OC) floatX; gradients bf16 or fp32. FLOPs: 2 N C OC a
             GEMM. Bytes: each operand is read once, D is written once.
 defines: cuda_matmul_forward, cuda_matmul_gelu_forward, cuda_matmul_backward

@@ -7,7 +7,7 @@ Types       activations and weights floatX; gradients real or bf16. dinp may be 
 FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
 oneDNN does the GEMMs; without oneDNN matmul_portable.h does. A single row (decoding) is OC dot products, at the speed
 of memory. Read matmul_row first: it is the formula for one row. The GEMMs compute the same for N rows. With -f 2 the
-inputs of all other matmuls are rounded to bf16 first (Exec.rounded); sums stay fp32.
+inputs of the GEMMs are rounded to bf16 first (Exec.rounded); sums stay fp32.
 An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs
 */

@@ -29,7 +29,7 @@ enum {
 };
 
 typedef struct PreparedMatmul {
-    Matmul shape;                // of the GEMMs it computes; its pointers are the first GEMM's
+    Matmul shape;                // sizes, layouts and types of its GEMMs; the pointers are those of the first GEMM
     dnnl_primitive_t primitive;  // NULL: oneDNN does not support the case
     dnnl_memory_t memory[MATMUL_OPERANDS];
     struct PreparedMatmul *next;

@@ -23,7 +23,8 @@ static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t co
 }
 
 // C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), or one thread's part of that, which may be empty.
-// BLAS names: in the forward M is N rows, N is OC and K is C.
+// M, N and K are BLAS's. In
+// the forward, M is the number of rows of the micro-batch, N is OC, and K is C.
 typedef struct {
     Matrix c, a, b;          // the columns of c are contiguous
     const floatX *bias;      // NULL: none

@@ -443,14 +443,14 @@ static void stop_at_short(void *files) {
     open_plain(&loader, (const TokenFiles *)files, 1, 8);
 }
 
-static void stop_at_long_shard(void *path) { token_shard_write((const char *)path, NULL, (size_t)UINT32_MAX + 1); }
+static void stop_at_long_shard(void *path) { token_shard_write((const char *)path, NULL, (size_t)INT32_MAX + 1); }
 
-// the header counts tokens in 32 bits
+// the header counts tokens in an int32
 static void test_long_shard(void **state) {
     (void)state;
     char path[PATH_LENGTH];
     format_path(path, "%s", temp_path("long.bin"));
-    assert_stops(EXIT_BAD_INPUT, "would hold 4294967296 tokens", stop_at_long_shard, path);
+    assert_stops(EXIT_BAD_INPUT, "would hold 2147483648 tokens", stop_at_long_shard, path);
     assert_int_not_equal(access(path, F_OK), 0);
 }
 

@@ -434,7 +434,7 @@ report "-f 2 rounds matmul inputs if the CPU multiplies bf16 faster, and prints 
             awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
                  END { if (same == NR) print "-f 2 changed no loss" }'
     else
-        says "$out" "-f 2: this build or machine has no fast bf16 products of fp32"
+        says "$out" "-f 2: this build or machine has no fast bf16 matmuls of fp32"
         equal "$(losses rounded2)" "$(losses rounded1)"
     fi
 )"
@@ -760,24 +760,25 @@ refused "a flag without its value" "-l takes" "${tiny[@]}" -l
 refused "-x 0" "-x takes -1" "${tiny[@]}" -x 0
 refused "-n without -o" "there is no -o" "${tiny[@]}" -n 1
 refused "-y without -o" "no -o is given" "${tiny[@]}" -y 1
-refused "-y 1 in a folder without a run" "'nothing/config.json' is missing" -o nothing -y 1
-refused "-o below something that is no folder" "give a folder that can be written" "${tiny[@]}" -o text/run
-report "refused: -o on a read-only file system" "$(
-    mkdir read_only
-    # without user namespaces there is no such file system to test
-    if unshare -rm true 2>/dev/null; then
+refused "-y 1 in a folder without a run" "found no flags in 'nothing/config.json'" -o nothing -y 1
+mkdir -p cut_short && head -c 9 whole/config.json >cut_short/config.json
+refused "-y 1 with a broken config.json and no -i" "found no flags in 'cut_short/config.json'" -o cut_short -y 1
+refused "-o below a file" "give a folder that can be written" "${tiny[@]}" -o text/run
+# a user namespace has a read-only file system to test; it is not permitted everywhere
+if unshare -rm true 2>/dev/null; then
+    report "refused: -o on a read-only file system" "$(
+        mkdir read_only
         # shellcheck disable=SC2016
         unshare -rm sh -c 'mount -t tmpfs -o ro none read_only && exec "$0" "$@"' \
             "$trainer" "${tiny[@]}" -x 1 -o read_only >"$out" 2>"$err"
         equal $? 2
         one_line "$err"
         says "$err" "-o read_only cannot be written (Read-only file system)"
-    fi
-)"
+    )"
+fi
 refused "-o of another run" "holds another run" "${tiny[@]}" -x 1 -o whole
 refused "-o that is a file" "is a file" "${tiny[@]}" -x 1 -o text
 refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}" -x 1 -o "$(printf 'a%.0s' {1..4060})"
-refused "-o below a file" "text/run" "${tiny[@]}" -x 1 -o text/run
 refused "--generate 0" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
 refused "--generate with a descriptor" "only describes a shape" --generate 5 -e l1h2c16

@@ -46,8 +46,8 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
     } while (0)
 #endif
 
-// UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps a rare loop small: fewer
-// registers.
+// UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps the next loop rolled:
+// fewer registers.
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")

@@ -142,11 +142,11 @@ static inline void token_files_close(TokenFiles *files) {
 }
 
 // Writes tokens (n), each below 65536, as a token shard. Stops if the file exists or the disk is full, or if n does not
-// fit into the header.
+// fit into the header's int32.
 static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
-    if (n > UINT32_MAX) {
-        input_error("'%s' would hold %zu tokens, more than the %u of a token shard; tokenize the text in parts", path,
-                    n, UINT32_MAX);
+    if (n > INT32_MAX) {
+        input_error("'%s' would hold %zu tokens, more than the %d of a token shard; tokenize the text in parts", path,
+                    n, INT32_MAX);
     }
     FILE *file = fopen(path, "wxb");
     if (!file) {

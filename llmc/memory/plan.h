@@ -40,10 +40,12 @@ typedef struct {
     int count;
 } Plan;
 
-// Appends a tensor of shape (num_dims); stops if the sum exceeds the address space. `name` must outlive the plan.
+// Appends a tensor with num_dims dimensions, in `shape`; stops if the sum exceeds the address space. `name` must
+// outlive the plan.
 // member: the offset of the tensor's pointer in the struct that arena_bind sets.
 static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetime lifetime, DType dtype, int num_dims,
                             const size_t *shape) {
+    if (num_dims > PLAN_MAX_DIMS) { run_error("%s has %d dimensions: a bug in the memory plan", name, num_dims); }
     plan->tensors = (PlanTensor *)xrealloc(plan->tensors, (size_t)(plan->count + 1) * sizeof(PlanTensor));
     PlanTensor *t = &plan->tensors[plan->count];
     memset(t, 0, sizeof *t);

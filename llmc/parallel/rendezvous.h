@@ -36,8 +36,8 @@ typedef struct {
     size_t bytes;
 } Rendezvous;
 
-// A rank's request; rank 0 sends the message back with the payload. A longer job name is cut in the same place
-// everywhere.
+// A rank's request; rank 0 sends the message back with the payload. A job name of 120 or more characters is cut at the
+// same place on every rank.
 typedef struct {
     char job[120];
     uint64_t rank, size, number;
@@ -54,9 +54,9 @@ static inline RendezvousMessage rendezvous_request(const Rendezvous *r, int rank
     return request;
 }
 
-static inline RendezvousMessage rendezvous_reply(const Rendezvous *r, RendezvousMessage request) {
-    if (r->bytes > 0) { memcpy(request.payload, r->payload, r->bytes); }
-    return request;
+static inline RendezvousMessage rendezvous_reply(const Rendezvous *r, RendezvousMessage message) {
+    if (r->bytes > 0) { memcpy(message.payload, r->payload, r->bytes); }
+    return message;
 }
 
 // copies the payload of a reply to this request; false if the reply is to another request

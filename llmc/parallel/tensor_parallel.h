@@ -7,8 +7,8 @@ MLP, and 1/t of the rows in layernorms and the residual stream.
   embedding, classifier    the rank holds rows of wte: some vocabulary ids
 One rank communicates nothing: each function is then one operation. Shapes: N rows of the micro-batch; C channels; K and
 OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
-In the backward a collective begins when its input is ready. The wait comes where its output is read. Compute between
-the two runs beside the collective. The forward has no such compute, so it waits at once.
+In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
+begin and wait overlaps the collective. The forward has no such compute and waits at once.
 defines: TensorParallel, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
          rows_reduce_scatter, column_parallel_forward, row_parallel_forward,
          row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,

@@ -40,7 +40,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
-// flags without an effect, and the step of a resumed run
+// notes: text read as bytes, a run that saves nothing, flags without an effect; the step of a resumed run
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool text, long long step) {
     if (text && c->vocab_size != BYTE_VOCABULARY) {
         printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);

@@ -18,8 +18,8 @@ typedef struct {
 static inline void data_open(RunData *d, const TrainArgs *a) {
     if (!a->train_data && a->resume) {
         input_error(
-            "-y 1: '%s/config.json' is missing, which has the flags to resume with; give the run's folder, or -i "
-            "to begin a run there",
+            "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
+            "run with -o, or the data with -i",
             a->run_dir);
     }
     if (!a->train_data) {

@@ -31,7 +31,7 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
     plan_print(stdout, &plan);
     if (num_ranks(a) > 1) {
         char text[96];
-        snprintf(text, sizeof text, "each of %d ranks holds this; and sends per update", num_ranks(a));
+        snprintf(text, sizeof text, "each of %d ranks holds this, and sends per update", num_ranks(a));
         printf("%-60s %12.2f\n", text, mebibytes(gpt2_sent_bytes(c, o)));
     }
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }

@@ -324,14 +324,14 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --grad-clip 0.5", "-sg, -l; doc/training.md"},
     {"sl", "skip-loss", FLAG_REAL, ARG(skip_loss), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a loss z-score above Z (default %s: never)",
-     "The z-score compares a loss with the last 128 losses, itself included; a finite value is never skipped before "
-     "there are 128. The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping "
+     "The z-score compares a loss with the last 128 losses, itself included; the first 128 finite losses are "
+     "never skipped. The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping "
      "makes the host wait for the loss before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sg; doc/training.md"},
     {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a gradient-norm z-score above Z (default %s: never)",
-     "The z-score compares a gradient norm with the last 128 norms, itself included; a finite value is never skipped "
-     "before there are 128. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. "
+     "The z-score compares a gradient norm with the last 128 norms, itself included; the first 128 finite "
+     "norms are never skipped. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. "
      "Skipping makes the host wait for the norm before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sl, --grad-clip; doc/training.md"},
     {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", NULL,
