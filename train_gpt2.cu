@@ -50,9 +50,9 @@ nothing.
 // 1. the model
 
 // Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
-// the slices of this rank. At -z 3 they are valid from wait_for_params(l) on, until a later layer reuses the buffer. N
-// is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other recomputed
-// activations share a slot with other blocks.
+// the slices of this rank. At -z 3 parameters are valid from wait_for_params(l) on, until a later layer reuses the
+// buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other
+// recomputed activations share a slot with other blocks.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 } BlockParams;

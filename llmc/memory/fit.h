@@ -26,7 +26,7 @@ defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/memory/traffic.h"
 
-// the fields of ModelOptions that --fit may change; flags given by the user stay as they are
+// the fields of ModelOptions that --fit may change; the other fields stay as they are
 typedef struct {
     bool micro_batch, recompute, every, layers, classifier, master, moments, gradients;
 } FitFree;
@@ -188,7 +188,7 @@ static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const Fit
     return best;
 }
 
-// ---- as flags
+// ---- parts of a choice
 
 // parts of ModelOptions; --fit chooses the flags of a part together
 enum { FIT_MICRO_BATCH, FIT_RECOMPUTE, FIT_CLASSIFIER, FIT_MASTER, FIT_MOMENTS, FIT_GRADIENTS, FIT_PARTS };

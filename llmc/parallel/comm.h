@@ -207,9 +207,11 @@ static inline long long single_max(long long value, Comm *comm) {
     return value;
 }
 
+static inline Comm *comm_single(const Device *device);
+
 static inline Comm *single_split(Comm *comm, int colour, int key) {
     (void)colour, (void)key;
-    return comm_new(comm->backend, comm->device);
+    return comm_single(comm->device);
 }
 
 static inline void single_close(Comm *comm) { free(comm); }

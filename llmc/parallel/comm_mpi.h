@@ -409,12 +409,7 @@ static const CommBackend comm_mpi_backend = {
     .close = mpi_close,
 };
 
-// a group of one rank needs no communication
-static inline Comm *mpi_split_alone(Comm *comm, int colour, int key) {
-    (void)colour, (void)key;
-    return comm_single(comm->device);
-}
-
+// A group of one rank needs no communication; mpi_close still ends MPI.
 static const CommBackend comm_mpi_alone = {
     .name = "mpi",
     .capturable = true,
@@ -426,7 +421,7 @@ static const CommBackend comm_mpi_alone = {
     .wait = single_wait,
     .event_synchronize = single_event_synchronize,
     .max = single_max,
-    .split = mpi_split_alone,
+    .split = single_split,
     .close = mpi_close,
 };
 

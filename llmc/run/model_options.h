@@ -3,8 +3,8 @@ From flags to the options that a model is built with; --fit; and whether the res
 defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, check_memory
 */
 #pragma once
-#include "llmc/run/backends.h"
 #include "llmc/memory/fit.h"
+#include "llmc/run/backends.h"
 #include "llmc/run/train_args.h"
 
 // -r -rk -rn for a model of L blocks

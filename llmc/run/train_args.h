@@ -253,9 +253,10 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Memory"),
     {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB", "GiB",
      "choose memory flags: the fastest that fit in GIB, or in free memory",
-     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd. Flags that are given stay. Every "
-     "combination is planned exactly and its time is estimated. A choice that loses precision counts as 3 to 30 % "
-     "slower. Prints each choice with its bytes and its time. With --plan and without a GPU, give GIB.",
+     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd. A flag stays if it is "
+     "given with a value other than its default. Every combination is planned exactly and its time is estimated. A "
+     "choice that loses precision counts as 3 to 30 % slower. Prints each choice with its bytes and its time. With "
+     "--plan and without a GPU, give GIB.",
      "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
     {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4", NULL,
      "recompute activations: 0 none, 1 GELU, ..., 4 whole blocks (default %s)",
