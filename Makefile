@@ -1,6 +1,6 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
 #   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  CFLAGS='-O3 -march=native -g'
-# DEVICE=auto is cuda on a machine with nvcc and a GPU. A cuda build also runs on CPUs; its default PRECISION is bf16.
+# DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
 
@@ -16,9 +16,9 @@ MAKEFLAGS += --no-builtin-rules
 ifeq ($(filter $(DEVICE),auto cpu cuda),)
 $(error DEVICE=$(DEVICE): expected auto, cpu or cuda)
 endif
-GPU := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1))
-device := $(if $(filter auto,$(DEVICE)),$(if $(and $(GPU),$(shell command -v $(NVCC))),cuda,cpu),$(DEVICE))
-PRECISION ?= $(if $(filter cuda,$(device)),bf16,fp32)
+gpu := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi -i 0 --query-gpu=name,compute_cap --format=csv,noheader 2>&-))
+device := $(if $(filter auto,$(DEVICE)),$(if $(and $(gpu),$(shell command -v $(NVCC))),cuda,cpu),$(DEVICE))
+PRECISION ?= $(if $(filter cuda,$(device)),$(if $(filter 7.%,$(lastword $(gpu))),fp32,bf16),fp32)
 ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
@@ -38,8 +38,9 @@ LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fn
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(onednn:yes=-DHAVE_ONEDNN) \
 	$(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
-# the GPU of this machine, or every architecture that has kernels
-ARCHITECTURES = $(if $(GPU),-arch=native,$(foreach sm,80 90 100 120,-gencode arch=compute_$(sm),code=sm_$(sm)))
+# the GPU of this machine, or every architecture that has kernels and is known to nvcc
+ARCHITECTURES = $(if $(gpu),-arch=native,$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 \
+	sm_100 sm_120,$(shell $(NVCC) --list-gpu-code)),-gencode arch=$(sm:sm_%=compute_%),code=$(sm)))
 
 define begin
 $(announce)
@@ -63,11 +64,10 @@ $(begin)
 	$(onednn:yes=-ldnnl) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
-
 # describes this machine before the first command of a build, and stops if a requirement is missing
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
 	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' \
-	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(GPU)' \
+	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(gpu)' \
 	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
 	$(file < build/found)))
 

@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --plan or --tokenize
+  7. main          train, --generate, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -25,6 +25,7 @@ nothing.
 #include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
 #include "llmc/memory/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
+#include "llmc/memory/flops.h"              // model_flops_per_token, for MFU
 #include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
 #include "llmc/parallel/zero.h"             // Zero: -z
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
@@ -40,6 +41,7 @@ nothing.
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, tokenize_text
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/plan_command.h"          // print_plan, print_version
+#include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector
@@ -253,7 +255,9 @@ static void open_backend(GPT2 *m) {
     const ModelOptions *o = &m->options;
     const GPT2Tensors *t = &m->tensors;
     size_t partials_bytes = o->backend->partials_bytes(&m->config, &m->local, o->B, o->T);
-    o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, o->tf32);
+    m->exec.plain = o->plain;
+    size_t workspace_bytes = o->backend->matmul_workspace_bytes(&m->config, &m->local, o->B, o->T);
+    o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, workspace_bytes, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
     m->exec.rounded.in = t->rounded_in;
     m->exec.rounded.dout = t->rounded_dout;
@@ -609,11 +613,15 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     if (a->recomputes_fch) { rows_all_gather(tp, &dout); }
     recompute_fch(m, l, &ln2);
     floatX *gelu = recompute_gelu(m, a), *dfch = gelu;  // dfch overwrites gelu. The matmul multiplies by gelu'(fch)
-    // fcb's gradient is the column sums of dfch, computed in the same matmul
-    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, g->fcb, &dout, gelu, p->fcprojw, a->fch, mode, N, U, C);
+    // fcb's gradient is the column sums of dfch. A matmul adds them up in the type of its output: dfch's matmul in
+    // floatX, the matmul of fcw's gradient in fp32
+    bool with_dfch = g->fcb.dtype == DT_FLOATX;
+    row_parallel_backward(tp, dfch, g->fcprojw, g->fcprojb, with_dfch ? g->fcb : no_gradient, &dout, gelu, p->fcprojw,
+                          a->fch, mode, N, U, C);
     rows_release(&dout);
     floatX *dln2 = scratch_acquire(&m->narrow, "dln2", tp->all_elements);
-    const floatX *own_dln2 = column_parallel_backward(tp, dln2, g->fcw, no_gradient, dfch, &ln2, p->fcw, mode, N, C, U);
+    const floatX *own_dln2 =
+        column_parallel_backward(tp, dln2, g->fcw, with_dfch ? no_gradient : g->fcb, dfch, &ln2, p->fcw, mode, N, C, U);
     rows_release(&ln2);
     ops->layernorm_backward(dresidual, g->ln2w, g->ln2b, own_dln2, a->residual2, p->ln2w, a->ln2_mean, a->ln2_rstd,
                             mode, tp->own_rows, C, ex);
@@ -854,6 +862,7 @@ typedef struct {
     const TrainArgs *args;
     const Backend *backend;
     const char *backend_note;  // "" or why a CUDA build runs on the CPU
+    char chosen[FLAG_TEXT];    // "" or what -r auto chose
     Comm *host;                // all ranks that mpirun started; main closes it
     Groups groups;
     GPT2 model;
@@ -870,6 +879,7 @@ typedef struct {
     real *results[2];             // loss and squared norm, in host memory that the device writes before its event
     bool known[2];                // loss and norm were read from results
     double began[2];              // seconds
+    double peak_rate;             // of StepReport
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
     int lock;                     // file descriptor of the locked run directory; -1: none
@@ -1156,6 +1166,7 @@ static StepReport finish_step(Run *run) {
     report->max_steps = run->max_steps;
     report->ms = (now - begin) * 1000;
     report->tokens = (double)tokens_of_update(run->args);
+    report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
     return *report;
 }
@@ -1222,7 +1233,7 @@ static void allocate_results(Run *run) {
 }
 
 // Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
-// first byte is written. --fit changes the flags.
+// first byte is written. --fit and -r auto change the flags.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;
@@ -1241,6 +1252,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_same_model(&source, world);
     check_length(a, c);
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
+    choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
     data_open_loaders(&run->data, a, c->vocab_size, run->groups.dp);
@@ -1252,9 +1264,11 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (writes_files(run)) { check_disk(a, c); }
 
     ModelOptions options = model_options(a, c, run->backend);
+    options.plain = self_check_at_start(run->backend, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     gpt2_build(&run->model, *c, options, run->groups);
+    run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     allocate_results(run);
     load_weights(&run->model, &source, (uint64_t)a->seed);
     comm_barrier(world);  // nothing is written before every rank has passed its checks
@@ -1276,6 +1290,7 @@ static void print_banner(const Run *run) {
     const TrainArgs *a = run->args;
     const GPT2 *m = &run->model;
     flags_print_banner(stdout, flag_table, NUM_FLAGS, a, &default_args);
+    if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
     print_notes(a, &m->config, token_files_are_text(&run->data.files), run->step);
@@ -1362,6 +1377,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     GPT2 model;
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
+    options.plain = self_check_at_start(backend, groups.world);
     check_memory(a, c, &options, groups.world);
     gpt2_build(&model, *c, options, groups);
     load_weights(&model, &source, 0);
@@ -1393,12 +1409,17 @@ int main(int argc, char **argv) {
     Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);
+    int status = 0;
     args_set_ranks(&args, host);
     share_machine(&args, host);
     if (args.help) {
         print_help(&args);
     } else if (args.version) {
         print_version();
+    } else if (args.self_check) {
+        const char *note;
+        const Backend *backend = backend_choose((DeviceChoice)args.device, true, &note);
+        if (host->rank == 0) { status = self_check_print(backend); }
     } else {
         args_check(&args);
         if (args.plan) {
@@ -1414,6 +1435,6 @@ int main(int argc, char **argv) {
     cJSON_Delete(run_flags);
     if (fflush(stdout) != 0 || ferror(stdout)) { run_error("could not write to stdout: %s", strerror(errno)); }
     comm_close(host);
-    return 0;
+    return status;
 }
 #endif

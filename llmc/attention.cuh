@@ -2,9 +2,8 @@
 Causal attention on the GPU (FlashAttention-2: Dao 2023). Formulas and reference implementation are in attention.h.
   attention_decode_kernel   generation: one query over cached keys and values; scores, softmax, weighted sum
   attention_forward_kernel  tiles of queries visit tiles of keys and values: scores, online softmax, accumulate, write
-  attention_delta_kernel    delta (B,NH,T) = dout . out of each row, a scratch buffer of the backward
+  attention_dq_kernel       tiles of queries and dout visit tiles of keys and values; delta = dout . out of each row
   attention_dkv_kernel      tiles of keys and values visit tiles of queries and dout; scores are transposed, S^T = K Q^T
-  attention_dq_kernel       tiles of queries and dout visit tiles of keys and values
 The forward saves lse alone, and both backward kernels recompute the scores from lse. The backward therefore runs 7
 GEMMs instead of 5. Each sum then has one owner and one order: no atomics, the same bits in every run. No array has
 T x T elements. Tiles wholly above the diagonal are neither loaded nor computed.
@@ -14,7 +13,7 @@ The tile kernels are templates over the layout of a tile and the two GEMMs on it
 Shapes      qkv, dqkv (B,T,3,NH,HS) and out, dout (B,T,NH,HS) floatX;  lse (B,NH,T) float. Outputs: =
 Bytes       A thread block reads its own rows once, OWN of them, and the other side's rows up to the diagonal. The other
             side is read T / (2 OWN) times per head, from L2, since the blocks of a head run at about the same time.
-            Outputs are written once, 16 bytes a thread.
+            Outputs are written once, 16 bytes a thread. dQ reads its rows of dout twice, the second time from L2.
 defines: attention_partials, cuda_attention_forward, cuda_attention_backward, cuda_attention_decode
 */
 #pragma once
@@ -120,9 +119,23 @@ template <class T> struct AttentionQkv {
     int stride;    // elements from row t to row t + 1
 };
 
+// Two numbers of a query in the backward: p = 2^(scaled score - lse), and the score's gradient is p (dout . V - delta).
+// dQ computes delta, and writes the pairs for dK and dV to a scratch buffer (B,NH,attention_pair_rows(T)). The even
+// number of rows lets cp.async copy two pairs, 16 bytes, at a time.
+struct alignas(8) AttentionPair {
+    float lse, delta;  // lse in base 2; delta = dout . out
+};
+enum { ATTENTION_PAIR_BYTES = sizeof(AttentionPair) };
+
+static inline HOST_DEVICE int attention_pair_rows(int T) { return T + T % 2; }
+
 // the head's first row in (B,NH,T)
 static __device__ __forceinline__ size_t attention_row_offset(const AttentionShape &s) {
     return ((size_t)blockIdx.z * s.NH + blockIdx.y) * s.T;
+}
+// the head's first pair in the scratch buffer of the backward
+static __device__ __forceinline__ size_t attention_pair_offset(const AttentionShape &s) {
+    return ((size_t)blockIdx.z * s.NH + blockIdx.y) * attention_pair_rows(s.T);
 }
 // the head's first element in (B,T,NH,HS)
 static __device__ __forceinline__ size_t attention_head_offset(const AttentionShape &s) {
@@ -146,11 +159,30 @@ template <class T> static __device__ __forceinline__ AttentionQkv<T> attention_h
 //   in_registers(tile, s), in_shared(tile, s)  own rows as the left factor of a GEMM; registers are faster
 //   add_scores(x, own, tile, first)            x (own, N) += own (own, HS) tile[first..]^T: scores, or dout . V
 //   accumulate(sums, x, tile, first, scratch)  sums (own, HS) += x (own, N) tile[first..]
+//   part_of_dot(x, y, s)                       a lane's part of x (HS) . y (HS), one row of two arrays in global memory
 //   store(to, stride, tile, first, s, sums, scale)   own rows [first, first + OWN) of `to` = scale (own) sums (own, HS)
 
+// A lane's part of x (HS) . y (HS): W elements of every LANES * W. The loop is unrolled for WIDTH >= HS.
+template <int WIDTH, int LANES, int W>
+static __device__ __forceinline__ float attention_part_of_dot(const floatX *x, const floatX *y, int HS) {
+    float sum = 0;
+    UNROLL
+    for (int i = 0; i < WIDTH; i += LANES * W) {
+        int d = i + lane_id() % LANES * W;
+        float a[W] = {}, b[W] = {};
+        if (d < HS) {
+            load_floats(a, x + d);
+            load_floats(b, y + d);
+        }
+        UNROLL
+        for (int w = 0; w < W; w++) { sum += a[w] * b[w]; }
+    }
+    return sum;
+}
+
 // CUDA cores: any dtype, head sizes up to WIDTH (a multiple of 32). 64 threads, TILE rows on either side, fp32 in
-// shared memory. A thread multiplies 4 rows by 4 (2 by 2 where TILE is 16). Thread i has rows i/8, i/8 + 8, ..; of
-// scores the columns i%8, i%8 + 8, ..; of sums 4 of every 32 columns.
+// shared memory. A thread multiplies TILE / 8 rows by as many. Thread i has rows i/8, i/8 + 8, ..; of scores the
+// columns i%8, i%8 + 8, ..; of sums 4 of every 32 columns.
 template <int WIDTH_, int TILE> struct PlainTiles {
     static constexpr int OWN = TILE, OTHER = TILE, STEP = TILE, THREADS = 64, WIDTH = WIDTH_;
     static constexpr int WARP_ROWS = TILE, ROWS = TILE / 8, LANES = 8, BUFFERS = 1;
@@ -260,6 +292,11 @@ template <int WIDTH_, int TILE> struct PlainTiles {
                 sums[r][4 * n + 3] += a[r][i] * b.w;
             }
         }
+    }
+
+    static __device__ __forceinline__ float part_of_dot(const floatX *x, const floatX *y, const AttentionShape &s) {
+        return s.packs ? attention_part_of_dot<WIDTH, LANES, Pack<floatX>::SIZE>(x, y, s.HS)
+                       : attention_part_of_dot<WIDTH, LANES, 1>(x, y, s.HS);
     }
 
     static __device__ __forceinline__ void store(floatX *to, int stride, uint32_t, int first, const AttentionShape &s,
@@ -423,7 +460,7 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
         float total = attention_row_sum<Tiles>(sum[r]);
         int t = first + Tiles::row(r);
         if (lane_id() % Tiles::LANES == 0 && t < s.T) {
-            lse[attention_row_offset(s) + t] = top[r] * LN_2 + logf(total);
+            lse[attention_row_offset(s) + t] = top[r] * LN_2 + log_device(total);
         }
         sum[r] = 1.0f / total;
     }
@@ -432,68 +469,154 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
 
 // ---- backward
 
-enum { ATTENTION_DELTA_THREADS = 256, ATTENTION_DELTA_LANES = 8 };
-
-// delta (B,NH,T) = dout . out of each row; 8 lanes a row, W elements at a time
-template <int W>
-static __global__ void __launch_bounds__(ATTENTION_DELTA_THREADS)
-    attention_delta_kernel(float *delta, const floatX *dout, const floatX *out, size_t rows, AttentionShape s) {
-    constexpr int LANES = ATTENTION_DELTA_LANES;
-    size_t row = (blockIdx.x * (size_t)ATTENTION_DELTA_THREADS + threadIdx.x) / LANES;
-    size_t begin = min(row, rows - 1) * s.HS;  // lanes beyond the last row stay for the shuffles
-    float sum = 0;
-    for (int d = lane_id() % LANES * W; d < s.HS; d += LANES * W) {
-        float x[W], y[W];
-        load_floats(x, dout + begin + d);
-        load_floats(y, out + begin + d);
-        UNROLL
-        for (int i = 0; i < W; i++) { sum += x[i] * y[i]; }
+// The pairs of the own queries, to registers and to memory. Rows from T on read row T - 1: without a branch, the loads
+// of all rows are in flight at once. Their pairs become zeros, since another row's lse could make p infinite.
+template <class Tiles>
+static __device__ __forceinline__ void attention_make_pairs(AttentionPair (&own)[Tiles::ROWS], AttentionPair *pairs,
+                                                            const floatX *dout, const floatX *out, const float *lse,
+                                                            int first, const AttentionShape &s) {
+    float part[Tiles::ROWS];
+    UNROLL
+    for (int r = 0; r < Tiles::ROWS; r++) {
+        int t = min(first + Tiles::row(r), s.T - 1);
+        int64_t row = (int64_t)t * s.NH * s.HS;
+        part[r] = Tiles::part_of_dot(dout + row, out + row, s);
+        own[r].lse = LOG2_E * lse[t];
     }
     UNROLL
-    for (int lanes = LANES / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
-    size_t bt = row / s.NH, h = row % s.NH, b = bt / s.T, t = bt % s.T;
-    if (row < rows && lane_id() % LANES == 0) { delta[(b * s.NH + h) * s.T + t] = sum; }
+    for (int r = 0; r < Tiles::ROWS; r++) {
+        int t = first + Tiles::row(r);
+        own[r].delta = attention_row_sum<Tiles>(part[r]);
+        if (t >= s.T) { own[r] = {0.0f, 0.0f}; }
+        if (lane_id() % Tiles::LANES == 0 && t < attention_pair_rows(s.T)) { pairs[t] = own[r]; }
+    }
 }
 
-// pairs (lse, delta) of queries [first, first + NUM) to shared memory; zeros from T on
-template <class Tiles, int NUM>
-static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const float *lse, const float *delta,
-                                                            int first, int T) {
-    for (int i = (int)threadIdx.x; i < NUM; i += Tiles::THREADS) {
-        bool valid = first + i < T;
-        int t = valid ? first + i : 0;
-        cp_async<4>(to + i * 8, lse + t, valid);
-        cp_async<4>(to + i * 8 + 4, delta + t, valid);
+// Uses a tile of the other side, STEP rows at a time: step(masked, i) has rows [i, i + STEP). A tile wholly below the
+// diagonal needs no mask. Its loop stands apart: without a branch between the GEMMs, the tensor cores wait less.
+// Other tiles are used from row `begin` to `end`, with a mask.
+template <class Tiles, class Step>
+static __device__ __forceinline__ void attention_steps(bool below, int begin, int end, Step step) {
+    // unrolled, the loops would spill registers
+    if (below) {
+        NO_UNROLL
+        for (int i = 0; i < Tiles::OTHER; i += Tiles::STEP) { step(std::false_type(), i); }
+    } else {
+        NO_UNROLL
+        for (int i = begin; i < end; i += Tiles::STEP) { step(std::true_type(), i); }
     }
+}
+
+template <class Tiles> static constexpr int attention_dq_shared() {
+    return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
+}
+
+// dQ: a block owns OWN queries and their dout, and visits keys and values. A tile is used STEP keys at a time.
+template <class Tiles>
+static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
+    attention_dq_kernel(floatX *dqkv, AttentionPair *pairs, const floatX *dout, const floatX *qkv, const floatX *out,
+                        const float *lse, AttentionShape s) {
+    constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
+    constexpr int N = STEP / Tiles::LANES;
+    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
+    DYNAMIC_SHARED(float, shared);
+    uint32_t queries = shared_address(shared), douts = queries + OWN * Tiles::ROW_BYTES;
+    uint32_t keys = douts + OWN * Tiles::ROW_BYTES, values = keys + Tiles::BUFFERS * TILE;
+    uint32_t scratch = values + Tiles::BUFFERS * TILE;
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN;  // the blocks with most keys start first
+    int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
+    // keys from warp_end on are above the diagonal of all of the warp's queries; a warp beyond T visits no keys
+    int warp_end = warp_first < s.T ? warp_first + Tiles::WARP_ROWS : 0;
+    AttentionQkv<const floatX> from = attention_head(qkv, s);
+    size_t head = attention_head_offset(s);
+    auto load = [&](int j) {
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
+        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
+    };
+
+    // load queries and dout, and start the copy of the first tile
+    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
+    Tiles::template load<OWN>(douts, dout + head, s.NH * s.HS, first, s);
+    cp_async_commit();
+    if (Tiles::BUFFERS == 2) { load(0); }
+    cp_async_commit();
+    AttentionPair own[ROWS];
+    attention_make_pairs<Tiles>(own, pairs + attention_pair_offset(s), dout + head, out + head,
+                                lse + attention_row_offset(s), first, s);
+    cp_async_wait<1>();
+    __syncthreads();  // queries and dout are complete
+    auto query = Tiles::in_registers(queries, s);
+    auto own_dout = Tiles::in_registers(douts, s);
+    float dq[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
+
+    for (int j = 0; j < end; j++) {
+        attention_next_tile<Tiles>(j, end, load);
+        uint32_t buffer = j % Tiles::BUFFERS * TILE;
+        auto step = [&](auto masked, int i) {
+            // scores and dout . V
+            float p[ROWS][N] = {}, ds[ROWS][N] = {};
+            Tiles::add_scores(p, query, keys + buffer, i);
+            Tiles::add_scores(ds, own_dout, values + buffer, i);
+            if constexpr (decltype(masked)::value) { attention_mask<Tiles, false>(p, first, j * OTHER + i); }
+            // the gradient of the scores, with probabilities from lse
+            UNROLL
+            for (int r = 0; r < ROWS; r++) {
+                UNROLL
+                for (int c = 0; c < N; c++) {
+                    ds[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -own[r].lse)) * (ds[r][c] - own[r].delta);
+                }
+            }
+            // accumulate
+            Tiles::accumulate(dq, ds, keys + buffer, i, scratch);
+        };
+        bool below = (j + 1) * OTHER - 1 <= warp_first && warp_first < s.T;
+        attention_steps<Tiles>(below, 0, min(OTHER, warp_end - j * OTHER), step);
+    }
+
+    // write dQ
+    float scale[ROWS];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * LN_2; }
+    AttentionQkv<floatX> to = attention_head(dqkv, s);
+    Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
+}
+
+// queries [first, first + NUM) of the head's pairs to shared memory; first and NUM are even
+template <class Tiles, int NUM>
+static __device__ __forceinline__ void attention_load_pairs(uint32_t to, const AttentionPair *pairs, int first, int T) {
+    static_assert(NUM <= 2 * Tiles::THREADS, "a thread copies two pairs at most");
+    int i = 2 * (int)threadIdx.x;
+    if (i < NUM) { cp_async<16>(to + i * ATTENTION_PAIR_BYTES, pairs + first + i, first + i < T); }
 }
 
 template <class Tiles> static constexpr int attention_dkv_shared() {
     return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES +
-           Tiles::BUFFERS * Tiles::OTHER * 8;
+           Tiles::BUFFERS * Tiles::OTHER * ATTENTION_PAIR_BYTES;
 }
 
 // dK and dV: a block owns OWN keys and values, and visits queries and dout. A tile is used STEP queries at a time.
 template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
-    attention_dkv_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
+    attention_dkv_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const AttentionPair *pairs,
                          AttentionShape s) {
     constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
     constexpr int N = STEP / Tiles::LANES;
-    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES, PAIRS = OTHER * 8;
+    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES, PAIRS = OTHER * ATTENTION_PAIR_BYTES;
     DYNAMIC_SHARED(float, shared);
     uint32_t keys = shared_address(shared), values = keys + OWN * Tiles::ROW_BYTES;
     uint32_t queries = values + OWN * Tiles::ROW_BYTES, douts = queries + Tiles::BUFFERS * TILE;
-    uint32_t pairs = douts + Tiles::BUFFERS * TILE, scratch = pairs + Tiles::BUFFERS * PAIRS;
+    uint32_t query_pairs = douts + Tiles::BUFFERS * TILE, scratch = query_pairs + Tiles::BUFFERS * PAIRS;
     int first = (int)blockIdx.x * OWN, warp_first = first + Tiles::first_row();
     int begin = first / OTHER, end = ceil_div(s.T, OTHER);  // the first blocks have most queries
     AttentionQkv<const floatX> from = attention_head(qkv, s);
     const floatX *from_dout = dout + attention_head_offset(s);
-    size_t rows = attention_row_offset(s);
+    const AttentionPair *from_pairs = pairs + attention_pair_offset(s);
     auto load = [&](int j) {
         uint32_t b = j % Tiles::BUFFERS;
         Tiles::template load<OTHER>(queries + b * TILE, from.q, from.stride, j * OTHER, s);
         Tiles::template load<OTHER>(douts + b * TILE, from_dout, s.NH * s.HS, j * OTHER, s);
-        attention_load_pairs<Tiles, OTHER>(pairs + b * PAIRS, lse + rows, delta + rows, j * OTHER, s.T);
+        attention_load_pairs<Tiles, OTHER>(query_pairs + b * PAIRS, from_pairs, j * OTHER, s.T);
     };
 
     // load keys and values, and start the copy of the first tile
@@ -511,31 +634,31 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     for (int j = begin; j < end; j++) {
         attention_next_tile<Tiles>(j, end, load);
         uint32_t b = j % Tiles::BUFFERS, query_tile = queries + b * TILE, dout_tile = douts + b * TILE;
-        // unrolled, the loop would spill registers
-        NO_UNROLL
-        for (int i = 0; i < OTHER; i += STEP) {
-            int query = j * OTHER + i;
-            // these queries are before the warp's keys or beyond T, or the keys are beyond T
-            if (query + STEP <= warp_first || query >= s.T || warp_first >= s.T) { continue; }
+        auto step = [&](auto masked, int i) {
             // scores and dout . V, both transposed: rows are keys
             float p[ROWS][N] = {}, ds[ROWS][N] = {};
             Tiles::add_scores(p, key, query_tile, i);
-            if (query < warp_first + Tiles::WARP_ROWS - 1) { attention_mask<Tiles, true>(p, query, first); }
             Tiles::add_scores(ds, value, dout_tile, i);
+            if constexpr (decltype(masked)::value) { attention_mask<Tiles, true>(p, j * OTHER + i, first); }
             // probabilities from lse, and the gradient of the scores
             UNROLL
             for (int c = 0; c < N; c++) {
-                float2 pair = load_shared<float2>(pairs + b * PAIRS + (i + Tiles::column(c)) * 8);
+                uint32_t at = query_pairs + b * PAIRS + (i + Tiles::column(c)) * ATTENTION_PAIR_BYTES;
+                AttentionPair pair = load_shared<AttentionPair>(at);
                 UNROLL
                 for (int r = 0; r < ROWS; r++) {
-                    p[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -LOG2_E * pair.x));
-                    ds[r][c] = p[r][c] * (ds[r][c] - pair.y);
+                    p[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -pair.lse));
+                    ds[r][c] = p[r][c] * (ds[r][c] - pair.delta);
                 }
             }
             // accumulate
             Tiles::accumulate(dv, p, dout_tile, i, scratch);
             Tiles::accumulate(dk, ds, query_tile, i, scratch);
-        }
+        };
+        // earlier steps have queries before all of the warp's keys; later ones have queries from T on
+        int begin_step = max(0, (warp_first - j * OTHER) / STEP * STEP), end_step = min(OTHER, s.T - j * OTHER);
+        bool below = j * OTHER >= warp_first + Tiles::WARP_ROWS - 1 && (j + 1) * OTHER <= s.T;
+        attention_steps<Tiles>(below, begin_step, end_step, step);
     }
 
     // write dK and dV
@@ -549,84 +672,6 @@ static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     // dK first: the barrier in this store also ends the reads of the values' tile
     Tiles::store(to.k, to.stride, keys, first, s, dk, scale);
     Tiles::store(to.v, to.stride, values, first, s, dv, one);
-}
-
-template <class Tiles> static constexpr int attention_dq_shared() {
-    return 2 * (Tiles::OWN + Tiles::BUFFERS * Tiles::OTHER) * Tiles::ROW_BYTES + Tiles::SCRATCH_BYTES;
-}
-
-// dQ: a block owns OWN queries and their dout, and visits keys and values. A tile is used STEP keys at a time.
-template <class Tiles>
-static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
-    attention_dq_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const float *lse, const float *delta,
-                        AttentionShape s) {
-    constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
-    constexpr int N = STEP / Tiles::LANES;
-    constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
-    DYNAMIC_SHARED(float, shared);
-    uint32_t queries = shared_address(shared), douts = queries + OWN * Tiles::ROW_BYTES;
-    uint32_t keys = douts + OWN * Tiles::ROW_BYTES, values = keys + Tiles::BUFFERS * TILE;
-    uint32_t scratch = values + Tiles::BUFFERS * TILE;
-    int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN;  // the blocks with most keys start first
-    int warp_first = first + Tiles::first_row(), end = ceil_div(min(first + OWN, s.T), OTHER);
-    AttentionQkv<const floatX> from = attention_head(qkv, s);
-    auto load = [&](int j) {
-        uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        Tiles::template load<OTHER>(keys + buffer, from.k, from.stride, j * OTHER, s);
-        Tiles::template load<OTHER>(values + buffer, from.v, from.stride, j * OTHER, s);
-    };
-
-    // load queries and dout, and start the copy of the first tile
-    Tiles::template load<OWN>(queries, from.q, from.stride, first, s);
-    Tiles::template load<OWN>(douts, dout + attention_head_offset(s), s.NH * s.HS, first, s);
-    cp_async_commit();
-    if (Tiles::BUFFERS == 2) { load(0); }
-    cp_async_commit();
-    float lse2[ROWS], own_delta[ROWS];  // lse in base 2
-    UNROLL
-    for (int r = 0; r < ROWS; r++) {
-        int t = first + Tiles::row(r);
-        lse2[r] = t < s.T ? LOG2_E * lse[attention_row_offset(s) + t] : 0.0f;
-        own_delta[r] = t < s.T ? delta[attention_row_offset(s) + t] : 0.0f;
-    }
-    cp_async_wait<1>();
-    __syncthreads();  // queries and dout are complete
-    auto query = Tiles::in_registers(queries, s);
-    auto own_dout = Tiles::in_registers(douts, s);
-    float dq[ROWS][Tiles::WIDTH / Tiles::LANES] = {};
-
-    for (int j = 0; j < end; j++) {
-        attention_next_tile<Tiles>(j, end, load);
-        uint32_t buffer = j % Tiles::BUFFERS * TILE;
-        // unrolled, the loop would spill registers
-        NO_UNROLL
-        for (int i = 0; i < OTHER; i += STEP) {
-            int key = j * OTHER + i;
-            if (key >= warp_first + Tiles::WARP_ROWS || warp_first >= s.T) { continue; }  // wholly above the diagonal
-            // scores and dout . V
-            float p[ROWS][N] = {}, ds[ROWS][N] = {};
-            Tiles::add_scores(p, query, keys + buffer, i);
-            if (key + STEP - 1 > warp_first) { attention_mask<Tiles, false>(p, first, key); }
-            Tiles::add_scores(ds, own_dout, values + buffer, i);
-            // the gradient of the scores, with probabilities from lse
-            UNROLL
-            for (int r = 0; r < ROWS; r++) {
-                UNROLL
-                for (int c = 0; c < N; c++) {
-                    ds[r][c] = exp2_fast(fmaf(p[r][c], s.scale, -lse2[r])) * (ds[r][c] - own_delta[r]);
-                }
-            }
-            // accumulate
-            Tiles::accumulate(dq, ds, keys + buffer, i, scratch);
-        }
-    }
-
-    // write dQ
-    float scale[ROWS];
-    UNROLL
-    for (int r = 0; r < ROWS; r++) { scale[r] = s.scale * LN_2; }
-    AttentionQkv<floatX> to = attention_head(dqkv, s);
-    Tiles::store(to.q, to.stride, queries, first, s, dq, scale);
 }
 
 // ---- tensor cores
@@ -661,24 +706,26 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
     // The byte offset in a tile of chunk 2k + c of row r; c is 0 or 1. The 32 banks hold 8 chunks, and ldmatrix reads
     // the same chunk of 8 rows at once. SHARING of these rows begin in the same bank, so each of them permutes its
     // chunks differently: chunk i is stored where i ^ (0 .. SHARING-1) would be.
-    static __device__ __forceinline__ uint32_t chunk_offset(int r, int c, int k) {
-        constexpr int SHARING = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
-        int low = 2 * k % SHARING, high = 2 * k - low;
-        int order = r / (8 / SHARING) % SHARING;
-        return static_cast<uint32_t>(r * ROW_BYTES + (c ^ order ^ low) * 16 + high * 16);
+    static __device__ __forceinline__ uint32_t chunk_offset(uint32_t r, uint32_t c, uint32_t k) {
+        constexpr uint32_t SHARING = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+        uint32_t low = 2 * k % SHARING, high = 2 * k - low;
+        uint32_t order = r / (8 / SHARING) % SHARING;
+        return r * ROW_BYTES + (c ^ order ^ low) * 16 + high * 16;
     }
 
-    // starts an asynchronous copy
+    // Starts an asynchronous copy. A thread copies the same chunk of every AT_ONCE-th row; addresses from row T on are
+    // never read. At head size 80 a row has 10 chunks, and the last 8 of 128 threads copy nothing.
     template <int NUM>
     static __device__ __forceinline__ void load(uint32_t tile, const floatX *from, int stride, int first,
                                                 const AttentionShape &s) {
-        static_assert(NUM * CHUNKS % THREADS == 0, "every thread copies as many chunks");
+        constexpr int AT_ONCE = THREADS / CHUNKS;
+        int r = (int)threadIdx.x / CHUNKS, c = (int)threadIdx.x % CHUNKS, rows_left = s.T - first - r;
+        const floatX *chunk = from + (int64_t)(first + r) * stride + c * 8;
         UNROLL
-        for (int i = 0; i < NUM * CHUNKS / THREADS; i++) {
-            int chunk = i * THREADS + (int)threadIdx.x, r = chunk / CHUNKS, c = chunk % CHUNKS;
-            bool valid = first + r < s.T;
-            cp_async<16>(tile + chunk_offset(r, c % 2, c / 2), from + (size_t)(valid ? first + r : 0) * stride + c * 8,
-                         valid);
+        for (int i = 0; i < NUM; i += AT_ONCE) {
+            bool copies = THREADS % CHUNKS == 0 || (r < AT_ONCE && i + r < NUM);
+            if (copies) { cp_async<16>(tile + chunk_offset(i + r, c % 2, c / 2), chunk, i < rows_left); }
+            chunk += (int64_t)AT_ONCE * stride;
         }
     }
 
@@ -686,8 +733,8 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
     struct InShared {
         uint32_t tile;
         __device__ __forceinline__ void fragment(uint32_t (&a)[4], int m, int k) const {
-            uint32_t rows = tile + (first_row() + m * 16) * ROW_BYTES;
-            ldmatrix_x4(a, rows + chunk_offset(lane_id() % 16, lane_id() / 16, k));
+            uint32_t rows = tile + first_row() * ROW_BYTES;
+            ldmatrix_x4(a, rows + chunk_offset(lane_id() % 16, lane_id() / 16, k) + m * 16 * ROW_BYTES);
         }
     };
     struct InRegisters {
@@ -706,6 +753,16 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
             for (int k = 0; k < HS / 16; k++) { InShared{tile}.fragment(own.all[m][k], m, k); }
         }
         return own;
+    }
+
+    // The right factor of a GEMM: the 16 by 16 block at row 16i and column 16j of `rows`, or the block transposed.
+    // b[0] and b[1] are the left 8 columns of the factor, b[2] and b[3] the right 8.
+    static __device__ __forceinline__ void right_factor(uint32_t (&b)[4], uint32_t rows, int i, int j, int lane) {
+        ldmatrix_x4_trans(b, rows + i * 16 * ROW_BYTES + chunk_offset(lane % 16, lane / 16, j));
+    }
+    static __device__ __forceinline__ void right_factor_transposed(uint32_t (&b)[4], uint32_t rows, int i, int j,
+                                                                   int lane) {
+        ldmatrix_x4(b, rows + i * 16 * ROW_BYTES + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j));
     }
 
     // 16 rows from 16m on and 8 columns from 8n on of x += a b
@@ -731,8 +788,8 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
             UNROLL
             for (int m = 0; m < WARP_ROWS / 16; m++) { own.fragment(a[m], m, k); }
             UNROLL
-            for (int n = 0; n < N / 4; n++) {  // the tile's rows are columns of the right factor: not transposed
-                ldmatrix_x4(b, rows + n * 16 * ROW_BYTES + chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, k));
+            for (int n = 0; n < N / 4; n++) {  // the tile's rows are columns of the right factor
+                right_factor_transposed(b, rows, n, k, lane);
                 UNROLL
                 for (int m = 0; m < WARP_ROWS / 16; m++) {
                     multiply_add(x, m, 2 * n, a[m], b[0], b[1]);
@@ -761,7 +818,7 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
             }
             UNROLL
             for (int n = 0; n < HS / 16; n++) {
-                ldmatrix_x4_trans(b, rows + k * 16 * ROW_BYTES + chunk_offset(lane % 16, lane / 16, n));
+                right_factor(b, rows, k, n, lane);
                 UNROLL
                 for (int m = 0; m < WARP_ROWS / 16; m++) {
                     multiply_add(sums, m, 2 * n, a[m], b[0], b[1]);
@@ -769,6 +826,10 @@ template <int HS, int OWN_, int OTHER_, int WARPS> struct TensorTiles {
                 }
             }
         }
+    }
+
+    static __device__ __forceinline__ float part_of_dot(const floatX *x, const floatX *y, const AttentionShape &) {
+        return attention_part_of_dot<HS, LANES, Pack<floatX>::SIZE>(x, y, HS);
     }
 
     // Rows go through the warp's own rows of a tile, so that a thread stores 16 bytes at a time. No other warp touches
@@ -810,10 +871,12 @@ static inline AttentionShape attention_shape(int B, int T, int NH, int HS, bool 
 }
 
 // Calls run(Tiles()) for this head size. Tiles are as large as registers allow. The backward has two sums: at head size
-// 128 they fill the registers, and the addresses of longer tiles would spill.
-template <class T, bool BACKWARD, class Run> static inline void attention_with_tiles(const AttentionShape &s, Run run) {
+// 128 they fill the registers, and the addresses of longer tiles would spill. plain: CUDA cores, although tensor cores
+// would do. room: shared bytes that a block may have.
+template <class T, bool BACKWARD, class Run>
+static inline void attention_with_tiles(const AttentionShape &s, bool plain, int room, Run run) {
     if constexpr (std::is_same_v<T, bf16>) {
-        if (s.packs) {
+        if (s.packs && !plain) {
             switch (s.HS) {
             case 32: return run(TensorTiles<32, 128, 64, 4>());
             case 64: return run(TensorTiles<64, 128, 64, 4>());
@@ -824,7 +887,17 @@ template <class T, bool BACKWARD, class Run> static inline void attention_with_t
     }
     if (s.HS <= 32) { return run(PlainTiles<32, 32>()); }
     if (s.HS <= 64) { return run(PlainTiles<64, 32>()); }
-    if (s.HS <= 128) { return run(PlainTiles<128, 32>()); }
+    // sm_75 has 64 KB a block: half the rows in the backward
+    constexpr bool HALVES = BACKWARD && std::is_same_v<T, float>;
+    if (s.HS <= 128) {
+        if constexpr (HALVES) {
+            if (attention_dkv_shared<PlainTiles<128, 32>>() > room) { return run(PlainTiles<128, 16>()); }
+        }
+        return run(PlainTiles<128, 32>());
+    }
+    if constexpr (HALVES) {
+        if (attention_dkv_shared<PlainTiles<256, 16>>() > room) { return run(PlainTiles<256, 8>()); }
+    }
     run(PlainTiles<256, 16>());
 }
 
@@ -837,7 +910,7 @@ template <int BYTES, class Kernel> static inline void attention_allow_shared(Ker
 static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
                                           Exec *ex) {
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(out, qkv));
-    attention_with_tiles<floatX, false>(s, [&](auto tiles) {
+    attention_with_tiles<floatX, false>(s, ex->plain.attention_forward, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int shared = attention_forward_shared<Tiles>();
         attention_allow_shared<shared>(attention_forward_kernel<Tiles>);
@@ -846,32 +919,26 @@ static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *
     });
 }
 
-// bytes of delta, the scratch buffer of the backward
-static inline size_t attention_partials(int B, int T, int NH) { return (size_t)B * NH * T * sizeof(real); }
+// bytes of the pairs, the scratch buffer of the backward
+static inline size_t attention_partials(int B, int T, int NH) {
+    return (size_t)B * NH * attention_pair_rows(T) * ATTENTION_PAIR_BYTES;
+}
 
 static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                                            const real *lse, int B, int T, int NH, int HS, Exec *ex) {
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(dqkv, dout, qkv, out));
-    size_t rows = (size_t)B * T * NH;
-    float *delta = partials_of<float>(ex, rows, "attention_backward");
-    unsigned blocks = (unsigned)ceil_div(rows * ATTENTION_DELTA_LANES, (size_t)ATTENTION_DELTA_THREADS);
-    if (s.packs) {
-        LAUNCH((attention_delta_kernel<Pack<floatX>::SIZE>), blocks, ATTENTION_DELTA_THREADS, 0, stream_of(ex), delta,
-               dout, out, rows, s);
-    } else {
-        LAUNCH((attention_delta_kernel<1>), blocks, ATTENTION_DELTA_THREADS, 0, stream_of(ex), delta, dout, out, rows,
-               s);
-    }
-    attention_with_tiles<floatX, true>(s, [&](auto tiles) {
+    size_t num_pairs = attention_partials(B, T, NH) / ATTENTION_PAIR_BYTES;
+    AttentionPair *pairs = partials_of<AttentionPair>(ex, num_pairs, "attention_backward");
+    attention_with_tiles<floatX, true>(s, ex->plain.attention_backward, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int dkv_shared = attention_dkv_shared<Tiles>(), dq_shared = attention_dq_shared<Tiles>();
         dim3 grid(ceil_div(T, Tiles::OWN), NH, B);
-        attention_allow_shared<dkv_shared>(attention_dkv_kernel<Tiles>);
-        LAUNCH((attention_dkv_kernel<Tiles>), grid, Tiles::THREADS, dkv_shared, stream_of(ex), dqkv, dout, qkv, lse,
-               delta, s);
         attention_allow_shared<dq_shared>(attention_dq_kernel<Tiles>);
-        LAUNCH((attention_dq_kernel<Tiles>), grid, Tiles::THREADS, dq_shared, stream_of(ex), dqkv, dout, qkv, lse,
-               delta, s);
+        LAUNCH((attention_dq_kernel<Tiles>), grid, Tiles::THREADS, dq_shared, stream_of(ex), dqkv, pairs, dout, qkv,
+               out, lse, s);
+        attention_allow_shared<dkv_shared>(attention_dkv_kernel<Tiles>);
+        LAUNCH((attention_dkv_kernel<Tiles>), grid, Tiles::THREADS, dkv_shared, stream_of(ex), dqkv, dout, qkv, pairs,
+               s);
     });
 }
 

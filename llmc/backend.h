@@ -13,12 +13,14 @@ typedef struct {
     // Rough rates of a typical machine, per second: FLOPs of matmuls, bytes of memory traffic, bytes sent to another
     // rank; and seconds to start an operation. --fit compares choices, so only the ratios of the rates matter.
     double flop_rate, memory_rate, link_rate, launch_seconds;
-    // device memory for use within one operation: cuBLASLt's workspace; and partial sums of reductions, for
-    // micro-batches of B x T on a rank of this shape
-    size_t matmul_workspace_bytes;
+    // device memory for use within one operation, on a rank of this shape and for micro-batches of B x T: cuBLASLt's
+    // workspace; and partial sums of reductions
+    size_t (*matmul_workspace_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);
     size_t (*partials_bytes)(const GPT2Config *c, const LocalShape *local, int B, int T);
     // prepares ex for work with that memory. tf32: fp32 matmuls may round their inputs to TF32
-    void (*open)(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32);
+    void (*open)(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes, bool tf32);
     void (*close)(Exec *ex);
     void (*describe)(char *text, size_t room);  // the machine in words, for the banner
+    // FLOPs per second of matmuls that the device cannot exceed, for MFU; 0: unknown. tf32: as for open
+    double (*peak_flops)(bool tf32);
 } Backend;

@@ -6,6 +6,9 @@ Softmax cross entropy on the GPU, one row a block.
   pass 2    Each thread reads its packs again and writes the gradient over them, from the last pack to the first: the
             packs read last are most likely still in a cache. A row is 100 KB in bf16 and the rows under way on a GPU
             40 MB, so the second read is served by L2, or by L1.
+With HELD, pass 1 copies the row to shared memory and pass 2 reads the copy: L2 moves each logit twice instead of three
+times. A multiprocessor has to hold two rows, so that one is read while the other is written. With 228 KB (sm_90,
+sm_100) two rows of bf16 fit; with 164 KB (sm_80) or 100 KB (sm_120) one. The bits are the same either way.
 Blocks take the rows from the last to the first, because the matmul before wrote the last rows last.
 exp(l - max) is 2^(l log2(e) - shift): one multiply-add and one instruction of the special function unit. shift is
 max log2(e), rounded. The loss uses the same shift, so that its rounding cancels.
@@ -24,7 +27,11 @@ defines: cuda_classifier, cuda_classifier_statistics, cuda_classifier_from_stati
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_BLOCK_COLUMNS = 4096, LOSS_THREADS = 1024 };
 
 // minimum blocks per multiprocessor, for __launch_bounds__
-template <int THREADS> static constexpr int classifier_blocks = THREADS == CLASSIFIER_THREADS ? 3 : 1;
+template <int THREADS>
+static constexpr int classifier_blocks = THREADS == CLASSIFIER_THREADS ? MULTIPROCESSOR_THREADS / THREADS : 1;
+
+// HELD: rows of a multiprocessor; packs that a thread has under way, 64 KB a block
+enum { CLASSIFIER_HELD_ROWS = 2, CLASSIFIER_AHEAD = 8 };
 
 // sum of 2^(logit log2(e) - shift) over some logits; shift is log2(e) times their maximum, rounded
 typedef struct {
@@ -48,13 +55,39 @@ template <int WIDTH> static __device__ __forceinline__ void online_add(OnlineSum
     s.shift = shift;
 }
 
-// over the row's V logits, by the whole block; every thread receives the same sum
-template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum online_row(const floatX *row, int V) {
+// begins the copy of pack p to `held`, a shared address, as a group of its own; an empty group beyond the row
+static __device__ __forceinline__ void hold_pack(uint32_t held, const floatX *row, int p, int packs) {
+    constexpr int BYTES = sizeof(Pack<floatX>);
+    if (p < packs) { cp_async<BYTES>(held + p * BYTES, row + p * Pack<floatX>::SIZE, true); }
+    cp_async_commit();
+}
+
+// pack p of the row, or of its copy
+template <int WIDTH, bool HELD>
+static __device__ __forceinline__ void load_logits(float (&x)[WIDTH], const floatX *row, uint32_t held, int p) {
+    if constexpr (HELD) {
+        Pack<floatX> pack = pack_of_words<floatX>(load_shared<uint4>(held + p * static_cast<int>(sizeof(uint4))));
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { x[i] = pack[i]; }
+    } else {
+        load_floats(x, row + p * WIDTH);
+    }
+}
+
+// over the row's V logits, by the whole block; every thread receives the same sum. A thread reads the packs of `held`
+// that it copied itself, here and in gradient_row.
+template <int WIDTH, int THREADS, bool HELD>
+static __device__ __forceinline__ OnlineSum online_row(const floatX *row, uint32_t held, int V) {
     int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
     OnlineSum s = {CLASSIFIER_LEAST, CLASSIFIER_LEAST * LOG2_E, 0};
     float x[WIDTH];
+    for (int i = 0; HELD && i < CLASSIFIER_AHEAD; i++) { hold_pack(held, row, thread + i * THREADS, packs); }
     for (int p = thread; p < packs; p += THREADS) {
-        load_floats(x, row + p * WIDTH);
+        if constexpr (HELD) {
+            hold_pack(held, row, p + CLASSIFIER_AHEAD * THREADS, packs);
+            cp_async_wait<CLASSIFIER_AHEAD>();  // pack p is complete
+        }
+        load_logits<WIDTH, HELD>(x, row, held, p);
         online_add(s, x);
     }
     if (packs * WIDTH + thread < V) {
@@ -67,9 +100,9 @@ template <int WIDTH, int THREADS> static __device__ __forceinline__ OnlineSum on
 
 // Writes the gradient over the row's logits, and 0 over the padding. scale is dloss / sum. target is outside [0, V) if
 // another rank has it.
-template <int WIDTH, int THREADS>
-static __device__ __forceinline__ void gradient_row(floatX *row, int target, float shift, float scale, float dloss,
-                                                    int V, int Vp) {
+template <int WIDTH, int THREADS, bool HELD>
+static __device__ __forceinline__ void gradient_row(floatX *row, uint32_t held, int target, float shift, float scale,
+                                                    float dloss, int V, int Vp) {
     int packs = V / WIDTH, thread = static_cast<int>(threadIdx.x);
     for (int v = packs * WIDTH + thread; v < Vp; v += THREADS) {
         float softmax = v < V ? logit_exp(to_real(row[v]), shift) * scale : 0;
@@ -78,7 +111,7 @@ static __device__ __forceinline__ void gradient_row(floatX *row, int target, flo
     for (int p = packs / THREADS * THREADS + thread; p >= 0; p -= THREADS) {
         if (p >= packs) { continue; }
         float x[WIDTH];
-        load_floats(x, row + p * WIDTH);
+        load_logits<WIDTH, HELD>(x, row, held, p);
         UNROLL
         for (int i = 0; i < WIDTH; i++) { x[i] = logit_exp(x[i], shift) * scale; }
         if (p == target / WIDTH) {
@@ -94,26 +127,43 @@ static __device__ __forceinline__ void gradient_row(floatX *row, int target, flo
 }
 
 // Both passes. WIDTH is a pack, or 1 if rows are not whole packs or logits are not aligned to them.
-template <int WIDTH, int THREADS>
-static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
+template <int WIDTH, int THREADS, bool HELD>
+static __global__ void __launch_bounds__(THREADS, HELD ? CLASSIFIER_HELD_ROWS : classifier_blocks<THREADS>)
     classifier_kernel(float *losses, floatX *logits, const int *targets, float dloss, int V, int Vp) {
+    DYNAMIC_SHARED(floatX, copy);  // of the row's packs, with HELD
+    uint32_t held = shared_address(copy);
     unsigned n = gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + static_cast<size_t>(n) * Vp;
     int target = targets[n];
     float logit = to_real(row[target]);  // read before block_max's barrier: afterwards another thread overwrites it
-    OnlineSum s = online_row<WIDTH, THREADS>(row, V);
-    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
-    if (dloss != 0) { gradient_row<WIDTH, THREADS>(row, target, s.shift, dloss / s.sum, dloss, V, Vp); }
+    OnlineSum s = online_row<WIDTH, THREADS, HELD>(row, held, V);
+    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
+    if (dloss != 0) { gradient_row<WIDTH, THREADS, HELD>(row, held, target, s.shift, dloss / s.sum, dloss, V, Vp); }
+}
+
+// A block has the row, 1 KB that CUDA reserves, and block_max's and block_sum's arrays in 1 KB.
+static inline bool classifier_holds_rows(size_t bytes, const Exec *ex) {
+    return CLASSIFIER_HELD_ROWS * (bytes + (2 << 10)) <= static_cast<size_t>(ex->cuda->shared_bytes);
 }
 
 static inline void cuda_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
                                    Exec *ex) {
     constexpr int PACK = Pack<floatX>::SIZE;
     bool packed = Vp % PACK == 0 && aligned_to_pack(logits), wide = V >= CLASSIFIER_BLOCK_COLUMNS;
-    auto plain = wide ? classifier_kernel<1, CLASSIFIER_THREADS> : classifier_kernel<1, 32>;
-    auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS> : classifier_kernel<PACK, 32>;
-    LAUNCH((packed ? of_packs : plain), N, wide ? CLASSIFIER_THREADS : 32, 0, stream_of(ex), losses, logits, targets,
-           dloss, V, Vp);
+    auto plain = wide ? classifier_kernel<1, CLASSIFIER_THREADS, false> : classifier_kernel<1, 32, false>;
+    auto of_packs = wide ? classifier_kernel<PACK, CLASSIFIER_THREADS, false> : classifier_kernel<PACK, 32, false>;
+    auto of_held = classifier_kernel<PACK, CLASSIFIER_THREADS, true>;
+    size_t bytes = static_cast<size_t>(Vp) * sizeof(floatX);
+    bool held = packed && wide && dloss != 0 && classifier_holds_rows(bytes, ex);  // without dloss there is no pass 2
+    if (held) {
+        int most = static_cast<int>(bytes), percent = 100;
+        CUDA_CHECK(cudaFuncSetAttribute(of_held, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+        CUDA_CHECK(cudaFuncSetAttribute(of_held, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
+    }
+    LAUNCH((held     ? of_held
+            : packed ? of_packs
+                     : plain),
+           N, wide ? CLASSIFIER_THREADS : 32, held ? bytes : 0, stream_of(ex), losses, logits, targets, dloss, V, Vp);
 }
 
 // pass 1 over the rank's columns
@@ -123,7 +173,7 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
                                  int Vl) {
     unsigned n = gridDim.x - 1 - blockIdx.x;
     const floatX *row = logits + static_cast<size_t>(n) * Vl;
-    OnlineSum s = online_row<WIDTH, THREADS>(row, columns);
+    OnlineSum s = online_row<WIDTH, THREADS, false>(row, 0, columns);
     if (threadIdx.x > 0) { return; }
     int target = targets[n] - first;
     float *to = statistics + 3 * static_cast<size_t>(n);
@@ -168,10 +218,10 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     unsigned n = gridDim.x - 1 - blockIdx.x;
     float logit;
     OnlineSum s = online_combine(&logit, statistics, ranks, N, n);
-    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2f(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
+    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
     if (dloss == 0) { return; }
-    gradient_row<WIDTH, THREADS>(logits + static_cast<size_t>(n) * Vl, targets[n] - first, s.shift, dloss / s.sum,
-                                 dloss, columns, Vl);
+    gradient_row<WIDTH, THREADS, false>(logits + static_cast<size_t>(n) * Vl, 0, targets[n] - first, s.shift,
+                                        dloss / s.sum, dloss, columns, Vl);
 }
 
 static inline void cuda_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,

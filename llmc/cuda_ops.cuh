@@ -46,4 +46,4 @@ static const Ops cuda_ops = {
 
 enum {
     CUDA_MATMUL_WORKSPACE = 64 << 20
-};  // bytes: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh
+};  // bytes, at least: cuBLASLt's workspace, split-k included, and the sums of matmul_kernels.cuh

@@ -4,7 +4,8 @@ LayerNorm on the GPU. Each operation has two kernels: a plain one for every shap
                                     twice more
   layernorm_packed_kernel           the same, with the row in registers: 2NC floatX, each element read once
   layernorm_backward_kernel         reads each row twice, the second time out of the cache
-  layernorm_backward_packed_kernel  reads dout, in and dinp once and writes dinp: 4NC floatX
+  layernorm_backward_packed_kernel  reads dout, in and dinp once and writes dinp: 4NC floatX. L2 fetches the next rows
+                                    while the present ones are used
 Packed kernels access 16 bytes at a time: C is a multiple of Pack<floatX>::SIZE and all arrays are aligned to 16 bytes.
 Weight and bias are read by every row, out of L1. All operations are bound by copy bandwidth.
 
@@ -12,10 +13,10 @@ layernorm_forward and layernorm_from_statistics share their kernels, so that y h
 to LAYERNORM_PER_LANE packs (or elements) a lane, 3072 channels of bf16: no barrier, and sums by shuffles. A block has a
 row that is wider.
 Backward: a thread has the same columns of every row of its block, so that dweight and dbias are sums in registers. A
-block has all columns, and every gridDim.x-th batch of rows. The number of blocks makes LAYERNORM_GRID_THREADS
-threads, which an A100 or larger holds at once. Each block writes its column sums to scratch, 5 MB up to 4096 channels
-of bf16, and layernorm_fold_kernel adds the blocks in order. N, C and the alignment of the arrays to 16 bytes alone
-decide the order of every sum.
+block has all columns, and every gridDim.x-th batch of rows. An A100 or larger holds all blocks at once, and each block
+has the same number of batches, except the last few blocks. Each block writes its column sums to scratch, 5.3 MB up to
+2048 channels of bf16, and gradient_fold adds the blocks in order. N, C and the alignment of the arrays to 16 bytes
+alone decide the order of every sum.
 defines: cuda_layernorm_forward, cuda_layernorm_from_statistics, cuda_layernorm_backward, layernorm_partials,
          LAYERNORM_MAX_CHANNELS
 */
@@ -70,7 +71,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
             float centred = to_real(x[c]) - mean;
             squares += centred * centred;
         }
-        rstd = rsqrtf(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
+        rstd = rsqrt_device(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
         if (first == 0) {
             a.mean[row] = mean;
             a.rstd[row] = rstd;
@@ -123,7 +124,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
                 squares += centred * centred;
             }
         }
-        rstd = rsqrtf(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
+        rstd = rsqrt_device(layernorm_row_sum<THREADS>(squares) / (float)C + LAYERNORM_EPSILON);
         if (first == 0) {
             a.mean[row] = mean;
             a.rstd[row] = rstd;
@@ -193,9 +194,11 @@ static inline void cuda_layernorm_from_statistics(floatX *out, const floatX *in,
 // ---- backward
 
 // N, C and the alignment of the arrays decide the grid, and with it the order of every sum.
-static constexpr int LAYERNORM_GRID_THREADS = 73728;                            // of all blocks
 static constexpr int LAYERNORM_BACKWARD_THREADS = 512, LAYERNORM_COLUMNS = 24;  // plain: of a block; of a thread
 static constexpr int LAYERNORM_BATCH_THREADS = 256, LAYERNORM_BATCH = 2;        // packed: of a block; rows at once
+// multiprocessors of an A100; minimum blocks per multiprocessor, for __launch_bounds__, and with it the grid
+static constexpr int LAYERNORM_GRID = 108, LAYERNORM_PLAIN_BLOCKS = 1, LAYERNORM_PACKED_BLOCKS = 3;
+static constexpr int LAYERNORM_LINE_THREADS = 8;  // packed: have 128 bytes of a row, a line of L2
 
 struct LayernormGradients {
     floatX *dinp;
@@ -232,7 +235,7 @@ static __device__ __forceinline__ void layernorm_share_sums(float (&sum_g)[ROWS]
 // sums, the second writes dinp. partial (blocks,2,C) = the blocks' column sums, for dweight and for dbias.
 // WIDTH is a pack, or 1 if rows are not whole packs or an array is not aligned.
 template <int WIDTH>
-static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
+static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, LAYERNORM_PLAIN_BLOCKS)
     layernorm_backward_kernel(LayernormGradients a, float *partial, int N, int C) {
     constexpr int PACKS = LAYERNORM_COLUMNS / WIDTH, BUFFER = LAYERNORM_BACKWARD_THREADS / 32 * 2;
     SHARED_ARRAY(float, of_warp, 2 * BUFFER);
@@ -285,16 +288,29 @@ static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, 1)
     }
 }
 
+// brings a batch of rows into L2, by one thread a line
+static __device__ __forceinline__ void layernorm_prefetch(const LayernormGradients &a, int first, int c, int N, int C) {
+    if (c >= C || threadIdx.x % LAYERNORM_LINE_THREADS) { return; }
+    UNROLL
+    for (int r = 0; r < LAYERNORM_BATCH; r++) {
+        size_t at = (size_t)(first + r) * C + c;
+        if (first + r >= N) { break; }
+        prefetch_l2(a.dout + at);
+        prefetch_l2(a.in + at);
+        prefetch_l2(a.dinp + at);
+    }
+}
+
 // The same for rows of one pack a thread: up to 2048 channels of bf16. A batch is 2 rows, kept in registers until
-// dinp is written: each element is read once. Three arrays of 2 rows keep 50 KB per multiprocessor of an H200 in flight
-// (560 threads, 16 bytes each).
-static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, 3)
+// dinp is written: each element is read once. Three arrays of 2 rows are 60 KB per multiprocessor of an H100 (630
+// threads, 16 bytes each): in flight from memory to L2 while the threads compute, from L2 while the threads wait.
+static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, LAYERNORM_PACKED_BLOCKS)
     layernorm_backward_packed_kernel(LayernormGradients a, float *partial, int N, int C) {
     constexpr int WIDTH = Pack<floatX>::SIZE, ROWS = LAYERNORM_BATCH, BUFFER = LAYERNORM_BATCH_THREADS / 32 * 2 * ROWS;
     SHARED_ARRAY(float, of_warp, 2 * BUFFER);
     float dweight[WIDTH] = {}, dbias[WIDTH] = {};
-    int c = (int)threadIdx.x * WIDTH, buffer = 0;
-    for (int first = (int)blockIdx.x * ROWS; first < N; first += (int)gridDim.x * ROWS, buffer ^= 1) {
+    int c = (int)threadIdx.x * WIDTH, stride = (int)gridDim.x * ROWS, buffer = 0;
+    for (int first = (int)blockIdx.x * ROWS; first < N; first += stride, buffer ^= 1) {
         int rows = c < C ? min(ROWS, N - first) : 0;  // of this thread: a thread beyond the row has none
         size_t at = (size_t)first * C + c;
         Pack<floatX> dout[ROWS], in[ROWS], dinp[ROWS];
@@ -308,6 +324,7 @@ static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, 3)
             in[r] = load128_streaming(a.in + at + (size_t)r * C);
             dinp[r] = load128(a.dinp + at + (size_t)r * C);
         }
+        layernorm_prefetch(a, first + stride, c, N, C);
 
         // the row's sums and the columns' sums
         Pack<floatX> weight;
@@ -345,41 +362,28 @@ static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, 3)
     store_floats(partial + (size_t)blockIdx.x * 2 * C + C + c, dbias);
 }
 
-static constexpr int LAYERNORM_FOLD_WARPS = 32;
-
-// dweight, dbias (C) (+)= sums over the blocks of partial (blocks,2,C). A lane has a column, a warp every 32nd block.
-static __global__ void __launch_bounds__(LAYERNORM_FOLD_WARPS * 32)
-    layernorm_fold_kernel(Gradient dweight, Gradient dbias, const float *partial, GradMode mode, int blocks, int C) {
-    SHARED_ARRAY(float, of_warp, LAYERNORM_FOLD_WARPS * 32);
-    int column = (int)blockIdx.x * 32 + lane_id();
-    float sum = 0;
-    for (int b = warp_id(); column < 2 * C && b < blocks; b += LAYERNORM_FOLD_WARPS) {
-        sum += partial[(size_t)b * 2 * C + column];
-    }
-    of_warp[(int)threadIdx.x] = sum;
-    __syncthreads();  // every warp's sums are there
-    if (warp_id() > 0 || column >= 2 * C) { return; }
-    sum = 0;
-    for (int warp = 0; warp < LAYERNORM_FOLD_WARPS; warp++) { sum += of_warp[warp * 32 + lane_id()]; }
-    if (column < C) {
-        gradient_put(dweight, (size_t)column, sum, mode);
-    } else {
-        gradient_put(dbias, (size_t)(column - C), sum, mode);
-    }
-}
-
 // threads of a block; row_threads: packs or elements of a row
 static inline int layernorm_threads(int row_threads, int max_threads) {
     return min(ceil_div(row_threads, 32) * 32, max_threads);
 }
 
-// blocks of the grid, for `batches` batches of rows
-static inline int layernorm_blocks(int threads, int batches) { return min(LAYERNORM_GRID_THREADS / threads, batches); }
+// blocks of `threads` that an A100 holds at once
+static inline int layernorm_packed_limit(int threads) {
+    return LAYERNORM_GRID * (LAYERNORM_PACKED_BLOCKS * LAYERNORM_BATCH_THREADS / threads);
+}
+static inline int layernorm_plain_limit(int threads) {
+    return LAYERNORM_GRID * (LAYERNORM_PLAIN_BLOCKS * LAYERNORM_BACKWARD_THREADS / threads);
+}
+
+// at most `limit` blocks, each with the same number of batches
+static inline int layernorm_blocks(int limit, int batches) {
+    return ceil_div(batches, ceil_div(batches, min(limit, batches)));
+}
 
 // the backward's scratch in bytes, at most: 2C column sums a block, with as many blocks as packs allow
 static inline size_t layernorm_partials(int N, int C) {
     int threads = layernorm_threads(ceil_div(C, Pack<floatX>::SIZE), LAYERNORM_BATCH_THREADS);
-    return (size_t)layernorm_blocks(threads, N) * 2 * (size_t)C * sizeof(float);
+    return (size_t)min(layernorm_packed_limit(threads), N) * 2 * (size_t)C * sizeof(float);
 }
 
 static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
@@ -396,8 +400,7 @@ static inline void cuda_layernorm_backward(floatX *dinp, Gradient dweight, Gradi
                                         : layernorm_backward_kernel<1>;
     int row_threads = ceil_div(C, aligned ? PACK : 1), batches = packed ? ceil_div(N, LAYERNORM_BATCH) : N;
     int threads = layernorm_threads(row_threads, packed ? LAYERNORM_BATCH_THREADS : LAYERNORM_BACKWARD_THREADS);
-    int blocks = layernorm_blocks(threads, batches);
+    int blocks = layernorm_blocks(packed ? layernorm_packed_limit(threads) : layernorm_plain_limit(threads), batches);
     LAUNCH(layernorm_backward, blocks, threads, 0, stream_of(ex), arrays, partial, N, C);
-    LAUNCH(layernorm_fold_kernel, ceil_div(2 * C, 32), LAYERNORM_FOLD_WARPS * 32, 0, stream_of(ex), dweight, dbias,
-           partial, mode, blocks, C);
+    gradient_fold(dweight, dbias, partial, mode, blocks, 2 * C, C, stream_of(ex));
 }

@@ -3,6 +3,7 @@ Autotuning of matmul.cuh's GEMMs: lt_algorithm returns the algorithm of a GEMM, 
 Candidates are timed with the whole epilogue fused, with the parts that cuBLASLt fuses most often, and with none. The
 time includes our kernels for the unfused parts. cuBLASLt lacks some epilogues for some shapes, and a fused epilogue may
 be slower: not all algorithms that split k have it.
+An algorithm is only kept if its results agree with those of cuBLASLt's first choice without a fused epilogue.
 Trials run on the GEMM's own operands, just before its first run, which overwrites their output. An output with += is
 restored from a copy, and sums go to scratch.
 The autotune cache is a file of choices: with the same cache, every run has the same algorithms and the same bits.
@@ -19,10 +20,11 @@ defines: lt_algorithm, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_fre
 enum {
     LT_HEURISTICS = 16,
     LT_SPLIT_BASES = 4,
-    LT_SPLITS = 7,
+    LT_SPLITS = 12,
     LT_CANDIDATES = LT_HEURISTICS + LT_SPLIT_BASES * LT_SPLITS
 };
 enum { LT_FEW_TILES = 256, LT_TILE_AREA = 128 * 128, LT_LEAST_DEPTH = 128, LT_REPEATS = 4 };
+static const int32_t lt_splits[LT_SPLITS] = {2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 16};
 static const float LT_HOPELESS = 1.3f;  // an algorithm this many times slower than the best is not timed again
 
 static inline bool lt_supports(const CudaMatmuls *mm, const LtAlgorithm *alg, const cublasLtMatmulAlgo_t *algo) {
@@ -35,12 +37,11 @@ static inline bool lt_supports(const CudaMatmuls *mm, const LtAlgorithm *alg, co
 // Appends split-k variants of the first algorithms of the list; returns the new length. An output of few tiles, such as
 // a weight gradient, leaves most of the GPU idle unless k is split too. Partial sums are added in fp32.
 static inline int lt_add_split_k(const CudaMatmuls *mm, const LtAlgorithm *alg, cublasLtMatmulAlgo_t *list, int count) {
-    static const int32_t splits[LT_SPLITS] = {2, 3, 4, 6, 8, 12, 16};
     const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int bases = min(count, (int)LT_SPLIT_BASES);
     if ((int64_t)alg->key.m * alg->key.n > (int64_t)LT_FEW_TILES * LT_TILE_AREA) { return count; }
     for (int i = 0; i < bases * LT_SPLITS; i++) {
-        int32_t parts = splits[i % LT_SPLITS];
+        int32_t parts = lt_splits[i % LT_SPLITS];
         cublasLtMatmulAlgo_t *algo = &list[count];
         *algo = list[i / LT_SPLITS];
         if (alg->key.k < parts * LT_LEAST_DEPTH) { continue; }
@@ -89,25 +90,122 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, c
     return lt_add_split_k(mm, alg, list, count);
 }
 
+// ---- results of a trial, as a sample of elements on the host
+
+enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, GELU's input and the column sums
+
+// The relative L2 difference that two right algorithms may have. bf16 results differ by up to three roundings (unfused
+// product, pre-activation, GELU), in all sqrt(3) 2^-8 = 0.007. TF32 products differ by roundings of 2^-10. Sums of 10^5
+// products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24 = 7e-4 if tensor cores truncate them.
+static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
+    if (key->out == DT_BF16) { return 0.01; }
+    return DT_FLOATX == DT_BF16 ? 1e-3 : mm->compute == CUBLAS_COMPUTE_32F ? 1e-4 : 2e-3;
+}
+
+// samples of D, GELU's input and the column sums of one run
+typedef struct {
+    size_t count[LT_RESULTS];  // 0: the GEMM does not have this result
+    float at[LT_RESULTS][LT_SAMPLES];
+} LtSamples;
+
+// *samples = the results that p's last run left on the device
+static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples *samples) {
+    int parts = p->key.parts;
+    size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
+    const size_t count[LT_RESULTS] = {m * n, parts & LT_GELU ? m * n : 0, sums};
+    const void *from[LT_RESULTS] = {p->d, p->aux, p->sums.at};
+    const DType type[LT_RESULTS] = {(DType)p->key.out, DT_FLOATX, p->sums.dtype};
+    for (int i = 0; i < LT_RESULTS; i++) {
+        samples->count[i] = min(count[i], (size_t)LT_SAMPLES);
+        if (count[i] == 0) { continue; }
+        matmul_launch_sample(mm, mm->scratch, from[i], type[i], count[i], samples->count[i]);
+        CUDA_CHECK(cudaMemcpyAsync(samples->at[i], mm->scratch, samples->count[i] * sizeof(float),
+                                   cudaMemcpyDeviceToHost, mm->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
+}
+
+// the largest relative L2 difference of a result; NaN if only one of the two has a NaN
+static inline double lt_difference(const LtSamples *got, const LtSamples *wanted) {
+    double largest = 0;
+    for (int i = 0; i < LT_RESULTS; i++) {
+        double difference = 0, norm = 0;
+        for (size_t k = 0; k < wanted->count[i]; k++) {
+            double x = (double)got->at[i][k], y = (double)wanted->at[i][k];
+            if (isnan(x) && isnan(y)) { continue; }
+            difference += (x - y) * (x - y);
+            norm += y * y;
+        }
+        double relative = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+        if (!(relative <= largest)) { largest = relative; }
+    }
+    return largest;
+}
+
 // ---- trials
+
+// the trials of a GEMM
+typedef struct {
+    LtMatmul trial;  // the GEMM, with its sums in scratch
+    void *saved;     // +=: a copy of the output before the first trial; else NULL
+    size_t saved_bytes;
+    LtSamples *wanted, *got;  // results of cuBLASLt's first choice, and of a trial
+    cudaEvent_t begin, end;
+} LtTrials;
+
+static inline void lt_restore_output(const CudaMatmuls *mm, const LtTrials *t) {
+    if (!t->saved) { return; }
+    CUDA_CHECK(cudaMemcpyAsync(t->trial.d, t->saved, t->saved_bytes, cudaMemcpyDeviceToDevice, mm->stream));
+}
+
+static inline bool lt_run_whole(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p,
+                                const cublasLtMatmulAlgo_t *algo) {
+    if (lt_run(mm, alg, p, algo) != CUBLAS_STATUS_SUCCESS) { return false; }
+    matmul_launch_unfused(mm, alg, p);
+    return true;
+}
 
 // The shortest of a few runs, in microseconds; infinite if the algorithm fails. An algorithm much slower than `so_far`,
 // the best time of the others, is run no further.
-static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p,
-                            const cublasLtMatmulAlgo_t *algo, float so_far, cudaEvent_t begin, cudaEvent_t end) {
+static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
+                            const cublasLtMatmulAlgo_t *algo, float so_far) {
     float best = INFINITY;
     for (int i = 0; i <= LT_REPEATS; i++) {
         if (i > 1 && best > LT_HOPELESS * so_far) { break; }
-        CUDA_CHECK(cudaEventRecord(begin, mm->stream));
-        if (lt_run(mm, alg, p, algo) != CUBLAS_STATUS_SUCCESS) { return INFINITY; }
-        matmul_launch_unfused(mm, alg, p);
-        CUDA_CHECK(cudaEventRecord(end, mm->stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventRecord(t->begin, mm->stream));
+        if (!lt_run_whole(mm, alg, &t->trial, algo)) { return INFINITY; }
+        CUDA_CHECK(cudaEventRecord(t->end, mm->stream));
+        CUDA_CHECK(cudaEventSynchronize(t->end));
         float milliseconds;
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, t->begin, t->end));
         if (i > 0) { best = fminf(best, 1000 * milliseconds); }  // the first run loads the kernel
     }
     return best;
+}
+
+// Runs an algorithm on the operands as they were before the trials. False if it fails.
+static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
+                                 const cublasLtMatmulAlgo_t *algo, LtSamples *samples) {
+    lt_restore_output(mm, t);
+    CUDA_CHECK(cudaMemsetAsync(mm->trial_sums, 0, LT_SUMS_BYTES, mm->stream));
+    if (!lt_run_whole(mm, alg, &t->trial, algo)) { return false; }
+    lt_sample(mm, &t->trial, samples);
+    return true;
+}
+
+// whether the algorithm's results agree with t->wanted; if not, says so
+static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
+                             const cublasLtMatmulAlgo_t *algo) {
+    if (!lt_run_afresh(mm, alg, t, algo, t->got)) { return false; }
+    double difference = lt_difference(t->got, t->wanted), tolerance = lt_tolerance(mm, &alg->key);
+    if (difference <= tolerance) { return true; }
+    char text[LT_KEY_TEXT];
+    lt_key_text(text, sizeof text, mm, &alg->key);
+    fprintf(stderr,
+            "train_gpt2: matmul (%s): an algorithm of cuBLASLt differs by %.2g from the library's first choice, more "
+            "than %.2g; it is not used\n",
+            text, difference, tolerance);
+    return false;
 }
 
 static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
@@ -120,67 +218,115 @@ static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
               text);
 }
 
-// Times the candidates and keeps the fastest one below `so_far` in alg->algo. Returns its time, infinite if none is
-// faster. All candidates write to the GEMM's output.
-static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p,
-                                const cublasLtMatmulAlgo_t *list, int count, float so_far) {
+// Times the candidates. Keeps the fastest one that agrees and is below `so_far` in alg->algo. Returns its time, infinite
+// if there is none. All candidates write to the GEMM's output.
+static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, const LtTrials *t, float so_far) {
+    cublasLtMatmulAlgo_t list[LT_CANDIDATES];
+    int count = lt_candidates(mm, alg, list);
     float best = INFINITY;
-    LtMatmul trial = *p;
-    cudaEvent_t begin, end;
-    trial.sums.at = mm->trial_sums;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
     for (int i = 0; i < count; i++) {
-        float microseconds = lt_time(mm, alg, &trial, &list[i], so_far, begin, end);
-        if (microseconds >= so_far) { continue; }
+        float microseconds = lt_time(mm, alg, t, &list[i], so_far);
+        if (microseconds >= so_far || !lt_agrees(mm, alg, t, &list[i])) { continue; }
         best = so_far = microseconds;
         alg->algo = list[i];
     }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
     return best;
 }
 
-// Stores the fastest algorithm in alg->algo and returns its microseconds: infinite if none runs or is faster than
-// `so_far`. Returns 0 for cuBLASLt's first choice, untimed, with alg->untimed or without memory for a copy of the
-// output. Afterwards an output with = is undefined, and an output with += is unchanged.
-static inline float lt_fastest(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, float so_far) {
+// *alg = cuBLASLt's first choice with these parts fused; false if the library has none
+static inline bool lt_first_choice(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, int fused) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
-    int count = lt_candidates(mm, alg, list);
-    if (count == 0) { return INFINITY; }
-    alg->algo = list[0];
-    if (alg->untimed) { return 0; }
-    lt_refuse_capture(mm, &p->key);
-    size_t bytes = p->c == p->d ? (size_t)p->key.m * p->key.n * dtype_size((DType)p->key.out) : 0;
-    void *saved = NULL;
-    if (bytes && cudaMalloc(&saved, bytes) != cudaSuccess) {
+    alg->fused = fused;
+    lt_create_descriptors(mm, alg, p);
+    if (lt_candidates(mm, alg, list) > 0) {
+        alg->algo = list[0];
+        return true;
+    }
+    lt_destroy_descriptors(alg);
+    return false;
+}
+
+// Afterwards an output with = is undefined, and an output with += is unchanged.
+static inline void lt_trials_end(const CudaMatmuls *mm, LtTrials *t) {
+    lt_restore_output(mm, t);
+    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
+    CUDA_CHECK(cudaFree(t->saved));
+    CUDA_CHECK(cudaEventDestroy(t->begin));
+    CUDA_CHECK(cudaEventDestroy(t->end));
+    free(t->wanted);
+}
+
+// Prepares trials: a copy of an output with +=, and the results of cuBLASLt's first choice, which stays in *alg. False if
+// the library has no algorithm that runs, with alg->desc NULL, or if the GPU has no memory for the copy.
+static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorithm *alg, const LtMatmul *p) {
+    memset(t, 0, sizeof *t);
+    t->trial = *p;
+    t->trial.sums.at = mm->trial_sums;
+    if (!lt_first_choice(mm, alg, p, 0)) { return false; }
+    t->saved_bytes = p->c == p->d ? (size_t)p->key.m * p->key.n * dtype_size((DType)p->key.out) : 0;
+    if (t->saved_bytes && cudaMalloc(&t->saved, t->saved_bytes) != cudaSuccess) {
         cudaGetLastError();
         fprintf(stderr, "train_gpt2: a matmul is not autotuned: no GPU memory for a copy of its output, %zu bytes\n",
-                bytes);
-        return 0;
+                t->saved_bytes);
+        return false;
     }
-    if (saved) { CUDA_CHECK(cudaMemcpyAsync(saved, p->d, bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
-    float best = lt_time_all(mm, alg, p, list, count, so_far);
-    if (saved) { CUDA_CHECK(cudaMemcpyAsync(p->d, saved, bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
-    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
-    CUDA_CHECK(cudaFree(saved));
-    return best;
+    if (t->saved) { CUDA_CHECK(cudaMemcpyAsync(t->saved, p->d, t->saved_bytes, cudaMemcpyDeviceToDevice, mm->stream)); }
+    t->wanted = (LtSamples *)xmalloc(2 * sizeof *t->wanted);
+    t->got = t->wanted + 1;
+    CUDA_CHECK(cudaEventCreate(&t->begin));
+    CUDA_CHECK(cudaEventCreate(&t->end));
+    if (lt_run_afresh(mm, alg, t, &alg->algo, t->wanted)) { return true; }
+    lt_trials_end(mm, t);
+    lt_destroy_descriptors(alg);
+    return false;
 }
 
-// Times three epilogues: all parts fused, bias and GELU's gradient alone, none. Keeps the fastest as *alg. Returns its
-// microseconds: infinite, with alg->desc NULL, if cuBLASLt has no kernel; 0 if nothing was timed.
+// The parts of an epilogue that cuBLASLt may fuse. In fp32 its GELU takes tanh from the special function unit, 2^-11
+// off: GELU and its gradient would be 6e-5 to 3e-4 off.
+static inline int lt_fusible(const LtKey *key) {
+    bool inaccurate = DT_FLOATX != DT_BF16 && (key->parts & (LT_GELU | LT_DGELU));
+    return inaccurate ? key->parts & LT_BIAS : key->parts;
+}
+
+enum { LT_FUSIONS = 3 };
+
+// the epilogues to try: all parts fused, bias and GELU's gradient alone, none
+static inline void lt_fusions(int fusions[LT_FUSIONS], const LtKey *key) {
+    fusions[0] = lt_fusible(key);
+    fusions[1] = fusions[0] & (LT_BIAS | LT_DGELU);
+    fusions[2] = 0;
+}
+
+// *alg = cuBLASLt's first choice, untimed, with the first fusion that the library has. PlainKernels: with none fused, or
+// our own GEMM, which also does what the library cannot (alg->desc is NULL).
+static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
+    int fusions[LT_FUSIONS], first = mm->plain == MATMUL_FASTEST ? 0 : LT_FUSIONS - 1;
+    lt_fusions(fusions, &p->key);
+    for (int i = first; i < LT_FUSIONS && mm->plain != MATMUL_PLAIN; i++) {
+        if (lt_first_choice(mm, alg, p, fusions[i])) { return; }
+    }
+    alg->fused = p->key.parts & ~LT_SUMS;  // matmul_plain_kernel's
+}
+
+// *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if nothing was timed: then
+// *alg is chosen untimed.
 static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
-    const int all = p->key.parts, fusions[] = {all, all & (LT_BIAS | LT_DGELU), 0};
+    int fusions[LT_FUSIONS];
     float best = INFINITY;
-    alg->fused = all & ~LT_SUMS;  // matmul_plain_kernel's
-    for (int i = 0; i < 3 && best > 0; i++) {
+    LtTrials trials;
+    lt_refuse_capture(mm, &p->key);
+    lt_fusions(fusions, &p->key);
+    if (!lt_trials_begin(mm, &trials, alg, p)) {
+        if (!alg->desc) { lt_choose_untimed(mm, alg, p); }
+        return INFINITY;
+    }
+    for (int i = 0; i < LT_FUSIONS; i++) {
         if (i > 0 && fusions[i] == fusions[i - 1]) { continue; }
         LtAlgorithm candidate = {};
         candidate.key = p->key;
-        candidate.untimed = alg->untimed;
         candidate.fused = fusions[i];
-        lt_create_descriptors(mm, &candidate, p);
-        float microseconds = lt_fastest(mm, &candidate, p, best);
+        lt_create_descriptors(mm, &candidate, &trials.trial);
+        float microseconds = lt_time_all(mm, &candidate, &trials, best);
         if (microseconds < best) {
             lt_destroy_descriptors(alg);
             *alg = candidate;
@@ -189,12 +335,13 @@ static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const L
             lt_destroy_descriptors(&candidate);
         }
     }
+    lt_trials_end(mm, &trials);
     return best;
 }
 
 // ---- the autotune cache: a text file, one GEMM a line, fields separated by tabs: GPU, cuBLASLt's version, key, fused
-// parts (LT_BIAS .. as a number), the algorithm's bytes in hex, microseconds (0 if untimed). Of two lines for the same
-// GEMM the later one counts.
+// parts (LT_BIAS .. as a number), the algorithm's bytes in hex, microseconds. Of two lines for the same GEMM the later
+// one counts.
 
 // Parses a line in place; entry->name points into it. False if the line is malformed.
 static inline bool autotune_parse(AutotuneEntry *entry, char *line) {
@@ -286,7 +433,7 @@ static inline void autotune_free(CudaMatmuls *mm) {
 // *alg from a cached or received choice; false if this cuBLASLt cannot run it
 static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, int fused,
                                      cublasLtMatmulAlgo_t algo) {
-    if (fused & ~p->key.parts) { return false; }
+    if (fused & ~lt_fusible(&p->key)) { return false; }
     alg->fused = fused;
     alg->algo = algo;
     lt_create_descriptors(mm, alg, p);
@@ -295,10 +442,14 @@ static inline bool lt_algorithm_from(const CudaMatmuls *mm, LtAlgorithm *alg, co
     return false;
 }
 
-// this rank's choice: from the cache, else by timing, which adds to the cache
+// this rank's choice: from the cache, else by timing, which adds to the cache. PlainKernels know neither.
 static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool timed) {
     LtAlgorithm alg = {};
     alg.key = p->key;
+    if (mm->plain != MATMUL_FASTEST) {
+        lt_choose_untimed(mm, &alg, p);
+        return alg;
+    }
     char text[LT_KEY_TEXT], name[LT_KEY_TEXT + 320];
     lt_key_text(text, sizeof text, mm, &alg.key);
     snprintf(name, sizeof name, "%s\t%zu\t%s", mm->device_name, cublasLtGetVersion(), text);
@@ -309,8 +460,12 @@ static inline LtAlgorithm lt_choose(CudaMatmuls *mm, const LtMatmul *p, bool tim
     }
     if (known && lt_algorithm_from(mm, &alg, p, known->fused, known->algo)) { return alg; }
     alg.untimed = !timed;
+    if (!timed) {
+        lt_choose_untimed(mm, &alg, p);
+        return alg;
+    }
     float microseconds = lt_autotune(mm, &alg, p);
-    if (!timed || isinf(microseconds)) { return alg; }
+    if (isinf(microseconds)) { return alg; }
     if (!known) { known = autotune_add(mm, name); }
     known->fused = alg.fused;
     known->algo = alg.algo;

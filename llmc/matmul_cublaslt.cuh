@@ -71,6 +71,7 @@ struct CudaMatmuls {
     void (*broadcast)(void *bytes, size_t count, void *context);
     void *broadcast_context;
     bool is_root;  // rank 0
+    int plain;     // PlainKernels.matmul
 };
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };

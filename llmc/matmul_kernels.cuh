@@ -3,11 +3,12 @@ Our own GEMM kernel, and the kernels for the epilogue parts that cuBLASLt did no
   matmul_plain_kernel        D (m,n) = epilogue(op(A) op(B)) for any shape, type and alignment. For GEMMs that cuBLASLt
                              lacks, such as bf16 weight gradients of fp32 inputs
   matmul_epilogue_kernel     D (m,n) in place: bias, GELU or GELU's gradient; 16 bytes a thread
-  matmul_column_sums_kernel  bias gradients, stage 1: partial (slices,cols) = column sums of slices of x (rows,cols)
-  matmul_fold_kernel         bias gradients, stage 2: out (cols) = or += column sums of partial (slices,cols)
+  matmul_column_sums_kernel  bias gradients, stage 1: partial (slices,cols) = column sums of slices of x (rows,cols).
+                             gradient_fold is stage 2
+  matmul_sample_kernel       elements of a result from first to last, by which two algorithms are compared
 No atomics: each sum has one owner and one order. Bytes: the epilogue reads and writes D once and reads or writes aux
 once; column sums read x once.
-defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused
+defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, matmul_launch_sample
 */
 #pragma once
 #include "llmc/gelu.cuh"
@@ -19,7 +20,11 @@ enum {
     MATMUL_WARPS = MATMUL_THREADS / 32,
     MATMUL_TILE = 64,
     MATMUL_DEPTH = 16,
-    MATMUL_STEP = 16
+    MATMUL_STEP = 16,
+    // column sums: about 4 blocks per multiprocessor of an H100, 4 loads of 16 bytes in flight a thread, together 64 KB
+    MATMUL_SUMS_BLOCKS = 528,
+    MATMUL_SUMS_ROWS = 4,
+    MATMUL_SUMS_STEP = MATMUL_SUMS_ROWS * MATMUL_WARPS  // rows of a block at once
 };
 
 // The elementwise parts of an epilogue on WIDTH neighbours of a column of D. Rounds where the reference rounds.
@@ -106,19 +111,35 @@ static __global__ void matmul_epilogue_kernel(floatX *d, int parts, const floatX
     store_floats(d + at, x);
 }
 
+// sum += ROWS rows at `from`; all rows are loaded before the first is added
+template <int ROWS, int WIDTH>
+static __device__ __forceinline__ void matmul_add_rows(float (&sum)[WIDTH], const floatX *from, size_t stride) {
+    float y[ROWS][WIDTH];
+    UNROLL
+    for (int r = 0; r < ROWS; r++) { load_floats(y[r], from + r * stride); }
+    UNROLL
+    for (int r = 0; r < ROWS; r++) {
+        UNROLL
+        for (int i = 0; i < WIDTH; i++) { sum[i] += y[r][i]; }
+    }
+}
+
 // x is row-major. A block has 32 WIDTH columns of one slice of rows; a warp adds every 8th row of the slice.
 template <int WIDTH>
-static __global__ void matmul_column_sums_kernel(float *partial, const floatX *x, int rows, int cols,
-                                                 int rows_of_slice) {
+static __global__ void __launch_bounds__(MATMUL_THREADS, 4)
+    matmul_column_sums_kernel(float *partial, const floatX *x, int rows, int cols, int rows_of_slice) {
     SHARED_ARRAY(float, of_warp, MATMUL_THREADS *WIDTH);
     int first = (int)blockIdx.x * 32 * WIDTH, col = first + lane_id() * WIDTH;
     int begin = (int)blockIdx.y * rows_of_slice, end = min(begin + rows_of_slice, rows);
-    float sum[WIDTH] = {}, y[WIDTH];
-    for (int row = begin + warp_id(); col < cols && row < end; row += MATMUL_WARPS) {
-        load_floats(y, x + (size_t)row * cols + col);
-        UNROLL
-        for (int i = 0; i < WIDTH; i++) { sum[i] += y[i]; }
+    int row = col < cols ? begin + warp_id() : end;
+    size_t stride = (size_t)MATMUL_WARPS * cols;
+    float sum[WIDTH] = {};
+    const floatX *from = x + (size_t)row * cols + col;
+    for (; row + MATMUL_SUMS_STEP - MATMUL_WARPS < end; row += MATMUL_SUMS_STEP) {
+        matmul_add_rows<MATMUL_SUMS_ROWS>(sum, from, stride);
+        from += MATMUL_SUMS_ROWS * stride;
     }
+    for (; row < end; row += MATMUL_WARPS, from += stride) { matmul_add_rows<1>(sum, from, stride); }
     for (int i = 0; i < WIDTH; i++) { of_warp[(int)threadIdx.x * WIDTH + i] = sum[i]; }
     __syncthreads();  // the sums of all warps are complete
     if ((int)threadIdx.x >= 32 * WIDTH || first + (int)threadIdx.x >= cols) { return; }
@@ -127,12 +148,13 @@ static __global__ void matmul_column_sums_kernel(float *partial, const floatX *x
     partial[(size_t)blockIdx.y * cols + first + threadIdx.x] = total;
 }
 
-static __global__ void matmul_fold_kernel(Gradient out, const float *partial, int slices, int cols, GradMode mode) {
-    int col = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (col >= cols) { return; }
-    float sum = 0;
-    for (int i = 0; i < slices; i++) { sum += partial[(size_t)i * cols + col]; }
-    gradient_put(out, (size_t)col, sum, mode);
+// out (samples) = one element of each of `samples` equal stretches of x (count), at a place that varies; zeros after the
+// last element of a short x
+template <class T> static __global__ void matmul_sample_kernel(float *out, const T *x, size_t count, size_t samples) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, stretch = max(count / samples, (size_t)1);
+    if (i >= samples) { return; }
+    size_t at = count <= samples ? i : i * count / samples + rng_bits(1, 0, i) % stretch;
+    out[i] = at < count ? load_float(x + at) : 0.0f;
 }
 
 // ---- launchers
@@ -159,26 +181,33 @@ static inline void matmul_launch_epilogue(const CudaMatmuls *mm, const LtMatmul 
 }
 
 static inline void matmul_launch_fold(const CudaMatmuls *mm, Gradient out, int slices, int cols, GradMode mode) {
-    LAUNCH(matmul_fold_kernel, matmul_blocks(cols, MATMUL_THREADS), MATMUL_THREADS, 0, mm->stream, out, mm->scratch,
-           slices, cols, mode);
+    gradient_fold(out, out, mm->scratch, mode, slices, cols, cols, mm->stream);
 }
 
-enum { MATMUL_MAX_SLICES = 64, MATMUL_ROWS_OF_SLICE = 64 };
+static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, const void *x, DType type, size_t count,
+                                        size_t samples) {
+    unsigned blocks = matmul_blocks(samples, MATMUL_THREADS);
+    if (type == DT_BF16) {
+        LAUNCH((matmul_sample_kernel<bf16>), blocks, MATMUL_THREADS, 0, mm->stream, out, (const bf16 *)x, count,
+               samples);
+    } else {
+        LAUNCH((matmul_sample_kernel<float>), blocks, MATMUL_THREADS, 0, mm->stream, out, (const float *)x, count,
+               samples);
+    }
+}
 
 // out (cols) = or += column sums of x (rows,cols), row-major
 static inline void matmul_launch_column_sums(const CudaMatmuls *mm, Gradient out, const floatX *x, int rows, int cols,
                                              GradMode mode) {
     constexpr int PACK = Pack<floatX>::SIZE;
+    bool packed = cols % PACK == 0 && aligned_to_pack(x);
+    int groups = ceil_div(cols, packed ? 32 * PACK : 32), step = MATMUL_SUMS_STEP;
     int fit = (int)((size_t)LT_SUMS_BYTES / sizeof(float) / (size_t)cols);
-    int rows_of_slice = max(ceil_div(rows, max(1, min(fit, (int)MATMUL_MAX_SLICES))), (int)MATMUL_ROWS_OF_SLICE);
-    int slices = ceil_div(rows, rows_of_slice);
-    if (cols % PACK == 0 && aligned_to_pack(x)) {
-        LAUNCH((matmul_column_sums_kernel<PACK>), dim3(matmul_blocks(cols, 32 * PACK), slices), MATMUL_THREADS, 0,
-               mm->stream, mm->scratch, x, rows, cols, rows_of_slice);
-    } else {
-        LAUNCH((matmul_column_sums_kernel<1>), dim3(matmul_blocks(cols, 32), slices), MATMUL_THREADS, 0, mm->stream,
-               mm->scratch, x, rows, cols, rows_of_slice);
-    }
+    int slices = max(1, min(fit, ceil_div((int)MATMUL_SUMS_BLOCKS, groups)));
+    int rows_of_slice = ceil_div(ceil_div(rows, slices), step) * step;  // whole steps of the loop
+    slices = ceil_div(rows, rows_of_slice);
+    LAUNCH((packed ? matmul_column_sums_kernel<PACK> : matmul_column_sums_kernel<1>), dim3(groups, slices),
+           MATMUL_THREADS, 0, mm->stream, mm->scratch, x, rows, cols, rows_of_slice);
     matmul_launch_fold(mm, out, slices, cols, mode);
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
 # in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), HAVE_ONEDNN, HAVE_CMOCKA, HAVE_MPI,
-# HAVE_NCCL and GPU (empty: not found).
+# HAVE_NCCL and GPU, its name and compute capability (empty: not found).
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
 
@@ -52,6 +52,10 @@ if [ "$DEVICE" = cuda ] && [ -z "$nvcc" ]; then
     exit 1
 fi
 say CUDA "${nvcc:-no nvcc}$release; the kernels are$([ "$DEVICE" = cuda ] || echo ' not') built for a GPU"
+if [[ "$DEVICE $PRECISION ${GPU##* }" == "cuda bf16 "[1-7].* ]]; then
+    echo "PRECISION=bf16 needs a GPU of compute capability 8.0 or more, and this is a $GPU: run make PRECISION=fp32" >&2
+    exit 1
+fi
 if [ "$DEVICE" = cuda ] && [ -n "$HAVE_NCCL" ]; then
     say NCCL "found"
 elif [ "$DEVICE" = cuda ]; then

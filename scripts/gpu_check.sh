@@ -1,70 +1,71 @@
 #!/usr/bin/env bash
-# Checks and measures the trainer on this machine's GPU:   scripts/gpu_check.sh [memory|curve|build|pack]
+# Checks and measures the trainer on this machine's GPU, in three commands:   scripts/gpu_check.sh first|speed|rest
 #
-# Without an argument the script
-#   - builds with nvcc, and tests every kernel and the whole model on the GPU;
-#   - looks for bad memory accesses and races with compute-sanitizer;
-#   - checks that the same command gives the same bits, and lists the kernels of the matmuls;
-#   - times operations and training, beside PyTorch's torch.compile where PyTorch is installed.
-# The other stages:
-#   memory     every -r with its time and bytes, planned and seen by the driver; B 1, 4 and 8; the largest batch of this
-#              program and of PyTorch
-#   curve      a thousand steps of 124M on a text, of this program and of PyTorch, from the same weights and batches.
-#              The means of 50 steps stay within 0.01. A run resumed in the middle has the bits of the uninterrupted
-#              run. DATA=FILE is a text or a token shard; MERGES=FILE is GPT-2's merges (vocab.bpe), without which a
-#              text is read as bytes
-#   build      compiles only. Without a GPU it compiles for GPU_ARCH (default 90) and exits 2
+#   first      correctness, 4 minutes: kernels against their references, compute-sanitizer's memcheck, 20 steps of 124M
+#              without and with CUDA graphs. PyTorch compiles beside all of it
+#   speed      10 minutes: 124M and 1558M beside PyTorch (torch.compile, flash attention), the same bits twice, every
+#              matmul with its kernels and fused epilogues, every operation
+#   rest       10 minutes: a thousand steps beside PyTorch from the same weights, every -r, the largest batch, the whole
+#              model's tests, fp32, NCCL, racecheck, synccheck, initcheck
+#   build      compiles every program. Without a GPU it compiles for GPU_ARCH (default 90) and exits 2
 #   pack       for a GPU machine without a network: run it where Debian's packages are. It puts make, cJSON, cmocka, a
-#              text and MERGES=FILE into build/gpu/packages, for you to copy
-# The results of a stage go to dev/results/gpu_<name>_<date>[_memory|_curve].md, and into the folder $OUT if OUT is set.
-# Logs stay in build/gpu/log. Each step has a time limit. A step that would pass 530 s in all, 560 without an argument
-# (GPU_CHECK_SECONDS), is left out and reported. Exit status 1: a step failed; 2: no GPU, or a program is missing.
+#              text and MERGES=FILE into build/gpu/packages, for you to copy with the tree
+#   times      lists the expected seconds and the limit of every row
+# The report begins with one line. `go`: the kernels, memcheck and the losses are right. `no-go` names each failure.
+# `speed` and `rest` say go if `first` has passed here with the same sources. A failed row is reported with its error
+# over its tolerance, and the next row runs.
+# Reports go to dev/results/gpu_<name>_<date>_<command>.md. Logs and the autotune cache stay in build/gpu. The folder
+# $OUT, if OUT is set, gets the report, gpu_check_<command>.tgz with every log, and autotune_<command>.txt.
+# Exit status 0: go; 1: no-go; 2: no GPU, or a program is missing.
 #
-# needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. CUDA is the toolkit, or wheels that Python finds:
-#            beside PyTorch's own cublas, cudart and NCCL, `pip install 'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of
-#            PyTorch's release (dev/test/wheels.sh tries them). NVCC, PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH
-#            name other places
+# needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. No network. CUDA is the toolkit, or wheels that
+#            Python finds: beside PyTorch's own cublas, cudart and NCCL, `pip install
+#            'cuda-toolkit[nvcc,nvvm,crt,cccl]==13.0.*'`, of PyTorch's release (dev/test/wheels.sh tries them). NVCC,
+#            PYTHON, CPATH, LIBRARY_PATH and LD_LIBRARY_PATH name other places
+# time       scripts/gpu/times.sh has the seconds of every row, for 16 cores and a Hopper GPU. A row that would pass the
+#            command's time is left out and reported: 230 s of `first`, 570 s of the others (GPU_CHECK_SECONDS)
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161. 50
-#            steps of each take 5 s and 15 s at 550 TFLOP/s, a little over half of a Hopper's bf16 peak
-# time       expected on 16 cores and such a GPU:
-#   all      build 60 s, tests and sanitizers at once 100, matmuls and operations 90, training 100, PyTorch 200, a third
-#            of it to compile
-#   memory   build, and PyTorch's compiler beside it, 60; -r 150, small batches 70, the largest batch 75, PyTorch's 160
-#   curve    build, weights and batches 70; 1000 steps of 16,384 tokens are 16.4 M, at 450K/s 36 s, the resumed half
-#            18, two checkpoints of 1.5 GB each 20; PyTorch 40, and 45 to compile: 230, so half the rate is enough
-# text       the King James Bible has a million of GPT-2's tokens: 16.4 M tokens are 16 epochs. A longer text, 33 MB for
-#            one epoch, is closer to training
+#            steps of each take 6 s and 16 s by the prediction of 113 and 314 ms a step
+# text       of the curve: DATA=FILE is a text or a token shard; else the packed text; else this repository's sources. A
+#            text is read as bytes, with MERGES=FILE (GPT-2's vocab.bpe) as GPT-2's tokens. The King James Bible has a
+#            million of these: 16.4 M tokens are 16 epochs
 # FLOPs      a token takes 6 N + 6 L C T: N counts every parameter except wpe, which is added, not multiplied; half of
 #            attention is masked. The share is of the rate of a large square bf16 matmul, measured in the same run
-# memory     1558M takes 49 GiB (train_gpt2 --plan -e d48 -b 16): weights, gradients and moments take 21
-# disk       tokens 8 to 24 MB, programs 30 MB, PyTorch's compiled code 50 MB; curve: 66 MB of batches, checkpoints 6 GB
+# memory     1558M takes 49 GiB (train_gpt2 --plan -e d48 -b 16): weights, gradients and moments take 21. PyTorch's
+#            1558M runs at B 8 on a GPU below 100 GB
+# disk       tokens 8 MB, programs 30 MB, PyTorch's compiled code 50 MB; rest: batches 66 MB, checkpoints 6 GB
 set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.." || exit 1
 
-stage=${1:-all}
+stage=${1:-}
+build=build/gpu programs=build/cuda python=${PYTHON:-python3} results_file=''
+. scripts/gpu/times.sh  # the seconds of each row
+. scripts/gpu/steps.sh  # a row with a time limit; the report and its verdict
+. scripts/gpu/build.sh  # finding the requirements, building the programs
+. scripts/gpu/runs.sh   # runs of the tests, of train_gpt2 and of PyTorch
+. scripts/gpu/first.sh
+. scripts/gpu/speed.sh
+. scripts/gpu/curve.sh
+. scripts/gpu/rest.sh
 case $stage in
-all | memory | curve | build | pack) ;;
+first | speed | rest | build) ;;
+pack)
+    pack
+    exit
+    ;;
+times)
+    list_times
+    exit
+    ;;
 *)
-    echo "gpu_check: expected nothing, 'memory', 'curve', 'build' or 'pack', found '$stage'" >&2
+    echo "gpu_check: expected 'first', 'speed', 'rest', 'build', 'pack' or 'times', found '$stage'" >&2
     exit 2
     ;;
 esac
-build=build/gpu programs=build/cuda python=${PYTHON:-python3} results_file=''
-seconds_in_all=${GPU_CHECK_SECONDS:-$([ "$stage" = all ] && echo 560 || echo 530)}
 mkdir -p $build/log
-rm -f $build/log/*
-. scripts/gpu/steps.sh  # a step with a time limit and a line in the report
-. scripts/gpu/build.sh  # finding or fetching the requirements, building the programs
-. scripts/gpu/train.sh  # runs of train_gpt2 and of PyTorch
-. scripts/gpu/all.sh
-. scripts/gpu/memory.sh
-. scripts/gpu/curve.sh
+rm -rf $build/log/* $build/took
 
-if [ "$stage" = pack ]; then
-    pack
-    exit
-fi
 use_packed
 find_cuda || exit 2
 cuda_version=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
@@ -75,40 +76,25 @@ if [ -z "$compute_capability" ] && [ "$stage" != build ]; then
     echo "gpu_check: no GPU: nvidia-smi shows none" >&2
     exit 2
 fi
-fetch_missing
-command -v make >/dev/null || { echo "gpu_check: there is no make: install it" >&2 && exit 2; }
-if ! has_cjson; then
-    echo "gpu_check: cJSON is missing: install libcjson-dev, or copy the packages that '$0 pack' packs elsewhere" >&2
+for name in make cjson; do
+    "has_$name" && continue
+    echo "gpu_check: $name is missing: scripts/setup.sh build installs it from Debian's packages; for a machine" \
+        "without a network '$0 pack' packs it elsewhere" >&2
     exit 2
-fi
+done
 try_cuda || exit 2
 echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
-
-names=(train_gpt2)
-case $stage in
-all | build)
-    names+=(bench_ops)
-    if has_cmocka; then
-        names+=(test_ops_bf16 test_ops_fp32 test_gpt2_bf16 test_gpt2_fp32 test_nccl_bf16)
-    else
-        report "tests" skipped "cmocka is missing (libcmocka-dev) and apt-get could not bring it"
-    fi
-    ;;
-memory)
-    find_torch
-    random_tokens "$tokens" 12000000 1
-    compile_torch
-    ;;
-esac
-build_all "${names[@]}"
-if [ -z "$compute_capability" ]; then
-    echo "gpu_check: no GPU: nothing was run" >&2
-    exit 2
+if [ "$stage" = build ]; then
+    build_all train_gpt2 bench_ops test_simt_bf16 test_{ops,gpt2}_{bf16,fp32} test_nccl_bf16
+    [ -n "$compute_capability" ] || { echo "gpu_check: no GPU: nothing was run" >&2 && exit 2; }
+    exit $((${#failed[@]} > 0))
 fi
-[ "$stage" != build ] || exit $((failures > 0))
-[ "$stage" = memory ] || find_torch
+gpu_name=$(gpu name) driver=$(gpu driver_version)
+trap interrupted TERM INT HUP
+find_torch
 "stage_$stage"
 write_report
 echo
 cat "$results_file"
-exit $((failures > 0))
+echo
+verdict

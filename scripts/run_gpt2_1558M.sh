@@ -4,7 +4,7 @@
 # tokens     32,000 steps of 1,048,576: 33.6 billion of FineWeb-Edu's 100B sample, 22 a parameter
 # FLOPs      a token takes 6 N + 6 L C T = 9.81 GFLOP (N 1556M without wpe, L 48, C 1600, T 1024): 3.3e20 in all
 # hours      203, 8.5 days, at 450 TFLOP/s, a step 23 s; this rate is assumed: scripts/gpu_check.sh measures yours
-# memory     52.2 GiB at -b 16 (--plan): state 23.5, activations 28.3, scratch 0.4. Add `-b 4 --fit` for a
+# memory     62.9 GiB at -b 16 (--plan, -r auto): state 23.5, activations 37.6, scratch 1.8. Add `-b 4 --fit` for a
 #            smaller GPU: -b is then at its default, and --fit chooses it as well
 # disk       data/edu_fineweb100B: the run reads 336 token shards, 67 GB. A checkpoint takes 14 bytes a parameter,
 #            21.8 GB; two are kept

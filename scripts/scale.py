@@ -1,16 +1,21 @@
 #!/usr/bin/python3
 """Predicts the time and the memory of a training step on many GPUs, from one GPU's time and the speed of the links.
 
-  scripts/scale.py -e d48 -b 16 -d 1048576 --ms 1900 [--update-ms 25] [--gpus 1,8,64,512,1024] [PLAN FLAGS...]
+  scripts/scale.py -e d48 -b 16 -d 1048576 [--gpu h200] [--gpus 1,8,64,512,1024] [PLAN FLAGS...]
+  scripts/scale.py -e d48 -b 16 -d 1048576 --ms 1900 --update-ms 25 [...]
 
---ms         measured: a micro-step, forward and backward, of -b sequences of -t tokens on one GPU, in milliseconds
---update-ms  measured: norm and AdamW on one GPU, in milliseconds
+--gpu        the GPU whose time is predicted (default h200): a name or numbers that `make predict` takes
+--ms         measured instead: a micro-step, forward and backward, of -b sequences of -t tokens on one GPU, in
+             milliseconds
+--update-ms  measured instead: norm and AdamW on one GPU, in milliseconds (with --ms, default 0)
 --stages     stages of -z to choose from: 0,1,2,3
 --node 8     GPUs of a machine; --nvlink 300 and --net 45: GB/s that a GPU sends inside the machine and out of it (a
-             400 Gb/s card for each GPU); --latency 15: least microseconds of a call; --memory 141: GB of a GPU
+             400 Gb/s card for each GPU); --latency 15: least microseconds of a call
+--memory     GB of a GPU (default: of --gpu; 141 with --ms)
 Every other flag goes to `train_gpt2 --plan`, which reports the bytes that a GPU holds and sends. TRAIN_GPT2 names the
-program; a program built with make DEVICE=cuda plans for a GPU. For each number of GPUs the fastest layout that fits
-is printed.
+program; a program built with make DEVICE=cuda plans for a GPU. Without -r both are those of -r 1, since -r auto
+would depend on this machine. PREDICT names build/bench/predict, which predicts the time. For each number of GPUs the
+fastest layout that fits is printed.
 
 Symbols: N GPUs = dp x t (-tp t, inside a machine), b sequences of T tokens, G micro-steps, L layers of C channels,
 e(rows) = 1 + 512 / rows: matmuls of few rows are slower. The plan has the bytes that a GPU sends for an update:
@@ -18,7 +23,8 @@ e(rows) = 1 + 512 / rows: matmuls of few rows are slower. The plan has the bytes
      G > 1, or -gd), twice at -z 0, G times at -z 2 and 3; P parameters
   W  parameters, all-gathered: the rest
 A number of bytes x takes s(x) = x / link + (L + 2) latency log2(dp); link is nvlink while N <= node, else net.
-  micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b
+  micro-step   m = ms / t * b' / b * e(b' T) / e(b T)          b' divides b where -d is too small for dp * b;
+               without --ms, m = (predicted for b') / t
   tensor par.  w = (6 L + 4) x + max(0, 4 L x - 2/3 m), x = 2 b' T C (t - 1) / t / nvlink + latency: bf16 rows are
                all-gathered or reduce-scattered, 4 times a layer beside the matmuls of its backward (-r 4: 8 L + 4)
   exposed      communication that no work hides: a backward hides 2/3 m, a forward 1/3 m
@@ -62,10 +68,40 @@ def ask(arguments):
     return done.stdout
 
 
+def predicted(given, batch, tokens):
+    """The prediction for one GPU, of updates of `tokens` tokens in micro-batches of `batch`."""
+    program = os.environ.get("PREDICT", "build/bench/predict")
+    command = [program, "--json", "--gpu", given.gpu, "-e", given.e, "-b", str(batch), "-t", str(given.t), "-r", "1"]
+    try:
+        done = subprocess.run([*command, "-d", str(tokens), *given.flags], capture_output=True, text=True, check=False)
+    except OSError as error:
+        stop(f"could not run {program}: {error.strerror}; make build/bench/predict builds it, or give --ms")
+    if done.returncode != 0:
+        stop(f"{program}: {done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+EXPECTED = 1  # of pessimistic, expected, optimistic
+
+
+def micro_ms(given, batch, steps):
+    """milliseconds of a micro-step on one GPU, of an update with `steps` of them"""
+    def slower(rows):
+        return 1 + HALF_RATE / rows
+
+    if given.measured:
+        return given.ms * batch / given.b * slower(batch * given.t) / slower(given.b * given.t)
+    if (batch, steps > 1) not in given.known:  # several micro-steps add to the gradients
+        found = predicted(given, batch, batch * given.t * min(steps, 8))
+        given.known[batch, steps > 1] = found["micro_step_ms"][EXPECTED]
+    return given.known[batch, steps > 1]
+
+
 def plan_of(given, tokens, batch, dp, t, stage, flags):
     """(bytes of the fullest rank, bytes that a rank sends for an update of `tokens`, of a gradient, of a weight)"""
     arguments = ["--plan=json", "-e", given.e, "-b", str(batch), "-t", str(given.t), "-d", str(tokens)]
-    arguments += ["-s", "0", "-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
+    arguments += ["-s", "0", "-r", "1"]
+    arguments += ["-z", str(stage), "-pn", str(dp * t), *(["-tp", str(t)] if t > 1 else []), *flags]
     ranks = json.loads(ask(arguments))["ranks"]
     types = {tensor["name"]: SIZES.get(tensor["dtype"]) for tensor in ranks[0]["tensors"]}
     return (max(rank["total"] for rank in ranks), max(rank.get("sent", 0) for rank in ranks), types["grads"],
@@ -91,11 +127,7 @@ def seconds(given, sent, sizes, batch, dp, t, stage):
     """(step, exposed communication) in seconds, by the formulas of the header"""
     layers, channels = MODELS[given.e]
     steps = given.d // (batch * given.t * dp)
-
-    def slower(rows):
-        return 1 + HALF_RATE / rows
-
-    micro = given.ms / 1e3 / t * batch / given.b * slower(batch * given.t) / slower(given.b * given.t)
+    micro = micro_ms(given, batch, steps) / 1e3 / t
     latency = given.latency * 1e-6
     rows = 2 * batch * given.t * channels * (t - 1) / t
     collective = rows / (given.nvlink * 1e9) + latency
@@ -142,18 +174,31 @@ def best(given, gpus, flags, widths):
     return min(fitting, key=lambda x: x[0], default=None)
 
 
+def set_times(given, flags):
+    """ms, update_ms and memory, where they are not given"""
+    given.flags, given.known, given.measured = flags, {}, given.ms is not None
+    if not given.measured:
+        one = predicted(given, given.b, given.d)
+        given.ms = one["micro_step_ms"][EXPECTED]
+        given.update_ms = one["update_ms"][EXPECTED] if given.update_ms is None else given.update_ms
+        given.memory = one["memory"] / 1e9 if given.memory is None else given.memory
+    given.update_ms = given.update_ms or 0
+    given.memory = given.memory or 141
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-e", default="d12", choices=MODELS)
     parser.add_argument("-b", type=int, default=16)
     parser.add_argument("-t", type=int, default=1024)
     parser.add_argument("-d", type=int, default=1 << 20)
-    parser.add_argument("--ms", type=float, required=True)
-    parser.add_argument("--update-ms", type=float, default=0)
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--ms", type=float)
+    parser.add_argument("--update-ms", type=float)
     parser.add_argument("--gpus", default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--node", type=int, default=8)
     parser.add_argument("--stages", type=lambda text: [int(stage) for stage in text.split(",")], default=[0, 1, 2, 3])
-    for name, value in (("nvlink", 300), ("net", 45), ("latency", 15), ("memory", 141)):
+    for name, value in (("nvlink", 300), ("net", 45), ("latency", 15), ("memory", None)):
         parser.add_argument("--" + name, type=float, default=value)
     given, flags = parser.parse_known_args()
     if not given.stages or not set(given.stages) <= {0, 1, 2, 3}:
@@ -163,10 +208,12 @@ def main():
     given.recomputes = any(f"{flag}{value}" in ("-r4", "--recompute4") for flag, value in zip(flags, flags[1:])) or \
         "--recompute=4" in flags
     widths = (1, 2, 4, 8) if " -tp " in ask(["--help"]) else (1,)  # whether the program has -tp
+    set_times(given, flags)
     alone = given.d // (given.b * given.t) * given.ms / 1e3 + given.update_ms / 1e3
     weights = {2: "bf16", 4: "fp32"}[plan(given, given.b, 1, 1, 0, flags)[3]]
-    print(f"{given.e}, {given.d} tokens a step; one GPU: {given.ms:g} ms for {given.b} x {given.t} tokens; "
-          f"the program's plans are those of {weights} weights\n")
+    source = "measured" if given.measured else f"predicted for {given.gpu}"
+    print(f"{given.e}, {given.d} tokens a step; one GPU, {source}: {given.ms:.4g} ms for {given.b} x {given.t} tokens, "
+          f"{given.update_ms:.4g} ms an update; the program's plans are those of {weights} weights\n")
     print("| GPUs | layout | step, ms | tokens/s | of linear | not hidden, ms | GB a GPU |")
     print("|---|---|---|---|---|---|---|")
     for gpus in (int(n) for n in given.gpus.split(",")):

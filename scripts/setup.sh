@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench
-# On a machine with nvcc, pip installs a disassembler for the tests into build/cuda_tools.
+# For the tests, pip installs CuTe's headers into build/cuda_tools, and a disassembler on a machine with nvcc.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
@@ -26,7 +26,12 @@ has_disassembler() {
     ! has_command nvcc || { has_command cuobjdump && has_command nvdisasm; } ||
         compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null
 }
-makes_environments() { has_disassembler || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+# NVIDIA's headers of tensor-core layouts; four packages
+has_cute() {
+    compgen -G "$cuda_tools/lib/python*/site-packages/cutlass_library/source/include/cute" >/dev/null &&
+        compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/cu13/include/cccl" >/dev/null
+}
+makes_environments() { { has_disassembler && has_cute; } || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
 
 # need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
 # A package of need is required. A package of want is optional.
@@ -54,7 +59,7 @@ want test          python3-matplotlib  "plots, for scripts/plot.py"             
 want test          python3-regex       "GPT-2's word splitting, for dev/data/hellaswag.py"     has_module regex
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-want test          python3-venv        "pip, for CUDA's disassembler"                          makes_environments
+want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
 need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint          clang-format        "formats the sources"                                   has_command clang-format
@@ -65,17 +70,25 @@ need bench         python3-torch       "PyTorch, which the benchmark compares wi
 need bench         libopenblas0-openmp "a BLAS, 30 times as fast as the default" has_library libopenblas.so.0
 need bench         python3-numpy       "NumPy, for PyTorch's arrays"                           has_module numpy
 
-# a virtual environment, because Debian's Python refuses pip
-install_disassembler() {
-    [ "$purpose" = test ] && ! has_disassembler || return 0
-    echo "setup: installing cuobjdump and nvdisasm (6 MB) with pip into $cuda_tools, for dev/test/test_sass.sh"
-    /usr/bin/python3 -m venv $cuda_tools >/dev/null && $cuda_tools/bin/pip install --quiet --retries 1 --timeout 10 \
-        --disable-pip-version-check nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm >/dev/null 2>&1 ||
+# install_wheels NAME SCRIPT PACKAGE...: with pip, for a test script. A virtual environment, because Debian's Python
+# refuses pip
+install_wheels() {
+    echo "setup: installing $1 with pip into $cuda_tools, for dev/test/$2"
+    /usr/bin/python3 -m venv $cuda_tools >/dev/null &&
+        $cuda_tools/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check --no-deps \
+            "${@:3}" >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
+}
+install_tools() {
+    [ "$purpose" = test ] || return 0
+    has_disassembler || install_wheels "cuobjdump and nvdisasm (6 MB)" test_sass.sh nvidia-cuda-cuobjdump \
+        nvidia-cuda-nvdisasm
+    has_cute || install_wheels "CuTe's headers (13 MB)" test_layouts.sh nvidia-cutlass==4.2.0.0 \
+        'nvidia-cuda-cccl==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-cuda-runtime==13.0.*'
 }
 
 if [ $((${#required[@]} + ${#optional[@]})) -eq 0 ]; then
-    install_disassembler
+    install_tools
     exit
 fi
 
@@ -112,4 +125,4 @@ fi
 for package in "${optional[@]}"; do
     install "$package" || echo "setup: apt-get could not install $package; going on without it"
 done
-install_disassembler
+install_tools

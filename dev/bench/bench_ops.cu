@@ -17,6 +17,7 @@ Time      Warm-up, then 20 to 50 runs, fewer than 50 once 0.3 s are measured. Me
           enqueued while the caches are still being filled: the first launch costs time of the host, not of the device.
           Gaps between the launches of one operation count.
 Kernels   On a GPU: the number of kernels of an operation, and after a + of copies and fills, counted in a CUDA graph.
+Predicted On a GPU: the expected time by roofline.h, for the GPU's published rates. make predict adds these to a step.
 Products  Each matmul with the epilogue of training, after the algorithms were chosen. `fused`: one kernel does matmul
           and epilogue. Otherwise all kernels are named: splitKreduce after a split k, and lt_... of
           llmc/matmul_kernels.cuh, for epilogues that cuBLASLt lacks or does slower.
@@ -37,11 +38,11 @@ Every row then has a second line. Operations without a candidate measure about 1
 #include "llmc/run/flags.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/run/logger.h"
-#include "../test/cases.h"
+#include "llmc/self_check/cases.h"
 #include <time.h>
 #include <unistd.h>
 #ifdef HAVE_CUDA
-#include "recorded.h"
+#include "roofline.h"
 #endif
 #ifdef CANDIDATE
 #include CANDIDATE
@@ -181,6 +182,9 @@ typedef struct {
     float *cold;  // zeros that fill the caches
     size_t cold_count;
     double bytes_per_second, flops_per_second;  // the ceilings
+#ifdef HAVE_CUDA
+    Roofline roofline;
+#endif
 } Bench;
 
 static bool on_gpu(const Exec *ex) { return ex->cuda != NULL; }
@@ -208,11 +212,18 @@ static void bench_open(Bench *b) {
     LocalShape whole = local_shape(b->model, 1, 0);
     size_t partials_bytes = b->backend->partials_bytes(b->model, &whole, b->options.B, b->options.T);
     b->partials = device->allocate(partials_bytes);
-    b->matmul_workspace = device->allocate(b->backend->matmul_workspace_bytes);
-    b->backend->open(&b->exec, b->partials, partials_bytes, b->matmul_workspace, false);
+    size_t workspace_bytes = b->backend->matmul_workspace_bytes(b->model, &whole, b->options.B, b->options.T);
+    b->matmul_workspace = device->allocate(workspace_bytes);
+    b->backend->open(&b->exec, b->partials, partials_bytes, b->matmul_workspace, workspace_bytes, false);
     b->cold_count = (gpu ? 4 : 2) * cache_bytes(&b->exec) / sizeof(float);
     b->cold = (float *)device->allocate(b->cold_count * sizeof(float));
     device->fill(b->cold, 0, b->cold_count * sizeof(float));
+#ifdef HAVE_CUDA
+    if (gpu) {
+        GpuModel here = cuda_gpu();
+        b->roofline = roofline_open(&here, workspace_bytes);
+    }
+#endif
 }
 
 static void bench_close(Bench *b) {
@@ -484,7 +495,15 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
 
 // ---- kernels, in builds for a GPU
 
-// the number of kernels, as a cell of the table
+#ifdef HAVE_CUDA
+// microseconds: gaps between the operation's launches count, as in the measured time
+static double predicted_us(const Bench *b, const Problem *p, const Recorded *r) {
+    int gaps = r->kernels + r->others - 1;
+    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + gaps * launch_gap(EXPECTED));
+}
+#endif
+
+// the number of kernels and the predicted time, as cells of the table
 static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
 #ifdef HAVE_CUDA
     if (on_gpu(&b->exec)) {
@@ -492,6 +511,7 @@ static void print_kernels(const Bench *b, Problem *p, const Ops *ops) {
         problem_run(p, ops, (Exec *)&b->exec);
         Recorded r = record_stop(&b->exec);
         printf(r.others ? " %d + %d |" : " %d |", r.kernels, r.others);
+        printf(" %.1f |", predicted_us(b, p, &r));
     }
 #endif
     (void)b, (void)p, (void)ops;
@@ -604,7 +624,7 @@ static void bench_operations(Bench *b) {
     measure_ceilings(b, "");
     printf("\n| operation | shape | us (p10 to p90) | GB/s | TFLOP/s | bound | share |%s%s\n"
            "|---|---|---|---|---|---|---|%s%s\n",
-           gpu ? " kernels |" : "", MAX_TABLES > 1 ? " speed | off by |" : "", gpu ? "---|" : "",
+           gpu ? " kernels | predicted, us |" : "", MAX_TABLES > 1 ? " speed | off by |" : "", gpu ? "---|---|" : "",
            MAX_TABLES > 1 ? "---|---|" : "");
     for (int i = 0; i < NUM_OP_CASES; i++) {
         if (op_chosen(b, &op_cases[i])) { bench_operation(b, &op_cases[i]); }

@@ -13,11 +13,13 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OMP_NUM_THREADS=1
 
-# the rows of dev/test/cases.h that cover a file's kernels, quick ones first
+# the rows of llmc/self_check/cases.h that cover a file's kernels, quick ones first
 declare -A rows=(
     [attention.cuh]="attention_forward attention_backward attention_decode"
+    [classifier.cuh]="classifier"
     [common/cuda_common.cuh]="loss_sum global_norm_squared classifier layernorm_forward attention_decode"
     [embedding.cuh]="embedding_backward"
+    [gradient.cuh]="layernorm_backward matmul_backward"
     [layernorm.cuh]="layernorm_backward"
     [matmul_kernels.cuh]="matmul_forward matmul_backward"
 )

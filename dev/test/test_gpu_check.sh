@@ -1,23 +1,93 @@
 #!/usr/bin/env bash
-# scripts/gpu_check.sh: the programs that each stage starts, its report, and its skipped steps. Stubs replace the GPU's
-# tools, nvcc, make, python and the trainer.   dev/test/test_gpu_check.sh
+# scripts/gpu_check.sh: the rows of each command, its report and verdict, failing and hanging rows, and that each
+# command fits its minutes. Stubs replace the GPU's tools, nvcc, make, python and the trainer.
+#   dev/test/test_gpu_check.sh
+#
+# Nothing waits: the clock is a file. The stub of `timeout` runs a command at once. The command says how many seconds it
+# would take: steps of the predicted milliseconds, beside starts and compilations. `wait` then sets the clock to the
+# command's end. Rows in the background thus overlap as on a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
+real_timeout=$(command -v timeout) real_date=$(command -v date) real_path=$PATH
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 here=$folder/here out=$folder/out
 mkdir -p "$here/dev" "$folder/bin" "$folder/programs" "$folder/back"
-cp -r scripts README.md "$here"
+cp -r scripts README.md train_gpt2.cu llmc "$here"
 export PATH=$folder/bin:$PATH STUBS=$folder PYTHON=$folder/bin/python OUT=$folder/back
-unset NVCC DATA MERGES GPU_CHECK_SECONDS
+unset NVCC DATA MERGES GPU_CHECK_SECONDS TRAIN_GPT2_PICKS
 
 # program PATH: writes an executable file from stdin
 program() {
     { echo '#!/usr/bin/env bash' && cat; } >"$1"
     chmod +x "$1"
 }
+
+# ---- a clock that only waiting advances
+
+# bash reads this file at the start of every script. A background row has a clock of its own: VIRTUAL_NOW
+cat >"$folder/clock.sh" <<'END_OF'
+wait() {
+    local status end id
+    for id in "${process[@]}"; do  # a row in the background has read the clock before it moves
+        until [ -e "$STUBS/ends/$id.began" ] || ! builtin kill -0 "$id" 2>/dev/null; do sleep 0.01; done
+    done
+    builtin wait "$@"
+    status=$?
+    end=$(cat "$STUBS/ends/${1:-none}" 2>/dev/null) || return $status
+    if [ "$BASHPID" != "$$" ]; then
+        export VIRTUAL_NOW=$end
+        echo "$end" >"$STUBS/ends/$BASHPID"
+    elif [ "$end" -gt "$(cat "$STUBS/clock")" ]; then
+        echo "$end" >"$STUBS/clock"
+    fi
+    return $status
+}
+# a row that is stopped ends now
+kill() {
+    builtin kill "$@"
+    builtin wait "$@" 2>/dev/null
+    for id; do rm -f "$STUBS/ends/$id"; done
+}
+END_OF
+program "$folder/bin/date" <<END_OF
+if [ "\$*" = +%s ]; then echo "\${VIRTUAL_NOW:-\$(cat "\$STUBS/clock")}"; else exec $real_date "\$@"; fi
+END_OF
+# took SECONDS: the command that runs would have taken so long
+program "$folder/bin/took" <<'END_OF'
+[ -z "${TOOK:-}" ] || echo "$1" >>"$TOOK"
+END_OF
+# HANGS, FAILS: patterns of commands that hang, or fail at once. SLOW: everything takes so many times as long. A
+# `timeout` within another is one of eight at once
+program "$folder/bin/timeout" <<'END_OF'
+[ "$1" != --foreground ] || shift
+limit=$3 outer=${TOOK:-} began=${VIRTUAL_NOW:-$(cat "$STUBS/clock")}
+shift 3
+touch "$STUBS/ends/$PPID.began"
+export TOOK=$STUBS/took.$$
+: >"$TOOK"
+status=0
+if [[ -n ${HANGS:-} && "$*" == *$HANGS* ]]; then
+    took 1000000
+elif [[ -n ${FAILS:-} && "$*" == *$FAILS* ]]; then
+    echo "something broke"
+    status=7
+else
+    "$@"
+    status=$?
+fi
+seconds=$(awk -v slow="${SLOW:-1}" '{ sum += $1 } END { printf "%.0f", sum * slow }' "$TOOK")
+rm "$TOOK"
+[ "$seconds" -le "$limit" ] || seconds=$limit status=124
+if [ -n "$outer" ]; then
+    awk "BEGIN { print $seconds / 8 / ${SLOW:-1} }" >>"$outer"
+else
+    echo $((began + seconds)) >"$STUBS/ends/$$"
+fi
+exit $status
+END_OF
 
 # ---- stubs
 
@@ -29,7 +99,7 @@ name) echo "Stub H200" ;;
 compute_cap) echo 9.0 ;;
 driver_version) echo 1.2.3 ;;
 memory.free) echo 143000 ;;
-memory.total) echo 144000 ;;
+memory.total) echo "${MEMORY:-144000}" ;;
 memory.used)
     echo 1000
     [[ $* != *--loop-ms* ]] || { echo 21480 && exec sleep 60; }  # 20 GiB more while a program runs
@@ -44,49 +114,93 @@ case \$* in
 esac
 END_OF
 program "$folder/bin/true" <<<'exit 0'
-# waits until nvidia-smi has measured the memory, if the step asks for it
+# TOKENS: the random tokens are written
+program "$folder/bin/c++" <<END_OF
+[ -z "\${TOKENS:-}" ] || exec $(command -v c++) "\$@"
+while [ "\$1" != -o ]; do shift; done
+[ "\$2" = /dev/null ] || cp "$folder/bin/true" "\$2"
+END_OF
+# waits until nvidia-smi has measured the memory, if the row asks for it
 program "$folder/bin/seen" <<'END_OF'
 for _ in {1..1000}; do
     if [ ! -e build/gpu/used.txt ] || [ "$(wc -l <build/gpu/used.txt)" -ge 2 ]; then exit; fi
     sleep 0.02
 done
 END_OF
-# builds all targets except BROKEN
+# builds all targets except BROKEN: 50 s, less for what is there
 program "$folder/bin/make" <<'END_OF'
-status=0
+status=0 seconds=2
 for word; do
     [[ $word == build/* ]] || continue
     name=${word##*/}
     if [ "$name" = "${BROKEN:-}" ]; then
         status=2
-    elif [[ $* != *--question* ]]; then
+    elif [[ $* == *--question* ]]; then
+        [ -e "$word" ] || status=1
+    else
+        [ -e "$word" ] || seconds=50
+        [[ $word != build/bench/* ]] || seconds=12
         mkdir -p "${word%/*}"
         cp "$STUBS/programs/$(sed 's/^test_.*/test/' <<<"$name")" "$word"
     fi
 done
+took $seconds
 exit $status
 END_OF
-program "$folder/bin/apt-get" <<<'exit 1'
 program "$folder/bin/compute-sanitizer" <<'END_OF'
-[ "$2" != "${RACES:-}" ] || exit 9
+case $* in
+*--help*) echo "  --destroy-on-device-error arg (=context)   --port arg" && exit ;;
+*train_gpt2*) took 30 ;;
+*racecheck*) took 130 ;;
+*memcheck*) took 60 ;;
+*) took 80 ;;
+esac
+echo "$*" >>"$STUBS/log"
+if [ "$2" = "${RACES:-}" ]; then
+    printf '========= %s\n' "Invalid __global__ write of size 4 bytes" "    at layernorm+0x80" "ERROR SUMMARY: 3 errors"
+    exit 9
+fi
 echo "========= ERROR SUMMARY: 0 errors"
 END_OF
-program "$folder/programs/test" <<<'echo "[  PASSED  ] 7 test(s)."'
+# A test. Of test_ops the row OFF_ROW is too far off, and the row CRASH_ROW crashes
+program "$folder/programs/test" <<'END_OF'
+echo "$0 $*" >>"$STUBS/log"
+row=${*: -1}
+case "$0 $*" in
+*--list*) printf '%s\n' attention_forward classifier gelu_forward layernorm_forward {a..t}_row && exit ;;
+*test_ops*--quick*) took 3 ;;
+*test_ops*) took 30 ;;
+*test_gpt2*) took 45 ;;
+*) took 4 ;;
+esac
+[ "$row" != "${CRASH_ROW:-}" ] || exit 139
+if [ "$row" = "${OFF_ROW:-}" ]; then
+    echo "ERROR: layernorm_forward B 4: out is off by 0.00512, at most 0.0039 is allowed; element 3 is 1, not 2"
+    echo "[  FAILED  ] $row"
+    exit 1
+fi
+echo "[  PASSED  ] 7 test(s)."
+END_OF
 program "$folder/programs/bench_ops" <<'END_OF'
 case $* in
-*--products*) printf '| qkv | bias | fused | `gemm` |\n\nProducts fused: 20 of 26.\n' ;;
-*) echo "Ceilings: copy 4000.0 GB/s, matmul of 8192 cubed 750.000 TFLOP/s." ;;
+*--products*) took 9 && printf '| qkv | bias | fused | `gemm` |\n\nProducts fused: 20 of 26.\n' ;;
+*) took 80 && echo "Ceilings: copy 4000.0 GB/s, matmul of 8192 cubed 750.000 TFLOP/s." ;;
 esac
 END_OF
-# A trainer: 100 ms a step, plans of 2 GiB and 0.25 GiB per sequence. HANGS: flags with which it never ends.
+# A trainer: the predicted ms a step, plans of 2 GiB and 0.25 GiB per sequence. It reports 100 ms. SELF_CHECK: it has
+# such a flag. FALLS: the factor of the loss's fall
 program "$folder/programs/train_gpt2" <<'END_OF'
 echo "$*" >>"$STUBS/log"
-[[ -z ${HANGS:-} || " $* " != *" $HANGS "* || $* == *--plan* ]] || exec sleep 100
-from=1 steps=1000 batch=4
+[[ $* != *--help* || -z ${SELF_CHECK:-} ]] || echo "  --self-check   checks every operation"
+[[ $* != *--self-check* ]] || took 25
+case $* in *--help* | *--self-check*) exit ;; esac
+from=1 steps=1000 batch=4 model=d12 a_step=0
 for ((i = 1; i < $#; i++)); do
     next=$((i + 1)) value=${!next}
     case ${!i} in
     -b) batch=$value ;;
+    -d) batch=$((value / 1024)) ;;
+    -e) model=$value ;;
     -o) run=$value ;;
     -x) steps=$value ;;
     -y) from=501 ;;
@@ -98,17 +212,24 @@ case $* in
 *"-b 4096"*) echo "train_gpt2: this takes 9e6 MiB and 140000.0 are free: too few; it fits with -b 3" >&2 && exit 2 ;;
 esac
 seen
+[ "$model" = d48 ] && a_step=$((314 * batch / 16)) starts=15 || { a_step=$((113 * batch / 64)) && starts=8; }
+if ! grep -qs "$model $batch" "$TRAIN_GPT2_PICKS"; then
+    took 15
+    echo "$model $batch" >>"$TRAIN_GPT2_PICKS"
+fi
+took $((starts + (steps - from + 1) * a_step / 1000))
 [[ $* != *--fit* ]] || echo "fit       100.00 of 136.72 GiB: -b 128 -r 2"
-awk -v from="$from" -v steps="$steps" -v seed="${NOISE:+$RANDOM}" 'BEGIN {
+awk -v from="$from" -v steps="$steps" -v seed="${NOISE:+$RANDOM}" -v falls="${FALLS:-1}" 'BEGIN {
     srand(seed)
     for (i = from; i <= steps; i++) {
-        loss = 10.9 - i / 500 + (seed != "" ? rand() / 1e6 : 0)
+        loss = 10.9 - (i < 20 ? i / 100 : 0.2 + (i - 20) / 500) * falls + (seed != "" ? rand() / 1e6 : 0)
         printf "{\"step\":%d,\"loss\":%.8f,\"grad_norm\":1,\"lr\":0.1,\"ms\":100.0,\"tokens_per_s\":1}\n", i, loss
     }
 }' >>"$run/metrics.jsonl"
 echo "{}" >"$run/config.json"
 echo "step $from/$steps | loss 1"
 if [ "$steps" -eq 1000 ]; then
+    took 15
     for step in 00000500 00001000; do
         mkdir -p "$run/step_$step"
         echo "${WEIGHTS:-same}$from" | sed "s/same.*/same/" >"$run/step_$step/model.safetensors"
@@ -117,28 +238,45 @@ if [ "$steps" -eq 1000 ]; then
 fi
 END_OF
 program "$folder/programs/dump_run" <<'END_OF'
+took 25
 mkdir -p "$1/step_00000000" && touch "$1/train.i32" "$1/step_00000000/model.safetensors"
 END_OF
-# PyTorch: 125 ms a step, 0.4 GiB per sequence, out of memory from 340 sequences on. Its losses are OFF higher.
+# PyTorch: 5 % slower than the prediction, compiled code in its cache. It reports 125 ms, 0.4 GiB per sequence, out of
+# memory from 340 sequences on. Its losses are OFF higher.
 program "$folder/bin/python" <<'END_OF'
 case $* in
-*"import torch"*) [ -n "${NO_TORCH:-}" ] || echo 9.9.0 ;;
+*'version("torch")'*) [ -n "${NO_TORCH:-}" ] || echo 9.9.0 ;;
 *train_torch.py*)
     echo "$*" >>"$STUBS/log"
+    steps=40 warmup=10 modes=2
     for ((i = 1; i < $#; i++)); do
-        next=$((i + 1))
-        [ "${!i}" != --batch ] || batch=${!next}
+        next=$((i + 1)) value=${!next}
+        case ${!i} in
+        --batch) batch=$value ;;
+        --model) model=$value ;;
+        --steps) steps=$value ;;
+        --warmup) warmup=$value ;;
+        --gradients) [ "$value" = both ] || modes=1 ;;
+        esac
     done
-    seen
+    [ "$model" = 1558M ] && a_step=$((330 * batch / 16)) compile=115 || { a_step=$((119 * batch / 64)) && compile=55; }
+    [ -e "$TORCHINDUCTOR_CACHE_DIR/code_$model$batch" ] && compile=$((compile / 4))
+    mkdir -p "$TORCHINDUCTOR_CACHE_DIR" && touch "$TORCHINDUCTOR_CACHE_DIR/code_$model$batch"
+    took $((12 + compile + modes * (warmup + steps) * a_step / 1000))
+    [[ $* == *"--steps 1 "* ]] || seen
     [ "$batch" -lt 340 ] || exit 3
     printf '{"median_ms": 125.0, "p10_ms": 124.0, "p90_ms": 126.0, "reserved_bytes": %d, "none_ms": 125.0, ' \
         $((batch * 429496730))
     echo '"kept_ms": 127.0, "first_step_s": 40.0, "gemm_tflops": 740.0}'
     ;;
 *converge.py*)
+    took 85
     while [ "$1" != --losses ]; do shift; done
     awk -v off="${OFF:-0.001}" 'BEGIN {
-        for (i = 1; i <= 1000; i++) { printf "{\"step\":%d,\"loss\":%.8f}\n", i, 10.9 - i / 500 + off }
+        for (i = 1; i <= 1000; i++) {
+            loss = 10.9 - (i < 20 ? i / 100 : 0.2 + (i - 20) / 500) + off
+            printf "{\"step\":%d,\"loss\":%.8f}\n", i, loss
+        }
     }' >"$2"
     ;;
 esac
@@ -146,13 +284,20 @@ END_OF
 
 # ---- checks
 
-# check STATUS STAGE: runs a stage, and prints an unexpected exit status
+# fresh: a machine on which nothing was built
+fresh() { rm -rf "$here/build"; }
+
+# check STATUS COMMAND: runs a command of gpu_check.sh, and prints an unexpected exit status. Sets results, and elapsed
+# by the clock
 check() {
-    local status stage=("${@:2}")
-    rm -rf "$folder/log" "$here/dev/results" "$folder"/back/*
-    timeout 120 "$here/scripts/gpu_check.sh" "${stage[@]}" >"$out" 2>&1 </dev/null
+    local status
+    rm -rf "$folder/log" "$here/dev/results" "$folder"/back/* "$folder/ends" "$folder"/took.*
+    mkdir "$folder/ends"
+    echo 1000 >"$folder/clock"
+    BASH_ENV=$folder/clock.sh "$real_timeout" 300 "$here/scripts/gpu_check.sh" "${@:2}" >"$out" 2>&1 </dev/null
     status=$?
-    [ "$status" -eq "$1" ] || echo "exit status $status, expected $1"
+    elapsed=$(($(cat "$folder/clock") - 1000))
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1; the command's last words:" && tail -n 5 "$out"; }
     results=$(find "$here/dev/results" -name '*.md' 2>/dev/null)
 }
 # has WORDS...: prints the words that the results lack
@@ -162,6 +307,23 @@ has() {
 }
 lacks() { if grep -F -- "$1" "$results"; then echo "expected no '$1' in the results"; fi; }
 says() { grep -qF -- "$1" "$out" || echo "expected '$1' in the output"; }
+# within SECONDS: the command ended in time
+within() { [ "$elapsed" -le "$1" ] && [ "$elapsed" -gt 0 ] || echo "took $elapsed s, expected at most $1"; }
+# verdict WORDS: the report begins with them, and the output ends with them
+verdict() {
+    [[ $(sed -n 3p "$results") == "**$1"* ]] || echo "expected '$1' at the top, found '$(sed -n 3p "$results")'"
+    [[ $(tail -n 1 "$out") == "$1"* ]] || echo "expected '$1' as the last line"
+}
+# all_back COMMAND: $OUT has the report, the logs of every row and the autotune cache, as few plain files
+all_back() {
+    local back=$folder/back
+    cmp "$results" "$back/${results##*/}"
+    [ "$(find "$back" -type f | wc -l)" -eq 3 ] && [ "$(find "$back" -mindepth 1 | wc -l)" -eq 3 ] ||
+        echo "expected three files in OUT, found: $(ls "$back")"
+    cmp "$here/build/gpu/autotune_$1.txt" "$back/autotune_$1.txt"
+    diff <(cd "$here/build/gpu" && find log -type f | sort) \
+        <(tar -tzf "$back/gpu_check_$1.tgz" | grep -v '/$' | sort) || echo "logs are missing"
+}
 
 # ---- cases
 
@@ -172,105 +334,249 @@ judge() {
 }
 
 without_a_gpu() {
-    local stage
-    for stage in '' memory curve; do
-        NO_GPU=1 check 2 ${stage:+"$stage"}
+    local command
+    for command in first speed rest; do
+        NO_GPU=1 check 2 $command
         says "no GPU: nvidia-smi shows none"
     done
     NO_GPU=1 check 2 build
     says "no GPU: nothing was run"
     check 2 nonsense
     says "found 'nonsense'"
+    check 2
+    check 0 times
+    says "memcheck of the trainer"
 }
 
-all_of_it() {
-    check 0
-    has "# GPU: all" "Stub H200, driver 1.2.3, CUDA 13.0, PyTorch 9.9.0" "- build bench_ops: ok" \
-        "- test_ops_bf16: ok; 7 test(s)" "- racecheck: ok; 0 errors" "- the same bits twice, 20 steps of 124M: ok" \
-        "- products of 124M: ok; 20 of 26 are one kernel with their epilogue" "| qkv | bias | fused |" \
-        "- the first loss of 124M: ok" "ran at 750.000 TFLOP/s" "## Matrix products of 1558M" \
-        "| 124M, B 64 | train_gpt2, run 1 | 100.0 (100.0 to 100.0) | 655360 (655360 to 655360) |" \
-        "| 1558M, B 16 | PyTorch 9.9.0, run 2 | 125.0 (124.0 to 126.0) |" "| 18.0 | 20.0 |" \
-        "124M, B 64: 1.25x PyTorch, the best run of each." \
-        "- PyTorch 124M, run 1: ok; 125.0 ms a step: gradients set to None 125.0, kept 127.0"
-    [ -s "$folder/back/${results##*/}" ] && [ -s "$folder/back/gpu_check_all_logs.tgz" ] || echo "OUT is empty"
-    [ "$(grep -c -- '-x 50 ' "$folder/log")" -eq 4 ] || echo "not four runs of 50 steps: $(cat "$folder/log")"
-    [ "$(grep -oE -- '-x 50 -e d12|--model 124M.*' "$folder/log" | tr '\n' ';')" = "-x 50 -e d12;--model 124M \
---batch 64 --gradients both;-x 50 -e d12;--model 124M --batch 64 --gradients none;" ] ||
-        echo "the programs do not take turns, or PyTorch does not run its faster variant: $(cat "$folder/log")"
+first() {
+    fresh
+    TOKENS=1 check 0 first
+    [ "$(stat -c %s "$here/build/gpu/tokens.bin")" -eq $((1024 + 2 * 4200000)) ] || echo "expected 4.2 M tokens"
+    verdict "go: the kernels, memcheck and the losses are right"
+    within 240
+    has "# GPU: first" "Stub H200, driver 1.2.3, CUDA 13.0, PyTorch 9.9.0" "- build: ok; 3 of 3 programs" \
+        "- test_simt: ok; 7 test(s)" "- test_ops: ok; 24 of 24 rows passed" "- memcheck: ok; 0 errors" \
+        "- 124M without CUDA graphs: ok" "- losses: ok; 124M, 10.89000000 to 10.70000000" "- PyTorch compiles: ok" \
+        "(60 s, 70 expected)"
+    lacks self-check
+    grep -q -- "--destroy-on-device-error kernel .*test_ops_bf16 --quick" "$folder/log" || echo "memcheck of what?"
+    all_back first
+    SELF_CHECK=1 check 0 first
+    has "- self-check: ok"
+    SLOW=1.5 check 0 first
+    within 240
+    verdict go
+    MEMORY=81559 check 0 first
+    grep -q -- "--model 1558M --device cuda --batch 8 " "$folder/log" || echo "PyTorch's 1558M does not fit at B 16"
 }
 
-failures_are_reported() {
-    RACES=racecheck BROKEN=test_ops_fp32 NO_TORCH=1 NOISE=1 check 1
-    has "- racecheck: FAILED: exit status 9" "- build test_ops_fp32: FAILED: exit status 2" "- memcheck: ok" \
-        "- PyTorch: skipped" "- the same bits twice, 20 steps of 124M: FAILED" "- train 1558M, run 2: ok"
-    lacks "- test_ops_fp32:"
+first_fails() {
+    fresh
+    OFF_ROW=layernorm_forward CRASH_ROW=gelu_forward RACES=memcheck NOISE=1 check 1 first
+    verdict "no-go: test_ops FAILED: exit status 1; losses FAILED: exit status 1; memcheck FAILED: exit status 9"
+    has "1.31 of its tolerance: layernorm_forward B 4: out is off by 0.00512, at most 0.0039 is allowed" \
+        "gelu_forward: exit status 139" "- test_ops: FAILED: exit status 1; 22 of 24 rows passed" \
+        "Invalid __global__ write of size 4 bytes" "- 124M with CUDA graphs: ok" "- PyTorch compiles: skipped; stopped"
+    all_back first
+    FALLS=0.1 BROKEN=test_simt_bf16 check 1 first
+    verdict "no-go: build test_simt_bf16 FAILED: exit status 2; losses FAILED: exit status 1; test_simt not run"
+    has "- test_ops: ok" "- build: ok; 2 of 3 programs"
+    fresh
+    FAILS=compile_torch.sh check 0 first  # no failure of this program
+    has "- PyTorch compiles: FAILED: exit status 7"
+}
+
+# HANGS of each row of `first`: the row, and a later row that ran all the same
+first_hangs() {
+    local words row later
+    while IFS='|' read -r words row later; do
+        fresh
+        HANGS=$words check 1 first
+        within 240
+        verdict no-go
+        has "- $row: FAILED: out of time" "$later"
+    done <<'END_OF'
+make --no-print|build train_gpt2|- build: ok; 0 of 3 programs
+OMP_NUM_THREADS=*test_simt_bf16|test_simt|- test_ops: ok
+--graph 0|124M without CUDA graphs|- 124M with CUDA graphs: ok
+--tool memcheck|memcheck|- losses: ok
+END_OF
+    fresh
+    HANGS="--quick f_row" check 1 first
+    has "f_row: out of time after 30 s" "23 of 24 rows passed" "- losses: ok"
+    fresh
+    HANGS=compile_torch check 0 first
+    within 240
+    has "- PyTorch compiles: stopped: no time was left"
+    fresh
+    SLOW=4 check 1 first
+    within 240
+    has "- memcheck: stopped: no time was left" "- 124M with CUDA graphs: left out: no time was left"
+    all_back first
+}
+
+speed() {
+    fresh
+    check 0 first
+    check 0 speed
+    verdict go
+    within 600
+    lacks "left out"
+    has "# GPU: speed" "- same bits twice: ok; 20 steps of 124M" "ran at 750.000 TFLOP/s" "## Matmuls of 1558M" \
+        "- matmuls of 124M: ok; 20 of 26 are one kernel with their epilogue" "| qkv | bias | fused |" \
+        "| 124M | train_gpt2 | 64 | 100.0 (100.0 to 100.0) | 655360 (655360 to 655360) |" \
+        "| 1558M | PyTorch 9.9.0 | 16 | 125.0 (124.0 to 126.0) |" "| 18.0 | 20.0 | 23 |" \
+        "| 124M | train_gpt2, again |" \
+        "124M: 1.25 times the tokens/s of PyTorch" "## Operations of 124M" \
+        "- PyTorch 124M: ok; 125.0 ms a step: gradients set to None 125.0, kept 127.0"
+    all_back speed
+    [ "$(grep -oE -- '-x 50 -e d..|--model .*' "$folder/log" | tr '\n' ';')" = "-x 50 -e d12;--model 124M --batch 64 \
+--gradients both;-x 50 -e d48;--model 1558M --batch 16 --gradients both;-x 50 -e d12;--model 124M --batch 64 \
+--gradients none;" ] || echo "other runs, or PyTorch does not repeat its faster variant: $(cat "$folder/log")"
+    SLOW=1.5 check 0 speed
+    within 600
+    has "- train 1558M: ok" "- PyTorch 1558M: ok"
+}
+
+speed_on_another_machine() {
+    fresh
+    check 1 speed
+    verdict "no-go: kernels and memcheck: these sources have not passed \`scripts/gpu_check.sh first\` here"
+    within 600
+    has "- PyTorch compiles 124M: ok" "- PyTorch 1558M: ok" "- matmuls of 1558M: ok" "- bench_ops: ok"
+    fresh
+    SLOW=1.5 check 1 speed
+    within 600
+    has "- train 1558M: ok" "left out: no time was left"
+    fresh
+    MEMORY=81559 check 1 speed
+    has "| 1558M | PyTorch 9.9.0 | 8 |" "1558M: 2.50 times the tokens/s"
+    check 0 first
+    echo "// changed" >>"$here/llmc/matmul.h"
+    check 1 speed
+    verdict "no-go: kernels and memcheck: these sources"
+}
+
+speed_fails() {
+    fresh
+    check 0 first
+    NO_TORCH=1 NOISE=1 BROKEN=bench_ops check 1 speed
+    verdict "no-go: build bench_ops FAILED: exit status 2; same bits twice FAILED: exit status 1"
+    has "- PyTorch: skipped" "- train 1558M: ok"
     lacks "| PyTorch"
+    check 0 first
+    HANGS="-e d12 -b 64" check 1 speed
+    within 600
+    has "- train 124M: FAILED: out of time" "- same bits twice: FAILED: out of time" "- PyTorch 1558M: ok" \
+        "- bench_ops: ok"
+    HANGS=train_torch check 0 speed
+    within 600
+    has "- PyTorch 124M: FAILED: out of time" "- train 1558M: ok" "- bench_ops: ok"
+    FAILS=bench_ops check 1 speed
+    has "- matmuls of 124M: FAILED: exit status 7" "something broke" "- again, PyTorch 124M: ok"
 }
 
-memory() {
+rest() {
     local level
-    check 0 memory
+    fresh
+    check 0 first
+    check 0 rest
+    verdict go
+    [ "$(grep -c "| 124M | PyTorch" "$results")" -eq 1 ] || echo "expected one largest batch of PyTorch"
+    within 600
     for level in 0 1 2 3 4; do
-        has "| 124M, B 64 | -r $level | 100.0 (100.0 to 100.0) | 655360 | 18.0 | 20.0 | 2.0 |" \
-            "| 1558M, B 16 | -r $level | 100.0"
+        has "| 124M, B 64 | -r $level | 100.0 (100.0 to 100.0) | 655360 | 18.0 | 20.0 | 2.0 |"
     done
     # 140000 MiB are 546.9 times 256 MiB, and 8 of these hold no sequence
-    has "| 8 | train_gpt2 | 100.0" "| 8 | PyTorch 9.9.0 | 125.0" "- what does not fit is refused" \
-        "| 124M | train_gpt2 -r 1 | 538 | 100.0" "| 539, by its plan |" "| train_gpt2 --fit: -b 128 -r 2 |" \
-        "| 124M | PyTorch 9.9.0 | 33"
-    grep -q -- '-x 3 -e d12 -r 1 -b 538' "$folder/log" || echo "the largest batch was not run"
+    has "- text: ok; build/gpu/curve/sources.txt, as bytes" "- two ranks: " "- test_nccl: ok" "- test_gpt2_bf16: ok" \
+        "- test_ops_fp32: ok; 24 of 24" "- test_ops at 124M: ok; 24 of 24" "- racecheck: ok; 0 errors" \
+        "- synccheck: ok" "- initcheck: ok" "- memcheck of the trainer: ok" \
+        "- a batch too large: refused, 1558M at B 4096: ok" "| 124M | train_gpt2 -r 4 | 538 | 100.0" \
+        "| 539, by its plan |" "| train_gpt2 --fit: -b 128 -r 2 |" \
+        "- the curves: ok; 1000 steps, means of 50 steps at most 0.001 apart" "| each step | 0.001 | 0.001 |" \
+        "- resumed at step 500: equal bits: ok" "| 1000 | 8.74" "- largest batch of PyTorch: 124M, try 1, B 64: ok"
+    grep -q -- '-x 3 -e d12 -r 4 -b 538' "$folder/log" || echo "the largest batch was not run"
+    grep -q -- 'racecheck .*test_ops_bf16 --quick' "$folder/log" || echo "racecheck of what?"
+    all_back rest
     # the largest batch that ran and the smallest that did not are at most 1/32 apart
+    GPU_CHECK_SECONDS=3000 check 0 rest
     sed -n 's/^| 124M | PyTorch 9.9.0 | \([0-9]*\) .* \([0-9]*\), tried |$/\1 \2/p' "$results" |
         awk '{ close_by = $1 < 340 && $2 >= 340 && $2 - $1 <= $1 / 32 + 1 } END { exit !close_by }' ||
         echo "PyTorch's largest batch was not found"
+    fresh
+    check 0 first
+    SLOW=1.5 check 0 rest
+    within 600
+    has "- racecheck: ok" "- the curves: ok" "left out: no time was left"
 }
 
-memory_without_torch() {
-    NO_TORCH=1 check 0 memory
-    lacks "| PyTorch"
-    has "| 1 | train_gpt2 | 100.0"
-}
-
-curve() {
+rest_fails() {
     echo text >"$folder/text"
-    DATA=$folder/text check 0 curve
-    has "- text: ok; $folder/text, as bytes" "- the curves: ok; 1000 steps, means of 50 steps at most 0.001 apart" \
-        "- uninterrupted and resumed at step 500: equal bits: ok" "| each step | 0.001 | 0.001 |" "| 1000 | 8.9"
-    DATA=$folder/text MERGES=$folder/text check 0 curve
-    has "- text: ok; $folder/text by $folder/text"
+    fresh
+    check 0 first
+    DATA=$folder/text OFF=0.02 RACES=racecheck check 1 rest
+    verdict "no-go: the curves FAILED: exit status 1; racecheck FAILED: exit status 9"
+    has "1000 steps, means of 50 steps at most 0.02 apart" "- text: ok; $folder/text, as bytes" "- initcheck: ok"
+    DATA=$folder/text MERGES=$folder/text WEIGHTS=other check 1 rest
+    has "- resumed at step 500: equal bits: FAILED" "- text: ok; $folder/text by $folder/text" "- -r at 124M: -r 4"
     grep -q -- '-i build/gpu/curve/text.bin ' "$folder/log" || echo "the shard was not trained on"
-    DATA=$folder/text OFF=0.02 check 1 curve
-    has "- the curves: FAILED: exit status 1; 1000 steps, means of 50 steps at most 0.02 apart"
-    DATA=$folder/text WEIGHTS=other check 1 curve
-    has "- uninterrupted and resumed at step 500: equal bits: FAILED"
-    check 1 curve
-    has "- text: FAILED"
+    DATA=$folder/nothing NO_TORCH=1 check 1 rest
+    has "- text: FAILED" "- racecheck: ok" "- -r at 124M: -r 4"
+    lacks "| PyTorch 9"
+    HANGS="-n 500" check 1 rest
+    within 600
+    has "- our curve: FAILED: out of time" "- racecheck: ok" "- -r at 124M: -r 4, B 64: ok"
+    HANGS=racecheck check 1 rest
+    within 600
+    has "- racecheck: FAILED: out of time" "- initcheck: ok" "- -r at 124M: -r 4, B 64: ok"
 }
 
-# step_of ALL LIMIT: the status of a step of 20 s with a limit of its own and a limit of all steps
-step_of() {
+# a signal, as of a time limit around the command, while the trainer hangs: the report is written
+stopped() {
+    fresh
+    mv "$folder/programs/train_gpt2" "$folder/programs/kept"
+    program "$folder/programs/train_gpt2" <<'END_OF'
+[[ $* != *"--graph 0"* || $* == *--plan* ]] || { touch "$STUBS/hangs" && sleep 300; }
+END_OF
+    rm -rf "$folder/hangs" "$here/dev/results"
+    BASH_ENV=$folder/clock.sh "$here/scripts/gpu_check.sh" first >"$out" 2>&1 </dev/null &
+    until [ -e "$folder/hangs" ] || ! kill -0 $! 2>/dev/null; do sleep 0.1; done
+    kill -TERM $!
+    wait $!
+    [ $? -eq 1 ] || echo "expected exit status 1"
+    mv "$folder/programs/kept" "$folder/programs/train_gpt2"
+    results=$(find "$here/dev/results" -name '*.md')
+    has "- test_ops: ok" "stopped by a signal" "**no-go: the command FAILED"
+    [ -s "$folder/back/${results##*/}" ] || echo "OUT has no report"
+}
+
+# status_of ALL LIMIT COMMAND...: the status of a row with a limit of its own and a limit of all rows
+status_of() {
     # shellcheck disable=SC2034  # steps.sh reads it
-    (seconds_in_all=$1 && . scripts/gpu/steps.sh && bounded "$2" sleep 20)
+    (
+        stage=first GPU_CHECK_SECONDS=$1 PATH=$real_path
+        declare -A seconds_of=() expected=([row]=1) limit=([row]=$2)
+        . scripts/gpu/steps.sh && bounded row "${@:3}"
+    )
     echo $?
 }
 
 limits() {
-    local started=$SECONDS status
-    [ "$(step_of 100 1)" -eq 124 ] || echo "expected status 124 of a step past its limit"
-    [ "$(step_of 5 60)" -eq 125 ] || echo "expected status 125 of a step without time left"
-    NO_TORCH=1 HANGS="-r 1" GPU_CHECK_SECONDS=20 check 0 memory
-    has "- 124M, B 64, -r 0: ok" "- 124M, B 64, -r 1: left out: no time was left" \
-        "- 1558M, B 16, -r 0: left out: no time was left" "| 124M, B 64 | -r 0 |"
-    lacks FAILED
-    [ $((SECONDS - started)) -lt 90 ] || echo "the stage took $((SECONDS - started)) s, expected less than 90"
+    [ "$(status_of 100 1 sleep 60)" -eq 124 ] || echo "expected status 124 of a row past its limit"
+    [ "$(status_of 2 60 sleep 60)" -eq 125 ] || echo "expected status 125 of a row that the total ended"
+    [ "$(status_of 0 60 sleep 60)" -eq 125 ] || echo "expected status 125 of a row without time left"
+    [ "$(status_of 100 60 false)" -eq 1 ] || echo "expected the command's status"
 }
 
-judge "without a GPU every stage stops with an error" without_a_gpu
-judge "tests, matmuls, both trainers in turns" all_of_it
-judge "a failed step is reported, and the other steps run" failures_are_reported
-judge "memory: every -r, small batches, the largest batch" memory
-judge "memory without PyTorch" memory_without_torch
-judge "loss curves and a resumed run" curve
+judge "without a GPU every command stops with an error" without_a_gpu
+judge "first: kernels, memcheck, losses, and a go" first
+judge "first: each failure is in the verdict, and the other rows run" first_fails
+judge "first: rows that hang" first_hangs
+judge "speed: both programs and models, matmuls, operations" speed
+judge "speed: a fresh machine, a smaller GPU, other sources" speed_on_another_machine
+judge "speed: failing and hanging rows, no PyTorch" speed_fails
+judge "rest: curves, tests, every -r, the largest batch" rest
+judge "rest: failing and hanging rows" rest_fails
+judge "a signal ends the command with a report" stopped
 judge "time limits" limits
 end_tests

@@ -6,7 +6,7 @@ The logger: the line on a terminal of any width, metrics.jsonl, and the lines th
 #include <fcntl.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *note) {
-    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, note};
+    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, 0, note};
     return r;
 }
 
@@ -48,6 +48,21 @@ static void test_fields_leave_as_it_narrows(void **state) {
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         assert_string_equal(line_of(report_of(1234567, 7654321, ""), 43210, expected[i].width), expected[i].line);
     }
+}
+
+// MFU is the rate over the peak rate of a GPU; it stays longer than the milliseconds
+static void test_mfu(void **state) {
+    (void)state;
+    StepReport r = report_of(1234567, 7654321, "");
+    r.peak_rate = 100000;
+    assert_string_equal(line_of(r, 43210, 0),
+                        "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
+                        "43.2% MFU | 1:12:01 left");
+    assert_string_equal(line_of(r, 43210, 87),
+                        "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 43.2% MFU | 1:12:01 left");
+    assert_string_equal(line_of(r, 43210, 86),
+                        "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 43.2% MFU | 1:12:01 left");
+    assert_string_equal(line_of(r, 43210, 74), "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left");
 }
 
 static void test_it_never_reaches_the_edge(void **state) {
@@ -123,7 +138,7 @@ static const char *stdout_of(void (*function)(void)) {
 }
 
 static StepReport quarter_second(long long step, double loss, double norm) {
-    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, ""};
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, 0, ""};
     return r;
 }
 
@@ -151,6 +166,22 @@ static void test_metrics(void **state) {
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
                         "step 2 | validation loss 4.0625\n"
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
+}
+
+static void log_with_a_peak(void) {
+    Logger log = logger_open(temp_dir(), 0, true);
+    StepReport r = quarter_second(1, 5.5, 1.25);
+    r.peak_rate = 16000;
+    logger_step(&log, r);
+    logger_close(&log);
+}
+
+static void test_metrics_of_a_gpu(void **state) {
+    (void)state;
+    stdout_of(log_with_a_peak);
+    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
+                        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+                        "\"mfu\":0.25}\n");
 }
 
 static void log_a_second_later(void) {
@@ -236,10 +267,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_pipe_has_every_field),
         cmocka_unit_test(test_fields_leave_as_it_narrows),
+        cmocka_unit_test(test_mfu),
         cmocka_unit_test(test_it_never_reaches_the_edge),
         cmocka_unit_test(test_rates),
         cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_metrics_of_a_gpu),
         cmocka_unit_test(test_a_step_is_shown_a_second_later),
         cmocka_unit_test(test_a_saved_checkpoint),
         cmocka_unit_test(test_a_resumed_run_goes_on),

@@ -2,17 +2,26 @@
 Every operation's CUDA kernels against its reference implementation: every row of cases.h, every shape and variant.
 Outputs start as NaN, arrays have their exact sizes, and inputs must not change. A second call must give the same bits,
 and so must a CUDA graph of the call. Emulated, all of this runs in three orders of the warps, and no call may wait for
-the device or copy pageable memory. On a GPU it runs once, and then at GPT-2's own size.
-  test_ops [ROWS]   only rows with a matching name, for example attention_*
+the device or copy pageable memory. On a GPU it runs once, and then at GPT-2's own size. With SIMT_HARDWARE=1 arithmetic
+and streams are as unkind as a GPU's may be, and every error stays below its tolerance / MARGIN.
+  test_ops [--quick] [ROWS]   only rows with a matching name, for example attention_*
+  test_ops --list             the rows' names
+--quick leaves out shapes above LARGE, GPT-2's own size and the autotuning, which compute-sanitizer slows to minutes.
 */
 #include "testing.h"
 #include "llmc/run/backends.h"
-#include "cases.h"
+#include "llmc/self_check/cases.h"
 #include <vector>
 
-// A row's tolerance is that of the reference implementation against the textbook. A kernel sums in another order and
-// takes exponentials from the special function unit: 1e-5 of an fp32 result, or the row's tolerance if it is larger.
-static const double FP32_TOLERANCE = 1e-5;
+// factor by which every error stays below its tolerance in the emulator's hardware mode
+static const double MARGIN = 1.5;
+static bool hardware_mode(void) {
+#ifdef __CUDACC__
+    return false;
+#else
+    return simt::settings().hardware != 0;
+#endif
+}
 
 enum { PARTIALS = 64 << 20 };
 
@@ -33,7 +42,7 @@ static void gpu_open(Gpu *gpu) {
     memset(gpu, 0, sizeof *gpu);
     CUDA_CHECK(cudaMalloc(&gpu->partials, PARTIALS));
     CUDA_CHECK(cudaMalloc(&gpu->workspace, CUDA_MATMUL_WORKSPACE));
-    cuda_backend.open(&gpu->exec, gpu->partials, PARTIALS, gpu->workspace, false);
+    cuda_backend.open(&gpu->exec, gpu->partials, PARTIALS, gpu->workspace, CUDA_MATMUL_WORKSPACE, false);
 }
 
 static void gpu_close(Gpu *gpu) {
@@ -92,13 +101,14 @@ static Bytes run_as_graph(Problem *device, Gpu *gpu) {
 
 // ---- checks
 
-static double slack_of(const Problem *p, const Array *a) {
-    double own = array_tolerance(p, a);
-    return a->dtype == DT_F32 && own < FP32_TOLERANCE && own > 0 ? FP32_TOLERANCE / own : 1;
-}
-
 // No sum has an order of its own, and stochastic rounding may turn the least difference into a unit in the last place.
 static bool same_bits_wanted(const OpCase *op) { return strcmp(op->name, "adamw_update") == 0; }
+
+// the largest error / tolerance of the present row, and its array
+static struct Worst {
+    double share;
+    char where[256];
+} worst;
 
 static void check_results(const Problem *p, const Bytes &got) {
     for (int i = 0; i < p->num_arrays; i++) {
@@ -115,8 +125,14 @@ static void check_results(const Problem *p, const Bytes &got) {
         double *wanted = array_doubles(a, a->data);
         Array result = *a;
         result.data = (void *)got[i].data();
-        const char *difference = array_difference(p, &result, wanted, slack_of(p, a));
+        double slack = kernel_slack(p, a) / (hardware_mode() ? MARGIN : 1);
+        double share = array_share(p, &result, wanted, slack);
+        const char *difference = array_difference(p, &result, wanted, slack);
         free(wanted);
+        if (share > worst.share) {
+            worst.share = share;
+            snprintf(worst.where, sizeof worst.where, "%s, %s", problem_title(p), a->name);
+        }
         if (difference) { fail_msg("%s", difference); }
     }
 }
@@ -157,13 +173,21 @@ static void check_shape(const OpCase *op, const OpShape *s, int variant, Gpu *gp
     problem_free(&p);
 }
 
+// One test: a row of cases.h, on a GPU with its real size unless quick. nvcc 13.0 aborts at a vector of a typedef of an
+// unnamed struct.
+struct Row {
+    const OpCase *op;
+    bool quick;
+};
+
 // all shapes and variants of one row with at most most_bytes of arrays
-static void check_row(const OpCase *op, size_t most_bytes) {
+static void check_row(const Row *row, size_t most_bytes) {
+    const OpCase *op = row->op;
     Gpu gpu;
     Exec cpu;
     gpu_open(&gpu);
     memset(&cpu, 0, sizeof cpu);
-    gpu.exec.rare_shapes = SANITIZED;  // test_matmul covers the autotuner
+    gpu.exec.rare_shapes = SANITIZED || row->quick;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants; variant++) {
             if (size_of(op, op_shape(op, i), variant) > most_bytes) { continue; }
@@ -193,31 +217,101 @@ static void check_real_size(const OpCase *op) {
 }
 #endif
 
+// The classifier's kernel with rows in shared memory and the kernel for GPUs without room for rows give the same bits.
+static void test_held_rows(void **state) {
+    Gpu gpu;
+    (void)state;
+    gpu_open(&gpu);
+    const OpCase *op = op_cases;
+    while (strcmp(op->name, "classifier") != 0) { op++; }
+    Problem p = problem_make(op, op_shape(op, 0), 0), device = device_problem(&p);
+    Bytes first = run_directly(&device, &gpu);
+#ifndef __CUDACC__
+    uint64_t copies = simt::counts().async_copies;
+    assert_int_equal(copies > 0, DT_FLOATX == DT_BF16);  // two rows of fp32 have no room
+#endif
+    gpu.exec.cuda->shared_bytes = 164 << 10;  // of sm_80
+    assert_same(&p, run_directly(&device, &gpu), first, "without rows in shared memory");
+#ifndef __CUDACC__
+    assert_int_equal(simt::counts().async_copies, copies);
+#endif
+    device_free(&device);
+    problem_free(&p);
+    gpu_close(&gpu);
+}
+
 static void test_row(void **state) {
-    const OpCase *op = (const OpCase *)*state;
+    const Row *row = (const Row *)*state;
+    size_t most = row->quick ? (size_t)LARGE : SIZE_MAX;
+    worst = Worst();
 #ifdef __CUDACC__
-    check_row(op, SIZE_MAX);
-    check_real_size(op);
+    check_row(row, most);
+    if (!row->quick) { check_real_size(row->op); }
 #else
-    for (int order : {0, 1, 7}) {
-        simt::settings().warp_order = order;
-        check_row(op, !SANITIZED ? SIZE_MAX : order == 1 ? (size_t)LARGE : (size_t)SMALL);
+    if (hardware_mode()) {  // results do not depend on the order of warps
+        check_row(row, most);
+    } else {
+        for (int order : {0, 1, 7}) {
+            simt::settings().warp_order = order;
+            check_row(row, !SANITIZED ? most : order == 1 ? (size_t)LARGE : (size_t)SMALL);
+        }
     }
 #endif
+    print_message("    worst error / tolerance%s: %.2f (%s)\n", hardware_mode() ? " with its margin" : "", worst.share,
+                  worst.where);
+}
+
+// a GPU has no copy of params
+static bool runs_on_gpu(const OpCase *op) { return strcmp(op->name, "params_changed") != 0; }
+
+static int list_rows(void) {
+    for (const OpCase &op : op_cases) {
+        if (runs_on_gpu(&op)) { puts(op.name); }
+    }
+    return 0;
+}
+
+// Scores near -100 and an odd T. A tile's last row is then beyond T: with another row's lse, exp(0 - lse) is infinite.
+static void test_attention_low_scores(void **state) {
+    (void)state;
+    Gpu gpu;
+    gpu_open(&gpu);
+    for (int HS : {5, 64}) {
+        OpShape s = {.B = 1, .T = 3, .NH = 2, .HS = HS};
+        Problem p = problem_make(op_case("attention_backward"), &s, 0);
+        const Array *qkv = find_array(&p, "qkv"), *dqkv = find_array(&p, "dqkv");
+        for (size_t i = 0; i < qkv->n; i++) {
+            size_t part = i / (size_t)(s.NH * HS) % 3;  // q, k or v
+            if (part < 2) { array_set(qkv, i, (part == 0 ? 1 : -1) * sqrt(100 / sqrt(HS))); }
+        }
+        p.op->fill(&p);
+        for (int i = 0; i < p.num_arrays; i++) { memcpy(p.array[i].start, p.array[i].data, array_bytes(&p.array[i])); }
+        Problem device = device_problem(&p);
+        run_directly(&device, &gpu);
+        cuda_download(dqkv->data, find_array(&device, "dqkv")->data, array_bytes(dqkv));
+        for (size_t i = 0; i < dqkv->n; i++) { assert_true(isfinite(array_value(dqkv, i))); }
+        device_free(&device);
+        problem_free(&p);
+    }
+    gpu_close(&gpu);
 }
 
 int main(int argc, char **argv) {
     const char *why;
+    bool quick = argc > 1 && strcmp(argv[1], "--quick") == 0;
+    if (argc > 1 && strcmp(argv[1], "--list") == 0) { return list_rows(); }
     if (cuda_device_count(&why) == 0) {
         printf("test_ops: there is no GPU that this program can use (%s)\n", why);
         return 2;
     }
     setenv("TRAIN_GPT2_PICKS", temp_path("picks.txt"), 1);
-    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    std::vector<CMUnitTest> tests;
+    if (argc > 1 + quick) { cmocka_set_test_filter(argv[1 + quick]); }
+    std::vector<CMUnitTest> tests = {CMUnitTest{"classifier_held_rows", test_held_rows, NULL, NULL, NULL}};
+    std::vector<Row> rows;
     for (const OpCase &op : op_cases) {
-        if (strcmp(op.name, "params_changed") == 0) { continue; }  // a GPU has no copy of params
-        tests.push_back(CMUnitTest{op.name, test_row, NULL, NULL, (void *)&op});
+        if (runs_on_gpu(&op)) { rows.push_back({&op, quick}); }
     }
+    for (Row &row : rows) { tests.push_back(CMUnitTest{row.op->name, test_row, NULL, NULL, &row}); }
+    tests.push_back(CMUnitTest{"attention_low_scores", test_attention_low_scores, NULL, NULL, NULL});
     return _cmocka_run_group_tests("ops", tests.data(), tests.size(), NULL, NULL);
 }

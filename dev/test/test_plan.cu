@@ -1,9 +1,8 @@
 /*
 The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figures that doc/memory.md promises, the
-activations that each -r saves, and the options that --fit chooses.
+activations that each -r saves, and the options that --fit and -r auto choose.
 */
-#include "llmc/run/backends.h"
-#include "llmc/memory/fit.h"
+#include "llmc/run/model_options.h"
 #include "plan_bytes.h"
 #include "testing.h"
 
@@ -129,7 +128,8 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
     size_t buffer = (size_t)p.B * (size_t)p.T * (size_t)c->channels * sizeof(floatX);
     Plan whole = gpt2_plan(c, &p);
     size_t alone = plan_bytes(&whole, SAVED) + plan_bytes(&whole, SCRATCH), divided_alone = divided_bytes(&whole);
-    size_t same = alone - divided_alone - 2 * buffer;  // normed and narrow; gathered_gradient is the third
+    size_t same = alone - divided_alone - 2 * buffer;       // normed and narrow; gathered_gradient is the third
+    same -= plan_tensor_bytes(&whole, "matmul_workspace");  // it follows the largest weight gradient that is split
     p.sharding.tp_size = t;
     Plan plan = gpt2_plan(c, &p);
     size_t bytes = plan_bytes(&plan, SAVED) + plan_bytes(&plan, SCRATCH), divided = divided_bytes(&plan);
@@ -138,7 +138,8 @@ static void check_tensor_parallel_activations(const GPT2Config *c, int level, in
            mebibytes(bytes), mebibytes(alone), mebibytes(buffer));
     // a logits chunk is a whole number of tiles, which depends on the slice of the vocabulary
     assert_true((double)(divided * (size_t)t) <= 1.01 * (double)divided_alone * (double)heads / c->num_heads);
-    assert_true(bytes <= divided + 3 * buffer + same + plan_tensor_bytes(&plan, "statistics"));
+    same += plan_tensor_bytes(&plan, "statistics") + plan_tensor_bytes(&plan, "matmul_workspace");
+    assert_true(bytes <= divided + 3 * buffer + same);
     for (int id = 0; id < NUM_ACTIVATIONS; id++) {
         const char *name = activation_specs[id].name;
         if (id == LOSSES || plan_tensor_bytes(&plan, name) == 0) { continue; }
@@ -268,19 +269,20 @@ static void test_estimate(void **state) {
     const GPT2Config *c = &gpt2_1558m;
     const double C = 1600, T = 1024;
     ModelOptions p = training(16, 0, 1);
-    assert_true(fit_recomputed_flops(c, &p) == 0);
+    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 0);
     double before = fit_seconds(c, &p);
     for (p.recompute.level = 1; p.recompute.level <= RECOMPUTE_BLOCK; p.recompute.level++) {
         assert_true(fit_seconds(c, &p) > before);
         before = fit_seconds(c, &p);
     }
     p.recompute.level = RECOMPUTE_BLOCK;
-    assert_true(fit_recomputed_flops(c, &p) == 48 * (16 * C * C + 2 * C * T));
+    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 48 * (16 * C * C + 2 * C * (T + 1)));
     p.recompute.every = 2;  // of every pair, the first block also recomputes its output
-    assert_true(fit_recomputed_flops(c, &p) == 48 * (16 * C * C + 2 * C * T) + 24 * 8 * C * C);
+    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) ==
+                48 * (16 * C * C + 2 * C * (T + 1)) + 24 * 8 * C * C);
     p.recompute.level = RECOMPUTE_UP_PROJECTION;
     p.recompute.layers = 10;
-    assert_true(fit_recomputed_flops(c, &p) == 10 * 8 * C * C);
+    assert_true(recomputed_flops_per_token(c, &p.recompute, p.T) == 10 * 8 * C * C);
 
     ModelOptions base = training(16, 1, 1), other = base;
     other.moments = DT_F32;
@@ -314,7 +316,7 @@ static DType lossless(int micro_steps, int stage) { return micro_steps > 1 && st
 // Less memory never gives a faster choice, and the choice fits as long as any options fit.
 static void test_fit(void **state) {
     (void)state;
-    const FitFree all = {true, true, true, true, true, true, true, true};
+    const FitFree all = {true, true, true, true, true, true, true, true, true};
     ModelOptions wanted = training(16, 1, 1);
     wanted.moments = DT_F32;
     wanted.recompute.layers = 48;
@@ -324,9 +326,9 @@ static void test_fit(void **state) {
         size_t budget = (size_t)gib << 30;
         Fit fit = fit_choose(&gpt2_1558m, wanted, &all, budget, lossless);
         const ModelOptions *p = &fit.options;
-        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -w %d -om %s -gd %s: %6.1f GiB, %.3f s%s\n", gib, p->B,
-               p->recompute.level, p->recompute.every, p->recompute.layers, p->master, dtype_name(p->moments),
-               dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds,
+        printf("    %3d GiB: -b %2d -r %d -rk %d -rn %2d -ge %d -lc %5d -w %d -om %s -gd %s: %6.1f GiB, %.3f s%s\n",
+               gib, p->B, p->recompute.level, p->recompute.every, p->recompute.layers, p->fuse_gelu, p->classifier_rows,
+               p->master, dtype_name(p->moments), dtype_name(p->gradients), (double)fit.bytes / (1 << 30), fit.seconds,
                fit.bytes > budget ? ": does not fit" : "");
         assert_int_equal(p->B * p->micro_steps, 16);
         assert_int_equal(fit.bytes, gpt2_plan_bytes(&gpt2_1558m, p));
@@ -341,10 +343,177 @@ static void test_fit(void **state) {
     assert_false(fitted);
 }
 
+// With much memory, --fit takes the fused GELU and chunks of 16384 rows, and both take less time by the estimate.
+static void test_fit_fuses_gelu_and_enlarges_chunks(void **state) {
+    (void)state;
+    const FitFree speed = {false, true, false, false, true, true, false, false, false};
+    ModelOptions wanted = training(32, 0, 1), other;
+    Fit fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
+    assert_true(fit.options.recompute.level == 0 && fit.options.fuse_gelu && fit.options.classifier_rows == 16384);
+    other = fit.options;
+    other.fuse_gelu = false;
+    double read_fch = 32 * 1024.0 * 48 * 4 * 1600 * sizeof(floatX) / cuda_backend.memory_rate;
+    assert_true(fabs(fit_seconds(&gpt2_1558m, &other) - fit.seconds - read_fch) < 1e-9);
+    other = fit.options;
+    other.classifier_rows = 2048;
+    assert_true(fit_seconds(&gpt2_1558m, &other) > fit.seconds);
+
+    other = fit.options;
+    other.recompute.level = 1;  // only -r 0 fuses GELU
+    fit = fit_choose(&gpt2_1558m, wanted, &speed, gpt2_plan_bytes(&gpt2_1558m, &other), lossless);
+    assert_true(fit.options.recompute.level == 1 && !fit.options.fuse_gelu && fit.options.classifier_rows == 16384);
+    wanted.backend = &cpu_backend;
+    fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
+    assert_true(fit.options.recompute.level == 0 && !fit.options.fuse_gelu && fit.options.classifier_rows == 0);
+}
+
+// ---- -r auto
+
+static const FitFree auto_may = {false, true, false, false, true, true, false, false, false};
+
+// the bytes with all blocks at `level`, and with -lc
+static size_t bytes_at(const GPT2Config *c, ModelOptions p, int level, int classifier_rows) {
+    Recompute r = {level, 1, c->num_layers};
+    p.recompute = r;
+    p.classifier_rows = classifier_rows;
+    return gpt2_plan_bytes(c, &p);
+}
+
+// The choice fits, and neither a lower level nor a larger logits chunk does.
+static void check_least_recomputation(const GPT2Config *c, ModelOptions p, size_t budget) {
+    ModelOptions o = least_recomputation(c, p, &auto_may, budget);
+    int level = o.recompute.level, chunk = o.classifier_rows;
+    size_t rows = (size_t)p.B * (size_t)p.T, fits = gpt2_plan_bytes(c, &o);
+    assert_true(o.recompute.every == 1 && o.recompute.layers == c->num_layers);
+    assert_int_equal(o.fuse_gelu, level == 0);
+    if (level > 0) { assert_true(bytes_at(c, p, level - 1, 0) > budget); }
+    assert_true(fits <= budget || (level == RECOMPUTE_BLOCK && chunk == 0));
+    assert_true(chunk <= 16384 && (chunk == 0 || chunk > logits_chunk(c, &p)));
+    bool larger = (size_t)chunk < rows && chunk < 16384;
+    size_t twice = chunk ? 2 * (size_t)chunk : 2 * (size_t)logits_chunk(c, &p);
+    if (larger && fits <= budget && twice <= rows && twice <= 16384) {
+        assert_true(bytes_at(c, p, level, (int)twice) > budget);
+    }
+}
+
+static void test_least_recomputation(void **state) {
+    (void)state;
+    int levels[RECOMPUTE_BLOCK + 1] = {0}, before = 0;
+    for (size_t gib = 96; gib >= 16; gib--) {
+        check_least_recomputation(&gpt2_1558m, training(16, 0, 1), gib << 30);
+        check_least_recomputation(&gpt2_124m, training(64, 0, 1), gib << 28);
+        ModelOptions o = least_recomputation(&gpt2_1558m, training(16, 0, 1), &auto_may, gib << 30);
+        assert_true(o.recompute.level >= before);
+        before = o.recompute.level;
+        levels[before]++;
+    }
+    for (int level = 0; level <= RECOMPUTE_BLOCK; level++) { assert_true(levels[level] > 0); }
+    // the bytes of the choice decide, to the last one
+    size_t enough = bytes_at(&gpt2_124m, training(64, 0, 1), 0, 0);
+    for (int less = 0; less < 2; less++) {
+        ModelOptions o = least_recomputation(&gpt2_124m, training(64, 0, 1), &auto_may, enough - (size_t)less);
+        assert_int_equal(o.recompute.level, less);
+    }
+}
+
+#ifdef SIMT
+// Sets the memory of the emulated GPU; returns the bytes for a plan.
+static size_t set_device(size_t bytes) {
+    simt::runtime().device_bytes = bytes;
+    return bytes - CUDA_WHOLE_RESERVE;
+}
+
+// the flags that -r auto leaves of `a`; line: the choice in words
+static TrainArgs chosen(TrainArgs a, const GPT2Config *c, char line[FLAG_TEXT]) {
+    Comm *alone = comm_single(&cuda_device);
+    choose_recomputation(line, &a, c, &cuda_backend, alone);
+    comm_close(alone);
+    printf("    %s\n", line);
+    return a;
+}
+
+static TrainArgs args_of(int B) {
+    TrainArgs a = default_args;
+    a.B = B;
+    a.sample_every = 0;
+    return a;
+}
+
+// The choice depends on the whole memory of the GPU, and not on its free memory. Given flags stay.
+static void test_auto(void **state) {
+    (void)state;
+    const GPT2Config small = {1024, 50257, 50304, 2, 2, 128};
+    const size_t before = simt::runtime().device_bytes, gib = (size_t)1 << 30;
+    char line[FLAG_TEXT], again[FLAG_TEXT];
+    set_device((size_t)(139.8 * (double)gib));  // an H200
+    TrainArgs a = chosen(args_of(16), &gpt2_1558m, line);
+    assert_true(a.recompute == 0 && a.fuse_gelu == FUSE_GELU_ON && a.classifier_rows == 16384);
+    assert_string_equal(line, "-r 0 -ge 1 -lc 16384: 59.69 of 137.80 GiB");
+    assert_int_equal(a.chosen, CHOSEN_RECOMPUTE | CHOSEN_FUSE_GELU | CHOSEN_CLASSIFIER_ROWS);
+    chosen(a, &gpt2_1558m, line);  // a resumed run
+    assert_string_equal(line, "-r 0 -ge 1 -lc 16384, when the run began");
+    a = args_of(64);
+    a.fuse_gelu = FUSE_GELU_OFF;
+    a.classifier_rows = 512;
+    a = chosen(a, &gpt2_124m, line);
+    assert_true(a.recompute == 0 && a.fuse_gelu == FUSE_GELU_OFF && a.classifier_rows == 512);
+    assert_int_equal(a.chosen, CHOSEN_RECOMPUTE);
+    a.recompute = 1;
+    a.chosen = 0;
+    a = chosen(a, &gpt2_124m, line);  // -r 1 -ge 0 -lc 512
+    assert_true(a.recompute == 1 && a.chosen == 0 && !*line);
+
+    set_device(24 * gib);  // the same flags on a smaller GPU
+    a = chosen(args_of(16), &gpt2_1558m, line);
+    assert_true(a.recompute == RECOMPUTE_BLOCK && a.fuse_gelu == FUSE_GELU_OFF);
+    chosen(args_of(1), &gpt2_1558m, line);
+    assert_string_equal(line, "-r 2 -lc 1024: 21.95 of 22.00 GiB");
+    chosen(args_of(64), &gpt2_124m, line);
+    assert_string_equal(line, "-r 0 -ge 1 -lc 16384: 21.69 of 22.00 GiB");
+
+    const ModelOptions wanted = model_options(&default_args, &small, &cuda_backend);
+    set_device(CUDA_WHOLE_RESERVE + gpt2_plan_bytes(&small, &wanted) + ((size_t)64 << 20));
+    a = chosen(args_of(4), &small, line);
+    void *used = cuda_allocate((size_t)32 << 20);
+    a = chosen(args_of(4), &small, again);
+    cuda_release(used);
+    assert_string_equal(line, again);
+    simt::runtime().device_bytes = before;
+}
+
+typedef struct {
+    const TrainArgs *args;
+    const GPT2Config *config;
+} Checked;
+
+static void check_memory_of(void *checked) {
+    const Checked *c = (const Checked *)checked;
+    ModelOptions o = model_options(c->args, c->config, &cuda_backend);
+    check_memory(c->args, c->config, &o, comm_single(&cuda_device));
+}
+
+// Other programs take memory that -r auto counts on: the error names a level that fits.
+static void test_auto_in_a_shared_device(void **state) {
+    (void)state;
+    const size_t before = simt::runtime().device_bytes;
+    char line[FLAG_TEXT];
+    size_t whole = set_device((size_t)11 << 29);
+    TrainArgs a = chosen(args_of(4), &gpt2_124m, line);
+    assert_true(a.recompute == 0);
+    Checked checked = {&a, &gpt2_124m};
+    check_memory_of(&checked);
+    ModelOptions o = model_options(&a, &gpt2_124m, &cuda_backend);
+    simt::runtime().device_bytes = gpt2_plan_bytes(&gpt2_124m, &o) + CUDA_RESERVE - ((size_t)1 << 20);
+    assert_true(simt::runtime().device_bytes < whole + CUDA_WHOLE_RESERVE);
+    assert_stops(2, "1.0 too few; it fits with -r 0 -ge 1 -lc 4096", check_memory_of, &checked);
+    simt::runtime().device_bytes = before;
+}
+#endif
+
 // The choice of -r, -rk and -rn is at least as fast as every -r with every -rn.
 static void test_fit_is_the_best(void **state) {
     (void)state;
-    const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
+    const FitFree recompute_alone = {false, true, true, true, false, false, false, false, false};
     const ModelOptions wanted = training(8, 0, 1);
     for (size_t budget = (size_t)16 << 30; budget < (size_t)44 << 30; budget += (size_t)3 << 30) {
         double best = 1e9;
@@ -362,7 +531,7 @@ static void test_fit_is_the_best(void **state) {
 // Options that --fit may not choose stay as they are.
 static void test_fit_keeps_given_options(void **state) {
     (void)state;
-    const FitFree recompute_alone = {false, true, true, true, false, false, false, false};
+    const FitFree recompute_alone = {false, true, true, true, false, false, false, false, false};
     ModelOptions wanted = training(16, 0, 1);
     wanted.master = MASTER_FP32;
     wanted.moments = DT_F32;
@@ -374,8 +543,34 @@ static void test_fit_keeps_given_options(void **state) {
     assert_true(fit.options.recompute.level >= RECOMPUTE_UP_PROJECTION);
 }
 
+static void choose_backend(void *choice) {
+    const char *note;
+    simt::settings().capability = DT_FLOATX == DT_BF16 ? 75 : 70;
+    backend_choose(*static_cast<const DeviceChoice *>(choice), true, &note);
+}
+
+// a GPU that this build has no kernels for: refused, unless the run is on the CPU or only plans
+static void test_gpu_is_too_old(void **state) {
+    (void)state;
+    const char *note;
+    DeviceChoice choice = DEVICE_AUTO;
+    const char *sentence =
+        DT_FLOATX == DT_BF16 ? "capability 7.5, and this bf16 build needs 8.0; build with make PRECISION=fp32, or give"
+                             : "capability 7.0, and this fp32 build needs 7.5; give --device cpu";
+    assert_stops(2, sentence, choose_backend, &choice);
+    choice = DEVICE_CUDA;
+    assert_stops(2, "give --device cpu", choose_backend, &choice);
+    simt::Settings before = simt::settings();
+    simt::settings().capability = 70;
+    assert_ptr_equal(backend_choose(DEVICE_CPU, true, &note), &cpu_backend);
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, false, &note), &cuda_backend);
+    simt::settings() = before;
+    assert_ptr_equal(backend_choose(DEVICE_AUTO, true, &note), &cuda_backend);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpu_is_too_old),
         cmocka_unit_test(test_figures),
         cmocka_unit_test(test_bytes_per_parameter),
         cmocka_unit_test(test_bytes_per_parameter_of_shards),
@@ -387,6 +582,12 @@ int main(void) {
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_fit_keeps_given_options),
         cmocka_unit_test(test_fit_is_the_best),
+        cmocka_unit_test(test_fit_fuses_gelu_and_enlarges_chunks),
+        cmocka_unit_test(test_least_recomputation),
+#ifdef SIMT
+        cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_auto_in_a_shared_device),
+#endif
         cmocka_unit_test(test_llmc_bytes),
         cmocka_unit_test(test_estimate),
     };

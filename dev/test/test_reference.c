@@ -4,7 +4,7 @@ double, no blocks, no online sums, T x T attention. Compiled for fp32 with and w
 Each case of cases.h starts with outputs of NaN and runs with one thread and with two, which must give the same bits.
 Then its outputs are compared with the formula. Tests of single properties follow.
 */
-#include "cases.h"
+#include "llmc/self_check/cases.h"
 #include "testing.h"
 #include <omp.h>
 

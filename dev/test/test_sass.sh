@@ -47,6 +47,7 @@ layernorm_backward_(packed_)?kernel             4 4 no   dout, in, dinp, weight;
 residual_forward_kernel                         3 0 no   in, residual, bias
 gelu_forward_packed_kernel                      1 0 no   in
 classifier_statistics_kernel                    1 3 no   logits; the target's, a row's end
+classifier_kernel<[0-9]+, [0-9]+, true>         2 8 no   logits once, in two loops; target, a row's ends
 classifier_kernel                               2 8 no   logits, twice; target, a row's ends
 classifier_from_statistics_kernel               1 - no   logits; one statistic of each rank
 norm_blocks_kernel                              1 1 no   gradients; the last
@@ -56,14 +57,15 @@ token_embedding_forward_kernel                  1 1 no   a token's row; the toke
 position_embedding_forward_kernel               1 0 no   in, a position's row
 embedding_positions_kernel                      1 0 no   dout of each sequence
 embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
-attention_delta_kernel                          2 0 no   dout, out
 attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head
 matmul_epilogue_kernel                          1 0 no   D, bias, GELU's input
-matmul_column_sums_kernel                       1 0 no   the array
+matmul_column_sums_kernel                       4 0 no   the array, four rows at once
 # tensor cores
-attention_(forward|dq|dkv)_kernel<TensorTiles   3 - yes  queries, keys, values; a row's lse and delta
+attention_forward_kernel<TensorTiles            3 0 yes  queries, keys, values
+attention_dq_kernel<TensorTiles                 6 4 yes  queries, dout twice, out, keys, values; lse of 2 or 4 rows
+attention_dkv_kernel<TensorTiles                5 0 yes  keys, values, queries, dout, pairs of lse and delta
 # small: a few numbers of each block or row
-(embedding_(fold|pairs|sort)|(layernorm|matmul)_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
+(embedding_(fold|pairs|sort)|gradient_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
 END
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# scripts/scale.py: one GPU has the measured time, N GPUs are at most N times as fast, layouts that do not fit are left
-# out, errors are reported, and the bytes it counts are the sent bytes of --plan.
-#   TRAIN_GPT2=./train_gpt2 dev/test/test_scale.sh
+# scripts/scale.py: one GPU has the measured or predicted time, N GPUs are at most N times as fast, layouts that do not
+# fit are left out, errors are reported, and the bytes it counts are the sent bytes of --plan.
+#   TRAIN_GPT2=./train_gpt2 PREDICT=build/bench/predict dev/test/test_scale.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
-export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2}
+export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} PREDICT=${PREDICT:-build/bench/predict}
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
 # row GPUS FLAGS...: the row of GPUS: | GPUS | layout | step | tokens/s | of linear | not hidden | GB |
@@ -15,6 +15,22 @@ column() { awk -F ' *[|] *' -v n="$1" '{ gsub(/[,%]/, "", $n); print $n }'; }
 
 step=$(row 1 | column 4)
 report "one GPU: 64 micro-steps and an update" "$([ "$step" = 6405 ] || echo "found $step, expected 6405 ms")"
+report "one GPU without --ms: the prediction's micro-steps and update" "$(
+    found=$(scripts/scale.py -e d12 -b 16 -d 131072 --gpu a100 --gpus 1 | grep "^| 1 |" | column 4)
+    "$PREDICT" --json --gpu a100 -e d12 -b 16 -d 131072 >"$out"
+    python3 2>&1 -c '
+import json, sys
+step = json.loads(open(sys.argv[1]).readlines()[-1])["ms"][1]
+if abs(step - float(sys.argv[2])) > 0.51:
+    print("found", sys.argv[2], "expected", step, "ms")' "$out" "$found"
+)"
+report "--update-ms overrides the prediction, --memory is the GPU's" "$(
+    step() { scripts/scale.py -e d12 -b 16 -d 131072 --gpus 1 "$@" | grep "^| 1 |" | column 4; }
+    more=$(($(step --update-ms 1000) - $(step --update-ms 0)))
+    [ $more -ge 999 ] && [ $more -le 1001 ] || echo "a step is $more ms longer with --update-ms 1000, expected 1000"
+    grep -q 'none fits' <<<"$(scripts/scale.py -e d48 -b 4 --gpus 1 --gpu 4090)" ||
+        echo "1558M fits on a GPU of 24 GB"
+)"
 report "eight are at most eight times as fast" "$(
     percent=$(row 8 | column 6)
     awk -v p="$percent" 'BEGIN { exit !(p > 50 && p <= 101) }' || echo "found $percent % of linear, expected 50 to 101"
@@ -29,6 +45,10 @@ report "layouts that do not fit are left out" "$(
 refusal=$(row 2 -b 12 2>&1 >/dev/null)
 report "an error for -b that does not divide -d" "$(
     grep -q 'not a multiple of -b' <<<"$refusal" || echo "found '$refusal'"
+)"
+refusal=$(scripts/scale.py -e d12 -b 16 --gpu h300 2>&1 >/dev/null)
+report "an error for a GPU without a row" "$(
+    grep -q '^scale.py: .*--gpu h300: expected h200' <<<"$refusal" || echo "found '$refusal'"
 )"
 refusal=$(scripts/scale.py -e d12 -b 16 --ms 100 --gpus 2 -zz 2>&1 >/dev/null)
 report "an error for a flag that the trainer refuses" "$(
@@ -84,8 +104,8 @@ for level in 1 4; do
 import json, sys, types
 rank = json.load(sys.stdin)["ranks"][0]
 element = next(tensor["dtype"] for tensor in rank["tensors"] if tensor["name"] == "params")
-given = types.SimpleNamespace(e="d12", d=16384, t=1024, b=16, ms=1e-6, update_ms=0, node=8, nvlink=1, net=1, latency=0,
-                              recomputes=sys.argv[1] == "4")
+given = types.SimpleNamespace(e="d12", d=16384, t=1024, b=16, ms=1e-6, update_ms=0, measured=True, node=8, nvlink=1,
+                              net=1, latency=0, recomputes=sys.argv[1] == "4")
 _, exposed = scale.seconds(given, 0, 2, 16, 1, 8, 0)
 sent = rank["sent"] * 2 / scale.SIZES[element]
 if not abs(exposed * 1e9 / sent - 1) < 0.01:

@@ -12,27 +12,8 @@ extern "C" {  // cmocka.h has no extern "C" of its own
 #include <cmocka.h>
 }
 #include "testing.h"
-#include "llmc/common/cuda_common.cuh"
-#include <vector>
-
-// ---- device memory
-
-template <class T> struct DeviceArray {
-    T *at = nullptr;
-    size_t size;
-    explicit DeviceArray(size_t size_) : size(size_) { CUDA_CHECK(cudaMalloc(&at, size * sizeof(T))); }
-    explicit DeviceArray(const std::vector<T> &host) : DeviceArray(host.size()) {
-        CUDA_CHECK(cudaMemcpy(at, host.data(), size * sizeof(T), cudaMemcpyHostToDevice));
-    }
-    DeviceArray(const DeviceArray &) = delete;
-    DeviceArray &operator=(const DeviceArray &) = delete;
-    ~DeviceArray() { cudaFree(at); }
-    std::vector<T> host() const {
-        std::vector<T> copy(size);
-        CUDA_CHECK(cudaMemcpy(copy.data(), at, size * sizeof(T), cudaMemcpyDeviceToHost));
-        return copy;
-    }
-};
+#include "device_array.h"
+#include "llmc/common/device.cuh"
 
 static float normal(uint64_t index) { return (float)rng_normal(7, 1, index); }
 
@@ -219,6 +200,7 @@ template <class T> static __global__ void copy_packs(T *out, const T *in, int n)
     constexpr int SIZE = Pack<T>::SIZE;
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
     if (i >= n) { return; }
+    prefetch_l2(in + i);  // changes nothing
     store128(out + i, load128(in + i));
     Pack<T> x = load128_streaming(in + i), y = load128(in);
     float value[SIZE];
@@ -907,6 +889,59 @@ static void test_refusals(void **state) {
     }
 }
 
+// an instruction that sm_75 does not have, or more shared memory
+enum { SM_75_SHARED = 56 * 1024, NUM_BEYOND_SM_75 = 3 };
+static const char *const beyond_sm_75_sentences[NUM_BEYOND_SM_75] = {
+    "mma of bf16 needs sm_80, and this GPU is sm_75", "cp.async needs sm_80, and this GPU is sm_75",
+    "more than 48 KB of static shared memory, or 64 KB of both kinds"};
+
+static __global__ void beyond_sm_75(int which, const float *global) {
+    DYNAMIC_SHARED(float, x);
+    float d[4] = {};
+    const uint32_t a[4] = {};
+    if (which == 0) { mma_bf16(d, a, 0, 0); }
+    if (which == 1) { simt::start_copy(shared_address(x), global, 4, true); }
+    if (which == 2) {
+        SHARED_ARRAY(float, more, 3000);
+        more[0] = 1;
+    }
+}
+
+static void use_beyond_sm_75(void *argument) {
+    float *global;
+    simt::settings().capability = 75;
+    CUDA_CHECK(cudaMalloc(&global, sizeof(float)));
+    CUDA_CHECK(cudaFuncSetAttribute(beyond_sm_75, cudaFuncAttributeMaxDynamicSharedMemorySize, SM_75_SHARED));
+    LAUNCH(beyond_sm_75, 1, 32, SM_75_SHARED, nullptr, *static_cast<const int *>(argument), global);
+}
+
+// SIMT_CAPABILITY=75: a T4
+static void test_sm_75(void **state) {
+    cudaDeviceProp properties;
+    int value = 0, blocks = 0;
+    simt::settings().capability = 75;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    assert_true(properties.major == 7 && properties.minor == 5);
+    assert_int_equal(cuda_capability(), 75);
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    assert_int_equal(value, 64 * 1024);
+    CUDA_CHECK(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, value));
+    assert_int_equal(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, value + 4),
+                     cudaErrorInvalidValue);
+    cudaGetLastError();
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 1024, 0));
+    assert_int_equal(blocks, 1);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 128, 32 * 1024));
+    assert_int_equal(blocks, 2);
+    uint64_t copies = simt::counts().async_copies;
+    test_cp_async(state);
+    assert_int_equal(simt::counts().async_copies, copies);
+    for (int which = 0; which < NUM_BEYOND_SM_75; which++) {
+        assert_aborts("simt: kernel beyond_sm_75: block (0,0,0) thread ", beyond_sm_75_sentences[which],
+                      use_beyond_sm_75, which);
+    }
+}
+
 static void make_race(void *argument) {
     int which = *(const int *)argument;
     simt::settings().only_count_races = false;
@@ -1070,6 +1105,8 @@ static void test_device(void **state) {
     assert_string_equal(properties.name, "emulator");
     CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
     assert_true(value == 4 && properties.multiProcessorCount == 4);
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0));
+    assert_int_equal(value, 228 << 10);
     assert_int_equal(cudaGetDeviceProperties(&properties, 1), cudaErrorInvalidDevice);
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 1024, 0));
     assert_int_equal(blocks, 2);
@@ -1192,16 +1229,17 @@ static void test_unjoined_capture(void **state) {
 
 #endif
 
+// test_cuda_check forks. It comes first: a child cannot use CUDA after its parent has.
 static const struct CMUnitTest portable_tests[] = {
-    cmocka_unit_test(test_indices),         cmocka_unit_test(test_shared_arrays),
-    cmocka_unit_test(test_warp_operations), cmocka_unit_test(test_atomics),
-    cmocka_unit_test(test_reductions),      cmocka_unit_test(test_packs),
-    cmocka_unit_test(test_conversions),     cmocka_unit_test(test_stochastic_rounding),
-    cmocka_unit_test(test_rounding_bits),   cmocka_unit_test(test_mma_products),
-    cmocka_unit_test(test_mma_mapping),     cmocka_unit_test(test_ldmatrix),
-    cmocka_unit_test(test_cp_async),        cmocka_unit_test(test_access_by_address),
-    cmocka_unit_test(test_graph),           cmocka_unit_test(test_events),
-    cmocka_unit_test(test_cuda_check),
+    cmocka_unit_test(test_cuda_check),    cmocka_unit_test(test_indices),
+    cmocka_unit_test(test_shared_arrays), cmocka_unit_test(test_warp_operations),
+    cmocka_unit_test(test_atomics),       cmocka_unit_test(test_reductions),
+    cmocka_unit_test(test_packs),         cmocka_unit_test(test_conversions),
+    cmocka_unit_test(test_rounding_bits), cmocka_unit_test(test_stochastic_rounding),
+    cmocka_unit_test(test_mma_mapping),   cmocka_unit_test(test_mma_products),
+    cmocka_unit_test(test_ldmatrix),      cmocka_unit_test(test_cp_async),
+    cmocka_unit_test(test_graph),         cmocka_unit_test(test_access_by_address),
+    cmocka_unit_test(test_events),
 };
 
 #ifdef __CUDACC__
@@ -1222,6 +1260,7 @@ static const struct CMUnitTest emulator_tests[] = {
     cmocka_unit_test(test_reset),
     cmocka_unit_test(test_device),
     cmocka_unit_test(test_launch_limits),
+    cmocka_unit_test(test_sm_75),
     cmocka_unit_test(test_forbidden_in_capture),
     cmocka_unit_test(test_unjoined_capture),
 };

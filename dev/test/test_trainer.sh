@@ -50,7 +50,7 @@ refused() {
     )"
 }
 
-# a metrics file without ms and tokens_per_s, which depend on the clock
+# a metrics file without ms, tokens_per_s and mfu, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
 close_losses() { # RUN RUN: equal losses but for the order of sums
@@ -554,7 +554,7 @@ report "--help FLAG describes each flag, by letter and by name" "$(
         done
     done < <(listed list)
     run 0 "--help=-r" -b 4
-    matches "$out" '^-r, --recompute 0\.\.4$'
+    matches "$out" '^-r, --recompute LEVEL$'
     run 0 --help -b 4
     same "$out" list
 )"
@@ -581,7 +581,8 @@ report "--plan needs no data and adds up" "$(
         python3 - "$out" <<'EOF' 2>&1
 import json, sys
 plan = json.load(open(sys.argv[1]))
-assert list(plan) == ["ranks"] and len(plan["ranks"]) == 1
+assert list(plan) == ["recompute", "fuse_gelu", "logits_chunk", "ranks"] and len(plan["ranks"]) == 1
+assert plan["recompute"] in range(5) and not plan["fuse_gelu"] and plan["logits_chunk"] == 256, plan
 rank = plan["ranks"][0]
 assert set(rank) == {"rank", "state", "saved", "scratch", "total", "tensors", "llmc_total"}, set(rank)
 for tensor in rank["tensors"]:
@@ -620,7 +621,7 @@ report "--plan with the flags that --fit chose has the same total, and --fit kee
     equal "$(losses fitted | wc -l)" 4
 )"
 report "-rk below -r 4 gives a note" "$(
-    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2
+    run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -r 1 -rk 2
     says "$out" "note      -rk does nothing below -r 4"
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 1 -rk 2 -r 4
     equal "$(grep -c -- "-rk does" "$out")" 0
@@ -641,6 +642,45 @@ report "every -r gives the same losses" "$(
     run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r 4 -rk 2 -rn 2 -lc 3 -o level5
     holds "($(losses level5 | tail -n 1) - $(losses level0 | tail -n 1)) ^ 2 < 1e-10"
 )"
+# flag RUN NAME: a flag in the config.json of RUN
+flag() { sed -nE "s/^[[:space:]]*\"$2\":[[:space:]]*([^,]*),?\$/\1/p" "$1/config.json"; }
+report "-r auto is printed and saved, gives the same losses twice, and is not chosen with -r N" "$(
+    run 0 "${tiny[@]}" -x 4 -n 2 -o auto
+    matches "$out" '^chosen    -r 0: 0\.00 of [0-9]+\.[0-9]{2} GiB$'
+    equal "$(flag auto recompute) $(flag auto fuse-gelu) $(flag auto classifier-rows)" "0 0 0"
+    matches auto/config.json '"chosen":[[:space:]]*\["recompute", "fuse-gelu", "classifier-rows"\]'
+    run 0 "${tiny[@]}" -x 4 -r auto -o auto_again
+    equal "$(losses auto_again)" "$(losses auto)"
+    run 0 "${tiny[@]}" -x 4 -r 0 -o level_0
+    equal "$(grep -c '^chosen' "$out") $(flag level_0 recompute) $(flag level_0 fuse-gelu)" '0 0 "auto"'
+    equal "$(grep -c chosen level_0/config.json) $(losses level_0)" "0 $(losses auto)"
+    run 0 "${tiny[@]}" -x 4 -lc 9 -ge 1 -o auto_with
+    matches "$out" '^chosen    -r 0 -ge 1 -lc 9: '
+    matches auto_with/config.json '"chosen":[[:space:]]*\["recompute"\]'
+)"
+report "a resumed run keeps what -r auto chose, unless -r is given" "$(
+    sed -i -E 's/("recompute":[[:space:]]*)0/\12/; s/("classifier-rows":[[:space:]]*)0/\1128/' auto/config.json
+    for copy in auto_kept auto_given auto_anew; do cp -r auto $copy; done
+    run 0 -i text -o auto_kept -y 1 -x 6
+    says "$out" "chosen    -r 2 -lc 128, when the run began"
+    equal "$(grep -c '^note      --' "$out")" 1 # -x
+    equal "$(flag auto_kept recompute) $(flag auto_kept classifier-rows)" "2 128"
+    matches auto_kept/config.json '"chosen":[[:space:]]*\["recompute", "fuse-gelu", "classifier-rows"\]'
+    run 0 -i text -o auto_given -y 1 -x 6 -r 1
+    says "$out" "note      --recompute was 2, is now 1"
+    equal "$(grep -c '^chosen' "$out") $(flag auto_given recompute) $(flag auto_given classifier-rows)" "0 1 0"
+    equal "$(grep -c chosen auto_given/config.json)" 0
+    run 0 -i text -o auto_anew -y 1 -x 6 -r auto
+    matches "$out" '^chosen    -r 0: '
+    equal "$(flag auto_anew recompute)" 0
+)"
+report "a run of a version without -r auto is resumed at its level" "$(
+    cp -r auto older
+    sed -i -z -E 's/("fuse-gelu":[[:space:]]*)[0-9]+/\12/; s/,[[:space:]]*"chosen":[^]]*\]//' older/config.json
+    python3 -m json.tool older/config.json >/dev/null || echo "the test spoiled config.json"
+    run 0 -i text -o older -y 1 -x 6
+    equal "$(flag older recompute) $(flag older fuse-gelu) $(grep -c '^chosen' "$out")" "2 1 0"
+)"
 report "a resumed run may change -om, with a note" "$(
     run 0 -i text "${model[@]}" "${batch[@]}" "${quiet[@]}" -x 6 -n 3 -o moments
     run 0 -i text -o moments -y 1 -x 8 -om bf16
@@ -653,9 +693,9 @@ report "--plan plans --generate and a resumed run" "$(
     run 0 --plan -e d12 --generate 1 && cp "$out" generating
     matches generating '^state +decode_keys'
     equal "$(grep -c grads generating)" 0
-    run 0 --plan "${batch[@]}" -o whole -y 1 && cp "$out" resuming
+    run 0 --plan "${batch[@]}" -o whole -y 1 && grep -v '^chosen' "$out" >resuming
     run 0 --plan "${batch[@]}" -e whole -s 0
-    same "$out" resuming
+    equal "$(grep -v '^chosen' "$out")" "$(<resuming)"
 )"
 report "bytes as training data of a model with GPT-2's vocabulary give a note" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
@@ -740,7 +780,9 @@ refused "--fit with too little memory for any flags" "--fit: nothing fits in 1.0
     -e d48 --plan --fit=1
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
-refused "-r past the last level" "-r takes a whole number from 0 to 4; found '5'" -i text -r 5
+refused "-r past the last level" "-r takes 0, 1, 2, 3, 4 or auto; found '5'" -i text -r 5
+refused "-rk with -r auto" "-rk 2 applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
+refused "-rn with -r auto" "-rn 1 applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
 refused "-w with an unknown word" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
 refused "-om with an unknown type" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
 refused "a flag of llm.c that this trainer lacks" "-lg (log the GPU's state every N steps) is a flag of llm.c" \

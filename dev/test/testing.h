@@ -4,7 +4,7 @@ that stop the program.
 defines: temp_dir, temp_path, write_file, run_in_child, is_one_line, assert_stops
 */
 #pragma once
-#include "compare.h"
+#include "llmc/common/compare.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -54,6 +54,13 @@ static inline const char *write_file(const char *name, const void *data, size_t 
     return path;
 }
 
+// Ends a child without exit's handlers: those of a parent's CUDA context, which a child cannot use, may hang.
+static inline void leave_now(int status, void *unused) {
+    (void)unused;
+    fflush(NULL);
+    _exit(status);
+}
+
 // Runs function(argument) in a child process. output (size bytes) = its stderr. Returns its wait status.
 static inline int run_in_child(char *output, size_t size, void (*function)(void *), void *argument) {
     int ends[2], status = 0;
@@ -63,6 +70,7 @@ static inline int run_in_child(char *output, size_t size, void (*function)(void 
     if (child == 0) {
         dup2(ends[1], 2);
         close(ends[0]);
+        on_exit(leave_now, NULL);  // the last handler that is registered runs first
         function(argument);
         _exit(0);
     }

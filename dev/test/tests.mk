@@ -86,8 +86,9 @@ build/check/nccl: dev/bench/bench_comm.cu build/flags
 build/check/test_nccl: dev/test/test_nccl.cu build/flags
 	$(compile_cuda)
 # dev/test/test_nvcc.sh saves the messages of nvcc, and compiles nothing when the test runs it again
-build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu dev/test/test_ops.cu dev/test/test_nvcc.sh \
-		$(wildcard llmc/*.* llmc/*/*.* dev/test/*.h dev/bench/*.h)
+build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu \
+		$(addprefix dev/test/,test_ops.cu test_layouts.cu test_simt.cu) \
+		dev/test/test_nvcc.sh $(wildcard llmc/*.* llmc/*/*.* dev/test/*.h dev/bench/*.h)
 	@mkdir -p $(@D)
 	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
 	@dev/test/test_nvcc.sh > $@ 2>&1 || true
@@ -98,11 +99,14 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
+SELF_CHECK_SCRIPT := dev/test/test_self_check.sh  # minutes: in `make test-all`
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
-SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS),$(wildcard dev/test/test_*.sh))
+SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(SELF_CHECK_SCRIPT),$(wildcard \
+	dev/test/test_*.sh))
 
 MODEL := build/emulated/test_gpt2
-EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan_bf16 test_simt)
+EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan_bf16 test_simt \
+	test_layouts_bf16)
 TESTS := $(addprefix build/test/,test_gpt2_bf16 test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
 # the readers of files, and the communicator
 SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
@@ -110,6 +114,11 @@ SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokeniz
 MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
 	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
 MORE_MODEL := build/emulated/test_gpt2_bf16
+# the kernels and the model of the fp32 build on a T4
+# arithmetic and streams as unkind as a GPU's may be (llmc/emulator/block.h)
+ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
+	build/emulated/$(test)')
+ON_SM_75 := 'env SIMT_CAPABILITY=75 build/emulated/test_ops' 'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda $(MODEL)'
 MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_adamw_bf16 test_checkpoint_bf16 \
 	test_processes_bf16)
 # test_gradients takes minutes there, and test_reference runs the same operations
@@ -127,7 +136,7 @@ test: ## test: build and run the tests, 4 minutes on two cores; the last line is
 		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-programs: build/emulated/train_gpt2 $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
+test-programs: build/emulated/train_gpt2 build/bench/predict $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
@@ -135,8 +144,9 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
-		--together $(MORE_EMULATED) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(MORE_SANITIZED) $(MORE_TESTS)
+		--together $(SELF_CHECK_SCRIPT) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
+		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
-test-all-programs: $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BENCHES)
+test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BENCHES)
 
 .PHONY: test test-programs test-all test-all-programs

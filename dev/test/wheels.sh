@@ -71,7 +71,8 @@ mkdir "$folder/tree"
 git ls-files -z | xargs -0 cp --parents -t "$folder/tree"
 nvcc=$(echo "$folder"/compiler/lib/python*/site-packages/nvidia/cu13/bin/nvcc)
 
-expect "without a GPU the script stops before the build" "no GPU" PYTHON="$toolkit/bin/python" scripts/gpu_check.sh
+expect "without a GPU the script stops before the build" "no GPU" \
+    PYTHON="$toolkit/bin/python" scripts/gpu_check.sh first
 expect "all programs build from wheels" "no GPU: nothing was run" \
     PYTHON="$toolkit/bin/python" scripts/gpu_check.sh build
 linked "$toolkit"

@@ -1,11 +1,13 @@
 /*
-Building blocks of all kernels, compiled by nvcc for the GPU (sm_80 and up) or by a C++20 compiler for the emulator.
-defines: LAUNCH, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
-         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16,
-         unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared,
+Building blocks of all kernels, compiled by nvcc for the GPU or by a C++20 compiler for the emulator.
+fp32 runs from sm_75 on, bf16 from sm_80 on.
+defines: MULTIPROCESSOR_THREADS, LAUNCH, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
+         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, prefetch_l2,
+         pack_bf16, unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared,
+         store_shared,
          warp_sum, warp_max, block_sum, block_max,
          ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
-         reciprocal_fast, load_float, store_float, load_floats, store_floats
+         reciprocal_fast, rsqrt_device, log_device, log2_device, load_float, store_float, load_floats, store_floats
 A kernel uses hardware instructions only through functions of this file, so that it also runs emulated. Shared memory is
 declared by the two macros and passed as SharedPtr<T>, since the emulator checks its accesses.
 */
@@ -20,6 +22,21 @@ declared by the two macros and passed as SharedPtr<T>, since the emulator checks
 #include "llmc/emulator/runtime.h"
 #endif
 #include <type_traits>
+
+// SM_80: device code is compiled for sm_80 or newer. fp32 kernels use two of its instructions, a conversion to bf16 and
+// cp.async, and have a plain form of both for sm_75.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define SM_80
+#elif defined(__CUDA_ARCH__) && defined(PRECISION_BF16)
+#error "bf16 kernels need sm_80 or newer: build with make PRECISION=fp32 for this GPU"
+#endif
+
+// the fewest threads that a multiprocessor of these GPUs has room for
+#ifdef SM_80
+static constexpr int MULTIPROCESSOR_THREADS = 1536;
+#else
+static constexpr int MULTIPROCESSOR_THREADS = 1024;
+#endif
 
 // ---- calls and launches
 
@@ -100,14 +117,15 @@ using simt::store_shared;
 
 static constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// two floats to bf16, to nearest even; `low` in the lower half
+// two floats to bf16, to nearest even; `low` in the lower half. Every NaN becomes 0x7fff.
 static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-#ifdef __CUDACC__
+#ifdef SM_80
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 #else
-    return static_cast<uint32_t>(float_to_bf16(high).bits) << 16 | float_to_bf16(low).bits;
+    auto half = [](float x) { return x != x ? 0x7fffu : uint32_t{float_to_bf16(x).bits}; };
+    return half(high) << 16 | half(low);
 #endif
 }
 
@@ -122,20 +140,43 @@ static __device__ __forceinline__ float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    float y = exp2f(x);
+    float y = x == floorf(x) ? exp2f(x) : simt::approximated(exp2((double)x), x, 0x1p-22);
     return y < 0x1p-126f ? 0.0f : y;
 #endif
 }
 
-// 1 / x by the special function unit; a subnormal result becomes 0
+// 1 / x by the special function unit; a subnormal x or result counts as 0, with its sign
 static __device__ __forceinline__ float reciprocal_fast(float x) {
 #ifdef __CUDACC__
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    float y = 1 / x;
-    return y < 0x1p-126f ? 0.0f : y;
+    float y = fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : simt::approximated(1 / (double)x, x, 0x1p-23);
+    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
+#endif
+}
+
+// CUDA's own functions, whose documented errors the emulator adds: 2 units in the last place, 1 unit, 1 unit
+static __device__ __forceinline__ float rsqrt_device(float x) {
+#ifdef __CUDACC__
+    return rsqrtf(x);
+#else
+    return simt::approximated(1 / sqrt((double)x), x, 0x1p-22);
+#endif
+}
+static __device__ __forceinline__ float log_device(float x) {
+#ifdef __CUDACC__
+    return logf(x);
+#else
+    return simt::approximated(log((double)x), x, 0x1p-23);
+#endif
+}
+static __device__ __forceinline__ float log2_device(float x) {
+#ifdef __CUDACC__
+    return log2f(x);
+#else
+    return simt::approximated(log2((double)x), x, 0x1p-23);
 #endif
 }
 
@@ -225,6 +266,15 @@ static __device__ __forceinline__ void store64(void *address, uint2 x) {
                  : "memory");
 #else
     simt::store_global(static_cast<uint2 *>(address), x);
+#endif
+}
+
+// Starts the fetch of the address's 128-byte line from memory to L2.
+static __device__ __forceinline__ void prefetch_l2(const void *address) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+#else
+    (void)*static_cast<const volatile char *>(address);  // AddressSanitizer sees an address outside of the array
 #endif
 }
 
@@ -351,11 +401,22 @@ static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&
 #endif
 }
 
+// cp_async before sm_80: the thread copies at once, and a later commit or wait has nothing to do
+template <int BYTES> static __device__ __forceinline__ void copy_at_once(uint32_t to, const void *from, bool valid) {
+    if constexpr (BYTES == 16) {
+        store_shared(to, valid ? words_of_pack(load128(static_cast<const float *>(from))) : make_uint4(0, 0, 0, 0));
+    } else if constexpr (BYTES == 8) {
+        store_shared(to, valid ? load64(from) : make_uint2(0, 0));
+    } else {
+        store_shared(to, valid ? __ldg(static_cast<const uint32_t *>(from)) : 0u);
+    }
+}
+
 // Starts a copy of BYTES = 4, 8 or 16 from global to shared memory, both aligned to BYTES. If not `valid`, writes zeros
 // and does not read `from`. Visible to the calling thread after cp_async_wait, to other threads after a barrier too.
 template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
-#ifdef __CUDACC__
+#ifdef SM_80
     int bytes_read = valid ? BYTES : 0;
     if constexpr (BYTES == 16) {  // .cg: through L2 alone
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -366,25 +427,28 @@ template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to
                      "n"(BYTES), "r"(bytes_read)
                      : "memory");
     }
+#elif defined(__CUDACC__)
+    copy_at_once<BYTES>(to, from, valid);
 #else
+    if (simt::settings().capability < 80) { return copy_at_once<BYTES>(to, from, valid); }
     simt::start_copy(to, from, BYTES, valid);
 #endif
 }
 
 // The thread's copies since its last commit become one group.
 static __device__ __forceinline__ void cp_async_commit() {
-#ifdef __CUDACC__
+#ifdef SM_80
     asm volatile("cp.async.commit_group;" ::: "memory");
-#else
+#elif !defined(__CUDACC__)
     simt::commit_copies();
 #endif
 }
 
 // waits until at most PENDING of the thread's groups are incomplete
 template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
-#ifdef __CUDACC__
+#ifdef SM_80
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#else
+#elif !defined(__CUDACC__)
     simt::wait_for_copies(PENDING);
 #endif
 }

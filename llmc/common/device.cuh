@@ -2,7 +2,7 @@
 The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
 operations and their shared scratch.
 defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda_device, cuda_device_count,
-         cuda_current_device
+         cuda_current_device, cuda_capability
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"
@@ -13,7 +13,7 @@ typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's hand
 struct CudaExec {
     cudaStream_t stream;
     cudaEvent_t events[2];
-    int multiprocessors;
+    int multiprocessors, shared_bytes, block_shared_bytes;  // shared memory of a multiprocessor, and of a block at most
     // partial sums of a first stage; a second stage adds them in a fixed order. Shared by all operations of the stream
     void *partials;
     size_t partials_bytes;
@@ -53,12 +53,23 @@ static inline int cuda_current_device(void) {
     return device;
 }
 
+// compute capability times 10: 75 for a T4
+static inline int cuda_capability(void) {
+    int device = cuda_current_device(), major = 0, minor = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    return 10 * major + minor;
+}
+
 // partials: device memory for partials_of, at least the maximum over all operations
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming)); }
-    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, cuda_current_device()));
+    int device = cuda_current_device();
+    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&cuda->block_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     cuda->partials = partials;
     cuda->partials_bytes = partials_bytes;
     ex->cuda = cuda;
@@ -83,15 +94,20 @@ static inline size_t cuda_free_bytes(void) {
     return room > CUDA_RESERVE ? room - CUDA_RESERVE : 0;
 }
 
+// memory of a GPU outside of a plan: CUDA's context, NCCL's buffers, a desktop, and CUDA_RESERVE
+static const size_t CUDA_WHOLE_RESERVE = (size_t)2 << 30;
+
+static inline size_t cuda_whole_bytes(void) {
+    struct cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+    return gpu.totalGlobalMem > CUDA_WHOLE_RESERVE ? gpu.totalGlobalMem - CUDA_WHOLE_RESERVE : 0;
+}
+
 static inline void *cuda_allocate(size_t bytes) {
     void *p = NULL;
     size_t room = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&room, &total));
-#ifdef TESTING  // tests read device memory on the host
-    cudaError_t error = cudaMallocManaged(&p, bytes ? bytes : 256);
-#else
     cudaError_t error = cudaMalloc(&p, bytes ? bytes : 256);
-#endif
     if (error != cudaSuccess) {
         run_error(
             "out of GPU memory: the plan needs %.1f MiB, but %.1f of %.1f MiB are free (%s); use a smaller -b, -t or "
@@ -185,6 +201,7 @@ static const Device cuda_device = {
     .allocate = cuda_allocate,
     .release = cuda_release,
     .free_bytes = cuda_free_bytes,
+    .whole_bytes = cuda_whole_bytes,
     .allocate_host = cuda_allocate_host,
     .release_host = cuda_release_host,
     .fill = cuda_fill,

@@ -2,7 +2,7 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, Device, DeviceGraph, cpu_device, now_seconds
+defines: Exec, PlainKernels, Device, DeviceGraph, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -16,6 +16,18 @@ done when the call returns. On a GPU the call returns at once, and events tell t
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
 
+// Plainer kernels for a device on which the fast ones fail the self-check: 0 is the fastest.
+typedef struct {
+    int attention_forward, attention_backward;  // 1: CUDA cores
+    int matmul;                                 // MATMUL_FASTEST ..; on a CPU any other value is our own GEMM
+} PlainKernels;
+
+enum {
+    MATMUL_FASTEST,       // autotuned
+    MATMUL_FIRST_CHOICE,  // cuBLASLt's first choice without a fused epilogue
+    MATMUL_PLAIN          // our own GEMM
+};
+
 typedef struct Exec {
     struct PreparedMatmuls *matmuls;
     struct
@@ -25,6 +37,7 @@ typedef struct Exec {
     } rounded;
     struct CudaExec *cuda;  // NULL on a CPU
     bool rare_shapes;       // the next matmuls have shapes that seldom repeat: they are not autotuned
+    PlainKernels plain;     // set before Backend.open
 } Exec;
 
 typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
@@ -36,7 +49,8 @@ typedef struct {
     // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
-    size_t (*free_bytes)(void);  // free for a plan, without a reserve for all other memory
+    size_t (*free_bytes)(void);   // free for a plan, without a reserve for all other memory
+    size_t (*whole_bytes)(void);  // for a plan if nothing else used the device: the same number at every start
     void *(*allocate_host)(size_t bytes);
     void (*release_host)(void *p);
 
@@ -80,18 +94,31 @@ static inline size_t number_in_file(const char *path) {
     return read ? (size_t)number : SIZE_MAX;
 }
 
-// Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
-// SIZE_MAX if the system does not say.
-static inline size_t host_free_bytes(void) {
+// bytes of one line of /proc/meminfo, for example "MemTotal: %llu kB"; SIZE_MAX if there is no such line
+static inline size_t meminfo_bytes(const char *format) {
     char line[128];
     unsigned long long kib = 0;
     FILE *file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file) && sscanf(line, "MemAvailable: %llu kB", &kib) != 1) {}
+    while (file && fgets(line, sizeof line, file) && sscanf(line, format, &kib) != 1) {}
     if (file) { fclose(file); }
-    size_t room = kib ? (size_t)kib * 1024 : SIZE_MAX;
+    return kib ? (size_t)kib * 1024 : SIZE_MAX;
+}
+
+// Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
+// SIZE_MAX if the system does not say.
+static inline size_t host_free_bytes(void) {
+    size_t room = meminfo_bytes("MemAvailable: %llu kB");
     size_t most = number_in_file("/sys/fs/cgroup/memory.max"), used = number_in_file("/sys/fs/cgroup/memory.current");
     if (most != SIZE_MAX && used <= most && most - used < room) { room = most - used; }
     return room == SIZE_MAX ? room : room - room / 32;
+}
+
+// All memory of the machine or of the control group, less a quarter for other programs. SIZE_MAX if the system does not
+// say.
+static inline size_t host_whole_bytes(void) {
+    size_t whole = meminfo_bytes("MemTotal: %llu kB"), most = number_in_file("/sys/fs/cgroup/memory.max");
+    if (most < whole) { whole = most; }
+    return whole == SIZE_MAX ? whole : whole - whole / 4;
 }
 
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
@@ -115,6 +142,7 @@ static const Device cpu_device = {
     .allocate = host_allocate,
     .release = free,
     .free_bytes = host_free_bytes,
+    .whole_bytes = host_whole_bytes,
     .allocate_host = host_allocate,
     .release_host = free,
     .fill = host_fill,

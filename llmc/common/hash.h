@@ -1,6 +1,6 @@
 /*
 Hashes of contents, to compare what ranks hold and read.
-defines: hash_word, hash_bytes, hash_file
+defines: hash_word, hash_bytes, hash_file, hash_whole_file
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -44,5 +44,15 @@ static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *pa
         hash = hash_bytes(hash, bytes, (size_t)got);
     }
     close(fd);
+    return hash;
+}
+
+// hashes all bytes of a file; a file that cannot be read counts as empty
+static inline uint64_t hash_whole_file(uint64_t hash, const char *path) {
+    static uint8_t bytes[1 << 16];
+    FILE *file = fopen(path, "rb");
+    size_t got;
+    while (file && (got = fread(bytes, 1, sizeof bytes, file)) > 0) { hash = hash_bytes(hash, bytes, got); }
+    if (file) { fclose(file); }
     return hash;
 }

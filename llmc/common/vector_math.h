@@ -7,7 +7,9 @@ Below -87.3 the result is 0, above 88.3 exp(88.3); a NaN stays a NaN. The fp64 b
 */
 #pragma once
 #include "llmc/common/floatx.h"
-#if defined(__AVX512BF16__)
+// not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
+#if defined(__AVX512BF16__) && !defined(__CUDACC__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
+#define ROUNDS_WITH_AVX512
 #include <immintrin.h>
 #endif
 
@@ -41,7 +43,7 @@ __attribute__((always_inline)) static inline real fast_exp(real x) {
 // out (n) = in (n), rounded to nearest even
 static inline void round_to_bf16(bf16 *out, const floatX *in, size_t n) {
     size_t i = 0;
-#if defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
+#ifdef ROUNDS_WITH_AVX512
     for (; i + 32 <= n; i += 32) {
         __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(in + i + 16), _mm512_loadu_ps(in + i));
         memcpy(out + i, &pair, sizeof pair);

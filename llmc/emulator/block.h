@@ -60,12 +60,39 @@ namespace simt {
 
 // ---- settings and counts
 
-// Execution order and checks. A test sets these between launches; environment variables [in brackets] set the defaults.
+inline int setting_from_environment(const char *name, int default_value) {
+    const char *value = std::getenv(name);
+    return value ? std::atoi(value) : default_value;
+}
+
+// Execution order, arithmetic and checks. A test sets these between launches; environment variables set the defaults.
+// The default arithmetic is IEEE's. A GPU may round and order otherwise, within NVIDIA's documented bounds:
+// SIMT_HARDWARE=1 turns on all settings of that kind.
 struct Settings {
-    int warp_order = 0;             // 0 forward, 1 reverse, 2 and above: seed of a random order [SIMT_ORDER]
-    int mma_rounding = 0;           // 0 fp32 sums; 1 exact sums of 8 products, truncated as on tensor cores [SIMT_MMA]
-    int eager_async = 0;            // completion of cp.async: 0 at the wait, 1 at the copy [SIMT_ASYNC]
-    int check_races = 1;            // 0 skips the race check and runs faster [SIMT_RACES]
+    // 0 forward, 1 reverse, 2 and above: seed of a random order
+    int warp_order = setting_from_environment("SIMT_ORDER", 0);
+    // completion of cp.async: 0 at the wait, 1 at the copy
+    int eager_async = setting_from_environment("SIMT_ASYNC", 0);
+    // 0 skips the race check and runs faster
+    int check_races = setting_from_environment("SIMT_RACES", 1);
+    // compute capability, times 10: 90 as an H100, or 75 as a T4, without cp.async and bf16 on tensor cores
+    int capability = setting_from_environment("SIMT_CAPABILITY", 90);
+    int hardware = setting_from_environment("SIMT_HARDWARE", 0);
+    // tensor cores: 0 fp32 sums in order; 1 aligned and truncated sums of 8 products (tensor_core_sum)
+    int mma_rounding = setting_from_environment("SIMT_MMA", hardware);
+    // special functions: 1 makes ex2, rcp, rsqrt, log, log2 and cuBLASLt's tanh as wrong as NVIDIA documents
+    int approximate = setting_from_environment("SIMT_APPROX", hardware);
+    // cuBLASLt: 0 every shape has one order of sums; above 0 a seed that gives each shape an order of its own
+    int product_orders = setting_from_environment("SIMT_PRODUCTS", hardware);
+    // TF32: 0 rounds inputs to nearest; 1 truncates, as tensor cores do with fp32 bits
+    int tf32_truncates = setting_from_environment("SIMT_TF32", hardware);
+    // streams: 0 work runs at the call; 1 work runs when the host waits for it, the latest moment that CUDA allows
+    int late_streams = setting_from_environment("SIMT_LATE", hardware);
+    // memory: 1 host code that touches device memory crashes, and so does a kernel that passes the end of an allocation
+    int private_memory = setting_from_environment("SIMT_PRIVATE", hardware);
+    // "name" or "name:threads": the first output of launches of this kernel, in blocks of that size, is wrong.
+    // "cublasLtMatmul" or "cublasLtMatmul:epilogue" likewise.
+    const char *broken_kernel = std::getenv("SIMT_BREAK");
     bool only_count_races = false;  // a race does not abort; for tests of the race check
 };
 
@@ -77,14 +104,8 @@ struct Counts {
     uint64_t races = 0;
 };
 
-inline int setting_from_environment(const char *name, int default_value) {
-    const char *value = std::getenv(name);
-    return value ? std::atoi(value) : default_value;
-}
-
 inline Settings &settings() {
-    static Settings all = {setting_from_environment("SIMT_ORDER", 0), setting_from_environment("SIMT_MMA", 0),
-                           setting_from_environment("SIMT_ASYNC", 0), setting_from_environment("SIMT_RACES", 1), false};
+    static Settings all;
     return all;
 }
 
@@ -146,10 +167,14 @@ struct SharedRegion {
 };
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP };
-// limits of an H100; SHARED_WINDOW_BYTES is larger, since arrays lie apart
+// limits of an H100, and of a T4; SHARED_WINDOW_BYTES is larger, since arrays lie apart
+static constexpr int SM_75_SHARED_BYTES = 64 * 1024;
 enum { SHARED_BYTES = 227 * 1024, STATIC_SHARED_BYTES = 48 * 1024, SHARED_WINDOW_BYTES = 288 * 1024, SHADOW_UNIT = 2 };
 
 enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
+
+// static and dynamic shared memory of a block, at most
+inline int shared_bytes_limit() { return settings().capability < 80 ? SM_75_SHARED_BYTES : SHARED_BYTES; }
 
 // The block that one OS thread runs. Memory and idle fibers are reused by the next block.
 struct Block {
@@ -203,6 +228,12 @@ inline Block &block() { return *current_block; }
     std::fprintf(stderr, "simt: kernel %s: block (%u,%u,%u)%s: %s\n", b.kernel, b.index.x, b.index.y, b.index.z, who,
                  what);
     std::abort();
+}
+
+// Refuses an instruction that GPUs have from this capability on.
+inline void require_capability(int capability, const char *instruction) {
+    if (settings().capability >= capability) { return; }
+    refuse(block().current, "%s needs sm_%d, and this GPU is sm_%d", instruction, capability, settings().capability);
 }
 
 // ---- fibers

@@ -6,10 +6,14 @@ As in the library: matrices are column-major with a leading dimension; sums are 
   D; the size of an attribute is checked; mismatched arguments give CUBLAS_STATUS_INVALID_VALUE, a missing kernel gives
   CUBLAS_STATUS_NOT_SUPPORTED; an aux matrix needs a leading dimension divisible by 8; biases and bias gradients have
   D's type; GELU has the tanh form and reads the unrounded sum; an address outside device memory is an error.
-Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 bytes; no operand may overlap the
-  workspace.
+Stricter: bf16 needs addresses and leading dimensions that are multiples of 16 bytes, but not with SIMT_PRODUCTS; no
+  operand may overlap the workspace.
 Invented: the algorithms. Their sums differ in the last bits, so that a test can tell which algorithm ran. Algorithm 0
   adds in order; algorithm 1 adds odd and even terms apart. Both can split k; the partial sums lie in the workspace.
+  With SIMT_PRODUCTS each shape and algorithm has an order of its own: in turn, in 2 or 4 interleaved parts, in halves.
+  A third of the shapes then lacks an epilogue.
+Settings of block.h: SIMT_MMA for bf16 and TF32 products, SIMT_TF32 for their inputs. SIMT_APPROX: GELU's tanh has the
+  error of tanh.approx, 2^-11, which cuBLASLt 13's kernels use for every type.
 Cost: a product advances the emulated clock of runtime.h by its FLOPs. A test chooses the fastest algorithm or epilogue
   with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.
 */
@@ -103,6 +107,8 @@ struct LtSettings {
     uint64_t slowdown = 2'000'000;             // emulated nanoseconds
     int fast_algorithm = -1, fast_splits = 1;  // if >= 0: every other algorithm costs the slowdown more
     std::vector<uint32_t> slow_epilogues;      // products with one of these epilogues cost the slowdown more
+    int broken_algorithm = -1;                 // if >= 0: the last column of its products is wrong
+    uint32_t broken_epilogue = 0;              // its products, or its column sums, are wrong in the last column
     size_t version = 130000;
 };
 struct LtCounts {
@@ -173,8 +179,11 @@ struct LtProduct {
     float *workspace;
 };
 
-// rounds fp32 to the 10 mantissa bits of TF32
-inline float to_tf32(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+// fp32 to the 10 mantissa bits of TF32
+inline float to_tf32(float x) {
+    uint32_t rounding = settings().tf32_truncates ? 0 : 0x1000u;
+    return __uint_as_float((__float_as_uint(x) + rounding) & 0xffffe000u);
+}
 
 // op(x) as (k, count), row-major
 inline std::vector<float> lt_operand(const LtMatrix &x, bool k_is_row, size_t count, size_t k, bool tf32) {
@@ -188,23 +197,58 @@ inline std::vector<float> lt_operand(const LtMatrix &x, bool k_is_row, size_t co
     return operand;
 }
 
-// out (m) = column j of op(A) op(B), summed over k in [begin, end)
+// in how many parts an algorithm sums the steps of k, and whether a part is a stretch of k or every n-th step
+struct LtOrder {
+    size_t parts;
+    bool in_turn;
+};
+inline LtOrder lt_order(const LtProduct &w) {
+    uint64_t number = w.algo.data[1], shape = (w.d.rows * 1000003 + w.d.cols) * 1000003 + w.k;
+    uint64_t seed = static_cast<uint64_t>(settings().product_orders);
+    if (seed == 0) { return {number == 1 ? size_t{2} : size_t{1}, true}; }
+    const LtOrder orders[4] = {{1, true}, {2, true}, {4, true}, {2, false}};
+    return orders[rng_bits(seed, number, shape) % 4];
+}
+
+// part (m) += up to 8 steps of k from `at` on, as tensor cores do
+inline void lt_tensor_step(float *part, const std::vector<float> &a, const std::vector<float> &b, size_t m, size_t n,
+                           size_t j, size_t at, size_t count) {
+    float x[8], y[8];
+    for (size_t p = 0; p < count; p++) { y[p] = b[(at + p) * n + j]; }
+    for (size_t i = 0; i < m; i++) {
+        for (size_t p = 0; p < count; p++) { x[p] = a[(at + p) * m + i]; }
+        part[i] = tensor_core_sum(part[i], x, y, static_cast<int>(count));
+    }
+}
+
+// out (m) = column j of op(A) op(B), summed over k in [begin, end); tensor cores take 8 steps of k at once
 inline void lt_column(float *out, const LtProduct &w, const std::vector<float> &a, const std::vector<float> &b,
                       size_t j, size_t begin, size_t end) {
     size_t m = w.d.rows, n = w.d.cols;
-    std::vector<float> sum[2] = {std::vector<float>(m), std::vector<float>(m)};
-    for (size_t p = begin; p < end; p++) {
-        float *to = sum[w.algo.data[1] == 1 ? p % 2 : 0].data(), factor = b[p * n + j];
-        const float *from = &a[p * m];
-        for (size_t i = 0; i < m; i++) { to[i] += from[i] * factor; }
+    bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    bool tensor_cores = settings().mma_rounding && (tf32 || w.a.type == CUDA_R_16BF);
+    LtOrder order = lt_order(w);
+    std::vector<float> sum(4 * m);
+    size_t step = tensor_cores ? 8 : 1, steps = (end - begin + step - 1) / step;
+    for (size_t s = 0; s < steps; s++) {
+        size_t at = begin + s * step;
+        float *part = &sum[(order.in_turn ? s % order.parts : s * order.parts / steps) * m], factor = b[at * n + j];
+        if (tensor_cores) {
+            lt_tensor_step(part, a, b, m, n, j, at, std::min(step, end - at));
+        } else {
+            for (size_t i = 0; i < m; i++) { part[i] += a[at * m + i] * factor; }
+        }
     }
-    for (size_t i = 0; i < m; i++) { out[i] = sum[0][i] + sum[1][i]; }
+    for (size_t i = 0; i < m; i++) { out[i] = (sum[i] + sum[m + i]) + (sum[2 * m + i] + sum[3 * m + i]); }
 }
 
 inline double lt_gelu_inner(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
-inline float lt_gelu(double x) { return static_cast<float>(0.5 * x * (1 + std::tanh(lt_gelu_inner(x)))); }
+inline double lt_tanh(double u) {
+    return settings().approximate ? off_by(std::tanh(u), static_cast<float>(u), 0x1p-11) : std::tanh(u);
+}
+inline float lt_gelu(double x) { return static_cast<float>(0.5 * x * (1 + lt_tanh(lt_gelu_inner(x)))); }
 inline float lt_gelu_slope(double x) {
-    double t = std::tanh(lt_gelu_inner(x)), inner_slope = 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+    double t = lt_tanh(lt_gelu_inner(x)), inner_slope = 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
     return static_cast<float>(0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner_slope);
 }
 
@@ -251,6 +295,11 @@ inline void lt_multiply(const LtProduct &w) {
         result[at] = lt_epilogue(w, at % m, at / m, x);
         w.d.set(at % m, at / m, result[at]);
     }
+    const LtSettings &s = lt_settings();
+    bool broken = s.broken_algorithm == static_cast<int>(w.algo.data[1]) || s.broken_epilogue == w.desc.epilogue ||
+                  is_broken("cublasLtMatmul", w.desc.epilogue);
+    bool sums_only = w.desc.epilogue & (16 | 512);
+    for (size_t i = 0; broken && !sums_only && i < m; i++) { w.d.set(i, n - 1, 2 * result[(n - 1) * m + i] + 1); }
     for (size_t i = 0; w.desc.epilogue & 16 && i < m; i++) {
         float sum = 0;
         for (size_t j = 0; j < n; j++) { sum += result[i + j * m]; }
@@ -261,6 +310,7 @@ inline void lt_multiply(const LtProduct &w) {
         for (size_t p = 0; p < w.k; p++) { sum += w.desc.transpose_b ? w.b.get(j, p) : w.b.get(p, j); }
         w.bias.set(j, 0, sum);
     }
+    if (broken && sums_only) { w.bias.set(w.bias.rows - 1, 0, 2 * w.bias.get(w.bias.rows - 1, 0) + 1); }
 }
 
 // ---- validation
@@ -291,10 +341,18 @@ inline cublasStatus_t lt_check_shapes(const SimtLtDesc &desc, const SimtLtLayout
     return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
+// With SIMT_PRODUCTS, about a third of the shapes has no kernel with this epilogue.
+inline bool lt_lacks_epilogue(uint32_t epilogue, const SimtLtLayout &d) {
+    uint64_t seed = static_cast<uint64_t>(settings().product_orders);
+    return seed && epilogue != CUBLASLT_EPILOGUE_DEFAULT &&
+           rng_bits(seed, epilogue, d.rows * 1000003 + d.cols) % 3 == 0;
+}
+
 // conditions of the epilogue
 inline cublasStatus_t lt_check_epilogue(const SimtLtDesc &desc, const SimtLtLayout &d) {
     bool bias = desc.epilogue & (4 | 16 | 512), aux = desc.epilogue & 128;
-    if (!lt_known_epilogue(desc.epilogue) || (desc.epilogue & lt_settings().epilogues_off)) {
+    if (!lt_known_epilogue(desc.epilogue) || (desc.epilogue & lt_settings().epilogues_off) ||
+        lt_lacks_epilogue(desc.epilogue, d)) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     }
     if ((bias && !desc.bias) || (aux && (!desc.aux || desc.aux_ld < static_cast<int64_t>(d.rows)))) {
@@ -313,9 +371,9 @@ inline cublasStatus_t lt_check(const SimtLtDesc &desc, const SimtLtLayout &a, co
     return types && !lt_settings().no_algorithms ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// bf16 tensor cores load 16 bytes at a time
+// bf16 tensor cores load 16 bytes at a time. cuBLASLt also has kernels for less.
 inline bool lt_aligned(const SimtLtLayout &x, size_t alignment) {
-    return x.type != CUDA_R_16BF || (alignment % 16 == 0 && x.ld % 8 == 0);
+    return settings().product_orders || x.type != CUDA_R_16BF || (alignment % 16 == 0 && x.ld % 8 == 0);
 }
 
 // Checks that the algorithm is known and supports the product. *workspace: the bytes it needs.
@@ -465,7 +523,9 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     std::memcpy(&product.alpha, alpha, sizeof product.alpha);
     std::memcpy(&product.beta, beta, sizeof product.beta);
     for (const simt::LtMatrix *x : {&product.a, &product.b, &product.c, &product.d}) {
-        if (x->type == CUDA_R_16BF && !x->aligned_to(16)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+        if (x->type == CUDA_R_16BF && !x->aligned_to(simt::settings().product_orders ? 2 : 16)) {
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        }
         if (!x->on_device()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     }
     bool vectors = (!(desc->epilogue & 128) || product.aux.on_device()) &&

@@ -5,9 +5,11 @@ defines: cudaMalloc .. cudaGraphLaunch with their types and constants; simt::lau
 Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
-             cudaErrorInvalidValue.
+             cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host has no access to device memory but while device work
+             runs, and a page without access follows each allocation.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
-  Streams    Work runs at the call, in the order of the calls.
+  Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the host
+             waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
   Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
              the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
@@ -20,12 +22,15 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              of pageable host memory and the default stream fail and invalidate the capture: every capture is as strict
              as cudaStreamCaptureModeGlobal. Nodes of a graph stand in the order of the calls. A kernel node has the
              name from its launch; a cuBLASLt product is one kernel node.
+  Dry run    With simt::runtime().dry_run, device memory is address space without pages, and no work runs: launches and
+             copies are checked and recorded alone. For the plan and the launches of models larger than this machine.
   Counters   simt::runtime() counts host synchronisations, pageable copies, launches, and graphs launched between an
              event and the wait for the event.
 For one host thread.
 */
 #pragma once
 #include "llmc/emulator/simt.h"
+#include <deque>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -54,7 +59,17 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrL2CacheSize = 38 };
+enum cudaDeviceAttr {
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrGlobalMemoryBusWidth = 37,
+    cudaDevAttrL2CacheSize = 38,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -86,6 +101,7 @@ struct SimtEvent {
     SimtStream *stream = nullptr;  // stream of the record, and the number of captured nodes of the stream before it
     size_t work_before = 0;
     uint64_t graphs_before = 0;  // runtime().graph_launches at the record
+    uint64_t submitted = 0;      // runtime().submitted at the record
 };
 enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
 struct SimtGraphNode {
@@ -121,6 +137,8 @@ enum MemoryKind { PAGEABLE, PINNED, DEVICE };
 struct Allocation {
     size_t bytes;
     MemoryKind kind;
+    char *pages;  // private or reserved memory: whole pages that hold the allocation at their end; else NULL
+    size_t page_bytes;
 };
 
 struct Runtime {
@@ -130,7 +148,11 @@ struct Runtime {
     uint64_t graphs_meanwhile = 0;          // graphs launched between an event and the wait for it, over all waits
     size_t device_bytes = size_t{8} << 30;  // capacity of the device; a test may shrink it
     size_t device_bytes_used = 0;
+    bool dry_run = false;
     uint64_t nanoseconds = 0;  // emulated clock
+    // work that late streams have not run yet, and the number of pieces submitted so far
+    std::deque<SimtGraphNode> pending;
+    uint64_t submitted = 0;
     cudaError_t last_error = cudaSuccess;
     std::map<uintptr_t, Allocation> allocations;          // by address
     std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, set by cudaFuncSetAttribute
@@ -143,7 +165,16 @@ inline Runtime &runtime() {
     return all;
 }
 
-enum { DEVICE_SMS = 4, SHARED_BYTES_BY_DEFAULT = 48 * 1024, SHARED_BYTES_OF_SM = 228 * 1024, THREADS_OF_SM = 2048 };
+enum {
+    DEVICE_SMS = 4,
+    DEVICE_KILOHERTZ = 1000000,
+    SHARED_BYTES_BY_DEFAULT = 48 * 1024,
+    SHARED_BYTES_OF_SM = 228 * 1024,
+    THREADS_OF_SM = 2048
+};
+static constexpr int SM_75_THREADS_OF_SM = 1024;
+// sm_75: as much as a block may take
+inline int shared_bytes_of_sm() { return settings().capability < 80 ? SM_75_SHARED_BYTES : int{SHARED_BYTES_OF_SM}; }
 
 // sets the last error, as every failing call does
 inline cudaError_t failed(cudaError_t error) {
@@ -158,6 +189,53 @@ enum : uint64_t { LAUNCH_NANOSECONDS = 2000, THREADS_PER_NANOSECOND = 4, BYTES_P
 inline uint64_t kernel_nanoseconds(uint64_t threads) { return LAUNCH_NANOSECONDS + threads / THREADS_PER_NANOSECOND; }
 inline uint64_t copy_nanoseconds(size_t bytes) { return LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND; }
 
+// ---- private device memory, and address space alone
+
+enum : size_t { PAGE = 4096, ALIGNMENT = 256 };
+
+// Memory of `bytes` that ends, but for the alignment, before a page without access. NULL if there is none.
+inline void *map_private(size_t bytes, Allocation *allocation) {
+    size_t used = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    allocation->page_bytes = (used + PAGE - 1) / PAGE * PAGE;
+    void *pages =
+        mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) { return nullptr; }
+    madvise(pages, allocation->page_bytes, MADV_HUGEPAGE);  // mprotect then changes fewer pages
+    allocation->pages = static_cast<char *>(pages);
+    return allocation->pages + allocation->page_bytes - used;
+}
+
+inline void unmap(void *address, const Allocation &allocation) {
+    if (allocation.pages) {
+        munmap(allocation.pages, allocation.page_bytes + PAGE);
+    } else {
+        std::free(address);
+    }
+}
+
+inline void allow_access(const Allocation &a, bool allowed) {
+    if (a.pages) { mprotect(a.pages, a.page_bytes, allowed ? PROT_READ | PROT_WRITE : PROT_NONE); }
+}
+
+// Device memory is accessible from here on, or no longer.
+inline void allow_device_access(bool allowed) {
+    if (!settings().private_memory) { return; }
+    for (const auto &[address, allocation] : runtime().allocations) { allow_access(allocation, allowed); }
+}
+
+// Runs the pending work of all streams up to the piece number `last`.
+inline void run_pending(uint64_t last = UINT64_MAX) {
+    Runtime &r = runtime();
+    if (r.pending.empty()) { return; }
+    allow_device_access(true);
+    while (!r.pending.empty() && r.submitted - r.pending.size() < last) {
+        SimtGraphNode node = std::move(r.pending.front());
+        r.pending.pop_front();
+        node.work();
+    }
+    allow_device_access(false);
+}
+
 // Frees all captures, streams and allocations, and resets the clock, the counters and the device's capacity. For the
 // setup of a test: a failed assertion leaves its test by longjmp, which runs no destructor. Events and graphs are not
 // freed.
@@ -165,7 +243,7 @@ inline void reset_runtime() {
     Runtime &r = runtime();
     for (cudaGraph_t graph : r.captures) { delete graph; }
     for (cudaStream_t stream : r.streams) { delete stream; }
-    for (const auto &[address, allocation] : r.allocations) { std::free(reinterpret_cast<void *>(address)); }
+    for (const auto &[address, allocation] : r.allocations) { unmap(reinterpret_cast<void *>(address), allocation); }
     r = Runtime();
 }
 
@@ -198,9 +276,20 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     if (kind == DEVICE && bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used)) {
         return failed(cudaErrorMemoryAllocation);
     }
-    if (posix_memalign(address, 256, bytes)) { return failed(cudaErrorMemoryAllocation); }
-    std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
-    r.allocations[reinterpret_cast<uintptr_t>(*address)] = Allocation{bytes, kind};
+    Allocation allocation = {bytes, kind, nullptr, 0};
+    bool reserved = r.dry_run && kind == DEVICE;
+    if (reserved || (kind == DEVICE && settings().private_memory)) {
+        *address = map_private(bytes, &allocation);
+    } else if (posix_memalign(address, ALIGNMENT, bytes)) {
+        *address = nullptr;
+    }
+    if (!*address) { return failed(cudaErrorMemoryAllocation); }
+    if (!reserved) {
+        allow_access(allocation, true);
+        std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
+        allow_access(allocation, false);
+    }
+    r.allocations[reinterpret_cast<uintptr_t>(*address)] = allocation;
     if (kind == DEVICE) { r.device_bytes_used += bytes; }
     return cudaSuccess;
 }
@@ -211,20 +300,25 @@ inline cudaError_t release(void *address, MemoryKind kind) {
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == r.allocations.end() || found->second.kind != kind) { return failed(cudaErrorInvalidValue); }
+    run_pending();
     if (kind == DEVICE) { r.device_bytes_used -= found->second.bytes; }
+    unmap(address, found->second);
     r.allocations.erase(found);
-    std::free(address);
     return cudaSuccess;
 }
 
 // ---- work on streams
 
-// Runs work, or records it if the stream is capturing.
+// Runs work, keeps it for later, or records it if the stream is capturing.
 inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
+    Runtime &r = runtime();
     if (!stream && capturing()) { return invalidate_captures(cudaErrorStreamCaptureImplicit); }
     if (!stream || !stream->capture) {
-        node.work();
-        runtime().nanoseconds += node.nanoseconds;
+        r.submitted++;
+        r.nanoseconds += node.nanoseconds;
+        if (r.dry_run) { return cudaSuccess; }
+        r.pending.push_back(std::move(node));
+        if (!settings().late_streams) { run_pending(); }
         return cudaSuccess;
     }
     stream->recorded++;
@@ -236,6 +330,21 @@ inline size_t shared_bytes_allowed(const void *kernel) {
     auto found = runtime().shared_bytes_allowed.find(kernel);
     return found == runtime().shared_bytes_allowed.end() ? size_t{SHARED_BYTES_BY_DEFAULT} : found->second;
 }
+
+// whether settings().broken_kernel names this launch
+inline bool is_broken(const char *name, unsigned threads) {
+    const char *broken = settings().broken_kernel;
+    if (!broken) { return false; }
+    size_t length = std::strcspn(broken, ":");
+    bool named = std::strncmp(name + (*name == '('), broken, length) == 0;
+    return named && (!broken[length] || static_cast<unsigned>(std::atoi(broken + length + 1)) == threads);
+}
+template <class T> void break_output(T *output) {
+    if constexpr (!std::is_const_v<T> && !std::is_void_v<T>) {
+        if (output) { std::memset(static_cast<void *>(output), 0x47, sizeof *output); }  // 51000 or so in fp32 and bf16
+    }
+}
+template <class T> void break_output(const T &) {}
 
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
@@ -253,7 +362,11 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
     }
     runtime().launches++;
     std::tuple<P...> copied(arguments...);
-    auto run = [=] { run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); }); };
+    bool broken = is_broken(name, dim.x);
+    auto run = [=] {
+        run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
+        if (broken) { break_output(std::get<0>(copied)); }
+    };
     uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
 }
@@ -268,6 +381,7 @@ inline bool ends_match(MemoryKind to, MemoryKind from, cudaMemcpyKind direction)
 
 inline cudaError_t count_synchronisation() {
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
+    run_pending();
     runtime().host_synchronisations++;
     return cudaSuccess;
 }
@@ -297,7 +411,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 inline cudaError_t cudaPeekAtLastError() { return simt::runtime().last_error; }
 inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime().last_error, cudaSuccess); }
 
-// ---- the device: a small one, with compute capability 9.0
+// ---- the device: a small one, with the compute capability of settings()
 
 inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
@@ -315,7 +429,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "emulator");
     properties->totalGlobalMem = simt::runtime().device_bytes;
-    properties->major = 9;
+    properties->major = simt::settings().capability / 10;
+    properties->minor = simt::settings().capability % 10;
     properties->multiProcessorCount = simt::DEVICE_SMS;
     properties->l2CacheSize = 4 << 20;
     return cudaSuccess;
@@ -325,8 +440,15 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     cudaError_t error = cudaGetDeviceProperties(&properties, device);
     if (error != cudaSuccess) { return error; }
     switch (attribute) {
+    case cudaDevAttrClockRate: *value = simt::DEVICE_KILOHERTZ; break;
     case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
+    case cudaDevAttrMemoryClockRate: *value = simt::DEVICE_KILOHERTZ; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 64; break;
     case cudaDevAttrL2CacheSize: *value = properties.l2CacheSize; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = simt::shared_bytes_of_sm(); break;
+    case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = simt::shared_bytes_limit(); break;
     default: return simt::failed(cudaErrorInvalidValue);
     }
     return cudaSuccess;
@@ -343,7 +465,7 @@ inline cudaError_t cudaDriverGetVersion(int *version) {
 
 template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) { return cudaSuccess; }
-    if (value < 0 || value > simt::SHARED_BYTES) { return simt::failed(cudaErrorInvalidValue); }
+    if (value < 0 || value > simt::shared_bytes_limit()) { return simt::failed(cudaErrorInvalidValue); }
     simt::runtime().shared_bytes_allowed[reinterpret_cast<const void *>(kernel)] = static_cast<size_t>(value);
     return cudaSuccess;
 }
@@ -351,8 +473,12 @@ template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFun
 template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, int threads, size_t shared_bytes) {
     if (threads < 1 || threads > simt::MAX_THREADS) { return simt::failed(cudaErrorInvalidValue); }
-    int by_shared = static_cast<int>(simt::SHARED_BYTES_OF_SM / (shared_bytes + 1024));  // CUDA reserves 1 KB per block
-    *blocks = std::min({simt::THREADS_OF_SM / threads, by_shared, 32});
+    bool sm_75 = simt::settings().capability < 80;  // from sm_80 on CUDA reserves 1 KB per block
+    int of_sm = simt::shared_bytes_of_sm();
+    int by_shared =
+        static_cast<int>(static_cast<size_t>(of_sm) / std::max<size_t>(shared_bytes + (sm_75 ? 0 : 1024), 1));
+    int by_threads = (sm_75 ? simt::SM_75_THREADS_OF_SM : int{simt::THREADS_OF_SM}) / threads;
+    *blocks = std::min({by_threads, by_shared, sm_75 ? 16 : 32});
     return cudaSuccess;
 }
 
@@ -361,8 +487,6 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Kernel, i
 template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::DEVICE);
 }
-// the host can read all device memory
-template <class T> cudaError_t cudaMallocManaged(T **address, size_t bytes) { return cudaMalloc(address, bytes); }
 template <class T> cudaError_t cudaMallocHost(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::PINNED);
 }
@@ -378,8 +502,11 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
         if (stream && stream->capture) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
         simt::runtime().pageable_copies++;
     }
-    return simt::submit(
+    bool waits = to_kind == simt::PAGEABLE || from_kind == simt::PAGEABLE;
+    cudaError_t error = simt::submit(
         stream, {cudaGraphNodeTypeMemcpy, "", simt::copy_nanoseconds(bytes), [=] { std::memmove(to, from, bytes); }});
+    if (waits) { simt::run_pending(); }
+    return error;
 }
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind direction) {
     if (!simt::ends_match(simt::memory_kind(to, bytes), simt::memory_kind(from, bytes), direction) && bytes) {
@@ -387,7 +514,9 @@ inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemc
     }
     cudaError_t error = simt::count_synchronisation();
     if (error == cudaSuccess && bytes) {
-        std::memmove(to, from, bytes);
+        simt::allow_device_access(true);
+        if (!simt::runtime().dry_run) { std::memmove(to, from, bytes); }
+        simt::allow_device_access(false);
         simt::runtime().nanoseconds += simt::copy_nanoseconds(bytes);
     }
     return error;
@@ -437,16 +566,27 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     event->work_before = stream ? stream->recorded : 0;
     event->graphs_before = simt::runtime().graph_launches;
     event->recorded = true;
+    event->submitted = simt::runtime().submitted;
     event->nanoseconds = simt::runtime().nanoseconds;
     return cudaSuccess;
 }
+// Late streams: each query runs one more piece of work. As on a GPU, cudaErrorNotReady stays the last error.
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->capture ? simt::invalidate_captures(cudaErrorCapturedEvent) : cudaSuccess;
+    const simt::Runtime &r = simt::runtime();
+    if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
+    uint64_t done = r.submitted - r.pending.size();
+    if (done >= event->submitted) { return cudaSuccess; }
+    simt::run_pending(done + 1);
+    return simt::failed(cudaErrorNotReady);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    simt::Runtime &r = simt::runtime();
     if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
-    simt::runtime().graphs_meanwhile += simt::runtime().graph_launches - event->graphs_before;
-    return simt::count_synchronisation();
+    if (simt::capturing()) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
+    r.graphs_meanwhile += r.graph_launches - event->graphs_before;
+    simt::run_pending(event->submitted);
+    r.host_synchronisations++;
+    return cudaSuccess;
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     bool recorded = from->recorded && to->recorded && !from->capture && !to->capture;

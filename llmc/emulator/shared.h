@@ -17,10 +17,11 @@ inline SharedRegion static_region(const void *declaration, const char *name, uin
     for (const SharedRegion &region : b.regions) {
         if (region.declaration == declaration) { return region; }
     }
+    uint32_t limit = static_cast<uint32_t>(shared_bytes_limit());
     b.static_bytes += (bytes + 15) / 16 * 16;
-    if (b.static_bytes > STATIC_SHARED_BYTES || b.static_bytes + b.regions[0].end > SHARED_BYTES) {
+    if (b.static_bytes > STATIC_SHARED_BYTES || b.static_bytes + b.regions[0].end > limit) {
         refuse(b.current, "array %s: more than %d KB of static shared memory, or %d KB of both kinds", name,
-               STATIC_SHARED_BYTES / 1024, SHARED_BYTES / 1024);
+               STATIC_SHARED_BYTES / 1024, limit / 1024);
     }
     uint32_t last = std::max<uint32_t>(b.regions.back().end, SHARED_BYTES), begin = (last / 16 + 2) * 16;
     if (begin + bytes > SHARED_WINDOW_BYTES) { refuse(b.current, "array %s: too many static arrays", name); }
@@ -237,6 +238,7 @@ inline void mark_in_flight(const AsyncCopy &copy, int change) {
 inline void start_copy(uint32_t to, const void *from, uint32_t bytes, bool valid) {
     Block &b = block();
     Thread &thread = b.threads[b.current];
+    require_capability(80, "cp.async");
     if (reinterpret_cast<uintptr_t>(from) % bytes) { refuse(b.current, "cp.async from a misaligned global address"); }
     char *bytes_at = shared_bytes_at(to, bytes, b.current);
     AsyncCopy copy = {to, bytes, thread.groups, valid ? from : nullptr};

@@ -149,6 +149,18 @@ struct MmaOperands {
 inline float low_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair)}); }
 inline float high_bf16(uint32_t pair) { return bf16_to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
 
+// ---- arithmetic as a GPU may do it
+
+// y with a relative error of at most `bound`, always the same for the same x: a special function unit
+inline float off_by(double y, float x, double bound) {
+    uint64_t bits = rng_bits(0x5349'4d54, 0, float_to_bits(x));
+    double error = static_cast<double>(static_cast<int64_t>(bits >> 11)) * 0x1p-52 - 1;  // in [-1, 1)
+    return static_cast<float>(y * (1 + error * bound));
+}
+inline float approximated(double y, float x, double bound) {
+    return settings().approximate ? off_by(y, x, bound) : static_cast<float>(y);
+}
+
 // rounds to fp32 towards zero
 inline float round_to_zero(double x) {
     float f = static_cast<float>(x);
@@ -156,19 +168,35 @@ inline float round_to_zero(double x) {
     return away ? std::nextafterf(f, 0.0f) : f;
 }
 
+// c + the sum of `count` <= 16 products a[k] b[k] as an A100's tensor cores add them: every addend is truncated at one
+// bit below the last bit of the largest, the sum to fp32 (Fasi, Higham, Mikaitis, Pranesh 2021).
+inline float tensor_core_sum(float c, const float *a, const float *b, int count) {
+    double term[17], largest = std::fabs(static_cast<double>(c));
+    for (int k = 0; k < count; k++) {
+        term[k] = static_cast<double>(a[k]) * b[k];
+        largest = std::max(largest, std::fabs(term[k]));
+        if (!(std::fabs(term[k]) < 1e300)) { largest = INFINITY; }  // also a NaN, which no comparison finds
+    }
+    if (!(largest > 0 && largest < 1e30)) {
+        double sum = c;
+        for (int k = 0; k < count; k++) { sum += term[k]; }
+        return static_cast<float>(sum);
+    }
+    double unit = std::ldexp(1.0, std::ilogb(largest) - 24), units = 1 / unit;
+    int64_t sum = static_cast<int64_t>(c * units);
+    for (int k = 0; k < count; k++) { sum += static_cast<int64_t>(term[k] * units); }
+    return round_to_zero(static_cast<double>(sum) * unit);
+}
+
 // c += a b for one row of A and C, rounded as settings().mma_rounding selects
 inline void multiply_add(float (&c)[8], const float (&a)[16], const float (&b)[16][8]) {
-    if (settings().mma_rounding == 0) {
-        for (int k = 0; k < 16; k++) {
-            for (int j = 0; j < 8; j++) { c[j] += a[k] * b[k][j]; }
-        }
-        return;
-    }
-    for (int half = 0; half < 16; half += 8) {
-        for (int j = 0; j < 8; j++) {
-            double sum = c[j];
-            for (int k = half; k < half + 8; k++) { sum += static_cast<double>(a[k]) * b[k][j]; }
-            c[j] = round_to_zero(sum);
+    for (int j = 0; j < 8; j++) {
+        float column[16];
+        for (int k = 0; k < 16; k++) { column[k] = b[k][j]; }
+        if (settings().mma_rounding == 0) {
+            for (int k = 0; k < 16; k++) { c[j] += a[k] * column[k]; }
+        } else {
+            for (int half = 0; half < 16; half += 8) { c[j] = tensor_core_sum(c[j], a + half, column + half, 8); }
         }
     }
 }
@@ -198,6 +226,7 @@ inline void do_mma(Block &block, int warp, uint32_t) {
 
 inline void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     MmaOperands own = {d, a, {b0, b1}};
+    require_capability(80, "mma of bf16");
     wait_for_warp(0xffffffffu, do_mma, &own);
 }
 
@@ -294,7 +323,4 @@ inline uint32_t __float_as_uint(float f) {
     std::memcpy(&bits, &f, sizeof bits);
     return bits;
 }
-#if !__GLIBC_PREREQ(2, 42)  // glibc 2.42 defines rsqrtf
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-#endif
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }

@@ -1,17 +1,21 @@
 /*
---fit: the fastest ModelOptions whose memory plan fits into a number of bytes. The candidates are combinations of
+--fit and -r auto: ModelOptions whose memory plan fits into a number of bytes.
+-r auto takes the first level of -r that fits, for all blocks, and then the largest logits chunk that fits. -r 0 fuses
+GELU on a GPU in bf16.
+--fit takes the fastest candidate. The candidates are combinations of
   -b          every micro-batch that divides the update
   -r, -rn     every level, with the fewest blocks that fit
   -rk         at -r 4 also the segment that needs the fewest bytes
-  -lc         the given value and 64
+  -ge         1 with -r 0 on a GPU in bf16
+  -lc         the given value and 64; on a GPU also the chunks of -r auto
   -w -om -gd  every type
 The memory plan of a candidate gives its exact bytes. The time of an update of n tokens with -tp t is an estimate:
-  seconds = n (6 N + 6 L C T + recomputed) / t / (matmul rate) + (bytes moved) / (memory rate)
+  seconds = n (FLOPs per token) / t / (matmul rate) + (bytes moved) / (memory rate)
           + (bytes sent) / (link rate) + (launches) (time of a launch)
-    N           parameters of matmuls; a token attends to T/2 positions on average
-    recomputed  FLOPs per token: 8 C^2 per block from -r 3 on, 8 C^2 + 2 C T more at -r 4, 8 C^2 more inside a segment
+    FLOPs       those of flops.h, recomputation included
     activations 108 C bytes per block and token in bf16: forward and backward read and write each tensor once.
-                16 C more to recompute GELU, 8 C the layernorms, 20 C a block. Tensor parallelism divides them by t
+                16 C more to recompute GELU, 8 C the layernorms, 20 C a block. 8 C less with the fused GELU. Tensor
+                parallelism divides them by t
     parameters  every micro-batch reads the weights and writes or adds to the gradients; every update reads and writes
                 the optimizer state that this rank stores
     sent        bytes to other ranks (gpt2_sent_bytes), as if no computation overlapped them
@@ -20,16 +24,59 @@ A lower precision must pay for itself. The weighted time is longer by FIT_LOSS w
 moments, 10 FIT_LOSS without a master copy, and FIT_LOSS with bf16 gradients of fp32 weights, of several micro-batches
 or of more than 16 logits chunks.
 Only ratios of times matter. The rates are rounded figures of the backend (backend.h).
-defines: FitFree, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take
+defines: FitFree, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take
 */
 #pragma once
+#include "llmc/memory/flops.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/memory/traffic.h"
+#include <limits.h>
 
 // the fields of ModelOptions that --fit may change; the other fields stay as they are
 typedef struct {
-    bool micro_batch, recompute, every, layers, classifier, master, moments, gradients;
+    bool micro_batch, recompute, every, layers, fuse_gelu, classifier, master, moments, gradients;
 } FitFree;
+
+// ---- -r auto
+
+static inline bool on_gpu(const ModelOptions *o) { return o->backend->device != &cpu_device; }
+
+// cuBLASLt's GELU is accurate to bf16. An fp32 build needs a more accurate one.
+static inline bool can_fuse_gelu(const ModelOptions *o) { return DT_FLOATX == DT_BF16 && on_gpu(o); }
+
+// Fewest logits chunks of at most MAX_CHUNK rows. Fewer chunks read and write wte and its gradient less often. More
+// rows than MAX_CHUNK save little: the logits of 16384 rows already take 1.5 GiB.
+static inline int64_t fewest_chunks(const ModelOptions *o) {
+    enum { MAX_CHUNK = 16384 };
+    return ((int64_t)o->B * o->T + MAX_CHUNK - 1) / MAX_CHUNK;
+}
+
+// -lc of the largest logits chunk that fits: an equal part of the micro-batch. 0: none that fits is larger than the
+// chunk without -lc. A CPU keeps that chunk: larger ones are not measured there.
+static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t budget) {
+    int64_t rows = (int64_t)o.B * o.T;
+    o.classifier_rows = 0;
+    int usual = logits_chunk(c, &o);
+    for (int64_t chunks = fewest_chunks(&o); on_gpu(&o) && equal_chunk(rows, chunks) > usual; chunks *= 2) {
+        o.classifier_rows = (int)equal_chunk(rows, chunks);
+        if (gpt2_plan_bytes(c, &o) <= budget) { return o.classifier_rows; }
+    }
+    return 0;
+}
+
+// The options with the least recomputation that fits in `budget` bytes; -r 4 if none fits. Recomputation of GELU
+// differs from the fused GELU in the last bit, so only -r 0 fuses.
+static inline ModelOptions least_recomputation(const GPT2Config *c, ModelOptions o, const FitFree *may, size_t budget) {
+    Recompute r = {0, 1, c->num_layers};
+    for (o.recompute = r; o.recompute.level < RECOMPUTE_BLOCK; o.recompute.level++) {
+        if (gpt2_plan_bytes(c, &o) <= budget) { break; }
+    }
+    if (may->fuse_gelu) { o.fuse_gelu = o.recompute.level == 0 && can_fuse_gelu(&o); }
+    if (may->classifier) { o.classifier_rows = largest_chunk(c, o, budget); }
+    return o;
+}
+
+// ---- the estimate of --fit
 
 typedef struct {
     ModelOptions options;
@@ -40,25 +87,13 @@ typedef struct {
 #define FIT_HALF_RATE 512.0
 #define FIT_LOSS 0.03
 
-// FLOPs per token that the backward recomputes
-static inline double fit_recomputed_flops(const GPT2Config *c, const ModelOptions *p) {
-    const Recompute *r = &p->recompute;
-    double C = c->channels, flops = 0;
-    for (int l = 0; l < c->num_layers; l++) {
-        int level = layer_level(r, l);
-        if (level >= RECOMPUTE_UP_PROJECTION) { flops += 8 * C * C; }
-        if (level >= RECOMPUTE_BLOCK) { flops += 8 * C * C + 2 * C * p->T; }
-        if (level >= RECOMPUTE_BLOCK && segment_end(r, l) != l) { flops += 8 * C * C; }
-    }
-    return flops;
-}
-
 // bytes of activations read and written per token
 static inline double fit_activation_bytes(const GPT2Config *c, const ModelOptions *p) {
     double C = c->channels, elements = 0;
     for (int l = 0; l < c->num_layers; l++) {
         int level = layer_level(&p->recompute, l);
         elements += 54 * C;
+        if (p->fuse_gelu && can_fuse_gelu(p)) { elements -= 4 * C; }  // fch is not read again
         if (level >= RECOMPUTE_GELU) { elements += 8 * C; }
         if (level >= RECOMPUTE_LAYERNORMS) { elements += 4 * C; }
         if (level >= RECOMPUTE_BLOCK) { elements += 10 * C; }
@@ -96,9 +131,8 @@ static inline double fit_sent_bytes(const GPT2Config *c, ModelOptions p) {
 static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
     const double launches_of_block = 30;
     const Backend *backend = p->backend;
-    double rows = (double)p->B * p->T, tokens = rows * p->micro_steps, C = c->channels;
-    double multiplied = (double)num_parameters(c) - (double)c->max_seq_len * C;
-    double flops = 6 * multiplied + 6 * C * c->num_layers * p->T + fit_recomputed_flops(c, p);
+    double rows = (double)p->B * p->T, tokens = rows * p->micro_steps;
+    double flops = step_flops_per_token(c, &p->recompute, p->T);
     double bytes =
         tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
     double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
@@ -140,12 +174,14 @@ static inline int fit_layers(const GPT2Config *c, ModelOptions p, size_t budget)
     return low;
 }
 
+// every -r, -rk and -rn
 static inline void fit_levels(Fit *best, const GPT2Config *c, ModelOptions p, const FitFree *may, size_t budget) {
     int first = may->recompute ? 0 : p.recompute.level, last = may->recompute ? (int)RECOMPUTE_BLOCK : first;
     Recompute given = p.recompute;
     for (p.recompute.level = first; p.recompute.level <= last; p.recompute.level++) {
         p.recompute.every = given.every;
         p.recompute.layers = given.layers;
+        if (may->fuse_gelu) { p.fuse_gelu = p.recompute.level == 0 && can_fuse_gelu(&p); }
         if (may->layers) { p.recompute.layers = fit_layers(c, p, budget); }
         fit_consider(best, c, &p, budget);
         if (!may->every || p.recompute.level < RECOMPUTE_BLOCK) { continue; }
@@ -155,19 +191,31 @@ static inline void fit_levels(Fit *best, const GPT2Config *c, ModelOptions p, co
     }
 }
 
+// every -lc, -r, -rk and -rn
+static inline void fit_chunks(Fit *best, const GPT2Config *c, ModelOptions p, const FitFree *may, size_t budget) {
+    int64_t rows = (int64_t)p.B * p.T;
+    int usual = logits_chunk(c, &p);
+    fit_levels(best, c, p, may, budget);
+    if (!may->classifier) { return; }
+    p.classifier_rows = 64;
+    fit_levels(best, c, p, may, budget);
+    for (int64_t chunks = fewest_chunks(&p); on_gpu(&p) && equal_chunk(rows, chunks) > usual; chunks *= 2) {
+        p.classifier_rows = (int)equal_chunk(rows, chunks);
+        fit_levels(best, c, p, may, budget);
+    }
+}
+
 static inline void fit_states(Fit *best, const GPT2Config *c, ModelOptions p, const FitFree *may, size_t budget) {
     const DType moments[] = {p.moments, DT_BF16, DT_U8}, gradients[] = {p.gradients, DT_BF16};
     const MasterKind masters[] = {p.master, MASTER_SPLIT, MASTER_NONE};
-    const int classifier[] = {p.classifier_rows, 64};
     int num_masters = may->master && DT_FLOATX == DT_BF16 ? 3 : 1;
-    for (int i = 0; i < num_masters * 3 * 2 * 2; i++) {
-        int master = i % num_masters, moment = i / num_masters % 3, rest = i / num_masters / 3;
-        if ((moment && !may->moments) || (rest % 2 && !may->gradients) || (rest / 2 && !may->classifier)) { continue; }
+    for (int i = 0; i < num_masters * 3 * 2; i++) {
+        int master = i % num_masters, moment = i / num_masters % 3, gradient = i / num_masters / 3;
+        if ((moment && !may->moments) || (gradient && !may->gradients)) { continue; }
         p.master = masters[master];
         p.moments = moments[moment];
-        p.gradients = gradients[rest % 2];
-        p.classifier_rows = classifier[rest / 2];
-        fit_levels(best, c, p, may, budget);
+        p.gradients = gradients[gradient];
+        fit_chunks(best, c, p, may, budget);
     }
 }
 
@@ -191,7 +239,16 @@ static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const Fit
 // ---- parts of a choice
 
 // parts of ModelOptions; --fit chooses the flags of a part together
-enum { FIT_MICRO_BATCH, FIT_RECOMPUTE, FIT_CLASSIFIER, FIT_MASTER, FIT_MOMENTS, FIT_GRADIENTS, FIT_PARTS };
+enum {
+    FIT_MICRO_BATCH,
+    FIT_RECOMPUTE,
+    FIT_FUSE_GELU,
+    FIT_CLASSIFIER,
+    FIT_MASTER,
+    FIT_MOMENTS,
+    FIT_GRADIENTS,
+    FIT_PARTS
+};
 
 // copies one part from *from to *to
 static inline void fit_take(ModelOptions *to, const ModelOptions *from, int part) {
@@ -201,6 +258,7 @@ static inline void fit_take(ModelOptions *to, const ModelOptions *from, int part
         to->micro_steps = from->micro_steps;
         return;
     case FIT_RECOMPUTE: to->recompute = from->recompute; return;
+    case FIT_FUSE_GELU: to->fuse_gelu = from->fuse_gelu; return;
     case FIT_CLASSIFIER: to->classifier_rows = from->classifier_rows; return;
     case FIT_MASTER: to->master = from->master; return;
     case FIT_MOMENTS: to->moments = from->moments; return;

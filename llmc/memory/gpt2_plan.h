@@ -2,7 +2,7 @@
 Everything a GPT-2 holds on its device: the tensors, the options that decide which of them exist, and the memory plan.
 This header includes no kernel and no communicator.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
-         GPT2Tensors, logits_chunk, stored_gradients, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
+         GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "llmc/backend.h"
@@ -38,6 +38,7 @@ typedef struct {
     DType gradients;      // DT_REAL or DT_BF16
     Sharding sharding;
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
+    PlainKernels plain;
 } ModelOptions;
 
 // sizes of the slices that this rank holds
@@ -81,17 +82,22 @@ typedef struct {
     void *partials, *matmul_workspace;  // of the backend (backend.h)
 } GPT2Tensors;
 
+// rows of each of `chunks` equal logits chunks, in whole matmul tiles
+static inline int64_t equal_chunk(int64_t rows, int64_t chunks) {
+    enum { TILE = 128 };
+    return chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
+}
+
 // Rows of a logits chunk. Without -lc, the logits take about the memory of dfch. A chunk then has at least MIN_ROWS
-// rows, because each chunk reads wte once. The chunks are of equal size, in whole matmul tiles.
+// rows, because each chunk reads wte once.
 static inline int logits_chunk(const GPT2Config *c, const ModelOptions *o) {
-    enum { MIN_ROWS = 256, TILE = 128 };
+    enum { MIN_ROWS = 256 };
     int64_t rows = (int64_t)o->B * o->T, chunk = o->classifier_rows;
     if (chunk == 0) {
         LocalShape shape = options_local_shape(c, o);
         int64_t room = rows * shape.units / shape.vocab;
         if (room < MIN_ROWS) { room = MIN_ROWS; }
-        int64_t chunks = (rows + room / 2) / room;  // to the nearest
-        chunk = chunks > 1 ? (rows + chunks * TILE - 1) / (chunks * TILE) * TILE : rows;
+        chunk = equal_chunk(rows, (rows + room / 2) / room);  // to the nearest
     }
     return (int)(chunk < rows ? chunk : rows);
 }
@@ -181,7 +187,7 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     }
     PLAN_ADD(results, SCRATCH, DT_REAL, 2);
     size_t partials_bytes = o->backend->partials_bytes(c, &shape, o->B, o->T);
-    size_t workspace_bytes = o->backend->matmul_workspace_bytes;
+    size_t workspace_bytes = o->backend->matmul_workspace_bytes(c, &shape, o->B, o->T);
     if (partials_bytes) { PLAN_ADD(partials, SCRATCH, DT_U8, partials_bytes); }
     if (workspace_bytes) { PLAN_ADD(matmul_workspace, SCRATCH, DT_U8, workspace_bytes); }
 }

@@ -164,6 +164,7 @@ static inline void nccl_event_wait(cudaEvent_t event, Comm *comm) {
         }
         if (now - start > 1e-3) { usleep(20); }
     }
+    cudaGetLastError();  // cudaErrorNotReady stays the last error, which the next launch would report
     CUDA_CHECK(state);
 }
 

@@ -1,12 +1,13 @@
 /*
 The two backends, and the choice between them.
-defines: cpu_backend, cuda_backend (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
+defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
          backend_choose, backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/run/gpus.h"
 #include <omp.h>
 #include <sys/stat.h>
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
@@ -19,13 +20,24 @@ static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *l
     return 0;
 }
 
-static inline void cpu_open(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32) {
-    (void)ex, (void)partials, (void)partials_bytes, (void)matmul_workspace, (void)tf32;
+static inline size_t cpu_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    (void)c, (void)local, (void)B, (void)T;
+    return 0;
+}
+
+static inline void cpu_open(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes,
+                            bool tf32) {
+    (void)ex, (void)partials, (void)partials_bytes, (void)workspace, (void)workspace_bytes, (void)tf32;
 }
 
 static inline void cpu_describe(char *text, size_t room) {
     int threads = omp_get_max_threads();
     snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", onednn_version());
+}
+
+static inline double cpu_peak_flops(bool tf32) {
+    (void)tf32;
+    return 0;
 }
 
 static const Backend cpu_backend = {
@@ -35,12 +47,26 @@ static const Backend cpu_backend = {
     .memory_rate = 3e10,
     .link_rate = 5e9,
     .launch_seconds = 2e-6,
-    .matmul_workspace_bytes = 0,
+    .matmul_workspace_bytes = cpu_matmul_workspace_bytes,
     .partials_bytes = cpu_partials_bytes,
     .open = cpu_open,
     .close = onednn_free,
     .describe = cpu_describe,
+    .peak_flops = cpu_peak_flops,
 };
+
+// path = ~/.cache/train_gpt2/NAME, whose folders are created; NULL if HOME is not set
+static inline const char *user_cache_path(char *path, const char *name) {
+    const char *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
+    if (!home || !*home) { return NULL; }
+    format_path(path, "%s", home);
+    for (int i = 0; i < 2; i++) {
+        format_path(path + strlen(path), "%s", parts[i]);
+        mkdir(path, 0777);
+    }
+    format_path(path + strlen(path), "/%s", name);
+    return path;
+}
 
 #ifdef HAVE_CUDA
 static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -53,28 +79,36 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt; NULL: none
-static inline const char *cuda_autotune_cache_path(char *path) {
-    const char *given = getenv("TRAIN_GPT2_PICKS"), *home = getenv("HOME");
-    if (given) { return *given ? given : NULL; }
-    if (!home || !*home) { return NULL; }
-    const char *const parts[] = {"/.cache", "/train_gpt2"};
-    format_path(path, "%s", home);
-    for (int i = 0; i < 2; i++) {
-        format_path(path + strlen(path), "%s", parts[i]);
-        mkdir(path, 0777);
+// Room for the weight gradient that is split most: an output of at most 144 tiles of 128 x 128 (GPT-2 124M's fcw), whose
+// 72 tiles of 128 x 256 fill six waves of 132 multiprocessors when k is split in 11. Larger outputs need fewer splits.
+// Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
+static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
+    const size_t most = (size_t)144 * 128 * 128, splits = 11, C = (size_t)c->channels;
+    const size_t outputs[] = {C * (size_t)local->attention, 3 * C * (size_t)local->attention, C * (size_t)local->units};
+    size_t bytes = CUDA_MATMUL_WORKSPACE;
+    for (int i = 0; i < 3; i++) {
+        size_t partials = splits * outputs[i] * sizeof(float) + LT_SCRATCH_BYTES;
+        if (B * T >= 32768 && outputs[i] <= most && partials > bytes) { bytes = partials; }
     }
-    format_path(path + strlen(path), "/matmul_picks.txt");
-    return path;
+    return bytes;
 }
 
-static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *matmul_workspace, bool tf32) {
+// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt; NULL: none
+static inline const char *cuda_autotune_cache_path(char *path) {
+    const char *given = getenv("TRAIN_GPT2_PICKS");
+    if (given) { return *given ? given : NULL; }
+    return user_cache_path(path, "matmul_picks.txt");
+}
+
+static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes,
+                             bool tf32) {
     char path[2 * PATH_LENGTH];
     struct cudaDeviceProp gpu;
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
-    ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, matmul_workspace, CUDA_MATMUL_WORKSPACE, gpu.name, tf32,
+    ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name, tf32,
                                             cuda_autotune_cache_path(path));
+    ex->cuda->matmuls->plain = ex->plain.matmul;
 }
 
 static inline void cuda_close(Exec *ex) {
@@ -91,6 +125,45 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
+static inline int cuda_attribute(cudaDeviceAttr attribute) {
+    int value = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, cuda_current_device()));
+    return value;
+}
+
+// the GPU of this process
+static inline GpuModel cuda_gpu(void) {
+    struct cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, cuda_current_device()));
+    GpuProperties properties = {p.name,
+                                10 * p.major + p.minor,
+                                p.multiProcessorCount,
+                                cuda_attribute(cudaDevAttrClockRate),
+                                cuda_attribute(cudaDevAttrMemoryClockRate),
+                                cuda_attribute(cudaDevAttrGlobalMemoryBusWidth),
+                                (double)p.totalGlobalMem};
+    return gpu_of_properties(&properties);
+}
+
+// TF32 has half the rate of 16-bit inputs.
+static inline double cuda_peak_flops(bool tf32) {
+    GpuModel gpu = cuda_gpu();
+    if (DT_FLOATX == DT_BF16) { return gpu.matmul_flops; }
+    return tf32 ? gpu.matmul_flops / 2 : gpu.fp32_flops;
+}
+
+// Stops the program if its kernels are not for this GPU. bf16 needs the tensor cores of sm_80.
+static inline void cuda_check_capability(void) {
+    bool bf16_build = DT_FLOATX == DT_BF16;
+    int needed = bf16_build ? 80 : 75, found = cuda_capability();
+    if (found >= needed) { return; }
+    struct cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+    input_error("the GPU (%s) has compute capability %d.%d, and this %s build needs %d.%d; %sgive --device cpu",
+                gpu.name, found / 10, found % 10, bf16_build ? "bf16" : "fp32", needed / 10, needed % 10,
+                found >= 75 ? "build with make PRECISION=fp32, or " : "");
+}
+
 static const Backend cuda_backend = {
     .ops = &cuda_ops,
     .device = &cuda_device,
@@ -98,11 +171,12 @@ static const Backend cuda_backend = {
     .memory_rate = 3.5e12,
     .link_rate = 3e11,
     .launch_seconds = 2e-6,
-    .matmul_workspace_bytes = CUDA_MATMUL_WORKSPACE,
+    .matmul_workspace_bytes = cuda_matmul_workspace_bytes,
     .partials_bytes = cuda_partials_bytes,
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .peak_flops = cuda_peak_flops,
 };
 #endif
 
@@ -138,7 +212,10 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
     const char *why = "";
     if (choice == DEVICE_CPU) { return &cpu_backend; }
     if (!here && choice == DEVICE_CUDA) { return &cuda_backend; }
-    if (cuda_device_count(&why) > 0) { return &cuda_backend; }
+    if (cuda_device_count(&why) > 0) {
+        if (here) { cuda_check_capability(); }
+        return &cuda_backend;
+    }
     if (choice == DEVICE_CUDA) {
         input_error("--device cuda: there is no GPU that this program can use (%s); give --device cpu", why);
     }

@@ -534,8 +534,8 @@ static inline void flags_print_banner(FILE *file, const Flag *table, int count, 
 
 // ---- config.json
 
-// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the table's order, with exact numbers. An absent
-// option is left out. The caller deletes the object.
+// {"micro-batch": 4, "schedule": "cosine", "output": null, ...} in the table's order, with exact numbers. A choice
+// spelled in digits is a number too. An absent option is left out. The caller deletes the object.
 static inline cJSON *flags_to_json(const Flag *table, int count, const void *values) {
     cJSON *object = cJSON_CreateObject();
     for (int i = 0; i < count; i++) {
@@ -544,7 +544,8 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
         if (!flag_has_value(flag)) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
         if (flag_is_optional(flag) && !text) { continue; }
-        bool number = flag_is_number(flag);
+        bool digits = flag->type == FLAG_CHOICE && !text[strspn(text, "0123456789")];
+        bool number = flag_is_number(flag) || digits;
         // raw text, because cJSON prints numbers without their last bits
         cJSON *item = number ? cJSON_CreateRaw(text) : text ? cJSON_CreateString(text) : cJSON_CreateNull();
         if (!cJSON_AddItemToObject(object, flag_label(flag), item)) { run_error("out of host memory for config.json"); }
@@ -555,7 +556,9 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
 // The item as on the command line; NULL if its type differs from flags_to_json's. cJSON reads numbers as doubles, so
 // integers from 2^53 on may be inexact and are refused.
 static inline const char *flag_item_text(const Flag *flag, const cJSON *item, char text[FLAG_TEXT]) {
-    if (!flag_is_number(flag)) { return cJSON_GetStringValue(item); }
+    if (flag->type == FLAG_CHOICE ? !cJSON_IsNumber(item) : !flag_is_number(flag)) {
+        return cJSON_GetStringValue(item);
+    }
     if (!cJSON_IsNumber(item)) { return NULL; }
     double x = item->valuedouble;
     if (flag->type == FLAG_REAL) {

@@ -3,9 +3,9 @@ The log of a run: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
          logger_saved, logger_clear_line, logger_close
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step,
-               {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts finished updates. A
-               resumed run deletes the lines of steps after its checkpoint.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
+               "mfu":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts finished
+               updates. A resumed run deletes the lines of steps after its checkpoint.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
 */
@@ -30,6 +30,7 @@ typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
     double seconds_left;  // until the time limit; below 0: no limit
+    double peak_rate;     // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
     const char *note;     // "" or why the update was skipped
 } StepReport;
 
@@ -122,8 +123,8 @@ enum { LINE_LENGTH = 512 };
 // at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
 // if the rest does not fit either, the line is cut.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    enum { STEP, LOSS, NORM, LR, MS, RATE, LEFT, NOTE, FIELDS };
-    static const int least_important[] = {LR, NORM, MS, LEFT, RATE};
+    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, LEFT, NOTE, FIELDS };
+    static const int least_important[] = {LR, NORM, MS, MFU, LEFT, RATE};
     const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
@@ -135,6 +136,8 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     snprintf(field[MS], size, " | %.1f ms", r->ms);
     snprintf(field[RATE], size, " | %.0f tok/s", rate);
     if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
+    field[MFU][0] = 0;
+    if (r->peak_rate > 0) { snprintf(field[MFU], size, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
     snprintf(field[LEFT], size, " | ");
     logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
     snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
@@ -175,6 +178,7 @@ static inline void logger_step(Logger *log, StepReport r) {
         logger_number(log->metrics, "lr", r.lr);
         logger_number(log->metrics, "ms", r.ms);
         logger_number(log->metrics, "tokens_per_s", rate);
+        if (r.peak_rate > 0) { logger_number(log->metrics, "mfu", rate / r.peak_rate); }
         logger_end_line(log);
     }
     double wait = log->terminal ? 0.1 : 1.0;

@@ -1,15 +1,17 @@
 /*
-From flags to the options that a model is built with; --fit; and whether the result fits into the device's memory.
-defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, check_memory
+From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the device's
+memory.
+defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, choose_recomputation, check_memory
 */
 #pragma once
 #include "llmc/memory/fit.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/train_args.h"
 
-// -r -rk -rn for a model of L blocks
+// -r -rk -rn for a model of L blocks. -r auto is level 0 until choose_recomputation sets the level.
 static inline Recompute recompute_of(const TrainArgs *a, int L) {
-    Recompute r = {a->recompute, a->recompute_every > 0 ? a->recompute_every : 1, a->recompute_layers};
+    Recompute r = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute, a->recompute_every > 0 ? a->recompute_every : 1,
+                   a->recompute_layers};
     if (r.layers < 0 || r.layers > L) { r.layers = L; }
     return r;
 }
@@ -54,7 +56,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
         a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && o.sharding.stage == 0;
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
-    o.fuse_gelu = a->fuse_gelu > 0;
+    o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
     o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
     o.classifier_rows = a->classifier_rows;
     o.master = (MasterKind)a->master;
@@ -89,6 +91,7 @@ static inline void fit_part_text(char *text, int part, const ModelOptions *p, co
         }
         snprintf(text, FLAG_TEXT, "-r %d%.99s", r->level, more);
         return;
+    case FIT_FUSE_GELU: snprintf(text, FLAG_TEXT, "-ge %d", p->fuse_gelu); return;
     case FIT_CLASSIFIER: snprintf(text, FLAG_TEXT, "-lc %d", p->classifier_rows); return;
     case FIT_MASTER:
         flag_choice_text(MASTER_CHOICES, (int)p->master, word);
@@ -102,34 +105,37 @@ static inline void fit_part_text(char *text, int part, const ModelOptions *p, co
     }
 }
 
-// The flags of all parts that differ between *p and *from, for example "-b 8 -d 8192 -r 2", or "". text has FLAG_TEXT
-// bytes.
-static inline void fit_flags_text(char *text, const ModelOptions *p, const ModelOptions *from, const GPT2Config *c) {
+// The flags of all parts that differ between *p and *from, for example "-b 8 -d 8192 -r 2", or "". -r is there whenever
+// `may` sets it, because auto could choose another level. text has FLAG_TEXT bytes.
+static inline void fit_flags_text(char *text, const ModelOptions *p, const ModelOptions *from, const FitFree *may,
+                                  const GPT2Config *c) {
     char part[FLAG_TEXT], was[FLAG_TEXT];
     text[0] = 0;
     for (int i = 0; i < FIT_PARTS; i++) {
         fit_part_text(part, i, p, c);
         fit_part_text(was, i, from, c);
         size_t length = strlen(text);
-        if (strcmp(part, was) != 0) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
+        bool shown = strcmp(part, was) != 0 || (i == FIT_RECOMPUTE && may->recompute);
+        if (shown) { snprintf(text + length, FLAG_TEXT - length, "%s%.99s", length ? " " : "", part); }
     }
 }
 
-// --fit may change a flag left at its default.
+// --fit may change a flag left at its default, or set by -r auto.
 static inline FitFree fit_free(const TrainArgs *a) {
     const TrainArgs *d = &default_args;
     FitFree may;
     may.micro_batch = a->B == d->B;
-    may.recompute = a->recompute == d->recompute;
+    may.recompute = a->recompute == d->recompute || a->chosen & CHOSEN_RECOMPUTE;
     may.every = a->recompute_every == d->recompute_every || a->recompute_every == 0;
     may.layers = a->recompute_layers == d->recompute_layers;
-    may.classifier = a->classifier_rows == d->classifier_rows;
+    may.fuse_gelu = a->fuse_gelu == d->fuse_gelu || a->chosen & CHOSEN_FUSE_GELU;
+    may.classifier = a->classifier_rows == d->classifier_rows || a->chosen & CHOSEN_CLASSIFIER_ROWS;
     may.master = a->master == d->master;
     may.moments = a->moments == d->moments;
     may.gradients = a->gradients == d->gradients;
     return may;
 }
-static const FitFree fit_all = {true, true, true, true, true, true, true, true};
+static const FitFree fit_all = {true, true, true, true, true, true, true, true, true};
 
 // Sets the flags to the options that --fit chose.
 static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
@@ -139,17 +145,19 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
     a->recompute = r->level;
     a->recompute_every = r->every;
     a->recompute_layers = r->level == 0 || r->layers == L ? -1 : r->layers;
+    a->fuse_gelu = o->fuse_gelu ? FUSE_GELU_ON : FUSE_GELU_OFF;
     a->classifier_rows = o->classifier_rows;
     a->master = (int)o->master;
     a->moments = type_index(moment_types, o->moments);
     a->gradients = o->gradients == DT_REAL ? 1 : 2;
+    a->chosen = 0;
 }
 
 // Prints a line for each choice that differs from `wanted`: bytes and time of this choice alone.
 static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *wanted, const GPT2Config *c) {
     const char *bf16_gradients = fit->options.gradients == DT_BF16 ? "; the gradients lose precision" : "";
     const char *const precision[FIT_PARTS] = {
-        "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients};
+        "", "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients};
     for (int i = 0; i < FIT_PARTS; i++) {
         char text[FLAG_TEXT], before[FLAG_TEXT];
         fit_part_text(text, i, &fit->options, c);
@@ -157,21 +165,32 @@ static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *want
         if (strcmp(text, before) == 0) { continue; }
         ModelOptions without = fit->options;
         fit_take(&without, wanted, i);
-        double saved = (double)gpt2_plan_bytes(c, &without) - (double)fit->bytes;
+        double more = (double)fit->bytes - (double)gpt2_plan_bytes(c, &without);
         double slower = 100 * (fit->seconds / fit_seconds(c, &without) - 1);
         if (fabs(slower) < 0.05) { slower = 0; }  // not -0.0
-        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, -saved / (1 << 30),
-                slower, precision[i]);
+        fprintf(out, "fit       %s instead of %s: %+.2f GiB, %+.1f %% time%s\n", text, before, more / (1 << 30), slower,
+                precision[i]);
     }
 }
 
-// Bytes of device memory for each rank: the smallest number that any rank finds. The ranks of a machine divide its host
-// memory.
-static inline size_t room_for_each(const Backend *backend, Comm *world) {
-    size_t room = backend->device->free_bytes(), most = (size_t)LLONG_MAX;
-    size_t ranks_here = (size_t)comm_max(world->local_rank, world) + 1;
-    if (backend->device == &cpu_device && room != SIZE_MAX) { room /= ranks_here; }
+// `room` bytes of device memory for each rank: the smallest number that any rank finds. ranks_here ranks of a machine
+// divide its host memory.
+static inline size_t least_room(size_t room, int ranks_here, const Backend *backend, Comm *world) {
+    const size_t most = (size_t)LLONG_MAX;
+    if (backend->device == &cpu_device && room != SIZE_MAX) { room /= (size_t)ranks_here; }
     return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
+}
+
+static inline size_t room_for_each(const Backend *backend, Comm *world) {
+    int ranks_here = (int)comm_max(world->local_rank, world) + 1;
+    return least_room(backend->device->free_bytes(), ranks_here, backend, world);
+}
+
+// Memory of the whole device for each rank, independent of other programs. --plan takes all ranks to be on this
+// machine.
+static inline size_t whole_for_each(const TrainArgs *a, const Backend *backend, Comm *world) {
+    int ranks_here = a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
+    return least_room(backend->device->whole_bytes(), ranks_here, backend, world);
 }
 
 // The best fit if --fit may change every flag. *stage3: nothing fits at the given -z; the fit is at -z 3.
@@ -196,17 +215,58 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     if (fit.bytes > budget) {
         bool stage3;
         smallest = fit_any(c, wanted, budget, &stage3);
-        fit_flags_text(flags, &smallest.options, &wanted, c);
+        fit_flags_text(flags, &smallest.options, &wanted, &may, c);
         input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
                     smallest.bytes < fit.bytes ? " with the given flags; " : "; the smallest choice, ",
                     stage3 ? "-z 3 " : "", flags, (double)smallest.bytes / (1 << 30),
                     smallest.bytes <= budget ? "remove your flags that differ from the printed ones"
                                              : "give more memory, or a smaller -e, -t or -d");
     }
-    fit_flags_text(flags, &fit.options, &wanted, c);
+    fit_flags_text(flags, &fit.options, &wanted, &may, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "no change");
     print_fit(out, &fit, &wanted, c);
     fit_apply(a, &fit.options, c->num_layers);
+}
+
+// ---- -r auto
+
+// text = the flags that -r auto sets, for example "-r 0 -ge 1 -lc 16384: ", and `more`
+static inline void chosen_text(char text[FLAG_TEXT], const TrainArgs *a, const char *more) {
+    char rows[32] = "";
+    if (a->classifier_rows > 0) { snprintf(rows, sizeof rows, " -lc %d", a->classifier_rows); }
+    snprintf(text, FLAG_TEXT, "-r %d%s%s%s", a->recompute, a->fuse_gelu == FUSE_GELU_ON ? " -ge 1" : "", rows, more);
+}
+
+// -r auto: sets -r, and -ge and -lc unless they are given, by least_recomputation. The choice depends on the flags, the
+// model and the whole memory of the devices, so that the same command gives the same bits. A resumed run keeps the
+// choice of config.json. text = the choice in words for the banner; "" with -r N.
+static inline void choose_recomputation(char text[FLAG_TEXT], TrainArgs *a, const GPT2Config *c, const Backend *backend,
+                                        Comm *world) {
+    char more[96];
+    text[0] = 0;
+    if (a->recompute != RECOMPUTE_AUTO) {
+        if (a->chosen & CHOSEN_RECOMPUTE) { chosen_text(text, a, ", when the run began"); }
+        return;
+    }
+    FitFree may = fit_free(a);
+    size_t whole = whole_for_each(a, backend, world);
+    ModelOptions given = model_options(a, c, backend), o = least_recomputation(c, given, &may, whole);
+    a->recompute = o.recompute.level;
+    a->fuse_gelu = o.fuse_gelu ? FUSE_GELU_ON : FUSE_GELU_OFF;
+    a->classifier_rows = o.classifier_rows;
+    a->chosen =
+        CHOSEN_RECOMPUTE | (may.fuse_gelu ? CHOSEN_FUSE_GELU : 0) | (may.classifier ? CHOSEN_CLASSIFIER_ROWS : 0);
+    size_t bytes = gpt2_plan_bytes(c, &o);
+    snprintf(more, sizeof more, ": %.2f of %.2f GiB%s", (double)bytes / (1 << 30), (double)whole / (1 << 30),
+             bytes > whole ? ", does not fit" : "");
+    chosen_text(text, a, more);
+}
+
+// the options without the flags that -r auto set
+static inline ModelOptions without_choice(const TrainArgs *a, ModelOptions o) {
+    if (a->chosen & CHOSEN_FUSE_GELU) { o.fuse_gelu = false; }
+    if (a->chosen & CHOSEN_CLASSIFIER_ROWS) { o.classifier_rows = 0; }
+    return o;
 }
 
 // Stops if the model needs more memory than is free, and names flags with which it fits.
@@ -219,7 +279,8 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     bool stage3 = false;
     Fit fit = fit_choose(c, *o, &may, room, auto_gradients);
     if (fit.bytes > room) { fit = fit_any(c, *o, room, &stage3); }
-    if (o->training) { fit_flags_text(flags, &fit.options, o, c); }
+    ModelOptions given = without_choice(a, *o);
+    if (o->training) { fit_flags_text(flags, &fit.options, &given, &may, c); }
     if (fit.bytes <= room) {
         snprintf(advice, sizeof advice, "it fits with %s%s", stage3 ? "-z 3 " : "", flags);
     } else {

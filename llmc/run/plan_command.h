@@ -7,9 +7,16 @@ defines: print_plan, print_version
 #include "llmc/run/model_options.h"
 #include "llmc/run/model_source.h"
 
-// {"ranks":[...]}: the plan of each rank, and the bytes it sends for one update
+// {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
+// trains; the plan of each rank, and the bytes it sends for one update
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
-    cJSON *json = cJSON_CreateObject(), *ranks = cJSON_AddArrayToObject(json, "ranks");
+    cJSON *json = cJSON_CreateObject();
+    if (options.training) {
+        cJSON_AddNumberToObject(json, "recompute", options.recompute.level);
+        cJSON_AddBoolToObject(json, "fuse_gelu", options.fuse_gelu);
+        cJSON_AddNumberToObject(json, "logits_chunk", logits_chunk(c, &options));
+    }
+    cJSON *ranks = cJSON_AddArrayToObject(json, "ranks");
     for (int r = 0; r < num_ranks(a); r++) {
         options.sharding = sharding_of(a, r);
         Plan plan = gpt2_plan(c, &options);
@@ -38,6 +45,28 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
     plan_free(&plan);
 }
 
+static inline bool is_on_this_machine(const Backend *backend) {
+    const char *note;
+    return backend == &cpu_backend || backend == backend_choose(DEVICE_AUTO, true, &note);
+}
+
+// --fit and -r auto, with --plan. Without a GPU on this machine, -r auto plans -r 0 for a GPU. -r N looks for no GPU.
+static inline void choose_for_plan(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *host) {
+    char text[FLAG_TEXT];
+    if (a->generate) { return; }
+    if (a->fit && !*a->fit && !is_on_this_machine(backend)) {
+        input_error("--fit without a number needs a GPU; give GiB, as in --fit=80");
+    }
+    if (a->fit) { choose_what_fits(out, a, c, backend, host); }
+    if (a->recompute == RECOMPUTE_AUTO && !is_on_this_machine(backend)) {
+        fprintf(out,
+                "note      -r auto depends on a GPU's memory, and this machine has no GPU: the plan is for -r 0\n");
+        a->recompute = 0;
+    }
+    choose_recomputation(text, a, c, backend, host);
+    if (*text) { fprintf(out, "chosen    %s\n", text); }
+}
+
 static inline void print_plan(TrainArgs *a, Comm *host) {
     int data_vocab = BYTE_VOCABULARY;
     if (a->train_data) {
@@ -51,11 +80,8 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     if (!a->generate) { check_length(a, c); }
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
-    if (a->fit && !*a->fit && backend != backend_choose(DEVICE_AUTO, true, &note) && a->device != DEVICE_CPU) {
-        input_error("--fit without a number needs a GPU; give GiB, as in --fit=80");
-    }
     bool json = strcmp(a->plan, "json") == 0;
-    if (a->fit) { choose_what_fits(json ? stderr : stdout, a, c, backend, host); }
+    choose_for_plan(json ? stderr : stdout, a, c, backend, host);
     if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
     ModelOptions options = model_options(a, c, backend);
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;

@@ -2,8 +2,8 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update,
-         args_check, args_set_ranks, read_flags, print_help
+defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
+         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -13,6 +13,18 @@ defines: TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks, 
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/schedule.h"
+
+// -r: a level of llmc/memory/activations.h, or auto
+#define RECOMPUTE_CHOICES "0 1 2 3 4 auto"
+enum { RECOMPUTE_AUTO = 5 };
+
+// -ge
+typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
+#define FUSE_GELU_CHOICES "0 1|2 auto"
+
+// flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
+typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
+static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
 
 typedef struct {
     // data, model, output
@@ -51,7 +63,9 @@ typedef struct {
     double comm_timeout;
     int check_replicas;
     // information
-    const char *plan, *help, *version;
+    const char *plan, *help, *version, *self_check;
+    // no flag: the set of ChosenFlag that -r auto has set
+    int chosen;
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -69,7 +83,7 @@ static const TrainArgs default_args = {
     .sample_tokens = 64,
     .prompt = "",
     .temperature = 1.0,
-    .recompute = 1,
+    .recompute = RECOMPUTE_AUTO,
     .recompute_every = 1,
     .recompute_layers = -1,
     .master = MASTER_SPLIT,
@@ -78,6 +92,7 @@ static const TrainArgs default_args = {
     .epsilon = 1e-8,
     .clip = 1.0,
     .graph = 1,
+    .fuse_gelu = FUSE_GELU_AUTO,
     .matmul_precision = 1,
     .tensor_parallel = 1,
     .gather_again = 1,
@@ -253,18 +268,18 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Memory"),
     {NULL, "fit", FLAG_OPTION, ARG(fit), 0.001, 1e6, NULL, "GIB", "GiB",
      "choose memory flags: the fastest that fit in GIB, or in free memory",
-     "Chooses -b (with the same -d), -r, -rk, -rn, -lc, -w, -om and -gd. A flag stays if it is "
+     "Chooses -b (with the same -d), -r, -rk, -rn, -ge, -lc, -w, -om and -gd. A flag stays if it is "
      "given with a value other than its default. Every combination is planned exactly and its time is estimated. A "
      "choice that loses precision counts as 3 to 30 % slower. Prints each choice with its bytes and its time. With "
      "--plan and without a GPU, give GIB.",
      "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
-    {"r", "recompute", FLAG_INT, ARG(recompute), 0, 4, NULL, "0..4", NULL,
-     "recompute activations: 0 none, 1 GELU, ..., 4 whole blocks (default %s)",
+    {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL", NULL,
+     "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)",
      "The backward recomputes activations that the forward did not save, with the same operations: losses and "
      "gradients are those of -r 0, bit for bit (except with -ge 1). 0 saves everything. 1 recomputes GELU. 2 also "
-     "recomputes both layernorms. 3 also recomputes the MLP's first matmul. 4 saves only the input of a block and "
-     "recomputes the block. With C channels, a block saves 16C, 12C, 10C, 6C or C elements per token. -r 4 computes "
-     "most of the forward a second time.",
+     "recomputes both layernorms. 3 also recomputes the MLP's first matmul. 4 recomputes whole blocks. With C "
+     "channels, a block saves 16C, 12C, 10C, 6C or C elements per token. auto takes the lowest level that fits in "
+     "the device's whole memory, then sets -ge and -lc unless they are given. A resumed run keeps the choice.",
      "./train_gpt2 --plan -e d48 -b 4 -r 3", "-rk, -rn, --fit; doc/memory.md"},
     {"rk", "recompute-every", FLAG_INT, ARG(recompute_every), ANY_COUNT, NULL, "N", "blocks",
      "with -r 4, save the input of every N-th block (default %s; 0 automatic)",
@@ -279,8 +294,8 @@ static const Flag flag_table[] = {
     {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N", "rows",
      "rows of logits computed at once (default %s: automatic)",
      "Logits never exist whole: a chunk of N rows goes through matmul, loss and gradient before the next. 0 takes "
-     "about as many rows as fit in scratch memory that the MLP needs anyway, and at least 256. Another N sums in "
-     "another order, a relative difference of 1e-6.",
+     "about as many rows as fit in scratch memory that the MLP needs anyway, and at least 256. With -r auto on a GPU, "
+     "0 takes up to 16384 rows if they fit. Another N sums in another order, a relative difference of 1e-6.",
      "./train_gpt2 --plan -e d12 -b 4 -lc 64", "-r, --fit; doc/memory.md"},
     {"w", "master", FLAG_CHOICE, ARG(master), 0, 0, MASTER_CHOICES, "TYPE", NULL,
      "fp32 master copy of bf16 weights: none, fp32 or split (default %s)",
@@ -361,10 +376,11 @@ static const Flag flag_table[] = {
      "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU that multiplies bf16 "
      "faster (AVX512-BF16, AMX). Sums stay fp32. On a CPU, 2 does nothing at -z 1 and above.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f 2", "--device; doc/numerics.md"},
-    {"ge", "fuse-gelu", FLAG_INT, ARG(fuse_gelu), 0, 2, NULL, "0..2", NULL,
-     "fuse GELU into the forward matmul before it (default %s: off)",
+    {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1", NULL,
+     "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)",
      "Faster on a GPU. cuBLASLt's own GELU may round differently, so the levels of -r may then differ in the last "
-     "bit. 2 means the same as 1. The backward always fuses GELU.",
+     "bit. auto is 1 where -r auto takes level 0 on a GPU in bf16, else 0. 2 means the same as 1. The backward always "
+     "fuses GELU.",
      "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
 
     FLAG_HEADING("Parallel"),
@@ -433,6 +449,13 @@ static const Flag flag_table[] = {
      "FLAG is a letter or a name, with or without dashes: r, -r, recompute or --recompute. A flag with dashes must be "
      "the last argument, or be joined: --help=-r.",
      "./train_gpt2 --help recompute", "doc/training.md"},
+    {NULL, "self-check", FLAG_OPTION, ARG(self_check), 0, 0, NULL, NULL, NULL,
+     "check every operation on this device, and exit",
+     "Compares every operation with its reference implementation. Prints the kernel, the error as a share of the "
+     "tolerance, the time and the rate of each operation. On a GPU the pass is remembered. Training and --generate "
+     "begin with the same check on a GPU without a remembered pass. An operation that fails is replaced by a plainer "
+     "kernel where there is one.",
+     "./train_gpt2 --self-check", "--device; doc/gpu.md"},
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL, "print the build's options and exit",
      "Prints one line: the type of the weights, the devices, the matmul library and the communication libraries that "
      "are built in.",
@@ -511,6 +534,21 @@ static inline void args_check_ranks(const TrainArgs *a) {
     }
 }
 
+// -r auto chooses among whole levels
+static inline void args_check_recompute(const TrainArgs *a) {
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize) { return; }
+    if (a->recompute_every != default_args.recompute_every) {
+        input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
+                    "-rk out",
+                    a->recompute_every);
+    }
+    if (a->recompute_layers != default_args.recompute_layers) {
+        input_error("-rn %d applies to one level, but -r is auto, which recomputes all blocks alike: give -r N as "
+                    "well, or leave -rn out",
+                    a->recompute_layers);
+    }
+}
+
 // flags that train, generate or tokenize without another flag they need
 static inline void args_check_needs(const TrainArgs *a) {
     if (a->checkpoint_every > 0 && !a->run_dir) {
@@ -548,6 +586,7 @@ static inline void args_check(const TrainArgs *a) {
     if (a->max_steps == 0) { input_error("-x takes -1 (one epoch) or at least 1 step; found 0"); }
     args_check_ranks(a);
     args_check_batch(a);
+    args_check_recompute(a);
     args_check_needs(a);
 }
 
@@ -569,6 +608,37 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
     a->rank = host->rank;
 }
 
+// ["recompute", ...]: the names in a set of ChosenFlag; the caller deletes it
+static inline cJSON *chosen_to_json(int chosen) {
+    cJSON *names = cJSON_CreateArray();
+    for (int i = 0; i < 3; i++) {
+        if (chosen >> i & 1) { cJSON_AddItemToArray(names, cJSON_CreateString(chosen_flags[i])); }
+    }
+    return names;
+}
+
+static inline int chosen_from_json(const cJSON *names) {
+    int chosen = 0;
+    const cJSON *name;
+    cJSON_ArrayForEach(name, names) {
+        for (int i = 0; i < 3; i++) {
+            if (cJSON_IsString(name) && strcmp(name->valuestring, chosen_flags[i]) == 0) { chosen |= 1 << i; }
+        }
+    }
+    return chosen;
+}
+
+// In a resumed run, flags of the command line override what -r auto chose. Another -r also ends the choice of -ge and
+// -lc, so that -r N means the same as in a new run. before: the flags of config.json.
+static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
+    if (a->fuse_gelu != before->fuse_gelu) { a->chosen &= ~CHOSEN_FUSE_GELU; }
+    if (a->classifier_rows != before->classifier_rows) { a->chosen &= ~CHOSEN_CLASSIFIER_ROWS; }
+    if (a->recompute == before->recompute) { return; }
+    if (a->chosen & CHOSEN_FUSE_GELU) { a->fuse_gelu = FUSE_GELU_AUTO; }
+    if (a->chosen & CHOSEN_CLASSIFIER_ROWS) { a->classifier_rows = 0; }
+    a->chosen = 0;
+}
+
 // Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
 // NULL: strings in *args point into it, so delete it after the last use of *args.
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
@@ -580,9 +650,12 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume time-limit generate tokenize fit plan help version init-method processes process-rank "
-                    "gpus-per-node server shared-folder");
+                    "resume time-limit generate tokenize fit plan help version self-check init-method processes "
+                    "process-rank gpus-per-node server shared-folder");
+    args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
+    TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    args_end_choice(args, &before);
     return json;
 }
 
@@ -596,6 +669,7 @@ static inline void print_help(const TrainArgs *a) {
                         "       train_gpt2 -o DIR -y 1 [flags]                           resume\n"
                         "       train_gpt2 --generate N -e DIR [--prompt TEXT] [flags]   generate text\n"
                         "       train_gpt2 --plan [flags]                                print the memory plan\n"
+                        "       train_gpt2 --self-check                                  check this device\n"
                         "       train_gpt2 --help FLAG                                   describe one flag";
     flags_print_help(stdout, usage, flag_table, NUM_FLAGS, &default_args);
 }

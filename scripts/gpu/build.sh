@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh: finds or fetches the requirements, and builds the programs.
+# scripts/gpu_check.sh: finds the requirements, and builds the programs.
 
 # ---- CUDA, from its toolkit or from wheels
 
@@ -62,15 +62,16 @@ links() {
     local library=$1 include=()
     shift
     for header in "$@"; do include+=(-include "$header"); done
-    echo 'int main() { return 0; }' | c++ -x c++ "${include[@]}" - -o /dev/null "$library" 2>/dev/null
+    c++ -x c++ "${include[@]}" - -o /dev/null "$library" 2>/dev/null <<<'int main() { return 0; }'
 }
+has_make() { command -v make >/dev/null; }
 has_cjson() { links -lcjson cjson/cJSON.h; }
 has_cmocka() { links -lcmocka stdarg.h stddef.h stdint.h setjmp.h cmocka.h; }
 
 packages=$build/packages
 
-# pack: saves the packages of fetch_missing, a text for `curve`, and GPT-2's merges from MERGES=FILE, for a machine
-# without a network
+# pack: saves the packages that the build and the tests need, a text for `rest`, and GPT-2's merges from MERGES=FILE,
+# for a machine without a network
 pack() {
     rm -rf "$packages"
     mkdir -p "$packages"/text
@@ -93,41 +94,34 @@ use_packed() {
     export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${libraries[0]}
 }
 
-# fetch_missing: installs missing packages with apt-get, if possible
-fetch_missing() {
-    local missing=()
-    command -v make >/dev/null || missing+=(make)
-    has_cjson || missing+=(libcjson-dev)
-    has_cmocka || missing+=(libcmocka-dev)
-    [ ${#missing[@]} -gt 0 ] && command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 0
-    echo "installing ${missing[*]} with apt-get"
-    bounded 20 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 update >"$build"/log/apt.txt 2>&1
-    bounded 30 env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 \
-        install -y --no-install-recommends "${missing[@]}" >>"$build"/log/apt.txt 2>&1
-    return 0
-}
-
 # ---- building
 
-# build_all NAME...: builds the programs in parallel with make and reports each; a program that no longer builds is
-# removed
+# build_all NAME...: builds the programs in parallel with make; a program that no longer builds is removed. Without
+# cmocka the tests are left out
 build_all() {
-    local making log=$build/log/build.txt name status excerpt
+    local making log=$build/log/build.txt name status names=("$@") good=0 excerpt
+    if ! has_cmocka; then
+        mapfile -t names < <(printf '%s\n' "$@" | grep -v '^test_')
+        report "tests" 1 "cmocka is missing: scripts/setup.sh test installs it, '$0 pack' packs it elsewhere"
+    fi
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 NVCC="$NVCC" CUDA_FLAGS="${cuda_flags[*]}"
         ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
-    bounded 400 "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${@/#/$programs/}" >"$log" 2>&1
+    bounded build "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${names[@]/#/$programs/}" >"$log" 2>&1
     status=$?
-    for name; do
+    for name in "${names[@]}"; do
         if [ $status -eq 0 ] || "${making[@]}" --question "$programs/$name" >/dev/null 2>&1; then
-            report "build $name" 0
+            good=$((good + 1))
             continue
         fi
         report "build $name" $status
         rm -f "$programs/$name"
         [ $status -eq 2 ] || continue  # 2 is make's failure; others are time limits
         excerpt=$(sed -n "\|^compile *$programs/$name\$|,\|^make: \*\*\*|p" "$log")
-        head -n 20 <<<"${excerpt:-$(tail -n 5 "$log")}" | sed 's/^/        /'
+        mapfile -t excerpt < <(head -n 20 <<<"${excerpt:-$(tail -n 5 "$log")}" | sed 's/^/        /')
+        results+=("${excerpt[@]}")
+        printf '  %s\n' "${excerpt[@]}"
     done
+    report "build" 0 "$good of ${#names[@]} programs"
 }
 
 # built NAME: whether the program exists

@@ -1,65 +1,63 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh curve: a thousand steps of 124M in train_gpt2 and in PyTorch, from the same weights on the same
+# scripts/gpu_check.sh rest: a thousand steps of 124M in train_gpt2 and in PyTorch, from the same weights on the same
 # batches; then train_gpt2 again, resumed from the middle.
 
 curve_steps=1000 curve_batch=16 curve_window=50
 curve_flags=(-b "$curve_batch" -t 1024 -x "$curve_steps" -l 6e-4 -u 100 -q 0.1 -c 0.1 -s 0)
-curve=$build/curve curve_rows=() curve_data='' excerpt=()
+curve=$build/curve curve_rows=() curve_data='' curve_words='' excerpt=()
 
-# find_text: sets curve_data to a shard of GPT-2's tokens if there are merges, else to the text itself
+# find_text: sets curve_data to a shard of GPT-2's tokens if there are merges, else to a text: DATA=FILE, the packed
+# text, or this repository's sources, 1.5 MB
 find_text() {
-    local text=${DATA:-} merges=${MERGES:-} log=$build/log/tokenize.txt status
+    local text=${DATA:-} merges=${MERGES:-} log=$build/log/tokenize.txt
     [ -n "$text" ] || text=$(find "$packages"/text -name '*.txt' -print -quit 2>/dev/null)
     [ -n "$merges" ] || merges=$(find "$packages"/text -name '*.bpe' -print -quit 2>/dev/null)
-    if [ ! -r "$text" ]; then
-        report "text" 2 "no text to train on: name a file, DATA=FILE $0 curve, or copy what '$0 pack' packs"
-        return 1
+    if [ -z "$text" ]; then
+        text=$curve/sources.txt
+        cat README.md train_gpt2.cu llmc/*.* llmc/*/*.* >"$text"
     fi
-    curve_data=$text
-    if [[ $text == *.bin ]] || [ ! -r "$merges" ]; then
-        report "text" 0 "$text$([[ $text == *.bin ]] || echo ', as bytes: no MERGES=FILE')"
-        return
+    [ -r "$text" ] || { report "text" 2 "$text cannot be read: name a text, DATA=FILE $0 rest" && return 1; }
+    curve_data=$text curve_words="$text, as bytes"
+    if [[ $text == *.bin ]]; then
+        curve_words=$text
+    elif [ -r "$merges" ]; then
+        curve_data=$curve/text.bin curve_words="$text by $merges"
+        "$programs/train_gpt2" --device cpu -i "$text" --tokenizer "$merges" --tokenize "$curve_data" >"$log" 2>&1 ||
+            { ended "text" 1 "$log" "$curve_words" && return 1; }
     fi
-    curve_data=$curve/text.bin
-    bounded 60 "$programs/train_gpt2" --device cpu -i "$text" --tokenizer "$merges" --tokenize "$curve_data" \
-        >"$log" 2>&1
-    status=$?
-    ended "text" $status "$log" "$text by $merges"
-    return $status
+    report "text" 0 "$curve_words"
 }
 
 # dump: writes the initial weights and every batch, with the trainer built for a CPU
 dump() {
     local log=$build/log/dump.txt status
-    bounded 120 make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 build/bench/dump_run >"$log" 2>&1 &&
-        bounded 90 build/bench/dump_run "$curve/dump" --device cpu -i "$curve_data" -e d12 -r 4 -m 1 -v 1 \
-            "${curve_flags[@]}" >>"$log" 2>&1
+    # shellcheck disable=SC2016  # the inner shell expands
+    bounded "weights and batches" bash -c 'make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 \
+        build/bench/dump_run && build/bench/dump_run "$@"' dump "$curve/dump" --device cpu -i "$curve_data" -e d12 \
+        -r 4 -m 1 -v 1 "${curve_flags[@]}" >"$log" 2>&1
     status=$?
-    ended "initial weights and batches" $status "$log" "$(du -sh "$curve/dump" 2>/dev/null | cut -f 1)"
+    ended "weights and batches" $status "$log" "$(du -sh "$curve/dump" 2>/dev/null | cut -f 1)"
     return $status
 }
 
-# train_curve FOLDER SECONDS FLAG...: a run of train_gpt2
+# train_curve ROW FOLDER FLAG...: a run of train_gpt2; its folder is emptied by the caller
 train_curve() {
-    local log=$build/log/curve_${1##*/}.txt status
-    trainer "$1" "$2" "${@:3}" >"$log"
+    local log=$build/log/${1// /_}.txt status
+    bounded "$1" "$programs/train_gpt2" --device cuda -o "$2" "${@:3}" >"$log" 2>&1
     status=$?
-    ended "our ${1##*/} run" $status "$log" "$(last_loss "$1/metrics.jsonl")"
+    ended "$1" $status "$log" "$(last_loss "$2/metrics.jsonl")"
     return $status
 }
 
 last_loss() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,}]*\).*/step \1, loss \2/p' "$1" 2>/dev/null | tail -n 1; }
 
-torch_curve() {
-    local log=$build/log/curve_torch.txt status
-    [ -n "$torch" ] || return 125
-    TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor bounded 240 "$python" dev/oracle/converge.py --device cuda --bf16 \
-        --compile --init "$curve/dump/step_00000000/model.safetensors" --batches "$curve/dump/train.i32" --shape d12 \
-        --B $curve_batch --T 1024 --steps $curve_steps --lr 6e-4 --warmup 100 --final_frac 0.1 --weight_decay 0.1 \
-        --losses "$curve/torch.jsonl" >"$log" 2>&1
-    status=$?
-    ended "PyTorch's run" $status "$log" "$(last_loss "$curve/torch.jsonl")"
-    return $status
+# start_torch_curve: starts PyTorch's run beside ours: neither is timed
+start_torch_curve() {
+    [ -n "$torch" ] || return 0
+    start "PyTorch curve" env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" dev/oracle/converge.py \
+        --device cuda --bf16 --compile --init "$curve/dump/step_00000000/model.safetensors" \
+        --batches "$curve/dump/train.i32" --shape d12 --B $curve_batch --T 1024 --steps $curve_steps --lr 6e-4 \
+        --warmup 100 --final_frac 0.1 --weight_decay 0.1 --losses "$curve/torch.jsonl"
 }
 
 # losses FILE: "step loss" for every step of a metrics file
@@ -101,15 +99,14 @@ compare() {
 
 # resumed: runs the second half from the middle checkpoint; losses, weights and moments must have the same bits
 resumed() {
-    local middle last log=$build/log/equal_bits.txt status file
-    local name="uninterrupted and resumed at step $((curve_steps / 2)): equal bits"
+    local middle last log=$build/log/equal_bits.txt status file name="resumed at step $((curve_steps / 2)): equal bits"
     middle=$(printf 'step_%08d' $((curve_steps / 2))) last=$(printf 'step_%08d' $curve_steps)
     mkdir -p "$curve/resumed"
     if ! mv "$curve/whole/$middle" "$curve/resumed/" || ! cp "$curve/whole/config.json" "$curve/resumed/"; then
         report "$name" 1 "there is no checkpoint of step $((curve_steps / 2))"
         return
     fi
-    train_curve "$curve/resumed" 150 -y 1 || return
+    train_curve "resumed curve" "$curve/resumed" -y 1 || return
     for file in whole resumed; do
         sed 's/,"ms".*//' "$curve/$file/metrics.jsonl" | tail -n $((curve_steps / 2)) >"$curve/$file.txt"
     done
@@ -123,26 +120,30 @@ resumed() {
 }
 
 report_curve() {
-    echo "124M, B $curve_batch, T 1024, bf16, $curve_steps steps (${curve_flags[*]}) on ${DATA:-the packed text}," \
-        "from the same weights, the same batches in the same order. Differences of the losses, ours from PyTorch's:"
+    echo "## The loss curve"
+    echo
+    echo "124M, B $curve_batch, T 1024, bf16, $curve_steps steps (${curve_flags[*]}) on $curve_words, from the same" \
+        "weights, the same batches in the same order. Differences of the losses, ours from PyTorch's:"
     echo
     table "losses|largest|mean" "${curve_rows[@]}"
     echo
     table "step|train_gpt2|PyTorch" "${excerpt[@]}"
 }
 
-stage_curve() {
-    export TRAIN_GPT2_PICKS=$build/picks_curve.txt
-    rm -rf "$curve"
-    mkdir -p "$curve"
+# curves: both runs, their comparison, and the resumed run
+curves() {
     find_text && dump || return
-    train_curve "$curve/whole" 200 -i "$curve_data" -e "$curve/dump/step_00000000/model.safetensors" \
-        -n $((curve_steps / 2)) -v 0 "${curve_flags[@]}" || return
-    write_report
-    torch_curve && compare
-    write_report
-    resumed
-    cp "$curve/whole/metrics.jsonl" "$build/log/ours.jsonl"
+    start_torch_curve
+    mkdir -p "$curve/whole"
+    if train_curve "our curve" "$curve/whole" -i "$curve_data" -e "$curve/dump/step_00000000/model.safetensors" \
+        -n $((curve_steps / 2)) -v 0 "${curve_flags[@]}"; then
+        resumed
+        finish "PyTorch curve" && compare
+    else
+        cancel "PyTorch curve"
+    fi
+    cp "$curve/whole/metrics.jsonl" "$build/log/ours.jsonl" 2>/dev/null
     cp "$curve/torch.jsonl" "$build/log/" 2>/dev/null
     rm -rf "$curve"/{dump,whole/step_*,resumed/step_*}
+    write_report
 }

@@ -1,83 +1,170 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh: a step with a time limit and a line in the report; the report.
+# scripts/gpu_check.sh: a row with a time limit and a line in the report; the report and its verdict.
 
-started=$SECONDS results=() failures=0
-declare -A process=()  # ids of the steps in the background
+now() { date +%s; }
+
+began=$(now) seconds_in_all=${GPU_CHECK_SECONDS:-${seconds_of[$stage]:-0}} results=() failed=() needed=()
+declare -A process=() outcome=()  # ids of the rows in the background; the outcome of each row that has ended
+running=''                        # the command of the row in the foreground
 
 # left: seconds that remain of the total
-left() { echo $((seconds_in_all - (SECONDS - started))); }
+left() { echo $((seconds_in_all - ($(now) - began))); }
 
-# bounded SECONDS COMMAND...: runs the command; status 124 after its time limit, 125 when the total is used up
+# bounded ROW COMMAND...: runs the command in the seconds of its row; status 124 after the row's limit, 125 if the total
+# has not enough left, or is used up before the command's end. Sets took
+took=0
 bounded() {
-    local limit=$1 rest status
-    shift
-    rest=$(left)
-    [ "$rest" -ge 5 ] || return 125
-    timeout -k 5 $((limit < rest ? limit : rest)) "$@"
+    local row=${1%%:*} rest limit_here status start
+    limit_here=${limit[$row]:?"scripts/gpu/times.sh has no row $row"} start=$(now) rest=$(left) took=0
+    [ "$rest" -ge "${expected[$row]}" ] || return 125
+    [ "$limit_here" -le "$rest" ] || limit_here=$rest
+    timeout -k 5 "$limit_here" "${@:2}" &
+    running=$!  # bash runs a trap during wait, and only after a command in the foreground
+    wait "$running"
     status=$?
-    case $status in 124 | 137) [ "$limit" -le "$rest" ] || status=125 ;; esac
+    running='' took=$(($(now) - start))
+    case $status in 124 | 137) [ "$limit_here" -eq "${limit[$row]}" ] || status=125 ;; esac
     return $status
 }
 
-# report NAME STATUS NOTE: a line of the report; a failure does not stop the script
+# report NAME STATUS NOTE: a line of the report
 report() {
-    local word=ok
+    local word row=${1%%:*}
     case $2 in
-    0) ;;
+    0) word=ok ;;
     skipped) word=skipped ;;
-    124 | 137) word="FAILED: out of time" failures=$((failures + 1)) ;;
-    125) word="left out: no time was left" ;;
-    *) word="FAILED: exit status $2" failures=$((failures + 1)) ;;
+    124 | 137) word="FAILED: out of time" ;;
+    125) [ "$took" -gt 0 ] && word="stopped: no time was left" || word="left out: no time was left" ;;
+    *) word="FAILED: exit status $2" ;;
     esac
-    results+=("- $1: $word${3:+; $3}")
-    printf '%4d s  %s: %s%s\n' $((SECONDS - started)) "$1" "$word" "${3:+; $3}"
+    outcome[$1]=$word
+    # a failure of PyTorch is none of this program
+    [[ $word != FAILED* || $1 == *PyTorch* ]] || failed+=("$1")
+    word+=${3:+; $3}
+    [ "$took" -eq 0 ] || word+=" ($took s${expected[$row]:+, ${expected[$row]} expected})"
+    took=0
+    results+=("- $1: $word")
+    printf '%4d s  %s: %s\n' $(($(now) - began)) "$1" "$word"
 }
 
-# ended NAME STATUS LOG NOTE: reports a step; a failed step also prints the end of its log
+# ended NAME STATUS LOG NOTE: reports a row; a failed row also tells why
 ended() {
+    local lines
     report "$1" "$2" "$4"
-    case $2 in 0 | 125) ;; *) tail -n 15 "$3" | sed 's/^/        /' ;; esac
+    case $2 in 0 | 125 | skipped) return ;; esac
+    mapfile -t lines < <(why "$3" | cut -c 1-300)
+    results+=("${lines[@]/#/        }")
+    [ ${#lines[@]} -eq 0 ] || printf '          %s\n' "${lines[@]}"
 }
 
-# start NAME SECONDS COMMAND...: starts the command in the background, with its output in a log
+# why LOG: what failed. Errors with a tolerance come first, each with error / tolerance. Then failed tests, rows and the
+# findings of compute-sanitizer. A log with none of these shows its end
+why() {
+    local found off='(.* is off by ([^ ,]+), (expected )?at most ([^ ,]+).*)'
+    found=$(sed -nE "s/^(\\[ +ERROR +\\] --- )?(ERROR: )?$off\$/\\4 \\6 \\3/p" "$1" |
+        awk '{ ratio = sprintf($2 > 0 ? "%.2f" : "-", $2 > 0 ? $1 / $2 : 0); sub(/^[^ ]+ [^ ]+ /, "")
+               print ratio " of its tolerance: " $0 }'
+        grep -E '^\[ +FAILED +\] [^0-9]|^[a-z_0-9]+: (exit status|out of time)' "$1"
+        grep -E -A 3 '^=+ (Invalid|Uninitialized|Error|ERROR|Warning|Race|Barrier|Program hit)' "$1")
+    [ -n "$found" ] || found=$(tail -n 15 "$1")
+    awk '!seen[$0]++' <<<"$found" | head -n 24
+}
+
+# start NAME COMMAND...: starts a row in the background, with its output in a log
 start() {
-    bounded "${@:2}" >"$build/log/$1.txt" 2>&1 </dev/null &
+    {
+        trap 'kill "$running" 2>/dev/null; exit 143' TERM
+        bounded "$@"
+        status=$?
+        mkdir -p "$build/took" && echo "$took" >"$build/took/$1"
+        exit $status
+    } >"$build/log/${1//[^A-Za-z0-9.]/_}.txt" 2>&1 </dev/null &
     process[$1]=$!
 }
 
-# finish NAME: waits for the command and reports it
+# finish NAME: waits for the row and reports it; returns its status
 finish() {
-    local log=$build/log/$1.txt status
+    local log=$build/log/${1//[^A-Za-z0-9.]/_}.txt status
+    [ -n "${process[$1]:-}" ] || return 125
     wait "${process[$1]}"
     status=$?
-    ended "$1" $status "$log" \
-        "$(sed -n 's/^\[ *PASSED *\] \([0-9]* test(s)\).*/\1/p; s/.* SUMMARY: //p' "$log" | tail -n 1)"
+    unset "process[$1]"
+    took=$(cat "$build/took/$1" 2>/dev/null || echo 0)
+    ended "$1" $status "$log" "$(sed -nE 's/^\[ *PASSED *\] ([0-9]* test\(s\)).*/\1/p; s/.* SUMMARY: //p
+        s/^([0-9]+ of [0-9]+ rows passed).*/\1/p' "$log" | tail -n 1)"
+    return $status
+}
+
+# cancel NAME: stops a row in the background
+cancel() {
+    [ -n "${process[$1]:-}" ] || return 0
+    kill "${process[$1]}" 2>/dev/null
+    wait "${process[$1]}"
+    unset "process[$1]"
+    report "$1" skipped "stopped"
+}
+
+interrupted() {
+    trap - TERM INT HUP
+    kill "$running" "${process[@]}" 2>/dev/null
+    report "the command" 1 "stopped by a signal after $(($(now) - began)) s"
+    write_report
+    exit 1
 }
 
 gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits; }
 
-# write_report: writes the results so far to the stage's file and $OUT, so that an interrupted run leaves them there.
-# The function report_<stage> prints the tables.
+# ---- the report
+
+sources() { cat train_gpt2.cu llmc/*.* llmc/*/*.* | cksum; }
+
+# verdict: prints go or no-go with every reason; its status is 0 for go. `needed` names the rows that must be ok.
+# `first` remembers a go for the sources that it has checked
+verdict() {
+    local trouble=() name
+    for name in "${failed[@]}"; do trouble+=("$name ${outcome[$name]}"); done
+    for name in "${needed[@]}"; do
+        case ${outcome[$name]:-not run} in
+        ok | FAILED*) ;;
+        *) trouble+=("$name ${outcome[$name]:-not run}") ;;
+        esac
+    done
+    if [ "$stage" != first ] && [ "$(cat "$build/go" 2>/dev/null)" != "$(sources)" ]; then
+        trouble+=("kernels and memcheck: these sources have not passed \`scripts/gpu_check.sh first\` here")
+    fi
+    if [ ${#trouble[@]} -gt 0 ]; then
+        [ "$stage" != first ] || rm -f "$build/go"
+        printf 'no-go: %s' "${trouble[0]}"
+        [ ${#trouble[@]} -eq 1 ] || printf '; %s' "${trouble[@]:1}"
+        echo
+        return 1
+    fi
+    echo "go: the kernels, memcheck and the losses are right"
+    [ "$stage" != first ] || sources >"$build/go"
+}
+
+# write_report: writes the results so far to the command's file and $OUT, so that an interrupted run leaves them there.
+# The function report_<command> prints the tables. Three files without folders: some machines hand back only a few
 write_report() {
-    local suffix='' file
-    [ "$stage" = all ] || suffix=_$stage
-    file=dev/results/gpu_$(gpu name | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')_$(date +%F)$suffix.md
+    local file
+    file=dev/results/gpu_$(tr 'A-Z ' 'a-z-' <<<"$gpu_name" | tr -cd 'a-z0-9-')_$(date +%F)_$stage.md
     mkdir -p dev/results
     {
         echo "# GPU: $stage"
         echo
-        echo "$(date +%F), $(gpu name), driver $(gpu driver_version), CUDA $cuda_version," \
-            "${torch:+PyTorch $torch, }\`scripts/gpu_check.sh${suffix/_/ }\`."
+        echo "**$(verdict)**"
         echo
-        "report_$stage"
+        echo "$(date +%F), $gpu_name, driver $driver, CUDA $cuda_version," \
+            "${torch:+PyTorch $torch, }\`scripts/gpu_check.sh $stage\`, $(($(now) - began)) s."
         echo
         printf '%s\n' "${results[@]}"
+        "report_$stage"
     } >"$file"
-    if [ -d "${OUT:-}" ]; then
-        cp "$file" "$OUT/"
-        tar -czf "$OUT/gpu_check_${stage}_logs.tgz" -C "$build" log
-    fi
     results_file=$file
+    [ -d "${OUT:-}" ] || return 0
+    cp "$file" "$OUT/"
+    tar -czf "$OUT/gpu_check_$stage.tgz" -C "$build" log
+    [ ! -s "${TRAIN_GPT2_PICKS:-}" ] || cp "$TRAIN_GPT2_PICKS" "$OUT/"
 }
 
 # table HEADING ROW...: a Markdown table; | separates the cells of a row

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
-# scripts/gpu_check.sh memory: time and memory of every -r, small batches, and the largest batch of a GPU.
+# scripts/gpu_check.sh rest: the loss curve, the other tests, every -r, and the largest batch of a GPU.
 
-recompute_rows=() small_rows=() largest_rows=()
+recompute_rows=() largest_rows=()
 
 # cells BATCH: times and bytes of the last run, as cells of a table
 cells() {
@@ -10,21 +10,38 @@ cells() {
         'BEGIN { printf "%.1f (%.1f to %.1f)|%s|%s", ms, p10, p90, rate, bytes }'
 }
 
-# PyTorch compiles for these batches beside our compiler, while nothing is timed; its cache keeps the results.
-compile_torch() {
-    local batch
-    [ -n "$torch" ] || return
-    for batch in 1 4 8 64; do
-        start "PyTorch_compiles_B$batch" 200 env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" "$python" \
-            dev/oracle/train_torch.py --length "$length" --shards "$tokens" --model 124M --batch $batch --warmup 1 \
-            --steps 1 --gradients none
-    done
+# ---- tests beside the curve: none is timed
+
+tests=("two ranks" test_nccl test_gpt2_bf16 test_gpt2_fp32 test_ops_fp32 "test_ops at 124M" racecheck synccheck
+    initcheck "memcheck of the trainer")
+
+# two_ranks: two ranks through MPI, sharing the GPU
+two_ranks() {
+    local test=$programs/test_nccl_bf16
+    built test_nccl_bf16 || return
+    if ! command -v mpirun >/dev/null || ! grep -q MPI <<<"$("$test" backends)"; then
+        report "two ranks" skipped "there is no mpirun, or no MPI was built in"
+        return
+    fi
+    start "two ranks" env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -np 2 --oversubscribe \
+        --bind-to none "$test" ranks
 }
-torch_compiled() {
-    local batch
-    for batch in 1 4 8 64; do
-        [ -z "${process[PyTorch_compiles_B$batch]:-}" ] || finish "PyTorch_compiles_B$batch"
-    done
+
+start_tests() {
+    local small=(--device cuda --graph 0 -i README.md -e l2h2c128 -b 4 -t 300 -x 2 -v 0 -s 0) tool name
+    two_ranks
+    test_beside test_nccl test_nccl_bf16 "$programs/test_nccl_bf16"
+    for name in test_gpt2_bf16 test_gpt2_fp32; do test_beside $name $name "$programs/$name"; done
+    test_beside test_ops_fp32 test_ops_fp32 scripts/gpu/each_op.sh 60 "$programs/test_ops_fp32" --quick
+    test_beside "test_ops at 124M" test_ops_bf16 scripts/gpu/each_op.sh 150 "$programs/test_ops_bf16"
+    for tool in racecheck synccheck initcheck; do sanitize $tool $tool "$programs/test_ops_bf16" --quick; done
+    sanitize "memcheck of the trainer" memcheck "$programs/train_gpt2" "${small[@]}"
+}
+
+finish_tests() {
+    local name
+    for name in "${tests[@]}"; do finish "$name"; done
+    write_report
 }
 
 # ---- -r 0 to 4
@@ -42,26 +59,13 @@ fitting() {
     echo "$batch"
 }
 
-# levels MODEL BATCH SECONDS: 30 steps at each level; the last 20 count
+# levels MODEL BATCH: 30 steps at each level; the last 20 count
 levels() {
     local level batch
     batch=$(fitting "$1" "$2")
     for level in 0 1 2 3 4; do
-        ours "$1, B $batch, -r $level" "$3" 30 -e "d${layers[$1]}" -b "$batch" -r $level || continue
+        ours "-r at $1: -r $level, B $batch" 30 -e "d${layers[$1]}" -b "$batch" -r $level || continue
         recompute_rows+=("$1, B $batch|-r $level|$(cells "$batch")|$(gib $((driver_bytes - own_bytes)))")
-    done
-    write_report
-}
-
-# ---- small batches
-
-small_batches() {
-    local batch
-    for batch in 1 4 8; do
-        ours "124M, B $batch" 40 50 -e d12 -b $batch &&
-            small_rows+=("$batch|train_gpt2|$(cells $batch)")
-        torch_run "PyTorch 124M, B $batch" 80 --model 124M --batch $batch &&
-            small_rows+=("$batch|PyTorch $torch|$(cells $batch)")
     done
     write_report
 }
@@ -73,11 +77,12 @@ room_mib=0
 refused() {
     local log=$build/log/refused.txt status
     built train_gpt2 || return
-    bounded 60 "$programs/train_gpt2" --device cuda -i "$tokens" -t "$length" -e d48 -b 4096 -x 1 -v 0 -s 0 >"$log" 2>&1
+    bounded "a batch too large" "$programs/train_gpt2" --device cuda -i "$tokens" -t "$length" -e d48 -b 4096 -x 1 \
+        -v 0 -s 0 >"$log" 2>&1
     status=$?
     room_mib=$(sed -n 's/.* and \([0-9.]*\) are free.*/\1/p' "$log")
     [ $status -ne 2 ] || [ -z "$room_mib" ] || status=0
-    ended "what does not fit is refused, 1558M at B 4096" $status "$log" "$(grep -o 'this takes.*free' "$log")"
+    ended "a batch too large: refused, 1558M at B 4096" $status "$log" "$(grep -o 'this takes.*free' "$log")"
 }
 
 # largest_planned FLAG...: the largest batch with a plan below room_mib
@@ -91,37 +96,34 @@ largest_planned() {
     echo $low
 }
 
-# our_largest MODEL LEVEL SECONDS: three steps of the largest planned batch
+# our_largest MODEL: three steps of the largest batch that -r 4 plans, which is the largest of all
 our_largest() {
-    local batch flags=(-e "d${layers[$1]}" -r "$2")
+    local batch flags=(-e "d${layers[$1]}" -r 4)
     [ "${room_mib%.*}" -gt 0 ] 2>/dev/null || return
     batch=$(largest_planned "${flags[@]}")
-    ours "the largest batch of $1 at -r $2, $batch" "$3" 3 "${flags[@]}" -b "$batch" &&
-        largest_rows+=("$1|train_gpt2 -r $2|$batch|$(cells "$batch")|$((batch + 1)), by its plan")
+    ours "largest batch of $1: $batch" 3 "${flags[@]}" -b "$batch" &&
+        largest_rows+=("$1|train_gpt2 -r 4|$batch|$(cells "$batch")|$((batch + 1)), by its plan")
     write_report
 }
 
-# chosen MODEL SECONDS: three updates of half a million tokens, with the flags that --fit chooses
+# chosen MODEL: three updates of half a million tokens, with the flags that --fit chooses
 chosen() {
     local words
-    ours "--fit, $1" "$2" 3 -e "d${layers[$1]}" -d $((512 * length)) --fit || return
+    ours "--fit of $1" 3 -e "d${layers[$1]}" -d $((512 * length)) --fit || return
     words=$(sed -n 's/^fit  *[0-9.]* of [0-9.]* GiB: //p' "$run_log" | tail -n 1)
     largest_rows+=("$1|train_gpt2 --fit: $words|512 an update|$(cells 512)|")
     write_report
 }
 
-# torch_largest MODEL BATCH SECONDS: PyTorch's largest batch in at most five runs. A run that fits predicts the next
-# batch from its bytes; a run that fails goes back by 6 %; then the interval is halved
+# torch_largest MODEL BATCH: PyTorch's largest batch in at most five runs, while time is left. A run that fits predicts
+# the next batch from its bytes; a run that fails goes back by 6 %; then the interval is halved
 torch_largest() {
-    local low=0 high=0 batch=$2 best='' try status
+    local low=0 high=0 batch=$2 best='' try status total_mib
     [ -n "$torch" ] || return
+    total_mib=$(gpu memory.total)
     for try in 1 2 3 4 5; do
-        if [ "$(left)" -lt "$3" ]; then
-            report "PyTorch $1, try $try: B $batch" 125 ""
-            break
-        fi
-        torch_run "PyTorch $1, try $try: B $batch" "$3" --model "$1" --batch "$batch" --warmup 1 --steps 2 \
-            --gradients none
+        torch_run "largest batch of PyTorch" "largest batch of PyTorch: $1, try $try, B $batch" --model "$1" \
+            --batch "$batch" --warmup 1 --steps 2 --gradients none
         status=$?
         case $status in
         0)
@@ -142,8 +144,11 @@ torch_largest() {
     write_report
 }
 
-report_memory() {
+report_rest() {
     local cells="ms a step (p10 to p90)|tokens/s|own peak, GiB|driver's, GiB"
+    echo
+    report_curve
+    echo
     echo "T $length, bf16, random tokens. Own peak: the plan's total; PyTorch's max_memory_reserved. The driver's:" \
         "the most that nvidia-smi saw added while it ran; beside the plan that is the context, the library and graphs."
     echo
@@ -151,27 +156,25 @@ report_memory() {
     echo
     table "model|level|$cells|driver's less plan" "${recompute_rows[@]}"
     echo
-    echo "## Small batches, 124M: 40 steps after 10"
-    echo
-    table "B|program|$cells" "${small_rows[@]}"
-    echo
     echo "## The largest batch: 2 steps after 1"
     echo
     table "model|program|B|$cells|too large" "${largest_rows[@]}"
 }
 
-stage_memory() {
-    export TRAIN_GPT2_PICKS=$build/picks_memory.txt
-    torch_compiled
-    free_mib=$(gpu memory.free) total_mib=$(gpu memory.total)
-    levels 124M 64 40
-    levels 1558M 16 60
-    small_batches
+stage_rest() {
+    export TRAIN_GPT2_PICKS=$build/autotune_rest.txt
+    rm -rf "$TRAIN_GPT2_PICKS" "$curve"
+    mkdir -p "$curve"
+    random_tokens "$tokens" 12000000 1 1
+    build_all train_gpt2 test_{ops,gpt2}_{bf16,fp32} test_nccl_bf16
+    start_tests
+    ! built train_gpt2 || curves
+    finish_tests
+    free_mib=$(gpu memory.free)
+    levels 124M 64
     refused
-    our_largest 124M 1 60
-    our_largest 1558M 1 60
-    chosen 124M 60
-    torch_largest 124M 64 70
-    our_largest 124M 4 140
-    torch_largest 1558M 16 150
+    our_largest 124M
+    our_largest 1558M
+    chosen 124M
+    torch_largest 124M 64
 }

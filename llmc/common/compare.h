@@ -1,5 +1,5 @@
 /*
-Comparison of results, for tests and benchmarks.
+Comparison of results, for the self-check, tests and benchmarks.
 defines: relative_error
 */
 #pragma once

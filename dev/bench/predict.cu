@@ -1,0 +1,667 @@
+/*
+Predicts a training step on a GPU, without the GPU.
+    predict [--gpu NAME] [--json] [flags of train_gpt2]      make predict GPU=h200 ARGS='-e d12 -b 64 -r 1'
+NAME: h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GB as in
+sm_90,132,989,4800,141. A T4 has no bf16: its row is the same work at its fp16 rate.
+-r auto, the default, chooses for that GPU's memory.
+--json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
+larger than the GPU too, since several GPUs may share the plan.
+
+The trainer itself records the step: this program is the trainer in bf16 with another main, compiled for the emulator.
+In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
+  launches    kernels, copies and fills in the CUDA graph of each micro-step, of the norm and of AdamW
+  bytes       and FLOPs: every call of an operation is described as a row of cases.h
+  fused       cuBLASLt is taken to have every epilogue that matmul.cuh asks for
+  seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
+An update has different micro-steps: the first sets gradients, later ones add, the last may be followed by the norm.
+*/
+#define WITHOUT_MAIN
+#include "../../train_gpt2.cu"
+#include "roofline.h"
+
+typedef enum {
+    BLOCK_MATMULS,
+    HEAD_MATMULS,
+    ATTENTION_FORWARDS,
+    ATTENTION_BACKWARDS,
+    LAYERNORMS,
+    GELUS,
+    CLASSIFIERS,
+    EMBEDDINGS,
+    UPDATES,
+    COPIES,
+    GROUPS
+} Group;
+
+static const char *const group_names[GROUPS] = {
+    "block matmuls", "head matmuls", "attention forward", "attention backward", "layernorm",
+    "GELU",          "classifier",   "embedding",         "norm, AdamW",        "copies, fills"};
+
+// the same call, `times` in an update
+typedef struct {
+    Problem problem;  // of copies: only op is set
+    Group group;
+    bool in_micro_step, from_host;
+    Recorded kernels;
+    double bytes, flops, times;
+} Call;
+
+typedef struct {
+    GPT2 model;
+    Call *calls;
+    int num_calls;
+    bool in_micro_step;
+    double times;      // in an update, of the work that is recorded now
+    size_t claimed;    // nodes of the current capture that belong to a call
+    double all_nodes;  // of an update
+} Recorder;
+
+static const OpCase copy_case = {"copy", NULL, 1, 0, 1, NULL, NULL, NULL};
+
+// ---- calls of operations and copies
+
+// the Recorder whose model has this Exec
+static Recorder *recorder_of(Exec *ex) {
+    return (Recorder *)((char *)ex - offsetof(GPT2, exec) - offsetof(Recorder, model));
+}
+
+static std::vector<SimtGraphNode> *captured_nodes(const Exec *ex) {
+    return stream_of(ex)->capture ? &stream_of(ex)->capture->nodes : NULL;
+}
+
+static bool same_call(const Call *a, const Call *b) {
+    return a->problem.op == b->problem.op && a->problem.variant == b->problem.variant && a->group == b->group &&
+           memcmp(&a->problem.shape, &b->problem.shape, sizeof a->problem.shape) == 0 && a->bytes == b->bytes &&
+           a->in_micro_step == b->in_micro_step && a->from_host == b->from_host &&
+           memcmp(&a->kernels, &b->kernels, sizeof a->kernels) == 0;
+}
+
+static void add_call(Recorder *r, Call *call) {
+    call->in_micro_step = r->in_micro_step;
+    call->times = r->times;
+    for (int i = 0; i < r->num_calls; i++) {
+        if (same_call(&r->calls[i], call)) {
+            r->calls[i].times += call->times;
+            return;
+        }
+    }
+    r->calls = (Call *)xrealloc(r->calls, (size_t)(r->num_calls + 1) * sizeof *r->calls);
+    r->calls[r->num_calls++] = *call;
+}
+
+// the nodes that were captured since the last call
+static Recorded new_nodes(Recorder *r, Exec *ex) {
+    Recorded found = {};
+    const std::vector<SimtGraphNode> &nodes = *captured_nodes(ex);
+    for (; r->claimed < nodes.size(); r->claimed++) {
+        if (nodes[r->claimed].type != cudaGraphNodeTypeKernel) {
+            found.others++;
+            continue;
+        }
+        cudaGraphNode_t node = (cudaGraphNode_t)&nodes[r->claimed];
+        if (found.kernels < RECORDED_NAMES) { node_name(found.name[found.kernels], node); }
+        found.kernels++;
+    }
+    return found;
+}
+
+// every node belongs to a call; a kernel launched outside of the operations would be missed
+static void check_claimed(const Recorder *r, const Exec *ex) {
+    size_t nodes = captured_nodes(ex)->size();
+    if (nodes != r->claimed) {
+        run_error("%zu captured nodes belong to no operation: wrap the operation in predict.cu", nodes - r->claimed);
+    }
+}
+
+static Problem problem_of(const char *op, OpShape shape, int variant) {
+    return problem_describe(op_case(op), &shape, variant);
+}
+
+static void record(Exec *ex, Group group, const Problem *problem) {
+    Recorder *r = recorder_of(ex);
+    Call call;
+    memset(&call, 0, sizeof call);
+    call.problem = *problem;
+    call.group = group;
+    call.bytes = problem_bytes(problem);
+    call.flops = problem->flops;
+    call.kernels = new_nodes(r, ex);
+    add_call(r, &call);
+}
+
+static void record_copy(Exec *ex, size_t bytes, double moved, bool from_host) {
+    Recorder *r = recorder_of(ex);
+    Call call;
+    memset(&call, 0, sizeof call);
+    call.problem.op = &copy_case;
+    call.group = COPIES;
+    call.bytes = moved * (double)bytes;
+    call.from_host = from_host;
+    call.kernels.others = 1;
+    if (captured_nodes(ex)) { r->claimed = captured_nodes(ex)->size(); }
+    add_call(r, &call);
+}
+
+static void start_call(Exec *ex) { check_claimed(recorder_of(ex), ex); }
+
+// ---- the operations of a training step on one GPU: each runs the kernels and records itself
+
+static OpShape rows_shape(int N, int C) {
+    OpShape s;
+    memset(&s, 0, sizeof s);
+    s.B = 1;
+    s.T = N;
+    s.C = C;
+    return s;
+}
+
+static OpShape matmul_shape(int N, int C, int OC) {
+    OpShape s = rows_shape(N, C);
+    s.OC = OC;
+    return s;
+}
+
+static OpShape attention_shape_of(int B, int T, int NH, int HS) {
+    OpShape s = rows_shape(T, 0);
+    s.B = B;
+    s.NH = NH;
+    s.HS = HS;
+    return s;
+}
+
+static Group matmul_group(Exec *ex, int OC) {
+    return OC == recorder_of(ex)->model.local.vocab ? HEAD_MATMULS : BLOCK_MATMULS;
+}
+
+static int gradient_variant(Gradient g, GradMode mode) {
+    return (g.dtype == DT_REAL ? 0 : (int)GRADIENT_BF16) + (mode == GRAD_ADD);
+}
+
+static OpShape embedding_shape(int B, int T, int C, Exec *ex) {
+    const GPT2Config *c = &recorder_of(ex)->model.config;
+    OpShape s = rows_shape(T, C);
+    s.B = B;
+    s.maxT = c->max_seq_len;
+    s.V = c->vocab_size;
+    s.Vp = c->padded_vocab_size;
+    return s;
+}
+
+static void record_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T,
+                                     int C, Exec *ex) {
+    start_call(ex);
+    cuda_ops.embedding_forward(out, tokens, wte, wpe, B, T, C, ex);
+    Problem p = problem_of("embedding_forward", embedding_shape(B, T, C, ex), 0);
+    record(ex, EMBEDDINGS, &p);
+}
+
+static void record_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                      GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+    start_call(ex);
+    cuda_ops.embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex);
+    Problem p = problem_of("embedding_backward", embedding_shape(B, T, C, ex), gradient_variant(dwte, mode));
+    record(ex, EMBEDDINGS, &p);
+}
+
+static void record_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
+                                     const floatX *bias, int N, int C, Exec *ex) {
+    start_call(ex);
+    cuda_ops.layernorm_forward(out, mean, rstd, in, weight, bias, N, C, ex);
+    Problem p = problem_of("layernorm_forward", rows_shape(N, C), 0);
+    record(ex, LAYERNORMS, &p);
+}
+
+static void record_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                             const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
+    start_call(ex);
+    cuda_ops.layernorm_from_statistics(out, in, mean, rstd, weight, bias, N, C, ex);
+    Problem p = problem_of("layernorm_from_statistics", rows_shape(N, C), 0);
+    record(ex, LAYERNORMS, &p);
+}
+
+static void record_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
+                                      const floatX *in, const floatX *weight, const real *mean, const real *rstd,
+                                      GradMode mode, int N, int C, Exec *ex) {
+    start_call(ex);
+    cuda_ops.layernorm_backward(dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex);
+    Problem p = problem_of("layernorm_backward", rows_shape(N, C), gradient_variant(dweight, mode));
+    record(ex, LAYERNORMS, &p);
+}
+
+static void record_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                  const floatX *residual, int N, int C, int OC, Exec *ex) {
+    start_call(ex);
+    cuda_ops.matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
+    int variant = (bias ? (int)MATMUL_WITH_BIAS : 0) + (residual ? (int)MATMUL_WITH_RESIDUAL : 0);
+    Problem p = problem_of("matmul_forward", matmul_shape(N, C, OC), variant);
+    record(ex, matmul_group(ex, OC), &p);
+}
+
+static void record_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
+                                       const floatX *bias, int N, int C, int OC, Exec *ex) {
+    start_call(ex);
+    cuda_ops.matmul_gelu_forward(out, pre, in, weight, bias, N, C, OC, ex);
+    Problem p = problem_of("matmul_gelu_forward", matmul_shape(N, C, OC), 0);
+    record(ex, matmul_group(ex, OC), &p);
+}
+
+// cases.h has some combinations of outputs as variants; here each combination is described
+static void record_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                   const floatX *dout, const floatX *in, const floatX *weight, const floatX *gelu_pre,
+                                   GradMode mode, int N, int C, int OC, Exec *ex) {
+    start_call(ex);
+    cuda_ops.matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
+    DType type = dweight.at ? dweight.dtype : dbias.dtype;
+    MatmulBackwardVariant v = {
+        mode,           gelu_pre != NULL, dinp != NULL, dweight.at != NULL, dbias.at != NULL, dinp && dinp == in,
+        type == DT_BF16};
+    Problem p;
+    memset(&p, 0, sizeof p);
+    p.op = op_case("matmul_backward");
+    p.shape = matmul_shape(N, C, OC);
+    p.variant = (int)mode + 2 * v.gelu + 4 * v.dinp + 8 * v.dweight + 16 * v.dbias + 32 * v.in_place + 64 * v.rounded;
+    add_matmul_backward(&p, &v);
+    record(ex, matmul_group(ex, OC), &p);
+}
+
+static void record_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
+    start_call(ex);
+    cuda_ops.gelu_forward(out, in, n, ex);
+    int C = recorder_of(ex)->model.local.units;
+    Problem p = problem_of("gelu_forward", rows_shape((int)(n / (size_t)C), C), 0);
+    record(ex, GELUS, &p);
+}
+
+static void record_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
+                                     Exec *ex) {
+    start_call(ex);
+    cuda_ops.attention_forward(out, lse, qkv, B, T, NH, HS, ex);
+    Problem p = problem_of("attention_forward", attention_shape_of(B, T, NH, HS), 0);
+    record(ex, ATTENTION_FORWARDS, &p);
+}
+
+static void record_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                                      const real *lse, int B, int T, int NH, int HS, Exec *ex) {
+    start_call(ex);
+    cuda_ops.attention_backward(dqkv, dout, qkv, out, lse, B, T, NH, HS, ex);
+    Problem p = problem_of("attention_backward", attention_shape_of(B, T, NH, HS), 0);
+    record(ex, ATTENTION_BACKWARDS, &p);
+}
+
+static void record_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp,
+                              Exec *ex) {
+    start_call(ex);
+    cuda_ops.classifier(losses, logits, targets, dloss, N, V, Vp, ex);
+    OpShape s = rows_shape(N, 0);
+    s.V = V;
+    s.Vp = Vp;
+    Problem p = problem_of("classifier", s, dloss != 0 ? CLASSIFIER_GRADIENT : CLASSIFIER_LOSS);
+    record(ex, CLASSIFIERS, &p);
+}
+
+static void record_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
+    start_call(ex);
+    cuda_ops.loss_sum(total, losses, scale, N, ex);
+    Problem p = problem_of("loss_sum", rows_shape(N, 0), 0);
+    record(ex, CLASSIFIERS, &p);
+}
+
+static void record_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    start_call(ex);
+    cuda_ops.global_norm_squared(out, x, mode, n, ex);
+    OpShape s = rows_shape(0, 0);
+    s.n = n;
+    Problem p = problem_of("global_norm_squared", s, gradient_variant(x, mode));
+    record(ex, UPDATES, &p);
+}
+
+static int moment_kind(DType type) {
+    return type == DT_REAL ? (int)ADAMW_REAL : type == DT_BF16 ? (int)ADAMW_BF16 : (int)ADAMW_BYTES;
+}
+
+static void record_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+    start_call(ex);
+    cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
+    int weights = state->master ? (int)ADAMW_MASTER : state->remainder ? (int)ADAMW_SPLIT : (int)ADAMW_ALONE;
+    Problem p;
+    memset(&p, 0, sizeof p);
+    p.op = op_case("adamw_update");
+    p.shape.n = recorder_of(ex)->model.layout.total;
+    p.variant = ADAMW_VARIANT(weights, moment_kind(state->moments), moment_kind(grads.dtype));
+    add_adamw(&p, p.shape.n);
+    record(ex, UPDATES, &p);
+}
+
+static Ops recording_ops(void) {
+    Ops ops = cuda_ops;
+    ops.embedding_forward = record_embedding_forward;
+    ops.embedding_backward = record_embedding_backward;
+    ops.layernorm_forward = record_layernorm_forward;
+    ops.layernorm_from_statistics = record_layernorm_from_statistics;
+    ops.layernorm_backward = record_layernorm_backward;
+    ops.matmul_forward = record_matmul_forward;
+    ops.matmul_gelu_forward = record_matmul_gelu_forward;
+    ops.matmul_backward = record_matmul_backward;
+    ops.gelu_forward = record_gelu_forward;
+    ops.attention_forward = record_attention_forward;
+    ops.attention_backward = record_attention_backward;
+    ops.classifier = record_classifier;
+    ops.loss_sum = record_loss_sum;
+    ops.global_norm_squared = record_global_norm_squared;
+    ops.adamw_update = record_adamw_update;
+    return ops;
+}
+
+// ---- copies and fills outside of the operations
+
+static void record_fill(void *p, int byte, size_t bytes, Exec *ex) {
+    cuda_device.enqueue_fill(p, byte, bytes, ex);
+    record_copy(ex, bytes, 1, false);
+}
+
+static void record_upload(void *device, const void *host, size_t bytes, Exec *ex) {
+    cuda_device.enqueue_upload(device, host, bytes, ex);
+    record_copy(ex, bytes, 1, true);
+}
+
+static void record_download(void *host, const void *device, size_t bytes, Exec *ex) {
+    cuda_device.enqueue_download(host, device, bytes, ex);
+    record_copy(ex, bytes, 1, true);
+}
+
+static void record_device_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    cuda_device.enqueue_copy(to, from, bytes, ex);
+    record_copy(ex, bytes, 2, false);
+}
+
+static Device recording_device(void) {
+    Device device = cuda_device;
+    device.enqueue_fill = record_fill;
+    device.enqueue_upload = record_upload;
+    device.enqueue_download = record_download;
+    device.enqueue_copy = record_device_copy;
+    return device;
+}
+
+// ---- one update
+
+static void begin_recording(Recorder *r, bool in_micro_step, double times) {
+    r->in_micro_step = in_micro_step;
+    r->times = times;
+    r->claimed = 0;
+    cuda_device.capture_begin(&r->model.exec);
+}
+
+static void end_recording(Recorder *r) {
+    Exec *ex = &r->model.exec;
+    check_claimed(r, ex);
+    r->all_nodes += r->times * (double)captured_nodes(ex)->size();
+    cuda_device.graph_destroy(cuda_device.capture_end(ex));
+}
+
+// Micro-steps between the first and the last are alike and are recorded once.
+static void record_micro_steps(Recorder *r) {
+    GPT2 *m = &r->model;
+    int G = m->options.micro_steps;
+    int *tokens = (int *)xcalloc((size_t)m->B * (size_t)m->T, sizeof(int));
+    for (int micro = 0; micro < G; micro = micro == 1 && G > 2 ? G - 1 : micro + 1) {
+        r->in_micro_step = true;
+        r->times = micro == 1 && G > 2 ? G - 2 : 1;
+        gpt2_stage_batch(m, tokens, tokens);
+        begin_recording(r, true, r->times);
+        gpt2_micro_step(m, micro);
+        end_recording(r);
+    }
+    free(tokens);
+}
+
+static void record_update(Recorder *r) {
+    GPT2 *m = &r->model;
+    static const AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
+    record_micro_steps(r);
+    begin_recording(r, false, 1);
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
+    gpt2_norm(m);
+    gpt2_update(m, &hyper);
+    end_recording(r);
+}
+
+// ---- the prediction
+
+typedef struct {
+    double seconds[LEVELS], floor, bytes, flops, launches;
+} Sums;
+
+typedef struct {
+    Sums group[GROUPS], all;
+    double gaps[LEVELS], micro_step[LEVELS], update[LEVELS];  // micro_step: the mean of the update's micro-steps
+} Prediction;
+
+static double call_seconds(const Roofline *r, const Call *c, Level level) {
+    if (c->problem.op == &copy_case) { return copy_seconds(r, c->bytes, c->from_host, level); }
+    return roofline_seconds(r, &c->problem, &c->kernels, level) + c->kernels.others * copy_seconds(r, 0, false, level);
+}
+
+static double call_floor(const Roofline *r, const Call *c) {
+    return c->problem.op == &copy_case ? c->bytes / (c->from_host ? PCIE : r->gpu.bandwidth)
+                                       : roofline_floor(r, &c->problem);
+}
+
+static void add_sums(Sums *sums, const Roofline *r, const Call *c) {
+    for (int level = 0; level < LEVELS; level++) {
+        sums->seconds[level] += c->times * call_seconds(r, c, (Level)level);
+    }
+    sums->floor += c->times * call_floor(r, c);
+    sums->bytes += c->times * c->bytes;
+    sums->flops += c->times * c->flops;
+    sums->launches += c->times * (c->kernels.kernels + c->kernels.others);
+}
+
+static Prediction predict(const Recorder *recorder, const Roofline *r) {
+    Prediction p;
+    memset(&p, 0, sizeof p);
+    for (int i = 0; i < recorder->num_calls; i++) {
+        const Call *c = &recorder->calls[i];
+        add_sums(&p.group[c->group], r, c);
+        add_sums(&p.all, r, c);
+        for (int level = 0; level < LEVELS; level++) {
+            double gaps = (c->kernels.kernels + c->kernels.others) * launch_gap((Level)level);
+            double *part = c->in_micro_step ? p.micro_step : p.update;
+            part[level] += c->times * (gaps + call_seconds(r, c, (Level)level));
+            p.gaps[level] += c->times * gaps;
+        }
+    }
+    for (int level = 0; level < LEVELS; level++) {
+        p.all.seconds[level] += p.gaps[level];
+        p.micro_step[level] /= recorder->model.options.micro_steps;
+    }
+    return p;
+}
+
+// ---- output
+
+static double update_tokens(const GPT2 *m) { return (double)m->B * m->T * m->options.micro_steps; }
+
+static double mfu(const GPT2 *m, const Roofline *r, double seconds) {
+    return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->gpu.matmul_flops;
+}
+
+static void print_row(const char *name, const Sums *s, double all) {
+    printf("| %s | %.0f | %.1f | %.1f | %.2f | %.2f | %.1f %% |\n", name, s->launches, s->bytes / 1e9, s->flops / 1e12,
+           1e3 * s->seconds[EXPECTED], 1e3 * s->floor, 100 * s->seconds[EXPECTED] / all);
+}
+
+static void print_table(const Recorder *recorder, const Roofline *r, const char *flags) {
+    const GPT2 *m = &recorder->model;
+    Prediction p = predict(recorder, r);
+    double all = p.all.seconds[EXPECTED], tokens = update_tokens(m);
+    printf("%s on one %s: %.1f of %.0f GB\n\n", flags, r->gpu.name, (double)plan_bytes(&m->plan, NUM_LIFETIMES) / 1e9,
+           r->gpu.memory / 1e9);
+    printf("| group | launches | GB | TFLOP | ms | floor, ms | share |\n|---|---|---|---|---|---|---|\n");
+    for (int g = 0; g < GROUPS; g++) {
+        if (p.group[g].launches > 0) { print_row(group_names[g], &p.group[g], all); }
+    }
+    printf("| gaps between launches | | | | %.2f | 0 | %.1f %% |\n", 1e3 * p.gaps[EXPECTED],
+           100 * p.gaps[EXPECTED] / all);
+    print_row("**sum**", &p.all, all);
+    printf("\n%.0fK tokens/s (%.0fK to %.0fK), floor %.0fK; MFU %.1f %% (%.1f to %.1f)\n", tokens / all / 1e3,
+           tokens / p.all.seconds[PESSIMISTIC] / 1e3, tokens / p.all.seconds[OPTIMISTIC] / 1e3,
+           tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),
+           100 * mfu(m, r, p.all.seconds[OPTIMISTIC]));
+    printf("micro-step %.2f ms, update %.2f ms\n", 1e3 * p.micro_step[EXPECTED], 1e3 * p.update[EXPECTED]);
+}
+
+static void print_milliseconds(const char *name, const double seconds[LEVELS]) {
+    printf(",\"%s\":[%.6f,%.6f,%.6f]", name, 1e3 * seconds[PESSIMISTIC], 1e3 * seconds[EXPECTED],
+           1e3 * seconds[OPTIMISTIC]);
+}
+
+static void print_call(const Call *c, const Roofline *r) {
+    double seconds[LEVELS];
+    for (int level = 0; level < LEVELS; level++) { seconds[level] = call_seconds(r, c, (Level)level); }
+    const char *title =
+        c->problem.op == &copy_case ? c->from_host ? "copy of the host" : "copy or fill" : problem_title(&c->problem);
+    printf("{\"operation\":\"%s\",\"group\":\"%s\",\"micro_step\":%s,\"times\":%.0f,\"kernels\":%d,\"others\":%d,"
+           "\"bytes\":%.0f,\"flops\":%.0f,\"names\":[",
+           title, group_names[c->group], c->in_micro_step ? "true" : "false", c->times, c->kernels.kernels,
+           c->kernels.others, c->bytes, c->flops);
+    for (int i = 0; i < c->kernels.kernels && i < RECORDED_NAMES; i++) {
+        printf("%s\"%s\"", i ? "," : "", c->kernels.name[i]);
+    }
+    printf("]");
+    print_milliseconds("ms", seconds);
+    printf(",\"floor_ms\":%.6f}\n", 1e3 * call_floor(r, c));
+}
+
+static void print_json(const Recorder *recorder, const Roofline *r) {
+    const GPT2 *m = &recorder->model;
+    Prediction p = predict(recorder, r);
+    for (int i = 0; i < recorder->num_calls; i++) { print_call(&recorder->calls[i], r); }
+    printf("{\"gpu\":\"%s\",\"memory\":%.0f,\"peak_flops\":%.0f,\"tokens\":%.0f,\"micro_steps\":%d,\"plan_bytes\":%zu,"
+           "\"launches\":%.0f,\"bytes\":%.0f,"
+           "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
+           r->gpu.name, r->gpu.memory, r->gpu.matmul_flops, update_tokens(m), m->options.micro_steps,
+           plan_bytes(&m->plan, NUM_LIFETIMES), p.all.launches, p.all.bytes, p.all.flops,
+           step_flops_per_token(&m->config, &m->options.recompute, m->T), model_flops_per_token(&m->config, m->T));
+    print_milliseconds("ms", p.all.seconds);
+    print_milliseconds("micro_step_ms", p.micro_step);
+    print_milliseconds("update_ms", p.update);
+    printf(",\"floor_ms\":%.6f,\"mfu\":%.6f}\n", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
+}
+
+// ---- the command line
+
+static GpuModel gpu_of_word(const char *word) {
+    GpuModel gpu;
+    double tflops, gigabytes_per_second, gigabytes;
+    char rest;
+    memset(&gpu, 0, sizeof gpu);
+    for (int i = 0; i < NUM_GPUS; i++) {
+        if (strcasecmp(word, known_gpus[i].name) == 0) { return known_gpus[i]; }
+    }
+    int found = sscanf(word, "sm_%d,%d,%lf,%lf,%lf%c", &gpu.capability, &gpu.multiprocessors, &tflops,
+                       &gigabytes_per_second, &gigabytes, &rest);
+    if (found != 5 || gpu.multiprocessors < 1 || !(tflops > 0 && gigabytes_per_second > 0 && gigabytes > 0)) {
+        char names[128] = "";
+        for (int i = 0; i < NUM_GPUS; i++) {
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s, ", known_gpus[i].name);
+        }
+        input_error("--gpu %s: expected %sor sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GB as in sm_90,132,989,4800,141",
+                    word, names);
+    }
+    snprintf(gpu.name, sizeof gpu.name, "%.31s", word);
+    gpu.matmul_flops = 1e12 * tflops;
+    gpu.fp32_flops = gpu.matmul_flops / 16;
+    gpu.bandwidth = 1e9 * gigabytes_per_second;
+    gpu.memory = 1e9 * gigabytes;
+    return gpu;
+}
+
+// Takes --gpu and --json, which come first. Returns how many arguments these are.
+static int own_flags(int argc, char **argv, const char **gpu, bool *json) {
+    int at = 1;
+    for (; at < argc; at++) {
+        if (strcmp(argv[at], "--json") == 0) {
+            *json = true;
+        } else if (strcmp(argv[at], "--gpu") == 0) {
+            if (at + 1 == argc) { input_error("--gpu takes a GPU's name, and none follows; give --gpu h200"); }
+            *gpu = argv[++at];
+        } else {
+            break;
+        }
+    }
+    return at - 1;
+}
+
+static void check_one_gpu(const TrainArgs *a) {
+    if (num_ranks(a) > 1) {
+        input_error("a prediction is for one GPU, found %d ranks; scripts/scale.py predicts several GPUs",
+                    num_ranks(a));
+    }
+    if (a->fit) { input_error("--fit is not predicted; train_gpt2 --plan --fit=GIB prints the flags, which are"); }
+}
+
+static void check_fits(const GPT2 *m, const GpuModel *gpu) {
+    double bytes = (double)plan_bytes(&m->plan, NUM_LIFETIMES);
+    if (bytes <= gpu->memory) { return; }
+    input_error("the plan takes %.1f GB, but --gpu %s has %.0f GB; give a smaller -b or a larger -r", bytes / 1e9,
+                gpu->name, gpu->memory / 1e9);
+}
+
+// Builds the model in address space alone and records an update. -r auto chooses for the GPU's memory; chosen is the
+// choice in words.
+static void record_training(Recorder *r, TrainArgs *a, const GpuModel *gpu, Comm *alone, const Backend *backend,
+                            char chosen[FLAG_TEXT]) {
+    GPT2Config config = model_source(a, GPT2_VOCAB).config;
+    check_length(a, &config);
+    simt::runtime().device_bytes = (size_t)gpu->memory;
+    choose_recomputation(chosen, a, &config, backend, alone);
+    simt::runtime().device_bytes = (size_t)1 << 50;  // check_fits knows the GPU's
+    ModelOptions options = model_options(a, &config, backend);
+    options.graph = false;  // begin_recording captures
+    Groups groups = {alone, alone, alone};
+    gpt2_build(&r->model, config, options, groups);
+    r->model.exec.rare_shapes = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
+    record_update(r);
+}
+
+int main(int argc, char **argv) {
+    const char *gpu_word = "h200";
+    bool json = false;
+    char flags[512] = "";
+    int own = own_flags(argc, argv, &gpu_word, &json);
+    GpuModel gpu = gpu_of_word(gpu_word);
+    TrainArgs args = default_args;
+    flags_parse(flag_table, NUM_FLAGS, &args, argc - own, argv + own);
+    args_check(&args);
+    check_one_gpu(&args);
+    for (int i = own + 1; i < argc; i++) {
+        snprintf(flags + strlen(flags), sizeof flags - strlen(flags), "%s%s", *flags ? " " : "", argv[i]);
+    }
+    setenv("TRAIN_GPT2_PICKS", "", 1);  // no autotune cache
+    simt::runtime().dry_run = true;
+    Ops ops = recording_ops();
+    Device device = recording_device();
+    Backend backend = cuda_backend;
+    backend.ops = &ops;
+    backend.device = &device;
+    Comm *alone = comm_single(&device);
+    Recorder *recorder = (Recorder *)xcalloc(1, sizeof *recorder);
+    char chosen[FLAG_TEXT];
+    record_training(recorder, &args, &gpu, alone, &backend, chosen);
+    if (!json) { check_fits(&recorder->model, &gpu); }
+    if (*chosen) { snprintf(flags + strlen(flags), sizeof flags - strlen(flags), " (%s)", chosen); }
+    const GPT2 *m = &recorder->model;
+    Roofline roofline = roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T));
+    if (json) {
+        print_json(recorder, &roofline);
+    } else {
+        print_table(recorder, &roofline, flags);
+    }
+    gpt2_free(&recorder->model);
+    comm_close(alone);
+    free(recorder->calls);
+    free(recorder);
+    return 0;
+}

@@ -1,0 +1,277 @@
+/*
+The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
+defines: Roofline, Level, LEVELS, roofline_open, roofline_seconds, roofline_floor, launch_gap, copy_seconds
+
+Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the operation (recorded.h).
+  matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
+             matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
+             bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or GELU's input, which the
+             epilogue reads or writes too, is hidden in part.
+  attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share in the
+             simulated machine code (dev/results/attention_sass.json), times attention_reach.
+  others     Bytes over a share of the bandwidth.
+  kernels    Every kernel of an operation also takes START, to fill the GPU and to drain.
+A gap between two launches of a graph is not part of an operation: launch_gap.
+Floor: the larger of FLOPs and bytes over the published rates, without anything else.
+*/
+#pragma once
+#include "llmc/cuda_ops.cuh"
+#include "llmc/files/json_file.h"
+#include "llmc/run/gpus.h"
+#include "llmc/self_check/cases.h"
+#include "recorded.h"
+#include <unistd.h>
+
+typedef enum { PESSIMISTIC, EXPECTED, OPTIMISTIC, LEVELS } Level;
+
+// ---- assumptions. Only the copy and the 8192^3 GEMM of an H200 are measured: 4.3 of 4.8 TB/s, 790 of 989 TFLOP/s
+
+typedef struct {
+    const char *op;        // begin of an operation's name
+    double share[LEVELS];  // of the published bandwidth
+} BandwidthShare;
+
+static const BandwidthShare bandwidth_shares[] = {
+    {"layernorm_forward", {0.75, 0.80, 0.82}},   // one read, one write, a row a warp: near a copy's 0.90
+    {"layernorm_from", {0.75, 0.80, 0.82}},      // the same
+    {"gelu_forward", {0.75, 0.80, 0.82}},        // the same, with 12 FLOPs an element
+    {"layernorm_backward", {0.66, 0.77, 0.80}},  // four streams, prefetched to L2, and sums over rows in registers
+    {"classifier", {0.60, 0.81, 0.85}},          // sm_80 and sm_120 read a row twice, the second time mostly from L2
+    {"embedding", {0.50, 0.65, 0.75}},           // rows of 1.5 to 3 KB in any order
+    {"adamw", {0.73, 0.77, 0.80}},               // five to seven streams
+    {"global_norm", {0.75, 0.79, 0.82}},         // reads alone
+    {"", {0.70, 0.75, 0.80}},                    // column sums, epilogues, copies and fills
+};
+
+// A long GEMM's share of the published tensor rate by compute capability: 8192^3 on an H200; elsewhere assumed, from
+// power limits. Large cards are bound by power, RTX cards reach their clock, a T4 has 70 W.
+typedef struct {
+    int capability;
+    double gemm;  // expected share
+    double mma;   // mma.sync's rate: 2/3 of wgmma's on sm_90; sm_100's is not published, A100's is assumed
+} TensorShare;
+
+static const TensorShare tensor_shares[] = {{75, 0.55, 1},       {80, 0.87, 1},     {86, 0.92, 1}, {89, 0.92, 1},
+                                            {90, 0.80, 2.0 / 3}, {100, 0.75, 0.25}, {120, 0.92, 1}};
+
+static const double gemm_levels[LEVELS] = {0.93, 1, 1.06};   // clocks of the day, the algorithms that cuBLASLt has
+static const double SMALL_TILE = 0.92;                       // 128 x 128 reads more of its operands per FLOP
+static const double TILE_STEPS = 3;                          // of 64 in k
+static const double EXPOSED = 0.45;                          // of an epilogue's further matrix; the GEMM hides the rest
+static const double START[LEVELS] = {2.5e-6, 1.5e-6, 1e-6};  // seconds
+static const double GAP[LEVELS] = {2e-6, 1.3e-6, 1e-6};      // seconds between two kernels of a CUDA graph
+static const double PCIE = 25e9;                             // bytes per second from the host
+// Attention without machine code for this GPU: on tensor cores, and the plain path on CUDA cores, as shares of the rate
+static const double UNKNOWN_BUSY = 0.45, PLAIN_SHARE = 0.25;
+
+// The share of the simulated rate that blocks reach. n: tiles of the other side that a block visits on average. Begin
+// and end of blocks, masks and unequal blocks take the rest. Fitted to FlashAttention-2 on an H100, published over
+// simulated by the same method: 0.74 at T 1024 (causal, n 9), 0.93 at T 16384.
+static inline double attention_reach(double n, Level level) {
+    static const double factor[LEVELS] = {0.85, 1, 1.12};
+    return 0.93 * n / (n + 2.3) * factor[level];
+}
+
+// ---- a GPU and its simulated kernels
+
+enum { ATTENTION_FORWARD, ATTENTION_DKV, ATTENTION_DQ, ATTENTION_KERNELS };
+
+typedef struct {
+    int own, other, blocks;  // rows of a block's tile and of the other side's; blocks on a multiprocessor
+    double busy;             // 0: not simulated
+} AttentionBusy;
+
+typedef struct {
+    GpuModel gpu;
+    TensorShare tensor;
+    AttentionBusy attention[ATTENTION_KERNELS];
+    double workspace;  // bytes of cuBLASLt's workspace
+} Roofline;
+
+// The architecture's entry. The file is read from the folder in which make runs.
+static inline void read_attention(Roofline *r, const char *path) {
+    static const char *const kernels[ATTENTION_KERNELS] = {"forward", "dkv", "dq"};
+    char name[16];
+    if (access(path, R_OK) != 0) { return; }
+    cJSON *file = read_json(path);
+    snprintf(name, sizeof name, "sm_%d", r->gpu.capability);
+    const cJSON *entry = cJSON_GetObjectItem(cJSON_GetObjectItem(file, "architectures"), name), *kernel;
+    cJSON_ArrayForEach(kernel, cJSON_GetObjectItem(entry, "kernels")) {
+        const char *which = cJSON_GetStringValue(cJSON_GetObjectItem(kernel, "kernel"));
+        for (int i = 0; i < ATTENTION_KERNELS && which; i++) {
+            if (strcmp(which, kernels[i]) != 0) { continue; }
+            AttentionBusy *a = &r->attention[i];
+            a->own = (int)json_whole(kernel, "own", 16, 1024, path);
+            a->other = (int)json_whole(kernel, "other", 16, 1024, path);
+            a->blocks = (int)json_whole(kernel, "blocks", 1, 32, path);
+            a->busy = cJSON_GetNumberValue(cJSON_GetObjectItem(kernel, "busy"));
+        }
+    }
+    cJSON_Delete(file);
+}
+
+#define ATTENTION_SASS "dev/results/attention_sass.json"
+
+// workspace_bytes: Backend.matmul_workspace_bytes
+static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes) {
+    Roofline r;
+    memset(&r, 0, sizeof r);
+    r.gpu = *gpu;
+    r.workspace = (double)workspace_bytes - (int)LT_SCRATCH_BYTES;
+    int at = sizeof tensor_shares / sizeof tensor_shares[0] - 1;
+    while (at > 0 && tensor_shares[at].capability > gpu->capability) { at--; }
+    r.tensor = tensor_shares[at];
+    read_attention(&r, ATTENTION_SASS);
+    return r;
+}
+
+// ---- bytes
+
+static inline double stream_seconds(const Roofline *r, const char *op, double bytes, Level level) {
+    const BandwidthShare *s = bandwidth_shares;
+    while (strncmp(op, s->op, strlen(s->op)) != 0) { s++; }  // the last row fits all
+    return bytes / (r->gpu.bandwidth * s->share[level]);
+}
+
+static inline double copy_seconds(const Roofline *r, double bytes, bool from_host, Level level) {
+    return START[level] + (from_host ? bytes / PCIE : stream_seconds(r, "", bytes, level));
+}
+
+static inline double launch_gap(Level level) { return GAP[level]; }
+
+// ---- GEMMs
+
+typedef struct {
+    double m, n, k, size;  // D is (m,n) in elements of `size` bytes
+} Gemm;
+
+static inline double waves_of(const Roofline *r, double tiles) { return ceil(tiles / r->gpu.multiprocessors); }
+
+// with tiles of rows x cols and k in `splits` parts, whose fp32 sums a second kernel adds
+static inline double gemm_tiled(const Roofline *r, const Gemm *g, double rows, double cols, int splits, Level level) {
+    double tiles = ceil(g->m / rows) * ceil(g->n / cols) * splits, steps = ceil(g->k / splits / 64) + TILE_STEPS;
+    double rate = r->gpu.matmul_flops * r->tensor.gemm * gemm_levels[level] / r->gpu.multiprocessors;
+    if (rows * cols < 128 * 256) { rate *= SMALL_TILE; }
+    double seconds = waves_of(r, tiles) * 2 * rows * cols * 64 * steps / rate;
+    if (splits == 1) { return seconds; }
+    return seconds + GAP[level] + START[level] + stream_seconds(r, "", 2 * 4 * splits * g->m * g->n, level);
+}
+
+static inline bool may_split(const Roofline *r, const Gemm *g, int splits) {
+    const double few = (double)LT_FEW_TILES * (int)LT_TILE_AREA;
+    return g->m * g->n <= few && g->k >= splits * (int)LT_LEAST_DEPTH && 4 * splits * g->m * g->n <= r->workspace;
+}
+
+static inline double gemm_seconds(const Roofline *r, const Gemm *g, double bytes, Level level) {
+    static const double tile[3][2] = {{128, 256}, {256, 128}, {128, 128}};
+    double best = INFINITY;
+    for (int i = 0; i < 3 * (1 + LT_SPLITS); i++) {
+        int splits = i < 3 ? 1 : lt_splits[i / 3 - 1];
+        if (splits > 1 && !may_split(r, g, splits)) { continue; }
+        best = fmin(best, gemm_tiled(r, g, tile[i % 3][0], tile[i % 3][1], splits, level));
+    }
+    return fmax(best, stream_seconds(r, "", bytes, level)) + START[level];
+}
+
+// The GEMMs of an operation of matmul.cuh; returns their number.
+static inline int gemms_of(const Problem *p, Gemm gemm[2]) {
+    const OpShape *s = &p->shape;
+    double N = (double)shape_rows(s), C = s->C, OC = s->OC;
+    int count = 0;
+    if (strcmp(p->op->name, "matmul_backward") != 0) {
+        gemm[count++] = Gemm{OC, N, C, (double)sizeof(floatX)};
+        return count;
+    }
+    const Array *dweight = find_array(p, "dweight"), *in = find_array(p, "in");
+    if (dweight) { gemm[count++] = Gemm{C, OC, N, (double)dtype_size(dweight->dtype)}; }
+    if (find_array(p, "dinp") || (in && in->role == INOUT)) { gemm[count++] = Gemm{C, N, OC, (double)sizeof(floatX)}; }
+    return count;
+}
+
+static inline bool kernel_is(const char *name, const char *words) { return strstr(name, words) != NULL; }
+
+// bytes of a fused epilogue's further matrices
+static inline double epilogue_bytes(const Problem *p) {
+    static const char *const names[] = {"residual", "pre", "gelu_pre"};
+    double bytes = 0;
+    for (int i = 0; i < 3; i++) {
+        const Array *a = find_array(p, names[i]);
+        if (a) { bytes += (double)array_bytes(a); }
+    }
+    return bytes;
+}
+
+// bytes of our own kernels beside the GEMMs: column sums read a matrix again, epilogues read and write it
+static inline double unfused_bytes(const Problem *p, const Recorded *kernels) {
+    double N = (double)shape_rows(&p->shape), bytes = 0;
+    int before = 0, gemms = 0;  // of the GEMMs, those before the kernel
+    bool backward = strcmp(p->op->name, "matmul_backward") == 0;
+    Gemm gemm[2];
+    int count = gemms_of(p, gemm);
+    for (int i = 0; i < kernels->kernels && i < RECORDED_NAMES; i++) {
+        bool sums = kernel_is(kernels->name[i], "matmul_column_sums"),
+             epilogue = kernel_is(kernels->name[i], "matmul_epi");
+        bool fold = kernel_is(kernels->name[i], "gradient_fold");
+        gemms += !sums && !epilogue && !fold;
+        before = gemms < count ? gemms : count;
+        double width = backward && before == count && count > 0 && gemm[count - 1].n == N ? p->shape.C : p->shape.OC;
+        bytes += sizeof(floatX) * N * width * (sums ? 1 : epilogue ? 3 : 0);
+    }
+    return bytes;
+}
+
+static inline double matmul_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+    Gemm gemm[2];
+    int count = gemms_of(p, gemm);
+    double unfused = unfused_bytes(p, kernels), seconds = stream_seconds(r, "", EXPOSED * epilogue_bytes(p), level);
+    for (int i = 0; i < count; i++) { seconds += gemm_seconds(r, &gemm[i], problem_bytes(p) / count, level); }
+    int own = kernels->kernels > count ? kernels->kernels - count : 0;
+    if (count == 0) { unfused = problem_bytes(p); }
+    return seconds + stream_seconds(r, "", unfused, level) + (unfused > 0 || count == 0 ? own * START[level] : 0);
+}
+
+// ---- attention
+
+// one tile kernel of `products` GEMMs over the pairs
+static inline double tile_kernel_seconds(const Roofline *r, const OpShape *s, int which, int products, Level level) {
+    const AttentionBusy *a = &r->attention[which];
+    double own = a->busy > 0 ? a->own : 128, other = a->busy > 0 ? a->other : 64, T = s->T;
+    double busy = a->busy > 0 ? a->busy : UNKNOWN_BUSY;
+    double blocks = ceil(T / own) * s->NH * s->B, pairs = T * (T + own) / 2;
+    double flops = 2.0 * products * s->B * s->NH * s->HS * pairs;
+    double reach = attention_reach((T + own) / 2 / other, level);
+    double slots = (double)r->gpu.multiprocessors * (a->busy > 0 ? a->blocks : 2);
+    double filled = blocks < slots ? blocks / slots : 1;
+    return flops / (r->gpu.matmul_flops * r->tensor.mma * busy * reach * filled) + START[level];
+}
+
+static inline bool head_has_tensor_tiles(int HS) { return HS == 32 || HS == 64 || HS == 80 || HS == 128; }
+
+static inline double attention_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+    const OpShape *s = &p->shape;
+    bool backward = strcmp(p->op->name, "attention_backward") == 0;
+    if (DT_FLOATX != DT_BF16 || !head_has_tensor_tiles(s->HS)) {
+        return p->flops / (r->gpu.fp32_flops * PLAIN_SHARE) + kernels->kernels * START[level];
+    }
+    if (!backward) { return tile_kernel_seconds(r, s, ATTENTION_FORWARD, 2, level); }
+    // dQ first reads its rows of out, for delta, and finds those of dout in L2
+    return tile_kernel_seconds(r, s, ATTENTION_DKV, 4, level) + tile_kernel_seconds(r, s, ATTENTION_DQ, 3, level) +
+           stream_seconds(r, "", (double)sizeof(floatX) * (double)attention_elements(s), level);
+}
+
+// ---- an operation
+
+static inline bool is_attention(const Problem *p) {
+    return strcmp(p->op->name, "attention_forward") == 0 || strcmp(p->op->name, "attention_backward") == 0;
+}
+
+static inline double roofline_seconds(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+    if (strncmp(p->op->name, "matmul_", 7) == 0) { return matmul_seconds(r, p, kernels, level); }
+    if (is_attention(p)) { return attention_seconds(r, p, kernels, level); }
+    return stream_seconds(r, p->op->name, problem_bytes(p), level) + kernels->kernels * START[level];
+}
+
+static inline double roofline_floor(const Roofline *r, const Problem *p) {
+    double rate = DT_FLOATX == DT_BF16 ? r->gpu.matmul_flops : r->gpu.fp32_flops;
+    return fmax(p->flops / rate, problem_bytes(p) / r->gpu.bandwidth);
+}

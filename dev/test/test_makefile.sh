@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The precision and the architectures that make chooses for a GPU. nvidia-smi and nvcc are stubs, and make only prints
+# its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir -p "$folder"/{bin,dev/test,dev/bench,scripts}
+cp Makefile "$folder"
+cp dev/test/tests.mk "$folder/dev/test"
+cp dev/bench/bench.mk "$folder/dev/bench"
+cp scripts/found.sh "$folder/scripts"
+touch "$folder/train_gpt2.cu"
+
+cat >"$folder/bin/nvidia-smi" <<'END_OF'
+#!/bin/sh
+[ -n "$STUB_GPU" ] && [ "$3" = --query-gpu=name,compute_cap ] && echo "$STUB_GPU"
+END_OF
+cat >"$folder/bin/nvcc" <<'END_OF'
+#!/bin/sh
+case $* in
+--version) echo "Cuda compilation tools, release 12.4, V12.4.1" ;;
+--list-gpu-code) printf 'sm_%s\n' 50 75 80 86 90 ;;
+*) exit 1 ;;
+esac
+END_OF
+chmod +x "$folder"/bin/*
+
+# made STATUS GPU WORD...: what `make WORD...` would do on a machine with this GPU
+made() {
+    local status=0
+    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n train_gpt2 "${@:3}" \
+        >said 2>&1) || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
+}
+has() { grep -qF -- "$1" "$folder/said" || { echo "expected '$1' in:" && tail -n 6 "$folder/said"; }; }
+lacks() { ! grep -F -- "$1" "$folder/said"; }
+
+report "a GPU before sm_80 gets fp32" "$(made 0 "Tesla T4, 7.5" && has -arch=native && has -DPRECISION_FP32)"
+report "a GPU from sm_80 on gets bf16" "$(made 0 "NVIDIA H100, 9.0" && has -arch=native && has -DPRECISION_BF16)"
+report "a build for CPUs is fp32" "$(made 0 "NVIDIA H100, 9.0" DEVICE=cpu && lacks -arch && has -DPRECISION_FP32)"
+report "refused: bf16 for a GPU before sm_80" "$(
+    made 2 "Tesla T4, 7.5" PRECISION=bf16
+    has "needs a GPU of compute capability 8.0 or more, and this is a Tesla T4, 7.5: run make PRECISION=fp32"
+)"
+report "without a GPU: the architectures that nvcc knows, sm_75 in fp32 alone" "$(
+    made 0 "" DEVICE=cuda PRECISION=fp32
+    has "-gencode arch=compute_75,code=sm_75 -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -X"
+    made 0 "" DEVICE=cuda
+    has "-DPRECISION_BF16"
+    has "-lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -Xcompiler"
+)"
+
+end_tests

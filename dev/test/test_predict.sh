@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# build/bench/predict and what it is made of: FLOPs, bytes and launches of the recorded step against counts by hand,
+# accumulation, levels of -r, bad input; dev/bench/sass.py on small listings; the MFU of a run on the emulated GPU.
+#   PREDICT=build/bench/predict EMULATED=build/emulated/train_gpt2 dev/test/test_predict.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+PREDICT=${PREDICT:-build/bench/predict} EMULATED=${EMULATED:-build/emulated/train_gpt2}
+folder=$(mktemp -d)
+out=$folder/out err=$folder/err
+trap 'rm -rf "$folder"' EXIT
+
+# A prediction needs no memory for the model: data is limited to 2 GiB, reserved address space is not.
+ulimit -d $((2 << 20))
+
+# record FLAG...: the prediction in JSON, in $out
+record() { "$PREDICT" --json "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
+
+# judge PROGRAM: runs Python on $out. `calls` are the lines of operations, `total` is the last line. An exception is
+# printed, so that the case fails
+judge() {
+    python3 2>&1 -c '
+import json, sys
+*calls, total = (json.loads(line) for line in open(sys.argv[1]))
+def expect(what, found, wanted):
+    if found != wanted:
+        print(f"{what}: found {found}, expected {wanted}")
+def times(operation):
+    return sum(call["times"] for call in calls if call["operation"].startswith(operation + " "))
+'"$1" "$out"
+}
+
+# ---- counts by hand
+
+report "124M: FLOPs of 6 N + attention, of the recorded step and of flops.h" "$(
+    record -e d12 -b 64 -d 65536 -r 0
+    judge '
+L, C, T, Vp, N = 12, 768, 1024, 50304, 65536
+matmuls = 6 * N * (12 * L * C * C + Vp * C)
+pairs = 64 * T * (T + 1) // 2
+attention = L * 2 * 7 * C * pairs  # two GEMMs of the forward, five of the backward
+expect("matmuls", sum(c["flops"] * c["times"] for c in calls if "matmuls" in c["group"]), matmuls)
+expect("attention", sum(c["flops"] * c["times"] for c in calls if "attention" in c["group"]), attention)
+expect("all", total["flops"], matmuls + attention)
+expect("flops.h, the step", total["flops_per_token"] * N, matmuls + attention)
+expect("flops.h, the model", total["model_flops_per_token"] * N, matmuls + attention * 6 // 7)'
+)"
+report "bytes of a small model" "$(
+    record -e l2h2c128 -b 2 -t 64 -d 128 -r 0 -w none
+    judge '
+L, C, T, B, V, Vp, N, NH = 2, 128, 64, 2, 50257, 50304, 128, 2
+u, P = 2 * N * C, L * (12 * C * C + 13 * C) + (Vp + T + 2) * C
+def linear(C, OC, dbias):  # forward, and both products of a backward, without residual and GELU
+    return 2 * (N * OC + N * C + OC * C + OC) + 2 * (2 * N * OC // 2 + 2 * N * C + 2 * OC * C + dbias)
+block = 2 * (2 * u + 8 * N + 4 * C)                                 # layernorms
+block += 2 * (4 * u + 8 * N + 6 * C)                                # their backwards
+block += linear(C, 3 * C, 3 * C) + linear(C, C, C) + u              # qkv; attproj and its residual
+block += linear(C, 4 * C, 0) + linear(4 * C, C, C) + u + 2 * 4 * C  # fc; fcproj, its residual, the bias of fc
+block += -4 * u + 4 * u + 4 * u                                     # dfch is in the place of gelu; gelu_pre
+block += 8 * u                                                      # GELU
+block += u + 3 * u + 4 * N * NH                                     # attention
+block += 3 * u + u + 3 * u + u + 4 * N * NH
+head = 2 * (N * Vp + N * C + Vp * C) + 2 * (N * Vp + 2 * N * C + 2 * Vp * C)
+head += 4 * N + 2 * N * V + 2 * N * Vp + 4 * N                      # classifier
+head += 4 * N + 8                                                   # loss
+ends = (2 * u + 8 * N + 4 * C) + (4 * u + 8 * N + 6 * C)            # the final layernorm
+ends += u + 4 * N + 2 * N * C + 2 * T * C                           # embedding
+ends += u + 4 * N + 4 * N * C + 2 * T * C
+ends += u + 2 * 4 * N + 4                                           # fills of dresidual and the loss; uploads
+update = (2 * P + 4) + (4 * P + 16 * P + 2 * P + 4)                 # norm; params, moments, gradients
+expect("bytes", total["bytes"], L * block + head + ends + update)
+expect("sum over operations", sum(c["bytes"] * c["times"] for c in calls), total["bytes"])'
+)"
+report "launches of a block, with -r 0 and -r 1" "$(
+    for level in 0 1; do
+        for layers in 4 5; do
+            record -e "l${layers}h2c128" -b 2 -t 64 -d 128 -r $level
+            judge 'print(total["launches"])'
+        done
+    done | python3 2>&1 -c '
+four, five, four_1, five_1 = (int(line) for line in __import__("sys").stdin)
+# layernorm, qkv, attention, attproj, layernorm, fc, GELU, fcproj; two GEMMs of four matmuls, two layernorms of two
+# kernels, and dq, dkv of attention
+forward, backward = 8, 4 * 2 + 2 * 2 + 2
+if (five - four, five_1 - four_1) != (forward + backward, forward + backward + 1):
+    print(f"found {five - four} and {five_1 - four_1}, expected {forward + backward} and one more")'
+)"
+report "every kernel of the graph belongs to an operation" "$(
+    record -e l2h2c128 -b 2 -t 64 -d 512
+    judge 'expect("launches", total["launches"], sum(c["times"] * (c["kernels"] + c["others"]) for c in calls))'
+)"
+
+# ---- other steps
+
+report "accumulation: the first micro-step sets gradients, three add" "$(
+    record -e l2h2c128 -b 2 -t 64 -d 512
+    judge '
+expect("tokens", total["tokens"], 512)
+expect("attention forwards", times("attention_forward"), 2 * 4)
+expect("norms", times("global_norm_squared"), 1)
+backwards = {}
+for call in calls:
+    if call["operation"].startswith("layernorm_backward"):
+        variant = call["operation"].split()[2]
+        backwards[variant] = backwards.get(variant, 0) + call["times"]
+expect("layernorm backwards by variant", backwards, {"0": 5, "1": 15})  # fp32: set, add
+expect("FLOPs", total["flops"], total["flops_per_token"] * 512)'
+)"
+report "-r adds what it recomputes" "$(
+    for flags in "-r 0" "-r 1" "-r 2" "-r 3" "-r 4" "-r 4 -rk 2" "-r 0 -ge 1"; do
+        # shellcheck disable=SC2086  # flags
+        record -e l4h2c128 -b 2 -t 64 -d 128 $flags
+        judge 'print(total["flops"] // 128, times("gelu_forward"), times("layernorm_from_statistics"))
+expect("flops.h", total["flops_per_token"], total["flops"] / 128)'
+    done | python3 2>&1 -c '
+import sys
+rows = [tuple(map(int, line.split())) for line in sys.stdin]
+L, C, T = 4, 128, 64
+fc, rest, attention = 8 * C * C, 8 * C * C, 2 * C * (T + 1)
+base = rows[0][0]
+block = fc + rest + attention
+# at -r 4 ln1 is normalised for qkv and again for its gradient; in a segment the first block runs forward again
+wanted = [(0, L, 0), (0, 2 * L, 0), (0, 2 * L, 2 * L), (L * fc, 2 * L, 2 * L), (L * block, 2 * L, 3 * L),
+          (L * block + 2 * fc, 2 * L + 2, 2 * 3 + 2 * 2), (0, 0, 0)]
+for flags, row, want in zip(("0", "1", "2", "3", "4", "4 -rk 2", "0 -ge 1"), rows, wanted):
+    if (row[0] - base, *row[1:]) != want:
+        print(f"-r {flags}: found {(row[0] - base, *row[1:])} more FLOPs, GELUs, layernorms, expected {want}")'
+)"
+report "every GPU: floor, optimistic, expected, pessimistic in this order" "$(
+    for gpu in h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4 sm_100,148,2250,8000,180; do
+        record --gpu "$gpu" -e d12 -b 4 -d 4096
+        judge '
+for call in [*calls, total]:
+    low, middle, high = call["ms"][2], call["ms"][1], call["ms"][0]
+    if not 0 <= call["floor_ms"] < low < middle < high:
+        print(total["gpu"], call)
+if not 0.02 < total["mfu"] < 0.7:
+    print(total["gpu"], "MFU", total["mfu"])'
+    done
+)"
+report "a model larger than this machine: address space alone" "$(
+    record -e d48 -b 64 -d 65536 -r 0
+    judge 'print("" if total["plan_bytes"] > 100e9 else f"a plan of {total}")'
+)"
+
+# ---- bad input: one sentence, exit status 2
+
+# refused WORDS FLAG...
+refused() {
+    local words=$1 status
+    shift
+    report "refused: $*" "$(
+        "$PREDICT" "$@" >"$out" 2>"$err"
+        status=$?
+        [ $status -eq 2 ] || echo "exit status $status, expected 2"
+        [ "$(wc -l <"$err")" -eq 1 ] || echo "found $(wc -l <"$err") lines, expected one"
+        grep -qF -- "$words" "$err" || echo "found '$(cat "$err")', expected '$words'"
+        [ ! -s "$out" ] || echo "found output on stdout"
+    )"
+}
+refused "--gpu h300: expected h200, h100," --gpu h300 -e d12
+refused "expected h200, h100," --gpu sm_90,132,989 -e d12
+refused "the plan takes" --gpu 4090 -e d48 -b 16 -d 16384
+refused "scripts/scale.py predicts several GPUs" -e d12 -pn 8
+refused "--fit is not predicted" -e d12 --fit=16
+refused "unknown flag -zz" -e d12 -zz
+
+# ---- dev/bench/sass.py
+
+# sass PROGRAM: runs Python with the module. code(LINES) makes instructions, each with stall cycles before the text
+sass() {
+    python3 2>&1 -c '
+import importlib.util
+spec = importlib.util.spec_from_file_location("sass", "dev/bench/sass.py")
+sass = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sass)
+def code(lines):
+    rows = [line.strip().split(" ", 1) for line in lines.strip().splitlines()]
+    return [sass.Instruction(16 * i, text, int(stall), 7, 7, 0) for i, (stall, text) in enumerate(rows)]
+def expect(what, found, wanted):
+    if found != wanted:
+        print(f"{what}: found {found}, expected {wanted}")
+'"$1"
+}
+mask=$(for _ in 1 2 3 4 5 6 7 8; do echo "1 FSEL R1, R1, -INF , P1"; done)
+report "a tile's path leaves out the mask and repeats the inner loop" "$(sass '
+lines = """1 LDGDEPBAR
+1 BSSY B0, 0xd0
+1 HMMA.16816.F32.BF16 R1, R2, R3, R4
+1 @P1 BRA 0xc0
+'"$mask"'
+1 BSYNC B0
+1 @P2 BRA 0x20
+1 @P3 BRA 0x0"""
+path, tiles = sass.tile_path(code(lines), 4)
+expect("path", (path, tiles), ([0, 1] + 4 * [2, 3, 12, 13] + [14], 1))'
+)"
+report "of two inner loops the one without a mask runs" "$(sass '
+lines = """1 BAR.SYNC.DEFER_BLOCKING 0x0
+1 HMMA.16816.F32.BF16 R1, R2, R3, R4
+1 @P2 BRA 0x10
+1 HMMA.16816.F32.BF16 R1, R2, R3, R4
+'"$mask"'
+1 @P2 BRA 0x30
+1 @P3 BRA 0x0"""
+path, tiles = sass.tile_path(code(lines), 3)
+expect("path", (path, tiles), ([0] + 3 * [1, 2] + [13], 1))'
+)"
+report "tensor cores are busy as stall cycles and blocks allow" "$(sass '
+machine = sass.Machine(90, 6, 1, 2, 228)
+hmma = "HMMA.16816.F32.BF16 R1, R2, R3, R4"
+def busy(stall, blocks):
+    lines = code("\n".join(8 * [f"{stall} {hmma}"]))
+    return [round(share, 2) for share in sass.busy(machine, lines, list(range(8)), blocks)]
+expect("stall 1, a block", busy(1, 1), [1, 1, 1])
+expect("stall 12, a block", busy(12, 1), [0.5, 0.5, 0.5])
+expect("stall 12, two blocks", busy(12, 2), [1, 1, 1])
+expect("blocks by registers", sass.blocks_of(machine, 254, 50000), 2)
+expect("blocks by shared memory", sass.blocks_of(machine, 100, 100000), 2)'
+)"
+report "results of another attention.cuh are named in one line" "$(
+    mkdir -p "$folder"/tree/{dev/bench,dev/results,llmc}
+    cp dev/bench/sass.py "$folder/tree/dev/bench/" && cp llmc/attention.cuh "$folder/tree/llmc/"
+    cd "$folder/tree" || exit
+    echo "{\"source\": \"$(sha256sum llmc/attention.cuh | cut -c 1-16)\"}" >dev/results/attention_sass.json
+    [ -z "$(python3 dev/bench/sass.py --check)" ] || echo "the same source counts as older"
+    echo "// changed" >>llmc/attention.cuh
+    note=$(python3 dev/bench/sass.py --check)
+    [[ $note == "note: dev/results/attention_sass.json is older than "* ]] || echo "found '$note'"
+)"
+
+# ---- MFU
+
+report "MFU of a run on the emulated GPU: tokens a second, FLOPs of the model, the GPU's peak" "$(
+    flags=(-e l1h2c32 -b 2 -t 16 -d 32)
+    "$EMULATED" -i README.md "${flags[@]}" -x 3 -v 0 -s 0 --device cuda -o "$folder/run" >"$folder/log" 2>&1 ||
+        cat "$folder/log"
+    grep -q '% MFU' "$folder/log" || echo "no MFU on stdout"
+    # the emulated GPU: 4 multiprocessors of 2048 TF32 FLOPs at 1 GHz; text has 256 tokens
+    python3 2>&1 -c '
+import json, sys
+C, T, Vp, peak = 32, 16, 256, 4 * 2048 * 1e9
+flops = 6 * (12 * C * C + Vp * C) + 6 * C * (T + 1)
+rows = [json.loads(line) for line in open(sys.argv[1])]
+for row in rows:
+    wanted = row["tokens_per_s"] * flops / peak
+    if not abs(row["mfu"] / wanted - 1) < 1e-6:
+        print("found", row, "expected an MFU of", wanted)
+if len(rows) != 3:
+    print(len(rows), "steps, expected 3")' "$folder/run/metrics.jsonl"
+)"
+
+end_tests

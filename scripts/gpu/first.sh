@@ -1,0 +1,53 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
+# scripts/gpu_check.sh first: are the kernels, the memory accesses and the losses right?
+
+# twenty_steps NAME GRAPH: 20 steps of 124M at B 16; its losses go to build/gpu/losses_GRAPH.txt
+twenty_steps() {
+    ours "$1" 20 -e d12 -b 16 --graph "$2" || return
+    sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$build/run/metrics.jsonl" >"$build/losses_$2.txt"
+}
+
+# compare_losses: the first loss is ln 50257 = 10.82 and a little more, which random weights add. It falls as the model
+# learns which tokens are frequent. Both runs have the same bits
+compare_losses() {
+    local without=$build/losses_0.txt with=$build/losses_1.txt log=$build/log/losses.txt first last
+    if [ ! -s "$without" ] || [ ! -s "$with" ]; then
+        report "losses" skipped "a run of 20 steps is missing"
+        return
+    fi
+    read -r _ first < <(head -n 1 "$without")
+    read -r _ last < <(tail -n 1 "$without")
+    {
+        paste -d ' ' "$without" "$with"
+        cmp "$without" "$with" && [ "$(wc -l <"$without")" -eq 20 ] || echo "expected 20 equal losses of either run"
+        awk -v a="${first:-nan}" -v b="${last:-nan}" 'BEGIN { exit !(a >= 10.8 && a <= 11.1 && b >= 9.2 && b < a - 0.1) }' ||
+            echo "expected a first loss of 10.8 to 11.1, and a last one lower by 0.1 or more"
+    } >"$log" 2>&1
+    ended "losses" "$(grep -c ^expected "$log")" "$log" "124M, ${first:-none} to ${last:-none} in 20 steps"
+}
+
+report_first() { :; }
+
+stage_first() {
+    export TRAIN_GPT2_PICKS=$build/autotune_first.txt
+    rm -f "$build"/autotune_first.txt "$build"/losses_?.txt "$build/go"
+    needed=(test_simt test_ops memcheck losses)
+    random_tokens "$tokens" 4200000 1 4
+    compile_torch "PyTorch compiles" 124M 1558M
+    build_all train_gpt2 test_simt_bf16 test_ops_bf16
+    sanitize memcheck memcheck "$programs/test_ops_bf16" --quick
+    test_beside test_simt test_simt_bf16 "$programs/test_simt_bf16" && finish test_simt
+    test_beside test_ops test_ops_bf16 scripts/gpu/each_op.sh 30 "$programs/test_ops_bf16" --quick && finish test_ops
+    write_report
+    if built train_gpt2 && grep -q -- --self-check <<<"$("$programs/train_gpt2" --help 2>&1)"; then
+        start self-check "$programs/train_gpt2" --self-check --device cuda
+        finish self-check
+    fi
+    twenty_steps "124M without CUDA graphs" 0
+    twenty_steps "124M with CUDA graphs" 1
+    compare_losses
+    finish memcheck
+    write_report
+    # PyTorch's code is for `speed`, which follows a go
+    if verdict >/dev/null; then finish "PyTorch compiles"; else cancel "PyTorch compiles"; fi
+}

@@ -1,0 +1,185 @@
+# shellcheck shell=bash disable=SC2154,SC2034  # the parts of gpu_check.sh share variables
+# scripts/gpu_check.sh: runs of the tests, of the trainer and of dev/oracle/train_torch.py, and the figures of a run.
+
+# random_tokens PATH COUNT SEED POWER: a token shard, 50257 u^POWER for uniform u. POWER 1 is uniform. With POWER 4 the
+# frequent tokens are soon learned: the entropy is 1.6 below ln 50257
+random_tokens() {
+    cat >"$build/random_tokens.c" <<'EOF'
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    uint32_t header[256] = {20240520, 1, argc > 2 ? (uint32_t)atol(argv[1]) : 0};
+    uint64_t state = argc > 2 ? (uint64_t)atol(argv[2]) : 0;
+    fwrite(header, sizeof header, 1, stdout);
+    for (uint32_t i = 0; i < header[2]; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        double u = (double)(state >> 33) / 2147483648.0, x = 50257;
+        for (int i = 0; argc > 3 && i < atoi(argv[3]); i++) { x *= u; }
+        uint16_t token = (uint16_t)x;
+        fwrite(&token, sizeof token, 1, stdout);
+    }
+    return fflush(stdout) != 0;
+}
+EOF
+    c++ -w -O2 -x c++ "$build/random_tokens.c" -o "$build/random_tokens" &&
+        "$build/random_tokens" "$2" "$3" "$4" >"$1"
+}
+
+# ---- numbers
+
+declare -A layers=([124M]=12 [1558M]=48) channels=([124M]=768 [1558M]=1600)
+
+# number KEY FILE: the last number after "KEY": in the file
+number() { sed -n "s/.*\"$1\":[[:space:]]*\([0-9.eE+-]*\).*/\1/p" "$2" | tail -n 1; }
+
+# percentiles FILE SKIP: median, p10 and p90 of "ms", without the first SKIP steps
+percentiles() {
+    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1" | tail -n +$(($2 + 1)) | sort -g |
+        awk '{ ms[NR] = $1 }
+             END { print ms[int((NR + 1) / 2)], ms[int(NR * 0.1) + 1], ms[int(NR * 0.9) + 1] }'
+}
+
+# gib BYTES
+gib() { awk "BEGIN { if (\"$1\" > 0) printf \"%.1f\", $1 / 1024 ^ 3; else print \"-\" }"; }
+
+# per_second BATCH MS: tokens per second
+per_second() { awk "BEGIN { if (\"$2\" > 0) printf \"%.0f\", $1 * $length / $2 * 1e3; else print \"-\" }"; }
+
+# watched COMMAND...: runs the command; sets driver_bytes to the peak increase of the driver's used memory
+driver_bytes=0
+watched() {
+    local before watcher status
+    before=$(gpu memory.used)
+    : >"$build/used.txt"
+    nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >>"$build/used.txt" \
+        2>/dev/null &
+    watcher=$!
+    "$@"
+    status=$?
+    kill $watcher 2>/dev/null
+    wait $watcher 2>/dev/null
+    driver_bytes=$(sort -g "$build/used.txt" | tail -n 1 | awk "{ most = \$1 - $before }
+        END { printf \"%.0f\", most * 1048576 }")
+    return $status
+}
+
+# ---- tests
+
+# without GOMP_SPINCOUNT a program executes itself again, and compute-sanitizer does not follow
+settings=(env TEST_DEVICE=cuda GOMP_SPINCOUNT=1000 OMP_NUM_THREADS=$((($(nproc) + 3) / 4)))
+
+# test_beside NAME PROGRAM COMMAND...: starts a test in the background, if its program was built
+test_beside() { ! built "$2" || start "$1" "${settings[@]}" "${@:3}"; }
+
+# sanitize NAME TOOL PROGRAM FLAG...: starts a program under compute-sanitizer. In test_ops each array is an allocation
+# of its own, so an overrun shows. A bad access ends its kernel alone, if this sanitizer can. Each run listens on ports
+# of its own
+port=49152
+sanitize() {
+    local sanitizer options=() help
+    sanitizer=$(command -v compute-sanitizer "$CUDA_ROOT"/bin/compute-sanitizer \
+        "$CUDA_ROOT"/compute-sanitizer/compute-sanitizer | head -n 1)
+    if [ -z "$sanitizer" ]; then
+        report "$1" skipped "there is no compute-sanitizer"
+        return
+    fi
+    [ -x "$3" ] || return
+    help=$("$sanitizer" --help 2>&1)
+    [[ $help != *destroy-on-device-error* ]] || options+=(--destroy-on-device-error kernel)
+    [[ $help != *--port* ]] || options+=(--port "$port")
+    port=$((port + 100))
+    start "$1" "${settings[@]}" "$sanitizer" --tool "$2" --error-exitcode 9 "${options[@]}" "${@:3}"
+}
+
+# ---- runs
+
+length=1024 tokens=$build/tokens.bin gemm=''
+# The last run of either program: median, p10 and p90 of ms; the memory that the program reports; seconds to the first
+# step; a note for the report; the log.
+ms=() own_bytes='' first_step='' note='' run_log=''
+
+# log_of NAME: sets run_log
+log_of() { run_log=$build/log/${1//[^A-Za-z0-9.]/_}.txt; }
+
+# trainer ROW FOLDER FLAG...: a run on the GPU; FOLDER gets the metrics
+trainer() {
+    rm -rf "$2"
+    mkdir -p "$2"
+    bounded "$1" "$programs/train_gpt2" --device cuda -o "$2" "${@:3}" 2>&1
+}
+
+# startup FOLDER: seconds of the last run beside its steps from the second on
+startup() {
+    sed -n 's/.*"ms":\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" |
+        awk -v took="$took" 'NR > 1 { ms += $1 } END { printf "%.0f", took - ms / 1e3 }'
+}
+
+# ours ROW STEPS FLAG...: trains on random tokens, reports the run and sets the variables above. One step of up to ten
+# warms up, else ten
+ours() {
+    local name=$1 steps=$2 folder=$build/run status
+    ms=() own_bytes='' first_step=''
+    log_of "$name"
+    built train_gpt2 || return
+    "$programs/train_gpt2" --plan=json --device cuda -t $length -s 0 "${@:3}" >"$build/plan.json" 2>"$run_log"
+    own_bytes=$(number total "$build/plan.json")
+    watched trainer "$name" "$folder" -i "$tokens" -t $length -v 0 -s 0 -c 0.1 -x "$steps" "${@:3}" >>"$run_log"
+    status=$?
+    if [ $status -eq 0 ]; then
+        read -r -a ms <<<"$(percentiles "$folder/metrics.jsonl" $((steps > 10 ? 10 : 1)))"
+        first_step=$(startup "$folder")
+        [ ${#ms[@]} -eq 3 ] || status=1  # no metrics
+    fi
+    ended "$name" $status "$run_log" "${ms[0]:+${ms[0]} ms a step}"
+    return $status
+}
+
+# torch_run ROW NAME FLAG...: the same for train_torch.py. Status 3 is out of memory, and no failure of train_gpt2
+torch=''
+torch_run() {
+    local name=$2 status
+    ms=() own_bytes='' first_step='' note=''
+    log_of "$name"
+    [ -n "$torch" ] || return 125
+    TORCHINDUCTOR_CACHE_DIR=$PWD/$build/inductor watched bounded "$1" "$python" dev/oracle/train_torch.py \
+        --device cuda --length $length --shards "$tokens" "${@:3}" >"$run_log" 2>&1
+    status=$?
+    if [ $status -eq 3 ]; then
+        report "$name" 0 "out of memory"
+        return 3
+    elif [ $status -eq 0 ]; then
+        ms=("$(number median_ms "$run_log")" "$(number p10_ms "$run_log")" "$(number p90_ms "$run_log")")
+        own_bytes=$(number reserved_bytes "$run_log") first_step=$(number first_step_s "$run_log")
+        gemm=${gemm:-$(number gemm_tflops "$run_log")}
+        note="${ms[0]} ms a step"
+        ! grep -q '"kept_ms"' "$run_log" ||
+            note+=": gradients set to None $(number none_ms "$run_log"), kept $(number kept_ms "$run_log")"
+    fi
+    ended "$name" $status "$run_log" "$note"
+    return $status
+}
+
+# PyTorch's batch at 1558M: about 75 GB at B 16
+declare -A torch_batch=([124M]=64 [1558M]=16)
+
+# compiled MODEL: whether PyTorch's compiled code of the model is in the cache; the file says so
+compiled() { [ -e "$build/inductor/$1_B${torch_batch[$1]}" ]; }
+
+# compile_torch ROW MODEL...: starts the compilation of those models that the cache lacks, beside the rows below
+compile_torch() {
+    local row=$1 model missing=()
+    [ -n "$torch" ] || return 0
+    [ "$(gpu memory.total)" -ge 100000 ] || torch_batch[1558M]=8
+    for model in "${@:2}"; do
+        compiled "$model" || missing+=("$model:${torch_batch[$model]}")
+    done
+    [ ${#missing[@]} -eq 0 ] || start "$row" env TORCHINDUCTOR_CACHE_DIR="$PWD/$build/inductor" PYTHON="$python" \
+        scripts/gpu/compile_torch.sh "$tokens" "$length" "${missing[@]}"
+}
+
+# find_torch: sets torch to the version of PyTorch. Its import would take seconds
+find_torch() {
+    torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)
+    [ -n "$torch" ] || report "PyTorch" skipped "$python has none"
+}
