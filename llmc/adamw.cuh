@@ -271,6 +271,7 @@ template <int WEIGHTS, class M, class G>
 static __global__ void __launch_bounds__(ADAMW_THREADS, adamw_blocks(WEIGHTS, !std::is_same_v<M, float>))
     adamw_kernel(OptimizerState state, const void *grads, const float *norm_squared, const UpdateRange *ranges,
                  int num_ranges, AdamWScales scales) {
+    wait_for_previous_kernel();
     if (!isfinite(*norm_squared)) { return; }
     float grad_scale = adamw_grad_scale(scales.clip, *norm_squared);
     size_t first = ranges[0].offset, last = ranges[num_ranges - 1].offset + ranges[num_ranges - 1].count;

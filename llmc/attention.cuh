@@ -60,6 +60,7 @@ template <int W>
 static __global__ void __launch_bounds__(ATTENTION_DECODE_THREADS, 1)
     attention_decode_kernel(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int NH, int HS,
                             float scale) {
+    wait_for_previous_kernel();
     constexpr int THREADS = ATTENTION_DECODE_THREADS, GROUP_SUMS = W * THREADS;
     SHARED_ARRAY(float, query, ATTENTION_MAX_HS);
     SHARED_ARRAY(float, weight, THREADS);       // exp(score - top) of the current keys
@@ -413,6 +414,7 @@ template <class Tiles> static constexpr int attention_forward_shared() {
 template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, AttentionShape s) {
+    wait_for_previous_kernel();
     constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER;
     constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
     DYNAMIC_SHARED(float, shared);
@@ -516,6 +518,7 @@ template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     attention_dq_kernel(floatX *dqkv, AttentionPair *pairs, const floatX *dout, const floatX *qkv, const floatX *out,
                         const float *lse, AttentionShape s) {
+    wait_for_previous_kernel();
     constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
     constexpr int N = STEP / Tiles::LANES;
     constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES;
@@ -600,6 +603,7 @@ template <class Tiles>
 static __global__ void __launch_bounds__(Tiles::THREADS, Tiles::MIN_BLOCKS)
     attention_dkv_kernel(floatX *dqkv, const floatX *dout, const floatX *qkv, const AttentionPair *pairs,
                          AttentionShape s) {
+    wait_for_previous_kernel();
     constexpr int ROWS = Tiles::ROWS, OWN = Tiles::OWN, OTHER = Tiles::OTHER, STEP = Tiles::STEP;
     constexpr int N = STEP / Tiles::LANES;
     constexpr uint32_t TILE = OTHER * Tiles::ROW_BYTES, PAIRS = OTHER * ATTENTION_PAIR_BYTES;

@@ -130,6 +130,7 @@ static __device__ __forceinline__ void gradient_row(floatX *row, uint32_t held, 
 template <int WIDTH, int THREADS, bool HELD>
 static __global__ void __launch_bounds__(THREADS, HELD ? CLASSIFIER_HELD_ROWS : classifier_blocks<THREADS>)
     classifier_kernel(float *losses, floatX *logits, const int *targets, float dloss, int V, int Vp) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(floatX, copy);  // of the row's packs, with HELD
     uint32_t held = shared_address(copy);
     unsigned n = gridDim.x - 1 - blockIdx.x;
@@ -171,6 +172,7 @@ template <int WIDTH, int THREADS>
 static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     classifier_statistics_kernel(float *statistics, const floatX *logits, const int *targets, int first, int columns,
                                  int Vl) {
+    wait_for_previous_kernel();
     unsigned n = gridDim.x - 1 - blockIdx.x;
     const floatX *row = logits + static_cast<size_t>(n) * Vl;
     OnlineSum s = online_row<WIDTH, THREADS, false>(row, 0, columns);
@@ -215,6 +217,7 @@ template <int WIDTH, int THREADS>
 static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
     classifier_from_statistics_kernel(float *losses, floatX *logits, const float *statistics, const int *targets,
                                       float dloss, int ranks, int first, int N, int columns, int Vl) {
+    wait_for_previous_kernel();
     unsigned n = gridDim.x - 1 - blockIdx.x;
     float logit;
     OnlineSum s = online_combine(&logit, statistics, ranks, N, n);
@@ -247,6 +250,7 @@ static __device__ __forceinline__ void add_compensated(float *sum, float *lost, 
 // one block: N is at most the number of tokens of a micro-batch
 static __global__ void __launch_bounds__(LOSS_THREADS)
     loss_sum_kernel(float *total, const float *losses, float scale, int N) {
+    wait_for_previous_kernel();
     float sum = 0, lost = 0;
     for (int n = static_cast<int>(threadIdx.x); n < N; n += LOSS_THREADS) { add_compensated(&sum, &lost, losses[n]); }
     sum = block_sum<LOSS_THREADS>(sum);

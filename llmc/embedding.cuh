@@ -37,6 +37,7 @@ template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens, const floatX *__restrict__ wte,
                              const floatX *__restrict__ wpe, int N, int T, int C) {
+    wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
     const floatX *token = wte + (size_t)tokens[row] * C, *position = wpe + (size_t)(row % T) * C;
@@ -60,6 +61,7 @@ template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     token_embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens,
                                    const floatX *__restrict__ wte, int first, int rows, int N, int C) {
+    wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
     int token = tokens[row] - first;
@@ -82,6 +84,7 @@ static inline void cuda_token_embedding_forward(floatX *out, const int *tokens, 
 template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
     position_embedding_forward_kernel(floatX *x, const floatX *__restrict__ wpe, int first, int N, int T, int C) {
+    wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
     const floatX *position = wpe + (size_t)((first + row) % T) * C;
@@ -111,6 +114,7 @@ static constexpr int EMBEDDING_THREADS = 128;  // most threads of a block; each 
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_positions_kernel(T *dwpe, const floatX *dout, GradMode mode, int first, int N, int positions, int C) {
+    wait_for_previous_kernel();
     int t = (int)blockIdx.x, c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
     int begin = t < positions ? t - first + (t < first ? positions : 0) : N;
@@ -173,6 +177,7 @@ static __device__ __forceinline__ int embedding_digit(unsigned token, int pass) 
 
 // pairs (N) of tokens and rows;  counts (tiles,DIGITS) += occurrences of the lowest digit
 static __global__ void embedding_pairs_kernel(EmbeddingPair *pairs, int *counts, const int *tokens, int first, int N) {
+    wait_for_previous_kernel();
     int n = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (n >= N) { return; }
     unsigned token = (unsigned)(tokens[n] - first);
@@ -211,6 +216,7 @@ static __device__ __forceinline__ unsigned embedding_peers(int digit, bool valid
 // a range of the tile. To place the digits, each thread has one digit.
 static __global__ void __launch_bounds__(EMBEDDING_SORT_THREADS)
     embedding_sort_kernel(EmbeddingPair *to, int *next, const EmbeddingPair *from, const int *counts, int pass, int N) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(int, places, EMBEDDING_SORT_WARPS *EMBEDDING_DIGITS);  // (warps,DIGITS): of the warp's next pair
     int thread = (int)threadIdx.x, tile = (int)blockIdx.x;
     SharedPtr<int> place = places + warp_id() * EMBEDDING_DIGITS;
@@ -283,6 +289,7 @@ template <int WIDTH, class T>
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     embedding_runs_kernel(T *dwte, float *partial, const floatX *dout, const EmbeddingPair *pairs, unsigned rows, int N,
                           int C) {
+    wait_for_previous_kernel();
     int begin = (int)blockIdx.x * EMBEDDING_CHUNK, end = min(begin + EMBEDDING_CHUNK, N);
     int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * WIDTH;
     if (c >= C) { return; }
@@ -339,6 +346,7 @@ static constexpr int EMBEDDING_FOLD_WARPS = 8;
 static __global__ void __launch_bounds__(EMBEDDING_FOLD_WARPS * 32)
     embedding_fold_kernel(Gradient dwte, const float *partial, const EmbeddingPair *pairs, unsigned rows, int N,
                           int C) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(float, of_warp, EMBEDDING_FOLD_WARPS * 32);
     int chunk = (int)blockIdx.x, after = (chunk + 1) * EMBEDDING_CHUNK, c = (int)blockIdx.y * 32 + lane_id();
     bool begins = chunk == 0 || pairs[chunk * EMBEDDING_CHUNK - 1].x != pairs[after - 1].x;

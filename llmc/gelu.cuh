@@ -29,6 +29,7 @@ static __device__ __forceinline__ float gelu_slope_device(float x) { return gelu
 
 // the plain kernel, one thread an element: for arrays that are not aligned to packs, and for the last elements
 static __global__ void __launch_bounds__(GELU_THREADS) gelu_forward_kernel(floatX *out, const floatX *in, size_t n) {
+    wait_for_previous_kernel();
     size_t i = blockIdx.x * (size_t)GELU_THREADS + threadIdx.x;
     if (i < n) { out[i] = to_floatX(gelu_value_device(to_real(in[i]))); }
 }
@@ -37,6 +38,7 @@ static __global__ void __launch_bounds__(GELU_THREADS) gelu_forward_kernel(float
 // under way hide the memory's latency. n is a multiple of a pack.
 static __global__ void __launch_bounds__(GELU_THREADS)
     gelu_forward_packed_kernel(floatX *out, const floatX *in, size_t n) {
+    wait_for_previous_kernel();
     constexpr int WIDTH = Pack<floatX>::SIZE;
     size_t first = (blockIdx.x * (size_t)(GELU_THREADS * GELU_PACKS) + threadIdx.x) * WIDTH;
     float x[GELU_PACKS][WIDTH];

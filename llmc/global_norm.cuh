@@ -21,6 +21,7 @@ static inline size_t global_norm_partials(void) { return NORM_MAX_BLOCKS * sizeo
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_blocks_kernel(float *partials, const T *x, size_t n, size_t range) {
+    wait_for_previous_kernel();
     size_t begin = blockIdx.x * range, end = min(begin + range, n), packs_end = end - end % WIDTH;
     float sum[WIDTH] = {};
     for (size_t i = begin + threadIdx.x * WIDTH; i < packs_end; i += NORM_THREADS * WIDTH) {
@@ -44,6 +45,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 // out (+)= sum of partials (count), by one block
 static __global__ void __launch_bounds__(NORM_FINAL_THREADS)
     norm_total_kernel(float *out, const float *partials, int count, GradMode mode) {
+    wait_for_previous_kernel();
     float sum = 0;
     for (int i = static_cast<int>(threadIdx.x); i < count; i += NORM_FINAL_THREADS) { sum += partials[i]; }
     sum = block_sum<NORM_FINAL_THREADS>(sum);

@@ -33,6 +33,7 @@ enum { FOLD_WARPS = 32 };
 static __global__ void __launch_bounds__(FOLD_WARPS * 32)
     gradient_fold_kernel(Gradient a, Gradient b, const float *partial, GradMode mode, int slices, int cols,
                          int a_cols) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(float, of_warp, FOLD_WARPS * 32);
     int column = static_cast<int>(blockIdx.x) * 32 + lane_id();
     float sum = 0;
@@ -64,6 +65,7 @@ enum { ACCUMULATE_THREADS = 256 };
 template <int WIDTH, class T>
 static __global__ void __launch_bounds__(ACCUMULATE_THREADS)
     gradient_accumulate_kernel(float *sum, const T *x, bool add, size_t n) {
+    wait_for_previous_kernel();
     size_t i = (static_cast<size_t>(blockIdx.x) * ACCUMULATE_THREADS + threadIdx.x) * WIDTH;
     if (i + WIDTH > n) {
         for (; i < n; i++) { sum[i] = load_float(x + i) + (add ? sum[i] : 0); }

@@ -55,6 +55,7 @@ template <int THREADS> static __device__ __forceinline__ float layernorm_row_sum
 template <int THREADS, bool SAVED_STATISTICS>
 static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     layernorm_kernel(LayernormArrays a, int N, int C) {
+    wait_for_previous_kernel();
     int row = (int)(blockIdx.x * layernorm_rows<THREADS> + threadIdx.x / THREADS);
     int first = (int)threadIdx.x % THREADS;
     if (row >= N) { return; }
@@ -88,6 +89,7 @@ static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
 template <int THREADS, int PACKS, bool SAVED_STATISTICS>
 static __global__ void __launch_bounds__(THREADS *layernorm_rows<THREADS>, 1)
     layernorm_packed_kernel(LayernormArrays a, int N, int C) {
+    wait_for_previous_kernel();
     constexpr int WIDTH = Pack<floatX>::SIZE, STRIDE = THREADS * WIDTH;
     int row = (int)(blockIdx.x * layernorm_rows<THREADS> + threadIdx.x / THREADS);
     int first = (int)threadIdx.x % THREADS * WIDTH;
@@ -237,6 +239,7 @@ static __device__ __forceinline__ void layernorm_share_sums(float (&sum_g)[ROWS]
 template <int WIDTH>
 static __global__ void __launch_bounds__(LAYERNORM_BACKWARD_THREADS, LAYERNORM_PLAIN_BLOCKS)
     layernorm_backward_kernel(LayernormGradients a, float *partial, int N, int C) {
+    wait_for_previous_kernel();
     constexpr int PACKS = LAYERNORM_COLUMNS / WIDTH, BUFFER = LAYERNORM_BACKWARD_THREADS / 32 * 2;
     SHARED_ARRAY(float, of_warp, 2 * BUFFER);
     float dweight[PACKS][WIDTH] = {}, dbias[PACKS][WIDTH] = {};
@@ -306,6 +309,7 @@ static __device__ __forceinline__ void layernorm_prefetch(const LayernormGradien
 // threads, 16 bytes each): in flight from memory to L2 while the threads compute, from L2 while the threads wait.
 static __global__ void __launch_bounds__(LAYERNORM_BATCH_THREADS, LAYERNORM_PACKED_BLOCKS)
     layernorm_backward_packed_kernel(LayernormGradients a, float *partial, int N, int C) {
+    wait_for_previous_kernel();
     constexpr int WIDTH = Pack<floatX>::SIZE, ROWS = LAYERNORM_BATCH, BUFFER = LAYERNORM_BATCH_THREADS / 32 * 2 * ROWS;
     SHARED_ARRAY(float, of_warp, 2 * BUFFER);
     float dweight[WIDTH] = {}, dbias[WIDTH] = {};

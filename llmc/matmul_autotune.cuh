@@ -218,8 +218,8 @@ static inline void lt_refuse_capture(const CudaMatmuls *mm, const LtKey *key) {
               text);
 }
 
-// Times the candidates. Keeps the fastest one that agrees and is below `so_far` in alg->algo. Returns its time, infinite
-// if there is none. All candidates write to the GEMM's output.
+// Times the candidates. Keeps the fastest one that agrees and is below `so_far` in alg->algo. Returns its time,
+// infinite if there is none. All candidates write to the GEMM's output.
 static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, const LtTrials *t, float so_far) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     int count = lt_candidates(mm, alg, list);
@@ -256,8 +256,8 @@ static inline void lt_trials_end(const CudaMatmuls *mm, LtTrials *t) {
     free(t->wanted);
 }
 
-// Prepares trials: a copy of an output with +=, and the results of cuBLASLt's first choice, which stays in *alg. False if
-// the library has no algorithm that runs, with alg->desc NULL, or if the GPU has no memory for the copy.
+// Prepares trials: a copy of an output with +=, and the results of cuBLASLt's first choice, which stays in *alg. False
+// if the library has no algorithm that runs, with alg->desc NULL, or if the GPU has no memory for the copy.
 static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorithm *alg, const LtMatmul *p) {
     memset(t, 0, sizeof *t);
     t->trial = *p;
@@ -297,8 +297,8 @@ static inline void lt_fusions(int fusions[LT_FUSIONS], const LtKey *key) {
     fusions[2] = 0;
 }
 
-// *alg = cuBLASLt's first choice, untimed, with the first fusion that the library has. PlainKernels: with none fused, or
-// our own GEMM, which also does what the library cannot (alg->desc is NULL).
+// *alg = cuBLASLt's first choice, untimed, with the first fusion that the library has. PlainKernels: with none fused,
+// or our own GEMM, which also does what the library cannot (alg->desc is NULL).
 static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
     int fusions[LT_FUSIONS], first = mm->plain == MATMUL_FASTEST ? 0 : LT_FUSIONS - 1;
     lt_fusions(fusions, &p->key);

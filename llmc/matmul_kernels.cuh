@@ -53,6 +53,7 @@ static __device__ __forceinline__ void matmul_epilogue(float (&x)[WIDTH], int pa
 template <class T>
 static __global__ void matmul_plain_kernel(T *d, const floatX *a, const floatX *b, const T *c, const floatX *bias,
                                            floatX *aux, LtKey key) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(float, a_tile, MATMUL_DEPTH *MATMUL_TILE);
     SHARED_ARRAY(float, b_tile, MATMUL_DEPTH *MATMUL_TILE);
     size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
@@ -103,6 +104,7 @@ static __global__ void matmul_plain_kernel(T *d, const floatX *a, const floatX *
 template <int WIDTH>
 static __global__ void matmul_epilogue_kernel(floatX *d, int parts, const floatX *bias, floatX *aux, size_t count,
                                               int m) {
+    wait_for_previous_kernel();
     size_t at = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * WIDTH;
     if (at >= count) { return; }
     float x[WIDTH];
@@ -128,6 +130,7 @@ static __device__ __forceinline__ void matmul_add_rows(float (&sum)[WIDTH], cons
 template <int WIDTH>
 static __global__ void __launch_bounds__(MATMUL_THREADS, 4)
     matmul_column_sums_kernel(float *partial, const floatX *x, int rows, int cols, int rows_of_slice) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(float, of_warp, MATMUL_THREADS *WIDTH);
     int first = (int)blockIdx.x * 32 * WIDTH, col = first + lane_id() * WIDTH;
     int begin = (int)blockIdx.y * rows_of_slice, end = min(begin + rows_of_slice, rows);
@@ -148,9 +151,10 @@ static __global__ void __launch_bounds__(MATMUL_THREADS, 4)
     partial[(size_t)blockIdx.y * cols + first + threadIdx.x] = total;
 }
 
-// out (samples) = one element of each of `samples` equal stretches of x (count), at a place that varies; zeros after the
-// last element of a short x
+// out (samples) = one element of each of `samples` equal stretches of x (count), at a place that varies; zeros after
+// the last element of a short x
 template <class T> static __global__ void matmul_sample_kernel(float *out, const T *x, size_t count, size_t samples) {
+    wait_for_previous_kernel();
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, stretch = max(count / samples, (size_t)1);
     if (i >= samples) { return; }
     size_t at = count <= samples ? i : i * count / samples + rng_bits(1, 0, i) % stretch;

@@ -14,6 +14,7 @@ static constexpr int RESIDUAL_ROWS = 8;  // of a block, a warp each
 template <int WIDTH>
 static __global__ void __launch_bounds__(RESIDUAL_ROWS * 32)
     residual_forward_kernel(floatX *out, const floatX *in, const floatX *bias, const floatX *residual, int N, int C) {
+    wait_for_previous_kernel();
     int row = (int)blockIdx.x * RESIDUAL_ROWS + warp_id();
     if (row >= N) { return; }
     for (int c = lane_id() * WIDTH; c < C; c += 32 * WIDTH) {

@@ -85,7 +85,7 @@ done
 try_cuda || exit 2
 echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
 if [ "$stage" = build ]; then
-    build_all train_gpt2 bench_ops test_simt_bf16 test_{ops,gpt2}_{bf16,fp32} test_nccl_bf16
+    build_all train_gpt2 bench_ops test_{simt,layouts,nccl}_bf16 test_{ops,gpt2}_{bf16,fp32}
     [ -n "$compute_capability" ] || { echo "gpu_check: no GPU: nothing was run" >&2 && exit 2; }
     exit $((${#failed[@]} > 0))
 fi

@@ -239,6 +239,7 @@ static void bench_close(Bench *b) {
 static int bench_blocks(const Exec *ex) { return ex->cuda->multiprocessors * 8; }
 
 static __global__ void copy_kernel(float *to, const float *from, size_t n) {
+    wait_for_previous_kernel();
     size_t step = (size_t)gridDim.x * blockDim.x * 4;
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; i < n; i += step) {
         store128_streaming(to + i, load128_streaming(from + i));
@@ -246,6 +247,7 @@ static __global__ void copy_kernel(float *to, const float *from, size_t n) {
 }
 
 static __global__ void read_kernel(float *x, size_t n) {
+    wait_for_previous_kernel();
     float sum = 0;
     size_t step = (size_t)gridDim.x * blockDim.x * 4;
     for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4; i < n; i += step) {
@@ -404,7 +406,7 @@ static Times measure_case(Bench *b, const OpCase *op, const OpShape *s, int vari
 
 // measures and prints them
 static void measure_ceilings(Bench *b, const char *when) {
-    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, declare_copy, NULL, run_copy};
+    const OpCase copy = {"copy", NULL, on_gpu(&b->exec) ? 2 : 1, 0, 0, declare_copy, NULL, run_copy};
     const OpCase *matmul = op_case("matmul_forward");
     bool large = on_gpu(&b->exec) && !b->options.small;
     int side = b->options.small ? 64 : large ? 8192 : 2048;
@@ -496,10 +498,9 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
 // ---- kernels, in builds for a GPU
 
 #ifdef HAVE_CUDA
-// microseconds: gaps between the operation's launches count, as in the measured time
+// microseconds: gaps before the operation's launches count, as in the measured time
 static double predicted_us(const Bench *b, const Problem *p, const Recorded *r) {
-    int gaps = r->kernels + r->others - 1;
-    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + gaps * launch_gap(EXPECTED));
+    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + launch_gaps(&b->roofline, p, r, EXPECTED));
 }
 #endif
 

@@ -466,7 +466,7 @@ static Prediction predict(const Recorder *recorder, const Roofline *r) {
         add_sums(&p.group[c->group], r, c);
         add_sums(&p.all, r, c);
         for (int level = 0; level < LEVELS; level++) {
-            double gaps = (c->kernels.kernels + c->kernels.others) * launch_gap((Level)level);
+            double gaps = launch_gaps(r, &c->problem, &c->kernels, (Level)level);
             double *part = c->in_micro_step ? p.micro_step : p.update;
             part[level] += c->times * (gaps + call_seconds(r, c, (Level)level));
             p.gaps[level] += c->times * gaps;

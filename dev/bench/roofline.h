@@ -1,6 +1,6 @@
 /*
 The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
-defines: Roofline, Level, LEVELS, roofline_open, roofline_seconds, roofline_floor, launch_gap, copy_seconds
+defines: Roofline, Level, LEVELS, roofline_open, roofline_seconds, roofline_floor, launch_gaps, copy_seconds
 
 Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the operation (recorded.h).
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
@@ -11,7 +11,7 @@ Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the opera
              simulated machine code (dev/results/attention_sass.json), times attention_reach.
   others     Bytes over a share of the bandwidth.
   kernels    Every kernel of an operation also takes START, to fill the GPU and to drain.
-A gap between two launches of a graph is not part of an operation: launch_gap.
+The gap before each launch of a graph is not part of an operation: launch_gaps.
 Floor: the larger of FLOPs and bytes over the published rates, without anything else.
 */
 #pragma once
@@ -60,7 +60,9 @@ static const double TILE_STEPS = 3;                          // of 64 in k
 static const double EXPOSED = 0.45;                          // of an epilogue's further matrix; the GEMM hides the rest
 static const double START[LEVELS] = {2.5e-6, 1.5e-6, 1e-6};  // seconds
 static const double GAP[LEVELS] = {2e-6, 1.3e-6, 1e-6};      // seconds between two kernels of a CUDA graph
-static const double PCIE = 25e9;                             // bytes per second from the host
+// the same if the second is one of our kernels on sm_90 or newer, whose blocks are there before the first one ends
+static const double EARLY_GAP[LEVELS] = {1e-6, 0.5e-6, 0.2e-6};
+static const double PCIE = 25e9;  // bytes per second from the host
 // Attention without machine code for this GPU: on tensor cores, and the plain path on CUDA cores, as shares of the rate
 static const double UNKNOWN_BUSY = 0.45, PLAIN_SHARE = 0.25;
 
@@ -137,8 +139,6 @@ static inline double copy_seconds(const Roofline *r, double bytes, bool from_hos
     return START[level] + (from_host ? bytes / PCIE : stream_seconds(r, "", bytes, level));
 }
 
-static inline double launch_gap(Level level) { return GAP[level]; }
-
 // ---- GEMMs
 
 typedef struct {
@@ -186,6 +186,14 @@ static inline int gemms_of(const Problem *p, Gemm gemm[2]) {
     if (dweight) { gemm[count++] = Gemm{C, OC, N, (double)dtype_size(dweight->dtype)}; }
     if (find_array(p, "dinp") || (in && in->role == INOUT)) { gemm[count++] = Gemm{C, N, OC, (double)sizeof(floatX)}; }
     return count;
+}
+
+// seconds before the operation's kernels and copies; cuBLASLt's kernels are not launched early
+static inline double launch_gaps(const Roofline *r, const Problem *p, const Recorded *kernels, Level level) {
+    Gemm gemm[2];
+    int gemms = strncmp(p->op->name, "matmul_", 7) == 0 ? gemms_of(p, gemm) : 0;
+    int early = r->gpu.capability >= 90 && kernels->kernels > gemms ? kernels->kernels - gemms : 0;
+    return early * EARLY_GAP[level] + (kernels->kernels + kernels->others - early) * GAP[level];
 }
 
 static inline bool kernel_is(const char *name, const char *words) { return strstr(name, words) != NULL; }

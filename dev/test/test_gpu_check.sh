@@ -297,7 +297,8 @@ check() {
     BASH_ENV=$folder/clock.sh "$real_timeout" 300 "$here/scripts/gpu_check.sh" "${@:2}" >"$out" 2>&1 </dev/null
     status=$?
     elapsed=$(($(cat "$folder/clock") - 1000))
-    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1; the command's last words:" && tail -n 5 "$out"; }
+    [ "$status" -eq "$1" ] ||
+        { echo "exit status $status, expected $1; the end of the output:" && tail -n 5 "$out"; }
     results=$(find "$here/dev/results" -name '*.md' 2>/dev/null)
 }
 # has WORDS...: prints the words that the results lack
@@ -488,7 +489,8 @@ rest() {
         has "| 124M, B 64 | -r $level | 100.0 (100.0 to 100.0) | 655360 | 18.0 | 20.0 | 2.0 |"
     done
     # 140000 MiB are 546.9 times 256 MiB, and 8 of these hold no sequence
-    has "- text: ok; build/gpu/curve/sources.txt, as bytes" "- two ranks: " "- test_nccl: ok" "- test_gpt2_bf16: ok" \
+    has "- text: ok; build/gpu/curve/sources.txt, as bytes" "- two ranks: " "- test_nccl: ok" \
+        "- test_layouts: ok" "- test_gpt2_bf16: ok" \
         "- test_ops_fp32: ok; 24 of 24" "- test_ops at 124M: ok; 24 of 24" "- racecheck: ok; 0 errors" \
         "- synccheck: ok" "- initcheck: ok" "- memcheck of the trainer: ok" \
         "- a batch too large: refused, 1558M at B 4096: ok" "| 124M | train_gpt2 -r 4 | 538 | 100.0" \

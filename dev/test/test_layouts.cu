@@ -32,6 +32,7 @@ static __device__ uint32_t pair_of_bits(uint32_t low, uint32_t high) { return hi
 // Element blockIdx.x of A, counted over lanes, is 1, and all others are 0. Element i of B is i + 1, and element i of C
 // is 1000 (i + 1). out (256,32,4): D.
 static __global__ void multiply_one(float *out) {
+    wait_for_previous_kernel();
     constexpr uint32_t ONE = 0x3f80;
     int lane = lane_id(), one = (int)blockIdx.x - lane * 8;
     uint32_t a[4], b[2];
@@ -82,6 +83,7 @@ enum {
 
 // A lane's row has elements ELEMENT * (8 * lane + 0..7) and begins at byte places[lane]. out (32,8)
 static __global__ void load_matrices(uint16_t *out, const int *places, bool transposed) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(uint16_t, shared);
     int lane = lane_id(), place = places[lane];
     for (int i = 0; i < 8; i++) { shared[place / 2 + i] = (uint16_t)(ELEMENT * (lane * 8 + i)); }
@@ -147,6 +149,7 @@ static const char *const FRAGMENT_NAMES[NUM_FRAGMENTS] = {"A in shared memory", 
 
 // out (OWN/16, HS/16, NUM_FRAGMENTS, 32, 4): the fragments of each 16 by 16 block of a matrix (OWN,HS)
 template <class Tiles> static __global__ void load_fragments(uint32_t *out, const floatX *matrix, AttentionShape s) {
+    wait_for_previous_kernel();
     constexpr int COLUMNS = Tiles::WIDTH / 16;
     DYNAMIC_SHARED(float, shared);
     uint32_t tile = shared_address(shared), r[NUM_FRAGMENTS][4];
@@ -202,6 +205,7 @@ static void test_tile_fragments(void **state) {
 
 // rows (OWN): row() of a thread's first and second row at the places of its C fragment; columns likewise
 template <class Tiles> static __global__ void store_places(Place *out) {
+    wait_for_previous_kernel();
     for (int i = 0; i < 4; i++) { out[threadIdx.x * 4 + i] = {Tiles::row(i / 2), Tiles::column(i % 2)}; }
 }
 
@@ -233,6 +237,7 @@ static HOST_DEVICE float one_of_row(int r, int column, int columns) {
 template <class Tiles, int N>
 static __global__ void multiply_tiles(float *scores, float *sums_out, const floatX *own, const floatX *other,
                                       AttentionShape s) {
+    wait_for_previous_kernel();
     constexpr int OTHER = Tiles::OTHER, HS = Tiles::WIDTH, ROWS = Tiles::ROWS;
     DYNAMIC_SHARED(float, shared);
     uint32_t own_tile = shared_address(shared), tile = own_tile + Tiles::OWN * Tiles::ROW_BYTES;
@@ -292,6 +297,7 @@ static void test_tile_products(void **state) {
 // ---- results of an NVIDIA GPU, published with ZLUDA
 
 static __global__ void zluda_multiply(float *out) {
+    wait_for_previous_kernel();
     float x[8], d[4];
     uint32_t r[4];
     for (int i = 0; i < 8; i++) { x[i] = (float)(threadIdx.x * 8 + (unsigned)i); }
@@ -313,6 +319,7 @@ static void test_zluda_mma(void **state) {
 
 // .x2 is .x4 of which only matrices 0 and 1 count, and only the addresses of lanes 0 to 15.
 static __global__ void zluda_load(uint32_t *out, uint32_t *out_trans, const uint32_t *in, const uint16_t *in_trans) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(uint32_t, words, 64);
     SHARED_ARRAY(uint16_t, elements, 256);
     int lane = lane_id();
@@ -340,7 +347,10 @@ static void test_zluda_ldmatrix(void **state) {
     }
 }
 
-static __global__ void zluda_convert(uint32_t *out, float low, float high) { out[0] = pack_bf16(low, high); }
+static __global__ void zluda_convert(uint32_t *out, float low, float high) {
+    wait_for_previous_kernel();
+    out[0] = pack_bf16(low, high);
+}
 
 static void test_zluda_cvt(void **state) {
     (void)state;

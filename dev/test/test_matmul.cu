@@ -272,6 +272,7 @@ static void check_all(Gpu *gpu, Layer *l) {
 static int reset_device(void **state) {
     (void)state;
     simt::reset_runtime();
+    simt::settings() = simt::Settings();
     simt::lt_settings() = simt::LtSettings();
     simt::lt_counts() = simt::LtCounts();
     return 0;
@@ -514,6 +515,12 @@ static void test_tf32(void **state) {
     (void)state;
     assert_true(forward_error(false) < REAL_TOLERANCE);
     assert_true(forward_error(true) > 1e-5 && forward_error(true) < 1e-3);
+    // truncated factors are off by twice as much, and always towards zero
+    simt::settings().tf32_truncates = 0;
+    double rounded = forward_error(true);
+    simt::settings().tf32_truncates = 1;
+    double truncated = forward_error(true);
+    assert_true(truncated > 1.5 * rounded && truncated < 3 * rounded);
 }
 #endif
 
@@ -541,6 +548,21 @@ static std::string run_and_get_bits(Gpu *gpu, Layer *l, int which) {
     l->got.reset(which & ADD ? GRAD_ADD : GRAD_SET);
     run_layer(gpu, l, which);
     return bits_of(*l);
+}
+
+// SIMT_PRODUCTS: other seeds give other orders of sums, and so other bits. The same seed gives the same bits.
+static void test_orders_of_sums(void **state) {
+    (void)state;
+    Layer l(48, 64, 96);
+    std::vector<std::string> seen;
+    for (int seed = 0; seed < 6; seed++) {
+        Gpu gpu;
+        simt::settings().product_orders = seed;
+        std::string bits = run_and_get_bits(&gpu, &l, 0);
+        assert_true(bits == run_and_get_bits(&gpu, &l, 0));
+        if (std::find(seen.begin(), seen.end(), bits) == seen.end()) { seen.push_back(bits); }
+    }
+    assert_true(seen.size() >= 3);
 }
 
 // A plan is made once per shape and alignment, and serves any pointers.
@@ -1009,6 +1031,7 @@ int main(void) {
 #ifdef PRECISION_FP32
         TEST(test_tf32),
 #endif
+        TEST(test_orders_of_sums),
         TEST(test_plans_are_reused),
         TEST(test_fastest_is_chosen),
         TEST(test_slow_algorithms_are_dropped),

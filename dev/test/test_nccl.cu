@@ -125,6 +125,7 @@ static void test_max(void **state) {
 }
 
 __global__ static void hold(const volatile int *released) {
+    wait_for_previous_kernel();
     while (!*released) {}
 }
 

@@ -94,10 +94,10 @@ int main() {
     for (int i = 0; i < 4 * ATTENTION_MAX_HS; i++) {
         AttentionShape s = {1, 1, i / 4 + 1, i % 2 == 1, 1.0f};
         int room = (i / 2 % 2 ? 64 : 99) << 10;  // sm_75, sm_120
-        attention_with_tiles<floatX, false>(s, room, [](auto tiles) {
+        attention_with_tiles<floatX, false>(s, false, room, [](auto tiles) {
             say<decltype(tiles)>("attention_forward_kernel", attention_forward_shared<decltype(tiles)>());
         });
-        attention_with_tiles<floatX, true>(s, room, [](auto tiles) {
+        attention_with_tiles<floatX, true>(s, false, room, [](auto tiles) {
             say<decltype(tiles)>("attention_dkv_kernel", attention_dkv_shared<decltype(tiles)>());
             say<decltype(tiles)>("attention_dq_kernel", attention_dq_shared<decltype(tiles)>());
         });

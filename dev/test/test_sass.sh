@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Do the kernels, as machine code, read memory 16 bytes at a time, multiply on the tensor cores, and keep away from
-# local memory and from atomics of floats?   dev/test/test_sass.sh
+# Do the kernels, as machine code, read memory 16 bytes at a time, multiply on the tensor cores, keep away from local
+# memory and from atomics of floats, and wait for the kernel before them first?   dev/test/test_sass.sh
 # Disassembles the trainer in bf16 that dev/test/test_nvcc.sh left in build/nvcc, for sm_80 and sm_90, and prints a line
 # a kernel: its loads from global memory of 128 bits and of less (LDG, LDGSTS), its stores likewise, its matrix
 # instructions (HMMA, HGMMA), local accesses (LDL, STL), and atomics of integers and of floats (RED, ATOM). They are
@@ -69,7 +69,8 @@ attention_dkv_kernel<TensorTiles                5 0 yes  keys, values, queries, 
 END
 }
 
-# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics" of every kernel
+# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics|early" of every kernel. Early:
+# accesses to global memory and exits before the wait for the kernel before (ACQBULK, wait_for_previous_kernel)
 count() {
     cuobjdump -sass -arch "$1" $trainer | awk '
         /Function : / { kernel = $3 }
@@ -84,12 +85,14 @@ count() {
             if (/^(LDL|STL)(\.|$)/) { what = "f" }
             if (/^(RED|ATOM)[A-Z]*\./) { what = /F16|BF|F32|F64/ ? "h" : "g" }
             if (what != "") { n[kernel, what]++ }
+            if (/^ACQBULK/) { waited[kernel] = 1 }
+            if (!waited[kernel] && /^(LD|LDG|LDGSTS|ST|STG|RED|ATOM|ATOMG|CCTL|EXIT)(\.|$)/) { n[kernel, "i"]++ }
             lines[kernel]++
         }
         END {
             for (kernel in lines) {
                 line = kernel
-                for (i = 1; i <= 8; i++) { line = line "|" n[kernel, substr("abcdefgh", i, 1)] + 0 }
+                for (i = 1; i <= 9; i++) { line = line "|" n[kernel, substr("abcdefghi", i, 1)] + 0 }
                 print line
             }
         }' | c++filt -p | sed 's/__nv_bfloat16/bf16/g' | sort
@@ -119,6 +122,7 @@ judge() {
             if ((matrix[i] == "yes") != ($6 > 0)) { wrong($6 " matrix instructions") }
             if ($7 > 0) { wrong($7 " accesses to local memory") }
             if ($9 > 0) { wrong($9 " atomics of floats") }
+            if (sm != "sm_80" && $10 > 0) { wrong($10 " accesses or exits before wait_for_previous_kernel()") }
         }
         END {
             for (i = 1; i <= rules; i++) { if (!used[i]) { trouble = trouble sm ": no kernel is " pattern[i] "\n" } }

@@ -17,7 +17,7 @@ step=$(row 1 | column 4)
 report "one GPU: 64 micro-steps and an update" "$([ "$step" = 6405 ] || echo "found $step, expected 6405 ms")"
 report "one GPU without --ms: the prediction's micro-steps and update" "$(
     found=$(scripts/scale.py -e d12 -b 16 -d 131072 --gpu a100 --gpus 1 | grep "^| 1 |" | column 4)
-    "$PREDICT" --json --gpu a100 -e d12 -b 16 -d 131072 >"$out"
+    "$PREDICT" --json --gpu a100 -e d12 -b 16 -d 131072 -r 1 >"$out"
     python3 2>&1 -c '
 import json, sys
 step = json.loads(open(sys.argv[1]).readlines()[-1])["ms"][1]

@@ -5,6 +5,7 @@ completions of cp.async. The second group covers the emulator alone: the race ch
 the runtime.
 */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@ static std::vector<float> normals(size_t n) {
 // ---- indices, shared memory, warp operations
 
 static __global__ void write_indices(int *out) {
+    wait_for_previous_kernel();
     int thread = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
     int block = (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z));
     out[block * (int)(blockDim.x * blockDim.y * blockDim.z) + thread] =
@@ -48,6 +50,7 @@ static void test_indices(void **state) {
 
 // Transposes 32 x 32 numbers through a static and through a dynamic array, with 8 warps.
 template <class T> static __global__ void transpose(T *out_static, T *out_dynamic, const T *in) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(T, tile, 32 * 33);
     DYNAMIC_SHARED(T, dynamic);
     for (int i = (int)threadIdx.x; i < 1024; i += (int)blockDim.x) {
@@ -87,6 +90,7 @@ static void test_shared_arrays(void **state) {
 
 enum { NUM_SHUFFLES = 8, NUM_VOTES = 3 };
 static __global__ void warp_operations(int *shuffled, unsigned *voted) {
+    wait_for_previous_kernel();
     int lane = lane_id();
     int *s = shuffled + threadIdx.x * NUM_SHUFFLES;
     s[0] = __shfl_sync(0xffffffffu, lane, 5);
@@ -128,6 +132,7 @@ static void test_warp_operations(void **state) {
 }
 
 static __global__ void histogram(int *total, int *largest, float *sum) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(int, bin, 8);
     SHARED_ARRAY(int, most, 1);
     if (threadIdx.x < 8) { bin[threadIdx.x] = 0; }
@@ -154,6 +159,7 @@ static void test_atomics(void **state) {
 // ---- reductions
 
 template <int THREADS> static __global__ void reduce_twice(float *out, const float *in) {
+    wait_for_previous_kernel();
     float x = in[blockIdx.x * THREADS + threadIdx.x];
     float *o = out + (blockIdx.x * THREADS + threadIdx.x) * 4;
     o[0] = block_sum<THREADS>(x);
@@ -197,6 +203,7 @@ static void test_reductions(void **state) {
 
 // Copies in to out three times: by load128/store128, by the streaming variants and `of`, and by `set`.
 template <class T> static __global__ void copy_packs(T *out, const T *in, int n) {
+    wait_for_previous_kernel();
     constexpr int SIZE = Pack<T>::SIZE;
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x) * SIZE;
     if (i >= n) { return; }
@@ -236,6 +243,7 @@ static void test_packs(void **state) {
 }
 
 static __global__ void convert(uint32_t *pairs, float *unpacked, float *powers, const float *x, int n) {
+    wait_for_previous_kernel();
     for (int i = (int)threadIdx.x; i < n / 2; i += (int)blockDim.x) {
         pairs[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
         float2 two = unpack_bf16(pairs[i]);
@@ -270,6 +278,7 @@ static HOST_DEVICE uint32_t rounding_bits(uint64_t seed, uint64_t step, uint64_t
 }
 
 static __global__ void round_stochastic(bf16 *out, const float *x, uint64_t step, int draws) {
+    wait_for_previous_kernel();
     for (int i = (int)threadIdx.x; i < draws; i += (int)blockDim.x) {
         uint64_t key = blockIdx.x * (uint64_t)draws + (uint64_t)i;
         out[key] = bf16_round_stochastic(x[blockIdx.x], rounding_bits(42, step, 3, key));
@@ -330,6 +339,7 @@ static void test_rounding_bits(void **state) {
 
 // d (16x8) = a (16x16) b (16x8) + c
 static __global__ void multiply_fragments(float *d, const bf16 *a, const bf16 *b, const float *c) {
+    wait_for_previous_kernel();
     int group = (int)threadIdx.x >> 2, in_group = (int)threadIdx.x % 4;
     uint32_t a_register[4] = {0, 0, 0, 0}, b_register[2] = {0, 0};
     float accumulator[4];
@@ -386,6 +396,7 @@ static void test_mma_mapping(void **state) {
 
 // in: four 8x8 matrices; out[lane][matrix][2]
 static __global__ void distribute(uint16_t *out, const uint16_t *in, int transposed) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(uint16_t, matrices);
     uint32_t received[4], base = shared_address(matrices);
     for (int i = (int)threadIdx.x; i < 256; i += 32) { matrices[i] = in[i]; }
@@ -417,6 +428,7 @@ static void test_ldmatrix(void **state) {
 // Three groups of copies of BYTES bytes in flight. A lane reads its own data of group 0, and the data of lane 31 - lane
 // of groups 1 and 2. In group 1 only lanes 0 to 19 copy valid data.
 template <int BYTES> static __global__ void copy_in_groups(uint32_t *out, const uint32_t *in) {
+    wait_for_previous_kernel();
     constexpr int WORDS = BYTES / 4, GROUP = 32 * WORDS;
     DYNAMIC_SHARED(uint32_t, buffer);
     int lane = (int)threadIdx.x, mirror = 31 - lane;
@@ -457,6 +469,7 @@ static void test_cp_async(void **state) {
 
 // Accesses of 4, 8 and 16 bytes by address, in a static array viewed as another type.
 static __global__ void access_by_address(uint32_t *out) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(uint4, vectors, 32);
     SharedPtr<uint32_t> words = shared_cast<uint32_t>(vectors + 0);
     uint32_t base = shared_address(vectors + 0), lane = threadIdx.x;
@@ -489,6 +502,7 @@ static void test_access_by_address(void **state) {
 // ---- CUDA graphs: captured work runs at cudaGraphLaunch, with the arguments of the capture
 
 static __global__ void add(float *x, float value, int n) {
+    wait_for_previous_kernel();
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < n) { x[i] += value; }
 }
@@ -574,6 +588,7 @@ static void test_cuda_check(void **state) {
 static const int ORDERS[] = {0, 1, 77};
 
 static __global__ void record_warps(int *out, int *next) {
+    wait_for_previous_kernel();
     if (lane_id() == 0) { out[atomicAdd(next, 1)] = warp_id(); }
 }
 
@@ -612,8 +627,62 @@ static void test_mma_rounding(void **state) {
     assert_true(multiply(a, b, c)[0] == 1.0f);
 }
 
+// One tensor-core sum: every addend loses its bits below 2^-24 of the largest, and the sum is cut to fp32.
+static void test_tensor_core_sum(void **state) {
+    (void)state;
+    const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    float x[8];
+    for (float &v : x) { v = 0x1p-25f; }
+    assert_true(simt::tensor_core_sum(1, x, ones, 8) == 1);  // in fp32, each one rounds to 1 too; their sum is 2^-22
+    for (float &v : x) { v = 1.5f * 0x1p-24f; }
+    assert_true(simt::tensor_core_sum(1, x, ones, 8) == 1 + 0x1p-21f);    // 8 times 2^-24
+    assert_true(simt::tensor_core_sum(-1, x, ones, 8) == -1 + 0x1p-21f);  // cut towards zero on either side
+    assert_true(simt::tensor_core_sum(1, x, ones, 1) == 1);               // 2^-24 is kept and then cut off
+    assert_true(simt::tensor_core_sum(0x1p-20f, x, ones, 8) == 0x1p-20f + 12 * 0x1p-24f);  // nothing to cut
+    const float order[8] = {1, 0x1p-25f, 0x1p-25f, 0x1p-25f, 0x1p-25f, -1, 0, 0},
+                other[8] = {0x1p-25f, 0x1p-25f, 1, 0, -1, 0x1p-25f, 0x1p-25f};
+    assert_true(simt::tensor_core_sum(0, order, ones, 8) == simt::tensor_core_sum(0, other, ones, 8));
+    x[3] = INFINITY;
+    assert_true(simt::tensor_core_sum(1, x, ones, 8) == INFINITY);
+    x[4] = -INFINITY;
+    assert_true(isnan(simt::tensor_core_sum(1, x, ones, 8)));
+}
+
+// SIMT_APPROX: an error of at most NVIDIA's bound, and of more than half of it somewhere; equal inputs, equal results.
+// Off: the correctly rounded value.
+static void assert_approximate(const char *name, float (*f)(float), double (*exact)(double), double bound) {
+    for (int on = 0; on < 2; on++) {
+        double largest = 0;
+        simt::settings().approximate = on;
+        for (int i = 0; i < 4000; i++) {
+            float x = 0.37f + (float)i * 0.00313f;
+            double y = exact((double)x), error = fabs((double)f(x) - y) / fabs(y);
+            largest = error > largest ? error : largest;
+            assert_true(f(x) == f(x));
+        }
+        double least = on ? bound / 2 : 0, most = (on ? bound : 0) + 0x1p-24;
+        if (!(largest >= least && largest <= most)) {
+            fail_msg("%s: the largest error is %g, expected %g to %g", name, largest, least, most);
+        }
+    }
+}
+
+static void test_approximate(void **state) {
+    (void)state;
+    assert_approximate("ex2", exp2_fast, exp2, 0x1p-22);
+    assert_approximate(
+        "rcp", reciprocal_fast, [](double x) { return 1 / x; }, 0x1p-23);
+    assert_approximate(
+        "rsqrt", rsqrt_device, [](double x) { return 1 / sqrt(x); }, 0x1p-22);
+    assert_approximate("log", log_device, log, 0x1p-23);
+    assert_approximate("log2", log2_device, log2, 0x1p-23);
+    simt::settings().approximate = 1;
+    assert_true(exp2_fast(-3) == 0.125f && exp2_fast(0) == 1);  // whole exponents are exact on a GPU
+}
+
 // Reads the destination of a copy before the wait.
 static __global__ void look_early(float *out, const float *in) {
+    wait_for_previous_kernel();
     SHARED_ARRAY(float, x, 32);
     x[lane_id()] = 1;
     cp_async<4>(shared_address(x + lane_id()), in + lane_id(), true);
@@ -673,6 +742,7 @@ enum RaceCase {
 };
 
 static __global__ void race(int which, bool correct, bool dynamic, float *global) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(float, dynamic_array);
     SHARED_ARRAY(float, static_array, 64);
     SharedPtr<float> x = dynamic ? dynamic_array : static_array;
@@ -812,6 +882,7 @@ static const char *const mistake_sentences[NUM_MISTAKES] = {
 };
 
 static __global__ void mistake(int which, float *global) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(float, x);
     SHARED_ARRAY(float, small, 8);
     uint32_t base = shared_address(x), r[4] = {0, 0, 0, 0};
@@ -896,6 +967,7 @@ static const char *const beyond_sm_75_sentences[NUM_BEYOND_SM_75] = {
     "more than 48 KB of static shared memory, or 64 KB of both kinds"};
 
 static __global__ void beyond_sm_75(int which, const float *global) {
+    wait_for_previous_kernel();
     DYNAMIC_SHARED(float, x);
     float d[4] = {};
     const uint32_t a[4] = {};
@@ -940,6 +1012,25 @@ static void test_sm_75(void **state) {
         assert_aborts("simt: kernel beyond_sm_75: block (0,0,0) thread ", beyond_sm_75_sentences[which],
                       use_beyond_sm_75, which);
     }
+}
+
+// A kernel that does not begin with wait_for_previous_kernel() could start before its inputs are there.
+static __global__ void does_not_wait(float *x, bool some) {
+    if (some && threadIdx.x < 5) { wait_for_previous_kernel(); }
+    x[threadIdx.x] = 1;
+}
+
+static void launch_without_wait(void *argument) {
+    float *x;
+    CUDA_CHECK(cudaMalloc(&x, 32 * sizeof(float)));
+    LAUNCH(does_not_wait, 1, 32, 0, nullptr, x, *static_cast<const int *>(argument) == 1);
+}
+
+static void test_kernels_wait(void **state) {
+    (void)state;
+    const char *const words = "returned without wait_for_previous_kernel()";
+    assert_aborts("simt: kernel does_not_wait: block (0,0,0) thread 0", words, launch_without_wait, 0);
+    assert_aborts("simt: kernel does_not_wait: block (0,0,0) thread 5", words, launch_without_wait, 1);
 }
 
 static void make_race(void *argument) {
@@ -1161,6 +1252,76 @@ static cudaError_t forbidden(const CaptureCase &c, int which) {
     }
 }
 
+// SIMT_LATE: work waits until the host waits for it, and a wait for an event runs the work before the event alone.
+static void test_late_streams(void **state) {
+    (void)state;
+    DeviceArray<float> x(std::vector<float>(4, 1.0f));
+    cudaEvent_t early, late;
+    float host[4];
+    auto is = [&](float expected) { return x.at[0] == expected; };
+    CUDA_CHECK(cudaEventCreate(&early));
+    CUDA_CHECK(cudaEventCreate(&late));
+    simt::settings().late_streams = 1;
+    for (int first = 0; first < 2; first++) {
+        for (int i = 0; i < 2; i++) {
+            CUDA_CHECK(cudaMemsetAsync(x.at, i == 0 ? 0 : 0x40, 16, nullptr));
+            CUDA_CHECK(cudaEventRecord(i == 0 ? early : late, nullptr));
+        }
+        assert_true(is(first == 0 ? 1 : 3.00392151f));  // nothing has run
+        CUDA_CHECK(cudaEventSynchronize(early));
+        assert_true(is(0));
+        assert_int_equal(cudaEventQuery(early), cudaSuccess);
+        assert_int_equal(cudaEventQuery(late), cudaErrorNotReady);  // and runs a piece
+        assert_int_equal(cudaGetLastError(), cudaErrorNotReady);
+        assert_int_equal(cudaEventQuery(late), cudaSuccess);
+        assert_true(is(3.00392151f));
+    }
+    const std::vector<std::function<void()>> waits = {
+        [] { CUDA_CHECK(cudaStreamSynchronize(nullptr)); }, [] { CUDA_CHECK(cudaDeviceSynchronize()); },
+        [&] { CUDA_CHECK(cudaMemcpy(host, x.at, 16, cudaMemcpyDeviceToHost)); },
+        [&] { CUDA_CHECK(cudaMemcpyAsync(host, x.at, 16, cudaMemcpyDeviceToHost, nullptr)); },  // to pageable memory
+    };
+    for (size_t i = 0; i < waits.size(); i++) {
+        x.at[0] = 1;
+        CUDA_CHECK(cudaMemsetAsync(x.at, 0, 16, nullptr));
+        assert_true(is(1));
+        waits[i]();
+        assert_true(is(0));
+    }
+    CUDA_CHECK(cudaEventDestroy(early));
+    CUDA_CHECK(cudaEventDestroy(late));
+}
+
+// SIMT_PRIVATE: host code crashes at device memory, and a kernel crashes past an allocation
+static __global__ void write_one(float *x, int at) {
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) { x[at] = 1; }
+}
+
+static void touch_private_memory(void *argument) {
+    float *x, host = 0;
+    signal(SIGSEGV, SIG_DFL);  // instead of cmocka's handler
+    simt::settings().private_memory = 1;
+    CUDA_CHECK(cudaMalloc(&x, 64 * sizeof(float)));
+    int which = *static_cast<const int *>(argument);
+    LAUNCH(write_one, 1, 32, 0, nullptr, x, which == 1 ? 64 : 63);
+    CUDA_CHECK(cudaMemcpy(&host, x + 63, sizeof host, cudaMemcpyDeviceToHost));
+    if (host != 1) { _exit(3); }
+    if (which == 2) { host = *static_cast<volatile float *>(x); }
+}
+
+static void test_private_memory(void **state) {
+    (void)state;
+    char said[4096];
+    for (int which = 0; which < 3; which++) {
+        int status = run_in_child(said, sizeof said, touch_private_memory, &which);
+        bool crashed = WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV;
+        if (crashed != (which > 0) || (!crashed && WEXITSTATUS(status) != 0)) {
+            fail_msg("case %d: wait status %d: %s", which, status, said);
+        }
+    }
+}
+
 static void test_forbidden_in_capture(void **state) {
     (void)state;
     const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
@@ -1249,11 +1410,16 @@ static const struct CMUnitTest emulator_tests[] = {
     cmocka_unit_test(test_warp_orders),
     cmocka_unit_test(test_settings_from_environment),
     cmocka_unit_test(test_mma_rounding),
+    cmocka_unit_test(test_tensor_core_sum),
+    cmocka_unit_test(test_approximate),
     cmocka_unit_test(test_copy_in_flight_is_poisoned),
     cmocka_unit_test(test_counts),
     cmocka_unit_test(test_races),
     cmocka_unit_test(test_refusals),
     cmocka_unit_test(test_races_are_refused),
+    cmocka_unit_test(test_kernels_wait),
+    cmocka_unit_test(test_late_streams),
+    cmocka_unit_test(test_private_memory),
     cmocka_unit_test(test_memory),
     cmocka_unit_test(test_counters),
     cmocka_unit_test(test_clock),

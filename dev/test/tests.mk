@@ -147,6 +147,7 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 		--together $(SELF_CHECK_SCRIPT) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
-test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) $(MORE_TESTS) $(BENCHES)
+test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
+	$(MORE_TESTS) $(BENCHES)
 
 .PHONY: test test-programs test-all test-all-programs

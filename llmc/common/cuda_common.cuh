@@ -1,13 +1,12 @@
 /*
 Building blocks of all kernels, compiled by nvcc for the GPU or by a C++20 compiler for the emulator.
 fp32 runs from sm_75 on, bf16 from sm_80 on.
-defines: MULTIPROCESSOR_THREADS, LAUNCH, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2,
-         Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64, store64, prefetch_l2,
-         pack_bf16, unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared,
-         store_shared,
-         warp_sum, warp_max, block_sum, block_max,
-         ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast,
-         reciprocal_fast, rsqrt_device, log_device, log2_device, load_float, store_float, load_floats, store_floats
+defines: MULTIPROCESSOR_THREADS, LAUNCH, wait_for_previous_kernel, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id,
+         warp_id, LOG2_E, LN_2, Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64,
+         store64, prefetch_l2, pack_bf16, unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast,
+         shared_address, load_shared, store_shared, warp_sum, warp_max, block_sum, block_max, ldmatrix_x4,
+         ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast, reciprocal_fast,
+         rsqrt_device, log_device, log2_device, load_float, store_float, load_floats, store_floats
 A kernel uses hardware instructions only through functions of this file, so that it also runs emulated. Shared memory is
 declared by the two macros and passed as SharedPtr<T>, since the emulator checks its accesses.
 */
@@ -49,13 +48,48 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments ...). Arguments are copied at the launch. A kernel with
 // template arguments is in parentheses: LAUNCH((scale<float, 256>), ...).
+// A kernel's first statement is wait_for_previous_kernel(); the emulator refuses a kernel without it. From sm_90 on the
+// blocks of a kernel are placed while the last blocks of the kernel before it run (programmatic dependent launch), and
+// wait until that kernel has ended and its results are in memory. A kernel that did not wait could end before the
+// kernel before it, and the next kernel would read unfinished results.
 #ifdef __CUDACC__
+static __device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");  // the next kernel's blocks may take what is left of the GPU
+#endif
+}
+
+// whether the program's kernels wait as above: they were compiled for sm_90 or newer
+static inline bool kernels_wait(const void *kernel) {
+    static const bool wait = [kernel] {
+        cudaFuncAttributes attributes;
+        CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+        return attributes.ptxVersion >= 90;
+    }();
+    return wait;
+}
+
+template <class... P, class... A>
+static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                                        cudaStream_t stream, A... arguments) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = kernels_wait(reinterpret_cast<const void *>(kernel));
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
-    do {                                                                                                               \
-        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__);                                            \
-        CUDA_CHECK(cudaGetLastError());                                                                                \
-    } while (0)
+    CUDA_CHECK(launch_kernel(kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__))
 #else
+using simt::wait_for_previous_kernel;
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
     do {                                                                                                               \
         simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__);            \

@@ -144,6 +144,7 @@ struct Thread {
     Fiber *fiber;
     std::vector<AsyncCopy> copies;
     uint32_t groups;  // number of committed cp.async groups
+    bool waited;      // wait_for_previous_kernel was called
 };
 
 // The latest accesses of one kind. `who` is a thread, SEVERAL_LANES + warp, or SEVERAL_WARPS.
@@ -286,6 +287,9 @@ inline void fiber_main() {
         Block &b = block();
         (*b.body)();
         Thread &thread = b.threads[b.current];
+        if (!thread.waited) {
+            refuse(b.current, "returned without wait_for_previous_kernel(): a kernel begins with it");
+        }
         if (!thread.copies.empty()) { refuse(b.current, "returned with cp.async copies in flight; wait for them"); }
         thread.status = RETURNED;
         b.num_returned++;
@@ -428,6 +432,7 @@ inline void start_block(Block &b) {
         thread.index = uint3{u % x, u / x % b.dim.y, u / xy};
         thread.status = NOT_STARTED;
         thread.groups = 0;
+        thread.waited = false;
     }
     b.start = b.block_barrier = ++b.time;
     b.regions.resize(1);

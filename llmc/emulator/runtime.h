@@ -8,8 +8,8 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host has no access to device memory but while device work
              runs, and a page without access follows each allocation.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
-  Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the host
-             waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
+  Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
+             host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
   Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
              the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND

@@ -2,7 +2,8 @@
 CUDA's language for a C++ compiler: kernels run on the CPU, one fiber per CUDA thread. For tests; x86-64 Linux, C++20.
 defines: dim3, float2 .. uint4, __global__, __device__, threadIdx .., __syncthreads, __syncwarp, __shfl_*_sync,
          __ballot_sync .., __ldg .., atomicAdd .., SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr;
-         simt::settings, simt::counts, simt::run_grid, and the tensor-core instructions that cuda_common.cuh wraps
+         simt::settings, simt::counts, simt::run_grid, simt::wait_for_previous_kernel, and the tensor-core instructions
+         that cuda_common.cuh wraps
 
 An OS thread runs blocks one after another; with OpenMP several OS threads share the blocks of a grid.
   Fibers     Every CUDA thread has its own stack and runs until it waits for other threads. Then it switches to the
@@ -34,6 +35,9 @@ A __syncwarp of part of a warp waits for its lanes, but orders no memory in the 
 #define __launch_bounds__(...)
 
 namespace simt {
+
+// notes that the thread waited; kernels run one after another here
+inline void wait_for_previous_kernel() { block().threads[block().current].waited = true; }
 
 // ---- warp operations
 

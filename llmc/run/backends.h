@@ -79,9 +79,9 @@ static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *
     return largest;
 }
 
-// Room for the weight gradient that is split most: an output of at most 144 tiles of 128 x 128 (GPT-2 124M's fcw), whose
-// 72 tiles of 128 x 256 fill six waves of 132 multiprocessors when k is split in 11. Larger outputs need fewer splits.
-// Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
+// Room for the weight gradient that is split most: an output of at most 144 tiles of 128 x 128 (GPT-2 124M's fcw),
+// whose 72 tiles of 128 x 256 fill six waves of 132 multiprocessors when k is split in 11. Larger outputs need fewer
+// splits. Only micro-batches whose activations take gigabytes get more than CUDA_MATMUL_WORKSPACE.
 static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t most = (size_t)144 * 128 * 128, splits = 11, C = (size_t)c->channels;
     const size_t outputs[] = {C * (size_t)local->attention, 3 * C * (size_t)local->attention, C * (size_t)local->units};

@@ -941,43 +941,43 @@ static inline void run_params_changed(Problem *p, const Ops *ops, Exec *ex) {
 // ---- the table
 // A tolerance is about twice the reference implementation's worst error against the textbook in double: over 20 fills,
 // oneDNN's matmuls and our own, and builds for AVX-512, for SSE2 and without vectors, which have the longest sums. The
-// classifier's tolerance is below the last builds' error, 3e-5 over all fills. Last column: where the error is largest.
+// classifier's tolerance is below the last builds' error, 3e-5 over all fills. Comments say where the error is largest.
 // Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
 // probabilities and their gradient before the next product; and the result.
 
-#define OP_CASE(shapes, name, variants, tolerance, kernel_roundings, fill)                                             \
+#define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
     { #name, &shapes##_shapes, variants, tolerance, kernel_roundings, declare_##name, fill, run_##name }
 // clang-format off
 static const OpCase op_cases[] = {
-    //      shapes           operation                  variants                 tol.  bf16 fill             largest in
-    OP_CASE(embedding,       embedding_forward,         1,                       1e-7, 1, NULL),                // one rounding
-    OP_CASE(part,            token_embedding_forward,   1,                       0,    1, NULL),                // a copy
-    OP_CASE(part,            position_embedding_forward, 1,                       1e-7, 1, NULL),                // one rounding
-    OP_CASE(layernorm,       layernorm_forward,         1,                       5e-6, 1, NULL),                // a mean near 0
-    OP_CASE(layernorm,       layernorm_from_statistics, 1,                       4e-7, 1, fill_statistics),     // three roundings
-    OP_CASE(matmul,          matmul_forward,            MATMUL_FORWARD_VARIANTS, 6e-7, 2, NULL),                // sums of 259
-    OP_CASE(matmul,          matmul_gelu_forward,       1,                       5e-7, 3, NULL),                // sums of 259
-    OP_CASE(layernorm,       residual_forward,          RESIDUAL_VARIANTS,       2e-7, 1, NULL),                // two roundings
-    OP_CASE(gelu,            gelu_forward,              1,                       7e-7, 1, NULL),                // 1 + tanh(x) near 0
-    OP_CASE(attention,       attention_forward,         1,                       5e-7, 2, NULL),                // exp of sums of 80
-    OP_CASE(attention,       attention_decode,          3,                       5e-7, 1, NULL),                // exp of sums of 80
-    OP_CASE(classifier,      classifier,                CLASSIFIER_VARIANTS,     1e-5, 1, fill_padding),        // sums of 50257
-    OP_CASE(part_classifier, classifier_statistics,     1,                       3e-5, 1, fill_part_padding),   // sums of 25041
-    OP_CASE(part_classifier, classifier_from_statistics, CLASSIFIER_VARIANTS,     1e-5, 1, fill_rank_statistics), // the same
-    OP_CASE(loss,            loss_sum,                  1,                       3e-6, 1, NULL),                // a total near 0
-    OP_CASE(matmul,          matmul_backward,           MATMUL_BACKWARD_VARIANTS, 5e-6, 2, NULL),                // a GELU slope near 0
-    OP_CASE(layernorm,       layernorm_backward,        GRADIENT_VARIANTS,       4e-6, 1, fill_statistics),     // one channel
-    OP_CASE(attention,       attention_backward,        1,                       7e-7, 3, fill_softmax),        // exp of sums of 80
-    OP_CASE(embedding,       embedding_backward,        GRADIENT_VARIANTS,       3e-7, 1, NULL),                // sums of rows
-    OP_CASE(part,            token_embedding_backward,  2,                       3e-7, 1, NULL),                // sums of rows
-    OP_CASE(part,            position_embedding_backward, GRADIENT_VARIANTS,       3e-7, 1, NULL),                // sums of rows
-    OP_CASE(norm,            gradient_accumulate,       GRADIENT_VARIANTS,       1e-7, 1, NULL),                // one rounding
-    OP_CASE(norm,            global_norm_squared,       GRADIENT_VARIANTS,       4e-6, 1, NULL),                // sums of blocks
-    OP_CASE(update,          adamw_update,              ADAMW_VARIANTS,          1e-6, 1, fill_update),         // a weight near 0
-    OP_CASE(update,          params_changed,            1,                       0,    1, NULL),                // nothing is fp32
+    //  fp32  bf16 shapes         operation                    variants, fill
+    ROW(1e-7, 1, embedding,       embedding_forward,           1, NULL),  // one rounding
+    ROW(0,    1, part,            token_embedding_forward,     1, NULL),  // a copy
+    ROW(1e-7, 1, part,            position_embedding_forward,  1, NULL),  // one rounding
+    ROW(5e-6, 1, layernorm,       layernorm_forward,           1, NULL),  // a mean near 0
+    ROW(4e-7, 1, layernorm,       layernorm_from_statistics,   1, fill_statistics),  // three roundings
+    ROW(6e-7, 2, matmul,          matmul_forward,              MATMUL_FORWARD_VARIANTS, NULL),  // sums of 259
+    ROW(5e-7, 3, matmul,          matmul_gelu_forward,         1, NULL),  // sums of 259
+    ROW(2e-7, 1, layernorm,       residual_forward,            RESIDUAL_VARIANTS, NULL),  // two roundings
+    ROW(7e-7, 1, gelu,            gelu_forward,                1, NULL),  // 1 + tanh(x) near 0
+    ROW(5e-7, 2, attention,       attention_forward,           1, NULL),  // exp of sums of 80
+    ROW(5e-7, 1, attention,       attention_decode,            3, NULL),  // exp of sums of 80
+    ROW(1e-5, 1, classifier,      classifier,                  CLASSIFIER_VARIANTS, fill_padding),  // sums of 50257
+    ROW(3e-5, 1, part_classifier, classifier_statistics,       1, fill_part_padding),  // sums of 25041
+    ROW(1e-5, 1, part_classifier, classifier_from_statistics,  CLASSIFIER_VARIANTS, fill_rank_statistics),  // the same
+    ROW(3e-6, 1, loss,            loss_sum,                    1, NULL),  // a total near 0
+    ROW(5e-6, 2, matmul,          matmul_backward,             MATMUL_BACKWARD_VARIANTS, NULL),  // a GELU slope near 0
+    ROW(4e-6, 1, layernorm,       layernorm_backward,          GRADIENT_VARIANTS, fill_statistics),  // one channel
+    ROW(7e-7, 3, attention,       attention_backward,          1, fill_softmax),  // exp of sums of 80
+    ROW(3e-7, 1, embedding,       embedding_backward,          GRADIENT_VARIANTS, NULL),  // sums of rows
+    ROW(3e-7, 1, part,            token_embedding_backward,    2, NULL),  // sums of rows
+    ROW(3e-7, 1, part,            position_embedding_backward, GRADIENT_VARIANTS, NULL),  // sums of rows
+    ROW(1e-7, 1, norm,            gradient_accumulate,         GRADIENT_VARIANTS, NULL),  // one rounding
+    ROW(4e-6, 1, norm,            global_norm_squared,         GRADIENT_VARIANTS, NULL),  // sums of blocks
+    ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
+    ROW(0,    1, update,          params_changed,              1, NULL),  // nothing is fp32
 };
 // clang-format on
-#undef OP_CASE
+#undef ROW
 enum { NUM_OP_CASES = sizeof op_cases / sizeof op_cases[0] };
 
 static inline const OpCase *op_case(const char *name) {
@@ -1088,9 +1088,9 @@ static inline double *array_doubles(const Array *a, const void *bytes) {
 }
 
 // A kernel's tolerance against the reference implementation, as a factor on array_tolerance.
-//   fp32   A kernel sums in another order and takes exponentials from the special function unit: 1e-5. Tensor cores also
-//          truncate each sum of 8 products: 2^-24 of the sum on average, always towards zero, so rows / 8 of them add up
-//          to rows / 8 x 2^-24 in a weight gradient of `rows` rows. The tolerance is twice that.
+//   fp32   A kernel sums in another order and takes exponentials from the special function unit: 1e-5. Tensor cores
+//          also truncate each sum of 8 products: 2^-24 of the sum on average, always towards zero, so rows / 8 of them
+//          add up to rows / 8 x 2^-24 in a weight gradient of `rows` rows. The tolerance is twice that.
 //   bf16   Roundings are independent: their squares add up. Fewer than 64 elements do not average: a value that is
 //          rounded the other way is a whole unit off, twice array_tolerance.
 static inline double kernel_slack(const Problem *p, const Array *a) {
@@ -1102,7 +1102,8 @@ static inline double kernel_slack(const Problem *p, const Array *a) {
     return fmax(1, fmax(1e-5, truncates ? rows / 4 * 0x1p-24 : 0) / own);
 }
 
-// the array's error as a share of `slack` times the row's tolerance; infinite if the row allows no error and there is one
+// the array's error as a share of `slack` times the row's tolerance; infinite if the row allows no error and there is
+// one
 static inline double array_share(const Problem *p, const Array *a, const double *wanted, double slack) {
     double *got = array_doubles(a, a->data), error = relative_error(got, wanted, a->n);
     free(got);

@@ -5,8 +5,8 @@ the tolerances of cases.h.
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
 Either remembers a pass in $TRAIN_GPT2_SELF_CHECK, else in ~/.cache/train_gpt2/self_check.txt. With an empty variable a
 run starts without the check.
-An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then uses.
-Without plainer kernels, or if these fail too, the run ends before training.
+An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then
+uses. Without plainer kernels, or if these fail too, the run ends before training.
 On a CPU the reference runs on one thread with our own matmul, so the check covers oneDNN and the division of work among
 threads.
 defines: SelfCheck, self_check, self_check_print, self_check_at_start
@@ -102,8 +102,8 @@ static inline Problem problem_on_device(const Problem *p, const Device *device) 
     return copy;
 }
 
-// The largest error of an output as a share of its tolerance; infinite if an input was written. p has the wanted values,
-// on_device the device's. Frees the arrays of on_device.
+// The largest error of an output as a share of its tolerance; infinite if an input was written. p has the wanted
+// values, on_device the device's. Frees the arrays of on_device.
 static inline double share_of_tolerance(const Problem *p, Problem *on_device, const Device *device) {
     double largest = 0;
     for (int i = 0; i < p->num_arrays; i++) {

@@ -20,7 +20,8 @@ compare_losses() {
     {
         paste -d ' ' "$without" "$with"
         cmp "$without" "$with" && [ "$(wc -l <"$without")" -eq 20 ] || echo "expected 20 equal losses of either run"
-        awk -v a="${first:-nan}" -v b="${last:-nan}" 'BEGIN { exit !(a >= 10.8 && a <= 11.1 && b >= 9.2 && b < a - 0.1) }' ||
+        awk -v a="${first:-nan}" -v b="${last:-nan}" \
+            'BEGIN { exit !(a >= 10.8 && a <= 11.1 && b >= 9.2 && b < a - 0.1) }' ||
             echo "expected a first loss of 10.8 to 11.1, and a last one lower by 0.1 or more"
     } >"$log" 2>&1
     ended "losses" "$(grep -c ^expected "$log")" "$log" "124M, ${first:-none} to ${last:-none} in 20 steps"

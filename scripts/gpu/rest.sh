@@ -12,8 +12,8 @@ cells() {
 
 # ---- tests beside the curve: none is timed
 
-tests=("two ranks" test_nccl test_gpt2_bf16 test_gpt2_fp32 test_ops_fp32 "test_ops at 124M" racecheck synccheck
-    initcheck "memcheck of the trainer")
+tests=("two ranks" test_nccl test_layouts test_gpt2_bf16 test_gpt2_fp32 test_ops_fp32 "test_ops at 124M" racecheck
+    synccheck initcheck "memcheck of the trainer")
 
 # two_ranks: two ranks through MPI, sharing the GPU
 two_ranks() {
@@ -31,6 +31,7 @@ start_tests() {
     local small=(--device cuda --graph 0 -i README.md -e l2h2c128 -b 4 -t 300 -x 2 -v 0 -s 0) tool name
     two_ranks
     test_beside test_nccl test_nccl_bf16 "$programs/test_nccl_bf16"
+    test_beside test_layouts test_layouts_bf16 "$programs/test_layouts_bf16"
     for name in test_gpt2_bf16 test_gpt2_fp32; do test_beside $name $name "$programs/$name"; done
     test_beside test_ops_fp32 test_ops_fp32 scripts/gpu/each_op.sh 60 "$programs/test_ops_fp32" --quick
     test_beside "test_ops at 124M" test_ops_bf16 scripts/gpu/each_op.sh 150 "$programs/test_ops_bf16"
@@ -166,7 +167,7 @@ stage_rest() {
     rm -rf "$TRAIN_GPT2_PICKS" "$curve"
     mkdir -p "$curve"
     random_tokens "$tokens" 12000000 1 1
-    build_all train_gpt2 test_{ops,gpt2}_{bf16,fp32} test_nccl_bf16
+    build_all train_gpt2 test_{layouts,nccl}_bf16 test_{ops,gpt2}_{bf16,fp32}
     start_tests
     ! built train_gpt2 || curves
     finish_tests

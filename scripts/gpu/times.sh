@@ -41,6 +41,7 @@ test_gpt2_fp32                    60 150 beside
 test_ops_fp32                     40 120 beside
 test_ops at 124M                 110 200 beside
 test_nccl                         15  60 beside
+test_layouts                       5  30 beside
 two ranks                         20  60 beside
 racecheck                        150 220 beside
 synccheck                         90 200 beside
