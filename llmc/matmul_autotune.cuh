@@ -94,7 +94,8 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, c
 
 enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, GELU's input and the column sums
 
-// The relative L2 difference that two right algorithms may have. bf16 results differ by up to three roundings (unfused
+// The relative L2 difference that two right algorithms may have; lt_difference has the rule for a single element. bf16
+// results differ by up to three roundings (unfused
 // product, pre-activation, GELU), in all sqrt(3) 2^-8 = 0.007. TF32 products differ by roundings of 2^-10. Sums of 10^5
 // products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24 = 7e-4 if tensor cores truncate them.
 static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
@@ -125,19 +126,31 @@ static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples
     CUDA_CHECK(cudaStreamSynchronize(mm->stream));
 }
 
-// the largest relative L2 difference of a result; NaN if only one of the two has a NaN
+// The larger of the relative L2 difference and a tenth of the largest difference of an element, relative to the element
+// plus the root mean square of all: one wrong tile has few of the samples, and hardly changes the L2 difference. Infinite
+// if only one of the two has a NaN or an infinity.
+static inline double lt_result_difference(const float *got, const float *wanted, size_t count) {
+    double difference = 0, norm = 0, largest = 0;
+    for (size_t k = 0; k < count; k++) {
+        double x = (double)got[k], y = (double)wanted[k];
+        if (x == y || (isnan(x) && isnan(y))) { continue; }
+        if (!isfinite(x) || !isfinite(y)) { return INFINITY; }
+        difference += (x - y) * (x - y);
+    }
+    for (size_t k = 0; k < count; k++) { norm += isfinite(wanted[k]) ? (double)wanted[k] * (double)wanted[k] : 0; }
+    if (difference == 0) { return 0; }
+    double mean = sqrt(norm / (double)count);
+    for (size_t k = 0; k < count; k++) {
+        double x = (double)got[k], y = (double)wanted[k];
+        if (x != y && isfinite(x)) { largest = fmax(largest, fabs(x - y) / (fabs(y) + mean)); }
+    }
+    return fmax(norm > 0 ? sqrt(difference / norm) : INFINITY, largest / 10);
+}
+
 static inline double lt_difference(const LtSamples *got, const LtSamples *wanted) {
     double largest = 0;
     for (int i = 0; i < LT_RESULTS; i++) {
-        double difference = 0, norm = 0;
-        for (size_t k = 0; k < wanted->count[i]; k++) {
-            double x = (double)got->at[i][k], y = (double)wanted->at[i][k];
-            if (isnan(x) && isnan(y)) { continue; }
-            difference += (x - y) * (x - y);
-            norm += y * y;
-        }
-        double relative = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-        if (!(relative <= largest)) { largest = relative; }
+        largest = fmax(largest, lt_result_difference(got->at[i], wanted->at[i], wanted->count[i]));
     }
     return largest;
 }
@@ -183,10 +196,18 @@ static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const
     return best;
 }
 
-// Runs an algorithm on the operands as they were before the trials. False if it fails.
+// Runs an algorithm on the operands as they were before the trials. The other outputs hold NaN before, and the sums
+// zeros: an algorithm that leaves something out does not find the results of the one before it. False if it fails.
 static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                                  const cublasLtMatmulAlgo_t *algo, LtSamples *samples) {
-    lt_restore_output(mm, t);
+    const LtMatmul *p = &t->trial;
+    size_t elements = (size_t)p->key.m * (size_t)p->key.n;
+    if (t->saved) {
+        lt_restore_output(mm, t);
+    } else {
+        CUDA_CHECK(cudaMemsetAsync(p->d, 0xff, elements * dtype_size((DType)p->key.out), mm->stream));
+    }
+    if (p->key.parts & LT_GELU) { CUDA_CHECK(cudaMemsetAsync(p->aux, 0xff, elements * sizeof(floatX), mm->stream)); }
     CUDA_CHECK(cudaMemsetAsync(mm->trial_sums, 0, LT_SUMS_BYTES, mm->stream));
     if (!lt_run_whole(mm, alg, &t->trial, algo)) { return false; }
     lt_sample(mm, &t->trial, samples);
@@ -308,8 +329,8 @@ static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, co
     alg->fused = p->key.parts & ~LT_SUMS;  // matmul_plain_kernel's
 }
 
-// *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if nothing was timed: then
-// *alg is chosen untimed.
+// *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if none was kept, and *alg is
+// then cuBLASLt's first choice or our own GEMM.
 static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
     int fusions[LT_FUSIONS];
     float best = INFINITY;

@@ -310,7 +310,7 @@ static void check_column_sums(Gpu *gpu, int rows, int cols, GradMode mode) {
     DeviceArray<floatX> x((size_t)rows * cols, 0);
     DeviceArray<real> sums((size_t)cols, 0);
     DeviceArray<double> wanted((size_t)cols, 0);
-    x.fill("x"), sums.fill("sums");
+    x.fill("terms"), sums.fill("sums");
     for (int col = 0; col < cols; col++) { wanted.at[col] = mode == GRAD_ADD ? sums.at[col] : 0; }
     for (size_t i = 0; i < x.n; i++) { wanted.at[i % (size_t)cols] += value(x.at[i]); }
     matmul_launch_column_sums(gpu->matmuls, Gradient{sums.at, DT_REAL}, x.at, rows, cols, mode);
@@ -714,12 +714,13 @@ static void test_no_room_to_time(void **state) {
 // An algorithm or an epilogue with wrong results is not used, however fast it is, and no trace of it is in the results.
 static void test_wrong_algorithms_are_not_used(void **state) {
     (void)state;
-    const char *path = temp_path("wrong");
-    {
-        Gpu gpu(path);
+    for (int how = 0; how < 3; how++) {  // wrong numbers, NaN, nothing written
+        Gpu gpu(temp_path(how == 0 ? "wrong" : how == 1 ? "nan" : "silent"));
         Layer l(48, 64, 96);
         set_fast(1, 1);
-        simt::lt_settings().broken_algorithm = 1;
+        simt::lt_settings().broken_algorithm = how < 2 ? 1 : -1;
+        simt::lt_settings().broken_to_nan = how == 1;
+        simt::lt_settings().silent_algorithm = how == 2 ? 1 : -1;
         int saved = capture_stderr();
         check_all(&gpu, &l);
         std::string said = release_stderr(saved);
@@ -744,6 +745,26 @@ static void test_wrong_algorithms_are_not_used(void **state) {
             assert_int_not_equal(gpu.matmuls->algorithms[i].fused, fused[e]);
         }
     }
+}
+
+// One wrong element among 65536 is seen, as of a tile that has few samples; right roundings are not.
+static void test_one_wrong_element_is_seen(void **state) {
+    (void)state;
+    std::vector<float> wanted(65536), got;
+    for (size_t i = 0; i < wanted.size(); i++) { wanted[i] = (float)rng_normal(1, 2, i); }
+    wanted[7] = 0.8f;
+    auto difference = [&] { return lt_result_difference(got.data(), wanted.data(), got.size()); };
+    got = wanted;
+    assert_true(difference() == 0);
+    for (float &x : got) { x *= 1 + 0x1p-8f; }
+    assert_true(difference() < 0.005);
+    got = wanted;
+    for (float wrong : {wanted[7] + 1, 0.0f, NAN, INFINITY}) {
+        got[7] = wrong;
+        assert_true(difference() > 0.01);
+    }
+    got = wanted, got[7] = wanted[7] = NAN;
+    assert_true(difference() == 0);
 }
 
 static void product_without_algorithm(void *argument) {
@@ -1040,6 +1061,7 @@ int main(void) {
         TEST(test_unfused_kernel_is_timed),
         TEST(test_no_room_to_time),
         TEST(test_wrong_algorithms_are_not_used),
+        TEST(test_one_wrong_element_is_seen),
         TEST(test_cache_is_reused),
         TEST(test_algorithms_are_shared),
         TEST(test_damaged_cache),

@@ -26,6 +26,7 @@ enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_ARCH_MISMATCH = 8,
     CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 };
@@ -107,7 +108,9 @@ struct LtSettings {
     uint64_t slowdown = 2'000'000;             // emulated nanoseconds
     int fast_algorithm = -1, fast_splits = 1;  // if >= 0: every other algorithm costs the slowdown more
     std::vector<uint32_t> slow_epilogues;      // products with one of these epilogues cost the slowdown more
-    int broken_algorithm = -1;                 // if >= 0: the last column of its products is wrong
+    int broken_algorithm = -1;                 // if >= 0: the last column of its products is wrong ..
+    bool broken_to_nan = false;                // .. or NaN
+    int silent_algorithm = -1;                 // if >= 0: it writes nothing
     uint32_t broken_epilogue = 0;              // its products, or its column sums, are wrong in the last column
     size_t version = 130000;
 };
@@ -279,6 +282,8 @@ inline uint64_t lt_nanoseconds(const LtProduct &w) {
 }
 
 inline void lt_multiply(const LtProduct &w) {
+    const LtSettings &s = lt_settings();
+    if (s.silent_algorithm == static_cast<int>(w.algo.data[1])) { return; }
     size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = lt_operand(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
@@ -295,11 +300,12 @@ inline void lt_multiply(const LtProduct &w) {
         result[at] = lt_epilogue(w, at % m, at / m, x);
         w.d.set(at % m, at / m, result[at]);
     }
-    const LtSettings &s = lt_settings();
     bool broken = s.broken_algorithm == static_cast<int>(w.algo.data[1]) || s.broken_epilogue == w.desc.epilogue ||
                   is_broken("cublasLtMatmul", w.desc.epilogue);
     bool sums_only = w.desc.epilogue & (16 | 512);
-    for (size_t i = 0; broken && !sums_only && i < m; i++) { w.d.set(i, n - 1, 2 * result[(n - 1) * m + i] + 1); }
+    for (size_t i = 0; broken && !sums_only && i < m; i++) {
+        w.d.set(i, n - 1, s.broken_to_nan ? NAN : 2 * result[(n - 1) * m + i] + 1);
+    }
     for (size_t i = 0; w.desc.epilogue & 16 && i < m; i++) {
         float sum = 0;
         for (size_t j = 0; j < n; j++) { sum += result[i + j * m]; }
@@ -367,6 +373,7 @@ inline cublasStatus_t lt_check(const SimtLtDesc &desc, const SimtLtLayout &a, co
     if (status == CUBLAS_STATUS_SUCCESS) { status = lt_check_epilogue(desc, d); }
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     bool bf16_in = a.type == CUDA_R_16BF, tf32 = desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (tf32 && settings().capability < 80) { return CUBLAS_STATUS_ARCH_MISMATCH; }
     bool types = a.type == b.type && (bf16_in ? !tf32 : d.type == CUDA_R_32F);
     return types && !lt_settings().no_algorithms ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }

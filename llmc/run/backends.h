@@ -100,14 +100,17 @@ static inline const char *cuda_autotune_cache_path(char *path) {
     return user_cache_path(path, "matmul_picks.txt");
 }
 
+// Whether fp32 matmuls round their inputs to TF32, if that is wanted. A GPU before sm_80 has no TF32.
+static inline bool cuda_takes_tf32(bool wanted) { return wanted && DT_FLOATX == DT_F32 && cuda_capability() >= 80; }
+
 static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes,
                              bool tf32) {
     char path[2 * PATH_LENGTH];
     struct cudaDeviceProp gpu;
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
-    ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name, tf32,
-                                            cuda_autotune_cache_path(path));
+    ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
+                                            cuda_takes_tf32(tf32), cuda_autotune_cache_path(path));
     ex->cuda->matmuls->plain = ex->plain.matmul;
 }
 
@@ -149,7 +152,7 @@ static inline GpuModel cuda_gpu(void) {
 static inline double cuda_peak_flops(bool tf32) {
     GpuModel gpu = cuda_gpu();
     if (DT_FLOATX == DT_BF16) { return gpu.matmul_flops; }
-    return tf32 ? gpu.matmul_flops / 2 : gpu.fp32_flops;
+    return cuda_takes_tf32(tf32) ? gpu.matmul_flops / 2 : gpu.fp32_flops;
 }
 
 // Stops the program if its kernels are not for this GPU. bf16 needs the tensor cores of sm_80.
