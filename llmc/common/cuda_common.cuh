@@ -56,19 +56,11 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 static __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");  // the next kernel's blocks may take what is left of the GPU
+    asm volatile("griddepcontrol.launch_dependents;");  // the next kernel's blocks may be placed
 #endif
 }
 
-// whether the program's kernels wait as above: they were compiled for sm_90 or newer
-static inline bool kernels_wait(const void *kernel) {
-    static const bool wait = [kernel] {
-        cudaFuncAttributes attributes;
-        CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-        return attributes.ptxVersion >= 90;
-    }();
-    return wait;
-}
+inline bool early_launches = false;  // device.cuh turns them on where they work
 
 template <class... P, class... A>
 static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
@@ -82,7 +74,7 @@ static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 bl
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = kernels_wait(reinterpret_cast<const void *>(kernel));
+    config.numAttrs = early_launches;
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 

@@ -61,11 +61,39 @@ static inline int cuda_capability(void) {
     return 10 * major + minor;
 }
 
+#ifdef __CUDACC__
+static __global__ void do_nothing(int) { wait_for_previous_kernel(); }
+
+// Turns early launches on, if the kernels were compiled for sm_90 or newer and a CUDA graph of two of them runs. A graph
+// with such launches needs a driver for CUDA 12.3.
+static inline void cuda_try_early_launches(cudaStream_t stream) {
+    cudaFuncAttributes attributes;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, do_nothing));
+    if (attributes.ptxVersion < 90) { return; }
+    early_launches = true;
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    bool works = launch_kernel(do_nothing, 1, 32, 0, stream, 0) == cudaSuccess;
+    works = works && launch_kernel(do_nothing, 1, 32, 0, stream, 0) == cudaSuccess;
+    works = cudaStreamEndCapture(stream, &graph) == cudaSuccess && works;
+    works = works && cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess;
+    works = works && cudaGraphLaunch(executable, stream) == cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess;
+    if (executable) { cudaGraphExecDestroy(executable); }
+    if (graph) { cudaGraphDestroy(graph); }
+    cudaGetLastError();  // clears an error, which the next check would report
+    early_launches = works;
+}
+#endif
+
 // partials: device memory for partials_of, at least the maximum over all operations
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming)); }
+#ifdef __CUDACC__
+    cuda_try_early_launches(cuda->stream);
+#endif
     int device = cuda_current_device();
     CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&cuda->shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
