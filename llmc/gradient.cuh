@@ -5,9 +5,8 @@ Parameter gradients on the GPU.
   cuda_gradient_accumulate  a thread has a pack of x (16 bytes) and the sums of its elements. Arrays that are not
                             aligned to 16 bytes, and the last elements, go one element at a time.
   gradient_fold             second stage of a gradient that is a sum over rows: adds the partial sums of all blocks in a
-                            fixed order. A launch of its own costs 4 to 5 us, 1.3 of them the gap before it. The last
-                            block of the first stage would need longer: layernorm's 5.3 MB are 50 us for one
-                            multiprocessor.
+                            fixed order. A launch of its own, estimated at 4 to 5 us, takes less than the last block
+                            of the first stage would: one multiprocessor reads layernorm's 5.3 MB in about 50 us.
 Bytes       as in gradient.h, 512 in a row by a warp. One addition an element: bound by memory bandwidth.
 defines: gradient_put, gradient_fold, cuda_gradient_accumulate
 */

@@ -151,13 +151,13 @@ static __global__ void __launch_bounds__(MATMUL_THREADS, 4)
     partial[(size_t)blockIdx.y * cols + first + threadIdx.x] = total;
 }
 
-// out (samples) = one element of each of `samples` equal stretches of x (count), at a place that varies; zeros after
-// the last element of a short x
+// out (samples): a random element from each of `samples` equal ranges of x (count); zeros after the last element of a
+// short x
 template <class T> static __global__ void matmul_sample_kernel(float *out, const T *x, size_t count, size_t samples) {
     wait_for_previous_kernel();
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, stretch = max(count / samples, (size_t)1);
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, range = max(count / samples, (size_t)1);
     if (i >= samples) { return; }
-    size_t at = count <= samples ? i : i * count / samples + rng_bits(1, 0, i) % stretch;
+    size_t at = count <= samples ? i : i * count / samples + rng_bits(1, 0, i) % range;
     out[i] = at < count ? load_float(x + at) : 0.0f;
 }
 

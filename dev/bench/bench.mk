@@ -1,6 +1,6 @@
 # How the benchmarks are compiled and started. The Makefile includes this file.
 
-build/bench/dump_run build/bench/remat build/bench/predict: options = -Wno-unused-function
+build/bench/dump_run build/bench/remat build/bench/predict build/bench/predict_fp32: options = -Wno-unused-function
 build/bench/bench_comm: comm = yes
 
 build/bench/%: dev/bench/%.c build/flags
@@ -13,12 +13,14 @@ build/bench/%: dev/bench/%.cu build/flags
 build/cuda/bench_ops: dev/bench/bench_ops.cu build/cuda/flags
 	$(compile_cuda)
 
-# the trainer for the emulator, in bf16. Nothing is computed, so nothing is optimized
+# the trainer for the emulator. Nothing is computed, so nothing is optimized
+PREDICTORS := build/bench/predict build/bench/predict_fp32
 build/bench/predict: precision = bf16
-build/bench/predict: onednn =
-build/bench/predict: CFLAGS := -O0 -march=native
-build/bench/predict: compiler = $(CXX) -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
-build/bench/predict: dev/bench/predict.cu build/flags
+build/bench/predict_fp32: precision = fp32
+$(PREDICTORS): onednn =
+$(PREDICTORS): CFLAGS := -O0 -march=native
+$(PREDICTORS): compiler = $(CXX) -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
+$(PREDICTORS): dev/bench/predict.cu build/flags
 	$(compile)
 
 BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c dev/bench/*.cu dev/oracle/*.c))))
@@ -26,10 +28,12 @@ BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c
 bench: build/bench/bench_ops ## bench: every operation, as a share of the measured copy and matmul ceilings; minutes
 	@build/bench/bench_ops
 
-predict: build/bench/predict ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'
+# a GPU before sm_80 runs the fp32 build
+PREDICT = build/bench/predict$(if $(filter t4 sm_7%,$(GPU)),_fp32)
+predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'
 	@dev/bench/sass.py --check
-	@build/bench/predict --gpu $(or $(GPU),h200) $(or $(ARGS),-e d12 -b 64 -d 65536)
-	@$(if $(ARGS),,echo && build/bench/predict --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384)
+	@$(PREDICT) --gpu $(or $(GPU),h200) $(or $(ARGS),-e d12 -b 64 -d 65536)
+	@$(if $(ARGS),,echo && $(PREDICT) --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384)
 
 bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
 	@build/bench/remat

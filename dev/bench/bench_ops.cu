@@ -221,7 +221,7 @@ static void bench_open(Bench *b) {
 #ifdef HAVE_CUDA
     if (gpu) {
         GpuModel here = cuda_gpu();
-        b->roofline = roofline_open(&here, workspace_bytes);
+        b->roofline = roofline_open(&here, workspace_bytes, false);
     }
 #endif
 }
@@ -498,9 +498,11 @@ static OpShape shape_of(const Bench *b, const OpCase *op, const BenchRow *row) {
 // ---- kernels, in builds for a GPU
 
 #ifdef HAVE_CUDA
-// microseconds: gaps before the operation's launches count, as in the measured time
+// microseconds. The measured time begins after the gap before the first launch.
 static double predicted_us(const Bench *b, const Problem *p, const Recorded *r) {
-    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + launch_gaps(&b->roofline, p, r, EXPECTED));
+    int launches = r->kernels + r->others;
+    double gaps = launch_gaps(&b->roofline, p, r, EXPECTED) * (launches > 0 ? 1 - 1.0 / launches : 0);
+    return 1e6 * (roofline_seconds(&b->roofline, p, r, EXPECTED) + gaps);
 }
 #endif
 

@@ -1,13 +1,14 @@
 /*
 Predicts a training step on a GPU, without the GPU.
     predict [--gpu NAME] [--json] [flags of train_gpt2]      make predict GPU=h200 ARGS='-e d12 -b 64 -r 1'
-NAME: h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GB as in
-sm_90,132,989,4800,141. A T4 has no bf16: its row is the same work at its fp16 rate.
+NAME: h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in
+sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which a T4
+runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
 --json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
 larger than the GPU too, since several GPUs may share the plan.
 
-The trainer itself records the step: this program is the trainer in bf16 with another main, compiled for the emulator.
+The trainer itself records the step: this program is the trainer with another main, compiled for the emulator.
 In the emulator's dry run nothing is computed and no device memory exists, so a model of any size takes milliseconds.
   launches    kernels, copies and fills in the CUDA graph of each micro-step, of the norm and of AdamW
   bytes       and FLOPs: every call of an operation is described as a row of cases.h
@@ -39,7 +40,7 @@ static const char *const group_names[GROUPS] = {
 
 // the same call, `times` in an update
 typedef struct {
-    Problem problem;  // of copies: only op is set
+    Problem problem;  // of a copy or a fill: op = &copy_case, and nothing else
     Group group;
     bool in_micro_step, from_host;
     Recorded kernels;
@@ -484,7 +485,7 @@ static Prediction predict(const Recorder *recorder, const Roofline *r) {
 static double update_tokens(const GPT2 *m) { return (double)m->B * m->T * m->options.micro_steps; }
 
 static double mfu(const GPT2 *m, const Roofline *r, double seconds) {
-    return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->gpu.matmul_flops;
+    return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->peak;
 }
 
 static void print_row(const char *name, const Sums *s, double all) {
@@ -496,8 +497,9 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     const GPT2 *m = &recorder->model;
     Prediction p = predict(recorder, r);
     double all = p.all.seconds[EXPECTED], tokens = update_tokens(m);
-    printf("%s on one %s: %.1f of %.0f GB\n\n", flags, r->gpu.name, (double)plan_bytes(&m->plan, NUM_LIFETIMES) / 1e9,
-           r->gpu.memory / 1e9);
+    printf("%s%sin %s on one %s: %.2f of %.1f GiB\n\n", flags, *flags ? " " : "",
+           DT_FLOATX == DT_BF16 ? "bf16" : "fp32", r->gpu.name, (double)plan_bytes(&m->plan, NUM_LIFETIMES) / GPU_GIB,
+           r->gpu.memory / GPU_GIB);
     printf("| group | launches | GB | TFLOP | ms | floor, ms | share |\n|---|---|---|---|---|---|---|\n");
     for (int g = 0; g < GROUPS; g++) {
         if (p.group[g].launches > 0) { print_row(group_names[g], &p.group[g], all); }
@@ -505,8 +507,9 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     printf("| gaps between launches | | | | %.2f | 0 | %.1f %% |\n", 1e3 * p.gaps[EXPECTED],
            100 * p.gaps[EXPECTED] / all);
     print_row("**sum**", &p.all, all);
-    printf("\n%.0fK tokens/s (%.0fK to %.0fK), floor %.0fK; MFU %.1f %% (%.1f to %.1f)\n", tokens / all / 1e3,
-           tokens / p.all.seconds[PESSIMISTIC] / 1e3, tokens / p.all.seconds[OPTIMISTIC] / 1e3,
+    int digits = tokens / all < 100e3 ? 1 : 0;
+    printf("\n%.*fK tokens/s (%.*fK to %.*fK), floor %.*fK; MFU %.1f %% (%.1f to %.1f)\n", digits, tokens / all / 1e3,
+           digits, tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
            tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),
            100 * mfu(m, r, p.all.seconds[OPTIMISTIC]));
     printf("micro-step %.2f ms, update %.2f ms\n", 1e3 * p.micro_step[EXPECTED], 1e3 * p.update[EXPECTED]);
@@ -541,7 +544,7 @@ static void print_json(const Recorder *recorder, const Roofline *r) {
     printf("{\"gpu\":\"%s\",\"memory\":%.0f,\"peak_flops\":%.0f,\"tokens\":%.0f,\"micro_steps\":%d,\"plan_bytes\":%zu,"
            "\"launches\":%.0f,\"bytes\":%.0f,"
            "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
-           r->gpu.name, r->gpu.memory, r->gpu.matmul_flops, update_tokens(m), m->options.micro_steps,
+           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps,
            plan_bytes(&m->plan, NUM_LIFETIMES), p.all.launches, p.all.bytes, p.all.flops,
            step_flops_per_token(&m->config, &m->options.recompute, m->T), model_flops_per_token(&m->config, m->T));
     print_milliseconds("ms", p.all.seconds);
@@ -554,44 +557,54 @@ static void print_json(const Recorder *recorder, const Roofline *r) {
 
 static GpuModel gpu_of_word(const char *word) {
     GpuModel gpu;
-    double tflops, gigabytes_per_second, gigabytes;
+    double tflops, gigabytes_per_second, gibibytes;
     char rest;
     memset(&gpu, 0, sizeof gpu);
     for (int i = 0; i < NUM_GPUS; i++) {
         if (strcasecmp(word, known_gpus[i].name) == 0) { return known_gpus[i]; }
     }
     int found = sscanf(word, "sm_%d,%d,%lf,%lf,%lf%c", &gpu.capability, &gpu.multiprocessors, &tflops,
-                       &gigabytes_per_second, &gigabytes, &rest);
-    if (found != 5 || gpu.multiprocessors < 1 || !(tflops > 0 && gigabytes_per_second > 0 && gigabytes > 0)) {
+                       &gigabytes_per_second, &gibibytes, &rest);
+    if (found != 5 || gpu.multiprocessors < 1 || !(tflops > 0 && gigabytes_per_second > 0 && gibibytes > 0)) {
         char names[128] = "";
         for (int i = 0; i < NUM_GPUS; i++) {
             snprintf(names + strlen(names), sizeof names - strlen(names), "%s, ", known_gpus[i].name);
         }
-        input_error("--gpu %s: expected %sor sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GB as in sm_90,132,989,4800,141",
+        input_error("--gpu %s: expected %sor sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in "
+                    "sm_90,132,989,4800,139.8",
                     word, names);
     }
     snprintf(gpu.name, sizeof gpu.name, "%.31s", word);
     gpu.matmul_flops = 1e12 * tflops;
-    gpu.fp32_flops = gpu.matmul_flops / 16;
+    gpu.fp32_flops = gpu.matmul_flops / (gpu.capability < 80 ? 8 : 16);
     gpu.bandwidth = 1e9 * gigabytes_per_second;
-    gpu.memory = 1e9 * gigabytes;
+    gpu.memory = GPU_GIB * gibibytes;
     return gpu;
 }
 
-// Takes --gpu and --json, which come first. Returns how many arguments these are.
+// Takes --gpu and --json out of the arguments. Returns how many are left.
 static int own_flags(int argc, char **argv, const char **gpu, bool *json) {
-    int at = 1;
-    for (; at < argc; at++) {
+    int left = 1;
+    for (int at = 1; at < argc; at++) {
         if (strcmp(argv[at], "--json") == 0) {
             *json = true;
         } else if (strcmp(argv[at], "--gpu") == 0) {
             if (at + 1 == argc) { input_error("--gpu takes a GPU's name, and none follows; give --gpu h200"); }
             *gpu = argv[++at];
         } else {
-            break;
+            argv[left++] = argv[at];
         }
     }
-    return at - 1;
+    return left;
+}
+
+static void check_arithmetic(const GpuModel *gpu) {
+    if (DT_FLOATX == DT_BF16 && gpu->capability < 80) {
+        input_error(
+            "--gpu %s has no bf16; build/bench/predict_fp32, which make predict GPU=%s builds and runs, predicts "
+            "the fp32 build",
+            gpu->name, gpu->name);
+    }
 }
 
 static void check_one_gpu(const TrainArgs *a) {
@@ -605,8 +618,8 @@ static void check_one_gpu(const TrainArgs *a) {
 static void check_fits(const GPT2 *m, const GpuModel *gpu) {
     double bytes = (double)plan_bytes(&m->plan, NUM_LIFETIMES);
     if (bytes <= gpu->memory) { return; }
-    input_error("the plan takes %.1f GB, but --gpu %s has %.0f GB; give a smaller -b or a larger -r", bytes / 1e9,
-                gpu->name, gpu->memory / 1e9);
+    input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b or a larger -r", bytes / GPU_GIB,
+                gpu->name, gpu->memory / GPU_GIB);
 }
 
 // Builds the model in address space alone and records an update. -r auto chooses for the GPU's memory; chosen is the
@@ -630,13 +643,20 @@ int main(int argc, char **argv) {
     const char *gpu_word = "h200";
     bool json = false;
     char flags[512] = "";
-    int own = own_flags(argc, argv, &gpu_word, &json);
+    argc = own_flags(argc, argv, &gpu_word, &json);
     GpuModel gpu = gpu_of_word(gpu_word);
+    check_arithmetic(&gpu);
+    simt::settings().capability = gpu.capability;
     TrainArgs args = default_args;
-    flags_parse(flag_table, NUM_FLAGS, &args, argc - own, argv + own);
+    flags_parse(flag_table, NUM_FLAGS, &args, argc, argv);
+    if (args.help || args.version) {
+        printf("%s [--gpu NAME] [--json] [flags of train_gpt2]\n%s", argv[0],
+               "predicts a training step; dev/bench/predict.cu explains, doc/gpu.md has examples\n");
+        return 0;
+    }
     args_check(&args);
     check_one_gpu(&args);
-    for (int i = own + 1; i < argc; i++) {
+    for (int i = 1; i < argc; i++) {
         snprintf(flags + strlen(flags), sizeof flags - strlen(flags), "%s%s", *flags ? " " : "", argv[i]);
     }
     setenv("TRAIN_GPT2_PICKS", "", 1);  // no autotune cache
@@ -653,7 +673,8 @@ int main(int argc, char **argv) {
     if (!json) { check_fits(&recorder->model, &gpu); }
     if (*chosen) { snprintf(flags + strlen(flags), sizeof flags - strlen(flags), " (%s)", chosen); }
     const GPT2 *m = &recorder->model;
-    Roofline roofline = roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T));
+    Roofline roofline =
+        roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T), m->options.tf32);
     if (json) {
         print_json(recorder, &roofline);
     } else {

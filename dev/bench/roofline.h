@@ -10,6 +10,8 @@ Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the opera
   attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share in the
              simulated machine code (dev/results/attention_sass.json), times attention_reach.
   others     Bytes over a share of the bandwidth.
+  fp32       In an fp32 build GEMMs take TF32 at half the bf16 rate, or with -f 0 and before sm_80 CUDA cores. Attention
+             takes CUDA cores.
   kernels    Every kernel of an operation also takes START, to fill the GPU and to drain.
 The gap before each launch of a graph is not part of an operation: launch_gaps.
 Floor: the larger of FLOPs and bytes over the published rates, without anything else.
@@ -55,6 +57,7 @@ static const TensorShare tensor_shares[] = {{75, 0.55, 1},       {80, 0.87, 1}, 
                                             {90, 0.80, 2.0 / 3}, {100, 0.75, 0.25}, {120, 0.92, 1}};
 
 static const double gemm_levels[LEVELS] = {0.93, 1, 1.06};   // clocks of the day, the algorithms that cuBLASLt has
+static const double FP32_GEMM = 0.80;                        // of the fp32 rate of CUDA cores
 static const double SMALL_TILE = 0.92;                       // 128 x 128 reads more of its operands per FLOP
 static const double TILE_STEPS = 3;                          // of 64 in k
 static const double EXPOSED = 0.45;                          // of an epilogue's further matrix; the GEMM hides the rest
@@ -88,6 +91,8 @@ typedef struct {
     TensorShare tensor;
     AttentionBusy attention[ATTENTION_KERNELS];
     double workspace;  // bytes of cuBLASLt's workspace
+    double peak;       // published FLOPs per second of GEMMs in this build's arithmetic
+    double gemm_rate;  // of a long GEMM
 } Roofline;
 
 // The architecture's entry. The file is read from the folder in which make runs.
@@ -114,8 +119,8 @@ static inline void read_attention(Roofline *r, const char *path) {
 
 #define ATTENTION_SASS "dev/results/attention_sass.json"
 
-// workspace_bytes: Backend.matmul_workspace_bytes
-static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes) {
+// workspace_bytes: Backend.matmul_workspace_bytes. tf32: an fp32 build may round GEMM inputs to TF32
+static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes, bool tf32) {
     Roofline r;
     memset(&r, 0, sizeof r);
     r.gpu = *gpu;
@@ -123,7 +128,17 @@ static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes
     int at = sizeof tensor_shares / sizeof tensor_shares[0] - 1;
     while (at > 0 && tensor_shares[at].capability > gpu->capability) { at--; }
     r.tensor = tensor_shares[at];
+    bool tensor_cores = DT_FLOATX == DT_BF16 || (tf32 && gpu->capability >= 80);
+    r.peak = tensor_cores ? gpu->matmul_flops / (DT_FLOATX == DT_BF16 ? 1 : 2) : gpu->fp32_flops;
+    r.gemm_rate = r.peak * (tensor_cores ? r.tensor.gemm : FP32_GEMM);
     read_attention(&r, ATTENTION_SASS);
+    if (DT_FLOATX == DT_BF16 && r.attention[ATTENTION_FORWARD].busy == 0) {
+        fprintf(
+            stderr,
+            "note: %s, seen from the current folder, has no attention kernels of sm_%d; their tensor cores are taken "
+            "to be busy for %.2f of the time\n",
+            ATTENTION_SASS, gpu->capability, UNKNOWN_BUSY);
+    }
     return r;
 }
 
@@ -150,7 +165,7 @@ static inline double waves_of(const Roofline *r, double tiles) { return ceil(til
 // with tiles of rows x cols and k in `splits` parts, whose fp32 sums a second kernel adds
 static inline double gemm_tiled(const Roofline *r, const Gemm *g, double rows, double cols, int splits, Level level) {
     double tiles = ceil(g->m / rows) * ceil(g->n / cols) * splits, steps = ceil(g->k / splits / 64) + TILE_STEPS;
-    double rate = r->gpu.matmul_flops * r->tensor.gemm * gemm_levels[level] / r->gpu.multiprocessors;
+    double rate = r->gemm_rate * gemm_levels[level] / r->gpu.multiprocessors;
     if (rows * cols < 128 * 256) { rate *= SMALL_TILE; }
     double seconds = waves_of(r, tiles) * 2 * rows * cols * 64 * steps / rate;
     if (splits == 1) { return seconds; }
@@ -280,6 +295,6 @@ static inline double roofline_seconds(const Roofline *r, const Problem *p, const
 }
 
 static inline double roofline_floor(const Roofline *r, const Problem *p) {
-    double rate = DT_FLOATX == DT_BF16 ? r->gpu.matmul_flops : r->gpu.fp32_flops;
+    double rate = DT_FLOATX == DT_BF16 || !is_attention(p) ? r->peak : r->gpu.fp32_flops;
     return fmax(p->flops / rate, problem_bytes(p) / r->gpu.bandwidth);
 }

@@ -32,7 +32,8 @@ static void test_the_table_agrees_with_the_architectures(void **state) {
     (void)state;
     for (int i = 0; i < NUM_GPUS; i++) {
         const GpuModel *known = &known_gpus[i];
-        GpuModel computed = gpu_named("another", known->capability, known->multiprocessors);  // at 2 GHz
+        const char *other = strstr(known->device, "GeForce") ? "another GeForce" : "another";
+        GpuModel computed = gpu_named(other, known->capability, known->multiprocessors);  // at 2 GHz
         assert_true(known->matmul_flops < computed.matmul_flops * 1.3);
         assert_true(known->matmul_flops > computed.matmul_flops * 0.65);
         assert_true(known->fp32_flops < computed.fp32_flops * 1.3);
@@ -48,8 +49,13 @@ static void test_an_unknown_gpu_is_computed(void **state) {
     assert_true(laptop.fp32_flops == 256 * 2e9 * 76);
     assert_true(laptop.bandwidth == 2 * 1e9 * 256 / 8);
     assert_true(laptop.memory == 12e9);
+    GpuModel data_center = gpu_named("NVIDIA L40S", 89, 142);  // 362 TFLOP/s at 2.49 GHz, twice a GeForce's rate
+    assert_true(data_center.matmul_flops == 1024 * 2e9 * 142);
+    // the same word within a name is another GPU
+    assert_string_equal(gpu_named("NVIDIA GH200 480GB", 90, 132).name, "NVIDIA GH200 480GB");
+    assert_string_equal(gpu_named("NVIDIA H200 NVL", 90, 132).name, "NVIDIA H200 NVL");
     GpuModel future = gpu_named("NVIDIA X900", 130, 10);  // as the latest architecture
-    assert_true(future.matmul_flops == 512 * 2e9 * 10);
+    assert_true(future.matmul_flops == 1024 * 2e9 * 10);
     assert_int_equal(future.capability, 130);
 }
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# build/bench/predict and what it is made of: FLOPs, bytes and launches of the recorded step against counts by hand,
+# build/bench/predict, predict_fp32 and what they are made of: FLOPs, bytes and launches of the recorded step against counts by hand,
 # accumulation, levels of -r, bad input; dev/bench/sass.py on small listings; the MFU of a run on the emulated GPU.
 #   PREDICT=build/bench/predict EMULATED=build/emulated/train_gpt2 dev/test/test_predict.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
-PREDICT=${PREDICT:-build/bench/predict} EMULATED=${EMULATED:-build/emulated/train_gpt2}
+PREDICT=${PREDICT:-build/bench/predict} PREDICT_FP32=${PREDICT_FP32:-build/bench/predict_fp32}
+EMULATED=${EMULATED:-build/emulated/train_gpt2}
 folder=$(mktemp -d)
 out=$folder/out err=$folder/err
 trap 'rm -rf "$folder"' EXIT
@@ -14,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 # A prediction needs no memory for the model: data is limited to 2 GiB, reserved address space is not.
 ulimit -d $((2 << 20))
 
-# record FLAG...: the prediction in JSON, in $out
+# record FLAG...: the prediction of $PREDICT in JSON, in $out
 record() { "$PREDICT" --json "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
 
 # judge PROGRAM: runs Python on $out. `calls` are the lines of operations, `total` is the last line. An exception is
@@ -128,7 +129,7 @@ for flags, row, want in zip(("0", "1", "2", "3", "4", "4 -rk 2", "0 -ge 1"), row
         print(f"-r {flags}: found {(row[0] - base, *row[1:])} more FLOPs, GELUs, layernorms, expected {want}")'
 )"
 report "every GPU: floor, optimistic, expected, pessimistic in this order" "$(
-    for gpu in h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4 sm_100,148,2250,8000,180; do
+    for gpu in h200 h100 h100-pcie a100 a100-40gb 4090 5090 sm_100,148,2250,8000,180; do
         record --gpu "$gpu" -e d12 -b 4 -d 4096
         judge '
 for call in [*calls, total]:
@@ -138,6 +139,49 @@ for call in [*calls, total]:
 if not 0.02 < total["mfu"] < 0.7:
     print(total["gpu"], "MFU", total["mfu"])'
     done
+)"
+report "seconds of a GEMM and of attention by hand" "$(
+    record -e d12 -b 64 -d 65536 -r 0
+    judge '
+def seconds(operation):
+    return next(c["ms"][1] for c in calls if c["operation"].startswith(operation)) / 1e3
+def near(what, found, wanted):
+    if abs(found / wanted - 1) > 1e-4:
+        print(f"{what}: found {found}, expected {wanted}")
+# qkv: 18 x 256 tiles of 128 x 256 in 35 waves of 132; 12 steps of 64 in k, and 3 for begin and end
+rate = 0.80 * 989.4e12 / 132
+near("qkv", seconds("matmul_forward variant 1 B=1 T=65536 C=768 OC=2304"), 35 * 2 * 128 * 256 * 64 * 15 / rate + 1.5e-6)
+kernels = json.load(open("dev/results/attention_sass.json"))["architectures"]["sm_90"]["kernels"]
+forward = next(k for k in kernels if k["kernel"] == "forward")
+own, other, T = forward["own"], forward["other"], 1024
+tiles = (T + own) / 2 / other
+rate = 989.4e12 * 2 / 3 * forward["busy"] * 0.93 * tiles / (tiles + 2.3)
+near("attention", seconds("attention_forward"), 2 * 2 * 64 * 12 * 64 * T * (T + own) / 2 / rate + 1.5e-6)'
+)"
+report "the table has the totals of --json, with flags on either side of --gpu" "$(
+    record --gpu a100 -e d12 -b 8 -d 8192 -r 0
+    "$PREDICT" -e d12 -b 8 -d 8192 -r 0 --gpu a100 >"$folder/table" 2>"$err" || cat "$err"
+    judge '
+rows = [line.split("|") for line in open("'"$folder/table"'") if line.startswith("| **sum**")]
+expect("launches, GB, ms", [[float(cell) for cell in (row[2], row[3], row[5])] for row in rows],
+       [[total["launches"], round(total["bytes"] / 1e9, 1), round(total["ms"][1], 2)]])
+text = open("'"$folder/table"'").read()
+for words in ("-e d12 -b 8 -d 8192 -r 0 in bf16 on one a100: ", "K tokens/s (", "; MFU %.1f %% (" % (100 * total["mfu"])):
+    if words not in text:
+        print("expected", words, "in", text)'
+)"
+report "fp32: TF32 on an H200, CUDA cores with -f 0 and on a T4" "$(
+    PREDICT=$PREDICT_FP32
+    record -e d12 -b 8 -d 8192 -r 0 -f 1
+    judge 'expect("TF32", total["peak_flops"], 494.7e12)'
+    record -e d12 -b 8 -d 8192 -r 0 -f 0
+    judge 'expect("CUDA cores", total["peak_flops"], 66.9e12)'
+    record --gpu t4 -e d12 -b 4 -d 4096
+    judge '
+expect("T4", total["peak_flops"], 8.1e12)
+rate = total["tokens"] / total["ms"][1] * 1e3
+if not 3000 < rate < 9800:  # 0.83 GFLOP a token at the full rate are 9800
+    print(rate, "tokens/s")'
 )"
 report "a model larger than this machine: address space alone" "$(
     record -e d48 -b 64 -d 65536 -r 0
@@ -163,6 +207,7 @@ refused "--gpu h300: expected h200, h100," --gpu h300 -e d12
 refused "expected h200, h100," --gpu sm_90,132,989 -e d12
 refused "the plan takes" --gpu 4090 -e d48 -b 16 -d 16384
 refused "scripts/scale.py predicts several GPUs" -e d12 -pn 8
+refused "predict_fp32, which make predict GPU=t4 builds and runs" --gpu t4 -e d12
 refused "--fit is not predicted" -e d12 --fit=16
 refused "unknown flag -zz" -e d12 -zz
 

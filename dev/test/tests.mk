@@ -114,10 +114,10 @@ SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokeniz
 MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
 	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
 MORE_MODEL := build/emulated/test_gpt2_bf16
-# the kernels and the model of the fp32 build on a T4
-# arithmetic and streams as unkind as a GPU's may be (llmc/emulator/block.h)
+# arithmetic within NVIDIA's error bounds, and streams that run when the host waits (llmc/emulator/block.h)
 ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
 	build/emulated/$(test)')
+# the kernels and the model of the fp32 build on a T4
 ON_SM_75 := 'env SIMT_CAPABILITY=75 build/emulated/test_ops' 'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda $(MODEL)'
 MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_adamw_bf16 test_checkpoint_bf16 \
 	test_processes_bf16)
@@ -136,7 +136,7 @@ test: ## test: build and run the tests, 4 minutes on two cores; the last line is
 		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-programs: build/emulated/train_gpt2 build/bench/predict $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
+test-programs: build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything

@@ -80,7 +80,7 @@ struct Settings {
     int hardware = setting_from_environment("SIMT_HARDWARE", 0);
     // tensor cores: 0 fp32 sums in order; 1 aligned and truncated sums of 8 products (tensor_core_sum)
     int mma_rounding = setting_from_environment("SIMT_MMA", hardware);
-    // special functions: 1 makes ex2, rcp, rsqrt, log, log2 and cuBLASLt's tanh as wrong as NVIDIA documents
+    // special functions: 1 adds errors up to NVIDIA's documented bounds to ex2, rcp, rsqrt, log, log2, cuBLASLt's tanh
     int approximate = setting_from_environment("SIMT_APPROX", hardware);
     // cuBLASLt: 0 every shape has one order of sums; above 0 a seed that gives each shape an order of its own
     int product_orders = setting_from_environment("SIMT_PRODUCTS", hardware);

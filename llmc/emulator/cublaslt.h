@@ -200,7 +200,8 @@ inline std::vector<float> lt_operand(const LtMatrix &x, bool k_is_row, size_t co
     return operand;
 }
 
-// in how many parts an algorithm sums the steps of k, and whether a part is a stretch of k or every n-th step
+// An algorithm's order of sums: the number of partial sums, and whether a partial sum takes every n-th step of k or a
+// range of k.
 struct LtOrder {
     size_t parts;
     bool in_turn;

@@ -5,8 +5,8 @@ defines: cudaMalloc .. cudaGraphLaunch with their types and constants; simt::lau
 Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
-             cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host has no access to device memory but while device work
-             runs, and a page without access follows each allocation.
+             cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host can access device memory only while device work runs,
+             and a page without access follows each allocation.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
              host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.

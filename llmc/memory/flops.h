@@ -2,7 +2,8 @@
 FLOPs of a training step, per token, from the flags alone: of matmuls and attention, two a multiply-add.
   model       6 M + 6 L C (T + 1)      M = 12 L C^2 + Vp C weights of matmuls
   recomputed  what -r recomputes
-  step        model + recomputed + L C (T + 1): attention_backward computes the scores again
+  step        model + recomputed + L C (T + 1): the scores that attention_backward needs again. Its two kernels compute
+              scores and their gradients each for itself, two GEMMs more, which count as the kernels' own cost
 A token attends to (T + 1) / 2 positions on average. Forward and backward of attention are 2 and 4 GEMMs over the pairs
 of a query and a key. MFU is the share of the GPU's peak that the model's FLOPs take: recomputation does not raise it.
 defines: model_flops_per_token, recomputed_flops_per_token, step_flops_per_token
