@@ -16,7 +16,9 @@ MAKEFLAGS += --no-builtin-rules
 ifeq ($(filter $(DEVICE),auto cpu cuda),)
 $(error DEVICE=$(DEVICE): expected auto, cpu or cuda)
 endif
-gpu := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi -i 0 --query-gpu=name,compute_cap --format=csv,noheader 2>&-))
+# "NVIDIA H100, 9.0"; without a working driver nvidia-smi prints an error to stdout
+gpu := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi -i 0 --query-gpu=name,compute_cap --format=csv,noheader 2>&- | \
+	sed -n '/, [0-9]*\.[0-9]$$/p'))
 device := $(if $(filter auto,$(DEVICE)),$(if $(and $(gpu),$(shell command -v $(NVCC))),cuda,cpu),$(DEVICE))
 PRECISION ?= $(if $(filter cuda,$(device)),$(if $(filter 7.%,$(lastword $(gpu))),fp32,bf16),fp32)
 ifeq ($(filter $(PRECISION),fp32 bf16),)

@@ -507,7 +507,7 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     printf("| gaps between launches | | | | %.2f | 0 | %.1f %% |\n", 1e3 * p.gaps[EXPECTED],
            100 * p.gaps[EXPECTED] / all);
     print_row("**sum**", &p.all, all);
-    int digits = tokens / all < 100e3 ? 1 : 0;
+    int digits = tokens / all < 10e3 ? 2 : tokens / all < 100e3 ? 1 : 0;
     printf("\n%.*fK tokens/s (%.*fK to %.*fK), floor %.*fK; MFU %.1f %% (%.1f to %.1f)\n", digits, tokens / all / 1e3,
            digits, tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
            tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),

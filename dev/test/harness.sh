@@ -2,6 +2,7 @@
 # Shared by the test scripts: named cases, a last line in cmocka's words, mpirun, and a check that processes have ended.
 
 passed=0 failed=0
+export TRAIN_GPT2_SELF_CHECK=  # no check of the emulated GPU at the start of a run, and nothing in the user's cache
 
 # report NAME TROUBLE: prints a case in one line. TROUBLE is empty if the case passed. Otherwise TROUBLE follows,
 # indented, and then the program's last output, if the file $out has it.

@@ -41,6 +41,9 @@ lacks() { ! grep -F -- "$1" "$folder/said"; }
 report "a GPU before sm_80 gets fp32" "$(made 0 "Tesla T4, 7.5" && has -arch=native && has -DPRECISION_FP32)"
 report "a GPU from sm_80 on gets bf16" "$(made 0 "NVIDIA H100, 9.0" && has -arch=native && has -DPRECISION_BF16)"
 report "a build for CPUs is fp32" "$(made 0 "NVIDIA H100, 9.0" DEVICE=cpu && lacks -arch && has -DPRECISION_FP32)"
+report "words of nvidia-smi that name no GPU: a build for CPUs" "$(
+    made 0 "No devices were found" && lacks -arch && has -DPRECISION_FP32
+)"
 report "refused: bf16 for a GPU before sm_80" "$(
     made 2 "Tesla T4, 7.5" PRECISION=bf16
     has "needs a GPU of compute capability 8.0 or more, and this is a Tesla T4, 7.5: run make PRECISION=fp32"
