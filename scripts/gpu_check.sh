@@ -12,11 +12,11 @@
 #              text and MERGES=FILE into build/gpu/packages, for you to copy with the tree
 #   times      lists the expected seconds and the limit of every row
 # The report begins with one line. `go`: the kernels, memcheck and the losses are right. `no-go` names each failure.
-# `speed` and `rest` say go if `first` has passed here with the same sources. A failed row is reported with its error
-# over its tolerance, and the next row runs.
+# `speed` and `rest` say go only if `first` has passed here with the same sources, GPU, driver and CUDA. A failed row is
+# reported with its error over its tolerance, and the next row runs.
 # Reports go to dev/results/gpu_<name>_<date>_<command>.md. Logs and the autotune cache stay in build/gpu. The folder
 # $OUT, if OUT is set, gets the report, gpu_check_<command>.tgz with every log, and autotune_<command>.txt.
-# Exit status 0: go; 1: no-go; 2: no GPU, or a program is missing.
+# Exit status 0: go; 1: no-go; 2: no GPU of compute capability 8.0, no folder $OUT, or a program is missing.
 #
 # needs      nvcc, make, a C++ compiler, cJSON; cmocka for the tests. No network. CUDA is the toolkit, or wheels that
 #            Python finds: beside PyTorch's own cublas, cudart and NCCL, `pip install
@@ -25,21 +25,25 @@
 # time       scripts/gpu/times.sh has the seconds of every row, for 16 cores and a Hopper GPU. A row that would pass the
 #            command's time is left out and reported: 230 s of `first`, 570 s of the others (GPU_CHECK_SECONDS)
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161. 50
-#            steps of each take 6 s and 16 s by the prediction of 113 and 314 ms a step
+#            steps of each take 5 s and 15 s. `make predict` prints 101 and 295 ms a step on an H200
 # text       of the curve: DATA=FILE is a text or a token shard; else the packed text; else this repository's sources. A
 #            text is read as bytes, with MERGES=FILE (GPT-2's vocab.bpe) as GPT-2's tokens. The King James Bible has a
 #            million of these: 16.4 M tokens are 16 epochs
-# FLOPs      a token takes 6 N + 6 L C T: N counts every parameter except wpe, which is added, not multiplied; half of
-#            attention is masked. The share is of the rate of a large square bf16 matmul, measured in the same run
-# memory     1558M takes 49 GiB (train_gpt2 --plan -e d48 -b 16): weights, gradients and moments take 21. PyTorch's
-#            1558M runs at B 8 on a GPU below 100 GB
+# FLOPs      a token takes 6 (12 L C^2 + 50304 C) + 6 L C (T + 1), as in llmc/memory/flops.h: the weights of matmuls,
+#            and half of attention, since the rest is masked. The share is of the rate of a large square bf16 matmul,
+#            measured in the same run
+# memory     1558M at B 16 takes 60 GiB with the flags that -r auto chooses on an H200, 49 at -r 1 and 24 at -r 4; at
+#            B 1 and -r 4 it takes 21 (make predict ARGS='-e d48 -b 16 -d 16384 -r 1'). `speed` halves B until the
+#            plan fits, and skips 1558M where B 1 does not fit. PyTorch's 1558M runs at B 16 on GPUs of 100,000 MiB or
+#            more, at B 8 from 70,000 MiB on. On a smaller GPU 1558M has no row of PyTorch, and `first` compiles nothing
+#            of PyTorch: it would fill the memory beside the tests
 # disk       tokens 8 MB, programs 30 MB, PyTorch's compiled code 50 MB; rest: batches 66 MB, checkpoints 6 GB
 set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.." || exit 1
 
 stage=${1:-}
-build=build/gpu programs=build/cuda python=${PYTHON:-python3} results_file=''
+build=build/gpu programs=build/cuda logs=build/gpu/log_$stage python=${PYTHON:-python3} results_file=''
 . scripts/gpu/times.sh  # the seconds of each row
 . scripts/gpu/steps.sh  # a row with a time limit; the report and its verdict
 . scripts/gpu/build.sh  # finding the requirements, building the programs
@@ -63,8 +67,12 @@ times)
     exit 2
     ;;
 esac
-mkdir -p $build/log
-rm -rf $build/log/* $build/took
+rm -rf "$logs" $build/took
+mkdir -p "$logs"
+if [ -n "${OUT:-}" ] && ! { mkdir -p "$OUT" && [ -w "$OUT" ]; } 2>/dev/null; then
+    echo "gpu_check: OUT=$OUT cannot be written: name a folder for the report and the logs" >&2
+    exit 2
+fi
 
 use_packed
 find_cuda || exit 2
@@ -74,6 +82,12 @@ compute_capability=$(gpu compute_cap 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9
 arch=${compute_capability:-${GPU_ARCH:-90}}
 if [ -z "$compute_capability" ] && [ "$stage" != build ]; then
     echo "gpu_check: no GPU: nvidia-smi shows none" >&2
+    exit 2
+fi
+if [ "$arch" -lt 80 ]; then
+    echo "gpu_check: compute capability 8.0 is needed, since all programs are built in bf16, and" \
+        "${arch:0:-1}.${arch: -1} was found: on such a GPU plain make builds fp32, './train_gpt2 --self-check' checks" \
+        "the kernels, and 'TEST_DEVICE=cuda ./test_gpt2' checks the model" >&2
     exit 2
 fi
 for name in make cjson; do
@@ -90,6 +104,7 @@ if [ "$stage" = build ]; then
     exit $((${#failed[@]} > 0))
 fi
 gpu_name=$(gpu name) driver=$(gpu driver_version)
+export TRAIN_GPT2_SELF_CHECK=$build/self_check.txt  # the trainer remembers here that this GPU has passed
 trap interrupted TERM INT HUP
 find_torch
 "stage_$stage"

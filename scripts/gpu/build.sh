@@ -47,7 +47,7 @@ try_cuda() {
 __global__ void add(__nv_bfloat16 *x) { x[threadIdx.x] = x[0] + x[1]; }
 int main() { return cublasLtGetVersion() < CUBLAS_VER_MAJOR * 10000; }
 END
-    local log=$build/log/probe.txt
+    local log=$logs/probe.txt
     "$NVCC" -std=c++20 -arch=sm_"$arch" "$build"/probe.cu -o "$build"/probe "${cuda_flags[@]}" >"$log" 2>&1 &&
         "$build"/probe >>"$log" 2>&1 && return
     head -n 20 "$log" >&2
@@ -74,12 +74,12 @@ packages=$build/packages
 # for a machine without a network
 pack() {
     rm -rf "$packages"
-    mkdir -p "$packages"/text
+    mkdir -p "$packages"/text "$logs"
     [ -z "${MERGES:-}" ] || cp "$MERGES" "$packages"/text/merges.bpe || return
     scripts/text.sh "$packages"/text || return
     (cd "$packages" && apt-get -q download make libcjson-dev libcjson1 libcmocka-dev libcmocka0 &&
         for package in *.deb; do dpkg -x "$package" . || exit; done && rm -rf ./*.deb usr/share) 2>&1 |
-        tee "$build"/log/pack.txt
+        tee "$logs"/pack.txt
     [ "${PIPESTATUS[0]}" -eq 0 ] && echo "$packages holds $(du -sh "$packages" | cut -f 1)"
 }
 
@@ -99,7 +99,7 @@ use_packed() {
 # build_all NAME...: builds the programs in parallel with make; a program that no longer builds is removed. Without
 # cmocka the tests are left out
 build_all() {
-    local making log=$build/log/build.txt name status names=("$@") good=0 excerpt
+    local making log=$logs/build.txt name status names=("$@") good=0 excerpt
     if ! has_cmocka; then
         mapfile -t names < <(printf '%s\n' "$@" | grep -v '^test_')
         report "tests" 1 "cmocka is missing: scripts/setup.sh test installs it, '$0 pack' packs it elsewhere"

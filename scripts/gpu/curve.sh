@@ -9,7 +9,7 @@ curve=$build/curve curve_rows=() curve_data='' curve_words='' excerpt=()
 # find_text: sets curve_data to a shard of GPT-2's tokens if there are merges, else to a text: DATA=FILE, the packed
 # text, or this repository's sources, 1.5 MB
 find_text() {
-    local text=${DATA:-} merges=${MERGES:-} log=$build/log/tokenize.txt
+    local text=${DATA:-} merges=${MERGES:-} log=$logs/tokenize.txt
     [ -n "$text" ] || text=$(find "$packages"/text -name '*.txt' -print -quit 2>/dev/null)
     [ -n "$merges" ] || merges=$(find "$packages"/text -name '*.bpe' -print -quit 2>/dev/null)
     if [ -z "$text" ]; then
@@ -30,7 +30,7 @@ find_text() {
 
 # dump: writes the initial weights and every batch, with the trainer built for a CPU
 dump() {
-    local log=$build/log/dump.txt status
+    local log=$logs/dump.txt status
     # shellcheck disable=SC2016  # the inner shell expands
     bounded "weights and batches" bash -c 'make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 \
         build/bench/dump_run && build/bench/dump_run "$@"' dump "$curve/dump" --device cpu -i "$curve_data" -e d12 \
@@ -42,7 +42,7 @@ dump() {
 
 # train_curve ROW FOLDER FLAG...: a run of train_gpt2; its folder is emptied by the caller
 train_curve() {
-    local log=$build/log/${1// /_}.txt status
+    local log=$logs/${1// /_}.txt status
     bounded "$1" "$programs/train_gpt2" --device cuda -o "$2" "${@:3}" >"$log" 2>&1
     status=$?
     ended "$1" $status "$log" "$(last_loss "$2/metrics.jsonl")"
@@ -99,7 +99,7 @@ compare() {
 
 # resumed: runs the second half from the middle checkpoint; losses, weights and moments must have the same bits
 resumed() {
-    local middle last log=$build/log/equal_bits.txt status file name="resumed at step $((curve_steps / 2)): equal bits"
+    local middle last log=$logs/equal_bits.txt status file name="resumed at step $((curve_steps / 2)): equal bits"
     middle=$(printf 'step_%08d' $((curve_steps / 2))) last=$(printf 'step_%08d' $curve_steps)
     mkdir -p "$curve/resumed"
     if ! mv "$curve/whole/$middle" "$curve/resumed/" || ! cp "$curve/whole/config.json" "$curve/resumed/"; then
@@ -142,8 +142,8 @@ curves() {
     else
         cancel "PyTorch curve"
     fi
-    cp "$curve/whole/metrics.jsonl" "$build/log/ours.jsonl" 2>/dev/null
-    cp "$curve/torch.jsonl" "$build/log/" 2>/dev/null
+    cp "$curve/whole/metrics.jsonl" "$logs/ours.jsonl" 2>/dev/null
+    cp "$curve/torch.jsonl" "$logs/" 2>/dev/null
     rm -rf "$curve"/{dump,whole/step_*,resumed/step_*}
     write_report
 }

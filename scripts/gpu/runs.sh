@@ -49,7 +49,7 @@ per_second() { awk "BEGIN { if (\"$2\" > 0) printf \"%.0f\", $1 * $length / $2 *
 # watched COMMAND...: runs the command; sets driver_bytes to the peak increase of the driver's used memory
 driver_bytes=0
 watched() {
-    local before watcher status
+    local before status
     before=$(gpu memory.used)
     : >"$build/used.txt"
     nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=100 >>"$build/used.txt" \
@@ -57,8 +57,9 @@ watched() {
     watcher=$!
     "$@"
     status=$?
-    kill $watcher 2>/dev/null
-    wait $watcher 2>/dev/null
+    kill "$watcher" 2>/dev/null
+    wait "$watcher" 2>/dev/null
+    watcher=''
     driver_bytes=$(sort -g "$build/used.txt" | tail -n 1 | awk "{ most = \$1 - $before }
         END { printf \"%.0f\", most * 1048576 }")
     return $status
@@ -99,8 +100,43 @@ length=1024 tokens=$build/tokens.bin gemm=''
 # step; a note for the report; the log.
 ms=() own_bytes='' first_step='' note='' run_log=''
 
+# plan_bytes FLAG...: bytes of the plan
+plan_bytes() {
+    "$programs/train_gpt2" --plan=json --device cuda -t "$length" -s 0 "$@" 2>>"$logs/plans.txt" |
+        number total /dev/stdin
+}
+
+# fitting MODEL BATCH FLAG...: the batch, halved until its plan takes at most 96 % of the free memory; 0 if B 1 takes
+# more. A plan that fails halves nothing, since the run then shows the error
+fitting() {
+    local batch=$2 free
+    free=$(gpu memory.free)
+    until [ "$batch" -eq 0 ] || awk -v plan="$(plan_bytes -e "d${layers[$1]}" -b "$batch" "${@:3}")" -v free="$free" \
+        'BEGIN { exit free + 0 > 0 && plan + 0 > 0.96 * free * 1048576 }'; do
+        batch=$((batch / 2))
+    done
+    echo "$batch"
+}
+
+# fits MODEL BATCH ROW: whether `fitting` found a batch; if not, the row is reported as skipped
+fits() {
+    [ "$2" -eq 0 ] || return 0
+    report "$3" skipped "$1 does not fit"
+    return 1
+}
+
+# slower_kernels LOG: "OPERATION (KERNEL), ..." by the notes of a run, or by the table of the self-check
+slower_kernels() {
+    {
+        sed -nE 's/^note +(.*) uses a slower kernel (\(.*\)): .*/\1 \2/p' "$1"
+        # the line after the operation's own; the kernel is in columns 30 to 61
+        awk '/^ +a faster kernel is off by / { print name " (" kernel ")" }
+             { name = $1; kernel = substr($0, 30, 32); sub(/ +$/, "", kernel) }' "$1"
+    } | paste -s -d , | sed 's/,\([^ ]\)/, \1/g'
+}
+
 # log_of NAME: sets run_log
-log_of() { run_log=$build/log/${1//[^A-Za-z0-9.]/_}.txt; }
+log_of() { run_log=$logs/${1//[^A-Za-z0-9.]/_}.txt; }
 
 # trainer ROW FOLDER FLAG...: a run on the GPU; FOLDER gets the metrics
 trainer() {
@@ -115,10 +151,10 @@ startup() {
         awk -v took="$took" 'NR > 1 { ms += $1 } END { printf "%.0f", took - ms / 1e3 }'
 }
 
-# ours ROW STEPS FLAG...: trains on random tokens, reports the run and sets the variables above. One step of up to ten
-# warms up, else ten
+# ours ROW STEPS FLAG...: trains on random tokens, reports the run and sets ms, own_bytes, first_step and run_log. One
+# step of up to ten warms up, else ten
 ours() {
-    local name=$1 steps=$2 folder=$build/run status
+    local name=$1 steps=$2 folder=$build/run status words
     ms=() own_bytes='' first_step=''
     log_of "$name"
     built train_gpt2 || return
@@ -131,11 +167,15 @@ ours() {
         first_step=$(startup "$folder")
         [ ${#ms[@]} -eq 3 ] || status=1  # no metrics
     fi
-    ended "$name" $status "$run_log" "${ms[0]:+${ms[0]} ms a step}"
+    words=$(slower_kernels "$run_log")
+    slower=${words:-$slower}
+    words="${ms[0]:+${ms[0]} ms a step; }${words:+slower kernels: $words}"
+    ended "$name" $status "$run_log" "${words%; }"
     return $status
 }
 
-# torch_run ROW NAME FLAG...: the same for train_torch.py. Status 3 is out of memory, and no failure of train_gpt2
+# torch_run ROW NAME FLAG...: runs train_torch.py, reports the run and sets ms, own_bytes, first_step, note and run_log.
+# Status 3 is out of memory, and no failure of train_gpt2
 torch=''
 torch_run() {
     local name=$2 status
@@ -160,17 +200,21 @@ torch_run() {
     return $status
 }
 
-# PyTorch's batch at 1558M: about 75 GB at B 16
-declare -A torch_batch=([124M]=64 [1558M]=16)
+# PyTorch's batch of each model; 1558M takes about 75 GB at B 16, and has no batch on a GPU of less than 70,000 MiB
+declare -A torch_batch=([124M]=64)
+choose_torch_batch() {
+    local mib
+    mib=$(gpu memory.total)
+    if [ "$mib" -ge 100000 ]; then torch_batch[1558M]=16; elif [ "$mib" -ge 70000 ]; then torch_batch[1558M]=8; fi
+}
 
 # compiled MODEL: whether PyTorch's compiled code of the model is in the cache; the file says so
 compiled() { [ -e "$build/inductor/$1_B${torch_batch[$1]}" ]; }
 
-# compile_torch ROW MODEL...: starts the compilation of those models that the cache lacks, beside the rows below
+# compile_torch ROW MODEL...: starts compiling the models that the cache lacks, beside the rows below
 compile_torch() {
     local row=$1 model missing=()
     [ -n "$torch" ] || return 0
-    [ "$(gpu memory.total)" -ge 100000 ] || torch_batch[1558M]=8
     for model in "${@:2}"; do
         compiled "$model" || missing+=("$model:${torch_batch[$model]}")
     done
@@ -178,8 +222,9 @@ compile_torch() {
         scripts/gpu/compile_torch.sh "$tokens" "$length" "${missing[@]}"
 }
 
-# find_torch: sets torch to the version of PyTorch. Its import would take seconds
+# find_torch: sets torch to the version of PyTorch, and torch_batch. An import of PyTorch would take seconds
 find_torch() {
+    choose_torch_batch
     torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null)
     [ -n "$torch" ] || report "PyTorch" skipped "$python has none"
 }

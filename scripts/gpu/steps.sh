@@ -5,7 +5,8 @@ now() { date +%s; }
 
 began=$(now) seconds_in_all=${GPU_CHECK_SECONDS:-${seconds_of[$stage]:-0}} results=() failed=() needed=()
 declare -A process=() outcome=()  # ids of the rows in the background; the outcome of each row that has ended
-running=''                        # the command of the row in the foreground
+running='' watcher=''             # the command of the row in the foreground; the nvidia-smi that watches its memory
+slower=''                         # operations whose fast kernel failed the self-check
 
 # left: seconds that remain of the total
 left() { echo $((seconds_in_all - ($(now) - began))); }
@@ -57,14 +58,14 @@ ended() {
     [ ${#lines[@]} -eq 0 ] || printf '          %s\n' "${lines[@]}"
 }
 
-# why LOG: what failed. Errors with a tolerance come first, each with error / tolerance. Then failed tests, rows and the
-# findings of compute-sanitizer. A log with none of these shows its end
+# why LOG: the reasons of a failure. Errors with a tolerance come first, each with error / tolerance. Then failed tests,
+# rows, operations of the self-check and the findings of compute-sanitizer. A log with none of these shows its end
 why() {
     local found off='(.* is off by ([^ ,]+), (expected )?at most ([^ ,]+).*)'
     found=$(sed -nE "s/^(\\[ +ERROR +\\] --- )?(ERROR: )?$off\$/\\4 \\6 \\3/p" "$1" |
         awk '{ ratio = sprintf($2 > 0 ? "%.2f" : "-", $2 > 0 ? $1 / $2 : 0); sub(/^[^ ]+ [^ ]+ /, "")
                print ratio " of its tolerance: " $0 }'
-        grep -E '^\[ +FAILED +\] [^0-9]|^[a-z_0-9]+: (exit status|out of time)' "$1"
+        grep -E '^\[ +FAILED +\] [^0-9]|^[a-z_0-9]+: (exit status|out of time)| is wrong on this device: ' "$1"
         grep -E -A 3 '^=+ (Invalid|Uninitialized|Error|ERROR|Warning|Race|Barrier|Program hit)' "$1")
     [ -n "$found" ] || found=$(tail -n 15 "$1")
     awk '!seen[$0]++' <<<"$found" | head -n 24
@@ -78,13 +79,13 @@ start() {
         status=$?
         mkdir -p "$build/took" && echo "$took" >"$build/took/$1"
         exit $status
-    } >"$build/log/${1//[^A-Za-z0-9.]/_}.txt" 2>&1 </dev/null &
+    } >"$logs/${1//[^A-Za-z0-9.]/_}.txt" 2>&1 </dev/null &
     process[$1]=$!
 }
 
 # finish NAME: waits for the row and reports it; returns its status
 finish() {
-    local log=$build/log/${1//[^A-Za-z0-9.]/_}.txt status
+    local log=$logs/${1//[^A-Za-z0-9.]/_}.txt status
     [ -n "${process[$1]:-}" ] || return 125
     wait "${process[$1]}"
     status=$?
@@ -105,11 +106,15 @@ cancel() {
 }
 
 interrupted() {
+    local status=1
     trap - TERM INT HUP
-    kill "$running" "${process[@]}" 2>/dev/null
-    report "the command" 1 "stopped by a signal after $(($(now) - began)) s"
+    kill "$running" "$watcher" "${process[@]}" 2>/dev/null
+    # a signal while `first` only waits for PyTorch takes no go back
+    [ "$stage" != first ] || ! verdict >/dev/null || status=skipped
+    report "the command" $status "stopped by a signal after $(($(now) - began)) s"
     write_report
-    exit 1
+    verdict >/dev/null
+    exit $?
 }
 
 gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits; }
@@ -118,8 +123,11 @@ gpu() { nvidia-smi --id=0 --query-gpu="$1" --format=csv,noheader,nounits; }
 
 sources() { cat train_gpt2.cu llmc/*.* llmc/*/*.* | cksum; }
 
+# checked: a go of `first` holds for these sources on this GPU, driver and CUDA
+checked() { echo "sources $(sources), $gpu_name, driver $driver, CUDA $cuda_version"; }
+
 # verdict: prints go or no-go with every reason; its status is 0 for go. `needed` names the rows that must be ok.
-# `first` remembers a go for the sources that it has checked
+# `first` remembers a go
 verdict() {
     local trouble=() name
     for name in "${failed[@]}"; do trouble+=("$name ${outcome[$name]}"); done
@@ -129,22 +137,23 @@ verdict() {
         *) trouble+=("$name ${outcome[$name]:-not run}") ;;
         esac
     done
-    if [ "$stage" != first ] && [ "$(cat "$build/go" 2>/dev/null)" != "$(sources)" ]; then
-        trouble+=("kernels and memcheck: these sources have not passed \`scripts/gpu_check.sh first\` here")
+    if [ "$stage" != first ] && [ "$(cat "$build/go" 2>/dev/null)" != "$(checked)" ]; then
+        trouble+=("kernels and memcheck: \`scripts/gpu_check.sh first\` has no go for these sources, GPU, driver, CUDA")
     fi
     if [ ${#trouble[@]} -gt 0 ]; then
         [ "$stage" != first ] || rm -f "$build/go"
         printf 'no-go: %s' "${trouble[0]}"
         [ ${#trouble[@]} -eq 1 ] || printf '; %s' "${trouble[@]:1}"
-        echo
+        echo "${slower:+. Slower kernels replace wrong ones: $slower}"
         return 1
     fi
-    echo "go: the kernels, memcheck and the losses are right"
-    [ "$stage" != first ] || sources >"$build/go"
+    echo "go: the kernels, memcheck and the losses are right${slower:+. Slower kernels replace wrong ones: $slower}"
+    [ "$stage" != first ] || checked >"$build/go"
 }
 
 # write_report: writes the results so far to the command's file and $OUT, so that an interrupted run leaves them there.
-# The function report_<command> prints the tables. Three files without folders: some machines hand back only a few
+# The function report_<command> prints the tables. The report, the logs and the autotune cache are three plain files,
+# because some machines hand back only a few files
 write_report() {
     local file
     file=dev/results/gpu_$(tr 'A-Z ' 'a-z-' <<<"$gpu_name" | tr -cd 'a-z0-9-')_$(date +%F)_$stage.md
@@ -161,9 +170,9 @@ write_report() {
         "report_$stage"
     } >"$file"
     results_file=$file
-    [ -d "${OUT:-}" ] || return 0
+    [ -n "${OUT:-}" ] || return 0
     cp "$file" "$OUT/"
-    tar -czf "$OUT/gpu_check_$stage.tgz" -C "$build" log
+    tar -czf "$OUT/gpu_check_$stage.tgz" -C "$build" "log_$stage"
     [ ! -s "${TRAIN_GPT2_PICKS:-}" ] || cp "$TRAIN_GPT2_PICKS" "$OUT/"
 }
 
