@@ -57,7 +57,7 @@ typedef struct {
     double all_nodes;  // of an update
 } Recorder;
 
-static const OpCase copy_case = {"copy", NULL, 1, 0, 1, NULL, NULL, NULL};
+static const OpCase copy_case = {"copy", NULL, 1, 1, 0, NULL, NULL, NULL};
 
 // ---- calls of operations and copies
 

@@ -15,8 +15,9 @@ trap 'rm -rf "$folder"' EXIT
 # A prediction needs no memory for the model: data is limited to 2 GiB, reserved address space is not.
 ulimit -d $((2 << 20))
 
-# record FLAG...: the prediction of $PREDICT in JSON, in $out
-record() { "$PREDICT" --json "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
+# record FLAG...: the prediction of $predictor in JSON, in $out
+predictor=$PREDICT
+record() { "$predictor" --json "$@" >"$out" 2>"$err" || echo "exit status $?: $(cat "$err")"; }
 
 # judge PROGRAM: runs Python on $out. `calls` are the lines of operations, `total` is the last line. An exception is
 # printed, so that the case fails
@@ -171,7 +172,7 @@ for words in ("-e d12 -b 8 -d 8192 -r 0 in bf16 on one a100: ", "K tokens/s (", 
         print("expected", words, "in", text)'
 )"
 report "fp32: TF32 on an H200, CUDA cores with -f 0 and on a T4" "$(
-    PREDICT=$PREDICT_FP32
+    predictor=$PREDICT_FP32
     record -e d12 -b 8 -d 8192 -r 0 -f 1
     judge 'expect("TF32", total["peak_flops"], 494.7e12)'
     record -e d12 -b 8 -d 8192 -r 0 -f 0

@@ -194,8 +194,8 @@ struct OpCase {
     const char *name;
     const OpShapes *shapes;
     int variants;
-    double tolerance;             // of fp32 results: ||got - wanted|| / ||wanted||
     int kernel_roundings;         // bf16: of a kernel's intermediates and result, one after another
+    double tolerance;             // of fp32 results: ||got - wanted|| / ||wanted||
     void (*declare)(Problem *p);  // adds the arrays
     void (*fill)(Problem *p);     // sets values that are not normal; NULL if all are
     void (*run)(Problem *p, const Ops *ops, Exec *ex);  // calls the operation
@@ -946,7 +946,7 @@ static inline void run_params_changed(Problem *p, const Ops *ops, Exec *ex) {
 // probabilities and their gradient before the next product; and the result.
 
 #define ROW(tolerance, kernel_roundings, shapes, name, variants, fill)                                                 \
-    { #name, &shapes##_shapes, variants, tolerance, kernel_roundings, declare_##name, fill, run_##name }
+    { #name, &shapes##_shapes, variants, kernel_roundings, tolerance, declare_##name, fill, run_##name }
 // clang-format off
 static const OpCase op_cases[] = {
     //  fp32  bf16 shapes         operation                    variants, fill
