@@ -3,8 +3,8 @@ The self-check: every operation on this machine's device against its reference i
 the tolerances of cases.h.
   --self-check       prints a line for each operation: kernel, error as a share of the tolerance, time, rate
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
-Either remembers a pass in $TRAIN_GPT2_SELF_CHECK, else in ~/.cache/train_gpt2/self_check.txt. With an empty variable a
-run starts without the check.
+`--self-check` and the check at the start remember a pass in $TRAIN_GPT2_SELF_CHECK, else in
+~/.cache/train_gpt2/self_check.txt. With an empty variable a run starts without the check.
 An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then
 uses. Without plainer kernels, or if these fail too, the run ends before training.
 On a CPU the reference runs on one thread with our own matmul, so the check covers oneDNN and the division of work among
@@ -20,23 +20,23 @@ defines: SelfCheck, self_check, self_check_print, self_check_at_start
 
 enum { PLAIN_LEVELS = 3 };
 
-// operations with plainer kernels: the begin of their names, their level in PlainKernels, and the names of the kernels
-// by level; NULL after the last
+// operations with plainer kernels: a prefix of the operations' names, their index in PlainKernels, and the names of the
+// kernels by level; NULL after the last
 typedef struct {
     const char *operations;
-    size_t level;
+    int plain;
     const char *on_gpu[PLAIN_LEVELS], *on_cpu[PLAIN_LEVELS];
 } ReplaceableKernel;
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
     {"matmul",
-     offsetof(PlainKernels, matmul),
+     PLAIN_MATMUL,
      {"cuBLASLt", "cuBLASLt, first choice, unfused", "plain GEMM"},
      {"oneDNN or portable", "portable", NULL}},
 #ifdef PRECISION_BF16
-    {"attention_forward", offsetof(PlainKernels, attention_forward), {"tensor cores", "CUDA cores", NULL}, {"C"}},
-    {"attention_backward", offsetof(PlainKernels, attention_backward), {"tensor cores", "CUDA cores", NULL}, {"C"}},
+    {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
+    {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
 #endif
 };
 enum { NUM_REPLACEABLE = sizeof replaceable_kernels / sizeof replaceable_kernels[0] };
@@ -47,10 +47,6 @@ static inline const ReplaceableKernel *find_replaceable(const char *operation) {
         if (strncmp(r->operations, operation, strlen(r->operations)) == 0) { return r; }
     }
     return NULL;
-}
-
-static inline int *plain_level(PlainKernels *plain, const ReplaceableKernel *r) {
-    return (int *)((char *)plain + r->level);
 }
 
 // the name of the operation's kernel at a level; NULL after the last level
@@ -128,7 +124,7 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
 static inline void run_reference(Problem *p) {
     Exec reference;
     memset(&reference, 0, sizeof reference);
-    reference.plain.matmul = MATMUL_PLAIN;
+    reference.plain.level[PLAIN_MATMUL] = MATMUL_PLAIN;
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     problem_run(p, &cpu_ops, &reference);
@@ -167,30 +163,27 @@ typedef struct {
     const OpCase *failed;           // an operation without a right kernel; NULL: none
 } SelfCheck;
 
-static inline bool self_check_covers(const OpCase *op, const char *filter) {
-    bool changes_nothing_here = strcmp(op->name, "params_changed") == 0;  // the bf16 copy of -f 2
-    return strncmp(op->name, filter, strlen(filter)) == 0 && !changes_nothing_here;
-}
+// params_changed only writes -f 2's bf16 copy, which these Execs lack
+static inline bool self_check_covers(const OpCase *op) { return strcmp(op->name, "params_changed") != 0; }
 
-// Checks the operations whose names begin with `filter`. After a replacement all are checked again, since operations
-// share levels.
-static inline SelfCheck self_check(const Backend *backend, const char *filter) {
+// Checks all operations. After a replacement all are checked again, since operations share levels.
+static inline SelfCheck self_check(const Backend *backend) {
     SelfCheck result;
     memset(&result, 0, sizeof result);
     CheckedDevice d = checked_device_open(backend, result.plain);
     for (int i = 0; i < NUM_OP_CASES; i++) {
         const OpCase *op = &op_cases[i];
         const ReplaceableKernel *r = find_replaceable(op->name);
-        if (!self_check_covers(op, filter)) { continue; }
+        if (!self_check_covers(op)) { continue; }
         result.share[i] = check_operation(op, &d);
         if (result.share[i] <= 1) { continue; }
         result.replaced[i] = result.share[i];
-        int next = r ? *plain_level(&result.plain, r) + 1 : 1;
+        int next = r ? result.plain.level[r->plain] + 1 : 1;
         if (!kernel_at_level(op->name, next, backend != &cpu_backend)) {
             result.failed = op;
             break;
         }
-        *plain_level(&result.plain, r) = next;
+        result.plain.level[r->plain] = next;
         checked_device_close(&d);
         d = checked_device_open(backend, result.plain);
         i = -1;
@@ -201,7 +194,7 @@ static inline SelfCheck self_check(const Backend *backend, const char *filter) {
 
 static inline const char *kernel_of(const OpCase *op, PlainKernels plain, const Backend *backend) {
     const ReplaceableKernel *r = find_replaceable(op->name);
-    return kernel_at_level(op->name, r ? *plain_level(&plain, r) : 0, backend != &cpu_backend);
+    return kernel_at_level(op->name, r ? plain.level[r->plain] : 0, backend != &cpu_backend);
 }
 
 // ---- rates, for --self-check
@@ -327,16 +320,26 @@ static inline const char *self_check_path(char *path) {
     return user_cache_path(path, "self_check.txt") ? path : "";
 }
 
-// A line: machine, tab, then the three levels of PlainKernels. False if no line is this machine's.
+// The levels after a machine's text: " 0 0 1". False if they are not levels.
+static inline bool read_levels(const char *text, PlainKernels *plain) {
+    for (int i = 0; i < NUM_PLAIN; i++) {
+        char *end;
+        long level = strtol(text, &end, 10);
+        if (end == text || level < 0 || level >= PLAIN_LEVELS) { return false; }
+        plain->level[i] = (int)level;
+        text = end;
+    }
+    return true;
+}
+
+// A line: machine, tab, then the levels of PlainKernels. False if no line is this machine's.
 static inline bool self_check_recall(const char *path, const char *machine, PlainKernels *plain) {
     FILE *file = fopen(path, "r");
     char line[1024];
     bool found = false;
     size_t length = strlen(machine);
     while (file && !found && fgets(line, sizeof line, file)) {
-        found = strncmp(line, machine, length) == 0 && line[length] == '\t' &&
-                sscanf(line + length, "%d %d %d", &plain->attention_forward, &plain->attention_backward,
-                       &plain->matmul) == 3;
+        if (strncmp(line, machine, length) == 0 && line[length] == '\t') { found = read_levels(line + length, plain); }
     }
     if (file) { fclose(file); }
     return found;
@@ -345,7 +348,9 @@ static inline bool self_check_recall(const char *path, const char *machine, Plai
 static inline void self_check_remember(const char *path, const char *machine, PlainKernels plain) {
     FILE *file = fopen(path, "a");
     if (file) {
-        fprintf(file, "%s\t%d %d %d\n", machine, plain.attention_forward, plain.attention_backward, plain.matmul);
+        fprintf(file, "%s\t", machine);
+        for (int i = 0; i < NUM_PLAIN; i++) { fprintf(file, " %d", plain.level[i]); }
+        fprintf(file, "\n");
     }
     if (!file || fclose(file) != 0) {
         fprintf(stderr,
@@ -365,14 +370,14 @@ static inline int self_check_print(const Backend *backend) {
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
-    SelfCheck result = self_check(backend, "");
+    SelfCheck result = self_check(backend);
     CheckedDevice d = checked_device_open(backend, result.plain);
     DeviceRates rates = device_rates(&d);
     printf("a large copy moves %.0f GB/s, a large matmul computes %.0f GFLOP/s\n\n%-28s %-32s %5s %9s %16s %6s\n",
            rates.bytes / 1e9, rates.flops / 1e9, "operation", "kernel", "error", "ms", "rate", "share");
     int checked = 0;
     for (int i = 0; i < NUM_OP_CASES && &op_cases[i] != result.failed; i++) {
-        if (!self_check_covers(&op_cases[i], "")) { continue; }
+        if (!self_check_covers(&op_cases[i])) { continue; }
         print_operation(&op_cases[i], &result, &d, &rates);
         checked++;
     }
@@ -392,14 +397,14 @@ static inline int self_check_print(const Backend *backend) {
 // this rank's levels, remembered or checked now
 static inline PlainKernels self_check_of_rank(const Backend *backend, const char *path, bool prints) {
     char machine[CHECKED_MACHINE];
-    PlainKernels plain = {0, 0, 0};
+    PlainKernels plain = {{0}};
     checked_machine(machine, sizeof machine, backend);
     if (self_check_recall(path, machine, &plain)) { return plain; }
     if (prints) {
         printf("self-check the operations on this device, once for each GPU, driver and program ...\n");
         fflush(stdout);
     }
-    SelfCheck result = self_check(backend, "");
+    SelfCheck result = self_check(backend);
     if (result.failed) {
         double share = result.share[result.failed - op_cases];
         run_error("%s is wrong on %s: its error is %.3g times the tolerance, and there is no other kernel; "
@@ -413,17 +418,15 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
 // The kernels for a run: all ranks use the plainest levels that one of them needs. A CPU is not checked.
 static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world) {
     char buffer[2 * PATH_LENGTH];
-    PlainKernels plain = {0, 0, 0};
+    PlainKernels plain = {{0}};
     const char *path = self_check_path(buffer);
     if (backend == &cpu_backend || !path) { return plain; }
     plain = self_check_of_rank(backend, path, world->rank == 0);
-    plain.attention_forward = (int)comm_max(plain.attention_forward, world);
-    plain.attention_backward = (int)comm_max(plain.attention_backward, world);
-    plain.matmul = (int)comm_max(plain.matmul, world);
+    for (int i = 0; i < NUM_PLAIN; i++) { plain.level[i] = (int)comm_max(plain.level[i], world); }
     for (int i = 0; i < NUM_REPLACEABLE && world->rank == 0; i++) {
         const ReplaceableKernel *r = &replaceable_kernels[i];
-        const char *kernel = kernel_at_level(r->operations, *plain_level(&plain, r), true);
-        if (*plain_level(&plain, r) > 0 && kernel) {
+        const char *kernel = kernel_at_level(r->operations, plain.level[r->plain], true);
+        if (plain.level[r->plain] > 0 && kernel) {
             printf("note      %s uses a slower kernel (%s): the self-check found the fast one wrong on this device\n",
                    r->operations, kernel);
         }
