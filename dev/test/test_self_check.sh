@@ -51,6 +51,9 @@ broken() {
 ok "tensor-core attention is replaced" broken attention_forward_kernel:128 attention_forward "CUDA cores"
 ok "its backward is replaced" broken attention_dq_kernel:128 attention_backward "CUDA cores"
 ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt, first choice, unfused"
+ok "a kernel that writes NaN into the first of its outputs is replaced" broken attention_forward_kernel:128:nan \
+    attention_forward "CUDA cores"
+ok "a kernel that does nothing is replaced" broken attention_dq_kernel:128:nothing attention_backward "CUDA cores"
 ok "cuBLASLt is replaced" broken cublasLtMatmul matmul_backward "plain GEMM"
 
 no_other_kernel() {
