@@ -41,7 +41,7 @@ nothing.
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, tokenize_text
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/plan_command.h"          // print_plan, print_version
-#include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start
+#include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector
@@ -1264,9 +1264,9 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (writes_files(run)) { check_disk(a, c); }
 
     ModelOptions options = model_options(a, c, run->backend);
-    options.plain = self_check_at_start(run->backend, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
+    options.plain = self_check_at_start(run->backend, world, stdout);
     gpt2_build(&run->model, *c, options, run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     allocate_results(run);
@@ -1377,8 +1377,8 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     GPT2 model;
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
-    options.plain = self_check_at_start(backend, groups.world);
     check_memory(a, c, &options, groups.world);
+    options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the text
     gpt2_build(&model, *c, options, groups);
     load_weights(&model, &source, 0);
     generate(&model, a, tokenizer, prompt, length, a->generate, SAMPLE_STREAM);
@@ -1406,6 +1406,7 @@ int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // oneDNN's primitives are cached per thread
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
+    if (self_check_is_child(argc, argv)) { return self_check_child(argv); }
     Comm *host = comm_open();  // from here on an error ends all ranks and is printed once
     TrainArgs args;
     cJSON *run_flags = read_flags(&args, argc, argv);

@@ -914,7 +914,8 @@ template <int BYTES, class Kernel> static inline void attention_allow_shared(Ker
 static inline void cuda_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
                                           Exec *ex) {
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(out, qkv));
-    attention_with_tiles<floatX, false>(s, ex->plain.attention_forward, ex->cuda->block_shared_bytes, [&](auto tiles) {
+    bool plain = ex->plain.level[PLAIN_ATTENTION_FORWARD] > 0;
+    attention_with_tiles<floatX, false>(s, plain, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int shared = attention_forward_shared<Tiles>();
         attention_allow_shared<shared>(attention_forward_kernel<Tiles>);
@@ -933,7 +934,8 @@ static inline void cuda_attention_backward(floatX *dqkv, const floatX *dout, con
     AttentionShape s = attention_shape(B, T, NH, HS, aligned_to_pack(dqkv, dout, qkv, out));
     size_t num_pairs = attention_partials(B, T, NH) / ATTENTION_PAIR_BYTES;
     AttentionPair *pairs = partials_of<AttentionPair>(ex, num_pairs, "attention_backward");
-    attention_with_tiles<floatX, true>(s, ex->plain.attention_backward, ex->cuda->block_shared_bytes, [&](auto tiles) {
+    bool plain = ex->plain.level[PLAIN_ATTENTION_BACKWARD] > 0;
+    attention_with_tiles<floatX, true>(s, plain, ex->cuda->block_shared_bytes, [&](auto tiles) {
         using Tiles = decltype(tiles);
         constexpr int dkv_shared = attention_dkv_shared<Tiles>(), dq_shared = attention_dq_shared<Tiles>();
         dim3 grid(ceil_div(T, Tiles::OWN), NH, B);

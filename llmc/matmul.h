@@ -28,7 +28,7 @@ static inline bool matmul_rounds_inputs(void) {
 }
 
 static inline void team_multiply(Exec *ex, const Matmul *p) {
-    if (ex->plain.matmul != MATMUL_FASTEST || !onednn_multiply(ex, p)) { gemm(p); }
+    if (ex->plain.level[PLAIN_MATMUL] != MATMUL_FASTEST || !onednn_multiply(ex, p)) { gemm(p); }
 }
 
 enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time

@@ -10,7 +10,7 @@ and streams are as unkind as a GPU's may be, and every error stays below its tol
 */
 #include "testing.h"
 #include "llmc/run/backends.h"
-#include "llmc/self_check/cases.h"
+#include "llmc/self_check/self_check.h"
 #include <vector>
 
 // factor by which every error stays below its tolerance in the emulator's hardware mode
@@ -23,8 +23,6 @@ static bool hardware_mode(void) {
 #endif
 }
 
-enum { PARTIALS = 64 << 20 };
-
 // The sanitizers take minutes: shapes above SMALL run in one order of the warps, shapes above LARGE not at all.
 #ifdef __SANITIZE_ADDRESS__
 static const bool SANITIZED = true;
@@ -33,30 +31,10 @@ static const bool SANITIZED = false;
 #endif
 enum { SMALL = 50000, LARGE = 8000000 };  // bytes
 
-typedef struct {
-    Exec exec;
-    void *partials, *workspace;
-} Gpu;
-
-static void gpu_open(Gpu *gpu) {
-    memset(gpu, 0, sizeof *gpu);
-    CUDA_CHECK(cudaMalloc(&gpu->partials, PARTIALS));
-    CUDA_CHECK(cudaMalloc(&gpu->workspace, CUDA_MATMUL_WORKSPACE));
-    cuda_backend.open(&gpu->exec, gpu->partials, PARTIALS, gpu->workspace, CUDA_MATMUL_WORKSPACE, false);
-}
-
-static void gpu_close(Gpu *gpu) {
-    cuda_backend.close(&gpu->exec);
-    CUDA_CHECK(cudaFree(gpu->partials));
-    CUDA_CHECK(cudaFree(gpu->workspace));
-}
-
-// ---- a problem on the device: the same arrays, with `data` in device memory
-
-static Problem device_problem(const Problem *p) {
-    Problem copy = *p;
-    for (int i = 0; i < p->num_arrays; i++) { CUDA_CHECK(cudaMalloc(&copy.array[i].data, array_bytes(&p->array[i]))); }
-    return copy;
+static CheckedDevice open_gpu(void) {
+    CheckedDevice gpu = checked_device_open(&cuda_backend, PlainKernels());
+    gpu.exec.rare_shapes = false;
+    return gpu;
 }
 
 static void device_reset(Problem *device) {
@@ -82,13 +60,13 @@ static Bytes device_read(const Problem *device) {
     return bytes;
 }
 
-static Bytes run_directly(Problem *device, Gpu *gpu) {
+static Bytes run_directly(Problem *device, CheckedDevice *gpu) {
     device_reset(device);
     problem_run(device, &cuda_ops, &gpu->exec);
     return device_read(device);
 }
 
-static Bytes run_as_graph(Problem *device, Gpu *gpu) {
+static Bytes run_as_graph(Problem *device, CheckedDevice *gpu) {
     device_reset(device);
     cuda_capture_begin(&gpu->exec);
     problem_run(device, &cuda_ops, &gpu->exec);
@@ -143,8 +121,8 @@ static void assert_same(const Problem *p, const Bytes &a, const Bytes &b, const 
     }
 }
 
-static void check_problem(const Problem *p, Gpu *gpu) {
-    Problem device = device_problem(p);
+static void check_problem(const Problem *p, CheckedDevice *gpu) {
+    Problem device = problem_on_device(p, &cuda_device);
     Bytes first = run_directly(&device, gpu);  // the first matmul of a shape may try algorithms
     check_results(p, first);
 #ifndef __CUDACC__
@@ -159,14 +137,7 @@ static void check_problem(const Problem *p, Gpu *gpu) {
     device_free(&device);
 }
 
-static size_t size_of(const OpCase *op, const OpShape *s, int variant) {
-    Problem p = problem_describe(op, s, variant);
-    size_t bytes = 0;
-    for (int i = 0; i < p.num_arrays; i++) { bytes += array_bytes(&p.array[i]); }
-    return bytes;
-}
-
-static void check_shape(const OpCase *op, const OpShape *s, int variant, Gpu *gpu, Exec *cpu) {
+static void check_shape(const OpCase *op, const OpShape *s, int variant, CheckedDevice *gpu, Exec *cpu) {
     Problem p = problem_make(op, s, variant);
     problem_run(&p, &cpu_ops, cpu);
     check_problem(&p, gpu);
@@ -183,19 +154,18 @@ struct Row {
 // all shapes and variants of one row with at most most_bytes of arrays
 static void check_row(const Row *row, size_t most_bytes) {
     const OpCase *op = row->op;
-    Gpu gpu;
+    CheckedDevice gpu = open_gpu();
     Exec cpu;
-    gpu_open(&gpu);
     memset(&cpu, 0, sizeof cpu);
     gpu.exec.rare_shapes = SANITIZED || row->quick;  // test_matmul covers the autotuner
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants; variant++) {
-            if (size_of(op, op_shape(op, i), variant) > most_bytes) { continue; }
+            if (problem_memory(op, op_shape(op, i), variant) > most_bytes) { continue; }
             check_shape(op, op_shape(op, i), variant, &gpu, &cpu);
         }
     }
     onednn_free(&cpu);
-    gpu_close(&gpu);
+    checked_device_close(&gpu);
 }
 
 #ifdef __CUDACC__
@@ -207,24 +177,22 @@ static void check_real_size(const OpCase *op) {
                            ADAMW_VARIANT(ADAMW_SPLIT, ADAMW_BYTES, ADAMW_BF16)};
     bool update = strcmp(op->name, "adamw_update") == 0;
     OpShape s = op_shape_gpt2(op, 2, 1024);
-    Gpu gpu;
+    CheckedDevice gpu = open_gpu();
     Exec cpu;
-    gpu_open(&gpu);
     memset(&cpu, 0, sizeof cpu);
     for (int i = 0; i < (update ? 3 : op->variants); i++) { check_shape(op, &s, update ? updates[i] : i, &gpu, &cpu); }
     onednn_free(&cpu);
-    gpu_close(&gpu);
+    checked_device_close(&gpu);
 }
 #endif
 
 // The classifier's kernel with rows in shared memory and the kernel for GPUs without room for rows give the same bits.
 static void test_held_rows(void **state) {
-    Gpu gpu;
+    CheckedDevice gpu = open_gpu();
     (void)state;
-    gpu_open(&gpu);
     const OpCase *op = op_cases;
     while (strcmp(op->name, "classifier") != 0) { op++; }
-    Problem p = problem_make(op, op_shape(op, 0), 0), device = device_problem(&p);
+    Problem p = problem_make(op, op_shape(op, 0), 0), device = problem_on_device(&p, &cuda_device);
     Bytes first = run_directly(&device, &gpu);
 #ifndef __CUDACC__
     uint64_t copies = simt::counts().async_copies;
@@ -237,7 +205,7 @@ static void test_held_rows(void **state) {
 #endif
     device_free(&device);
     problem_free(&p);
-    gpu_close(&gpu);
+    checked_device_close(&gpu);
 }
 
 static void test_row(void **state) {
@@ -271,30 +239,52 @@ static int list_rows(void) {
     return 0;
 }
 
-// Scores near -100 and an odd T. A tile's last row is then beyond T: with another row's lse, exp(0 - lse) is infinite.
+// Scores near -100 and an odd T: the results are the reference implementation's. A tile's last row is then beyond T: with another row's lse, exp(0 - lse) is infinite.
 static void test_attention_low_scores(void **state) {
     (void)state;
-    Gpu gpu;
-    gpu_open(&gpu);
+    CheckedDevice gpu = open_gpu();
     for (int HS : {5, 64}) {
         OpShape s = {.B = 1, .T = 3, .NH = 2, .HS = HS};
         Problem p = problem_make(op_case("attention_backward"), &s, 0);
-        const Array *qkv = find_array(&p, "qkv"), *dqkv = find_array(&p, "dqkv");
+        const Array *qkv = find_array(&p, "qkv");
         for (size_t i = 0; i < qkv->n; i++) {
             size_t part = i / (size_t)(s.NH * HS) % 3;  // q, k or v
             if (part < 2) { array_set(qkv, i, (part == 0 ? 1 : -1) * sqrt(100 / sqrt(HS))); }
         }
         p.op->fill(&p);
         for (int i = 0; i < p.num_arrays; i++) { memcpy(p.array[i].start, p.array[i].data, array_bytes(&p.array[i])); }
-        Problem device = device_problem(&p);
-        run_directly(&device, &gpu);
-        cuda_download(dqkv->data, find_array(&device, "dqkv")->data, array_bytes(dqkv));
-        for (size_t i = 0; i < dqkv->n; i++) { assert_true(isfinite(array_value(dqkv, i))); }
+        problem_run(&p, &cpu_ops, NULL);
+        Problem device = problem_on_device(&p, &cuda_device);
+        check_results(&p, run_directly(&device, &gpu));
         device_free(&device);
         problem_free(&p);
     }
-    gpu_close(&gpu);
+    checked_device_close(&gpu);
 }
+
+#ifndef __CUDACC__
+// The shapes that --self-check times on a GPU, with all plainer kernels: every launch is accepted, and the partial sums
+// fit. No kernel runs.
+static void test_shapes_for_rates(void **state) {
+    (void)state;
+    simt::runtime().dry_run = true;
+    for (int level = 0; level < PLAIN_LEVELS; level++) {
+        CheckedDevice gpu = checked_device_open(&cuda_backend, PlainKernels{{level, level, level}});
+        for (const OpCase &op : op_cases) {
+            OpShape s = shape_for_rates(&op, true);
+            Problem p = problem_describe(&op, &s, 0);
+            uint64_t submitted = simt::runtime().submitted;
+            if (!runs_on_gpu(&op)) { continue; }
+            for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
+            problem_run(&p, &cuda_ops, &gpu.exec);
+            assert_true(simt::runtime().submitted > submitted);
+            device_free(&p);
+        }
+        checked_device_close(&gpu);
+    }
+    simt::runtime().dry_run = false;
+}
+#endif
 
 int main(int argc, char **argv) {
     const char *why;
@@ -313,5 +303,8 @@ int main(int argc, char **argv) {
     }
     for (Row &row : rows) { tests.push_back(CMUnitTest{row.op->name, test_row, NULL, NULL, &row}); }
     tests.push_back(CMUnitTest{"attention_low_scores", test_attention_low_scores, NULL, NULL, NULL});
+#ifndef __CUDACC__
+    tests.push_back(CMUnitTest{"shapes_for_rates", test_shapes_for_rates, NULL, NULL, NULL});
+#endif
     return _cmocka_run_group_tests("ops", tests.data(), tests.size(), NULL, NULL);
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The self-check: its report, the check at the start of a run, and kernels that are wrong (SIMT_BREAK of the emulator).
-#   dev/test/test_self_check.sh     needs build/emulated/train_gpt2_bf16
+#   dev/test/test_self_check.sh     needs build/emulated/train_gpt2_bf16 and build/emulated/train_gpt2
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . dev/test/harness.sh
@@ -36,72 +36,144 @@ close() {
         awk '{ n++; d = $1 - $2; if (!(d * d < 4e-4 * $1 * $1)) bad = 1 } END { exit bad || n != 6 }'
 }
 
+# every_operation PROGRAM DEVICE OPERATION KERNEL
 every_operation() {
-    run 0 "$trainer" --self-check --device "$1" && has "$folder/out" "24 operations agree with their reference" &&
-        [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 25 ]
+    run 0 "$1" --self-check --device "$2" && has "$folder/out" "24 operations agree with their reference" &&
+        [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 25 ] && grep -q "^$3 *$4  *0\.[0-9][0-9] " "$folder/out"
 }
-ok "every operation has a line, on the emulated GPU" every_operation cuda
-ok "every operation has a line, on the CPU" every_operation cpu
+library=$("$trainer" --version | grep -o 'oneDNN [0-9.]*')
+ok "every operation has a line, on the emulated GPU" every_operation "$trainer" cuda \
+    matmul_gelu_forward "cuBLASLt, fused"
+ok "every operation has a line, on the CPU" every_operation "$trainer" cpu matmul_forward "${library:-portable C}"
+ok "every operation has a line, in fp32" every_operation build/emulated/train_gpt2 cuda attention_forward "CUDA cores"
 
-# broken KERNEL OPERATION REPLACEMENT: --self-check replaces the kernel
-broken() {
-    SIMT_BREAK=$1 run 0 "$trainer" --self-check --device cuda && has "$folder/out" "a faster kernel is off by" &&
-        grep -q "^$2 *$3  *0\.[0-9][0-9] " "$folder/out"
+# replaced OPERATION REPLACEMENT WORDS: --self-check has replaced the operation's kernel and says why
+replaced() {
+    run 0 "$trainer" --self-check --device cuda && has "$folder/out" "a faster kernel $3" &&
+        grep -q "^$1 *$2  *0\.[0-9][0-9] " "$folder/out"
 }
+# broken KERNEL OPERATION REPLACEMENT: a kernel that is wrong
+broken() { SIMT_BREAK=$1 replaced "$2" "$3" "is off by"; }
 ok "tensor-core attention is replaced" broken attention_forward_kernel:128 attention_forward "CUDA cores"
 ok "its backward is replaced" broken attention_dq_kernel:128 attention_backward "CUDA cores"
-ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt, first choice, unfused"
+ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt"
+ok "a kernel that writes NaN into the first of its outputs is replaced" broken attention_forward_kernel:128:nan \
+    attention_forward "CUDA cores"
+ok "a kernel that does nothing is replaced" broken attention_dq_kernel:128:nothing attention_backward "CUDA cores"
 ok "cuBLASLt is replaced" broken cublasLtMatmul matmul_backward "plain GEMM"
+# fails BREAK OPERATION REPLACEMENT WORDS: a kernel that ends its program, or never ends
+fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=20 replaced "$2" "$3" "failed: $4"; }
+ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward cuBLASLt "matmul (m="
 
 no_other_kernel() {
-    SIMT_BREAK=gelu_forward_packed_kernel run 1 "$trainer" --self-check --device cuda &&
-        has "$folder/out" "gelu_forward is wrong on this device"
+    SIMT_BREAK=gelu_forward_packed_kernel:crash run 1 "$trainer" --self-check --device cuda &&
+        grep -q "^gelu_forward  *failed: simt: a kernel of SIMT_BREAK crashes, and has no other kernel$" "$folder/out" &&
+        has "$folder/out" "operations without a right kernel on this device: 1 of 24" &&
+        [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 24 ]
 }
-ok "an operation without another kernel fails" no_other_kernel
+ok "an operation without another kernel fails, and the others are timed" no_other_kernel
 
 # ---- at the start of a run
 
 said="self-check the operations on this device"
+note="note      attention_backward uses a slower kernel (CUDA cores)"
 remembers() {
     export TRAIN_GPT2_SELF_CHECK=$folder/remembered
-    run 0 "${train[@]}" -o "$folder/right" && has "$folder/out" "$said" && [ "$(wc -l <"$folder/remembered")" -eq 1 ] &&
-        run 0 "${train[@]}" && lacks "$folder/out" "$said"
+    run 0 "${train[@]}" -o "$folder/right" -n 3 && has "$folder/out" "$said" &&
+        [ "$(wc -l <"$folder/remembered")" -eq 1 ] && run 0 "${train[@]}" && lacks "$folder/out" "$said"
 }
 ok "the first start checks and remembers" remembers
-# forgets SED: a remembered pass changed so does not count
-forgets() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/remembered
-    sed -i "$1" "$folder/remembered"
-    run 0 "${train[@]}" && has "$folder/out" "$said"
+# checks_again COMMAND...: although another machine has a remembered pass
+checks_again() {
+    TRAIN_GPT2_SELF_CHECK=$folder/remembered run 0 "$@" && has "$folder/out" "$said" && run 0 "${train[@]}"
 }
-ok "another driver or program is checked again" forgets 's/program [0-9a-f]*/program 0123456789abcdef/'
-ok "another GPU is checked again" forgets 's/emulator/another GPU/'
+echo "Kernel Module 999" >"$folder/driver"
+cp "$trainer" "$folder/program" && echo >>"$folder/program"
+ok "another GPU of the same model is checked" checks_again env SIMT_UUID=second "${train[@]}"
+ok "another driver is checked" checks_again env SIMT_DRIVER="$folder/driver" "${train[@]}"
+ok "another program is checked" checks_again "$folder/program" "${train[@]:1}"
+unchanged() { TRAIN_GPT2_SELF_CHECK=$folder/remembered run 0 "${train[@]}" && lacks "$folder/out" "$said"; }
+ok "the first GPU, driver and program are still remembered" unchanged
 
+# the last line of a machine counts
+latest() {
+    export TRAIN_GPT2_SELF_CHECK=$folder/latest
+    cp "$folder/remembered" "$folder/latest" || return
+    SIMT_BREAK=attention_dq_kernel:128 run 0 "$trainer" --self-check --device cuda &&
+        run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note" &&
+        SIMT_BREAK=gelu_forward_packed_kernel run 1 "$trainer" --self-check --device cuda &&
+        run 0 "${train[@]}" && has "$folder/out" "$said" && lacks "$folder/out" "$note"
+}
+ok "a later --self-check overrides a remembered pass" latest
+
+# replaces BREAK: a start replaces attention_backward's kernel, says so at every start, and trains right
 replaces() {
-    export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128
-    local note="note      attention_backward uses a slower kernel (CUDA cores)"
+    export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128$1 SIMT_CHECK_SECONDS=20
+    rm -rf "$folder/replaced" "$folder/slow"
     run 0 "${train[@]}" -o "$folder/slow" && has "$folder/out" "$said" && has "$folder/out" "$note" &&
         close "$folder/right" "$folder/slow" &&
         run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note"
 }
-ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces
+ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces ""
+ok "a run replaces a kernel that does not launch" replaces :error
+ok "a run replaces a kernel that crashes" replaces :crash
+ok "a run replaces a kernel that hangs" replaces :hang
 without_check() {
     SIMT_BREAK=attention_dq_kernel:128 run 0 "${train[@]}" -o "$folder/wrong" && ! close "$folder/right" "$folder/wrong"
 }
 TRAIN_GPT2_SELF_CHECK='' ok "without the check the same kernel trains wrong" without_check
 
+# ends MODE CAUSE: a run ends before training if there is no other kernel
 ends() {
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel run 1 "${train[@]}" -o "$folder/never" &&
-        has "$folder/err" "gelu_forward is wrong on cuda, emulator" && [ "$(wc -l <"$folder/err")" -eq 1 ] &&
-        [ ! -e "$folder/never" ] && [ ! -e "$folder/failed" ]
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel$1 SIMT_CHECK_SECONDS=20 \
+        run 1 "${train[@]}" -o "$folder/never" &&
+        grep -q "^train_gpt2: gelu_forward $2.*, and there is no other kernel (cuda, emulator" "$folder/err" &&
+        [ "$(wc -l <"$folder/err")" -eq 1 ] && [ ! -e "$folder/never" ] && [ ! -e "$folder/failed" ]
 }
-ok "a run ends before training if there is no other kernel" ends
+ok "a run ends before training if there is no other kernel" ends "" "is off by"
+ok "and if the only kernel does not launch" ends :error "failed: .*: invalid configuration argument"
+ok "and if the only kernel crashes" ends :crash "failed: simt: a kernel of SIMT_BREAK crashes"
+ok "and if the only kernel hangs" ends :hang "failed: no answer for 20 s"
+
+not_started() {
+    export TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_CHECK_SECONDS=0
+    run 0 "${train[@]}" && has "$folder/err" "the self-check did not start: no answer for 0 s; the run goes on" &&
+        [ ! -e "$folder/failed" ] && run 1 "$trainer" --self-check --device cuda &&
+        has "$folder/err" "the self-check did not start: no answer for 0 s"
+}
+ok "a run goes on if the check does not start" not_started
+killed() {
+    local parent child trouble
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=embedding_forward_kernel:hang "${train[@]}" >"$folder/out" &
+    parent=$!
+    until child=$(grep -s . "/proc/$parent/task/$parent/children"); do sleep 0.1; done
+    child=${child%% *}
+    sleep 1
+    kill -KILL "$parent"
+    trouble=$(none_left "$child")
+    [ -z "$trouble" ] || { echo "# $trouble" && kill -KILL "$child" && false; }
+}
+ok "a killed run leaves no child behind" killed
+
+memory_first() {
+    TRAIN_GPT2_SELF_CHECK=$folder/memory run 2 "${train[@]}" -e l2h64c4096 -b 64 -t 1024 &&
+        has "$folder/err" "the model needs" && lacks "$folder/out" "$said"
+}
+ok "the model's memory is checked first" memory_first
+
+# stdout holds the text alone
+generates() {
+    local generate=("$trainer" --device cuda -e "$folder/right/step_00000003" --generate 8 --prompt 12)
+    TRAIN_GPT2_SELF_CHECK='' run 0 "${generate[@]}" && cp "$folder/out" "$folder/text_alone" &&
+        TRAIN_GPT2_SELF_CHECK=$folder/generated SIMT_BREAK=attention_dq_kernel:128 run 0 "${generate[@]}" &&
+        cmp "$folder/out" "$folder/text_alone" && has "$folder/err" "$said" && has "$folder/err" "$note"
+}
+ok "--generate says so on stderr" generates
 
 unwritable() {
     mkdir "$folder/dir" # a folder cannot be opened as a file, by root either
     export TRAIN_GPT2_SELF_CHECK=$folder/dir
-    local times
-    for times in 1 2; do
+    for _ in 1 2; do
         run 0 "${train[@]}" && has "$folder/out" "$said" || return
         [ "$(grep -c 'could not write .*dir: Is a directory' "$folder/err")" -eq 1 ] || return
     done
@@ -112,4 +184,29 @@ in_home() {
     HOME=$folder run 0 "${train[@]}" && [ -s "$folder/.cache/train_gpt2/self_check.txt" ]
 }
 ok "the pass is remembered in HOME" in_home
+
+# ---- two ranks
+
+ranks=(mpirun --oversubscribe --bind-to none -np)
+one_sentence() {
+    TRAIN_GPT2_SELF_CHECK=$folder/dir run 0 "${ranks[@]}" 2 "${train[@]}" &&
+        [ "$(grep -c 'could not write' "$folder/err")" -eq 1 ] && [ "$(grep -c "$said" "$folder/out")" -eq 1 ]
+}
+# Rank 0's GPU has a remembered pass, rank 1's fails the check. At level 0 rank 0 would train wrong.
+plainest() {
+    local first=(1 env SIMT_UUID=first "${train[@]}") second=(1 env SIMT_UUID=second "${train[@]}")
+    TRAIN_GPT2_SELF_CHECK='' run 0 "${ranks[@]}" 2 "${train[@]}" -o "$folder/right2" || return
+    export TRAIN_GPT2_SELF_CHECK=$folder/two
+    run 0 "${first[@]:1}" || return
+    SIMT_BREAK=attention_dq_kernel:128 run 0 "${ranks[@]}" "${first[@]}" -o "$folder/slow2" : \
+        -np "${second[@]}" -o "$folder/slow2" && has "$folder/out" "$note" && close "$folder/right2" "$folder/slow2" &&
+        cut -f2 "$folder/two" | tr '\n' , | grep -qx ' 0 0 0, 0 1 0,'
+}
+if command -v mpirun >/dev/null && "$trainer" --version | grep -q 'MPI ('; then
+    use_mpirun yes 2
+    ok "two ranks that cannot write the cache say one sentence" one_sentence
+    ok "two ranks use the plainest kernels of either" plainest
+else
+    echo "no mpirun, or a program without MPI: tests of two ranks are skipped"
+fi
 end_tests

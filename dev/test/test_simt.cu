@@ -1226,6 +1226,37 @@ static void test_launch_limits(void **state) {
     cudaGetLastError();
 }
 
+// x[0] after `add` of 1 to zeros in a block of 64 threads; `error`: of the launch
+static float broken_sum(const char *mode, cudaError_t error) {
+    DeviceArray<float> x(std::vector<float>(64, 0.0f));
+    simt::settings().broken_kernel = mode;
+    simt::launch("add", add, 1, 64, 0, nullptr, x.at, 1.0f, 64);
+    assert_int_equal(cudaGetLastError(), error);
+    CUDA_CHECK(cudaDeviceSynchronize());
+    std::vector<float> sums = x.host();
+    for (int i = 1; i < 64; i++) { assert_true(sums[i] == sums[1]); }
+    return sums[0];
+}
+
+static void launch_broken(void *mode) { broken_sum(static_cast<const char *>(mode), cudaSuccess); }
+
+// SIMT_BREAK
+static void test_broken_kernels(void **state) {
+    (void)state;
+    const char *unknown = "add:64:slow", *crash = "add:crash";
+    assert_true(broken_sum("other", cudaSuccess) == 1);
+    assert_true(broken_sum("add:32:nothing", cudaSuccess) == 1);
+    assert_true(broken_sum("add", cudaSuccess) > 1000);
+    assert_true(isnan(broken_sum("add:64:nan", cudaSuccess)));
+    assert_true(broken_sum("add:nothing", cudaSuccess) == 0);
+    assert_true(broken_sum("add:64:error", cudaErrorInvalidConfiguration) == 0);
+    char output[256];
+    assert_true(WIFSIGNALED(run_in_child(output, sizeof output, launch_broken, (void *)crash)));
+    assert_non_null(strstr(output, "simt: a kernel of SIMT_BREAK crashes"));
+    assert_true(WIFSIGNALED(run_in_child(output, sizeof output, launch_broken, (void *)unknown)));
+    assert_non_null(strstr(output, "SIMT_BREAK=add:64:slow has an unknown mode"));
+}
+
 struct CaptureCase {
     cudaStream_t stream, side;
     cudaEvent_t event;
@@ -1426,6 +1457,7 @@ static const struct CMUnitTest emulator_tests[] = {
     cmocka_unit_test(test_reset),
     cmocka_unit_test(test_device),
     cmocka_unit_test(test_launch_limits),
+    cmocka_unit_test(test_broken_kernels),
     cmocka_unit_test(test_sm_75),
     cmocka_unit_test(test_forbidden_in_capture),
     cmocka_unit_test(test_unjoined_capture),

@@ -90,10 +90,17 @@ struct Settings {
     int late_streams = setting_from_environment("SIMT_LATE", hardware);
     // memory: 1 host code that touches device memory crashes, and so does a kernel that passes the end of an allocation
     int private_memory = setting_from_environment("SIMT_PRIVATE", hardware);
-    // "name" or "name:threads": the first output of launches of this kernel, in blocks of that size, is wrong.
-    // "cublasLtMatmul" or "cublasLtMatmul:epilogue" likewise.
+    // "name[:threads][:mode]": launches of this kernel, in blocks of that size, fail. cuBLASLt's products are
+    // "cublasLtMatmul[:epilogue][:mode]". Modes:
+    //   none     the first element of the first output is wrong; of a product the last column or last sum
+    //   nan      the same elements are NaN
+    //   nothing  the kernel does not run
+    //   error    the launch returns an error
+    //   crash    the program aborts when the kernel runs
+    //   hang     the kernel never ends
     const char *broken_kernel = std::getenv("SIMT_BREAK");
-    bool only_count_races = false;  // a race does not abort; for tests of the race check
+    const char *uuid = std::getenv("SIMT_UUID");  // the first 16 bytes are the GPU's UUID
+    bool only_count_races = false;                // a race does not abort; for tests of the race check
 };
 
 // Instructions executed since the program started, counted per warp; barriers are counted per block.

@@ -282,9 +282,9 @@ inline uint64_t lt_nanoseconds(const LtProduct &w) {
     return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + (slow ? s.slowdown : 0);
 }
 
-inline void lt_multiply(const LtProduct &w) {
+inline void lt_multiply(const LtProduct &w, Break how) {
     const LtSettings &s = lt_settings();
-    if (s.silent_algorithm == static_cast<int>(w.algo.data[1])) { return; }
+    if (replaced_by(how) || s.silent_algorithm == static_cast<int>(w.algo.data[1])) { return; }
     size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = lt_operand(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
@@ -301,12 +301,11 @@ inline void lt_multiply(const LtProduct &w) {
         result[at] = lt_epilogue(w, at % m, at / m, x);
         w.d.set(at % m, at / m, result[at]);
     }
-    bool broken = s.broken_algorithm == static_cast<int>(w.algo.data[1]) || s.broken_epilogue == w.desc.epilogue ||
-                  is_broken("cublasLtMatmul", w.desc.epilogue);
+    bool broken =
+        s.broken_algorithm == static_cast<int>(w.algo.data[1]) || s.broken_epilogue == w.desc.epilogue || how != WORKS;
+    float wrong = how == GIVES_NAN || s.broken_to_nan ? NAN : 2;
     bool sums_only = w.desc.epilogue & (16 | 512);
-    for (size_t i = 0; broken && !sums_only && i < m; i++) {
-        w.d.set(i, n - 1, s.broken_to_nan ? NAN : 2 * result[(n - 1) * m + i] + 1);
-    }
+    for (size_t i = 0; broken && !sums_only && i < m; i++) { w.d.set(i, n - 1, wrong * result[(n - 1) * m + i] + 1); }
     for (size_t i = 0; w.desc.epilogue & 16 && i < m; i++) {
         float sum = 0;
         for (size_t j = 0; j < n; j++) { sum += result[i + j * m]; }
@@ -317,7 +316,7 @@ inline void lt_multiply(const LtProduct &w) {
         for (size_t p = 0; p < w.k; p++) { sum += w.desc.transpose_b ? w.b.get(j, p) : w.b.get(p, j); }
         w.bias.set(j, 0, sum);
     }
-    if (broken && sums_only) { w.bias.set(w.bias.rows - 1, 0, 2 * w.bias.get(w.bias.rows - 1, 0) + 1); }
+    if (broken && sums_only) { w.bias.set(w.bias.rows - 1, 0, wrong * w.bias.get(w.bias.rows - 1, 0) + 1); }
 }
 
 // ---- validation
@@ -542,9 +541,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     for (const simt::LtMatrix *x : {&product.a, &product.b, &product.d, &product.aux, &product.bias}) {
         if (x->begins_in(workspace, workspace_bytes)) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     }
+    simt::Break how = simt::break_of("cublasLtMatmul", desc->epilogue);
+    if (how == simt::RETURNS_ERROR) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     simt::lt_counts().matmuls++;
     simt::lt_counts().latest = *algo;
-    auto multiply = [=] { simt::lt_multiply(product); };
+    auto multiply = [=] { simt::lt_multiply(product, how); };
     bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", simt::lt_nanoseconds(product),
                                            multiply}) == cudaSuccess;
     return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

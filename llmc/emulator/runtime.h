@@ -30,10 +30,13 @@ For one host thread.
 */
 #pragma once
 #include "llmc/emulator/simt.h"
+#include <cctype>
 #include <deque>
 #include <map>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <unistd.h>
 
 // ---- CUDA's types and constants, with CUDA's values
 
@@ -86,8 +89,12 @@ enum cudaStreamCaptureStatus {
 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
+struct cudaUUID_t {
+    char bytes[16];
+};
 struct cudaDeviceProp {
     char name[256];
+    cudaUUID_t uuid;
     size_t totalGlobalMem;
     int major, minor, multiProcessorCount, l2CacheSize;
 };
@@ -331,20 +338,52 @@ inline size_t shared_bytes_allowed(const void *kernel) {
     return found == runtime().shared_bytes_allowed.end() ? size_t{SHARED_BYTES_BY_DEFAULT} : found->second;
 }
 
-// whether settings().broken_kernel names this launch
-inline bool is_broken(const char *name, unsigned threads) {
-    const char *broken = settings().broken_kernel;
-    if (!broken) { return false; }
-    size_t length = std::strcspn(broken, ":");
-    bool named = std::strncmp(name + (*name == '('), broken, length) == 0;
-    return named && (!broken[length] || static_cast<unsigned>(std::atoi(broken + length + 1)) == threads);
+// ---- kernels that fail, for tests: modes of settings().broken_kernel
+
+enum Break { WORKS, GIVES_WRONG, GIVES_NAN, DOES_NOTHING, RETURNS_ERROR, CRASHES, HANGS };
+
+// how settings().broken_kernel says that this launch fails
+inline Break break_of(const char *name, unsigned threads) {
+    static const char *const modes[] = {"nan", "nothing", "error", "crash", "hang"};
+    if (!settings().broken_kernel) { return WORKS; }
+    std::string text = settings().broken_kernel;
+    size_t colon = std::min(text.find(':'), text.size());
+    if (std::strncmp(name + (*name == '('), text.c_str(), colon) != 0) { return WORKS; }
+    int how = GIVES_WRONG;
+    while (colon < text.size()) {
+        size_t begin = colon + 1;
+        colon = std::min(text.find(':', begin), text.size());
+        std::string word = text.substr(begin, colon - begin);
+        if (std::isdigit(static_cast<unsigned char>(word[0]))) {
+            if (static_cast<unsigned>(std::stoi(word)) != threads) { return WORKS; }
+        } else {
+            how = GIVES_NAN + static_cast<int>(std::find(modes, std::end(modes), word) - modes);
+        }
+    }
+    if (how > HANGS) {
+        std::fprintf(stderr, "simt: SIMT_BREAK=%s has an unknown mode\n", text.c_str());
+        std::abort();
+    }
+    return static_cast<Break>(how);
 }
-template <class T> void break_output(T *output) {
+
+// true: the kernel does not run
+inline bool replaced_by(Break how) {
+    if (how == CRASHES) {
+        std::fprintf(stderr, "simt: a kernel of SIMT_BREAK crashes\n");
+        std::abort();
+    }
+    while (how == HANGS) { pause(); }
+    return how == DOES_NOTHING;
+}
+
+template <class T> void break_output(T *output, Break how) {
     if constexpr (!std::is_const_v<T> && !std::is_void_v<T>) {
-        if (output) { std::memset(static_cast<void *>(output), 0x47, sizeof *output); }  // 51000 or so in fp32 and bf16
+        int byte = how == GIVES_NAN ? 0xff : 0x47;  // 0x47: 51000 or so in fp32 and bf16
+        if (output) { std::memset(static_cast<void *>(output), byte, sizeof *output); }
     }
 }
-template <class T> void break_output(const T &) {}
+template <class T> void break_output(const T &, Break) {}
 
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
@@ -360,12 +399,17 @@ void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t 
         failed(cudaErrorInvalidValue);
         return;
     }
+    Break how = break_of(name, dim.x);
+    if (how == RETURNS_ERROR) {
+        failed(cudaErrorInvalidConfiguration);
+        return;
+    }
     runtime().launches++;
     std::tuple<P...> copied(arguments...);
-    bool broken = is_broken(name, dim.x);
     auto run = [=] {
+        if (replaced_by(how)) { return; }
         run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
-        if (broken) { break_output(std::get<0>(copied)); }
+        if (how != WORKS) { break_output(std::get<0>(copied), how); }
     };
     uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
     submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
@@ -428,6 +472,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     if (device != 0) { return simt::failed(cudaErrorInvalidDevice); }
     *properties = cudaDeviceProp{};
     snprintf(properties->name, sizeof properties->name, "emulator");
+    const char *uuid = simt::settings().uuid ? simt::settings().uuid : "emulator";
+    std::memcpy(properties->uuid.bytes, uuid, std::min(std::strlen(uuid), sizeof properties->uuid.bytes));
     properties->totalGlobalMem = simt::runtime().device_bytes;
     properties->major = simt::settings().capability / 10;
     properties->minor = simt::settings().capability % 10;

@@ -111,7 +111,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
                                             cuda_takes_tf32(tf32), cuda_autotune_cache_path(path));
-    ex->cuda->matmuls->plain = ex->plain.matmul;
+    ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
 }
 
 static inline void cuda_close(Exec *ex) {

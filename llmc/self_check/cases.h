@@ -2,7 +2,7 @@
 Every operation of llmc/ops.h as a row that runs on any table of operations: shapes, arrays and their values, tolerance,
 bytes moved, FLOPs, and the call. Tests and benchmarks loop over the rows. Nothing here needs a test framework.
 defines: OpShape, OpShapes, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
-         problem_make, problem_bytes, problem_reset, problem_run, problem_free, problem_title, add_matmul_backward,
+         problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title, add_matmul_backward,
          add_adamw, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set, array_doubles,
          array_difference
 
@@ -1023,6 +1023,14 @@ static inline double problem_bytes(const Problem *p) {
 }
 
 static inline size_t array_bytes(const Array *a) { return a->n * dtype_size(a->dtype); }
+
+// bytes of all arrays
+static inline size_t problem_memory(const OpCase *op, const OpShape *shape, int variant) {
+    Problem p = problem_describe(op, shape, variant);
+    size_t bytes = 0;
+    for (int i = 0; i < p.num_arrays; i++) { bytes += array_bytes(&p.array[i]); }
+    return bytes;
+}
 
 // a problem with filled memory; the same arguments give the same values
 static inline Problem problem_make(const OpCase *op, const OpShape *shape, int variant) {

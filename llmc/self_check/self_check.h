@@ -3,40 +3,46 @@ The self-check: every operation on this machine's device against its reference i
 the tolerances of cases.h.
   --self-check       prints a line for each operation: kernel, error as a share of the tolerance, time, rate
   start of a run     A GPU, driver or program that the self-check has not seen is checked first.
-Either remembers a pass in $TRAIN_GPT2_SELF_CHECK, else in ~/.cache/train_gpt2/self_check.txt. With an empty variable a
-run starts without the check.
+`--self-check` and the check at the start remember a pass in $TRAIN_GPT2_SELF_CHECK, else in
+~/.cache/train_gpt2/self_check.txt. With an empty variable a run starts without the check.
 An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then
 uses. Without plainer kernels, or if these fail too, the run ends before training.
+The check runs in a child process on the same device: an operation also fails if the child reports an error, crashes or
+is silent for long. Another child then goes on.
 On a CPU the reference runs on one thread with our own matmul, so the check covers oneDNN and the division of work among
 threads.
-defines: SelfCheck, self_check, self_check_print, self_check_at_start
+defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_check_print, self_check_at_start,
+         CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/run/backends.h"
 #include "llmc/self_check/cases.h"
+#include "llmc/self_check/child.h"
+#include <inttypes.h>
+#include <sys/prctl.h>
 
 // ---- plainer kernels
 
 enum { PLAIN_LEVELS = 3 };
 
-// operations with plainer kernels: the begin of their names, their level in PlainKernels, and the names of the kernels
-// by level; NULL after the last
+// operations with plainer kernels: a prefix of the operations' names, their index in PlainKernels, and the names of the
+// kernels by level; NULL after the last
 typedef struct {
     const char *operations;
-    size_t level;
+    int plain;
     const char *on_gpu[PLAIN_LEVELS], *on_cpu[PLAIN_LEVELS];
 } ReplaceableKernel;
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
     {"matmul",
-     offsetof(PlainKernels, matmul),
+     PLAIN_MATMUL,
      {"cuBLASLt", "cuBLASLt, first choice, unfused", "plain GEMM"},
      {"oneDNN or portable", "portable", NULL}},
 #ifdef PRECISION_BF16
-    {"attention_forward", offsetof(PlainKernels, attention_forward), {"tensor cores", "CUDA cores", NULL}, {"C"}},
-    {"attention_backward", offsetof(PlainKernels, attention_backward), {"tensor cores", "CUDA cores", NULL}, {"C"}},
+    {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
+    {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
 #endif
 };
 enum { NUM_REPLACEABLE = sizeof replaceable_kernels / sizeof replaceable_kernels[0] };
@@ -49,14 +55,10 @@ static inline const ReplaceableKernel *find_replaceable(const char *operation) {
     return NULL;
 }
 
-static inline int *plain_level(PlainKernels *plain, const ReplaceableKernel *r) {
-    return (int *)((char *)plain + r->level);
-}
-
 // the name of the operation's kernel at a level; NULL after the last level
 static inline const char *kernel_at_level(const char *operation, int level, bool gpu) {
     const ReplaceableKernel *r = find_replaceable(operation);
-    if (!r) { return level > 0 ? NULL : gpu ? "CUDA" : "C"; }
+    if (!r) { return level > 0 ? NULL : gpu ? "CUDA cores" : "C"; }
     return level >= PLAIN_LEVELS ? NULL : gpu ? r->on_gpu[level] : r->on_cpu[level];
 }
 
@@ -102,8 +104,8 @@ static inline Problem problem_on_device(const Problem *p, const Device *device) 
     return copy;
 }
 
-// The largest error of an output as a share of its tolerance; infinite if an input was written. p has the wanted
-// values, on_device the device's. Frees the arrays of on_device.
+// The largest error of an output as a share of its tolerance; infinite if an output has a NaN or an input was written. p
+// has the wanted values, on_device the device's. Frees the arrays of on_device.
 static inline double share_of_tolerance(const Problem *p, Problem *on_device, const Device *device) {
     double largest = 0;
     for (int i = 0; i < p->num_arrays; i++) {
@@ -116,7 +118,7 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
             if (memcmp(got.data, a->start, array_bytes(a)) != 0) { largest = INFINITY; }
         } else {
             double *wanted = array_doubles(a, a->data), share = array_share(p, &got, wanted, kernel_slack(p, a));
-            if (!(share <= largest)) { largest = share; }
+            largest = fmax(largest, isnan(share) ? INFINITY : share);  // fmax alone drops a NaN
             free(wanted);
         }
         free(got.data);
@@ -128,7 +130,7 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
 static inline void run_reference(Problem *p) {
     Exec reference;
     memset(&reference, 0, sizeof reference);
-    reference.plain.matmul = MATMUL_PLAIN;
+    reference.plain.level[PLAIN_MATMUL] = MATMUL_PLAIN;
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     problem_run(p, &cpu_ops, &reference);
@@ -136,22 +138,18 @@ static inline void run_reference(Problem *p) {
     onednn_free(&reference);
 }
 
-// The largest share of the tolerance over all shapes with at most SELF_CHECK_LARGEST bytes, and all variants. NaN or
-// above 1: the operation is wrong.
+// The largest share of the tolerance over all shapes with at most SELF_CHECK_LARGEST bytes, and all variants. Above 1
+// the operation is wrong.
 static inline double check_operation(const OpCase *op, CheckedDevice *d) {
     double largest = 0;
     for (int i = 0; op_shape(op, i); i++) {
         for (int variant = 0; variant < op->variants && largest <= 1; variant++) {
-            Problem sizes = problem_describe(op, op_shape(op, i), variant);
-            size_t bytes = 0;
-            for (int k = 0; k < sizes.num_arrays; k++) { bytes += array_bytes(&sizes.array[k]); }
-            if (bytes > SELF_CHECK_LARGEST) { continue; }
+            if (problem_memory(op, op_shape(op, i), variant) > SELF_CHECK_LARGEST) { continue; }
             Problem p = problem_make(op, op_shape(op, i), variant);
             Problem on_device = problem_on_device(&p, d->backend->device);
             run_reference(&p);
             problem_run(&on_device, d->backend->ops, &d->exec);
-            double share = share_of_tolerance(&p, &on_device, d->backend->device);
-            if (!(share <= largest)) { largest = share; }
+            largest = fmax(largest, share_of_tolerance(&p, &on_device, d->backend->device));
             problem_free(&p);
         }
     }
@@ -160,48 +158,179 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
+enum { CHECK_TEXT = 512 };  // bytes
+
+typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
+
 typedef struct {
-    PlainKernels plain;             // levels at which every operation is right
-    double share[NUM_OP_CASES];     // error as a share of the tolerance, at these levels
-    double replaced[NUM_OP_CASES];  // the same of the latest kernel that failed; 0: none failed
-    const OpCase *failed;           // an operation without a right kernel; NULL: none
+    CheckState state;
+    double share;  // error as a share of the tolerance
+    // what the latest kernel that failed did: "is off by 3 times the tolerance", "failed: .."; "" if none failed
+    char trouble[CHECK_TEXT];
+} CheckedOperation;
+
+typedef struct {
+    PlainKernels plain;  // levels at which every operation is right, unless it has FAILED
+    CheckedOperation operations[NUM_OP_CASES];
+    char not_started[CHECK_TEXT];  // the reason if no child began with an operation; ""
 } SelfCheck;
 
-static inline bool self_check_covers(const OpCase *op, const char *filter) {
-    bool changes_nothing_here = strcmp(op->name, "params_changed") == 0;  // the bf16 copy of -f 2
-    return strncmp(op->name, filter, strlen(filter)) == 0 && !changes_nothing_here;
+// params_changed only writes -f 2's bf16 copy, which these Execs lack
+static inline bool self_check_covers(int i) { return strcmp(op_cases[i].name, "params_changed") != 0; }
+
+// the first operation in this state; -1: none
+static inline int find_checked(const SelfCheck *result, CheckState state) {
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        if (self_check_covers(i) && result->operations[i].state == state) { return i; }
+    }
+    return -1;
 }
 
-// Checks the operations whose names begin with `filter`. After a replacement all are checked again, since operations
-// share levels.
-static inline SelfCheck self_check(const Backend *backend, const char *filter) {
-    SelfCheck result;
-    memset(&result, 0, sizeof result);
-    CheckedDevice d = checked_device_open(backend, result.plain);
+// The operation's kernel has failed. If there is a plainer one, all operations of its level are checked with theirs.
+static inline void replace_kernel(SelfCheck *result, int failed, bool gpu) {
+    const char *name = op_cases[failed].name;
+    const ReplaceableKernel *r = find_replaceable(name);
+    if (!r || !kernel_at_level(name, result->plain.level[r->plain] + 1, gpu)) {
+        result->operations[failed].state = FAILED;
+        return;
+    }
+    result->plain.level[r->plain]++;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        const OpCase *op = &op_cases[i];
-        const ReplaceableKernel *r = find_replaceable(op->name);
-        if (!self_check_covers(op, filter)) { continue; }
-        result.share[i] = check_operation(op, &d);
-        if (result.share[i] <= 1) { continue; }
-        result.replaced[i] = result.share[i];
-        int next = r ? *plain_level(&result.plain, r) + 1 : 1;
-        if (!kernel_at_level(op->name, next, backend != &cpu_backend)) {
-            result.failed = op;
-            break;
-        }
-        *plain_level(&result.plain, r) = next;
-        checked_device_close(&d);
-        d = checked_device_open(backend, result.plain);
-        i = -1;
+        if (find_replaceable(op_cases[i].name) == r) { result->operations[i].state = UNCHECKED; }
+    }
+}
+
+// ---- the child
+// Its arguments: CHILD_FLAG, the GPU's number (-1: the CPU backend), threads, levels, a character for each operation: 1
+// if the child checks it. Its lines: "checks NAME" before an operation, "share X" after it.
+
+#define CHILD_FLAG "--self-check-child"
+enum { CHILD_ARGUMENTS = 6 };
+
+static inline bool self_check_is_child(int argc, char **argv) {
+    return argc == CHILD_ARGUMENTS && strcmp(argv[1], CHILD_FLAG) == 0;
+}
+
+static inline void print_levels(char *text, size_t room, PlainKernels plain) {
+    size_t used = 0;
+    for (int i = 0; i < NUM_PLAIN; i++) { used += (size_t)snprintf(text + used, room - used, " %d", plain.level[i]); }
+}
+
+// Reads " 0 0 1". False if the text has other numbers than levels.
+static inline bool read_levels(const char *text, PlainKernels *plain) {
+    for (int i = 0; i < NUM_PLAIN; i++) {
+        char *end;
+        long level = strtol(text, &end, 10);
+        if (end == text || level < 0 || level >= PLAIN_LEVELS) { return false; }
+        plain->level[i] = (int)level;
+        text = end;
+    }
+    return true;
+}
+
+// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing to
+// the autotune cache.
+static inline int self_check_child(char **argv) {
+    const Backend *backend = &cpu_backend;
+    PlainKernels plain;
+    if (!read_levels(argv[4], &plain) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed parent leaves no child behind
+    omp_set_num_threads(atoi(argv[3]));
+#ifdef HAVE_CUDA
+    if (atoi(argv[2]) >= 0) {
+        CUDA_CHECK(cudaSetDevice(atoi(argv[2])));
+        backend = &cuda_backend;
+    }
+#endif
+    CheckedDevice d = checked_device_open(backend, plain);
+    double share = 0;
+    for (int i = 0; i < NUM_OP_CASES && share <= 1; i++) {
+        if (argv[5][i] != '1') { continue; }
+        printf("checks %s\n", op_cases[i].name);
+        fflush(stdout);
+        share = check_operation(&op_cases[i], &d);
+        printf("share %.9g\n", share);
+        fflush(stdout);
     }
     checked_device_close(&d);
-    return result;
+    return 0;
 }
 
-static inline const char *kernel_of(const OpCase *op, PlainKernels plain, const Backend *backend) {
-    const ReplaceableKernel *r = find_replaceable(op->name);
-    return kernel_at_level(op->name, r ? *plain_level(&plain, r) : 0, backend != &cpu_backend);
+// ---- its parent
+
+// longest silence of a child
+static inline int self_check_seconds(void) {
+#ifdef SIMT
+    return simt::setting_from_environment("SIMT_CHECK_SECONDS", 3600);
+#endif
+    return 60;
+}
+
+// Starts a child that checks the operations that are UNCHECKED. Returns 0 or errno.
+static inline int start_check(Child *child, const SelfCheck *result, const Backend *backend) {
+    char gpu[16] = "-1", threads[16], levels[16 * NUM_PLAIN], checked[NUM_OP_CASES + 1] = "";
+#ifdef HAVE_CUDA
+    if (backend != &cpu_backend) { snprintf(gpu, sizeof gpu, "%d", cuda_current_device()); }
+#endif
+    (void)backend;
+    snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
+    print_levels(levels, sizeof levels, result->plain);
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        checked[i] = self_check_covers(i) && result->operations[i].state == UNCHECKED ? '1' : '0';
+    }
+    char *argv[CHILD_ARGUMENTS + 1] = {(char *)"train_gpt2", (char *)CHILD_FLAG, gpu, threads, levels, checked, NULL};
+    return child_start(child, argv, self_check_seconds());
+}
+
+// the operation has this share of its tolerance
+static inline void take_share(SelfCheck *result, int i, double share, bool gpu) {
+    CheckedOperation *operation = &result->operations[i];
+    operation->share = share;
+    operation->state = RIGHT;
+    if (share <= 1) { return; }
+    snprintf(operation->trouble, CHECK_TEXT, "is off by %.3g times the tolerance", share);
+    replace_kernel(result, i, gpu);
+}
+
+// Checks the operations that are UNCHECKED in one child, until one fails.
+static inline void check_in_child(SelfCheck *result, const Backend *backend) {
+    bool gpu = backend != &cpu_backend, started = false;
+    char line[CHECK_TEXT], name[64], words[CHECK_TEXT] = "", why[CHECK_TEXT - 16] = "";
+    int current = -1;  // the operation under check
+    double share;
+    Child child;
+    ChildNews news;
+    int error = start_check(&child, result, backend);
+    if (error) {
+        snprintf(result->not_started, CHECK_TEXT, "%s", strerror(error));
+        return;
+    }
+    while ((news = child_line(&child, line, sizeof line)) == CHILD_SAID) {
+        if (sscanf(line, "checks %63s", name) == 1) {
+            current = (int)(op_case(name) - op_cases);
+            started = true;
+            words[0] = 0;
+        } else if (current >= 0 && sscanf(line, "share %lf", &share) == 1) {
+            take_share(result, current, share, gpu);
+            current = -1;
+        } else if (*line) {
+            snprintf(words, sizeof words, "%s", line + (strncmp(line, "train_gpt2: ", 12) == 0 ? 12 : 0));
+        }
+    }
+    child_end(&child, news, words, why, sizeof why);
+    if (current >= 0) {
+        snprintf(result->operations[current].trouble, CHECK_TEXT, "failed: %s", why);
+        replace_kernel(result, current, gpu);
+    }
+    if (!started) { snprintf(result->not_started, CHECK_TEXT, "%s", why); }
+}
+
+// checks all operations, and what replaces those that fail
+static inline SelfCheck self_check(const Backend *backend) {
+    SelfCheck result;
+    memset(&result, 0, sizeof result);
+    while (!*result.not_started && find_checked(&result, UNCHECKED) >= 0) { check_in_child(&result, backend); }
+    return result;
 }
 
 // ---- rates, for --self-check
@@ -231,9 +360,6 @@ static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
 // GPT-2 124M's shape: on a GPU 16 sequences of 1024 tokens, more than caches hold; on a CPU 4 of 64. The logits have a
 // quarter of the rows, flat arrays at most 32 M elements.
 static inline OpShape shape_for_rates(const OpCase *op, bool gpu) {
-#ifdef SIMT  // times of the emulator mean nothing
-    return *op_shape(op, 0);
-#endif
     OpShape s = op_shape_gpt2(op, gpu ? 16 : 4, gpu ? 1024 : 64);
     if (s.V > 0 && s.C == 0) { s.T /= 4; }
     if (s.n > (32 << 20)) { s.n = 32 << 20; }
@@ -268,12 +394,13 @@ static inline double seconds_of_copy(CheckedDevice *d, size_t bytes) {
     return best;
 }
 
-// the rates of a large copy, in bytes read and written per second, and of a large square matmul, in FLOPs per second
+// The rates of a large copy, in bytes read and written per second, and of a large square matmul, in FLOPs per second.
+// flops is infinite if no matmul is right.
 typedef struct {
     double bytes, flops;
 } DeviceRates;
 
-static inline DeviceRates device_rates(CheckedDevice *d) {
+static inline DeviceRates device_rates(CheckedDevice *d, bool matmul) {
     bool gpu = d->backend != &cpu_backend;
 #ifdef SIMT
     gpu = false;
@@ -282,42 +409,102 @@ static inline DeviceRates device_rates(CheckedDevice *d) {
     OpShape square = op_case("matmul_forward")->shapes->gpt2;
     square.B = 1;
     square.T = square.C = square.OC = gpu ? 8192 : RATE_SIDE;
-    double bytes, flops, seconds = time_operation(op_case("matmul_forward"), &square, d, &bytes, &flops);
+    double bytes, flops = INFINITY, seconds = 1;
+    if (matmul) { seconds = time_operation(op_case("matmul_forward"), &square, d, &bytes, &flops); }
     DeviceRates rates = {2 * (double)copied / seconds_of_copy(d, copied), flops / seconds};
     return rates;
 }
 
-static inline void print_operation(const OpCase *op, const SelfCheck *result, CheckedDevice *d,
-                                   const DeviceRates *rates) {
-    int i = (int)(op - op_cases);
+static inline int num_gemms(const CheckedDevice *d) {
+#ifdef HAVE_CUDA
+    if (d->exec.cuda) { return d->exec.cuda->matmuls->num_algorithms; }
+#endif
+    (void)d;
+    return 0;
+}
+
+// the kernel of an operation that has run. first: the number of the GEMMs known before. Of a matmul's GEMMs on a GPU,
+// our own one counts most, then one with a fused epilogue.
+static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice *d, int first) {
+    const ReplaceableKernel *r = find_replaceable(op->name);
+    int level = r ? d->exec.plain.level[r->plain] : 0;
+    bool gpu = d->backend != &cpu_backend, matmul = r && r->plain == PLAIN_MATMUL;
+    if (!matmul) { return kernel_at_level(op->name, level, gpu); }
+    if (!gpu) { return level > 0 ? "portable C" : onednn_version(); }
+    const char *kernel = "cuBLASLt";
+#ifdef HAVE_CUDA
+    for (int i = first; i < num_gemms(d); i++) {
+        const LtAlgorithm *algorithm = &d->exec.cuda->matmuls->algorithms[i];
+        if (!algorithm->desc) { return "plain GEMM"; }
+        if (algorithm->fused) { kernel = "cuBLASLt, fused"; }
+    }
+#endif
+    (void)first;
+    return kernel;
+}
+
+// A line of the report. The name comes first: it stays the last word if the operation ends the program.
+static inline void print_operation(int i, const SelfCheck *result, CheckedDevice *d, const DeviceRates *rates) {
+    const OpCase *op = &op_cases[i];
+    const CheckedOperation *checked = &result->operations[i];
+    printf("%-28s ", op->name);
+    fflush(stdout);
+    if (checked->state == FAILED) {
+        printf("%s, and has no other kernel\n", checked->trouble);
+        return;
+    }
     OpShape shape = shape_for_rates(op, d->backend != &cpu_backend);
+#ifdef SIMT  // times of the emulator mean nothing
+    shape = *op_shape(op, 0);
+#endif
+    int gemms = num_gemms(d);
     double bytes, flops, seconds = time_operation(op, &shape, d, &bytes, &flops);
     bool by_flops = flops / rates->flops > bytes / rates->bytes;
     double share = by_flops ? flops / rates->flops / seconds : bytes / rates->bytes / seconds;
-    printf("%-28s %-32s %5.2f %9.3f %8.0f %-7s %4.0f %%\n", op->name, kernel_of(op, result->plain, d->backend),
-           result->share[i], 1e3 * seconds, (by_flops ? flops : bytes) / seconds / 1e9, by_flops ? "GFLOP/s" : "GB/s",
-           100 * share);
-    if (result->replaced[i] != 0) {
-        printf("%-28s a faster kernel is off by %.3g times the tolerance\n", "", result->replaced[i]);
-    }
-    fflush(stdout);
+    printf("%-18s %5.2f %9.3f %8.0f %-7s %4.0f %%\n", kernel_that_ran(op, d, gemms), checked->share, 1e3 * seconds,
+           (by_flops ? flops : bytes) / seconds / 1e9, by_flops ? "GFLOP/s" : "GB/s", 100 * share);
+    if (*checked->trouble) { printf("%-28s a faster kernel %s\n", "", checked->trouble); }
 }
 
 // ---- the remembered pass
 
-enum { CHECKED_MACHINE = 512 };  // bytes
+enum { CHECKED_MACHINE = 1024 };  // bytes
 
-// This device, its driver and this program, as one line without tabs.
-static inline void checked_machine(char *text, size_t room, const Backend *backend) {
-    char driver[256] = "", program[17];
-    FILE *file = fopen("/proc/driver/nvidia/version", "r");
-    if (file && !fgets(driver, sizeof driver, file)) { driver[0] = 0; }
+// hash of a file's first line; a missing file counts as empty
+static inline uint64_t hash_first_line(const char *path) {
+    char line[256] = "";
+    FILE *file = fopen(path, "r");
+    if (file && !fgets(line, sizeof line, file)) { line[0] = 0; }
     if (file) { fclose(file); }
+    return hash_bytes(0, line, strlen(line));
+}
+
+#ifdef HAVE_CUDA
+// ", GPU-UUID, driver HASH" of this process's GPU, with the UUID as nvidia-smi prints it
+static inline size_t gpu_and_driver(char *text, size_t room) {
+    struct cudaDeviceProp gpu;
+    const char *driver = "/proc/driver/nvidia/version";
+#ifdef SIMT
+    if (getenv("SIMT_DRIVER")) { driver = getenv("SIMT_DRIVER"); }
+#endif
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
+    size_t used = (size_t)snprintf(text, room, ", GPU");
+    for (int i = 0; i < 16; i++) {
+        bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+        used += (size_t)snprintf(text + used, room - used, dash ? "-%02x" : "%02x", (uint8_t)gpu.uuid.bytes[i]);
+    }
+    return used + (size_t)snprintf(text + used, room - used, ", driver %016" PRIx64, hash_first_line(driver));
+}
+#endif
+
+// this device, its driver and this program, as one line without tabs
+static inline void checked_machine(char *text, size_t room, const Backend *backend) {
     backend->describe(text, room);
     size_t used = strlen(text);
-    uint64_t hash = hash_whole_file(hash_bytes(0, driver, strlen(driver)), "/proc/self/exe");
-    snprintf(program, sizeof program, "%016" PRIx64, hash);
-    snprintf(text + used, room - used, ", driver and program %s", program);
+#ifdef HAVE_CUDA
+    if (backend != &cpu_backend) { used += gpu_and_driver(text + used, room - used); }
+#endif
+    snprintf(text + used, room - used, ", program %016" PRIx64, hash_whole_file(0, "/proc/self/exe"));
 }
 
 // $TRAIN_GPT2_SELF_CHECK, else ~/.cache/train_gpt2/self_check.txt; NULL: no check at the start
@@ -327,31 +514,35 @@ static inline const char *self_check_path(char *path) {
     return user_cache_path(path, "self_check.txt") ? path : "";
 }
 
-// A line: machine, tab, then the three levels of PlainKernels. False if no line is this machine's.
+// A line: machine, tab, then the levels of PlainKernels. This machine's last line counts. False: there is none, or its
+// levels are those of a machine with an operation that has FAILED.
 static inline bool self_check_recall(const char *path, const char *machine, PlainKernels *plain) {
     FILE *file = fopen(path, "r");
-    char line[1024];
+    char line[2 * CHECKED_MACHINE];
     bool found = false;
     size_t length = strlen(machine);
-    while (file && !found && fgets(line, sizeof line, file)) {
-        found = strncmp(line, machine, length) == 0 && line[length] == '\t' &&
-                sscanf(line + length, "%d %d %d", &plain->attention_forward, &plain->attention_backward,
-                       &plain->matmul) == 3;
+    while (file && fgets(line, sizeof line, file)) {
+        if (strncmp(line, machine, length) == 0 && line[length] == '\t') { found = read_levels(line + length, plain); }
     }
     if (file) { fclose(file); }
     return found;
 }
 
-static inline void self_check_remember(const char *path, const char *machine, PlainKernels plain) {
+// Appends a line. problem = "", or the sentence if the file cannot be written.
+static inline void self_check_remember(const char *path, const char *machine, const SelfCheck *result, char *problem,
+                                       size_t room) {
+    PlainKernels plain = result->plain;
+    char levels[16 * NUM_PLAIN];
+    if (find_checked(result, FAILED) >= 0) { plain.level[0] = -1; }  // the next start checks again
+    print_levels(levels, sizeof levels, plain);
+    problem[0] = 0;
     FILE *file = fopen(path, "a");
-    if (file) {
-        fprintf(file, "%s\t%d %d %d\n", machine, plain.attention_forward, plain.attention_backward, plain.matmul);
-    }
+    if (file) { fprintf(file, "%s\t%s\n", machine, levels); }
     if (!file || fclose(file) != 0) {
-        fprintf(stderr,
-                "train_gpt2: could not write %s: %s; the self-check runs at every start (TRAIN_GPT2_SELF_CHECK names "
-                "another file)\n",
-                *path ? path : "self_check.txt, as HOME is not set", strerror(errno));
+        snprintf(problem, room,
+                 "could not write %s: %s; the self-check runs at every start (TRAIN_GPT2_SELF_CHECK names another "
+                 "file)",
+                 *path ? path : "self_check.txt, as HOME is not set", strerror(errno));
     }
 }
 
@@ -359,73 +550,76 @@ static inline void self_check_remember(const char *path, const char *machine, Pl
 
 // --self-check: returns the exit status, 1 if an operation has no right kernel
 static inline int self_check_print(const Backend *backend) {
-    char machine[CHECKED_MACHINE], buffer[2 * PATH_LENGTH];
+    char machine[CHECKED_MACHINE], buffer[2 * PATH_LENGTH], problem[2 * PATH_LENGTH] = "";
     const char *path = self_check_path(buffer);
-    PlainKernels remembered;
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
-    SelfCheck result = self_check(backend, "");
+    SelfCheck result = self_check(backend);
+    if (*result.not_started) { run_error("the self-check did not start: %s", result.not_started); }
     CheckedDevice d = checked_device_open(backend, result.plain);
-    DeviceRates rates = device_rates(&d);
-    printf("a large copy moves %.0f GB/s, a large matmul computes %.0f GFLOP/s\n\n%-28s %-32s %5s %9s %16s %6s\n",
-           rates.bytes / 1e9, rates.flops / 1e9, "operation", "kernel", "error", "ms", "rate", "share");
-    int checked = 0;
-    for (int i = 0; i < NUM_OP_CASES && &op_cases[i] != result.failed; i++) {
-        if (!self_check_covers(&op_cases[i], "")) { continue; }
-        print_operation(&op_cases[i], &result, &d, &rates);
+    DeviceRates rates = device_rates(&d, result.operations[op_case("matmul_forward") - op_cases].state == RIGHT);
+    printf("a large copy moves %.0f GB/s", rates.bytes / 1e9);
+    if (!isinf(rates.flops)) { printf(", a large matmul computes %.0f GFLOP/s", rates.flops / 1e9); }
+    printf("\n\n%-28s %-18s %5s %9s %16s %6s\n", "operation", "kernel", "error", "ms", "rate", "share");
+    int checked = 0, failed = 0;
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        if (!self_check_covers(i)) { continue; }
+        print_operation(i, &result, &d, &rates);
         checked++;
+        failed += result.operations[i].state == FAILED;
     }
     checked_device_close(&d);
     printf("\nerror: the largest difference from the reference implementation, as a share of the tolerance\n");
-    if (result.failed) {
-        printf("%s is wrong on this device: %.3g times the tolerance\n", result.failed->name,
-               result.share[result.failed - op_cases]);
-        return EXIT_RUN_FAILED;
-    }
-    printf("%d operations agree with their reference implementations\n", checked);
-    bool new_machine = backend != &cpu_backend && path && !self_check_recall(path, machine, &remembered);
-    if (new_machine) { self_check_remember(path, machine, result.plain); }
-    return 0;
+    if (backend != &cpu_backend && path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
+    if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
+    if (failed == 0) { printf("%d operations agree with their reference implementations\n", checked); }
+    if (failed > 0) { printf("operations without a right kernel on this device: %d of %d\n", failed, checked); }
+    return failed > 0 ? EXIT_RUN_FAILED : 0;
 }
 
-// this rank's levels, remembered or checked now
-static inline PlainKernels self_check_of_rank(const Backend *backend, const char *path, bool prints) {
+// This rank's levels, remembered or checked now. problem = "", or a sentence for the user.
+static inline PlainKernels self_check_of_rank(const Backend *backend, const char *path, FILE *out, char *problem,
+                                              size_t room) {
     char machine[CHECKED_MACHINE];
-    PlainKernels plain = {0, 0, 0};
+    PlainKernels plain = {{0}};
     checked_machine(machine, sizeof machine, backend);
     if (self_check_recall(path, machine, &plain)) { return plain; }
-    if (prints) {
-        printf("self-check the operations on this device, once for each GPU, driver and program ...\n");
-        fflush(stdout);
+    fprintf(out, "self-check the operations on this device, once for each GPU, driver and program ...\n");
+    fflush(out);
+    SelfCheck result = self_check(backend);
+    int failed = find_checked(&result, FAILED);
+    if (failed >= 0) {
+        run_error("%s %s, and there is no other kernel (%s); --self-check shows all operations, and "
+                  "TRAIN_GPT2_SELF_CHECK= trains without the check",
+                  op_cases[failed].name, result.operations[failed].trouble, machine);
     }
-    SelfCheck result = self_check(backend, "");
-    if (result.failed) {
-        double share = result.share[result.failed - op_cases];
-        run_error("%s is wrong on %s: its error is %.3g times the tolerance, and there is no other kernel; "
-                  "--self-check shows all operations, and TRAIN_GPT2_SELF_CHECK= trains without the check",
-                  result.failed->name, machine, share);
+    if (*result.not_started) {
+        snprintf(problem, room, "the self-check did not start: %s; the run goes on without it", result.not_started);
+    } else {
+        self_check_remember(path, machine, &result, problem, room);
     }
-    self_check_remember(path, machine, result.plain);
     return result.plain;
 }
 
-// The kernels for a run: all ranks use the plainest levels that one of them needs. A CPU is not checked.
-static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world) {
-    char buffer[2 * PATH_LENGTH];
-    PlainKernels plain = {0, 0, 0};
+// The kernels for a run: all ranks use the plainest levels that one of them needs. A CPU is not checked. `out` gets
+// rank 0's notes. Of all problems the first rank's is printed.
+static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
+    char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
+    PlainKernels plain = {{0}};
     const char *path = self_check_path(buffer);
-    if (backend == &cpu_backend || !path) { return plain; }
-    plain = self_check_of_rank(backend, path, world->rank == 0);
-    plain.attention_forward = (int)comm_max(plain.attention_forward, world);
-    plain.attention_backward = (int)comm_max(plain.attention_backward, world);
-    plain.matmul = (int)comm_max(plain.matmul, world);
+    if (backend == &cpu_backend) { return plain; }
+    if (path) { plain = self_check_of_rank(backend, path, out, problem, sizeof problem); }
+    for (int i = 0; i < NUM_PLAIN; i++) { plain.level[i] = (int)comm_max(plain.level[i], world); }
+    int place = world->size - world->rank;
+    bool is_first = comm_max(*problem ? place : 0, world) == place;
+    if (is_first) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     for (int i = 0; i < NUM_REPLACEABLE && world->rank == 0; i++) {
         const ReplaceableKernel *r = &replaceable_kernels[i];
-        const char *kernel = kernel_at_level(r->operations, *plain_level(&plain, r), true);
-        if (*plain_level(&plain, r) > 0 && kernel) {
-            printf("note      %s uses a slower kernel (%s): the self-check found the fast one wrong on this device\n",
-                   r->operations, kernel);
+        const char *kernel = kernel_at_level(r->operations, plain.level[r->plain], true);
+        if (plain.level[r->plain] > 0 && kernel) {
+            fprintf(out, "note      %s uses a slower kernel (%s): the fast one fails the self-check on this device\n",
+                    r->operations, kernel);
         }
     }
     return plain;
