@@ -62,6 +62,10 @@ times)
     list_times
     exit
     ;;
+--help | -h)
+    sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
 *)
     echo "gpu_check: expected 'first', 'speed', 'rest', 'build', 'pack' or 'times', found '$stage'" >&2
     exit 2
@@ -99,9 +103,11 @@ done
 try_cuda || exit 2
 echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
 if [ "$stage" = build ]; then
+    trap 'kill "$running" 2>/dev/null; exit 1' TERM INT HUP
     build_all train_gpt2 bench_ops test_{simt,layouts,nccl}_bf16 test_{ops,gpt2}_{bf16,fp32}
+    [ ${#failed[@]} -eq 0 ] || exit 1
     [ -n "$compute_capability" ] || { echo "gpu_check: no GPU: nothing was run" >&2 && exit 2; }
-    exit $((${#failed[@]} > 0))
+    exit
 fi
 gpu_name=$(gpu name) driver=$(gpu driver_version)
 export TRAIN_GPT2_SELF_CHECK=$build/self_check.txt  # the trainer remembers here that this GPU has passed

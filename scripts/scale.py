@@ -52,6 +52,11 @@ def stop(sentence):
     sys.exit(f"scale.py: {sentence}")
 
 
+def numbers(text):
+    """a flag's value such as "1,8,64"; argparse reports a ValueError in one sentence"""
+    return [int(word) for word in text.split(",")]
+
+
 def parameters(layers, channels):
     return 12 * layers * channels**2 + 13 * layers * channels + (VOCABULARY + POSITIONS + 2) * channels
 
@@ -195,9 +200,9 @@ def main():
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--ms", type=float)
     parser.add_argument("--update-ms", type=float)
-    parser.add_argument("--gpus", default="1,2,4,8,16,32,64,128,256,512,1024")
+    parser.add_argument("--gpus", type=numbers, default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--node", type=int, default=8)
-    parser.add_argument("--stages", type=lambda text: [int(stage) for stage in text.split(",")], default=[0, 1, 2, 3])
+    parser.add_argument("--stages", type=numbers, default=[0, 1, 2, 3])
     for name, value in (("nvlink", 300), ("net", 45), ("latency", 15), ("memory", None)):
         parser.add_argument("--" + name, type=float, default=value)
     given, flags = parser.parse_known_args()
@@ -216,7 +221,7 @@ def main():
           f"{given.update_ms:.4g} ms an update; the program's plans are those of {weights} weights\n")
     print("| GPUs | layout | step, ms | tokens/s | of linear | not hidden, ms | GB a GPU |")
     print("|---|---|---|---|---|---|---|")
-    for gpus in (int(n) for n in given.gpus.split(",")):
+    for gpus in given.gpus:
         found = best(given, gpus, flags, widths)
         if not found:
             print(f"| {gpus} | none fits, or divides -d | | | | | |")

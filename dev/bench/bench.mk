@@ -28,12 +28,13 @@ BENCHES := $(addprefix build/bench/,$(basename $(notdir $(wildcard dev/bench/*.c
 bench: build/bench/bench_ops ## bench: every operation, as a share of the measured copy and matmul ceilings; minutes
 	@build/bench/bench_ops
 
-# a GPU before sm_80 runs the fp32 build
-PREDICT = build/bench/predict$(if $(filter t4 sm_7%,$(GPU)),_fp32)
+# a GPU before sm_80 runs the fp32 build; others do with `make predict PRECISION=fp32`
+fp32_asked = $(and $(filter command,$(origin PRECISION)),$(filter fp32,$(PRECISION)))
+PREDICT = build/bench/predict$(if $(or $(filter t4 sm_7%,$(GPU)),$(fp32_asked)),_fp32)
 predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'
 	@dev/bench/sass.py --check
 	@$(PREDICT) --gpu $(or $(GPU),h200) $(or $(ARGS),-e d12 -b 64 -d 65536)
-	@$(if $(ARGS),,echo && $(PREDICT) --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384)
+	@$(if $(ARGS),,echo && $(PREDICT) --gpu $(or $(GPU),h200) -e d48 -b 16 -d 16384 || true)
 
 bench-remat: build/bench/remat ## bench: time and saved bytes of every level of -r
 	@build/bench/remat

@@ -512,7 +512,9 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
            digits, tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
            tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),
            100 * mfu(m, r, p.all.seconds[OPTIMISTIC]));
-    printf("micro-step %.2f ms, update %.2f ms\n", 1e3 * p.micro_step[EXPECTED], 1e3 * p.update[EXPECTED]);
+    printf("step %.1f ms (%.1f to %.1f): %d micro-step%s of %.2f ms and an update of %.2f ms\n", 1e3 * all,
+           1e3 * p.all.seconds[OPTIMISTIC], 1e3 * p.all.seconds[PESSIMISTIC], m->options.micro_steps,
+           m->options.micro_steps == 1 ? "" : "s", 1e3 * p.micro_step[EXPECTED], 1e3 * p.update[EXPECTED]);
 }
 
 static void print_milliseconds(const char *name, const double seconds[LEVELS]) {
@@ -571,7 +573,7 @@ static GpuModel gpu_of_word(const char *word) {
             snprintf(names + strlen(names), sizeof names - strlen(names), "%s, ", known_gpus[i].name);
         }
         input_error("--gpu %s: expected %sor sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in "
-                    "sm_90,132,989,4800,139.8",
+                    "sm_90,132,989,4800,139.8 (TFLOPS of tensor cores: dense, 16-bit inputs, fp32 sums)",
                     word, names);
     }
     snprintf(gpu.name, sizeof gpu.name, "%.31s", word);
@@ -599,6 +601,10 @@ static int own_flags(int argc, char **argv, const char **gpu, bool *json) {
 }
 
 static void check_arithmetic(const GpuModel *gpu) {
+    if (gpu->capability < 75) {
+        input_error("--gpu %s has compute capability %d.%d, and the program needs 7.5", gpu->name, gpu->capability / 10,
+                    gpu->capability % 10);
+    }
     if (DT_FLOATX == DT_BF16 && gpu->capability < 80) {
         input_error(
             "--gpu %s has no bf16; build/bench/predict_fp32, which make predict GPU=%s builds and runs, predicts "
@@ -612,14 +618,19 @@ static void check_one_gpu(const TrainArgs *a) {
         input_error("a prediction is for one GPU, found %d ranks; scripts/scale.py predicts several GPUs",
                     num_ranks(a));
     }
-    if (a->fit) { input_error("--fit is not predicted; train_gpt2 --plan --fit=GIB prints the flags, which are"); }
+    if (a->fit) {
+        input_error("--fit is not predicted: train_gpt2 --plan --fit=GIB prints flags, which can be given here");
+    }
+    if (a->generate > 0 || a->plan || a->self_check) {
+        input_error("a prediction is of a training step; leave out --generate, --plan and --self-check");
+    }
 }
 
 static void check_fits(const GPT2 *m, const GpuModel *gpu) {
     double bytes = (double)plan_bytes(&m->plan, NUM_LIFETIMES);
     if (bytes <= gpu->memory) { return; }
-    input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b or a larger -r", bytes / GPU_GIB,
-                gpu->name, gpu->memory / GPU_GIB);
+    input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b, a larger -r or -om bf16",
+                bytes / GPU_GIB, gpu->name, gpu->memory / GPU_GIB);
 }
 
 // Builds the model in address space alone and records an update. -r auto chooses for the GPU's memory; chosen is the

@@ -133,11 +133,10 @@ static inline Roofline roofline_open(const GpuModel *gpu, size_t workspace_bytes
     r.gemm_rate = r.peak * (tensor_cores ? r.tensor.gemm : FP32_GEMM);
     read_attention(&r, ATTENTION_SASS);
     if (DT_FLOATX == DT_BF16 && r.attention[ATTENTION_FORWARD].busy == 0) {
-        fprintf(
-            stderr,
-            "note: %s, seen from the current folder, has no attention kernels of sm_%d; their tensor cores are taken "
-            "to be busy for %.2f of the time\n",
-            ATTENTION_SASS, gpu->capability, UNKNOWN_BUSY);
+        fprintf(stderr,
+                "note: attention's time is a rough guess: %s of the current folder has no simulation of its kernels on "
+                "sm_%d, and their tensor cores are taken to be busy for %.2f of the time\n",
+                ATTENTION_SASS, gpu->capability, UNKNOWN_BUSY);
     }
     return r;
 }

@@ -570,7 +570,8 @@ static inline int self_check_print(const Backend *backend) {
         failed += result.operations[i].state == FAILED;
     }
     checked_device_close(&d);
-    printf("\nerror: the largest difference from the reference implementation, as a share of the tolerance\n");
+    printf("\nerror: the largest difference from the reference implementation, as a share of the tolerance\n"
+           "share: of the rate of the large copy or matmul; arrays that fit in a cache may pass 100 %%\n");
     if (backend != &cpu_backend && path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     if (failed == 0) { printf("%d operations agree with their reference implementations\n", checked); }

@@ -121,7 +121,8 @@ build_all() {
         results+=("${excerpt[@]}")
         printf '  %s\n' "${excerpt[@]}"
     done
-    report "build" 0 "$good of ${#names[@]} programs"
+    [ "$good" -gt 0 ] || status=1
+    report "build" $((good > 0 ? 0 : status)) "$good of ${#names[@]} programs"
 }
 
 # built NAME: whether the program exists

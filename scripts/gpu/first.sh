@@ -38,7 +38,7 @@ self_check() {
     slower=$(slower_kernels "$log")
     agree=$(sed -nE 's/^([0-9]+ operations agree) .*/\1/p' "$log")
     ended self-check $status "$log" \
-        "${agree:+$agree, }kernels replaced: $(grep -c 'a faster kernel is off by' "$log")"
+        "${agree:+$agree, }kernels replaced: $(grep -c ' a faster kernel ' "$log")"
 }
 
 report_first() {

@@ -130,7 +130,7 @@ slower_kernels() {
     {
         sed -nE 's/^note +(.*) uses a slower kernel (\(.*\)): .*/\1 \2/p' "$1"
         # the line after the operation's own; the kernel is in columns 30 to 61
-        awk '/^ +a faster kernel is off by / { print name " (" kernel ")" }
+        awk '/^ +a faster kernel / { print name " (" kernel ")" }
              { name = $1; kernel = substr($0, 30, 32); sub(/ +$/, "", kernel) }' "$1"
     } | paste -s -d , | sed 's/,\([^ ]\)/, \1/g'
 }

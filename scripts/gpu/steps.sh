@@ -3,7 +3,7 @@
 
 now() { date +%s; }
 
-began=$(now) seconds_in_all=${GPU_CHECK_SECONDS:-${seconds_of[$stage]:-0}} results=() failed=() needed=()
+began=$(now) seconds_in_all=${GPU_CHECK_SECONDS:-${seconds_of[${stage:-none}]:-0}} results=() failed=() needed=()
 declare -A process=() outcome=()  # ids of the rows in the background; the outcome of each row that has ended
 running='' watcher=''             # the command of the row in the foreground; the nvidia-smi that watches its memory
 slower=''                         # operations whose fast kernel failed the self-check
@@ -65,7 +65,7 @@ why() {
     found=$(sed -nE "s/^(\\[ +ERROR +\\] --- )?(ERROR: )?$off\$/\\4 \\6 \\3/p" "$1" |
         awk '{ ratio = sprintf($2 > 0 ? "%.2f" : "-", $2 > 0 ? $1 / $2 : 0); sub(/^[^ ]+ [^ ]+ /, "")
                print ratio " of its tolerance: " $0 }'
-        grep -E '^\[ +FAILED +\] [^0-9]|^[a-z_0-9]+: (exit status|out of time)| is wrong on this device: ' "$1"
+        grep -E '^\[ +FAILED +\] [^0-9]|^[a-z_0-9]+: (exit status|out of time)|, and has no other kernel$' "$1"
         grep -E -A 3 '^=+ (Invalid|Uninitialized|Error|ERROR|Warning|Race|Barrier|Program hit)' "$1")
     [ -n "$found" ] || found=$(tail -n 15 "$1")
     awk '!seen[$0]++' <<<"$found" | head -n 24
