@@ -493,7 +493,7 @@ first_hangs() {
         verdict no-go
         has "- $row: FAILED: out of time" "$later"
     done <<'END_OF'
-make --no-print|build train_gpt2|- build: ok; 0 of 3 programs
+make --no-print|build train_gpt2|- build: FAILED: out of time; 0 of 3 programs
 OMP_NUM_THREADS=*test_simt_bf16|test_simt|- test_ops: ok
 --self-check|self-check|- losses: ok
 --graph 0|124M without CUDA graphs|- 124M with CUDA graphs: ok

@@ -239,7 +239,8 @@ static int list_rows(void) {
     return 0;
 }
 
-// Scores near -100 and an odd T: the results are the reference implementation's. A tile's last row is then beyond T: with another row's lse, exp(0 - lse) is infinite.
+// Scores near -100 and an odd T: the results are the reference implementation's. A tile's last row is then beyond T:
+// with another row's lse, exp(0 - lse) is infinite.
 static void test_attention_low_scores(void **state) {
     (void)state;
     CheckedDevice gpu = open_gpu();

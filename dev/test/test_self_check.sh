@@ -144,7 +144,7 @@ not_started() {
 ok "a run goes on if the check does not start" not_started
 killed() {
     local parent child trouble
-    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=embedding_forward_kernel:hang "${train[@]}" >"$folder/out" &
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="packed ? embedding_forward:hang" "${train[@]}" >"$folder/out" &
     parent=$!
     until child=$(grep -s . "/proc/$parent/task/$parent/children"); do sleep 0.1; done
     child=${child%% *}

@@ -2,9 +2,9 @@
 Every operation of llmc/ops.h as a row that runs on any table of operations: shapes, arrays and their values, tolerance,
 bytes moved, FLOPs, and the call. Tests and benchmarks loop over the rows. Nothing here needs a test framework.
 defines: OpShape, OpShapes, Array, Problem, OpCase, op_cases, op_case, op_shape, op_shape_gpt2, problem_describe,
-         problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title, add_matmul_backward,
-         add_adamw, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set, array_doubles,
-         array_difference
+         problem_make, problem_bytes, problem_memory, problem_reset, problem_run, problem_free, problem_title,
+         add_matmul_backward, add_adamw, find_array, x_of, real_of, int_of, gradient_of, array_value, array_set,
+         array_doubles, array_difference
 
 A test                                                      A benchmark
   for each row op of op_cases,                                OpShape s = op_shape_gpt2(op, B, T);

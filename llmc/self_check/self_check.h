@@ -104,8 +104,8 @@ static inline Problem problem_on_device(const Problem *p, const Device *device) 
     return copy;
 }
 
-// The largest error of an output as a share of its tolerance; infinite if an output has a NaN or an input was written. p
-// has the wanted values, on_device the device's. Frees the arrays of on_device.
+// The largest error of an output as a share of its tolerance; infinite if an output has a NaN or an input was written.
+// p has the wanted values, on_device the device's. Frees the arrays of on_device.
 static inline double share_of_tolerance(const Problem *p, Problem *on_device, const Device *device) {
     double largest = 0;
     for (int i = 0; i < p->num_arrays; i++) {
@@ -228,8 +228,8 @@ static inline bool read_levels(const char *text, PlainKernels *plain) {
     return true;
 }
 
-// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing to
-// the autotune cache.
+// A child's main. It ends after an operation that is wrong. It opens no communicator, and its rare shapes add nothing
+// to the autotune cache.
 static inline int self_check_child(char **argv) {
     const Backend *backend = &cpu_backend;
     PlainKernels plain;
