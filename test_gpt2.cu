@@ -355,11 +355,11 @@ static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
 
 // options of an update of max(GOLDEN_B, B) sequences in micro-batches of B
 static ModelOptions training(int B, int T) {
-    ModelOptions p = {backend,     B,        T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
-                      true,        0,        false,     false,
-                      true,        true,     {0, 1, 0}, 0,
-                      MASTER_FP32, DT_REAL,  DT_REAL,   {1, 0, 0, 1, 0},
-                      true,        {0, 0, 0}};
+    ModelOptions p = {backend,     B,          T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
+                      true,        0,          false,     false,
+                      true,        true,       {0, 1, 0}, 0,
+                      MASTER_FP32, DT_REAL,    DT_REAL,   {1, 0, 0, 1, 0},
+                      true,        {{0, 0, 0}}};
     return p;
 }
 
