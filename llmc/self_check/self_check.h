@@ -158,7 +158,7 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-enum { CHECK_TEXT = 512 };  // bytes
+enum { CHECK_TEXT = 512, CHECK_WORDS = CHECK_TEXT - 16 };  // bytes: a sentence; a child's words in it
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
 
@@ -295,7 +295,7 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     bool gpu = backend != &cpu_backend, started = false;
-    char line[CHECK_TEXT], name[64], words[CHECK_TEXT - 16] = "", why[CHECK_TEXT - 16] = "";
+    char line[CHECK_WORDS], name[64], words[CHECK_WORDS] = "", why[CHECK_WORDS] = "";
     int current = -1;  // the operation under check
     double share;
     Child child;
