@@ -16,8 +16,8 @@ done when the call returns. On a GPU the call returns at once, and events tell t
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
 
-// Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1 is
-// CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is our own GEMM.
+// Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
+// is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is our own GEMM.
 enum { PLAIN_ATTENTION_FORWARD, PLAIN_ATTENTION_BACKWARD, PLAIN_MATMUL, NUM_PLAIN };
 typedef struct {
     int level[NUM_PLAIN];
