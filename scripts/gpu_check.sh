@@ -103,7 +103,7 @@ done
 try_cuda || exit 2
 echo "CUDA $cuda_version ($NVCC), compute capability ${arch:0:-1}.${arch: -1}"
 if [ "$stage" = build ]; then
-    trap 'kill "$running" 2>/dev/null; exit 1' TERM INT HUP
+    on_signal "end_running 1" TERM INT HUP
     build_all train_gpt2 bench_ops test_{simt,layouts,nccl}_bf16 test_{ops,gpt2}_{bf16,fp32}
     [ ${#failed[@]} -eq 0 ] || exit 1
     [ -n "$compute_capability" ] || { echo "gpu_check: no GPU: nothing was run" >&2 && exit 2; }
@@ -111,7 +111,7 @@ if [ "$stage" = build ]; then
 fi
 gpu_name=$(gpu name) driver=$(gpu driver_version)
 export TRAIN_GPT2_SELF_CHECK=$build/self_check.txt  # the trainer remembers here that this GPU has passed
-trap interrupted TERM INT HUP
+on_signal interrupted TERM INT HUP
 find_torch
 "stage_$stage"
 write_report

@@ -704,6 +704,20 @@ stopped_after_go() {
     GPU_CHECK_SECONDS=0 check 0 speed
 }
 
+# a signal during the first of two $( ) of a command
+signal_between_substitutions() {
+    local found
+    found=$(
+        PATH=$real_path GPU_CHECK_SECONDS=0
+        . scripts/gpu/steps.sh
+        on_signal "echo trapped; exit 3" TERM
+        shell=$BASHPID
+        (sleep 0.2 && kill -TERM "$shell") &
+        echo "$(sleep 1)$(basename not/trapped)"
+    )
+    [ "$?$found" = 3trapped ] || echo "expected the trap and exit status 3, found '$found'"
+}
+
 # the times in the texts are at most 5 % from the predicted ones
 times_in_texts() {
     local found
@@ -755,6 +769,7 @@ judge "rest: curves, tests, every -r, the largest batch" rest
 judge "rest: failing and hanging rows" rest_fails
 judge "a signal ends the command with a report" stopped
 judge "a signal while PyTorch compiles takes no go back" stopped_after_go
+judge "a signal between two substitutions" signal_between_substitutions
 judge "time limits" limits
 judge "times of a step in the texts" times_in_texts
 judge "FLOPs of a token" flops

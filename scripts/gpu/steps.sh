@@ -8,6 +8,16 @@ declare -A process=() outcome=()  # ids of the rows in the background; the outco
 running='' watcher=''             # the command of the row in the foreground; the nvidia-smi that watches its memory
 slower=''                         # operations whose fast kernel failed the self-check
 
+# on_signal COMMAND SIGNAL...: a trap; COMMAND ends the shell, so that the line after it is not run. The line is `)`
+# because bash 5.2 reads a trap that became due before a $( ) as a part of it: without a `)` the signal would be lost
+on_signal() { trap "$1"$'\n)' "${@:2}"; }
+
+# end_running STATUS: ends the command in the foreground and the shell
+end_running() {
+    kill "$running" 2>/dev/null
+    exit "$1"
+}
+
 # left: seconds that remain of the total
 left() { echo $((seconds_in_all - ($(now) - began))); }
 
@@ -74,7 +84,7 @@ why() {
 # start NAME COMMAND...: starts a row in the background, with its output in a log
 start() {
     {
-        trap 'kill "$running" 2>/dev/null; exit 143' TERM
+        on_signal "end_running 143" TERM
         bounded "$@"
         status=$?
         mkdir -p "$build/took" && echo "$took" >"$build/took/$1"
