@@ -127,8 +127,8 @@ static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples
 }
 
 // The larger of the relative L2 difference and a tenth of the largest difference of an element, relative to the element
-// plus the root mean square of all: one wrong tile has few of the samples, and hardly changes the L2 difference. Infinite
-// if only one of the two has a NaN or an infinity.
+// plus the root mean square of all: one wrong tile has few of the samples, and hardly changes the L2 difference.
+// Infinite if only one of the two has a NaN or an infinity.
 static inline double lt_result_difference(const float *got, const float *wanted, size_t count) {
     double difference = 0, norm = 0, largest = 0;
     for (size_t k = 0; k < count; k++) {
@@ -329,8 +329,8 @@ static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, co
     alg->fused = p->key.parts & ~LT_SUMS;  // matmul_plain_kernel's
 }
 
-// *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if none was kept, and *alg is
-// then cuBLASLt's first choice or our own GEMM.
+// *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if none was kept, and *alg
+// is then cuBLASLt's first choice or our own GEMM.
 static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
     int fusions[LT_FUSIONS];
     float best = INFINITY;

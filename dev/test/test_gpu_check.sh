@@ -459,7 +459,8 @@ first_replaces_a_kernel() {
     has "- train 124M: ok; 100.0 ms a step; slower kernels: attention_forward (CUDA cores)"
     WRONG=1 check 1 first
     verdict "no-go: self-check FAILED: exit status 1"
-    has "        gelu_forward                 is off by 3.21 times the tolerance, and has no other kernel" "- losses: ok" "## Self-check"
+    has "        gelu_forward                 is off by 3.21 times the tolerance, and has no other kernel" \
+        "- losses: ok" "## Self-check"
     lacks "        error: the largest difference"
     REPLACED=1 FAILS=--graph check 1 first
     has "losses skipped. Slower kernels replace wrong ones: attention_forward (CUDA cores)"

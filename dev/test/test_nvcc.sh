@@ -57,7 +57,8 @@ compile FP32 train_gpt2.cu FP32 "${old[@]/#sm_75/-gencode=arch=compute_75,code=s
 for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
     # the kernels were optimized above: here only the compilers' words are wanted
-    compile "$(basename "$source" .cu)" "$source" BF16 "${one[@]}" -DTESTING -Xptxas -O0 -Xcompiler -Wno-unused-function &
+    compile "$(basename "$source" .cu)" "$source" BF16 "${one[@]}" -DTESTING -Xptxas -O0 \
+        -Xcompiler -Wno-unused-function &
 done
 wait
 for name in "${kernels[@]}" "${others[@]}"; do

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build/bench/predict, predict_fp32 and what they are made of: FLOPs, bytes and launches of the recorded step against counts by hand,
-# accumulation, levels of -r, bad input; dev/bench/sass.py on small listings; the MFU of a run on the emulated GPU.
+# build/bench/predict, predict_fp32 and what they are made of: FLOPs, bytes and launches of the recorded step against
+# counts by hand, accumulation, levels of -r, bad input; dev/bench/sass.py on small listings; the MFU of a run on the
+# emulated GPU.
 #   PREDICT=build/bench/predict EMULATED=build/emulated/train_gpt2 dev/test/test_predict.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -167,7 +168,8 @@ rows = [line.split("|") for line in open("'"$folder/table"'") if line.startswith
 expect("launches, GB, ms", [[float(cell) for cell in (row[2], row[3], row[5])] for row in rows],
        [[total["launches"], round(total["bytes"] / 1e9, 1), round(total["ms"][1], 2)]])
 text = open("'"$folder/table"'").read()
-for words in ("-e d12 -b 8 -d 8192 -r 0 in bf16 on one a100: ", "K tokens/s (", "; MFU %.1f %% (" % (100 * total["mfu"])):
+for words in ("-e d12 -b 8 -d 8192 -r 0 in bf16 on one a100: ", "K tokens/s (",
+              "; MFU %.1f %% (" % (100 * total["mfu"])):
     if words not in text:
         print("expected", words, "in", text)'
 )"

@@ -64,8 +64,8 @@ static inline int cuda_capability(void) {
 #ifdef __CUDACC__
 static __global__ void do_nothing(int) { wait_for_previous_kernel(); }
 
-// Turns early launches on, if the kernels were compiled for sm_90 or newer and a CUDA graph of two of them runs. A graph
-// with such launches needs a driver for CUDA 12.3.
+// Turns early launches on, if the kernels were compiled for sm_90 or newer and a CUDA graph of two of them runs. A
+// graph with such launches needs a driver for CUDA 12.3.
 static inline void cuda_try_early_launches(cudaStream_t stream) {
     cudaFuncAttributes attributes;
     cudaGraph_t graph = nullptr;
