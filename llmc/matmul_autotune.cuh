@@ -435,7 +435,9 @@ static inline void autotune_save(CudaMatmuls *mm, const AutotuneEntry *entry) {
         fprintf(file, "\t%.2f\n", (double)entry->microseconds);
     }
     if (!file || fclose(file) != 0) {
-        fprintf(stderr, "train_gpt2: could not write %s: %s; the next run will time its matmuls again\n",
+        fprintf(stderr,
+                "train_gpt2: could not write %s: %s; the next run will time its matmuls again "
+                "(TRAIN_GPT2_PICKS names another file)\n",
                 mm->cache_path, strerror(errno));
         free(mm->cache_path);
         mm->cache_path = NULL;

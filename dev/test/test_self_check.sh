@@ -56,18 +56,24 @@ replaced() {
 broken() { SIMT_BREAK=$1 replaced "$2" "$3" "is off by"; }
 ok "tensor-core attention is replaced" broken attention_forward_kernel:128 attention_forward "CUDA cores"
 ok "its backward is replaced" broken attention_dq_kernel:128 attention_backward "CUDA cores"
-ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt"
-ok "a kernel that writes NaN into the first of its outputs is replaced" broken attention_forward_kernel:128:nan \
+ok "a fused epilogue is replaced" broken cublasLtMatmul:4 matmul_forward "cuBLASLt, unfused"
+nan() { SIMT_BREAK=$1 replaced "$2" "$3" "gives NaN"; }
+ok "a kernel that writes NaN into the first of its outputs is replaced" nan attention_forward_kernel:128:nan \
     attention_forward "CUDA cores"
-ok "a kernel that does nothing is replaced" broken attention_dq_kernel:128:nothing attention_backward "CUDA cores"
-ok "cuBLASLt is replaced" broken cublasLtMatmul matmul_backward "plain GEMM"
+ok "a kernel that does nothing is replaced" nan attention_dq_kernel:128:nothing attention_backward "CUDA cores"
+# each matmul says why it is replaced, and no share is of the slow matmul's rate
+no_cublaslt() {
+    broken cublasLtMatmul matmul_backward "plain GEMM" && has "$folder/out" "a faster kernel fails in matmul_forward" &&
+        has "$folder/out" "note      matmul uses a slower kernel (plain GEMM)" && lacks "$folder/out" "FLOP/s"
+}
+ok "cuBLASLt is replaced" no_cublaslt
 # fails BREAK OPERATION REPLACEMENT WORDS: a kernel that ends its program, or never ends
 fails() { SIMT_BREAK=$1 SIMT_CHECK_SECONDS=20 replaced "$2" "$3" "failed: $4"; }
-ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward cuBLASLt "matmul (m="
+ok "an error of cuBLASLt is replaced" fails cublasLtMatmul:4:error matmul_forward "cuBLASLt, unfused" "matmul (m="
 
 no_other_kernel() {
     SIMT_BREAK=gelu_forward_packed_kernel:crash run 1 "$trainer" --self-check --device cuda &&
-        grep -q "^gelu_forward  *failed: simt: a kernel of SIMT_BREAK crashes, and has no other" "$folder/out" &&
+        grep -q "^gelu_forward  *failed: Aborted: simt: a kernel of SIMT_BREAK crashes, and has no other" "$folder/out" &&
         has "$folder/out" "operations without a right kernel on this device: 1 of 24" &&
         [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 24 ]
 }
@@ -75,7 +81,7 @@ ok "an operation without another kernel fails, and the others are timed" no_othe
 
 # ---- at the start of a run
 
-said="self-check the operations on this device"
+said="checking every operation on this GPU"
 note="note      attention_backward uses a slower kernel (CUDA cores)"
 remembers() {
     export TRAIN_GPT2_SELF_CHECK=$folder/remembered
@@ -111,13 +117,13 @@ replaces() {
     export TRAIN_GPT2_SELF_CHECK=$folder/replaced SIMT_BREAK=attention_dq_kernel:128$1 SIMT_CHECK_SECONDS=20
     rm -rf "$folder/replaced" "$folder/slow"
     run 0 "${train[@]}" -o "$folder/slow" && has "$folder/out" "$said" && has "$folder/out" "$note" &&
-        close "$folder/right" "$folder/slow" &&
+        has "$folder/out" "the fast kernel of attention_backward $2" && close "$folder/right" "$folder/slow" &&
         run 0 "${train[@]}" && lacks "$folder/out" "$said" && has "$folder/out" "$note"
 }
-ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces ""
-ok "a run replaces a kernel that does not launch" replaces :error
-ok "a run replaces a kernel that crashes" replaces :crash
-ok "a run replaces a kernel that hangs" replaces :hang
+ok "a run replaces a wrong kernel, says so at every start, and trains right" replaces "" "is off by"
+ok "a run replaces a kernel that does not launch" replaces :error "failed: "
+ok "a run replaces a kernel that crashes" replaces :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
+ok "a run replaces a kernel that hangs" replaces :hang "failed: no answer for 20 s"
 without_check() {
     SIMT_BREAK=attention_dq_kernel:128 run 0 "${train[@]}" -o "$folder/wrong" && ! close "$folder/right" "$folder/wrong"
 }
@@ -132,7 +138,7 @@ ends() {
 }
 ok "a run ends before training if there is no other kernel" ends "" "is off by"
 ok "and if the only kernel does not launch" ends :error "failed: .*: invalid configuration argument"
-ok "and if the only kernel crashes" ends :crash "failed: simt: a kernel of SIMT_BREAK crashes"
+ok "and if the only kernel crashes" ends :crash "failed: Aborted: simt: a kernel of SIMT_BREAK crashes"
 ok "and if the only kernel hangs" ends :hang "failed: no answer for 20 s"
 
 not_started() {
@@ -142,12 +148,37 @@ not_started() {
         has "$folder/err" "the self-check did not start: no answer for 0 s"
 }
 ok "a run goes on if the check does not start" not_started
+# child_of PROCESS: waits for its child
+child_of() {
+    local children
+    until children=$(grep -s . "/proc/$1/task/$1/children"); do sleep 0.1; done
+    echo "${children%% *}"
+}
+# One end of the child, as of a machine without memory, replaces no kernel: the operation is repeated.
+child_killed() {
+    export TRAIN_GPT2_SELF_CHECK=$folder/child_killed
+    "${train[@]}" >"$folder/out" 2>"$folder/err" &
+    kill -KILL "$(child_of $!)"
+    wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_killed"
+}
+ok "a child that is killed once replaces no kernel" child_killed
+# A kernel hangs, and no second child starts: the program may no longer be executed.
+broke_off() {
+    local parent
+    cp "$trainer" "$folder/once"
+    TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK=gelu_forward_packed_kernel:hang SIMT_CHECK_SECONDS=20 \
+        "$folder/once" "${train[@]:1}" >"$folder/out" 2>"$folder/err" &
+    parent=$!
+    child_of $parent >"$folder/child" && chmod a-x "$folder/once"
+    wait $parent
+    [ $? -eq 1 ] && has "$folder/err" "the self-check broke off: Permission denied; " && [ ! -e "$folder/failed" ]
+}
+ok "a run ends if a kernel has failed and no other child starts" broke_off
 killed() {
     local parent child trouble
     TRAIN_GPT2_SELF_CHECK=$folder/failed SIMT_BREAK="packed ? embedding_forward:hang" "${train[@]}" >"$folder/out" &
     parent=$!
-    until child=$(grep -s . "/proc/$parent/task/$parent/children"); do sleep 0.1; done
-    child=${child%% *}
+    child=$(child_of "$parent")
     sleep 1
     kill -KILL "$parent"
     trouble=$(none_left "$child")

@@ -432,7 +432,7 @@ static const Flag flag_table[] = {
     {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "X", "seconds",
      "end the run if a rank is silent for X seconds (default %s)",
      "All ranks stop with exit status 1. With MPI, one sentence names the silent ranks. Give a longer time if one "
-     "rank can be busy for long while the others wait.",
+     "rank can be busy for long while the others wait. A rank whose GPU hangs in the self-check is silent for minutes.",
      "mpirun -np 8 --bind-to none ./train_gpt2 -i my.txt --comm-timeout 60", "-pi, --check-replicas; doc/parallel.md"},
     {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "N", "steps",
      "compare the ranks' parameters every N steps (default %s: never)",

@@ -1,7 +1,7 @@
 /*
 A child process: this program with other arguments. Its parent reads the lines of its stdout and stderr.
-defines: Child, ChildNews, child_start, child_line, child_end
-posix_spawn starts the child. A fork would copy the parent's memory, and MPI and CUDA do not support one.
+defines: Child, ChildEvent, child_start, child_line, child_end
+posix_spawn starts the child: no code of ours runs in a copy of this process, whose CUDA and MPI would not be valid.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -18,7 +18,7 @@ typedef struct {
     int seconds;  // longest silence
 } Child;
 
-typedef enum { CHILD_SAID, CHILD_ENDED, CHILD_SILENT } ChildNews;
+typedef enum { CHILD_LINE, CHILD_ENDED, CHILD_SILENT } ChildEvent;
 
 // Returns 0 or errno. argv ends with NULL.
 static inline int child_start(Child *child, char *const *argv, int seconds) {
@@ -38,7 +38,7 @@ static inline int child_start(Child *child, char *const *argv, int seconds) {
 }
 
 // line = the next line of the child, cut to `room`; a last line may lack its newline
-static inline ChildNews child_line(const Child *child, char *line, size_t room) {
+static inline ChildEvent child_line(const Child *child, char *line, size_t room) {
     struct pollfd lines = {child->lines, POLLIN, 0};
     size_t length = 0;
     char c = 0;
@@ -50,21 +50,26 @@ static inline ChildNews child_line(const Child *child, char *line, size_t room) 
         if (c != '\n' && length + 1 < room) { line[length++] = c; }
     }
     line[length] = 0;
-    return c == '\n' || length > 0 ? CHILD_SAID : CHILD_ENDED;
+    return c == '\n' || length > 0 ? CHILD_LINE : CHILD_ENDED;
 }
 
-// Waits for an ended child, and ends a silent one. why = the reason for the end: the child's last words, if it has any.
-static inline void child_end(const Child *child, ChildNews news, const char *words, char *why, size_t room) {
+// Waits for an ended child, and ends a silent one. why = the reason for the end, with the child's last line, if it has
+// one. A silent child that the driver does not let go is left behind after ten seconds.
+static inline void child_end(const Child *child, ChildEvent event, const char *last, char *why, size_t room) {
+    const char *separator = *last ? ": " : "";
     int status = 0;
-    if (news == CHILD_SILENT) { kill(child->id, SIGKILL); }
     close(child->lines);
-    while (waitpid(child->id, &status, 0) < 0 && errno == EINTR) {}
-    if (news == CHILD_SILENT) {
+    if (event == CHILD_SILENT) {
+        kill(child->id, SIGKILL);
+        for (int tenths = 0; tenths < 100 && waitpid(child->id, &status, WNOHANG) == 0; tenths++) { usleep(100000); }
         snprintf(why, room, "no answer for %d s", child->seconds);
-    } else if (*words) {
-        snprintf(why, room, "%s", words);
-    } else if (WIFSIGNALED(status)) {
-        snprintf(why, room, "%s", strsignal(WTERMSIG(status)));
+        return;
+    }
+    while (waitpid(child->id, &status, 0) < 0 && errno == EINTR) {}
+    if (WIFSIGNALED(status)) {
+        snprintf(why, room, "%s%s%s", strsignal(WTERMSIG(status)), separator, last);
+    } else if (*last) {
+        snprintf(why, room, "%s", last);
     } else {
         snprintf(why, room, "exit status %d", WEXITSTATUS(status));
     }

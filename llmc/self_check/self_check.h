@@ -7,8 +7,9 @@ the tolerances of cases.h.
 ~/.cache/train_gpt2/self_check.txt. With an empty variable a run starts without the check.
 An operation that fails is checked again with plainer kernels (PlainKernels of common/device.h), which the run then
 uses. Without plainer kernels, or if these fail too, the run ends before training.
-The check runs in a child process on the same device: an operation also fails if the child reports an error, crashes or
-is silent for long. Another child then goes on.
+The check runs in a child process on the same device. If the child reports an error, crashes or is silent for long, a
+new child repeats the operation. A second such end is a failure of the operation: the first may come from elsewhere, as
+from a user who stops the program for a while.
 On a CPU the reference runs on one thread with our own matmul, so the check covers oneDNN and the division of work among
 threads.
 defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_check_print, self_check_at_start,
@@ -36,10 +37,7 @@ typedef struct {
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
-    {"matmul",
-     PLAIN_MATMUL,
-     {"cuBLASLt", "cuBLASLt, first choice, unfused", "plain GEMM"},
-     {"oneDNN or portable", "portable", NULL}},
+    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}, {"oneDNN or portable", "portable", NULL}},
 #ifdef PRECISION_BF16
     {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
     {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
@@ -158,13 +156,14 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-enum { CHECK_TEXT = 512, CHECK_WORDS = CHECK_TEXT - 16 };  // bytes: a sentence; a child's words in it
+enum { CHECK_TEXT = 512, CHECK_LINE = CHECK_TEXT - 16 };  // bytes: what a kernel did; a child's line in it
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
 
 typedef struct {
     CheckState state;
     double share;  // error as a share of the tolerance
+    int ends;      // children that ended, or were ended, while they checked this kernel
     // what the latest kernel that failed did: "is off by 3 times the tolerance", "failed: .."; "" if none failed
     char trouble[CHECK_TEXT];
 } CheckedOperation;
@@ -172,13 +171,13 @@ typedef struct {
 typedef struct {
     PlainKernels plain;  // levels at which every operation is right, unless it has FAILED
     CheckedOperation operations[NUM_OP_CASES];
-    char not_started[CHECK_TEXT];  // the reason if no child began with an operation; ""
+    char not_started[CHECK_TEXT];  // the reason if a child began with no operation; ""
 } SelfCheck;
 
 // params_changed only writes -f 2's bf16 copy, which these Execs lack
 static inline bool self_check_covers(int i) { return strcmp(op_cases[i].name, "params_changed") != 0; }
 
-// the first operation in this state; -1: none
+// the first operation in this state; -1 if there is none
 static inline int find_checked(const SelfCheck *result, CheckState state) {
     for (int i = 0; i < NUM_OP_CASES; i++) {
         if (self_check_covers(i) && result->operations[i].state == state) { return i; }
@@ -196,7 +195,9 @@ static inline void replace_kernel(SelfCheck *result, int failed, bool gpu) {
     }
     result->plain.level[r->plain]++;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        if (find_replaceable(op_cases[i].name) == r) { result->operations[i].state = UNCHECKED; }
+        if (find_replaceable(op_cases[i].name) != r) { continue; }
+        result->operations[i].state = UNCHECKED;
+        result->operations[i].ends = 0;
     }
 }
 
@@ -234,7 +235,9 @@ static inline int self_check_child(char **argv) {
     const Backend *backend = &cpu_backend;
     PlainKernels plain;
     if (!read_levels(argv[4], &plain) || strlen(argv[5]) != NUM_OP_CASES) { return EXIT_BAD_INPUT; }
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed parent leaves no child behind
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the child ends with its parent
+    signal(SIGPIPE, SIG_DFL);          // and at its first line if the parent has already ended
+    prctl(PR_SET_NAME, "train_gpt2");  // else ps shows "exe"
     omp_set_num_threads(atoi(argv[3]));
 #ifdef HAVE_CUDA
     if (atoi(argv[2]) >= 0) {
@@ -288,49 +291,89 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
     operation->share = share;
     operation->state = RIGHT;
     if (share <= 1) { return; }
-    snprintf(operation->trouble, CHECK_TEXT, "is off by %.3g times the tolerance", share);
+    if (isinf(share)) {
+        snprintf(operation->trouble, CHECK_TEXT, "gives NaN, leaves an output unwritten, or writes an input");
+    } else {
+        snprintf(operation->trouble, CHECK_TEXT, "is off by %.3g times the tolerance", share);
+    }
     replace_kernel(result, i, gpu);
 }
 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     bool gpu = backend != &cpu_backend, started = false;
-    char line[CHECK_WORDS], name[64], words[CHECK_WORDS] = "", why[CHECK_WORDS] = "";
+    char line[CHECK_LINE], name[64], last[CHECK_LINE] = "", why[CHECK_LINE] = "";
     int current = -1;  // the operation under check
     double share;
     Child child;
-    ChildNews news;
+    ChildEvent event;
     int error = start_check(&child, result, backend);
     if (error) {
         snprintf(result->not_started, CHECK_TEXT, "%s", strerror(error));
         return;
     }
-    while ((news = child_line(&child, line, sizeof line)) == CHILD_SAID) {
+    while ((event = child_line(&child, line, sizeof line)) == CHILD_LINE) {
         if (sscanf(line, "checks %63s", name) == 1) {
             current = (int)(op_case(name) - op_cases);
             started = true;
-            words[0] = 0;
+            last[0] = 0;
         } else if (current >= 0 && sscanf(line, "share %lf", &share) == 1) {
             take_share(result, current, share, gpu);
             current = -1;
         } else if (*line) {
-            snprintf(words, sizeof words, "%s", line + (strncmp(line, "train_gpt2: ", 12) == 0 ? 12 : 0));
+            snprintf(last, sizeof last, "%s", line + (strncmp(line, "train_gpt2: ", 12) == 0 ? 12 : 0));
         }
     }
-    child_end(&child, news, words, why, sizeof why);
-    if (current >= 0) {
+    child_end(&child, event, last, why, sizeof why);
+    if (current >= 0 && ++result->operations[current].ends == 2) {
         snprintf(result->operations[current].trouble, CHECK_TEXT, "failed: %s", why);
         replace_kernel(result, current, gpu);
     }
     if (!started) { snprintf(result->not_started, CHECK_TEXT, "%s", why); }
 }
 
-// checks all operations, and what replaces those that fail
-static inline SelfCheck self_check(const Backend *backend) {
+// Checks the operations, and what replaces those that fail. all: also after an operation has no right kernel.
+static inline SelfCheck self_check(const Backend *backend, bool all) {
     SelfCheck result;
     memset(&result, 0, sizeof result);
-    while (!*result.not_started && find_checked(&result, UNCHECKED) >= 0) { check_in_child(&result, backend); }
+    while (!*result.not_started && find_checked(&result, UNCHECKED) >= 0) {
+        if (!all && find_checked(&result, FAILED) >= 0) { break; }
+        check_in_child(&result, backend);
+    }
     return result;
+}
+
+// whether children have checked operations before one did not start: a kernel may have made the GPU unusable
+static inline bool self_check_broke_off(const SelfCheck *result) {
+    bool begun = false;
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        const CheckedOperation *o = &result->operations[i];
+        begun = begun || o->state != UNCHECKED || o->ends > 0 || *o->trouble;
+    }
+    return begun && *result->not_started;
+}
+
+// the operation whose trouble has replaced this one's kernel; -1 if there is none
+static inline int find_trouble(const SelfCheck *result, int i) {
+    const ReplaceableKernel *r = find_replaceable(op_cases[i].name);
+    if (*result->operations[i].trouble) { return i; }
+    for (int k = 0; r && k < NUM_OP_CASES; k++) {
+        if (find_replaceable(op_cases[k].name) == r && *result->operations[k].trouble) { return k; }
+    }
+    return -1;
+}
+
+// a note to the user for each slower kernel of the GPU
+static inline void print_slower_kernels(FILE *out, PlainKernels plain) {
+    for (int i = 0; i < NUM_REPLACEABLE; i++) {
+        const ReplaceableKernel *r = &replaceable_kernels[i];
+        const char *kernel = kernel_at_level(r->operations, plain.level[r->plain], true);
+        if (plain.level[r->plain] == 0 || !kernel) { continue; }
+        fprintf(out,
+                "note      %s uses a slower kernel (%s): the fast one fails the self-check on this GPU; --self-check "
+                "checks again\n",
+                r->operations, kernel);
+    }
 }
 
 // ---- rates, for --self-check
@@ -395,7 +438,7 @@ static inline double seconds_of_copy(CheckedDevice *d, size_t bytes) {
 }
 
 // The rates of a large copy, in bytes read and written per second, and of a large square matmul, in FLOPs per second.
-// flops is infinite if no matmul is right.
+// flops is infinite if the fastest matmul is wrong.
 typedef struct {
     double bytes, flops;
 } DeviceRates;
@@ -431,7 +474,7 @@ static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice 
     bool gpu = d->backend != &cpu_backend, matmul = r && r->plain == PLAIN_MATMUL;
     if (!matmul) { return kernel_at_level(op->name, level, gpu); }
     if (!gpu) { return level > 0 ? "portable C" : onednn_version(); }
-    const char *kernel = "cuBLASLt";
+    const char *kernel = kernel_at_level(op->name, level, true);
 #ifdef HAVE_CUDA
     for (int i = first; i < num_gemms(d); i++) {
         const LtAlgorithm *algorithm = &d->exec.cuda->matmuls->algorithms[i];
@@ -463,7 +506,12 @@ static inline void print_operation(int i, const SelfCheck *result, CheckedDevice
     double share = by_flops ? flops / rates->flops / seconds : bytes / rates->bytes / seconds;
     printf("%-18s %5.2f %9.3f %8.0f %-7s %4.0f %%\n", kernel_that_ran(op, d, gemms), checked->share, 1e3 * seconds,
            (by_flops ? flops : bytes) / seconds / 1e9, by_flops ? "GFLOP/s" : "GB/s", 100 * share);
-    if (*checked->trouble) { printf("%-28s a faster kernel %s\n", "", checked->trouble); }
+    int trouble = find_trouble(result, i);
+    if (trouble == i) {
+        printf("%-28s a faster kernel %s\n", "", checked->trouble);
+    } else if (trouble >= 0) {
+        printf("%-28s a faster kernel fails in %s\n", "", op_cases[trouble].name);
+    }
 }
 
 // ---- the remembered pass
@@ -514,8 +562,8 @@ static inline const char *self_check_path(char *path) {
     return user_cache_path(path, "self_check.txt") ? path : "";
 }
 
-// A line: machine, tab, then the levels of PlainKernels. This machine's last line counts. False: there is none, or its
-// levels are those of a machine with an operation that has FAILED.
+// A line: machine, tab, then the levels of PlainKernels, or "failed". The last line of the machine counts. False if
+// there is none, or if it says "failed".
 static inline bool self_check_recall(const char *path, const char *machine, PlainKernels *plain) {
     FILE *file = fopen(path, "r");
     char line[2 * CHECKED_MACHINE];
@@ -531,22 +579,28 @@ static inline bool self_check_recall(const char *path, const char *machine, Plai
 // Appends a line. problem = "", or the sentence if the file cannot be written.
 static inline void self_check_remember(const char *path, const char *machine, const SelfCheck *result, char *problem,
                                        size_t room) {
-    PlainKernels plain = result->plain;
     char levels[16 * NUM_PLAIN];
-    if (find_checked(result, FAILED) >= 0) { plain.level[0] = -1; }  // the next start checks again
-    print_levels(levels, sizeof levels, plain);
+    print_levels(levels, sizeof levels, result->plain);
     problem[0] = 0;
     FILE *file = fopen(path, "a");
-    if (file) { fprintf(file, "%s\t%s\n", machine, levels); }
+    if (file) { fprintf(file, "%s\t%s\n", machine, find_checked(result, FAILED) < 0 ? levels : "failed"); }
     if (!file || fclose(file) != 0) {
         snprintf(problem, room,
                  "could not write %s: %s; the self-check runs at every start (TRAIN_GPT2_SELF_CHECK names another "
                  "file)",
-                 *path ? path : "self_check.txt, as HOME is not set", strerror(errno));
+                 *path ? path : "self_check.txt",
+                 !*path            ? "HOME is not set"
+                 : errno == ENOENT ? "its folder cannot be created"
+                                   : strerror(errno));
     }
 }
 
 // ---- --self-check, and the check at the start of a run
+
+static inline void self_check_stopped(const SelfCheck *result) {
+    run_error("the self-check %s: %s; TRAIN_GPT2_SELF_CHECK= trains without it",
+              self_check_broke_off(result) ? "broke off" : "did not start", result->not_started);
+}
 
 // --self-check: returns the exit status, 1 if an operation has no right kernel
 static inline int self_check_print(const Backend *backend) {
@@ -555,10 +609,12 @@ static inline int self_check_print(const Backend *backend) {
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
-    SelfCheck result = self_check(backend);
-    if (*result.not_started) { run_error("the self-check did not start: %s", result.not_started); }
+    SelfCheck result = self_check(backend, true);
+    if (*result.not_started) { self_check_stopped(&result); }
     CheckedDevice d = checked_device_open(backend, result.plain);
-    DeviceRates rates = device_rates(&d, result.operations[op_case("matmul_forward") - op_cases].state == RIGHT);
+    bool fastest = result.plain.level[PLAIN_MATMUL] == 0;
+    DeviceRates rates =
+        device_rates(&d, fastest && result.operations[op_case("matmul_forward") - op_cases].state == RIGHT);
     printf("a large copy moves %.0f GB/s", rates.bytes / 1e9);
     if (!isinf(rates.flops)) { printf(", a large matmul computes %.0f GFLOP/s", rates.flops / 1e9); }
     printf("\n\n%-28s %-18s %5s %9s %16s %6s\n", "operation", "kernel", "error", "ms", "rate", "share");
@@ -570,8 +626,11 @@ static inline int self_check_print(const Backend *backend) {
         failed += result.operations[i].state == FAILED;
     }
     checked_device_close(&d);
-    printf("\nerror: the largest difference from the reference implementation, as a share of the tolerance\n"
-           "share: of the rate of the large copy or matmul; arrays that fit in a cache may pass 100 %%\n");
+    printf(
+        "\nerror: the largest difference from the reference implementation, as a share of the tolerance\n"
+        "share: of the rate of the large copy, or of the large matmul where that is the limit; more than 100 %% with\n"
+        "       arrays that fit in a cache, and on a CPU, where a copy also reads what it overwrites\n");
+    if (backend != &cpu_backend) { print_slower_kernels(stdout, result.plain); }
     if (backend != &cpu_backend && path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     if (failed == 0) { printf("%d operations agree with their reference implementations\n", checked); }
@@ -586,15 +645,20 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
     PlainKernels plain = {{0}};
     checked_machine(machine, sizeof machine, backend);
     if (self_check_recall(path, machine, &plain)) { return plain; }
-    fprintf(out, "self-check the operations on this device, once for each GPU, driver and program ...\n");
+    fprintf(out, "checking every operation on this GPU, once for each GPU, driver and program ...\n");
     fflush(out);
-    SelfCheck result = self_check(backend);
+    SelfCheck result = self_check(backend, false);
     int failed = find_checked(&result, FAILED);
     if (failed >= 0) {
         run_error("%s %s, and there is no other kernel (%s); --self-check shows all operations, and "
                   "TRAIN_GPT2_SELF_CHECK= trains without the check",
                   op_cases[failed].name, result.operations[failed].trouble, machine);
     }
+    for (int i = 0; i < NUM_OP_CASES; i++) {
+        const char *trouble = result.operations[i].trouble;
+        if (*trouble) { fprintf(out, "the fast kernel of %s %s\n", op_cases[i].name, trouble); }
+    }
+    if (self_check_broke_off(&result)) { self_check_stopped(&result); }
     if (*result.not_started) {
         snprintf(problem, room, "the self-check did not start: %s; the run goes on without it", result.not_started);
     } else {
@@ -603,8 +667,8 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
     return result.plain;
 }
 
-// The kernels for a run: all ranks use the plainest levels that one of them needs. A CPU is not checked. `out` gets
-// rank 0's notes. Of all problems the first rank's is printed.
+// The kernels for a run: every rank uses the highest level of all ranks. A CPU is not checked. `out` gets the notes;
+// ranks above 0 have no stdout. The lowest rank with a problem prints it on stderr.
 static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
     char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
     PlainKernels plain = {{0}};
@@ -615,13 +679,6 @@ static inline PlainKernels self_check_at_start(const Backend *backend, Comm *wor
     int place = world->size - world->rank;
     bool is_first = comm_max(*problem ? place : 0, world) == place;
     if (is_first) { fprintf(stderr, "train_gpt2: %s\n", problem); }
-    for (int i = 0; i < NUM_REPLACEABLE && world->rank == 0; i++) {
-        const ReplaceableKernel *r = &replaceable_kernels[i];
-        const char *kernel = kernel_at_level(r->operations, plain.level[r->plain], true);
-        if (plain.level[r->plain] > 0 && kernel) {
-            fprintf(out, "note      %s uses a slower kernel (%s): the fast one fails the self-check on this device\n",
-                    r->operations, kernel);
-        }
-    }
+    if (world->rank == 0) { print_slower_kernels(out, plain); }
     return plain;
 }
