@@ -125,14 +125,9 @@ fits() {
     return 1
 }
 
-# slower_kernels LOG: "OPERATION (KERNEL), ..." by the notes of a run, or by the table of the self-check
+# slower_kernels LOG: "OPERATION (KERNEL), ..." by the notes of a run or of the self-check
 slower_kernels() {
-    {
-        sed -nE 's/^note +(.*) uses a slower kernel (\(.*\)): .*/\1 \2/p' "$1"
-        # the line after the operation's own; the kernel is in columns 30 to 61
-        awk '/^ +a faster kernel / { print name " (" kernel ")" }
-             { name = $1; kernel = substr($0, 30, 32); sub(/ +$/, "", kernel) }' "$1"
-    } | paste -s -d , | sed 's/,\([^ ]\)/, \1/g'
+    sed -nE 's/^note +(.*) uses a slower kernel (\(.*\)): .*/\1 \2/p' "$1" | paste -s -d , | sed 's/,\([^ ]\)/, \1/g'
 }
 
 # log_of NAME: sets run_log

@@ -8,8 +8,9 @@ declare -A process=() outcome=()  # ids of the rows in the background; the outco
 running='' watcher=''             # the command of the row in the foreground; the nvidia-smi that watches its memory
 slower=''                         # operations whose fast kernel failed the self-check
 
-# on_signal COMMAND SIGNAL...: a trap; COMMAND ends the shell, so that the line after it is not run. The line is `)`
-# because bash 5.2 reads a trap that became due before a $( ) as a part of it: without a `)` the signal would be lost
+# on_signal COMMAND SIGNAL...: a trap whose COMMAND ends the shell. bash 5.2 parses a pending trap inside the next $( ):
+# without a closing bracket it reports a syntax error and loses the signal. The line `)` is that bracket; elsewhere it
+# is never reached
 on_signal() { trap "$1"$'\n)' "${@:2}"; }
 
 # end_running STATUS: ends the command in the foreground and the shell
@@ -154,10 +155,10 @@ verdict() {
         [ "$stage" != first ] || rm -f "$build/go"
         printf 'no-go: %s' "${trouble[0]}"
         [ ${#trouble[@]} -eq 1 ] || printf '; %s' "${trouble[@]:1}"
-        echo "${slower:+. Slower kernels replace wrong ones: $slower}"
+        echo "${slower:+. Replaced by slower kernels: $slower}"
         return 1
     fi
-    echo "go: the kernels, memcheck and the losses are right${slower:+. Slower kernels replace wrong ones: $slower}"
+    echo "go: the kernels, memcheck and the losses are right${slower:+. Replaced by slower kernels: $slower}"
     [ "$stage" != first ] || checked >"$build/go"
 }
 
