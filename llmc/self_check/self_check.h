@@ -605,7 +605,7 @@ static inline void self_check_stopped(const SelfCheck *result) {
 // --self-check: returns the exit status, 1 if an operation has no right kernel
 static inline int self_check_print(const Backend *backend) {
     char machine[CHECKED_MACHINE], buffer[2 * PATH_LENGTH], problem[2 * PATH_LENGTH] = "";
-    const char *path = self_check_path(buffer);
+    const char *path = backend == &cpu_backend ? NULL : self_check_path(buffer);
     checked_machine(machine, sizeof machine, backend);
     printf("self-check of %s\n", machine);
     fflush(stdout);
@@ -631,7 +631,7 @@ static inline int self_check_print(const Backend *backend) {
         "share: of the rate of the large copy, or of the large matmul where that is the limit; more than 100 %% with\n"
         "       arrays that fit in a cache, and on a CPU, where a copy also reads what it overwrites\n");
     if (backend != &cpu_backend) { print_slower_kernels(stdout, result.plain); }
-    if (backend != &cpu_backend && path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
+    if (path) { self_check_remember(path, machine, &result, problem, sizeof problem); }
     if (*problem) { fprintf(stderr, "train_gpt2: %s\n", problem); }
     if (failed == 0) { printf("%d operations agree with their reference implementations\n", checked); }
     if (failed > 0) { printf("operations without a right kernel on this device: %d of %d\n", failed, checked); }
@@ -672,8 +672,8 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
 static inline PlainKernels self_check_at_start(const Backend *backend, Comm *world, FILE *out) {
     char buffer[2 * PATH_LENGTH], problem[3 * PATH_LENGTH] = "";
     PlainKernels plain = {{0}};
-    const char *path = self_check_path(buffer);
     if (backend == &cpu_backend) { return plain; }
+    const char *path = self_check_path(buffer);
     if (path) { plain = self_check_of_rank(backend, path, out, problem, sizeof problem); }
     for (int i = 0; i < NUM_PLAIN; i++) { plain.level[i] = (int)comm_max(plain.level[i], world); }
     int place = world->size - world->rank;
