@@ -52,9 +52,19 @@ def stop(sentence):
     sys.exit(f"scale.py: {sentence}")
 
 
-def numbers(text):
-    """a flag's value such as "1,8,64"; argparse reports a ValueError in one sentence"""
-    return [int(word) for word in text.split(",")]
+def numbers(text, least=0):
+    """a flag's value such as "1,8,64"; argparse reports the error in one sentence"""
+    try:
+        values = [int(word) for word in text.split(",")]
+    except ValueError:
+        values = [-1]
+    if min(values) < least:
+        raise argparse.ArgumentTypeError(f"expected numbers from {least} on, such as 1,8,64; found '{text}'")
+    return values
+
+
+def gpu_counts(text):
+    return numbers(text, 1)
 
 
 def parameters(layers, channels):
@@ -200,7 +210,7 @@ def main():
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--ms", type=float)
     parser.add_argument("--update-ms", type=float)
-    parser.add_argument("--gpus", type=numbers, default="1,2,4,8,16,32,64,128,256,512,1024")
+    parser.add_argument("--gpus", type=gpu_counts, default="1,2,4,8,16,32,64,128,256,512,1024")
     parser.add_argument("--node", type=int, default=8)
     parser.add_argument("--stages", type=numbers, default=[0, 1, 2, 3])
     for name, value in (("nvlink", 300), ("net", 45), ("latency", 15), ("memory", None)):

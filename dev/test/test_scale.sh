@@ -54,6 +54,14 @@ refusal=$(scripts/scale.py -e d12 -b 16 --ms 100 --gpus 2 -zz 2>&1 >/dev/null)
 report "an error for a flag that the trainer refuses" "$(
     grep -q '^scale.py: .*unknown flag -zz' <<<"$refusal" || echo "found '$refusal'"
 )"
+for words in "--gpus 0" "--gpus 8,a" "--stages -1"; do
+    # shellcheck disable=SC2086  # two words
+    refusal=$(scripts/scale.py -e d12 -b 16 --ms 100 $words 2>&1 >/dev/null)
+    report "an error for $words" "$(
+        grep -q "argument ${words% *}: expected numbers from .* found '${words#* }'" <<<"$refusal" ||
+            echo "found '$refusal'"
+    )"
+done
 # At 1 GB/s hardly any communication is hidden, so the exposed time follows from the plan's bytes: for every -z, one
 # micro-step and several, gradients of both types.
 for stage in 0 1 2 3; do
