@@ -156,7 +156,8 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-enum { CHECK_TEXT = 512, CHECK_LINE = CHECK_TEXT - 16 };  // bytes: what a kernel did; a child's line in it
+// bytes: what a kernel did; a child's end in it; a child's line in that
+enum { CHECK_TEXT = 512, CHECK_END = CHECK_TEXT - 16, CHECK_LINE = CHECK_END - 96 };
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
 
@@ -302,7 +303,7 @@ static inline void take_share(SelfCheck *result, int i, double share, bool gpu) 
 // Checks the operations that are UNCHECKED in one child, until one fails.
 static inline void check_in_child(SelfCheck *result, const Backend *backend) {
     bool gpu = backend != &cpu_backend, started = false;
-    char line[CHECK_LINE], name[64], last[CHECK_LINE] = "", why[CHECK_LINE] = "";
+    char line[CHECK_LINE], name[64], last[CHECK_LINE] = "", why[CHECK_END] = "";
     int current = -1;  // the operation under check
     double share;
     Child child;
