@@ -21,7 +21,7 @@ mutations=(
     'emulator/simt.h@element[j + 1][i] : element[i][j + 1]@element[j + 1][i] : element[i][j]'
     'emulator/simt.h@= high << 16 | low@= low << 16 | high'
     'emulator/simt.h@lane = m * 8 + row@lane = row * 4 + m'
-    'common/cuda_common.cuh@(high).bits) << 16 | float_to_bf16(low)@(low).bits) << 16 | float_to_bf16(high)'
+    'common/cuda_common.cuh@half(high) << 16 | half(low)@half(low) << 16 | half(high)'
     'attention.cuh@(lane_id() % 16, lane_id() / 16, k)@(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2, k)'
     'attention.cuh@chunk_offset(lane % 16, lane / 16, j)@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)'
     'attention.cuh@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@chunk_offset(lane % 16, lane / 16, j)'
