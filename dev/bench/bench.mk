@@ -29,6 +29,7 @@ bench: build/bench/bench_ops ## bench: every operation, as a share of the measur
 	@build/bench/bench_ops
 
 # a GPU before sm_80 runs the fp32 build; others do with `make predict PRECISION=fp32`
+# without ARGS 1558M comes second; where it does not fit, its error message does not fail the target
 precision_asked = $(if $(filter command,$(origin PRECISION)),$(PRECISION),$(if $(filter t4 sm_7%,$(GPU)),fp32))
 PREDICT = build/bench/predict$(if $(filter fp32,$(precision_asked)),_fp32)
 predict: $(PREDICT) ## bench: a training step on a GPU that is not here; GPU=h200 ARGS='-e d12 -b 64'

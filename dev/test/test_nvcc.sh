@@ -56,7 +56,7 @@ compile BF16 train_gpt2.cu BF16 "${every[@]}" -Xptxas -v &
 compile FP32 train_gpt2.cu FP32 "${old[@]/#sm_75/-gencode=arch=compute_75,code=sm_75}" "${every[@]}" -Xptxas -v &
 for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
-    # the kernels were optimized above: here only the compilers' words are wanted
+    # the kernels were optimized above: here only the compilers' warnings are wanted
     compile "$(basename "$source" .cu)" "$source" BF16 "${one[@]}" -DTESTING -Xptxas -O0 \
         -Xcompiler -Wno-unused-function &
 done

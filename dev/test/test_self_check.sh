@@ -148,17 +148,21 @@ not_started() {
         has "$folder/err" "the self-check did not start: no answer for 0 s"
 }
 ok "a run goes on if the check does not start" not_started
-# child_of PROCESS: waits for its child
+# child_of PROCESS [TICKS]: waits for its child of the self-check, and until that has had TICKS / 100 s of CPU time
 child_of() {
-    local children
-    until children=$(grep -s . "/proc/$1/task/$1/children"); do sleep 0.1; done
-    echo "${children%% *}"
+    local child
+    until child=$(cat "/proc/$1/task/$1/children" 2>/dev/null) && child=${child%% *} && [ -n "$child" ] &&
+        grep -qs -- --self-check-child "/proc/$child/cmdline" &&
+        awk -v ticks="${2:-0}" '{ exit $14 + $15 < ticks }' "/proc/$child/stat"; do
+        sleep 0.1
+    done
+    echo "$child"
 }
 # One end of the child, as of a machine without memory, replaces no kernel: the operation is repeated.
 child_killed() {
     export TRAIN_GPT2_SELF_CHECK=$folder/child_killed
     "${train[@]}" >"$folder/out" 2>"$folder/err" &
-    kill -KILL "$(child_of $!)"
+    kill -KILL "$(child_of $! 100)" # a fifth of its CPU time
     wait $! && lacks "$folder/out" slower && grep -q "$(printf '\t 0 0 0')" "$folder/child_killed"
 }
 ok "a child that is killed once replaces no kernel" child_killed

@@ -156,7 +156,7 @@ static inline double check_operation(const OpCase *op, CheckedDevice *d) {
 
 // ---- all operations
 
-// bytes: what a kernel did; a child's end in it; a child's line in that
+// bytes of CheckedOperation.trouble, of the reason for a child's end, and of a child's line; each has room for the next
 enum { CHECK_TEXT = 512, CHECK_END = CHECK_TEXT - 16, CHECK_LINE = CHECK_END - 96 };
 
 typedef enum { UNCHECKED, RIGHT, FAILED } CheckState;  // FAILED: the operation has no right kernel
@@ -165,14 +165,15 @@ typedef struct {
     CheckState state;
     double share;  // error as a share of the tolerance
     int ends;      // children that ended, or were ended, while they checked this kernel
-    // what the latest kernel that failed did: "is off by 3 times the tolerance", "failed: .."; "" if none failed
+    // how the last wrong kernel failed, such as "is off by 3 times the tolerance"; empty if no kernel was wrong
     char trouble[CHECK_TEXT];
 } CheckedOperation;
 
 typedef struct {
     PlainKernels plain;  // levels at which every operation is right, unless it has FAILED
     CheckedOperation operations[NUM_OP_CASES];
-    char not_started[CHECK_TEXT];  // the reason if a child began with no operation; ""
+    bool begun;                    // a child has started to check an operation
+    char not_started[CHECK_TEXT];  // why a child ended before its first operation; empty if none did
 } SelfCheck;
 
 // params_changed only writes -f 2's bf16 copy, which these Execs lack
@@ -331,6 +332,7 @@ static inline void check_in_child(SelfCheck *result, const Backend *backend) {
         replace_kernel(result, current, gpu);
     }
     if (!started) { snprintf(result->not_started, CHECK_TEXT, "%s", why); }
+    result->begun = result->begun || started;
 }
 
 // Checks the operations, and what replaces those that fail. all: also after an operation has no right kernel.
@@ -342,16 +344,6 @@ static inline SelfCheck self_check(const Backend *backend, bool all) {
         check_in_child(&result, backend);
     }
     return result;
-}
-
-// whether children have checked operations before one did not start: a kernel may have made the GPU unusable
-static inline bool self_check_broke_off(const SelfCheck *result) {
-    bool begun = false;
-    for (int i = 0; i < NUM_OP_CASES; i++) {
-        const CheckedOperation *o = &result->operations[i];
-        begun = begun || o->state != UNCHECKED || o->ends > 0 || *o->trouble;
-    }
-    return begun && *result->not_started;
 }
 
 // the operation whose trouble has replaced this one's kernel; -1 if there is none
@@ -598,9 +590,10 @@ static inline void self_check_remember(const char *path, const char *machine, co
 
 // ---- --self-check, and the check at the start of a run
 
+// ends the program: not all operations could be checked
 static inline void self_check_stopped(const SelfCheck *result) {
     run_error("the self-check %s: %s; TRAIN_GPT2_SELF_CHECK= trains without it",
-              self_check_broke_off(result) ? "broke off" : "did not start", result->not_started);
+              result->begun ? "broke off" : "did not start", result->not_started);
 }
 
 // --self-check: returns the exit status, 1 if an operation has no right kernel
@@ -659,7 +652,8 @@ static inline PlainKernels self_check_of_rank(const Backend *backend, const char
         const char *trouble = result.operations[i].trouble;
         if (*trouble) { fprintf(out, "the fast kernel of %s %s\n", op_cases[i].name, trouble); }
     }
-    if (self_check_broke_off(&result)) { self_check_stopped(&result); }
+    // after a failure that leaves the GPU unusable no child starts
+    if (result.begun && *result.not_started) { self_check_stopped(&result); }
     if (*result.not_started) {
         snprintf(problem, room, "the self-check did not start: %s; the run goes on without it", result.not_started);
     } else {
