@@ -1,46 +1,228 @@
 #!/usr/bin/env bash
-# scripts/plot.py: a bar for each plan, with the total of --plan; the loss curve of a run; errors.
+# scripts/plot.py: a bar for each plan, with the total of --plan; runs as pictures and as a page; damaged logs; errors.
+#   TRAIN_GPT2=./train_gpt2 dev/test/test_plot.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+export TRAIN_GPT2=${TRAIN_GPT2:-./train_gpt2} PYTHONDONTWRITEBYTECODE=1
 here=$(mktemp -d)
+errors=$here/errors
 trap 'rm -rf "$here"' EXIT
+/usr/bin/python3 -c 'import matplotlib' 2>/dev/null && matplotlib=yes || matplotlib=
 
-if ! /usr/bin/python3 -c 'import matplotlib' 2>/dev/null; then
-    echo "[  SKIPPED ] 1 test(s)."
-    exit 0
-fi
-
-trouble=()
-# contains FILE TEXT: the SVG has this text
-contains() { grep -qF -- ">$2<" "$1" || trouble+=("$(basename "$1"): expected the text '$2'"); }
-
-flags=('-e d12 -b 4 -r 0' '-e d12 -b 4 -r 4')
-scripts/plot.py --plan "$here/plan.svg" "${flags[@]}" 2>"$here/errors" || trouble+=("--plan: $(cat "$here/errors")")
-for f in "${flags[@]}"; do
-    read -ra words <<<"$f"
-    gib=$(./train_gpt2 --plan "${words[@]}" | awk '$1 == "total" { printf "%.2f", $2 / 1024 }')
-    contains "$here/plan.svg" "$f"
-    contains "$here/plan.svg" "$gib"
-done
-
-mkdir "$here/run"
-printf '{"step":%d,"loss":%d}\n' 1 5 2 4 >"$here/run/metrics.jsonl"
-scripts/plot.py --loss "$here/loss.svg" "$here/run" 2>"$here/errors" || trouble+=("--loss: $(cat "$here/errors")")
-contains "$here/loss.svg" "$here/run: loss"
-
-# stops WORDS ARGUMENT...: plot.py fails with a sentence with these words
-stops() {
-    scripts/plot.py "${@:2}" >/dev/null 2>"$here/errors" && trouble+=("${*:2}: expected a failure")
-    grep -q -- "$1" "$here/errors" || trouble+=("${*:2}: expected '$1', found: $(head -c 300 "$here/errors")")
-    grep -q Traceback "$here/errors" && trouble+=("${*:2}: a traceback")
+plot() { scripts/plot.py "$@" 2>"$errors" || echo "plot.py $*: status $?, $(head -c 500 "$errors")"; }
+# contains FILE TEXT...: the file has each text
+contains() {
+    local text
+    for text in "${@:2}"; do
+        grep -qF -- "$text" "$1" || echo "$(basename "$1"): expected the text '$text'"
+    done
 }
-stops "neither a shape" --plan "$here/x.svg" "-e d99"
-stops "could not read metrics.jsonl" --loss "$here/x.svg" "$here/nowhere"
-stops "scripts/plot.py --plan" --what "$here/x.svg" x
+# lacks FILE TEXT: the file does not have the text
+lacks() { grep -qF -- "$2" "$1" && echo "$(basename "$1"): did not expect the text '$2'"; }
+# in_plot PROGRAM ARGUMENT...: prints the differences that PROGRAM finds with plot.py as the module `plot`
+in_plot() {
+    python3 - "${@:2}" 2>&1 <<END
+import importlib.util, json, re, sys
+sys.path.insert(0, "scripts")
+spec = importlib.util.spec_from_file_location("plot", "scripts/plot.py")
+plot = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plot)
+def expect(what, found, expected):
+    if found != expected:
+        print(f"{what}: found {found}, expected {expected}")
+def page(path):
+    return json.loads(re.search(r"const data = (.*?);</script>", open(path).read())[1])
+$1
+END
+}
 
-if [ ${#trouble[@]} -gt 0 ]; then
-    printf '%s\n' "${trouble[@]}"
-    echo "[  FAILED  ] 1 test(s)."
-    exit 1
+# ---- runs: `tiny` has a null, unknown fields, a step written twice and half a last line; `scored` is a GPT-2 124M
+
+mkdir "$here/tiny" "$here/scored" "$here/empty"
+cat >"$here/tiny/metrics.jsonl" <<'END'
+{"step":0,"val_loss":5.5}
+{"step":1,"loss":5,"grad_norm":3,"lr":0.001,"ms":500,"tokens_per_s":2000,"power_w":310,"note":"a","ok":true}
+{"step":2,"loss":9,"grad_norm":9,"lr":0.001,"ms":9,"tokens_per_s":9}
+{"step":2,"loss":4,"grad_norm":2,"lr":0.001,"ms":250,"tokens_per_s":4000,"power_w":330}
+{"step":3,"loss":null,"grad_norm":NaN,"lr":0.001,"ms":250,"tokens_per_s":4000,"power_w":null}
+{"step":3,"val_loss":4.25}
+END
+printf '{"step":4,"loss":3,"gra' >>"$here/tiny/metrics.jsonl"
+echo '{"model":"l4h4c128","learning-rate":0.001,"threads":1,"output":"a","prompt":"</script>"}' \
+    >"$here/tiny/config.json"
+printf '{"step":%d,"loss":%s,"ms":10,"tokens_per_s":1000}\n{"step":%d,"hellaswag":%s}\n' 1 11 1 0.25 2 10 2 0.26 \
+    >"$here/scored/metrics.jsonl"
+echo '{"model":"d12","learning-rate":0.0006,"threads":1,"output":"b","prompt":""}' >"$here/scored/config.json"
+
+report "a run's columns: tokens and time add up, the later of two lines counts, null and NaN are no numbers" "$(in_plot '
+run = plot.read_run(sys.argv[1])
+expect("steps", run["steps"], [0, 1, 2, 3])
+expect("tokens", run["tokens"], [0, 1000, 2000, 3000])
+expect("time", run["time"], [0, 0.5, 0.75, 1.0])
+expect("loss", run["fields"]["loss"], [[1, 2, 3], [5, 4, None]])
+expect("grad_norm", run["fields"]["grad_norm"], [[1, 2, 3], [3, 2, None]])
+expect("val_loss", run["fields"]["val_loss"], [[0, 3], [5.5, 4.25]])
+expect("power_w", run["fields"]["power_w"], [[1, 2, 3], [310, 330, None]])
+expect("fields", "note" in run["fields"] or "ok" in run["fields"], False)' "$here/tiny")"
+report "smoothing is an exponential average without a pull to 0, and keeps NaN" "$(in_plot '
+expect("factor 0.5", plot.smoothed([1, None, 3], 0.5), [1, None, 1.75 / 0.75])
+expect("factor 0", plot.smoothed([1, 3], 0), [1, 3])')"
+report "the vertical range leaves out the start of a run and outliers" "$(in_plot '
+loss = [10.0] * 20 + [3.0 + i / 1000 for i in range(980)]
+loss[500] = 99.0
+run = {"steps": list(range(1000)), "fields": {"loss": [list(range(1000)), loss]}, "published": {}}
+low, high = plot.vertical_range([run], ["loss"])
+if not (2.9 < low < 3.1 and 3.9 < high < 4.1):
+    print(f"found {low} to {high}, expected about 3 to 4")')"
+report "GPT-2's and GPT-3's accuracies by -e, by a checkpoint, and none for another shape" "$(in_plot '
+import os
+folder = sys.argv[1]
+expect("d12", plot.read_run(folder)["published"], {"GPT-2 124M": 0.2945, "GPT-3 125M": 0.337})
+for flag, shape in (("gpt2:d48", (48, 1600)), ("gpt3:c768", (12, 768)), ("l12h12c768", (12, 768)), ("d6", None)):
+    expect(flag, plot.model_shape(folder, {"model": flag}), shape)
+os.mkdir(folder + "/step_00000009")
+os.mkdir(folder + "/step_00000010")
+for step, size in ((9, 64), (10, 1600)):
+    with open(f"{folder}/step_{step:08d}/config.json", "w") as file:
+        json.dump({"n_layer": 48, "n_embd": size}, file)
+expect("checkpoint of 1558M", plot.read_run(folder)["published"], {"GPT-2 1558M": 0.4889, "GPT-3 1.3B": 0.547})
+' "$here/scored"
+    rm -r "$here/scored/"step_*)"
+
+# ---- pages; a Python without matplotlib is enough
+
+mkdir "$here/without"
+echo 'raise ImportError' >"$here/without/matplotlib.py"
+report "a page needs no matplotlib and loads nothing" "$(
+    PYTHONPATH=$here/without plot "$here/tiny" "$here/scored" -o "$here/page.html" --against tokens --smooth 0.5
+    grep -nE 'https?:|src=|href=|@import|url\(' "$here/page.html" | cut -c 1-200
+)"
+report "a page's data: panels, curves, lines, flags that differ" "$(in_plot '
+data = page(sys.argv[1])
+expect("panels", [panel["fields"] for panel in data["panels"]],
+       [["loss"], ["val_loss"], ["hellaswag"], ["lr"], ["grad_norm"], ["tokens_per_s"]])
+expect("lines", data["panels"][2]["published"], {"GPT-2 124M": 0.2945, "GPT-3 125M": 0.337})
+expect("runs", [run["name"] for run in data["runs"]], ["tiny", "scored"])
+expect("colors", len({run["color"] for run in data["runs"]}), 2)
+expect("loss", data["runs"][0]["fields"]["loss"], [[1, 2, 3], [5, 4, None]])
+expect("axis", (data["against"], data["smooth"]), ("tokens", 0.5))
+expect("flags", data["flags"], {"model": ["l4h4c128", "d12"], "learning-rate": ["0.001", "0.0006"],
+                                "prompt": ["</script>", ""]})' "$here/page.html")"
+report "--panels chooses fields, + joins panels, all draws unknown fields" "$(
+    plot "$here/tiny" -o "$here/some.html" --panels loss+val_loss,power_w
+    plot "$here/tiny" -o "$here/all.html" --panels all
+    in_plot '
+expect("chosen", [panel["fields"] for panel in page(sys.argv[1])["panels"]], [["loss", "val_loss"], ["power_w"]])
+expect("all", [panel["fields"] for panel in page(sys.argv[2])["panels"]],
+       [["loss"], ["val_loss"], ["lr"], ["grad_norm"], ["tokens_per_s"], ["ms"], ["power_w"]])
+' "$here/some.html" "$here/all.html"
+)"
+report "a long run is thinned to a page's size, and keeps its evaluations and its last step" "$(in_plot '
+steps = list(range(25000))
+run = {"steps": steps, "tokens": steps, "time": steps, "fields": {"loss": [steps, steps], "val_loss": [[7, 8], [1, 2]]}}
+thin = plot.thinned(run, ["loss", "val_loss"])
+expect("every", thin["every"], 3)
+expect("ends", (thin["steps"][0], thin["steps"][-1]), (0, 24999))
+expect("length", len(thin["steps"]), len(thin["fields"]["loss"][0]))
+expect("evaluations", [thin["steps"][row] for row in thin["fields"]["val_loss"][0]], [7, 8])')"
+for browser in chromium google-chrome; do
+    timeout 120 $browser --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --virtual-time-budget=5000 \
+        --user-data-dir="$here/profile" --dump-dom "file://$here/page.html" >"$here/dom" 2>/dev/null && break
+done
+if [ -s "$here/dom" ]; then
+    report "a browser runs the page's script" "$(contains "$here/dom" '<td>4.25</td>' '<th>--learning-rate</th>' \
+        '<td>NaN</td>' 'scored</label>')"
+else
+    echo "no chromium and no google-chrome runs here: the page's script is not run"
+    echo "[  SKIPPED ] 1 test(s)."
 fi
-echo "[  PASSED  ] 1 test(s)."
+report "a run of the trainer" "$(
+    "$TRAIN_GPT2" -i README.md -e l1h1c8 -b 1 -t 8 -d 8 -x 3 -v 2 -m 1 -s 0 --threads 1 -o "$here/real" \
+        >"$here/log" 2>&1 || tail -n 1 "$here/log"
+    plot "$here/real" -o "$here/real.html"
+    in_plot '
+data = page(sys.argv[1])
+expect("steps", data["runs"][0]["steps"], [0, 1, 2, 3])
+expect("tokens", data["runs"][0]["tokens"], [0, 8, 16, 24])
+expect("panels", [panel["fields"][0] for panel in data["panels"]],
+       ["loss", "val_loss", "lr", "grad_norm", "tokens_per_s"])' "$here/real.html"
+)"
+
+# ---- pictures
+
+if [ -n "$matplotlib" ]; then
+    report "--plan: a bar for each line of flags, with the total" "$(
+        flags=('-e d12 -b 4 -r 0' '-e d12 -b 4 -r 4')
+        plot --plan "$here/plan.svg" "${flags[@]}"
+        for f in "${flags[@]}"; do
+            read -ra words <<<"$f"
+            gib=$("$TRAIN_GPT2" --plan "${words[@]}" | awk '$1 == "total" { printf "%.2f", $2 / 1024 }')
+            contains "$here/plan.svg" ">$f<" ">$gib<"
+        done
+    )"
+    report "a picture of two runs: titles, legend, lines of HellaSwag" "$(
+        plot "$here/tiny" "$here/scored" -o "$here/two.svg" --against time
+        contains "$here/two.svg" ">training loss<" ">validation loss<" ">HellaSwag accuracy<" ">learning rate<" \
+            ">gradient norm<" ">tokens per second<" ">tiny<" ">scored<" ">GPT-2 124M: 0.2945<" \
+            ">GPT-3 125M: 0.337<" ">training time in seconds<"
+    )"
+    report "panels without data are left out" "$(
+        plot "$here/tiny" -o "$here/one.svg"
+        contains "$here/one.svg" ">training loss<" ">step<"
+        lacks "$here/one.svg" HellaSwag
+        lacks "$here/one.svg" GPT-
+    )"
+    report "the same run gives the same SVG" "$(
+        plot "$here/tiny" -o "$here/again.svg"
+        cmp "$here/one.svg" "$here/again.svg" 2>&1
+    )"
+    report "a PNG" "$(
+        plot "$here/tiny" "$here/scored" -o "$here/two.png" --smooth 0 --against tokens --panels loss+val_loss,hellaswag
+        [ "$(head -c 4 "$here/two.png" | tail -c 3)" = PNG ] || echo "two.png is no PNG"
+    )"
+else
+    echo "python3-matplotlib is not installed: pictures are not tested"
+    echo "[  SKIPPED ] 5 test(s)."
+fi
+
+# ---- errors
+
+# stops STATUS WORDS ARGUMENT...: plot.py ends with the status and one sentence with these words
+stops() {
+    report "an error for ${*:3}" "$(
+        scripts/plot.py "${@:3}" >/dev/null 2>"$errors"
+        found=$?
+        [ $found = "$1" ] || echo "status $found, expected $1"
+        grep -q -- "^plot.py: .*$2" "$errors" || echo "expected '$2', found: $(head -c 300 "$errors")"
+        [ "$(wc -l <"$errors")" = 1 ] || echo "$(wc -l <"$errors") lines, expected one"
+    )"
+}
+cd "$here" || exit
+ln -s "$OLDPWD/scripts" scripts
+case $TRAIN_GPT2 in ./*) TRAIN_GPT2=$OLDPWD/$TRAIN_GPT2 ;; esac
+cp -r tiny broken
+sed -i '2s/.*/{"step":1,"loss":5/' broken/metrics.jsonl
+cp -r tiny flagless
+echo '{' >flagless/config.json
+: >empty/metrics.jsonl
+stops 2 "could not read nowhere/metrics.jsonl (No such file or directory); give a run directory" nowhere -o x.html
+stops 2 "line 2 of broken/metrics.jsonl is not a JSON object with a step; delete the line" broken -o x.html
+stops 2 "could not read flagless/config.json" flagless -o x.html
+stops 2 "empty: metrics.jsonl has no values to draw yet" empty -o x.html
+stops 2 "x.gif ends in '.gif'; expected .html, .png or .svg" tiny -o x.gif
+stops 2 "required: -o" tiny
+stops 2 "no run has the field 'accuracy'; the fields are val_loss, loss" tiny -o x.html --panels loss,accuracy
+stops 2 "argument --smooth: expected a number from 0 to below 1, found '1'" tiny -o x.html --smooth 1
+stops 2 "argument --against: invalid choice: 'epochs'" tiny -o x.html --against epochs
+stops 2 "required: run" -o x.html
+stops 2 "unrecognized arguments: --what" tiny -o x.html --what
+stops 1 "could not write nowhere/x.html: No such file or directory" tiny -o nowhere/x.html
+stops 2 "--plan: expected an output file" --plan x.svg
+stops 2 "x.jpeg ends in '.jpeg'" --plan x.jpeg '-e d12'
+[ -z "$matplotlib" ] || stops 2 "neither a shape" --plan x.svg "-e d99"
+export PYTHONPATH=$here/without
+stops 2 "matplotlib is missing; install python3-matplotlib" tiny -o x.png
+report "an error writes nothing" "$(compgen -G "x.*")"
+end_tests
