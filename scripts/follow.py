@@ -92,8 +92,8 @@ class Tail:
             try:
                 step, fields = parse_line(line)
             except ValueError:
-                stop(f"{self.path} has the line '{line.decode(errors='replace')[:60]}', which is not a JSON object with "
-                     "a step; delete the line")
+                text = line.decode(errors="replace")[:60]
+                stop(f"{self.path} has the line '{text}', which is not a JSON object with a step; delete the line")
             parsed.append((step, fields, changed))
             changed -= (fields.get("ms") or 0) / 1000
         return parsed[::-1]

@@ -56,7 +56,7 @@ printf '{"step":%d,"loss":%s,"ms":10,"tokens_per_s":1000}\n{"step":%d,"hellaswag
     >"$here/scored/metrics.jsonl"
 echo '{"model":"d12","learning-rate":0.0006,"threads":1,"output":"b","prompt":""}' >"$here/scored/config.json"
 
-report "a run's columns: tokens and time add up, the later of two lines counts, null and NaN are no numbers" "$(in_plot '
+report "a run's columns: tokens and time add up, the later of two lines counts, null and NaN are None" "$(in_plot '
 run = plot.read_run(sys.argv[1])
 expect("steps", run["steps"], [0, 1, 2, 3])
 expect("tokens", run["tokens"], [0, 1000, 2000, 3000])
