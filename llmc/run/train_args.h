@@ -456,8 +456,10 @@ static const Flag flag_table[] = {
      "begin with the same check on a GPU without a remembered pass. An operation that fails is replaced by a plainer "
      "kernel where there is one.",
      "./train_gpt2 --self-check", "--device; doc/gpu.md"},
-    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL, "print the build's options and exit",
-     "Prints one line: the type of the weights, the devices, the matmul library and the communication libraries that "
+    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL,
+     "print the version and the build's options, and exit",
+     "Prints one line: the version, the type of the weights, the devices, the matmul library and the communication "
+     "libraries that "
      "are built in.",
      "./train_gpt2 --version", "--device; doc/gpu.md"},
 
