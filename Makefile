@@ -1,5 +1,6 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
-#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  CFLAGS='-O3 -march=native -g'
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  MARCH=native
+#   CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
@@ -8,7 +9,8 @@ DEVICE ?= auto
 ONEDNN ?= 1
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
-CFLAGS ?= -O3 -march=native -g
+MARCH ?= native
+CFLAGS ?= -O3 -march=$(MARCH) -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -54,7 +56,7 @@ endef
 define compile_cuda
 $(begin)
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
-	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=native,-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
+	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
 	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(nccl:yes=-DHAVE_NCCL) $(dependencies) $< -o $@ \
 	$(onednn:yes=-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp \
 	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) $(nccl:yes=-lnccl) $(libraries)
@@ -73,27 +75,14 @@ announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISI
 	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
 	$(file < build/found)))
 
-# ---- the optional libraries, searched before anything is compiled
+include scripts/libraries.mk
 
-links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
-	2>/dev/null && echo yes)
-# -isystem silences the warnings of MPI's headers
-MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>&- || mpicc --showme:compile 2>&-))
-MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
-# nvcc takes a second to link with NCCL, so this search runs on first use
-HAVE_NCCL = $(eval HAVE_NCCL := $(shell mkdir -p build && echo 'int main(void) { return 0; }' > build/nccl.cu && \
-	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
-	echo yes; rm -f build/nccl.cu build/nccl.out))$(HAVE_NCCL)
+# ---- what programs depend on
+
 # remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it
 remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
-GOALS := $(filter-out help train test test-all bench-cpu format format-check lint clean,$(or $(MAKECMDGOALS),all))
-cuda_compiler = $(NVCC) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
+cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
-ifneq ($(GOALS),)
-HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
-HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
-HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
-endif
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
 $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI) \
@@ -116,7 +105,7 @@ test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile_for_device)
 
-include dev/bench/bench.mk dev/test/tests.mk
+include dev/bench/bench.mk dev/test/tests.mk scripts/package.mk
 -include $(wildcard build/depend/*.d)
 
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -143,8 +132,8 @@ lint: ## check: clang-tidy, cppcheck and shellcheck without a finding
 	@scripts/lint.sh
 
 help: ## build: this list
-	@for group in build train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
-		Makefile dev/*/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
+	@for group in build install train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
+		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
 .PHONY: all clean train format format-check lint help

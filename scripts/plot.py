@@ -5,8 +5,9 @@
   scripts/plot.py --loss OUT.svg DIR [DIR ...]         training and validation loss from each run's metrics.jsonl
 
 e.g. scripts/plot.py --plan plan.svg '-e d48 -b 4 -r 1' '-e d48 -b 4 -r 4' '-e d48 -b 4 --fit=16'
-The ending of OUT sets the format (svg, png, pdf). TRAIN_GPT2 names the program (default ./train_gpt2). The parts of a
-bar are tensors in the order of the plan. Tensors below 1 % of the largest bar are one part for each lifetime.
+The ending of OUT sets the format (svg, png, pdf). TRAIN_GPT2 names the program; the default is
+./train_gpt2, or else the installed program. The parts of a bar are tensors in the order of the plan. Tensors below 1 %
+of the largest bar are one part for each lifetime.
 """
 import json
 import os
@@ -24,7 +25,7 @@ def stop(sentence):
 
 def read_plan(flags):
     """The first rank's plan. Stops with the program's error if the program refuses the flags."""
-    program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
+    program = os.environ.get("TRAIN_GPT2", "./train_gpt2" if os.path.exists("./train_gpt2") else "train_gpt2")
     try:
         done = subprocess.run([program, "--plan=json", *shlex.split(flags)], capture_output=True, text=True)
     except OSError as error:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Packaging: the version number.   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
+# Packaging: the version number, the man page, completion in bash and zsh, and `make install`.
+#   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -35,5 +36,195 @@ report "CITATION.cff: this version and its day" "$(
     has "date-released: $date" CITATION.cff
     ! command -v cffconvert >/dev/null || cffconvert --validate >/dev/null 2>&1 || echo "cffconvert finds it invalid"
 )"
+
+# ---- the man page
+
+page=$folder/train_gpt2.1 bash_file=$folder/train_gpt2 zsh_file=$folder/_train_gpt2
+"$trainer" --manual >"$page" && "$trainer" --manual=bash >"$bash_file" && "$trainer" --manual=zsh >"$zsh_file"
+"$trainer" --help >"$folder/help"
+# the letters and names of all flags, with dashes
+mapfile -t flags < <(grep -E '^  [- ]' "$folder/help" | grep -oE '^  (-[a-z]+)? +--[a-z0-9-]+|^  -[a-z]+' |
+    grep -oE -- '-[a-z0-9-]+')
+report "the man page names every flag, and every section is there" "$(
+    [ ${#flags[@]} -gt 100 ] || echo "--help lists ${#flags[@]} letters and names"
+    for flag in "${flags[@]}"; do has "\\fB${flag//-/\\-}\\fR" "$page"; done
+    for section in NAME SYNOPSIS DESCRIPTION OPTIONS "EXIT STATUS" FILES EXAMPLES "SEE ALSO"; do
+        grep -qx "\.SH $section" "$page" || echo "there is no section $section"
+    done
+    grep -F "./train_gpt2" "$page" # a program of a build, not of an installation
+)"
+if command -v man >/dev/null; then
+    report "man formats the page without a warning" "$(
+        LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -E UTF-8 -l -Z -Tutf8 "$page" 2>&1 >/dev/null
+        LC_ALL=C.UTF-8 MANWIDTH=100 MAN_KEEP_FORMATTING='' man -l "$page" 2>&1 | col -bx >"$folder/text"
+        grep -qE '^ +-k, --schedule NAME$' "$folder/text" || echo "the text has no line '-k, --schedule NAME'"
+    )"
+else
+    echo "man is not installed: the man page is not formatted"
+fi
+if command -v mandoc >/dev/null; then
+    report "mandoc finds no error and no warning" "$(mandoc -T lint -W warning "$page" 2>&1)"
+else
+    echo "mandoc is not installed: the man page is not linted"
+fi
+
+# ---- bash
+
+# suggest WORD...: what bash suggests for the last of the words of a command line, as readline splits them
+suggest() {
+    # shellcheck disable=SC2016  # the inner bash expands it
+    bash --norc --noprofile -c '
+        . "$1" && shift
+        COMP_WORDS=(train_gpt2 "$@") COMP_CWORD=$#
+        _train_gpt2
+        [ ${#COMPREPLY[@]} -eq 0 ] || printf "%s\n" "${COMPREPLY[@]}"' bash "$bash_file" "$@" 2>&1
+}
+# suggests WANTED WORD...: WANTED has all suggestions, with spaces between
+suggests() {
+    local found
+    found=$(suggest "${@:2}" | xargs)
+    [ "$found" = "$1" ] || echo "after '${*:2}': found '$found', expected '$1'"
+}
+mkdir -p "$folder/here/a folder/inside"
+touch "$folder/here/a text.txt"
+report "bash: the completion loads for train_gpt2" "$(
+    # shellcheck disable=SC2016
+    found=$(bash --norc --noprofile -c '. "$1" && complete -p train_gpt2' bash "$bash_file" 2>&1)
+    [ "$found" = "complete -F _train_gpt2 train_gpt2" ] || echo "found '$found'"
+)"
+report "bash: every suggested flag is a flag, and every flag is suggested" "$(
+    [ "$(suggest - | sort)" = "$(printf '%s\n' "${flags[@]}" | sort)" ] || echo "$(suggest - | wc -l) suggestions"
+    for flag in $(suggest ""); do { "$trainer" --help "$flag" >/dev/null; } 2>&1; done
+)"
+report "bash: names, choices, small numbers and topics" "$(
+    suggests "--schedule" --sched
+    suggests "cosine linear constant wsd" -k ""
+    suggests "constant" --schedule con
+    suggests "constant" --schedule = con
+    suggests "cosine linear constant wsd" --schedule =
+    suggests "--schedule=cosine" --schedule=cos
+    suggests "0 1 2 3" -z ""
+    suggests "none fp32 split" -w ""
+    suggests "json" --plan = j
+    suggests "--batch-tokens" --plan --batch-t
+    suggests "" -b ""
+    suggests "" --prompt On
+    suggests "" --fit = 1
+    suggests "" --version = 1
+    suggests "recompute recompute-every recompute-layers" --help recomp
+    suggests "--recompute --recompute-every --recompute-layers" --help --recomp
+)"
+report "bash: files and folders, with spaces" "$(
+    cd "$folder/here" || exit
+    [ "$(suggest -i a | sort)" = "a folder"$'\n'"a text.txt" ] || echo "-i: found $(suggest -i a)"
+    [ "$(suggest -o a)" = "a folder" ] || echo "-o: found $(suggest -o a)"
+    [ "$(suggest -o = "a folder/")" = "a folder/inside" ] || echo "-o: found $(suggest -o = "a folder/")"
+)"
+# accepted FLAG WORD: the program takes the word as a value; --version comes before the checks of several flags
+accepted() { { "$trainer" "$1" "$2" --version >/dev/null; } 2>&1; }
+report "bash: every suggested value is accepted" "$(
+    values=0
+    for flag in "${flags[@]}"; do
+        case $flag in -i | -j | -e | -o | -pf | --help | --*) continue ;; esac
+        for word in $(suggest "$flag" ""); do
+            accepted "$flag" "$word"
+            values=$((values + 1))
+        done
+    done
+    [ $values -gt 30 ] || echo "$values values are suggested, expected more than 30"
+)"
+
+# ---- zsh
+
+# complete_in_zsh LINE...: in an interactive zsh, completes each line with Tab; prints the arguments that result
+complete_in_zsh() {
+    : >"$folder/zsh_lines"
+    # shellcheck disable=SC2016  # zsh expands it
+    timeout 30 zsh -f -c '
+        zmodload zsh/zpty && zpty shell zsh -f -i || exit
+        zpty -w shell "PS1=; fpath=(\"$1\" \$fpath); autoload -Uz compinit; compinit -D -u"
+        zpty -w shell "train_gpt2() { print -r -- \"\$*\" >>\"$2\"; }; cd \"$3\""
+        shift 3
+        for line; do zpty -w -n shell "train_gpt2 $line"$'"'\t\n'"'; done
+        zpty -w shell exit
+        while zpty -r shell chunk; do :; done' zsh "$folder" "$folder/zsh_lines" "$folder/here" "$@" 2>&1
+    cat "$folder/zsh_lines"
+}
+if command -v zsh >/dev/null; then
+    report "zsh: every flag is an argument of _arguments, and no other" "$(
+        # shellcheck disable=SC2016
+        found=$(zsh -f -c '_arguments() { print -rl -- "$@"; }; . "$1"' zsh "$zsh_file" 2>&1 |
+            sed -E 's/^\([^)]*\)//; s/=?-?\[.*//')
+        [ "$(sort <<<"$found")" = "$(printf '%s\n' "${flags[@]}" | sort)" ] ||
+            diff <(sort <<<"$found") <(printf '%s\n' "${flags[@]}" | sort)
+    )"
+    report "zsh: names, choices, topics and folders are completed" "$(
+        found=$(complete_in_zsh "--sched" "-k cos" "--schedule=lin" "--plan=j" "--help recompute-l" "-y 1 -o a")
+        wanted=$(printf '%s\n' "--schedule" "-k cosine" "--schedule=linear" "--plan=json" "--help recompute-layers" \
+            "-y 1 -o a folder")
+        [ "$found" = "$wanted" ] || echo "found $found"
+    )"
+else
+    echo "zsh is not installed: its completion is not tested"
+fi
+
+# ---- make install
+
+# made WORD...: runs make with these words
+made() { env -u MAKEFLAGS -u MAKELEVEL -u PREFIX -u DESTDIR make --no-print-directory "$@" 2>&1; }
+# files FOLDER: its files and folders, with their modes
+files() { (cd "$1" && find . -printf '%P %m %y\n' | sort); }
+prefix="$folder/a prefix" stage=$folder/stage
+if [ -x train_gpt2 ]; then
+    before=$(stat -c %Y%i train_gpt2)
+    report "make install, as it is and once more, compiles nothing" "$(
+        said=$(made install PREFIX="$prefix" CFLAGS=-O0)
+        [ "$said" = "installed $prefix/bin/train_gpt2, its man page, completions, scripts and documents" ] ||
+            echo "it said $said"
+        files "$prefix" >"$folder/first"
+        made install PREFIX="$prefix" >/dev/null
+        files "$prefix" | diff "$folder/first" -
+        [ "$(stat -c %Y%i train_gpt2)" = "$before" ] || echo "./train_gpt2 is another file"
+        cmp train_gpt2 "$prefix/bin/train_gpt2" 2>&1
+    )"
+    report "the installed program, page, completions, scripts and documents" "$(
+        cd "$prefix" || exit
+        [[ $(bin/train_gpt2 --version) == "train_gpt2 $version: "* ]] || echo "no version"
+        for file in share/man/man1/train_gpt2.1 share/bash-completion/completions/train_gpt2 \
+            share/zsh/site-functions/_train_gpt2 share/doc/train_gpt2/{README.md,LICENSE,doc/training.md}; do
+            [ -s "$file" ] || echo "$file is missing"
+        done
+        find . -type f -not -perm -444
+        cd "$folder/here" || exit
+        run=$(DEVICE=cpu DATA=nothing "$prefix/share/train_gpt2/scripts/run_gpt2_124M.sh" 2>&1)
+        [[ $run == *"no file matches 'nothing/"* ]] || echo "run_gpt2_124M.sh said $run"
+        found=$(PATH="$prefix/bin:$PATH" "$prefix/share/train_gpt2/scripts/scale.py" -e d12 -b 1 --ms 1 \
+            --gpus 1 2>&1)
+        [[ $found == *"| 1 | "* ]] || echo "scale.py said $found"
+    )"
+    report "make uninstall leaves no file of the program, and files of others" "$(
+        touch "$prefix/share/train_gpt2/mine"
+        made uninstall PREFIX="$prefix" >/dev/null
+        [ "$(cd "$prefix" && find . -type f)" = ./share/train_gpt2/mine ] || find "$prefix" -type f
+        [ ! -e "$prefix/share/doc/train_gpt2" ] || echo "share/doc/train_gpt2 is left"
+    )"
+    report "DESTDIR stands in front of PREFIX" "$(
+        made install PREFIX=/usr DESTDIR="$stage" >/dev/null
+        [ -x "$stage/usr/bin/train_gpt2" ] || find "$stage"
+        said=$(made install PREFIX=usr DESTDIR="$stage") && echo "a relative PREFIX is accepted"
+        [[ $said == *"expected install or uninstall, and an absolute PREFIX; found 'install', PREFIX='usr'"* ]] ||
+            echo "it said $said"
+    )"
+    if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+        report "a user without root installs into a PREFIX of theirs" "$(
+            mkdir "$folder/theirs" && chmod 755 "$folder" && chown 65534 "$folder/theirs"
+            PREFIX=$folder/theirs setpriv --reuid=65534 --regid=65534 --clear-groups scripts/install.sh install 2>&1 |
+                grep -v '^installed '
+            [ -x "$folder/theirs/bin/train_gpt2" ] || echo "there is no program"
+        )"
+    fi
+else
+    echo "there is no ./train_gpt2: make install is not tested"
+fi
 
 end_tests

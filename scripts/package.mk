@@ -1,0 +1,15 @@
+# How the program is installed and packaged. The Makefile includes this file.
+#   PREFIX=/usr/local  DESTDIR=
+
+PREFIX ?= /usr/local
+install_with = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh
+
+# Nothing is compiled if the program is there. So `sudo make install` keeps the flags and the owner of the build.
+install: ## install: ./train_gpt2, man page, completion, scripts and documents into PREFIX=/usr/local
+	@[ -x train_gpt2 ] || $(MAKE) --no-print-directory train_gpt2
+	@$(install_with) install
+
+uninstall: ## install: remove what `make install` put into PREFIX
+	@$(install_with) uninstall
+
+.PHONY: install uninstall
