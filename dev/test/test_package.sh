@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Packaging: the version number, the man page, completion in bash and zsh, and `make install`.
+# Packaging: the version number, the man page, completion in bash and zsh, `make install`, and Debian's
+# package.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -225,6 +226,71 @@ if [ -x train_gpt2 ]; then
     fi
 else
     echo "there is no ./train_gpt2: make install is not tested"
+fi
+
+# ---- the Debian package. The build's own program is packed, since compiling another takes half a minute
+
+package='' trouble=''
+if ! command -v dpkg-shlibdeps >/dev/null; then
+    trouble="dpkg-dev is not installed"
+elif [[ $("$trainer" --version) == *"devices "*cuda* ]]; then
+    trouble="the program is a build for a GPU, and its libraries are in no package"
+else
+    scripts/deb.sh "$trainer" "$folder/deb" >"$out" 2>&1 && package=$(tail -n 1 "$out")
+    report "deb.sh packs the program" "$([ -f "$package" ] || echo "there is no package")"
+    rm -f "$out"
+fi
+[ -z "$trouble" ] || echo "$trouble: the Debian package is not tested"
+if [ -f "$package" ]; then
+    report "the package: name, version, architecture, and a dependency for every library" "$(
+        wanted="train-gpt2 $version-1 $(dpkg --print-architecture)"
+        # shellcheck disable=SC2016  # dpkg-deb expands them
+        found=$(dpkg-deb -W --showformat '${Package} ${Version} ${Architecture}' "$package")
+        [ "$found" = "$wanted" ] || echo "found $found, expected $wanted"
+        depends=$(dpkg-deb -f "$package" Depends)
+        libraries="libc6 libgomp1 libcjson1"
+        [[ $("$trainer" --version) != *oneDNN* ]] || libraries+=" libdnnl"
+        [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
+        for library in $libraries; do [[ $depends == *"$library"* ]] || echo "$library is missing in $depends"; done
+    )"
+    report "the same program gives the same package" "$(
+        scripts/deb.sh "$trainer" "$folder/again" >/dev/null && cmp "$package" "$folder"/again/*.deb 2>&1
+    )"
+    mkdir -p "$folder/root"
+    if [ "$(id -u)" -eq 0 ]; then
+        report "dpkg installs it into a root of its own, and finds every file as packed" "$(
+            admin=$folder/root/var/lib/dpkg
+            mkdir -p "$admin"/{info,updates,triggers} && touch "$admin/status"
+            dpkg --root="$folder/root" --log=/dev/null --force-depends -i "$package" >"$folder/dpkg" 2>&1 ||
+                cat "$folder/dpkg"
+            dpkg --root="$folder/root" --verify train-gpt2 2>&1
+            echo >>"$folder/root/usr/share/doc/train-gpt2/README.md"
+            [ -n "$(dpkg --root="$folder/root" --verify train-gpt2)" ] || echo "a changed file is not noticed"
+        )"
+    else
+        dpkg -x "$package" "$folder/root"
+    fi
+    report "the packed program: version, training, text" "$(
+        cd "$folder/here" || exit
+        program=$folder/root/usr/bin/train_gpt2
+        [[ $("$program" --version) == "train_gpt2 $version: "* ]] || echo "no version"
+        "$program" -i "$folder/help" -e l1h1c8 -b 1 -t 8 -x 2 -n 2 -v 0 -s 0 -o run >"$folder/run" 2>&1 ||
+            cat "$folder/run"
+        "$program" --generate 5 -e run >"$folder/run" 2>&1 || cat "$folder/run"
+    )"
+    report "documents: copyright, both changelogs, and a compressed man page that man finds" "$(
+        documents=$folder/root/usr/share/doc/train-gpt2
+        has "License: Expat" "$documents/copyright"
+        zcat "$documents/changelog.gz" | cmp - CHANGELOG.md 2>&1
+        [[ $(zcat "$documents/changelog.Debian.gz") == "train-gpt2 ($version-1) "* ]] || echo "no changelog of Debian's"
+        ! command -v man >/dev/null ||
+            man -M "$folder/root/usr/share/man" -w train_gpt2 2>&1 | grep -v '/train_gpt2\.1\.gz$'
+    )"
+    if command -v lintian >/dev/null; then
+        report "lintian finds no error and no warning" "$(lintian --allow-root --no-cfg "$package" 2>&1)"
+    else
+        echo "lintian is not installed: the package is not linted"
+    fi
 fi
 
 end_tests
