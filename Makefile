@@ -1,12 +1,13 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
-#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  MARCH=native
-#   CFLAGS='-O3 -march=native -g'
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CBLAS=1|0  CC=gcc  CXX=g++  NVCC=nvcc
+#   MARCH=native  CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
 
 DEVICE ?= auto
 ONEDNN ?= 1
+CBLAS ?= 1
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
 MARCH ?= native
@@ -27,11 +28,14 @@ ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
 
-# ---- how one program is compiled. A target may set compiler, precision, onednn, comm, options, libraries, CFLAGS
+# ---- how one program is compiled. A target may set compiler, precision, onednn, cblas, comm, options,
+# libraries, CFLAGS
 
 compiler = $(CC) -x c -std=gnu11
 precision = $(PRECISION)
 onednn = $(HAVE_ONEDNN)
+cblas = $(HAVE_CBLAS)
+matmul_libraries = $(onednn:yes=-ldnnl) $(CBLAS_LIBS_$(cblas))
 # comm = yes: the program communicates between ranks, through MPI, and through NCCL in a cuda build
 mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
@@ -40,7 +44,7 @@ nccl = $(and $(comm),$(HAVE_NCCL))
 WITHOUT_FIELDS := -Wno-missing-field-initializers
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(onednn:yes=-DHAVE_ONEDNN) \
-	$(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
+	$(CBLAS_FLAGS_$(cblas)) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # the GPU of this machine, or every architecture that has kernels and is known to nvcc
 ARCHITECTURES = $(if $(gpu),-arch=native,$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 \
@@ -58,22 +62,22 @@ $(begin)
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
 	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
 	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(nccl:yes=-DHAVE_NCCL) $(dependencies) $< -o $@ \
-	$(onednn:yes=-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp \
+	$(matmul_libraries) $(CUDA_FLAGS) -lcjson -lgomp \
 	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) $(nccl:yes=-lnccl) $(libraries)
 endef
 
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
-	$(onednn:yes=-ldnnl) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
+	$(matmul_libraries) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' \
-	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(gpu)' \
-	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
-	$(file < build/found)))
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' CBLAS='$(CBLAS)' HAVE_CBLAS='$(HAVE_CBLAS)' HAVE_CMOCKA='$(HAVE_CMOCKA)' \
+	HAVE_MPI='$(HAVE_MPI)' HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' \
+	NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > build/found)$(if \
+	$(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
 
 include scripts/libraries.mk
 
@@ -85,11 +89,11 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI) \
-	$(if $(filter cuda,$(device)),$(cuda_compiler)))
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) \
+	$(FOUND_CBLAS) $(HAVE_MPI) $(if $(filter cuda,$(device)),$(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI))
 endif
 
 # ---- targets. The text after ## is the line of `make help`: its group, then what the target does
