@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packaging: the version number, the man page, completion in bash and zsh, `make install`, and Debian's
-# package.
+# Packaging: the version number, the man page, completion in bash and zsh, `make install`, Debian's
+# package, the Dockerfile, and the workflow. No container is built, and the workflow is not run.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -291,6 +291,94 @@ if [ -f "$package" ]; then
     else
         echo "lintian is not installed: the package is not linted"
     fi
+fi
+
+# ---- Dockerfile
+
+# one instruction a line
+sed -e ':joined' -e '/\\$/{N;s/\\\n//;b joined' -e '}' Dockerfile | grep -E '^[A-Z]+ ' >"$folder/instructions"
+report "Dockerfile: every file copied exists, and every stage named is there" "$(
+    stages=" $(sed -nE 's/^FROM .* AS ([a-z-]+)$/\1/p' "$folder/instructions" | xargs) "
+    while read -r _ words; do
+        read -ra words <<<"$words"
+        if [[ ${words[0]} == --from=* ]]; then
+            [[ $stages == *" ${words[0]#*=} "* ]] || echo "there is no stage ${words[0]#*=}"
+            continue
+        fi
+        for source in "${words[@]::${#words[@]}-1}"; do
+            [ -e "$source" ] || echo "there is no $source"
+            ! grep -qxF "$source" .dockerignore || echo ".dockerignore leaves out $source"
+        done
+    done < <(grep '^COPY ' "$folder/instructions")
+    [[ $stages == *" cuda cpu " ]] || echo "the last stages are not cuda and cpu: $stages"
+)"
+report "Dockerfile: every command is a shell's, and its make knows the targets" "$(
+    commands=0
+    while read -r _ command; do
+        sh -n -c "$command" 2>&1
+        commands=$((commands + 1))
+    done < <(grep '^RUN ' "$folder/instructions")
+    [ $commands -gt 4 ] || echo "$commands commands"
+    made -n DEVICE=cpu MARCH=x86-64-v3 train_gpt2 install PREFIX=/usr/local DESTDIR=/installed >"$folder/said" ||
+        tail -n 3 "$folder/said"
+)"
+mapfile -t packages < <(sed -nE 's/.*--no-install-recommends (.*) && rm .*/\1/p' "$folder/instructions" |
+    grep -oE '[^ ]+' | sort -u)
+if grep -qx 'ID=debian' /etc/os-release && [[ -n $(apt-cache show make 2>/dev/null) ]]; then
+    report "Dockerfile: every package exists in Debian" "$(
+        [ ${#packages[@]} -gt 9 ] || echo "found ${packages[*]}"
+        for name in "${packages[@]}"; do
+            [ -n "$(apt-cache show "$name" 2>/dev/null)" ] || echo "there is no package $name"
+        done
+    )"
+else
+    echo "apt has no package lists of Debian: the Dockerfile's packages are not looked up"
+fi
+if command -v hadolint >/dev/null; then
+    report "hadolint finds nothing" "$(hadolint Dockerfile 2>&1)"
+else
+    echo "hadolint is not installed: the Dockerfile is not linted"
+fi
+
+# ---- the workflow
+
+workflow=.github/workflows/test.yml
+report "the workflow: every script exists, and make has every target" "$(
+    made -npr help >"$folder/rules"
+    found=0
+    while read -r program word _; do
+        found=$((found + 1))
+        case $program in
+        make) grep -qE "^${word:-all}:" "$folder/rules" || echo "the Makefile has no target $word" ;;
+        scripts/*)
+            [ -x "$program" ] || echo "there is no $program"
+            grep -qE "^.*\b$word( \||\))" "$program" || echo "$program has no $word"
+            ;;
+        apt-get | git) ;;
+        *) echo "no command that this test knows: $program $word" ;;
+        esac
+    done < <(awk '/^ *(- )?run: \|/ { match($0, /^ */); depth = RLENGTH; inside = 1; next }
+                  /^ *(- )?run: / { sub(/^ *(- )?run: /, ""); print; next }
+                  inside { match($0, /^ */); if (RLENGTH <= depth) inside = 0; else print }' $workflow)
+    [ $found -ge 7 ] || echo "$found commands"
+)"
+if /usr/bin/python3 -c 'import yaml' 2>/dev/null; then
+    report "the workflow is YAML, with steps that run or use something" "$(
+        /usr/bin/python3 2>&1 -c '
+import sys, yaml
+jobs = yaml.safe_load(open(sys.argv[1]))["jobs"]
+for name, job in jobs.items():
+    for step in job["steps"]:
+        if ("run" in step) == ("uses" in step) or set(step) - {"name", "run", "uses", "with"}:
+            print(name, step)' $workflow
+    )"
+else
+    echo "python3-yaml is not installed: the workflow is not parsed"
+fi
+if command -v actionlint >/dev/null; then
+    report "actionlint finds nothing" "$(actionlint $workflow 2>&1)"
+else
+    echo "actionlint is not installed: the workflow is not linted"
 fi
 
 end_tests

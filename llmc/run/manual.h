@@ -212,7 +212,7 @@ static inline ValueKind manual_value(const Flag *flag, char words[FLAG_TEXT]) {
                                    (int)strcspn(word, " |"), word);
         word += strcspn(word, " ");
     }
-    bool small = flag->type == FLAG_INT && flag->max - flag->min < VALUE_MAX_WORDS;
+    bool small = flag->type == FLAG_INT && flag->max - flag->min < (double)VALUE_MAX_WORDS;
     for (int i = (int)flag->min; small && i <= (int)flag->max; i++) {
         length += (size_t)snprintf(words + length, FLAG_TEXT - length, "%s%d", length ? " " : "", i);
     }
