@@ -65,7 +65,7 @@ want test          dpkg-dev            "packs the program, for make deb"        
 want test          lintian             "checks the package"                                    has_command lintian
 want test          python3-yaml        "parses the workflow"                                   has_module yaml
 want test          zsh                 "runs the completion of zsh"                            has_command zsh
-want test          libopenblas-dev     "OpenBLAS, for matmuls where oneDNN is absent"         has_headers openblas_config.h
+want test          libopenblas-dev     "OpenBLAS, for matmuls where oneDNN is absent" has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
 need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
