@@ -1,14 +1,17 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
-#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CC=gcc  CXX=g++  NVCC=nvcc  CFLAGS='-O3 -march=native -g'
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CBLAS=1|0  CC=gcc  CXX=g++  NVCC=nvcc
+#   MARCH=native  CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
 
 DEVICE ?= auto
 ONEDNN ?= 1
+CBLAS ?= 1
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
-CFLAGS ?= -O3 -march=native -g
+MARCH ?= native
+CFLAGS ?= -O3 -march=$(MARCH) -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -25,11 +28,14 @@ ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
 
-# ---- how one program is compiled. A target may set compiler, precision, onednn, comm, options, libraries, CFLAGS
+# ---- how one program is compiled. A target may set compiler, precision, onednn, cblas, comm, options,
+# libraries, CFLAGS
 
 compiler = $(CC) -x c -std=gnu11
 precision = $(PRECISION)
 onednn = $(HAVE_ONEDNN)
+cblas = $(HAVE_CBLAS)
+matmul_libraries = $(onednn:yes=-ldnnl) $(CBLAS_LIBS_$(cblas))
 # comm = yes: the program communicates between ranks, through MPI, and through NCCL in a cuda build
 mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
@@ -38,7 +44,7 @@ nccl = $(and $(comm),$(HAVE_NCCL))
 WITHOUT_FIELDS := -Wno-missing-field-initializers
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(onednn:yes=-DHAVE_ONEDNN) \
-	$(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
+	$(CBLAS_FLAGS_$(cblas)) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # the GPU of this machine, or every architecture that has kernels and is known to nvcc
 ARCHITECTURES = $(if $(gpu),-arch=native,$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 \
@@ -54,53 +60,40 @@ endef
 define compile_cuda
 $(begin)
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
-	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=native,-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
+	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
 	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(nccl:yes=-DHAVE_NCCL) $(dependencies) $< -o $@ \
-	$(onednn:yes=-ldnnl) $(CUDA_FLAGS) -lcjson -lgomp \
+	$(matmul_libraries) $(CUDA_FLAGS) -lcjson -lgomp \
 	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) $(nccl:yes=-lnccl) $(libraries)
 endef
 
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
-	$(onednn:yes=-ldnnl) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
+	$(matmul_libraries) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' \
-	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' NVCC='$(NVCC)' GPU='$(gpu)' \
-	scripts/found.sh > build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info \
-	$(file < build/found)))
+	HAVE_ONEDNN='$(HAVE_ONEDNN)' CBLAS='$(CBLAS)' HAVE_CBLAS='$(HAVE_CBLAS)' HAVE_CMOCKA='$(HAVE_CMOCKA)' \
+	HAVE_MPI='$(HAVE_MPI)' HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' \
+	NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > build/found)$(if \
+	$(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
 
-# ---- the optional libraries, searched before anything is compiled
+include scripts/libraries.mk
 
-links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
-	2>/dev/null && echo yes)
-# -isystem silences the warnings of MPI's headers
-MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>&- || mpicc --showme:compile 2>&-))
-MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
-# nvcc takes a second to link with NCCL, so this search runs on first use
-HAVE_NCCL = $(eval HAVE_NCCL := $(shell mkdir -p build && echo 'int main(void) { return 0; }' > build/nccl.cu && \
-	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
-	echo yes; rm -f build/nccl.cu build/nccl.out))$(HAVE_NCCL)
+# ---- what programs depend on
+
 # remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it
 remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
-GOALS := $(filter-out help train test test-all bench-cpu format format-check lint clean,$(or $(MAKECMDGOALS),all))
-cuda_compiler = $(NVCC) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
+cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
-ifneq ($(GOALS),)
-HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
-HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
-HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
-endif
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI) \
-	$(if $(filter cuda,$(device)),$(cuda_compiler)))
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) \
+	$(FOUND_CBLAS) $(HAVE_MPI) $(if $(filter cuda,$(device)),$(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_MPI))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI))
 endif
 
 # ---- targets. The text after ## is the line of `make help`: its group, then what the target does
@@ -116,7 +109,7 @@ test_gpt2: libraries = -lcmocka
 test_gpt2: test_gpt2.cu build/flags
 	$(compile_for_device)
 
-include dev/bench/bench.mk dev/test/tests.mk
+include dev/bench/bench.mk dev/test/tests.mk scripts/package.mk
 -include $(wildcard build/depend/*.d)
 
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -143,8 +136,8 @@ lint: ## check: clang-tidy, cppcheck and shellcheck without a finding
 	@scripts/lint.sh
 
 help: ## build: this list
-	@for group in build train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
-		Makefile dev/*/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
+	@for group in build install train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
+		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 
 .PHONY: all clean train format format-check lint help

@@ -40,6 +40,7 @@ nothing.
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, tokenize_text
 #include "llmc/run/banner.h"                // print_model_lines
+#include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
@@ -1415,6 +1416,8 @@ int main(int argc, char **argv) {
     share_machine(&args, host);
     if (args.help) {
         print_help(&args);
+    } else if (args.manual) {
+        print_manual(args.manual);
     } else if (args.version) {
         print_version();
     } else if (args.self_check) {

@@ -5,16 +5,18 @@ Linear layers: the reference implementation and CPU backend. weight is row-major
             dbias (OC) = or += column sums of dout
 Types       activations and weights floatX; gradients real or bf16. dinp may be in.
 FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
-oneDNN does the GEMMs; without oneDNN matmul_portable.h does. A single row (decoding) is OC dot products, at the speed
+oneDNN does the GEMMs, without oneDNN a CBLAS, without both matmul_portable.h. A single row (decoding) is OC dot products, at the speed
 of memory. Read matmul_row first: it is the formula for one row. The GEMMs compute the same for N rows. With -f 2 the
 inputs of the GEMMs are rounded to bf16 first (Exec.rounded); sums stay fp32.
 An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
-defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs
+defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs,
+         matmul_library
 */
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/gelu.h"
 #include "llmc/matmul_portable.h"
+#include "llmc/matmul_cblas.h"
 #include "llmc/matmul_onednn.h"
 #include "llmc/common/vector_math.h"
 
@@ -27,8 +29,21 @@ static inline bool matmul_rounds_inputs(void) {
 #endif
 }
 
+// the library of the GEMMs in this build, with its version
+static inline const char *matmul_library(void) {
+    const char *library = onednn_version() ? onednn_version() : cblas_version();
+    return library ? library : "portable C";
+}
+
+// before a parallel region with GEMMs
+static inline void matmul_open(Exec *ex) {
+    onednn_open(ex);
+    cblas_open();
+}
+
 static inline void team_multiply(Exec *ex, const Matmul *p) {
-    if (ex->plain.level[PLAIN_MATMUL] != MATMUL_FASTEST || !onednn_multiply(ex, p)) { gemm(p); }
+    bool fastest = ex->plain.level[PLAIN_MATMUL] == MATMUL_FASTEST;
+    if (!fastest || !(onednn_multiply(ex, p) || cblas_multiply(p))) { gemm(p); }
 }
 
 enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time
@@ -93,7 +108,7 @@ static inline void cpu_matmul_forward(floatX *out, const floatX *in, const float
         matmul_row(out, in, weight, bias, residual, C, OC);
         return;
     }
-    onednn_open(ex);
+    matmul_open(ex);
 #pragma omp parallel
     team_matmul(out, in, weight, bias, residual, N, C, OC, ex);
 }
@@ -126,7 +141,7 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
                                        const floatX *dout, const floatX *in, const floatX *weight,
                                        const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    onednn_open(ex);
+    matmul_open(ex);
 #pragma omp parallel
     {
         Matrix dy = team_operand(ex->rounded.dout, dout, n, oc);

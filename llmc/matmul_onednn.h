@@ -23,9 +23,7 @@ defines: onednn_open, onednn_multiply, onednn_free, onednn_version
 static inline const char *onednn_version(void) { return ONEDNN_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR); }
 
 enum {
-    MATMUL_OPERANDS = 5,           // A, B, bias, residual, C
-    MATMUL_GRAIN = 16,             // a thread's rows or columns are a multiple of 16
-    MATMUL_SHARED_BYTES = 1 << 19  // the largest B that every thread repacks
+    MATMUL_OPERANDS = 5  // A, B, bias, residual, C
 };
 
 typedef struct PreparedMatmul {
@@ -184,29 +182,6 @@ static inline void onednn_open(Exec *ex) {
     ex->matmuls = prepared;
 }
 
-// the submatrix that begins at (i,j)
-static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
-    return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
-}
-
-// rows of C per thread if B is small or C is tall, else columns
-static inline Matmul matmul_of_thread(const Matmul *whole, size_t threads, size_t thread) {
-    bool by_rows = whole->K * whole->N * dtype_size(whole->b.dtype) <= MATMUL_SHARED_BYTES || whole->M >= 4 * whole->N;
-    size_t all = by_rows ? whole->M : whole->N, width = (all + threads - 1) / threads;
-    width = (width + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
-    size_t begin = thread * width < all ? thread * width : all, end = all - begin < width ? all : begin + width;
-    size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin;
-    Matmul p = *whole;
-    p.c = matrix_from(p.c, i, j);
-    p.a = matrix_from(p.a, i, 0);
-    p.b = matrix_from(p.b, 0, j);
-    if (p.bias) { p.bias += j; }
-    if (p.residual) { p.residual += i * p.c.row + j; }
-    p.M = by_rows ? end - begin : p.M;
-    p.N = by_rows ? p.N : end - begin;
-    return p;
-}
-
 static inline void onednn_execute(const PreparedMatmul *prepared, dnnl_stream_t stream, const Matmul *p) {
     const void *data[MATMUL_OPERANDS] = {p->a.data, p->b.data, p->bias, p->residual, p->c.data};
     static const int roles[MATMUL_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS,
@@ -253,7 +228,7 @@ static inline bool onednn_multiply(Exec *ex, const Matmul *whole) {
 }
 
 #else
-static inline const char *onednn_version(void) { return "portable C"; }
+static inline const char *onednn_version(void) { return NULL; }
 static inline bool onednn_multiply(Exec *ex, const Matmul *whole) {
     (void)ex, (void)whole;
     return false;

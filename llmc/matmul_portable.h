@@ -1,9 +1,10 @@
 /*
-A portable GEMM: blocked, packed, threaded C for machines without oneDNN and for the fp64 build.
+A portable GEMM: blocked, packed, threaded C for machines without oneDNN and CBLAS, and for the fp64
+build.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N)
 Operands are strided views, so a transpose swaps two strides. Packing converts any view of any type to real. A block of
 C is summed in real over all of K and rounded once.
-defines: Matrix, Matmul, matrix, gemm
+defines: Matrix, Matmul, matrix, gemm, matmul_of_thread
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -103,4 +104,34 @@ static inline void gemm(const Matmul *p) {
         gemm_block(buffer, p, i0, j0, rows, cols);
     }
     free(buffer);
+}
+
+// ---- the threads' parts, for a library that computes each part in one call
+
+enum {
+    MATMUL_GRAIN = 16,             // a thread's rows or columns are a multiple of 16
+    MATMUL_SHARED_BYTES = 1 << 19  // the largest B that every thread repacks
+};
+
+// the submatrix that begins at (i,j)
+static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
+    return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
+}
+
+// rows of C per thread if B is small or C is tall, else columns
+static inline Matmul matmul_of_thread(const Matmul *whole, size_t threads, size_t thread) {
+    bool by_rows = whole->K * whole->N * dtype_size(whole->b.dtype) <= MATMUL_SHARED_BYTES || whole->M >= 4 * whole->N;
+    size_t all = by_rows ? whole->M : whole->N, width = (all + threads - 1) / threads;
+    width = (width + MATMUL_GRAIN - 1) / MATMUL_GRAIN * MATMUL_GRAIN;
+    size_t begin = thread * width < all ? thread * width : all, end = all - begin < width ? all : begin + width;
+    size_t i = by_rows ? begin : 0, j = by_rows ? 0 : begin;
+    Matmul p = *whole;
+    p.c = matrix_from(p.c, i, j);
+    p.a = matrix_from(p.a, i, 0);
+    p.b = matrix_from(p.b, 0, j);
+    if (p.bias) { p.bias += j; }
+    if (p.residual) { p.residual += i * p.c.row + j; }
+    p.M = by_rows ? end - begin : p.M;
+    p.N = by_rows ? p.N : end - begin;
+    return p;
 }

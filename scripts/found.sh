@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
-# in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN (0: turned off), HAVE_ONEDNN, HAVE_CMOCKA, HAVE_MPI,
-# HAVE_NCCL and GPU, its name and compute capability (empty: not found).
+# in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN and CBLAS (0: turned off), HAVE_ONEDNN, HAVE_CBLAS,
+# HAVE_CMOCKA, HAVE_MPI, HAVE_NCCL and GPU, its name and compute capability (empty: not found).
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
 
@@ -27,10 +27,11 @@ say cJSON "found"
 
 if [ -n "$HAVE_ONEDNN" ]; then
     say oneDNN "$(onednn_version): matrix products run through it"
-elif [ "$ONEDNN" = 0 ]; then
-    say oneDNN "turned off: matrix products in portable C, about half as fast"
 else
-    say oneDNN "not found: matrix products in portable C, about half as fast (install libdnnl-dev)"
+    products=$([ -n "$HAVE_CBLAS" ] && echo "through $HAVE_CBLAS" || echo "in portable C, about half as fast")
+    absent=$([ "$ONEDNN" = 0 ] && echo "turned off" || echo "not found")
+    advice=$([ "$ONEDNN" = 0 ] || echo " (install libdnnl-dev)")
+    say oneDNN "$absent: matrix products $products$advice"
 fi
 
 if [ -n "$HAVE_CMOCKA" ]; then

@@ -18,7 +18,7 @@ The vertical range is chosen without the first 3 % of a run and without outliers
 e.g. scripts/plot.py runs/a runs/b -o ab.html --against tokens
      scripts/plot.py --plan plan.svg '-e d48 -b 4 -r 1' '-e d48 -b 4 -r 4' '-e d48 -b 4 --fit=16'
 In a plan, the parts of a bar are tensors. Tensors below 1 % of the largest bar are one part for each lifetime.
-TRAIN_GPT2 names the program (default ./train_gpt2). Pictures need matplotlib; pages need only Python.
+TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the installed program. Pictures need matplotlib; pages need only Python.
 """
 import argparse
 import colorsys
@@ -39,7 +39,7 @@ SHADES = {"state": "Blues", "saved": "Greens", "scratch": "Oranges"}
 
 def read_plan(flags):
     """The first rank's plan. Stops with the program's error if the program refuses the flags."""
-    program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
+    program = os.environ.get("TRAIN_GPT2", "./train_gpt2" if os.path.exists("./train_gpt2") else "train_gpt2")
     try:
         done = subprocess.run([program, "--plan=json", *shlex.split(flags)], capture_output=True, text=True)
     except OSError as error:

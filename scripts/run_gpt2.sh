@@ -7,8 +7,14 @@
 # resume     the same command resumes from the last checkpoint, bit for bit; flags at the end go to the trainer
 # RANKS=8    trains on 8 GPUs of this machine, through mpirun; divide the hours in the four headers by 8
 # HellaSwag  scored at every validation if dev/data/hellaswag.py has written its file
+# An installed copy works in the current folder, with the program installed beside it.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+program=./train_gpt2
+if [ -f "$(dirname "$0")/../Makefile" ]; then
+    cd "$(dirname "$0")/.."
+else
+    program=$(realpath -m "$(dirname "$0")/../../../bin/train_gpt2")
+fi
 
 if [ $# -lt 2 ]; then
     echo "run_gpt2: expected a name, a folder of shards and flags; start one of scripts/run_gpt2_*M.sh instead" >&2
@@ -25,8 +31,8 @@ if [ "${RANKS:-1}" != 1 ]; then
     fi
     start=(mpirun -np "$RANKS" --bind-to none)
 fi
-if [ ! -x ./train_gpt2 ]; then
-    echo "run_gpt2: there is no ./train_gpt2; build it with make on a machine with nvcc and a GPU" >&2
+if [ ! -x "$program" ]; then
+    echo "run_gpt2: there is no $program; build it with make on a machine with nvcc and a GPU" >&2
     exit 2
 fi
 
@@ -37,4 +43,4 @@ if [ -f dev/data/hellaswag/hellaswag_val.bin ]; then
 else
     echo "gpt2 $name  without HellaSwag: python3 dev/data/hellaswag.py makes its file"
 fi
-exec "${start[@]}" ./train_gpt2 "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"
+exec "${start[@]}" "$program" "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"

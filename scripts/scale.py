@@ -73,7 +73,7 @@ def parameters(layers, channels):
 
 def ask(arguments):
     """The output of train_gpt2. Stops with the program's error if the program refuses."""
-    program = os.environ.get("TRAIN_GPT2", "./train_gpt2")
+    program = os.environ.get("TRAIN_GPT2", "./train_gpt2" if os.path.exists("./train_gpt2") else "train_gpt2")
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True)
     except OSError as error:

@@ -59,6 +59,13 @@ want test          python3-matplotlib  "plots, for scripts/plot.py"             
 want test          python3-regex       "GPT-2's word splitting, for dev/data/hellaswag.py"     has_module regex
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
+want test          man-db              "formats the man page"                                  has_command man
+want test          mandoc              "checks the man page"                                   has_command mandoc
+want test          dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
+want test          lintian             "checks the package"                                    has_command lintian
+want test          python3-yaml        "parses the workflow"                                   has_module yaml
+want test          zsh                 "runs the completion of zsh"                            has_command zsh
+want test          libopenblas-dev     "OpenBLAS, for matmuls where oneDNN is absent" has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
 need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h

@@ -11,7 +11,7 @@ mkdir -p "$folder"/{bin,dev/test,dev/bench,scripts}
 cp Makefile "$folder"
 cp dev/test/tests.mk "$folder/dev/test"
 cp dev/bench/bench.mk "$folder/dev/bench"
-cp scripts/found.sh "$folder/scripts"
+cp scripts/found.sh scripts/*.mk "$folder/scripts"
 touch "$folder/train_gpt2.cu"
 
 cat >"$folder/bin/nvidia-smi" <<'END_OF'

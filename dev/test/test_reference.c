@@ -1,6 +1,7 @@
 /*
 Every reference implementation (cpu_*) against the textbook's formula, written here a second time: naive loops in
-double, no blocks, no online sums, T x T attention. Compiled for fp32 with and without oneDNN and for bf16.
+double, no blocks, no online sums, T x T attention. Compiled for fp32 with oneDNN, with CBLAS and with neither,
+and for bf16.
 Each case of cases.h starts with outputs of NaN and runs with one thread and with two, which must give the same bits.
 Then its outputs are compared with the formula. Tests of single properties follow.
 */
@@ -559,9 +560,9 @@ static void run_on(Problem *p, int threads, Exec *ex) {
     problem_run(p, &cpu_ops, ex);
 }
 
-// The number of threads decides the shape of a thread's matmul, and oneDNN chooses the order of sums by the shape.
+// The number of threads decides the shape of a thread's matmul, and a library chooses the order of sums by the shape.
 static bool bits_may_differ(const OpCase *op) {
-#ifdef HAVE_ONEDNN
+#if defined(HAVE_ONEDNN) || defined(HAVE_CBLAS)
     return op->shapes == &matmul_shapes;
 #else
     (void)op;

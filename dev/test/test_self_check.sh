@@ -41,7 +41,7 @@ every_operation() {
     run 0 "$1" --self-check --device "$2" && has "$folder/out" "24 operations agree with their reference" &&
         [ "$(grep -c 'B/s\|FLOP/s.*%' "$folder/out")" -eq 25 ] && grep -q "^$3 *$4  *0\.[0-9][0-9] " "$folder/out"
 }
-library=$("$trainer" --version | grep -o 'oneDNN [0-9.]*')
+library=$("$trainer" --version | grep -oE '(oneDNN|OpenBLAS) [0-9.]*')
 ok "every operation has a line, on the emulated GPU" every_operation "$trainer" cuda \
     matmul_gelu_forward "cuBLASLt, fused"
 ok "every operation has a line, on the CPU" every_operation "$trainer" cpu matmul_forward "${library:-portable C}"

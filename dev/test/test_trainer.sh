@@ -568,10 +568,10 @@ report "the examples of --help FLAG parse" "$(
         silent "$err"
     done < <(listed list)
 )"
-report "--version prints the build's features" "$(
+report "--version prints the version and the build's features" "$(
     run 0 --version
     one_line "$out"
-    matches "$out" '^train_gpt2: weights '
+    matches "$out" '^train_gpt2 [0-9]+\.[0-9]+\.[0-9]+: weights '
 )"
 report "--plan needs no data and adds up" "$(
     run 0 --plan -e d12 -b 4 -t 1024

@@ -4,7 +4,8 @@
 #   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/check/NAME      compiled, and not run
-# Suffixes: _fp32 and _bf16 set the precision, _portable leaves out oneDNN, _poisoned fills released scratch with NaN.
+# Suffixes: _fp32 and _bf16 set the precision, _portable leaves out oneDNN and CBLAS, _cblas takes CBLAS instead of
+# oneDNN, _poisoned fills released scratch with NaN.
 
 # ---- options
 
@@ -12,7 +13,9 @@ build/test/% build/sanitize/% build/emulated/% build/cuda/test_% build/check/tes
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
-build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
+build/%_portable build/%_cblas build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
+build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: cblas =
+build/%_cblas: cblas = $(FOUND_CBLAS)
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
 	build/check/bf16 build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
 
@@ -51,11 +54,15 @@ build/test/%: dev/test/%.c build/flags
 	$(compile)
 build/test/%_portable: dev/test/%.c build/flags
 	$(compile)
+build/test/%_cblas: dev/test/%.c build/flags
+	$(compile)
 build/test/%_bf16: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%_portable: dev/test/%.c build/flags
+	$(compile)
+build/sanitize/%_cblas: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%_emulated: dev/test/%.cu build/flags
 	$(compile)
@@ -119,11 +126,11 @@ ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'e
 	build/emulated/$(test)')
 # the kernels and the model of the fp32 build on a T4
 ON_SM_75 := 'env SIMT_CAPABILITY=75 build/emulated/test_ops' 'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda $(MODEL)'
-MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_adamw_bf16 test_checkpoint_bf16 \
-	test_processes_bf16)
+MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_reference_cblas test_adamw_bf16 \
+	test_checkpoint_bf16 test_processes_bf16)
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
-	test_reference_portable $(filter-out $(BIG_UNITS),$(UNITS))))
+	test_reference_portable test_reference_cblas $(filter-out $(BIG_UNITS),$(UNITS))))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
 	$(HAVE_CMOCKA:yes=test_nccl))) c++ bf16)
 

@@ -1,11 +1,13 @@
 /*
---plan: the memory of a command line. --version: the features of the build. Both need no data and no device.
+--plan: the memory of a command line. --version: the version and the features of the build. Both need no data and no
+device.
 defines: print_plan, print_version
 */
 #pragma once
 #include "llmc/memory/traffic.h"
 #include "llmc/run/model_options.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/version.h"
 
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
 // trains; the plan of each rank, and the bytes it sends for one update
@@ -95,7 +97,8 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
 static inline void print_version(void) {
     char backends[512];
     comm_backends(backends, sizeof backends);
-    printf("train_gpt2: weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, communicators %s\n",
-           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, onednn_version(),
+    printf("train_gpt2 " TRAIN_GPT2_VERSION
+           ": weights %s, arithmetic %s, devices %s, CPU matmuls by %s%s, communicators %s\n",
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, matmul_library(),
            matmul_rounds_inputs() ? " (-f 2: bf16 inputs)" : "", backends);
 }

@@ -3,7 +3,8 @@ The trainer's flags. One table drives parsing, --help, the banner and config.jso
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
 defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, print_help
+         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
+         NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -63,7 +64,7 @@ typedef struct {
     double comm_timeout;
     int check_replicas;
     // information
-    const char *plan, *help, *version, *self_check;
+    const char *plan, *help, *manual, *version, *self_check;
     // no flag: the set of ChosenFlag that -r auto has set
     int chosen;
 } TrainArgs;
@@ -456,8 +457,15 @@ static const Flag flag_table[] = {
      "begin with the same check on a GPU without a remembered pass. An operation that fails is replaced by a plainer "
      "kernel where there is one.",
      "./train_gpt2 --self-check", "--device; doc/gpu.md"},
-    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL, "print the build's options and exit",
-     "Prints one line: the type of the weights, the devices, the matmul library and the communication libraries that "
+    {NULL, "manual", FLAG_OPTION, ARG(manual), 0, 0, "bash zsh", "bash|zsh", NULL,
+     "print the man page, or a shell's completion, and exit",
+     "Alone the flag prints the man page in roff, for `man -l`. =bash and =zsh print the file that completes flags, "
+     "their values and paths in that shell. `make install` puts all three in their places.",
+     "./train_gpt2 --manual=bash", "--help; doc/install.md"},
+    {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL, NULL,
+     "print the version and the build's options, and exit",
+     "Prints one line: the version, the type of the weights, the devices, the matmul library and the communication "
+     "libraries that "
      "are built in.",
      "./train_gpt2 --version", "--device; doc/gpu.md"},
 
@@ -650,8 +658,8 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume time-limit generate tokenize fit plan help version self-check init-method processes "
-                    "process-rank gpus-per-node server shared-folder");
+                    "resume time-limit generate tokenize fit plan help manual version self-check init-method "
+                    "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
@@ -659,17 +667,31 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     return json;
 }
 
+typedef struct {
+    const char *arguments, *meaning;
+} Usage;
+
+static const Usage usages[] = {
+    {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
+    {"-o DIR -y 1 [flags]", "resume"},
+    {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--plan [flags]", "print the memory plan"},
+    {"--self-check", "check this device"},
+    {"--help FLAG", "describe one flag"},
+};
+enum { NUM_USAGES = sizeof usages / sizeof usages[0] };
+
 // --help: all flags, or one flag at length
 static inline void print_help(const TrainArgs *a) {
     if (*a->help) {
         flag_print_details(stdout, flags_find_topic(flag_table, NUM_FLAGS, a->help), &default_args);
         return;
     }
-    const char *usage = "usage: train_gpt2 -i DATA [-e MODEL] [-o DIR] [flags]           train\n"
-                        "       train_gpt2 -o DIR -y 1 [flags]                           resume\n"
-                        "       train_gpt2 --generate N -e DIR [--prompt TEXT] [flags]   generate text\n"
-                        "       train_gpt2 --plan [flags]                                print the memory plan\n"
-                        "       train_gpt2 --self-check                                  check this device\n"
-                        "       train_gpt2 --help FLAG                                   describe one flag";
+    char usage[NUM_USAGES * 100] = "";
+    for (int i = 0; i < NUM_USAGES; i++) {
+        size_t length = strlen(usage);
+        snprintf(usage + length, sizeof usage - length, "%s train_gpt2 %-45s %s", i == 0 ? "usage:" : "\n      ",
+                 usages[i].arguments, usages[i].meaning);
+    }
     flags_print_help(stdout, usage, flag_table, NUM_FLAGS, &default_args);
 }

@@ -466,7 +466,7 @@ static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice 
     int level = r ? d->exec.plain.level[r->plain] : 0;
     bool gpu = d->backend != &cpu_backend, matmul = r && r->plain == PLAIN_MATMUL;
     if (!matmul) { return kernel_at_level(op->name, level, gpu); }
-    if (!gpu) { return level > 0 ? "portable C" : onednn_version(); }
+    if (!gpu) { return level > 0 ? "portable C" : matmul_library(); }
     const char *kernel = kernel_at_level(op->name, level, true);
 #ifdef HAVE_CUDA
     for (int i = first; i < num_gemms(d); i++) {

@@ -1,0 +1,384 @@
+#!/usr/bin/env bash
+# Packaging: the version number, the man page, completion in bash and zsh, `make install`, Debian's
+# package, the Dockerfile, and the workflow. No container is built, and the workflow is not run.
+#   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+trainer=$(realpath "${TRAIN_GPT2:-./train_gpt2}")
+folder=$(mktemp -d)
+out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+has() { grep -qF -- "$1" "$2" || echo "$2 lacks '$1'"; }
+
+# ---- the version number
+
+constant() { sed -n "s/^#define $1 \"\(.*\)\"/\1/p" llmc/run/version.h; }
+version=$(constant TRAIN_GPT2_VERSION) date=$(constant TRAIN_GPT2_DATE)
+"$trainer" --version >"$out" 2>&1
+report "--version begins with the version of llmc/run/version.h" "$(
+    [[ $(head -c 60 "$out") == "train_gpt2 $version: "* ]] || echo "expected train_gpt2 $version:"
+)"
+rm -f "$out"
+report "the version is three numbers, and the date is a day" "$(
+    [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || echo "found version '$version'"
+    [ "$(date -d "$date" +%F 2>&1)" = "$date" ] || echo "found date '$date'"
+)"
+report "CHANGELOG.md: first Unreleased, then this version and its day" "$(
+    found=$(grep '^## ' CHANGELOG.md | head -n 2)
+    [ "$found" = "## [Unreleased]"$'\n'"## [$version] - $date" ] || echo "found $found"
+)"
+report "CHANGELOG.md: the headings are those of Keep a Changelog" "$(
+    grep '^### ' CHANGELOG.md | grep -vxE '### (Added|Changed|Deprecated|Removed|Fixed|Security)'
+)"
+report "CITATION.cff: this version and its day" "$(
+    has "version: $version" CITATION.cff
+    has "date-released: $date" CITATION.cff
+    ! command -v cffconvert >/dev/null || cffconvert --validate >/dev/null 2>&1 || echo "cffconvert finds it invalid"
+)"
+
+# ---- the man page
+
+page=$folder/train_gpt2.1 bash_file=$folder/train_gpt2 zsh_file=$folder/_train_gpt2
+"$trainer" --manual >"$page" && "$trainer" --manual=bash >"$bash_file" && "$trainer" --manual=zsh >"$zsh_file"
+"$trainer" --help >"$folder/help"
+# the letters and names of all flags, with dashes
+mapfile -t flags < <(grep -E '^  [- ]' "$folder/help" | grep -oE '^  (-[a-z]+)? +--[a-z0-9-]+|^  -[a-z]+' |
+    grep -oE -- '-[a-z0-9-]+')
+report "the man page names every flag, and every section is there" "$(
+    [ ${#flags[@]} -gt 100 ] || echo "--help lists ${#flags[@]} letters and names"
+    for flag in "${flags[@]}"; do has "\\fB${flag//-/\\-}\\fR" "$page"; done
+    for section in NAME SYNOPSIS DESCRIPTION OPTIONS "EXIT STATUS" FILES EXAMPLES "SEE ALSO"; do
+        grep -qx "\.SH $section" "$page" || echo "there is no section $section"
+    done
+    grep -F "./train_gpt2" "$page" # a program of a build, not of an installation
+)"
+if command -v man >/dev/null; then
+    report "man formats the page without a warning" "$(
+        LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -E UTF-8 -l -Z -Tutf8 "$page" 2>&1 >/dev/null
+        LC_ALL=C.UTF-8 MANWIDTH=100 MAN_KEEP_FORMATTING='' man -l "$page" 2>&1 | col -bx >"$folder/text"
+        grep -qE '^ +-k, --schedule NAME$' "$folder/text" || echo "the text has no line '-k, --schedule NAME'"
+    )"
+else
+    echo "man is not installed: the man page is not formatted"
+fi
+if command -v mandoc >/dev/null; then
+    report "mandoc finds no error and no warning" "$(mandoc -T lint -W warning "$page" 2>&1)"
+else
+    echo "mandoc is not installed: the man page is not linted"
+fi
+
+# ---- bash
+
+# suggest WORD...: what bash suggests for the last of the words of a command line, as readline splits them
+suggest() {
+    # shellcheck disable=SC2016  # the inner bash expands it
+    bash --norc --noprofile -c '
+        . "$1" && shift
+        COMP_WORDS=(train_gpt2 "$@") COMP_CWORD=$#
+        _train_gpt2
+        [ ${#COMPREPLY[@]} -eq 0 ] || printf "%s\n" "${COMPREPLY[@]}"' bash "$bash_file" "$@" 2>&1
+}
+# suggests WANTED WORD...: WANTED has all suggestions, with spaces between
+suggests() {
+    local found
+    found=$(suggest "${@:2}" | xargs)
+    [ "$found" = "$1" ] || echo "after '${*:2}': found '$found', expected '$1'"
+}
+mkdir -p "$folder/here/a folder/inside"
+touch "$folder/here/a text.txt"
+report "bash: the completion loads for train_gpt2" "$(
+    # shellcheck disable=SC2016
+    found=$(bash --norc --noprofile -c '. "$1" && complete -p train_gpt2' bash "$bash_file" 2>&1)
+    [ "$found" = "complete -F _train_gpt2 train_gpt2" ] || echo "found '$found'"
+)"
+report "bash: every suggested flag is a flag, and every flag is suggested" "$(
+    [ "$(suggest - | sort)" = "$(printf '%s\n' "${flags[@]}" | sort)" ] || echo "$(suggest - | wc -l) suggestions"
+    for flag in $(suggest ""); do { "$trainer" --help "$flag" >/dev/null; } 2>&1; done
+)"
+report "bash: names, choices, small numbers and topics" "$(
+    suggests "--schedule" --sched
+    suggests "cosine linear constant wsd" -k ""
+    suggests "constant" --schedule con
+    suggests "constant" --schedule = con
+    suggests "cosine linear constant wsd" --schedule =
+    suggests "--schedule=cosine" --schedule=cos
+    suggests "0 1 2 3" -z ""
+    suggests "none fp32 split" -w ""
+    suggests "json" --plan = j
+    suggests "--batch-tokens" --plan --batch-t
+    suggests "" -b ""
+    suggests "" --prompt On
+    suggests "" --fit = 1
+    suggests "" --version = 1
+    suggests "recompute recompute-every recompute-layers" --help recomp
+    suggests "--recompute --recompute-every --recompute-layers" --help --recomp
+)"
+report "bash: files and folders, with spaces" "$(
+    cd "$folder/here" || exit
+    [ "$(suggest -i a | sort)" = "a folder"$'\n'"a text.txt" ] || echo "-i: found $(suggest -i a)"
+    [ "$(suggest -o a)" = "a folder" ] || echo "-o: found $(suggest -o a)"
+    [ "$(suggest -o = "a folder/")" = "a folder/inside" ] || echo "-o: found $(suggest -o = "a folder/")"
+)"
+# accepted FLAG WORD: the program takes the word as a value; --version comes before the checks of several flags
+accepted() { { "$trainer" "$1" "$2" --version >/dev/null; } 2>&1; }
+report "bash: every suggested value is accepted" "$(
+    values=0
+    for flag in "${flags[@]}"; do
+        case $flag in -i | -j | -e | -o | -pf | --help | --*) continue ;; esac
+        for word in $(suggest "$flag" ""); do
+            accepted "$flag" "$word"
+            values=$((values + 1))
+        done
+    done
+    [ $values -gt 30 ] || echo "$values values are suggested, expected more than 30"
+)"
+
+# ---- zsh
+
+# complete_in_zsh LINE...: in an interactive zsh, completes each line with Tab; prints the arguments that result
+complete_in_zsh() {
+    : >"$folder/zsh_lines"
+    # shellcheck disable=SC2016  # zsh expands it
+    timeout 30 zsh -f -c '
+        zmodload zsh/zpty && zpty shell zsh -f -i || exit
+        zpty -w shell "PS1=; fpath=(\"$1\" \$fpath); autoload -Uz compinit; compinit -D -u"
+        zpty -w shell "train_gpt2() { print -r -- \"\$*\" >>\"$2\"; }; cd \"$3\""
+        shift 3
+        for line; do zpty -w -n shell "train_gpt2 $line"$'"'\t\n'"'; done
+        zpty -w shell exit
+        while zpty -r shell chunk; do :; done' zsh "$folder" "$folder/zsh_lines" "$folder/here" "$@" 2>&1
+    cat "$folder/zsh_lines"
+}
+if command -v zsh >/dev/null; then
+    report "zsh: every flag is an argument of _arguments, and no other" "$(
+        # shellcheck disable=SC2016
+        found=$(zsh -f -c '_arguments() { print -rl -- "$@"; }; . "$1"' zsh "$zsh_file" 2>&1 |
+            sed -E 's/^\([^)]*\)//; s/=?-?\[.*//')
+        [ "$(sort <<<"$found")" = "$(printf '%s\n' "${flags[@]}" | sort)" ] ||
+            diff <(sort <<<"$found") <(printf '%s\n' "${flags[@]}" | sort)
+    )"
+    report "zsh: names, choices, topics and folders are completed" "$(
+        found=$(complete_in_zsh "--sched" "-k cos" "--schedule=lin" "--plan=j" "--help recompute-l" "-y 1 -o a")
+        wanted=$(printf '%s\n' "--schedule" "-k cosine" "--schedule=linear" "--plan=json" "--help recompute-layers" \
+            "-y 1 -o a folder")
+        [ "$found" = "$wanted" ] || echo "found $found"
+    )"
+else
+    echo "zsh is not installed: its completion is not tested"
+fi
+
+# ---- make install
+
+# made WORD...: runs make with these words
+made() { env -u MAKEFLAGS -u MAKELEVEL -u PREFIX -u DESTDIR make --no-print-directory "$@" 2>&1; }
+# files FOLDER: its files and folders, with their modes
+files() { (cd "$1" && find . -printf '%P %m %y\n' | sort); }
+prefix="$folder/a prefix" stage=$folder/stage
+if [ -x train_gpt2 ]; then
+    before=$(stat -c %Y%i train_gpt2)
+    report "make install, as it is and once more, compiles nothing" "$(
+        said=$(made install PREFIX="$prefix" CFLAGS=-O0)
+        [ "$said" = "installed $prefix/bin/train_gpt2, its man page, completions, scripts and documents" ] ||
+            echo "it said $said"
+        files "$prefix" >"$folder/first"
+        made install PREFIX="$prefix" >/dev/null
+        files "$prefix" | diff "$folder/first" -
+        [ "$(stat -c %Y%i train_gpt2)" = "$before" ] || echo "./train_gpt2 is another file"
+        cmp train_gpt2 "$prefix/bin/train_gpt2" 2>&1
+    )"
+    report "the installed program, page, completions, scripts and documents" "$(
+        cd "$prefix" || exit
+        [[ $(bin/train_gpt2 --version) == "train_gpt2 $version: "* ]] || echo "no version"
+        for file in share/man/man1/train_gpt2.1 share/bash-completion/completions/train_gpt2 \
+            share/zsh/site-functions/_train_gpt2 share/doc/train_gpt2/{README.md,LICENSE,doc/training.md}; do
+            [ -s "$file" ] || echo "$file is missing"
+        done
+        find . -type f -not -perm -444
+        cd "$folder/here" || exit
+        run=$(DEVICE=cpu DATA=nothing "$prefix/share/train_gpt2/scripts/run_gpt2_124M.sh" 2>&1)
+        [[ $run == *"no file matches 'nothing/"* ]] || echo "run_gpt2_124M.sh said $run"
+        found=$(PATH="$prefix/bin:$PATH" "$prefix/share/train_gpt2/scripts/scale.py" -e d12 -b 1 --ms 1 \
+            --gpus 1 2>&1)
+        [[ $found == *"| 1 | "* ]] || echo "scale.py said $found"
+    )"
+    report "make uninstall leaves no file of the program, and files of others" "$(
+        touch "$prefix/share/train_gpt2/mine"
+        made uninstall PREFIX="$prefix" >/dev/null
+        [ "$(cd "$prefix" && find . -type f)" = ./share/train_gpt2/mine ] || find "$prefix" -type f
+        [ ! -e "$prefix/share/doc/train_gpt2" ] || echo "share/doc/train_gpt2 is left"
+    )"
+    report "DESTDIR stands in front of PREFIX" "$(
+        made install PREFIX=/usr DESTDIR="$stage" >/dev/null
+        [ -x "$stage/usr/bin/train_gpt2" ] || find "$stage"
+        said=$(made install PREFIX=usr DESTDIR="$stage") && echo "a relative PREFIX is accepted"
+        [[ $said == *"expected install or uninstall, and an absolute PREFIX; found 'install', PREFIX='usr'"* ]] ||
+            echo "it said $said"
+    )"
+    if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+        report "a user without root installs into a PREFIX of theirs" "$(
+            mkdir "$folder/theirs" && chmod 755 "$folder" && chown 65534 "$folder/theirs"
+            PREFIX=$folder/theirs setpriv --reuid=65534 --regid=65534 --clear-groups scripts/install.sh install 2>&1 |
+                grep -v '^installed '
+            [ -x "$folder/theirs/bin/train_gpt2" ] || echo "there is no program"
+        )"
+    fi
+else
+    echo "there is no ./train_gpt2: make install is not tested"
+fi
+
+# ---- the Debian package. The build's own program is packed, since compiling another takes half a minute
+
+package='' trouble=''
+if ! command -v dpkg-shlibdeps >/dev/null; then
+    trouble="dpkg-dev is not installed"
+elif [[ $("$trainer" --version) == *"devices "*cuda* ]]; then
+    trouble="the program is a build for a GPU, and its libraries are in no package"
+else
+    scripts/deb.sh "$trainer" "$folder/deb" >"$out" 2>&1 && package=$(tail -n 1 "$out")
+    report "deb.sh packs the program" "$([ -f "$package" ] || echo "there is no package")"
+    rm -f "$out"
+fi
+[ -z "$trouble" ] || echo "$trouble: the Debian package is not tested"
+if [ -f "$package" ]; then
+    report "the package: name, version, architecture, and a dependency for every library" "$(
+        wanted="train-gpt2 $version-1 $(dpkg --print-architecture)"
+        # shellcheck disable=SC2016  # dpkg-deb expands them
+        found=$(dpkg-deb -W --showformat '${Package} ${Version} ${Architecture}' "$package")
+        [ "$found" = "$wanted" ] || echo "found $found, expected $wanted"
+        depends=$(dpkg-deb -f "$package" Depends)
+        libraries="libc6 libgomp1 libcjson1"
+        [[ $("$trainer" --version) != *oneDNN* ]] || libraries+=" libdnnl"
+        [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
+        for library in $libraries; do [[ $depends == *"$library"* ]] || echo "$library is missing in $depends"; done
+    )"
+    report "the same program gives the same package" "$(
+        scripts/deb.sh "$trainer" "$folder/again" >/dev/null && cmp "$package" "$folder"/again/*.deb 2>&1
+    )"
+    mkdir -p "$folder/root"
+    if [ "$(id -u)" -eq 0 ]; then
+        report "dpkg installs it into a root of its own, and finds every file as packed" "$(
+            admin=$folder/root/var/lib/dpkg
+            mkdir -p "$admin"/{info,updates,triggers} && touch "$admin/status"
+            dpkg --root="$folder/root" --log=/dev/null --force-depends -i "$package" >"$folder/dpkg" 2>&1 ||
+                cat "$folder/dpkg"
+            dpkg --root="$folder/root" --verify train-gpt2 2>&1
+            echo >>"$folder/root/usr/share/doc/train-gpt2/README.md"
+            [ -n "$(dpkg --root="$folder/root" --verify train-gpt2)" ] || echo "a changed file is not noticed"
+        )"
+    else
+        dpkg -x "$package" "$folder/root"
+    fi
+    report "the packed program: version, training, text" "$(
+        cd "$folder/here" || exit
+        program=$folder/root/usr/bin/train_gpt2
+        [[ $("$program" --version) == "train_gpt2 $version: "* ]] || echo "no version"
+        "$program" -i "$folder/help" -e l1h1c8 -b 1 -t 8 -x 2 -n 2 -v 0 -s 0 -o run >"$folder/run" 2>&1 ||
+            cat "$folder/run"
+        "$program" --generate 5 -e run >"$folder/run" 2>&1 || cat "$folder/run"
+    )"
+    report "documents: copyright, both changelogs, and a compressed man page that man finds" "$(
+        documents=$folder/root/usr/share/doc/train-gpt2
+        has "License: Expat" "$documents/copyright"
+        zcat "$documents/changelog.gz" | cmp - CHANGELOG.md 2>&1
+        [[ $(zcat "$documents/changelog.Debian.gz") == "train-gpt2 ($version-1) "* ]] || echo "no changelog of Debian's"
+        ! command -v man >/dev/null ||
+            man -M "$folder/root/usr/share/man" -w train_gpt2 2>&1 | grep -v '/train_gpt2\.1\.gz$'
+    )"
+    if command -v lintian >/dev/null; then
+        report "lintian finds no error and no warning" "$(lintian --allow-root --no-cfg "$package" 2>&1)"
+    else
+        echo "lintian is not installed: the package is not linted"
+    fi
+fi
+
+# ---- Dockerfile
+
+# one instruction a line
+sed -e ':joined' -e '/\\$/{N;s/\\\n//;b joined' -e '}' Dockerfile | grep -E '^[A-Z]+ ' >"$folder/instructions"
+report "Dockerfile: every file copied exists, and every stage named is there" "$(
+    stages=" $(sed -nE 's/^FROM .* AS ([a-z-]+)$/\1/p' "$folder/instructions" | xargs) "
+    while read -r _ words; do
+        read -ra words <<<"$words"
+        if [[ ${words[0]} == --from=* ]]; then
+            [[ $stages == *" ${words[0]#*=} "* ]] || echo "there is no stage ${words[0]#*=}"
+            continue
+        fi
+        for source in "${words[@]::${#words[@]}-1}"; do
+            [ -e "$source" ] || echo "there is no $source"
+            ! grep -qxF "$source" .dockerignore || echo ".dockerignore leaves out $source"
+        done
+    done < <(grep '^COPY ' "$folder/instructions")
+    [[ $stages == *" cuda cpu " ]] || echo "the last stages are not cuda and cpu: $stages"
+)"
+report "Dockerfile: every command is a shell's, and its make knows the targets" "$(
+    commands=0
+    while read -r _ command; do
+        sh -n -c "$command" 2>&1
+        commands=$((commands + 1))
+    done < <(grep '^RUN ' "$folder/instructions")
+    [ $commands -gt 4 ] || echo "$commands commands"
+    made -n DEVICE=cpu MARCH=x86-64-v3 train_gpt2 install PREFIX=/usr/local DESTDIR=/installed >"$folder/said" ||
+        tail -n 3 "$folder/said"
+)"
+mapfile -t packages < <(sed -nE 's/.*--no-install-recommends (.*) && rm .*/\1/p' "$folder/instructions" |
+    grep -oE '[^ ]+' | sort -u)
+if grep -qx 'ID=debian' /etc/os-release && [[ -n $(apt-cache show make 2>/dev/null) ]]; then
+    report "Dockerfile: every package exists in Debian" "$(
+        [ ${#packages[@]} -gt 9 ] || echo "found ${packages[*]}"
+        for name in "${packages[@]}"; do
+            [ -n "$(apt-cache show "$name" 2>/dev/null)" ] || echo "there is no package $name"
+        done
+    )"
+else
+    echo "apt has no package lists of Debian: the Dockerfile's packages are not looked up"
+fi
+if command -v hadolint >/dev/null; then
+    report "hadolint finds nothing" "$(hadolint Dockerfile 2>&1)"
+else
+    echo "hadolint is not installed: the Dockerfile is not linted"
+fi
+
+# ---- the workflow
+
+workflow=.github/workflows/test.yml
+report "the workflow: every script exists, and make has every target" "$(
+    made -npr help >"$folder/rules"
+    found=0
+    while read -r program word _; do
+        found=$((found + 1))
+        case $program in
+        make) grep -qE "^${word:-all}:" "$folder/rules" || echo "the Makefile has no target $word" ;;
+        scripts/*)
+            [ -x "$program" ] || echo "there is no $program"
+            grep -qE "^.*\b$word( \||\))" "$program" || echo "$program has no $word"
+            ;;
+        apt-get | git) ;;
+        *) echo "no command that this test knows: $program $word" ;;
+        esac
+    done < <(awk '/^ *(- )?run: \|/ { match($0, /^ */); depth = RLENGTH; inside = 1; next }
+                  /^ *(- )?run: / { sub(/^ *(- )?run: /, ""); print; next }
+                  inside { match($0, /^ */); if (RLENGTH <= depth) inside = 0; else print }' $workflow)
+    [ $found -ge 7 ] || echo "$found commands"
+)"
+if /usr/bin/python3 -c 'import yaml' 2>/dev/null; then
+    report "the workflow is YAML, with steps that run or use something" "$(
+        /usr/bin/python3 2>&1 -c '
+import sys, yaml
+jobs = yaml.safe_load(open(sys.argv[1]))["jobs"]
+for name, job in jobs.items():
+    for step in job["steps"]:
+        if ("run" in step) == ("uses" in step) or set(step) - {"name", "run", "uses", "with"}:
+            print(name, step)' $workflow
+    )"
+else
+    echo "python3-yaml is not installed: the workflow is not parsed"
+fi
+if command -v actionlint >/dev/null; then
+    report "actionlint finds nothing" "$(actionlint $workflow 2>&1)"
+else
+    echo "actionlint is not installed: the workflow is not linted"
+fi
+
+end_tests

@@ -1,0 +1,8 @@
+/*
+The version of the program, and the day it was released. CHANGELOG.md and CITATION.cff name the same version and day,
+which dev/test/test_package.sh checks. The Debian package reads the version from here.
+defines: TRAIN_GPT2_VERSION, TRAIN_GPT2_DATE
+*/
+#pragma once
+#define TRAIN_GPT2_VERSION "1.0.0"
+#define TRAIN_GPT2_DATE "2026-11-23"

@@ -1,0 +1,27 @@
+# The optional libraries, searched before anything is compiled. The Makefile includes this file.
+
+links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
+	2>/dev/null && echo yes)
+# -isystem silences the warnings of MPI's headers
+MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>&- || mpicc --showme:compile 2>&-))
+MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
+# A CBLAS: OpenBLAS, or Apple's Accelerate, which has not been tried. oneDNN comes before it.
+CBLAS_FLAGS_openblas := $(strip -DHAVE_CBLAS $(shell pkg-config --cflags openblas 2>&-))
+CBLAS_LIBS_openblas := $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
+CBLAS_FLAGS_accelerate := -DHAVE_CBLAS -DHAVE_ACCELERATE
+CBLAS_LIBS_accelerate := -framework Accelerate
+# nvcc takes a second to link with NCCL, so this search runs on first use
+HAVE_NCCL = $(eval HAVE_NCCL := $(shell mkdir -p build && echo 'int main(void) { return 0; }' > build/nccl.cu && \
+	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
+	echo yes; rm -f build/nccl.cu build/nccl.out))$(HAVE_NCCL)
+# these goals compile nothing by themselves
+GOALS := $(filter-out help train test test-all bench-cpu format format-check lint clean install uninstall,$(or \
+	$(MAKECMDGOALS),all))
+ifneq ($(GOALS),)
+HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
+FOUND_CBLAS := $(if $(filter 1,$(CBLAS)),$(if $(call links,cblas.h openblas_config.h,$(CBLAS_FLAGS_openblas) \
+	$(CBLAS_LIBS_openblas)),openblas,$(if $(call links,Accelerate/Accelerate.h,$(CBLAS_LIBS_accelerate)),accelerate)))
+HAVE_CBLAS := $(if $(HAVE_ONEDNN),,$(FOUND_CBLAS))
+HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
+HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
+endif
