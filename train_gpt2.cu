@@ -38,7 +38,8 @@ nothing.
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, tokenize_text
+#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
+#include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
@@ -1429,7 +1430,9 @@ int main(int argc, char **argv) {
         if (args.plan) {
             print_plan(&args, host);
         } else if (args.tokenize) {
-            tokenize_text(&args);
+            Tokenizer tokenizer = tokenizer_load(args.tokenizer);
+            tokenize_corpus(&args, &tokenizer);
+            tokenizer_free(&tokenizer);
         } else if (args.generate) {
             generate_text(&args, host);
         } else {

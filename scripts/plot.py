@@ -18,7 +18,8 @@ The vertical range is chosen without the first 3 % of a run and without outliers
 e.g. scripts/plot.py runs/a runs/b -o ab.html --against tokens
      scripts/plot.py --plan plan.svg '-e d48 -b 4 -r 1' '-e d48 -b 4 -r 4' '-e d48 -b 4 --fit=16'
 In a plan, the parts of a bar are tensors. Tensors below 1 % of the largest bar are one part for each lifetime.
-TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the installed program. Pictures need matplotlib; pages need only Python.
+TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the installed program. Pictures need matplotlib;
+pages need only Python.
 """
 import argparse
 import colorsys

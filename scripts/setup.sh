@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench
-# For the tests, pip installs CuTe's headers into build/cuda_tools, and a disassembler on a machine with nvcc.
+# For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
+# disassembler on a machine with nvcc.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
@@ -86,8 +87,19 @@ install_wheels() {
             "${@:3}" >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
 }
+# Python packages of today, for tests that compare with them and for bench-tokenizer
+packages=build/py
+has_packages() { [ -x $packages/bin/python3 ] && $packages/bin/python3 -c 'import tiktoken, tokenizers' 2>/dev/null; }
+install_packages() {
+    echo "setup: installing tiktoken, tokenizers, tensorboard and wandb with pip into $packages, for tests"
+    /usr/bin/python3 -m venv $packages >/dev/null &&
+        $packages/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check \
+            tiktoken tokenizers tensorboard wandb >/dev/null 2>&1 ||
+        echo "setup: pip could not install them; going on without"
+}
 install_tools() {
     [ "$purpose" = test ] || return 0
+    has_packages || install_packages
     has_disassembler || install_wheels "cuobjdump and nvdisasm (6 MB)" test_sass.sh nvidia-cuda-cuobjdump \
         nvidia-cuda-nvdisasm
     has_cute || install_wheels "CuTe's headers (13 MB)" test_layouts.sh nvidia-cutlass==4.2.0.0 \

@@ -55,4 +55,9 @@ bench-cpu: ## bench: a training step and its matmuls on the CPU, beside PyTorch
 	$(build_parallel) train_gpt2 $(BENCHES)
 	@dev/bench/bench_cpu.py
 
-.PHONY: bench predict bench-remat bench-states bench-comm bench-processes bench-cpu
+bench-tokenizer: train_gpt2 ## bench: --tokenize beside tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
+	@scripts/setup.sh test
+	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
+		$(or $(TEXT),$$(scripts/text.sh build/text))
+
+.PHONY: bench-tokenizer bench predict bench-remat bench-states bench-comm bench-processes bench-cpu

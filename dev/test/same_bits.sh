@@ -331,8 +331,8 @@ hellaswag() {
 both "-h 1, eleven examples" samples hellaswag
 
 tokenized() {
-    run 1 FP32 "${data[@]}" --tokenizer "$bpe" --tokenize shard.bin
-    run 1 FP32 "${ten[@]}" -i shard.bin -e l1h1c16 --tokenizer "$bpe" --prompt "the" -x 4 -n 4
+    run 1 FP32 "${data[@]}" --tokenizer "$bpe" --tokenize shard
+    run 1 FP32 "${ten[@]}" -i shard_train_000001.bin -e l1h1c16 --tokenizer "$bpe" --prompt "the" -x 4 -n 4
 }
 bpe=$merges
 both "--tokenize with 2,500 merges, then -i SHARD" samples tokenized

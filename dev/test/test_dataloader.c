@@ -443,17 +443,6 @@ static void stop_at_short(void *files) {
     open_plain(&loader, (const TokenFiles *)files, 1, 8);
 }
 
-static void stop_at_long_shard(void *path) { token_shard_write((const char *)path, NULL, (size_t)INT32_MAX + 1); }
-
-// the header counts tokens in an int32
-static void test_long_shard(void **state) {
-    (void)state;
-    char path[PATH_LENGTH];
-    format_path(path, "%s", temp_path("long.bin"));
-    assert_stops(EXIT_BAD_INPUT, "would hold 2147483648 tokens", stop_at_long_shard, path);
-    assert_int_not_equal(access(path, F_OK), 0);
-}
-
 static void test_short_text(void **state) {
     (void)state;
     write_file("short_1.txt", "1234567", 7);
@@ -679,7 +668,6 @@ int main(void) {
         cmocka_unit_test(test_batch_stays),
         cmocka_unit_test(test_descriptors_are_closed),
         cmocka_unit_test(test_short_text),
-        cmocka_unit_test(test_long_shard),
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_split_loaders),
         cmocka_unit_test(test_fingerprint_is_this_number),

@@ -242,7 +242,7 @@ for ((i = 1; i < $#; i++)); do
     -r) level=$value ;;
     -x) steps=$value ;;
     -y) from=501 ;;
-    --tokenize) echo shard >"$value" && exit ;;
+    --tokenize) echo shard >"${value}_train_000001.bin" && exit ;;
     esac
 done
 plan=$(((8 + batch) * 256)) room=$((${FREE:-$((total - 1000))} - 1000))
@@ -664,7 +664,7 @@ rest_fails() {
     has "1000 steps, means of 50 steps at most 0.02 apart" "- text: ok; $folder/text, as bytes" "- initcheck: ok"
     DATA=$folder/text MERGES=$folder/text WEIGHTS=other check 1 rest
     has "- resumed at step 500: equal bits: FAILED" "- text: ok; $folder/text by $folder/text" "- -r at 124M: -r 4"
-    grep -q -- '-i build/gpu/curve/text.bin ' "$folder/log" || echo "the shard was not trained on"
+    grep -q -- '-i build/gpu/curve/text_train_000001.bin ' "$folder/log" || echo "the shard was not trained on"
     DATA=$folder/nothing NO_TORCH=1 check 1 rest
     has "- text: FAILED" "- racecheck: ok" "- -r at 124M: -r 4"
     lacks "| PyTorch 9"

@@ -162,6 +162,10 @@ static void test_unicode_classes(void **state) {
         int space = code == ' ' || (code >= 9 && code <= 13);
         int expected = letter ? UNICODE_LETTER : number ? UNICODE_NUMBER : space ? UNICODE_SPACE : UNICODE_OTHER;
         assert_int_equal(unicode_class(code), expected);
+        size_t length = 0;
+        char c = (char)code;
+        assert_int_equal(tokenizer_class(&c, 1, &length), expected);
+        assert_int_equal(length, 1);
     }
     assert_int_equal(unicode_class(0x110000), UNICODE_OTHER);
     assert_int_equal(unicode_class(UINT32_MAX), UNICODE_OTHER);
@@ -311,6 +315,89 @@ static void test_round_trip(void **state) {
     free(tokens);
     tokenizer_free(&bytes);
     tokenizer_free(&small);
+}
+
+// A text of every kind of boundary. Its last MAX_PRETOKEN + 8 bytes are what a cut may look at.
+static size_t text_with_boundaries(char *text, size_t bytes, uint64_t seed) {
+    static const char *const parts[] = {"ab",   " ",     "\n",  "  ",  "\xC2\xA0", "\xE3\x80\x80",
+                                        "'s",   "1",     "?!.", "\t",  "\xC3\xA9", "\xE4\xBD\xA0",
+                                        "\xFF", "don't", "'",   "\r\n"};
+    size_t at = 0;
+    for (uint64_t i = 0; at + 8 < bytes; i++) {
+        const char *part = parts[rng_bits(4, seed, i) % (seed % 2 ? 16 : 4)];
+        memcpy(text + at, part, strlen(part));
+        at += strlen(part);
+    }
+    return at;
+}
+
+// starts[i] = whether a pre-token of the text (bytes) starts at i
+static void find_pretokens(const char *text, size_t bytes, char *starts) {
+    memset(starts, 0, bytes);
+    for (size_t at = 0; at < bytes; at += tokenizer_pretoken_length(text + at, bytes - at)) { starts[at] = 1; }
+}
+
+static void test_safe_cut(void **state) {
+    (void)state;
+    enum { BYTES = TOKENIZER_MAX_PRETOKEN + 20000, CUT_BYTES = BYTES - TOKENIZER_MAX_PRETOKEN - 8 };
+    char *text = (char *)malloc(BYTES), *whole = (char *)malloc(BYTES), *parts = (char *)malloc(BYTES);
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        size_t bytes = text_with_boundaries(text, BYTES, seed), at = 0;
+        find_pretokens(text, bytes, whole);
+        for (size_t most = 1; at + 400 < CUT_BYTES; most = most % 300 + 1) {
+            size_t length = tokenizer_safe_cut(text + at, bytes - at, most);
+            assert_true(length > 0 && length < most + 600);
+            find_pretokens(text + at, length, parts + at);
+            at += length;
+        }
+        assert_true(at > 15000);
+        assert_memory_equal(whole, parts, at);
+    }
+    free(text);
+    free(whole);
+    free(parts);
+}
+
+// The cache tells apart pre-tokens that differ in length, in a NUL or behind the text's end.
+static void test_cache(void **state) {
+    (void)state;
+    static const char text[] =
+        "a a\0 aa aaaaaaa aaaaaaaa aaaaaaaaa abcdeabcdeabcde abcdeabcdeabcdea abcdeabcdeabcdeab a\0\0 a";
+    Tokenizer t = small_tokenizer();
+    TokenizerEncoder encoder;
+    memset(&encoder, 0, sizeof encoder);
+    int found[sizeof text], *expected;
+    for (int pass = 0; pass < 3; pass++) {
+        for (size_t begin = 0; begin < sizeof text; begin++) {
+            for (size_t bytes = 1; bytes <= sizeof text - begin; bytes++) {
+                size_t count = tokenizer_encode(&t, text + begin, bytes, &expected);
+                assert_int_equal(tokenizer_encode_with(&t, &encoder, text + begin, bytes, found), count);
+                assert_memory_equal(found, expected, count * sizeof *found);
+                free(expected);
+            }
+        }
+    }
+    for (uint64_t i = 0; i < 4000; i++) {  // of equal halves, many share an entry
+        char word[16];
+        for (uint64_t j = 0; j < 16; j++) { word[j] = j / 8 == i % 2 ? 'a' : "abcde"[rng_bits(5, i, j) % 5]; }
+        size_t count = tokenizer_encode(&t, word, 16, &expected);
+        assert_int_equal(tokenizer_encode_with(&t, &encoder, word, 16, found), count);
+        assert_memory_equal(found, expected, count * sizeof *found);
+        free(expected);
+    }
+    tokenizer_free_encoder(&encoder);
+    tokenizer_free(&t);
+}
+
+static void test_longest_pretoken(void **state) {
+    (void)state;
+    enum { BYTES = TOKENIZER_MAX_PRETOKEN + 100 };
+    char *text = (char *)malloc(BYTES);
+    memset(text, 'a', BYTES);
+    assert_int_equal(tokenizer_pretoken_length(text, BYTES), TOKENIZER_MAX_PRETOKEN);
+    memset(text, '\n', BYTES);
+    assert_true(tokenizer_pretoken_length(text, BYTES) <= TOKENIZER_MAX_PRETOKEN);
+    free(text);
 }
 
 // a long pre-token takes n log n; n^2 would take seconds
@@ -536,6 +623,9 @@ int main(void) {
         cmocka_unit_test(test_bin_file),
         cmocka_unit_test(test_merging_against_plain_reference),
         cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_safe_cut),
+        cmocka_unit_test(test_cache),
+        cmocka_unit_test(test_longest_pretoken),
         cmocka_unit_test(test_long_run),
         cmocka_unit_test(test_broken_merges),
         cmocka_unit_test(test_too_long_token),

@@ -702,12 +702,6 @@ report "bytes as training data of a model with GPT-2's vocabulary give a note" "
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
     says "$out" "note      -i is read as bytes: only 256 of the model's 50257 tokens occur"
 )"
-report "--tokenize writes a text as a token shard" "$(
-    printf 'the thing, the thing\n' >the_text
-    run 0 -i the_text --tokenizer "$golden/gpt2_2500.bpe" --tokenize the.bin
-    says "$out" "the.bin: "
-    run 0 -i the.bin -e l1h2c16 -b 1 -t 2 "${quiet[@]}" -x 1
-)"
 report "a full stdout gives exit 1" "$(
     for words in "--help" "--plan=json -e d12" "--generate 3 -e whole"; do
         read -ra flags <<<"$words"
@@ -738,8 +732,6 @@ rm -r dev && mkdir dev_null
 refused "-h 1 without HellaSwag's file" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
-refused "--tokenize into a file that exists" "give a file that does not exist yet" \
-    -i text --tokenizer "$golden/gpt2_2500.bpe" --tokenize good_0.bin
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
 refused "a folder without a model" "without model.safetensors" -i text -e dev_null
 refused "no validation file" "-j: no file matches 'missing'" "${tiny[@]}" -j missing

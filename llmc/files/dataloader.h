@@ -2,11 +2,12 @@
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
          token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close,
-         token_shard_write, DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
+         DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
          dataloader_sequences_per_epoch, dataloader_close
 
-Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, 0...}, then the tokens as uint16,
-            little-endian. Any other file is text: each byte is a token, the vocabulary is 256.
+Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
+            tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file is
+            text: each byte is a token, the vocabulary is 256.
 Sequence    j of a file is its tokens jT .. jT+T, both included. Inputs are the first T, targets the last T. A file of n
             tokens holds (n - 1) / T sequences, perhaps none. Tokens after the last whole sequence are not used.
 Order       sequence number s of a run is a pure function of (seed, s), so a position is the whole state of a loader:
@@ -47,7 +48,7 @@ typedef struct {
     TokenFile *files;
     int num_files;
     int header_bytes, token_bytes;  // text: 0 and 1; shards of llm.c: 1024 and 2
-    int vocab_size;                 // text: 256; shards: 50257
+    int vocab_size;                 // text: 256; shards: 50257, or as in the header
     const char *flag;               // that named the files, for messages
     const char *use;                // for messages: "", " to train on" or " held out for validation"
 } TokenFiles;
@@ -57,8 +58,9 @@ static inline bool token_path_is_shard(const char *path) {
     return length >= 4 && strcmp(path + length - 4, ".bin") == 0;
 }
 
-// the number of tokens in a shard's header; stops unless the size of the file agrees
-static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes) {
+// the number of tokens in a shard's header, and *vocab_size; stops unless the size of the file agrees
+static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,
+                                         int *vocab_size) {
     static const char *const name[2] = {"magic number", "version"};
     static const uint32_t expected[2] = {TOKEN_MAGIC, TOKEN_VERSION};
     uint32_t header[TOKEN_HEADER_INTS];
@@ -84,11 +86,17 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
                     "; the file is damaged or unfinished: copy or make it again",
                     flag, path, file_bytes, header[2], expected_bytes);
     }
+    if (header[3] > 65536 || header[3] == 1) {
+        input_error("%s: %s has %" PRIu32 " as its vocabulary, expected 0 (GPT-2's) or 2 to 65536; make the file again "
+                    "with --tokenize",
+                    flag, path, header[3]);
+    }
+    *vocab_size = header[3] ? (int)header[3] : (int)GPT2_VOCAB;
     return header[2];
 }
 
-// the number of tokens in a file; stops unless the file is regular, readable and not empty
-static inline uint64_t token_file_count(const char *flag, const char *path, bool shard) {
+// the number of tokens in a file, and *vocab_size; stops unless the file is regular, readable and not empty
+static inline uint64_t token_file_count(const char *flag, const char *path, bool shard, int *vocab_size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
@@ -99,7 +107,8 @@ static inline uint64_t token_file_count(const char *flag, const char *path, bool
                     S_ISDIR(info.st_mode) ? "a directory" : "a device or a pipe");
     }
     uint64_t bytes = (uint64_t)info.st_size;
-    uint64_t tokens = shard && bytes ? token_header_read(flag, path, fd, bytes) : bytes;
+    *vocab_size = BYTE_VOCABULARY;
+    uint64_t tokens = shard && bytes ? token_header_read(flag, path, fd, bytes, vocab_size) : bytes;
     if (tokens == 0) { input_error("%s: %s is empty; name files that hold text or tokens", flag, path); }
     close(fd);
     return tokens;
@@ -120,7 +129,6 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
     files.files = (TokenFile *)xcalloc(found.gl_pathc, sizeof(TokenFile));
     files.header_bytes = shard ? TOKEN_HEADER_INTS * (int)sizeof(uint32_t) : 0;
     files.token_bytes = shard ? 2 : 1;
-    files.vocab_size = shard ? (int)GPT2_VOCAB : (int)BYTE_VOCABULARY;
     files.flag = flag;
     files.use = "";
     for (int f = 0; f < files.num_files; f++) {
@@ -130,7 +138,13 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
                         flag, pattern, found.gl_pathv[0], path);
         }
         files.files[f].path = xstrdup(path);
-        files.files[f].num_tokens = token_file_count(flag, path, shard);
+        int vocab_size;
+        files.files[f].num_tokens = token_file_count(flag, path, shard, &vocab_size);
+        if (f > 0 && vocab_size != files.vocab_size) {
+            input_error("%s: %s has a vocabulary of %d tokens, and %s has %d; give shards of one tokenizer", flag, path,
+                        vocab_size, found.gl_pathv[0], files.vocab_size);
+        }
+        files.vocab_size = vocab_size;
     }
     globfree(&found);
     return files;
@@ -139,34 +153,6 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
 static inline void token_files_close(TokenFiles *files) {
     for (int f = 0; f < files->num_files; f++) { free(files->files[f].path); }
     free(files->files);
-}
-
-// Writes tokens (n), each below 65536, as a token shard. Stops if the file exists or the disk is full, or if n does not
-// fit into the header's int32.
-static inline void token_shard_write(const char *path, const int *tokens, size_t n) {
-    if (n > INT32_MAX) {
-        input_error("'%s' would hold %zu tokens, more than the %d of a token shard; tokenize the text in parts", path,
-                    n, INT32_MAX);
-    }
-    FILE *file = fopen(path, "wxb");
-    if (!file) {
-        input_error("could not create '%s': %s; give a file that does not exist yet, in a folder that exists", path,
-                    strerror(errno));
-    }
-    uint32_t header[TOKEN_HEADER_INTS] = {TOKEN_MAGIC, TOKEN_VERSION, (uint32_t)n};
-    bool written = fwrite(header, sizeof header, 1, file) == 1;
-    for (size_t i = 0; i < n && written; i++) {
-        uint16_t id = (uint16_t)tokens[i];
-        written = fwrite(&id, sizeof id, 1, file) == 1;
-    }
-    written &= fflush(file) == 0;
-    int error = errno;
-    fclose(file);
-    if (!written) {
-        unlink(path);
-        run_error("could not write '%s': %s; the unfinished file is deleted, so make room and try again", path,
-                  strerror(error));
-    }
 }
 
 static inline uint64_t token_files_total(const TokenFiles *files) {

@@ -1,13 +1,16 @@
 /*
 Text to token ids and back: bytes, or GPT-2's byte-level BPE (Radford et al. 2019; Sennrich et al. 2016).
-defines: Tokenizer, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_encode, tokenizer_decode,
-         tokenizer_free
+defines: Tokenizer, TokenizerEncoder, tokenizer_bytes, tokenizer_load, tokenizer_vocab_size, tokenizer_fingerprint,
+         tokenizer_encode, tokenizer_encode_with, tokenizer_safe_cut, tokenizer_decode, tokenizer_free,
+         tokenizer_free_encoder
 
 Encoding    1. GPT-2's pattern splits the text into pre-tokens. The first alternative that matches is taken, as long as
                it can be:
                's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
             2. A pre-token starts as its bytes. The adjacent pair that merges into the lowest id is merged, leftmost
-               first, until no pair merges. A heap of candidate pairs makes that O(n log n) for n bytes.
+               first, until no pair merges. A heap of candidate pairs makes that O(n log n) for n bytes. Most
+               pre-tokens of a long text occur again: a cache holds the tokens of short ones.
+            A pre-token of more than 1 MiB is encoded in pieces of 1 MiB, to bound the memory.
 Bytes       Any bytes encode, and decode to themselves. A byte outside of valid UTF-8 is a character of its own: neither
             letter, number nor space. "<|endoftext|>" in a text is text: no text merges to end-of-text.
 Ids         0..255 are the bytes, then one token for each merge in the order of the merges, then end-of-text. Without
@@ -22,13 +25,17 @@ Files       merges file (vocab.bpe, Hugging Face's merges.txt): an optional line
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/hash.h"
 #include "llmc/files/unicode_classes.h"
+#include <stdbool.h>
 
 enum {
-    TOKENIZER_MAX_VOCAB = 65536,      // a token is two bytes in a data shard
-    TOKENIZER_MAX_TOKEN_BYTES = 255,  // one length byte in gpt2_tokenizer.bin
-    TOKENIZER_MAX_FILE = 32 << 20,    // bytes; no file within the two limits above is larger
-    TOKENIZER_MERGE_SLOTS = 1 << 17,  // a power of two, at least twice the number of merges
+    TOKENIZER_MAX_VOCAB = 65536,       // a token is two bytes in a data shard
+    TOKENIZER_MAX_TOKEN_BYTES = 255,   // one length byte in gpt2_tokenizer.bin
+    TOKENIZER_MAX_FILE = 32 << 20,     // bytes; no file within the two limits above is larger
+    TOKENIZER_MERGE_SLOTS = 1 << 17,   // a power of two, at least twice the number of merges
+    TOKENIZER_MAX_PRETOKEN = 1 << 20,  // bytes
+    TOKENIZER_NUM_PLAIN = 188,         // bytes that tokenizer_byte_is_plain: ids 0 to 187
     TOKENIZER_BIN_MAGIC = 20240328,
     TOKENIZER_BIN_HEADER = 256,  // int32s
 };
@@ -147,6 +154,73 @@ static inline void tokenizer_free_merging(TokenizerMerging *m) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// The cache of pre-tokens
+
+enum { TOKENIZER_CACHE_BITS = 15, TOKENIZER_CACHED_BYTES = 16, TOKENIZER_CACHED_TOKENS = 7 };
+
+// a pre-token of at most 16 bytes and 7 tokens
+typedef struct {
+    uint64_t key[2];  // the bytes, then zeros
+    uint8_t length;   // in bytes; 0: a free entry
+    uint8_t count;    // of tokens
+    uint16_t tokens[TOKENIZER_CACHED_TOKENS];
+} TokenizerCached;
+
+// What one thread needs to encode. Zeroed is empty. Use it with one tokenizer only; free with tokenizer_free_encoder.
+typedef struct {
+    TokenizerMerging merging;
+    TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key
+} TokenizerEncoder;
+
+// key = the first `length` (at most 16) of the `bytes` bytes at text, then zeros
+static inline void tokenizer_cache_key(uint64_t key[2], const char *text, size_t length, size_t bytes) {
+    if (bytes < TOKENIZER_CACHED_BYTES) {
+        key[0] = key[1] = 0;
+        memcpy(key, text, length);
+        return;
+    }
+    memcpy(key, text, TOKENIZER_CACHED_BYTES);  // a copy of constant size is two loads
+    if (length <= 8) {
+        key[0] &= UINT64_MAX >> (64 - 8 * length);
+        key[1] = 0;
+    } else {
+        key[1] &= UINT64_MAX >> (128 - 8 * length);
+    }
+}
+
+static inline TokenizerCached *tokenizer_cache_entry(const TokenizerEncoder *e, const uint64_t key[2]) {
+    uint64_t hash = (key[0] ^ key[1] * 0xFF51AFD7ED558CCDull) * 0x9E3779B97F4A7C15ull;
+    return &e->cache[hash >> (64 - TOKENIZER_CACHE_BITS)];
+}
+
+// Encodes the pre-token of `length` bytes at the start of the text (bytes), with the cache if the pre-token is short.
+// Returns the number of tokens.
+static inline size_t tokenizer_encode_cached(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t length,
+                                             size_t bytes, int *tokens) {
+    if (length > TOKENIZER_CACHED_BYTES) { return tokenizer_encode_pretoken(t, &e->merging, text, length, tokens); }
+    uint64_t key[2];
+    tokenizer_cache_key(key, text, length, bytes);
+    TokenizerCached *entry = tokenizer_cache_entry(e, key);
+    if (entry->length == length && entry->key[0] == key[0] && entry->key[1] == key[1]) {
+        for (int i = 0; i < entry->count; i++) { tokens[i] = entry->tokens[i]; }
+        return entry->count;
+    }
+    size_t count = tokenizer_encode_pretoken(t, &e->merging, text, length, tokens);
+    if (count > TOKENIZER_CACHED_TOKENS) { return count; }
+    memcpy(entry->key, key, sizeof entry->key);
+    entry->length = (uint8_t)length;
+    entry->count = (uint8_t)count;
+    for (size_t i = 0; i < count; i++) { entry->tokens[i] = (uint16_t)tokens[i]; }
+    return count;
+}
+
+static inline void tokenizer_free_encoder(TokenizerEncoder *e) {
+    tokenizer_free_merging(&e->merging);
+    free(e->cache);
+    memset(e, 0, sizeof *e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Splitting a text into pre-tokens
 
 static const uint32_t TOKENIZER_NOT_UTF8 = UINT32_MAX;
@@ -170,13 +244,22 @@ static inline uint32_t tokenizer_code_point(const char *text, size_t bytes, size
     return code;
 }
 
+// the class of the character at the start of the text (bytes > 0), and the character's length
 static inline UnicodeClass tokenizer_class(const char *text, size_t bytes, size_t *length) {
+    uint8_t c = (uint8_t)text[0];
+    if (c < 128) {  // most text is ASCII, and takes no bisection
+        bool letter = (uint8_t)((c | 32) - 'a') < 26, number = (uint8_t)(c - '0') < 10;
+        bool space = c == ' ' || (uint8_t)(c - '\t') < 5;
+        *length = 1;
+        return letter ? UNICODE_LETTER : number ? UNICODE_NUMBER : space ? UNICODE_SPACE : UNICODE_OTHER;
+    }
     return unicode_class(tokenizer_code_point(text, bytes, length));
 }
 
 // The bytes of the leading characters of class `kind`, and where the last of them starts.
 static inline size_t tokenizer_class_length(UnicodeClass kind, const char *text, size_t bytes, size_t *last) {
     size_t end = 0, length;
+    if (bytes > TOKENIZER_MAX_PRETOKEN) { bytes = TOKENIZER_MAX_PRETOKEN; }
     while (end < bytes && tokenizer_class(text + end, bytes - end, &length) == kind) {
         *last = end;
         end += length;
@@ -263,10 +346,10 @@ static inline void tokenizer_append_gpt2_bytes(Tokenizer *t) {
 
 // the byte that a character stands for in a merges file; -1: none
 static inline int tokenizer_symbol_byte(const Tokenizer *t, uint32_t code) {
-    enum { NUM_PLAIN = 188 };
-    // character 256 + k is the k-th byte that is not plain, which has id NUM_PLAIN + k
+    // character 256 + k is the k-th byte that is not plain
     if (code < 256) { return tokenizer_byte_is_plain((int)code) ? (int)code : -1; }
-    return code < 256 + (256 - NUM_PLAIN) ? (uint8_t)t->bytes[NUM_PLAIN + (code - 256)] : -1;
+    uint32_t id = TOKENIZER_NUM_PLAIN + (code - 256);
+    return id < 256 ? (uint8_t)t->bytes[id] : -1;
 }
 
 // joined = the bytes of the two symbols of a line, the second from *split on. Returns their number; 0: malformed.
@@ -435,23 +518,53 @@ static inline Tokenizer tokenizer_load(const char *path) {
 // 256, or 256 + merges + 1: 50257 for GPT-2
 static inline int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 
-// *tokens = the tokens of a text (bytes), which may hold NULs and invalid UTF-8; returns their number. The caller frees
-// *tokens.
-static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
-    int *ids = (int *)xmalloc(bytes * sizeof *ids);
+// 64 bits that identify the tokens and their ids
+static inline uint64_t tokenizer_fingerprint(const Tokenizer *t) {
+    uint64_t hash = hash_bytes(0, t->start, ((size_t)t->vocab_size + 1) * sizeof *t->start);
+    return hash_bytes(hash, t->bytes, t->start[t->vocab_size]);
+}
+
+// tokens (at least `bytes`) = the tokens of a text (bytes), which may hold NULs and invalid UTF-8. Returns their
+// number.
+static inline size_t tokenizer_encode_with(const Tokenizer *t, TokenizerEncoder *e, const char *text, size_t bytes,
+                                           int *tokens) {
     size_t count = 0;
     if (!t->merges) {
-        for (; count < bytes; count++) { ids[count] = t->byte_token[(uint8_t)text[count]]; }
-    } else {
-        TokenizerMerging m = {NULL, NULL, NULL, NULL, 0, 0};
-        for (size_t at = 0, length; at < bytes; at += length) {
-            length = tokenizer_pretoken_length(text + at, bytes - at);
-            count += tokenizer_encode_pretoken(t, &m, text + at, length, ids + count);
-        }
-        tokenizer_free_merging(&m);
+        for (; count < bytes; count++) { tokens[count] = t->byte_token[(uint8_t)text[count]]; }
+        return count;
     }
+    if (!e->cache) { e->cache = (TokenizerCached *)xcalloc((size_t)1 << TOKENIZER_CACHE_BITS, sizeof *e->cache); }
+    for (size_t at = 0, length; at < bytes; at += length) {
+        length = tokenizer_pretoken_length(text + at, bytes - at);
+        count += tokenizer_encode_cached(t, e, text + at, length, bytes - at, tokens + count);
+    }
+    return count;
+}
+
+// *tokens = the tokens of a text (bytes), as tokenizer_encode_with; returns their number. The caller frees *tokens.
+static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, int **tokens) {
+    TokenizerEncoder e;
+    memset(&e, 0, sizeof e);
+    int *ids = (int *)xmalloc(bytes * sizeof *ids);
+    size_t count = tokenizer_encode_with(t, &e, text, bytes, ids);
+    tokenizer_free_encoder(&e);
     *tokens = (int *)xrealloc(ids, count * sizeof *ids);
     return count;
+}
+
+// A place where a text (bytes) that goes on can be cut: both parts encode to the tokens of the whole. The result is at
+// least 1 and at most `most`, or a little more where a pre-token crosses it. bytes: at least most +
+// TOKENIZER_MAX_PRETOKEN + 8.
+static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t most) {
+    enum { SEARCHED = 4096 };
+    // no pre-token crosses from a visible character to white space; ASCII needs no decoding
+    for (size_t at = most; at > 1 && at + SEARCHED > most; at--) {
+        uint8_t before = (uint8_t)text[at - 1];
+        if ((text[at] == ' ' || text[at] == '\n') && before > ' ' && before < 127) { return at; }
+    }
+    size_t at = 0;
+    while (at < most) { at += tokenizer_pretoken_length(text + at, bytes - at); }
+    return at;
 }
 
 // The bytes of a token, *bytes of them, without a NUL; 0 bytes for an id outside the vocabulary. The tokenizer owns

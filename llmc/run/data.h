@@ -34,6 +34,10 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
             input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
                         token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
         }
+        if (d->train_files.vocab_size != d->val_files.vocab_size) {
+            input_error("-i %s has a vocabulary of %d tokens, but -j %s has %d; give shards of one tokenizer",
+                        a->train_data, d->train_files.vocab_size, a->val_data, d->val_files.vocab_size);
+        }
     } else {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
@@ -45,7 +49,7 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     bool given_weights = source->has_weights && !*source->checkpoint;
     if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
         input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
-                    "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize shard.bin",
+                    "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize data/mine",
                     a->train_data, a->model, source->config.vocab_size, a->train_data);
     }
 }

@@ -1,18 +1,32 @@
 /*
-Text in and out of a model: the tokenizer for a model's vocabulary, prompts, printed tokens, and --tokenize.
-defines: find_tokenizer, prompt_tokens, print_token, tokenize_text
+Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
+defines: find_tokenizer, prompt_tokens, print_token
 */
 #pragma once
-#include "llmc/files/dataloader.h"
 #include "llmc/files/tokenizer.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
+#include <glob.h>
 #include <unistd.h>
+
+// path = the merges that --tokenize wrote beside the shards of -i, or "": data/my_merges.txt of data/my_train_*.bin
+static inline void find_merges_of_shards(char *path, const char *shards) {
+    const char *name = shards ? strstr(shards, "_train_") : NULL;
+    *path = 0;
+    if (!name) { return; }
+    char pattern[PATH_LENGTH];
+    glob_t found;
+    format_path(pattern, "%.*s_merges.txt", (int)(name - shards), shards);
+    if (glob(pattern, 0, NULL, &found) != 0) { return; }
+    format_path(path, "%s", found.gl_pathv[0]);
+    globfree(&found);
+}
 
 // path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
 //   1. merges.txt, then vocab.bpe, in the folder -e
 //   2. the same names in the folder that holds -e
 //   3. the same names in -o
+//   4. the merges beside the shards of -i
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
     if (a->model && access(a->model, F_OK) == 0) {
@@ -28,6 +42,7 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
         format_path(path, "%s/%s", folder, names[i % 2]);
         if (access(path, R_OK) != 0) { *path = 0; }
     }
+    if (!*path) { find_merges_of_shards(path, a->train_data); }
 }
 
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
@@ -76,43 +91,4 @@ static inline void print_token(const Tokenizer *tokenizer, int token) {
         bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
         putchar(terminal && control ? '?' : text[i]);
     }
-}
-
-// ---- --tokenize
-
-static inline char *read_text(const TokenFile *text) {
-    char *bytes = (char *)xmalloc(text->num_tokens);
-    FILE *file = fopen(text->path, "rb");
-    if (!file || fread(bytes, 1, text->num_tokens, file) != text->num_tokens) {
-        run_error("-i: could not read '%s': %s", text->path, strerror(errno));
-    }
-    fclose(file);
-    return bytes;
-}
-
-// Writes the text files of -i into one token shard, each after an end-of-text token.
-static inline void tokenize_text(const TrainArgs *a) {
-    TokenFiles files = token_files_open("-i", a->train_data);
-    if (!token_files_are_text(&files)) {
-        input_error("-i %s holds tokens already; --tokenize takes text", a->train_data);
-    }
-    Tokenizer tokenizer = tokenizer_load(a->tokenizer);
-    int *tokens = NULL;
-    size_t count = 0;
-    for (int i = 0; i < files.num_files; i++) {
-        int *ids;
-        char *text = read_text(&files.files[i]);
-        size_t n = tokenizer_encode(&tokenizer, text, files.files[i].num_tokens, &ids);
-        tokens = (int *)xrealloc(tokens, (count + 1 + n) * sizeof(int));
-        tokens[count] = tokenizer.end_of_text;
-        memcpy(tokens + count + 1, ids, n * sizeof(int));
-        count += 1 + n;
-        free(ids);
-        free(text);
-    }
-    token_shard_write(a->tokenize, tokens, count);
-    printf("%s: %zu tokens of %" PRIu64 " bytes\n", a->tokenize, count, token_files_total(&files));
-    free(tokens);
-    tokenizer_free(&tokenizer);
-    token_files_close(&files);
 }

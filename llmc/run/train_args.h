@@ -14,6 +14,7 @@ defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_tab
 #include "llmc/parallel/comm_open.h"
 #include "llmc/run/flags.h"
 #include "llmc/run/schedule.h"
+#include <ctype.h>
 
 // -r: a level of llmc/memory/activations.h, or auto
 #define RECOMPUTE_CHOICES "0 1 2 3 4 auto"
@@ -45,7 +46,11 @@ typedef struct {
     const char *prompt;
     double temperature;
     int top_k, generate;
-    const char *tokenizer, *tokenize;
+    const char *tokenizer;
+    // --tokenize
+    const char *tokenize, *field, *separator;
+    int64_t shard_tokens;
+    double val_share;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     // memory
@@ -84,6 +89,8 @@ static const TrainArgs default_args = {
     .sample_tokens = 64,
     .prompt = "",
     .temperature = 1.0,
+    .shard_tokens = 100000000,
+    .val_share = 0.01,
     .recompute = RECOMPUTE_AUTO,
     .recompute_every = 1,
     .recompute_layers = -1,
@@ -236,13 +243,41 @@ static const Flag flag_table[] = {
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
      "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
-     "vocab.bpe in -e, beside -e and in -o. Models of bytes need no tokenizer.",
+     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i. Models of bytes need "
+     "no tokenizer.",
      "./train_gpt2 --generate 50 -e gpt2 --tokenizer vocab.bpe --prompt Hello", "--tokenize, --prompt; doc/files.md"},
-    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "FILE", NULL,
-     "write the text in -i to FILE as a token shard; no training",
-     "Needs -i and --tokenizer. An end-of-text token precedes each file. FILE must not exist; give it the ending "
-     ".bin, so that -i reads it as a token shard. Runs on one rank: start it without mpirun.",
-     "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my.bin", "-i, --tokenizer; doc/files.md"},
+
+    FLAG_HEADING("Token shards"),
+    {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "OUT", NULL,
+     "write the text in -i as token shards OUT_*.bin; no training",
+     "-i is files of text, files of JSON lines (.jsonl), or - for stdin. Writes OUT_train_000001.bin and so on, and "
+     "OUT_val_000000.bin. An end-of-text token follows each document. Runs on all --threads, reads the text once, "
+     "and "
+     "takes the same memory for any size. The same command goes on where it was broken off. Needs --tokenizer.",
+     "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
+     "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
+    {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
+     "with --tokenize, the field of the text in JSON lines (default: text)",
+     "Files in -i that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
+     "the flag, stdin is JSON lines too. NUL characters in the text are left out.",
+     "zcat my.gz | ./train_gpt2 -i - --field body --tokenizer vocab.bpe --tokenize data/my",
+     "--tokenize; doc/files.md"},
+    {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE", NULL,
+     "with --tokenize, the line that separates documents (default: none)",
+     "Without the flag, each file of text is one document. The separator is no text: an end-of-text token stands in "
+     "its place.",
+     "./train_gpt2 -i my.txt --separator '<|endoftext|>' --tokenizer vocab.bpe --tokenize my",
+     "--tokenize; doc/files.md"},
+    {NULL, "shard-tokens", FLAG_INT64, ARG(shard_tokens), 1000, 2147483647, NULL, "N", "tokens",
+     "with --tokenize, tokens in a training shard (default %s)",
+     "Every training shard but the last holds N tokens, 2 bytes each. A document may begin in one shard and end in the "
+     "next.",
+     "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --shard-tokens 10000000", "--tokenize; doc/files.md"},
+    {NULL, "val-share", FLAG_REAL, ARG(val_share), 0, 0.5, NULL, "X", NULL,
+     "with --tokenize, share of validation tokens (default %s)",
+     "Documents from the whole corpus go to OUT_val_000000.bin, as often as the share asks for. A text of more than 64 "
+     "KiB counts as several documents. 0 writes no validation shard.",
+     "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --val-share 0.1", "--tokenize; doc/files.md"},
 
     FLAG_HEADING("Checkpoints"),
     {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N", "steps",
@@ -573,6 +608,9 @@ static inline void args_check_needs(const TrainArgs *a) {
     if (a->tokenize && (!a->train_data || !a->tokenizer)) {
         input_error("--tokenize %s writes the text in -i with the tokens of --tokenizer: give both", a->tokenize);
     }
+    if (a->separator && (!*a->separator || isspace((unsigned char)*a->separator) || strchr(a->separator, '\n'))) {
+        input_error("--separator '%s': expected one line that begins with a visible character", a->separator);
+    }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
     }
@@ -658,7 +696,8 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume time-limit generate tokenize fit plan help manual version self-check init-method "
+                    "resume time-limit generate tokenize field separator shard-tokens val-share fit plan help manual "
+                    "version self-check init-method "
                     "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;

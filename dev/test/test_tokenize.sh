@@ -1,0 +1,207 @@
+#!/usr/bin/env bash
+# --tokenize on the command line: shards and their tokens, threads, going on after a kill or a full disk, bounded
+# memory, other vocabularies, and bad input.
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+root=$(realpath "$(dirname "$0")/../..")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
+scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/work" "$scratch/work/corpus"
+cd "$scratch/work" || exit 1
+
+tokenize() { "$trainer" --tokenizer "$merges" --tokenize "$@" >"$out" 2>"$err"; }
+# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
+run() {
+    local status=0
+    tokenize "${@:2}" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
+says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
+# same_shards A B: the shards of A and of B are the same files
+same_shards() {
+    local file
+    for file in "$1"_train_* "$1"_val_*; do
+        [ ! -e "$file" ] && [[ $file == *'*'* ]] && continue
+        cmp "$file" "$2${file#"$1"}" 2>&1
+    done
+    [ "$(find . -path "./$1_*.bin" | wc -l)" = "$(find . -path "./$2_*.bin" | wc -l)" ] || echo "$1, $2: other files"
+}
+no_leftovers() { find . -name '*.part' -o -name '*_tokenize.json' | sed 's/^/left behind: /'; }
+
+# decoded OUT [val]: the text of the shards' tokens, with <END> for end-of-text
+decoded() {
+    PYTHONPATH=$root/dev/bench python3 - "$merges" "$1" "${2:-train}" <<'PYTHON'
+import glob, sys
+import bench_tokenizer as bench
+from pathlib import Path
+tokens = bench.token_bytes(bench.read_merges(sys.argv[1]))
+tokens[-1] = b"<END>"
+for path in sorted(glob.glob(f"{sys.argv[2]}_{sys.argv[3]}_*.bin")):
+    sys.stdout.buffer.write(b"".join(tokens[i] for i in bench.shard_ids(Path(path))))
+PYTHON
+}
+
+printf 'the first text\n' >corpus/a.txt
+printf 'the second,\r\nbroken \377\300 UTF-8 \000 too' >corpus/b.txt
+: >corpus/c.txt
+printf '{"text":"line one","body":"other"}\n\n{"body":"more","text":"line\\ntwo \\u00e9"}\n' >corpus/d.jsonl
+
+report "text, JSON lines and an empty file become one shard" "$(
+    run 0 one -i 'corpus/*' --val-share 0
+    {
+        printf 'the first text\n<END>the second,\r\nbroken \377\300 UTF-8 \000 too<END>'
+        printf 'line one<END>line\ntwo \303\251<END>'
+    } | cmp - <(decoded one) 2>&1
+    says "$out" "one_train_*.bin: 1 shards"
+    says "$out" "4 documents"
+    cmp one_merges.txt "$merges"
+    no_leftovers
+)"
+report "--field, --separator and stdin" "$(
+    run 0 field -i corpus/d.jsonl --field body --val-share 0
+    printf 'other<END>more<END>' | cmp - <(decoded field) 2>&1
+    tokenize stdin -i - --val-share 0 < <(printf 'all of\nstdin\n') || cat "$err"
+    printf 'all of\nstdin\n<END>' | cmp - <(decoded stdin) 2>&1
+    tokenize json -i - --field body --val-share 0 <corpus/d.jsonl || cat "$err"
+    same_shards json field
+    printf 'a\n==\nb\n==\n' >separated.txt
+    run 0 separated -i separated.txt --separator == --val-share 0
+    printf 'a\n<END>b\n<END>' | cmp - <(decoded separated) 2>&1
+)"
+
+# 7 MB: words from a sequence that is the same everywhere
+awk 'BEGIN { for (x = 1; n < 1500000; n++) { x = (x * 16807) % 2147483647
+    printf "%s%s", substr("thequickbrownfoxjumpsoverlazydogs1024", x % 30 + 1, x % 7 + 1), x % 11 ? " " : "\n" } }' \
+    >long.txt
+awk '{ gsub(/[^a-z0-9 ]/, ""); printf "{\"text\":\"%s\"}\n", $0 }' long.txt >long.jsonl
+shards=(--shard-tokens 500000 --val-share 0.05)
+
+report "shards of the given size, the same from any number of threads" "$(
+    for threads in 1 2 5; do run 0 "t$threads" -i 'long.*' "${shards[@]}" --threads "$threads"; done
+    same_shards t1 t2
+    same_shards t1 t5
+    no_leftovers
+    for shard in t1_train_*.bin; do stat -c %s "$shard"; done | sort -n | uniq -c | tail -n 1 | grep -q ' 1001024$' ||
+        echo "expected shards of 1001024 bytes"
+    [ -e t1_train_000006.bin ] || echo "expected at least six shards"
+)"
+report "every document is in the training or in the validation shards" "$(
+    run 0 lines -i long.jsonl "${shards[@]}"
+    { decoded lines && decoded lines val; } | sed 's/<END>/\n/g' | sort | cmp - <(
+        sed 's/^{"text":"//; s/"}$//' long.jsonl | sort
+    ) 2>&1
+    share=$(awk "BEGIN { v = $(stat -c %s lines_val_000000.bin); t = $(cat lines_train_* | wc -c)
+        print 100 * v / (v + t) }")
+    awk "BEGIN { exit !($share > 4.9 && $share < 5.1) }" || echo "$share % are held out, expected 5 %"
+)"
+
+# The input ends only after the kill, so the trainer cannot have finished.
+report "a killed run goes on where it stopped" "$(
+    mkfifo pipe
+    "$trainer" --tokenizer "$merges" --tokenize killed -i - "${shards[@]}" <pipe >"$out" 2>"$err" &
+    victim=$!
+    exec 3>pipe
+    head -c 5500000 long.txt >&3
+    for _ in {1..600}; do
+        [ ! -e killed_train_000002.bin ] || break
+        sleep 0.1
+    done
+    kill -9 $victim
+    wait $victim 2>/dev/null
+    exec 3>&-
+    [ -e killed_train_000002.bin ] || echo "no shard was written in time"
+    cp -r . ../copy
+    tokenize killed -i - "${shards[@]}" <long.txt || cat "$err"
+    says "$out" "goes on after "
+    run 0 whole -i long.txt "${shards[@]}"
+    same_shards whole killed
+    no_leftovers
+)"
+# The state as it was saved, and files from after it: a shard that was finished later, and one more.
+report "files that were written after the saved place are written again" "$(
+    cd ../copy || exit
+    next=$(($(sed -n 's/.*"shards":[[:space:]]*\([0-9]*\).*/\1/p' killed_tokenize.json) + 1))
+    part=$(printf 'killed_train_%06d.bin' $next)
+    [ ! -e "$part.part" ] || mv "$part.part" "$part"
+    for ((number = next + 1; number < 13; number++)); do
+        echo later >"$(printf 'killed_train_%06d.bin' $number)"
+    done
+    echo later >killed_train_000013.bin.part
+    tokenize killed -i - "${shards[@]}" <long.txt || cat "$err"
+    cp ../work/whole_* .
+    same_shards whole killed
+    no_leftovers
+)"
+rm -rf ../copy
+report "a full disk: one sentence, no half shard under its final name, and the same command goes on" "$(
+    status=0
+    (ulimit -f 600 && tokenize full -i long.txt "${shards[@]}") || status=$?
+    [ $status -eq 1 ] || echo "exit status $status, expected 1"
+    says "$err" "could not write 'full_train_000001.bin.part': File too large; make room"
+    [ "$(wc -l <"$err")" -eq 1 ] || cat "$err"
+    [ ! -e full_train_000001.bin ] || echo "there is a shard"
+    run 0 full -i long.txt "${shards[@]}"
+    same_shards whole full
+)"
+
+# A text of 70 MB whose tokens alone take 4 bytes each would need more than this.
+report "memory is bounded" "$(
+    for _ in {1..10}; do cat long.txt; done >big.txt
+    (ulimit -v 300000 && exec env -u MALLOC_ARENA_MAX "$trainer" --tokenizer "$merges" --tokenize big -i big.txt) \
+        >"$out" 2>"$err" || cat "$err"
+    says "$out" "1 documents"
+    rm -f big*
+)"
+
+report "a model trains on shards of another vocabulary, and finds its merges" "$(
+    "$trainer" -i 'whole_train_*.bin' -j whole_val_000000.bin -e l1h1c16 -b 2 -t 16 -x 2 -v 0 -s 2 -g 8 -n 2 \
+        -o run >"$out" 2>"$err" </dev/null || cat "$err"
+    says "$out" "2757 tokens: "
+    grep -q '"vocab_size":[[:space:]]*2757' run/step_00000002/config.json || echo "config.json has another vocabulary"
+    grep -qE '^([0-9]+ ){8}' "$out" && echo "the sample is numbers"
+    cp whole_val_000000.bin other.bin && printf '\0\020' | dd of=other.bin bs=1 seek=12 conv=notrunc status=none
+    "$trainer" -i 'whole_train_*.bin' -j other.bin -e l1h1c16 -b 2 -t 16 -x 1 >"$out" 2>"$err" &&
+        echo "expected a refusal"
+    says "$err" "but -j other.bin has 4096; give shards of one tokenizer"
+)"
+
+# refused NAME STATUS WORDS ARGUMENTS...: one sentence
+refused() {
+    report "$1" "$(
+        run "$2" "${@:4}"
+        says "$err" "$3"
+        [ "$(wc -l <"$err")" -eq 1 ] || cat "$err"
+    )"
+}
+printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
+printf '{"text":"a"}\n\n{"body":"b"}\n' >other.jsonl
+refused "a line that is no JSON" 1 "-i broken.jsonl line 3 is no JSON object" e1 -i broken.jsonl
+refused "a line without the field" 1 "-i other.jsonl line 3 has no string in the field; name the field" e2 \
+    -i other.jsonl
+refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
+refused "a folder" 2 "is a folder; name its files" e4 -i corpus
+refused "an output that exists" 2 "'one_train_000001.bin' exists already" one -i long.txt
+refused "other flags than the run that was broken off" 2 "is of a run with other files in -i or other flags" \
+    e1 -i broken.jsonl --val-share 0.2
+refused "an output in no folder" 2 "could not write 'absent/x_merges.txt'" absent/x -i long.txt
+refused "no text" 2 "holds no text" e5 -i corpus/c.txt
+refused "a separator of two lines" 2 "expected one line" e6 -i long.txt --separator $'a\nb'
+refused "an empty separator" 2 "expected one line" e6 -i long.txt --separator ''
+
+python=${PYTHON:-$root/build/py/bin/python3} vocab=$root/../shared/data/vocab.bpe
+if "$python" -c 'import tiktoken' 2>/dev/null && [ -f "$vocab" ]; then
+    report "the ids are tiktoken's" "$(
+        cd "$root" || exit
+        TRAIN_GPT2=$trainer "$python" dev/bench/bench_tokenizer.py "$vocab" README.md --megabytes 4 --rounds 0 \
+            --folder "$scratch/bench" >"$out" 2>&1 || cat "$out"
+        says "$out" "those of tiktoken"
+        says "$out" "each byte survives"
+    )"
+else
+    echo "without tiktoken from pip or GPT-2's vocab.bpe: the ids are not compared with tiktoken's"
+fi
+end_tests
