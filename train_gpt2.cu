@@ -40,6 +40,7 @@ nothing.
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
 #include "llmc/run/tokenize.h"              // tokenize_corpus
+#include "llmc/run/train_bpe.h"             // train_bpe
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
@@ -1429,6 +1430,8 @@ int main(int argc, char **argv) {
         args_check(&args);
         if (args.plan) {
             print_plan(&args, host);
+        } else if (args.train_bpe) {
+            train_bpe(&args);
         } else if (args.tokenize) {
             Tokenizer tokenizer = tokenizer_load(args.tokenizer);
             tokenize_corpus(&args, &tokenizer);

@@ -5,9 +5,9 @@ Linear layers: the reference implementation and CPU backend. weight is row-major
             dbias (OC) = or += column sums of dout
 Types       activations and weights floatX; gradients real or bf16. dinp may be in.
 FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
-oneDNN does the GEMMs, without oneDNN a CBLAS, without both matmul_portable.h. A single row (decoding) is OC dot products, at the speed
-of memory. Read matmul_row first: it is the formula for one row. The GEMMs compute the same for N rows. With -f 2 the
-inputs of the GEMMs are rounded to bf16 first (Exec.rounded); sums stay fp32.
+oneDNN does the GEMMs, without oneDNN a CBLAS, without both matmul_portable.h. A single row (decoding) is OC dot
+products, at the speed of memory. Read matmul_row first: it is the formula for one row. The GEMMs compute the same for N
+rows. With -f 2 the inputs of the GEMMs are rounded to bf16 first (Exec.rounded); sums stay fp32.
 An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
 defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs,
          matmul_library

@@ -58,6 +58,8 @@ report "text, JSON lines and an empty file become one shard" "$(
     } | cmp - <(decoded one) 2>&1
     says "$out" "one_train_*.bin: 1 shards"
     says "$out" "4 documents"
+    run 0 small -i corpus/a.txt
+    says "$out" "note      there is no validation shard"
     cmp one_merges.txt "$merges"
     no_leftovers
 )"
@@ -192,6 +194,36 @@ refused "no text" 2 "holds no text" e5 -i corpus/c.txt
 refused "a separator of two lines" 2 "expected one line" e6 -i long.txt --separator $'a\nb'
 refused "an empty separator" 2 "expected one line" e6 -i long.txt --separator ''
 
+# learns STATUS WORDS ARGUMENTS...
+learns() {
+    local status=0
+    "$trainer" --train-bpe "${@:3}" >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1" && cat "$err"; }
+    says "$([ "$1" -eq 0 ] && echo "$out" || echo "$err")" "$2"
+}
+report "--train-bpe learns a vocabulary, --tokenize and training use it" "$(
+    learns 0 "learned/vocab.json and learned/merges.txt: 400 tokens from " 400 -i long.txt -o learned
+    learns 0 "400 tokens" 400 -i long.jsonl -o of_json
+    tokenize mine -i corpus/a.txt --tokenizer learned/merges.txt --val-share 0 || cat "$err"
+    cmp learned/merges.txt mine_merges.txt
+    "$trainer" -i mine_train_000001.bin -j mine_train_000001.bin -e l1h1c16 -b 1 -t 2 -x 1 -v 0 -s 0 \
+        >"$out" 2>"$err" || cat "$err"
+    says "$out" "400 tokens: "
+    python3 - 2>&1 <<<'import json
+vocabulary = json.load(open("learned/vocab.json"))
+assert len(vocabulary) == 400 and vocabulary["<|endoftext|>"] == 399'
+)"
+report "--train-bpe: bad input" "$(
+    learns 2 "'learned/vocab.json' exists already" 400 -i long.txt -o learned
+    learns 2 "-i broken.jsonl line 3 is no JSON object" 400 -i broken.jsonl -o e7
+    learns 2 "holds no text" 400 -i corpus/c.txt -o e7
+    learns 2 "give a file or a pattern with -i" 400
+    learns 2 "257" 256 -i long.txt
+    echo "few few few" >few.txt
+    learns 0 "no pair occurs twice any more: 260 tokens instead of 5000" 5000 -i few.txt -o few
+    [ ! -e e7 ] || echo "e7 was made"
+)"
+
 python=${PYTHON:-$root/build/py/bin/python3} vocab=$root/../shared/data/vocab.bpe
 if "$python" -c 'import tiktoken' 2>/dev/null && [ -f "$vocab" ]; then
     report "the ids are tiktoken's" "$(
@@ -203,5 +235,15 @@ if "$python" -c 'import tiktoken' 2>/dev/null && [ -f "$vocab" ]; then
     )"
 else
     echo "without tiktoken from pip or GPT-2's vocab.bpe: the ids are not compared with tiktoken's"
+fi
+if "$python" -c 'import tokenizers' 2>/dev/null; then
+    report "the learned merges are those of Hugging Face's tokenizers" "$(
+        cat "$root"/llmc/*.h "$root"/llmc/*/*.h "$root"/doc/*.md >sources.txt
+        TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/bpe_check.py" sources.txt 5000 checked >"$out" 2>&1 ||
+            cat "$out"
+        says "$out" "merges and 5000 ids are those of tokenizers"
+    )"
+else
+    echo "without tokenizers from pip: the learned merges are not compared with theirs"
 fi
 end_tests

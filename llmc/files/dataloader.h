@@ -6,8 +6,8 @@ defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_fi
          dataloader_sequences_per_epoch, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
-            tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file is
-            text: each byte is a token, the vocabulary is 256.
+            tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file
+            is text: each byte is a token, the vocabulary is 256.
 Sequence    j of a file is its tokens jT .. jT+T, both included. Inputs are the first T, targets the last T. A file of n
             tokens holds (n - 1) / T sequences, perhaps none. Tokens after the last whole sequence are not used.
 Order       sequence number s of a run is a pure function of (seed, s), so a position is the whole state of a loader:

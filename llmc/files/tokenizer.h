@@ -313,15 +313,25 @@ static inline void tokenizer_append_byte(Tokenizer *t, int byte) {
     tokenizer_append(t, &c, 1);
 }
 
+// Appends the token that two tokens merge into. Returns whether its bytes are within TOKENIZER_MAX_TOKEN_BYTES.
+static inline bool tokenizer_append_pair(Tokenizer *t, int left, int right) {
+    char joined[2 * TOKENIZER_MAX_TOKEN_BYTES];
+    size_t first = t->start[left + 1] - t->start[left], second = t->start[right + 1] - t->start[right];
+    if (first + second > TOKENIZER_MAX_TOKEN_BYTES) { return false; }
+    memcpy(joined, t->bytes + t->start[left], first);
+    memcpy(joined + first, t->bytes + t->start[right], second);
+    *tokenizer_merge_slot(t, left, right) = (uint64_t)left << 48 | (uint64_t)right << 32 | (uint64_t)t->vocab_size;
+    tokenizer_append(t, joined, first + second);
+    return true;
+}
+
 // Appends a token of `length` bytes and its merge, and returns the length of the left half. Encoded with the tokens so
 // far, the bytes must give two tokens: so merging by lowest id is merging by the list, and every token encodes to
 // itself. Returns 0 for one token (it exists already) or more than two (no merge reaches it).
 static inline size_t tokenizer_append_merge(Tokenizer *t, TokenizerMerging *m, const char *bytes, size_t length) {
     int halves[TOKENIZER_MAX_TOKEN_BYTES];
     if (tokenizer_encode_pretoken(t, m, bytes, length, halves) != 2) { return 0; }
-    uint64_t left = (uint64_t)halves[0], right = (uint64_t)halves[1];
-    *tokenizer_merge_slot(t, halves[0], halves[1]) = left << 48 | right << 32 | (uint64_t)t->vocab_size;
-    tokenizer_append(t, bytes, length);
+    tokenizer_append_pair(t, halves[0], halves[1]);
     return t->start[halves[0] + 1] - t->start[halves[0]];
 }
 

@@ -286,6 +286,9 @@ static inline void tokenize_print_end(const TokenizeJob *job, CorpusPosition at)
            job->terminal ? "\r\033[K" : "", w->out, w->finished, w->written[SHARD_TRAIN], w->written[SHARD_VAL]);
     printf("%" PRIu64 " documents, %.1f MB in %.1f s: %.1f MB/s\n", job->documents, bytes / 1e6, seconds,
            (bytes - (double)job->first_byte) / 1e6 / seconds);
+    if (job->args->val_share > 0 && w->written[SHARD_VAL] == 0) {
+        printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
+    }
 }
 
 static inline void tokenize_save_merges(const TokenizeJob *job) {

@@ -51,6 +51,7 @@ typedef struct {
     const char *tokenize, *field, *separator;
     int64_t shard_tokens;
     double val_share;
+    int train_bpe;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     // memory
@@ -278,6 +279,13 @@ static const Flag flag_table[] = {
      "Documents from the whole corpus go to OUT_val_000000.bin, as often as the share asks for. A text of more than 64 "
      "KiB counts as several documents. 0 writes no validation shard.",
      "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --val-share 0.1", "--tokenize; doc/files.md"},
+
+    {NULL, "train-bpe", FLAG_INT, ARG(train_bpe), 257, 65536, NULL, "N", "tokens",
+     "learn a vocabulary of N tokens from -i, write vocab.json, merges.txt",
+     "Learns a byte-level BPE: 256 bytes, N - 257 merges and end-of-text. -i, --field and --separator are those of "
+     "--tokenize. The files go to the folder -o, or to the current folder. --tokenizer reads merges.txt. The distinct "
+     "words of the text must fit in memory; some 100 MB of text are enough.",
+     "./train_gpt2 --train-bpe 4096 -i my.txt -o data/my", "--tokenize, --tokenizer; doc/files.md"},
 
     FLAG_HEADING("Checkpoints"),
     {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N", "steps",
@@ -563,9 +571,9 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    if (ranks > 1 && (a->generate || a->tokenize) && !a->plan) {
-        input_error("%s runs on one rank, found %d: start it without mpirun", a->generate ? "--generate" : "--tokenize",
-                    ranks);
+    const char *alone = a->generate ? "--generate" : a->tokenize ? "--tokenize" : a->train_bpe ? "--train-bpe" : NULL;
+    if (ranks > 1 && alone && !a->plan) {
+        input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
     }
     if (a->init_method == COMM_INIT_MPI || a->plan) { return; }
     if (a->rank >= ranks) { input_error("-pr %d is not a rank: -pn %d has ranks 0 to %d", a->rank, ranks, ranks - 1); }
@@ -579,7 +587,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize) { return; }
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize || a->train_bpe) { return; }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -607,6 +615,9 @@ static inline void args_check_needs(const TrainArgs *a) {
     }
     if (a->tokenize && (!a->train_data || !a->tokenizer)) {
         input_error("--tokenize %s writes the text in -i with the tokens of --tokenizer: give both", a->tokenize);
+    }
+    if (a->train_bpe && !a->train_data) {
+        input_error("--train-bpe %d learns from the text in -i: give a file or a pattern with -i", a->train_bpe);
     }
     if (a->separator && (!*a->separator || isspace((unsigned char)*a->separator) || strchr(a->separator, '\n'))) {
         input_error("--separator '%s': expected one line that begins with a visible character", a->separator);
@@ -695,10 +706,11 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
-    flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume time-limit generate tokenize field separator shard-tokens val-share fit plan help manual "
-                    "version self-check init-method "
-                    "processes process-rank gpus-per-node server shared-folder");
+    flags_from_json(
+        flag_table, NUM_FLAGS, args, json,
+        "resume time-limit generate tokenize field separator shard-tokens val-share train-bpe fit plan help manual "
+        "version self-check init-method "
+        "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);

@@ -1,0 +1,267 @@
+/*
+Learns the merges of a byte-level BPE tokenizer from text (Sennrich et al. 2016, arXiv 1508.07909).
+defines: BpeTrainer, bpe_count, bpe_learn, bpe_free
+
+Words     the pre-tokens of tokenizer.h, each with the number of times it occurs. A word starts as its bytes.
+Merge     The adjacent pair of tokens that occurs most often becomes a new token, in every word; among equals the pair
+          of the lowest ids. This repeats until the vocabulary is full or no pair occurs twice. The ids are those of the
+          BPE trainer of Hugging Face's tokenizers with a ByteLevel pre-tokenizer and a minimum frequency of 2.
+Counts    of pairs are kept up to date: a merge changes only the pairs beside it. "aaa" counts as two pairs (a, a).
+Length    A pair whose bytes exceed TOKENIZER_MAX_TOKEN_BYTES is not merged.
+*/
+#pragma once
+#include "llmc/files/tokenizer.h"
+
+enum { BPE_MIN_COUNT = 2 };
+
+typedef struct {
+    size_t start;   // in bytes while counting, in tokens while learning
+    uint32_t size;  // likewise; 0: a free slot
+    int64_t count;  // occurrences
+} BpeWord;
+
+// a pair of adjacent tokens
+typedef struct {
+    uint32_t left_right;  // left id << 16 | right id
+    bool used;            // false: a free slot
+    int64_t count;        // occurrences in all words
+    uint32_t *words;      // (num_words) indices of words that hold the pair, or held it
+    uint32_t num_words, max_words;
+    int pushed;  // the last new token after which the pair was pushed to the heap
+} BpePair;
+
+typedef struct {
+    int64_t count;  // of the pair when it was pushed
+    uint32_t left_right;
+} BpeCandidate;
+
+// Zeroed is empty. Free with bpe_free.
+typedef struct {
+    // words, a hash table by their bytes; compact from bpe_learn on
+    BpeWord *words;
+    size_t num_words, word_slots;  // slots: a power of two
+    char *bytes;                   // of all words
+    size_t num_bytes, max_bytes;
+    uint16_t *tokens;  // of all words
+    // pairs, a hash table
+    BpePair *pairs;
+    size_t num_pairs, pair_slots;
+    // candidates, the best first
+    BpeCandidate *heap;
+    size_t heap_size, max_heap;
+    uint32_t *changed;  // pairs that the current merge has created
+    size_t num_changed, max_changed;
+} BpeTrainer;
+
+static inline void bpe_free(BpeTrainer *b) {
+    for (size_t i = 0; i < b->pair_slots; i++) { free(b->pairs[i].words); }
+    free(b->words);
+    free(b->bytes);
+    free(b->tokens);
+    free(b->pairs);
+    free(b->heap);
+    free(b->changed);
+    memset(b, 0, sizeof *b);
+}
+
+// ---- counting words
+
+// the slot of a word, or the free slot for it
+static inline BpeWord *bpe_word_slot(const BpeTrainer *b, const char *text, size_t length) {
+    size_t slot = hash_bytes(0, text, length) & (b->word_slots - 1);
+    while (b->words[slot].size) {
+        const BpeWord *w = &b->words[slot];
+        if (w->size == length && memcmp(b->bytes + w->start, text, length) == 0) { break; }
+        slot = (slot + 1) & (b->word_slots - 1);
+    }
+    return &b->words[slot];
+}
+
+// doubles the table of words once it is half full
+static inline void bpe_grow_words(BpeTrainer *b) {
+    if (2 * b->num_words < b->word_slots) { return; }
+    BpeWord *old = b->words;
+    size_t slots = b->word_slots;
+    b->word_slots = slots ? 2 * slots : 1 << 16;
+    b->words = (BpeWord *)xcalloc(b->word_slots, sizeof *b->words);
+    for (size_t i = 0; i < slots; i++) {
+        if (old[i].size) { *bpe_word_slot(b, b->bytes + old[i].start, old[i].size) = old[i]; }
+    }
+    free(old);
+}
+
+static inline void bpe_count_word(BpeTrainer *b, const char *text, size_t length) {
+    bpe_grow_words(b);
+    BpeWord *w = bpe_word_slot(b, text, length);
+    w->count++;
+    if (w->size) { return; }
+    if (b->num_bytes + length > b->max_bytes) {
+        b->max_bytes = 2 * (b->num_bytes + length);
+        b->bytes = (char *)xrealloc(b->bytes, b->max_bytes);
+    }
+    memcpy(b->bytes + b->num_bytes, text, length);
+    w->start = b->num_bytes;
+    w->size = (uint32_t)length;
+    b->num_bytes += length;
+    b->num_words++;
+}
+
+// counts the words of a text
+static inline void bpe_count(BpeTrainer *b, const char *text, size_t bytes) {
+    for (size_t at = 0, length; at < bytes; at += length) {
+        length = tokenizer_pretoken_length(text + at, bytes - at);
+        bpe_count_word(b, text + at, length);
+    }
+}
+
+// ---- pairs
+
+static inline BpePair *bpe_pair_slot(const BpeTrainer *b, uint32_t left_right) {
+    size_t slot = rng_mix(left_right) & (b->pair_slots - 1);
+    while (b->pairs[slot].used && b->pairs[slot].left_right != left_right) { slot = (slot + 1) & (b->pair_slots - 1); }
+    return &b->pairs[slot];
+}
+
+// the entry of a pair, which is created if it is missing; valid until the next call
+static inline BpePair *bpe_pair(BpeTrainer *b, uint32_t left_right) {
+    if (2 * b->num_pairs >= b->pair_slots) {
+        BpePair *old = b->pairs;
+        size_t slots = b->pair_slots;
+        b->pair_slots = slots ? 2 * slots : 1 << 16;
+        b->pairs = (BpePair *)xcalloc(b->pair_slots, sizeof *b->pairs);
+        for (size_t i = 0; i < slots; i++) {
+            if (old[i].used) { *bpe_pair_slot(b, old[i].left_right) = old[i]; }
+        }
+        free(old);
+    }
+    BpePair *pair = bpe_pair_slot(b, left_right);
+    if (!pair->used) {
+        pair->used = true;
+        pair->left_right = left_right;
+        b->num_pairs++;
+    }
+    return pair;
+}
+
+// whether a goes before b
+static inline bool bpe_is_better(BpeCandidate a, BpeCandidate b) {
+    return a.count != b.count ? a.count > b.count : a.left_right < b.left_right;
+}
+
+static inline void bpe_push(BpeTrainer *b, int64_t count, uint32_t left_right) {
+    if (b->heap_size == b->max_heap) {
+        b->max_heap = 2 * b->max_heap + 1024;
+        b->heap = (BpeCandidate *)xrealloc(b->heap, b->max_heap * sizeof *b->heap);
+    }
+    BpeCandidate c = {count, left_right};
+    size_t child = b->heap_size++;
+    while (child > 0 && bpe_is_better(c, b->heap[(child - 1) / 2])) {
+        b->heap[child] = b->heap[(child - 1) / 2];
+        child = (child - 1) / 2;
+    }
+    b->heap[child] = c;
+}
+
+static inline BpeCandidate bpe_pop(BpeTrainer *b) {
+    BpeCandidate top = b->heap[0], last = b->heap[--b->heap_size];
+    size_t parent = 0, child;
+    while ((child = 2 * parent + 1) < b->heap_size) {
+        if (child + 1 < b->heap_size && bpe_is_better(b->heap[child + 1], b->heap[child])) { child++; }
+        if (!bpe_is_better(b->heap[child], last)) { break; }
+        b->heap[parent] = b->heap[child];
+        parent = child;
+    }
+    b->heap[parent] = last;
+    return top;
+}
+
+// Adds `change` occurrences of (left, right) in a word. A positive change notes the word, and the pair for the heap.
+static inline void bpe_change(BpeTrainer *b, int left, int right, uint32_t word, int64_t change, int new_token) {
+    BpePair *pair = bpe_pair(b, (uint32_t)left << 16 | (uint32_t)right);
+    pair->count += change;
+    if (change < 0) { return; }
+    if (!pair->num_words || pair->words[pair->num_words - 1] != word) {
+        if (pair->num_words == pair->max_words) {
+            pair->max_words = pair->max_words ? 2 * pair->max_words : 2;
+            pair->words = (uint32_t *)xrealloc(pair->words, pair->max_words * sizeof *pair->words);
+        }
+        pair->words[pair->num_words++] = word;
+    }
+    if (pair->pushed == new_token) { return; }
+    pair->pushed = new_token;
+    if (b->num_changed == b->max_changed) {
+        b->max_changed = 2 * b->max_changed + 1024;
+        b->changed = (uint32_t *)xrealloc(b->changed, b->max_changed * sizeof *b->changed);
+    }
+    b->changed[b->num_changed++] = pair->left_right;
+}
+
+// pushes the pairs that bpe_change has noted
+static inline void bpe_push_changed(BpeTrainer *b) {
+    for (size_t i = 0; i < b->num_changed; i++) {
+        int64_t count = bpe_pair(b, b->changed[i])->count;
+        if (count > 0) { bpe_push(b, count, b->changed[i]); }
+    }
+    b->num_changed = 0;
+}
+
+// ---- learning
+
+// Makes the words an array of tokens, and counts the pairs.
+static inline void bpe_start(BpeTrainer *b, const Tokenizer *t) {
+    size_t words = 0;
+    b->tokens = (uint16_t *)xmalloc(b->num_bytes * sizeof *b->tokens);
+    for (size_t i = 0; i < b->num_bytes; i++) { b->tokens[i] = t->byte_token[(uint8_t)b->bytes[i]]; }
+    for (size_t i = 0; i < b->word_slots; i++) {
+        if (b->words[i].size) { b->words[words++] = b->words[i]; }
+    }
+    for (uint32_t i = 0; i < words; i++) {
+        const BpeWord *w = &b->words[i];
+        const uint16_t *tokens = b->tokens + w->start;
+        for (uint32_t k = 0; k + 1 < w->size; k++) { bpe_change(b, tokens[k], tokens[k + 1], i, w->count, 255); }
+    }
+    bpe_push_changed(b);
+}
+
+// merges (left, right) in a word, from the left
+static inline void bpe_merge_word(BpeTrainer *b, uint32_t word, int left, int right, int merged) {
+    BpeWord *w = &b->words[word];
+    uint16_t *tokens = b->tokens + w->start;
+    for (uint32_t i = 0; i + 1 < w->size; i++) {
+        if (tokens[i] != left || tokens[i + 1] != right) { continue; }
+        tokens[i] = (uint16_t)merged;
+        memmove(tokens + i + 1, tokens + i + 2, (w->size - i - 2) * sizeof *tokens);
+        w->size--;
+        if (i > 0) {
+            bpe_change(b, tokens[i - 1], left, word, -w->count, merged);
+            bpe_change(b, tokens[i - 1], merged, word, w->count, merged);
+        }
+        if (i + 1 < w->size) {
+            bpe_change(b, right, tokens[i + 1], word, -w->count, merged);
+            bpe_change(b, merged, tokens[i + 1], word, w->count, merged);
+        }
+    }
+}
+
+// The tokenizer of vocab_size tokens (257 to TOKENIZER_MAX_VOCAB) for the words that were counted. It has fewer tokens
+// if no pair occurs twice any more. Free with tokenizer_free.
+static inline Tokenizer bpe_learn(BpeTrainer *b, int vocab_size) {
+    Tokenizer t = tokenizer_alloc((size_t)vocab_size * TOKENIZER_MAX_TOKEN_BYTES, vocab_size, 1);
+    tokenizer_append_gpt2_bytes(&t);
+    bpe_start(b, &t);
+    while (t.vocab_size < vocab_size - 1 && b->heap_size > 0) {
+        BpeCandidate best = bpe_pop(b);
+        BpePair pair = *bpe_pair(b, best.left_right);
+        if (pair.count != best.count) {
+            if (pair.count > 0) { bpe_push(b, pair.count, best.left_right); }
+            continue;
+        }
+        if (best.count < BPE_MIN_COUNT) { break; }
+        int left = (int)(best.left_right >> 16), right = (int)(best.left_right & 0xFFFF), merged = t.vocab_size;
+        if (!tokenizer_append_pair(&t, left, right)) { continue; }
+        for (uint32_t i = 0; i < pair.num_words; i++) { bpe_merge_word(b, pair.words[i], left, right, merged); }
+        bpe_push_changed(b);
+    }
+    tokenizer_append_end_of_text(&t);
+    return t;
+}
