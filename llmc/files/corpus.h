@@ -234,7 +234,7 @@ static inline bool corpus_next_text(Corpus *c, CorpusPiece *piece) {
     corpus_fill(c, CORPUS_AHEAD);
     size_t bytes = c->end - c->begin, separator = 0;
     if (bytes == 0) { return false; }
-    size_t most = bytes < CORPUS_PIECE ? bytes : CORPUS_PIECE, length = most;
+    size_t most = bytes < CORPUS_PIECE ? bytes : (size_t)CORPUS_PIECE, length = most;
     if (c->separator) { length = corpus_find_separator(c, most, &separator); }
     // a cut behind `most` cuts no separator: no pre-token joins the end of a line and what follows
     if (!separator && (bytes > most || !c->whole)) { length = tokenizer_safe_cut(c->window + c->begin, bytes, most); }
