@@ -2,18 +2,20 @@
 # Trains in runs/gpt2_NAME on the token shards in DATA:   scripts/run_gpt2.sh NAME DATA FLAG...
 # run_gpt2_124M.sh, 350M, 774M and 1558M call this script with their flags; their headers hold the arithmetic.
 #
-# data       token shards of 100M tokens, 200 MB, as llm.c's dev/data/fineweb.py writes them: DATA/*_train_*.bin and
-#            DATA/*_val_*.bin. DATA=FOLDER in the environment overrides the folder
+# data       token shards of 100M tokens, 200 MB: DATA/*_train_*.bin and DATA/*_val_*.bin. If they are missing,
+#            scripts/get_data.sh fetches them; SHARDS=N in the environment fetches N. DATA=FOLDER in the environment
+#            names another folder, for which nothing is fetched
 # resume     the same command resumes from the last checkpoint, bit for bit; flags at the end go to the trainer
 # RANKS=8    trains on 8 GPUs of this machine, through mpirun; divide the hours in the four headers by 8
-# HellaSwag  scored at every validation if dev/data/hellaswag.py has written its file
+# HellaSwag  scored at every validation once scripts/get_data.sh hellaswag has fetched it
 # An installed copy works in the current folder, with the program installed beside it.
 set -euo pipefail
 program=./train_gpt2
-if [ -f "$(dirname "$0")/../Makefile" ]; then
-    cd "$(dirname "$0")/.."
+scripts=$(realpath "$(dirname "$0")")
+if [ -f "$scripts/../Makefile" ]; then
+    cd "$scripts/.."
 else
-    program=$(realpath -m "$(dirname "$0")/../../../bin/train_gpt2")
+    program=$(realpath -m "$scripts/../../../bin/train_gpt2")
 fi
 
 if [ $# -lt 2 ]; then
@@ -36,11 +38,17 @@ if [ ! -x "$program" ]; then
     exit 2
 fi
 
+set=${data##*/}
+[ "$set" != edu_fineweb100B ] || set=fineweb_edu
+if [ -z "${DATA:-}" ] && { [ -e "$data/unfinished" ] || ! compgen -G "$data/*_train_*.bin" >/dev/null; }; then
+    "$scripts/get_data.sh" "$set" --into "$data" ${SHARDS:+--shards "$SHARDS"}
+fi
+
 flags=(--device "${DEVICE:-cuda}" -i "$data/*_train_*.bin" -j "$data/*_val_*.bin" -o "$run")
 [ ! -d "$run" ] || flags+=(-y 1)
 if [ -f dev/data/hellaswag/hellaswag_val.bin ]; then
     flags+=(-h 1)
 else
-    echo "gpt2 $name  without HellaSwag: python3 dev/data/hellaswag.py makes its file"
+    echo "gpt2 $name  without HellaSwag: scripts/get_data.sh hellaswag fetches it"
 fi
 exec "${start[@]}" "$program" "${flags[@]}" -v 250 -m 20 -s 0 -nk 2 "$@"

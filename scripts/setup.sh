@@ -56,6 +56,7 @@ need all           libcjson-dev        "cJSON, for the headers of checkpoints"  
 want all           libdnnl-dev         "oneDNN, for fast matrix products (39 MB)" has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
 need test          g++                 "checks that the trainer is also C++, as CUDA needs"    has_command g++
+want "train test"  curl                "downloads, for scripts/get_data.sh"                    has_command curl
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
 want test          python3-regex       "GPT-2's word splitting, for dev/data/hellaswag.py"     has_module regex
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
