@@ -49,7 +49,8 @@ static inline void shard_write_header(ShardWriter *w, int kind, uint64_t tokens)
     }
 }
 
-// Opens the current shard. tokens > 0: an earlier run wrote so many tokens of it, and perhaps more.
+// Opens the current shard. tokens > 0: an earlier run wrote so many tokens of it, and perhaps more, which are written
+// again.
 static inline void shard_open(ShardWriter *w, int kind, uint64_t tokens) {
     char path[PATH_LENGTH];
     OpenShard *shard = &w->open[kind];
@@ -64,10 +65,7 @@ static inline void shard_open(ShardWriter *w, int kind, uint64_t tokens) {
                     "again",
                     path);
     }
-    if (fflush(shard->file) != 0 || ftruncate(fileno(shard->file), bytes) != 0 ||
-        fseeko(shard->file, bytes, SEEK_SET) != 0) {
-        shard_failed(w, kind, "write");
-    }
+    if (fseeko(shard->file, bytes, SEEK_SET) != 0) { shard_failed(w, kind, "write"); }
 }
 
 // Writes all tokens to the disk, so that a machine that loses its power keeps them.

@@ -562,8 +562,8 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return count;
 }
 
-// A place where a text (bytes) that goes on can be cut: both parts encode to the tokens of the whole. The result is at
-// least 1 and at most `most`, or a little more where a pre-token crosses it. bytes: at least most +
+// A place where a text (bytes) that goes on can be cut: both parts have the pre-tokens of the whole. The place is at
+// least 1, and at most `most` or the end of the pre-token that crosses `most`. bytes: at least most +
 // TOKENIZER_MAX_PRETOKEN + 8.
 static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t most) {
     enum { SEARCHED = 4096 };
@@ -572,9 +572,16 @@ static inline size_t tokenizer_safe_cut(const char *text, size_t bytes, size_t m
         uint8_t before = (uint8_t)text[at - 1];
         if ((text[at] == ' ' || text[at] == '\n') && before > ' ' && before < 127) { return at; }
     }
-    size_t at = 0;
-    while (at < most) { at += tokenizer_pretoken_length(text + at, bytes - at); }
-    return at;
+    // else after the first pre-token, or a later one that is no white space: at the end of a text, white space is one
+    // pre-token, and before a letter two
+    size_t at = tokenizer_pretoken_length(text, bytes), cut = at, last;
+    while (at < most) {
+        size_t length = tokenizer_pretoken_length(text + at, bytes - at);
+        bool space = tokenizer_class_length(UNICODE_SPACE, text + at, length, &last) == length;
+        at += length;
+        if (!space) { cut = at; }
+    }
+    return cut;
 }
 
 // The bytes of a token, *bytes of them, without a NUL; 0 bytes for an id outside the vocabulary. The tokenizer owns
