@@ -82,7 +82,7 @@ class Tail:
         return rewritten, self.parse(text.splitlines(), status.st_mtime)
 
     def continues(self, file, status):
-        """Whether the file begins with the lines read so far, as far as its last bytes tell"""
+        """Whether the file still holds the last bytes that were read, at the same place."""
         file.seek(self.offset - len(self.before))
         return self.file == (status.st_dev, status.st_ino) and file.read(len(self.before)) == self.before
 

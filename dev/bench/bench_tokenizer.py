@@ -174,6 +174,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("build/bench_tokenizer"))
     arguments = parser.parse_args()
+    for path in (arguments.merges, arguments.english):
+        if not os.path.isfile(path):
+            sys.exit(f"bench_tokenizer: there is no {path}; give make bench-tokenizer MERGES=FILE, GPT-2's vocab.bpe, "
+                     "and TEXT=FILE")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         import tiktoken

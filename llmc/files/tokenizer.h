@@ -166,7 +166,8 @@ typedef struct {
     uint16_t tokens[TOKENIZER_CACHED_TOKENS];
 } TokenizerCached;
 
-// What one thread needs to encode. Zeroed is empty. Use it with one tokenizer only; free with tokenizer_free_encoder.
+// The scratch memory and the cache of one thread, for one tokenizer. A zeroed encoder is empty. Free with
+// tokenizer_free_encoder.
 typedef struct {
     TokenizerMerging merging;
     TokenizerCached *cache;  // (1 << TOKENIZER_CACHE_BITS) an entry's index is the hash of its key

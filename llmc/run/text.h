@@ -11,7 +11,8 @@ defines: find_tokenizer, prompt_tokens, print_token
 
 // path = the merges that --tokenize wrote beside the shards of -i, or "": data/my_merges.txt of data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
-    const char *name = shards ? strstr(shards, "_train_") : NULL;
+    const char *name = NULL;  // the last "_train_"
+    for (const char *at = shards; at && (at = strstr(at, "_train_")); at++) { name = at; }
     *path = 0;
     if (!name) { return; }
     char pattern[PATH_LENGTH];

@@ -97,7 +97,7 @@ static inline void block_encode_text(const TokenizeJob *job, TokenizeBlock *b, T
     b->num_tokens += count;
 }
 
-// Stops at the first piece that is no document: b->trouble.
+// Encodes all pieces, or those before the first piece that is no document; b->trouble then says why.
 static inline void block_encode(const TokenizeJob *job, TokenizeBlock *b, TokenizerEncoder *encoder) {
     size_t longest = 0;
     for (int p = 0; p < b->num_pieces; p++) { longest = b->pieces[p].bytes > longest ? b->pieces[p].bytes : longest; }
