@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --plan, --self-check or --tokenize
+  7. main          train, --generate, --eval, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -41,6 +41,7 @@ nothing.
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
+#include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
@@ -794,29 +795,34 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. generation
 
-// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
-// token, on the host.
-static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+// logits (V), on the host: after row `row` of the last forward.
+static void gpt2_logits(void *model, int row, float *logits) {
+    GPT2 *m = (GPT2 *)model;
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
-    m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
-    set_batch(m, 1, n, from);
-    gpt2_forward(m);
     ParallelRows lnf = final_layernorm_forward(m);
-    const floatX *last = lnf.all + (size_t)(n - 1) * (size_t)C;
-    floatX *row = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
-    floatX *own = row + (size_t)vocab * (size_t)m->local.tp_rank;
-    m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
-    CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
+    floatX *all = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
+    floatX *own = all + (size_t)vocab * (size_t)m->local.tp_rank;
+    m->ops->matmul_forward(own, lnf.all + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
+    CommWork work = comm_all_gather(all, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
     comm_wait(work, tp_comm, &m->exec);
     rows_release(&lnf);
-    set_batch(m, m->options.B, m->options.T, -1);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     finish_work(m);
-    m->device->download(host, row, (size_t)V * sizeof(floatX));
+    m->device->download(host, all, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
     free(host);
     scratch_release(&m->wide);
+}
+
+// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
+// token, on the host.
+static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+    m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
+    set_batch(m, 1, n, from);
+    gpt2_forward(m);
+    gpt2_logits(m, n - 1, logits);
+    set_batch(m, m->options.B, m->options.T, -1);
 }
 
 // gpt2_decode in chunks of as many tokens as the activations have rows.
@@ -997,7 +1003,8 @@ static real device_number(GPT2 *m, const real *x) {
 }
 
 // the sum of x over the data-parallel ranks, in fp32
-static double sum_over_ranks(GPT2 *m, double x) {
+static double sum_over_ranks(void *model, double x) {
+    GPT2 *m = (GPT2 *)model;
     Comm *dp = m->groups.dp;
     if (dp->size == 1) { return x; }
     real value = (real)x;
@@ -1016,54 +1023,30 @@ static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
     return device_number(m, m->loss);
 }
 
-// The validation loss. Ranks take the batches in turn. Every rank makes the same number of forwards, since -z 3
-// all-gathers in each; surplus losses are ignored.
-static double validate(Run *run) {
-    DataLoader *loader = &run->data.val_loader;
-    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
-    int64_t sequences = (int64_t)dataloader_sequences_per_epoch(loader);
-    int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
-    int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
-    double sum = 0;
-    dataloader_seek(loader, 0);
-    for (int64_t i = 0; i < batches && !agreed_signal(run->groups.world); i += ranks) {
-        dataloader_next(loader);
-        double loss = (double)gpt2_loss(&run->model, loader->inputs, loader->targets);
-        if (i + rank < batches) { sum += loss; }
-    }
-    return sum_over_ranks(&run->model, sum) / (double)batches;
+// gpt2_loss of a micro-batch of another shape; losses (B,T): NULL, or the loss at each position, on the host
+static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, real *losses) {
+    GPT2 *m = (GPT2 *)model;
+    set_batch(m, B, T, -1);
+    real mean = gpt2_loss(m, inputs, targets);
+    if (losses) { m->device->download(losses, statistic(m, LOSSES, 0), (size_t)B * (size_t)T * sizeof(real)); }
+    set_batch(m, m->options.B, m->options.T, -1);
+    return mean;
 }
 
-// Accuracy on HellaSwag; ranks take the batches in turn.
-static double score_hellaswag(Run *run) {
-    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
-    GPT2 *m = &run->model;
-    HellaSwag *set = &run->data.hellaswag;
-    size_t bytes = (size_t)set->B * (size_t)set->T * sizeof(real);
-    real *losses = (real *)xmalloc(bytes);
-    hellaswag_rewind(set);
-    set_batch(m, set->B, set->T, -1);
-    int rounds = (hellaswag_batches(set) + ranks - 1) / ranks;
-    for (int i = 0; i < rounds && !agreed_signal(run->groups.world); i++) {
-        for (int other = 0; other < rank; other++) { hellaswag_next_batch(set); }
-        hellaswag_next_batch(set);
-        gpt2_loss(m, set->inputs, set->targets);
-        m->device->download(losses, statistic(m, LOSSES, 0), bytes);
-        hellaswag_score(set, losses);
-        for (int other = rank + 1; other < ranks; other++) { hellaswag_next_batch(set); }
-    }
-    set_batch(m, m->options.B, m->options.T, -1);
-    free(losses);
-    return sum_over_ranks(m, set->correct) / set->num_examples;
+static EvalModel eval_model(GPT2 *m) {
+    EvalModel e = {m,           &m->groups,  m->options.B,  m->options.T, m->config.vocab_size,
+                   gpt2_losses, gpt2_logits, sum_over_ranks};
+    return e;
 }
 
 // A signal cuts an evaluation short; its partial result is not logged.
 static void evaluate(Run *run) {
-    double loss = validate(run);
+    EvalModel model = eval_model(&run->model);
+    Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
     if (agreed_signal(run->groups.world)) { return; }
-    logger_val(&run->log, run->step, loss);
+    logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
     if (!run->args->hellaswag || run->step == 0) { return; }
-    double accuracy = score_hellaswag(run);
+    double accuracy = score_hellaswag(&model, &run->data.hellaswag);
     if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
 }
 
@@ -1201,7 +1184,8 @@ static void check_same_data_and_state(const Run *run) {
     cJSON_AddStringToObject(data, "training data", run->data.fingerprint);
     cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->data.train_files));
     cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->data.val_files));
-    if (run->args->hellaswag) { add_hash(data, HELLASWAG_PATH, hash_file(0, "-h", HELLASWAG_PATH)); }
+    const char *hellaswag = run->data.hellaswag_path;
+    if (hellaswag) { add_hash(data, hellaswag, hash_file(0, "-h", hellaswag)); }
     check_all_have(run->groups.world, data, "all ranks need the same -i, -j and HellaSwag files");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
@@ -1263,6 +1247,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
     run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
+    data_open_hellaswag(&run->data, a, run_tokenizer(run), c->vocab_size);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
@@ -1365,11 +1350,7 @@ static void train(TrainArgs *a, Comm *host) {
 // --generate
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    if (!source.has_weights) {
-        input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or a "
-                    ".safetensors file",
-                    a->model);
-    }
+    check_trained(&source, "--generate", a);
     const GPT2Config *c = &source.config;
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
@@ -1389,6 +1370,31 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     close_groups(&groups, host);
     if (tokenizer) { tokenizer_free(&file); }
     free(prompt);
+}
+
+// --eval
+static void evaluate_file(TrainArgs *a, Comm *host) {
+    ModelSource source = model_source(a, BYTE_VOCABULARY);
+    const GPT2Config *c = &source.config;
+    const char *note;
+    EvalFile file;
+    GPT2 model;
+    check_trained(&source, "--eval", a);
+    default_length(a, c);
+    check_length(a, c);
+    eval_open(&file, a, c);
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    Groups groups = open_groups(a, backend->device, host);
+    ModelOptions options = model_options(a, c, backend);
+    check_memory(a, c, &options, groups.world);
+    options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the result
+    gpt2_build(&model, *c, options, groups);
+    load_weights(&model, &source, 0);
+    EvalModel scored = eval_model(&model);
+    eval_run(&file, &scored);
+    gpt2_free(&model);
+    close_groups(&groups, host);
+    eval_close(&file);
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
@@ -1438,6 +1444,8 @@ int main(int argc, char **argv) {
             tokenizer_free(&tokenizer);
         } else if (args.generate) {
             generate_text(&args, host);
+        } else if (args.eval) {
+            evaluate_file(&args, host);
         } else {
             train(&args, host);
         }

@@ -18,6 +18,9 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld step%s of %lld tokens\n",
            token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps,
            max_steps == 1 ? "" : "s", tokens_of_update(a));
+    char cut[160];
+    choices_cut_words(&data->hellaswag, cut, sizeof cut);
+    if (*cut) { printf("note      HellaSwag: %s\n", cut); }
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""

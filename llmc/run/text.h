@@ -9,9 +9,10 @@ defines: find_tokenizer, prompt_tokens, print_token
 #include <glob.h>
 #include <unistd.h>
 
-// path = the merges that --tokenize wrote beside the shards of -i, or "": data/my_merges.txt of data/my_train_*.bin
+// path = the merges that --tokenize wrote beside shards, or "": data/my_merges.txt of data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
-    const char *name = NULL;  // the last "_train_"
+    const char *name = NULL;  // the last "_train_", or else the last "_val_"
+    for (const char *at = shards; at && (at = strstr(at, "_val_")); at++) { name = at; }
     for (const char *at = shards; at && (at = strstr(at, "_train_")); at++) { name = at; }
     *path = 0;
     if (!name) { return; }
@@ -27,7 +28,7 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
 //   1. merges.txt, then vocab.bpe, in the folder -e
 //   2. the same names in the folder that holds -e
 //   3. the same names in -o
-//   4. the merges beside the shards of -i
+//   4. the merges beside the shards of -i, or of --eval
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "";
     if (a->model && access(a->model, F_OK) == 0) {
@@ -43,7 +44,7 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
         format_path(path, "%s/%s", folder, names[i % 2]);
         if (access(path, R_OK) != 0) { *path = 0; }
     }
-    if (!*path) { find_merges_of_shards(path, a->train_data); }
+    if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
 
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:

@@ -2,13 +2,12 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
+defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
          accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
          NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
-#include "llmc/files/hellaswag.h"
 #include "llmc/files/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm_open.h"
@@ -23,6 +22,12 @@ enum { RECOMPUTE_AUTO = 5 };
 // -ge
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
+
+// --eval-task
+typedef enum { EVAL_AUTO, EVAL_TEXT, EVAL_CHOICES, EVAL_LAMBADA } EvalTask;  // in the order of EVAL_TASKS
+#define EVAL_TASKS "auto text choices lambada"
+
+enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the model's positions
 
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
@@ -42,6 +47,8 @@ typedef struct {
     double final_fraction;
     // evaluation, sampling and text
     int val_every, val_batches, hellaswag;
+    const char *eval;
+    int eval_task, stride;
     int sample_every, sample_tokens;
     const char *prompt;
     double temperature;
@@ -109,6 +116,7 @@ static const TrainArgs default_args = {
     .comm_timeout = COMM_TIMEOUT,
 };
 
+#define HELLASWAG_JSON "dev/data/hellaswag/hellaswag_val.jsonl"
 #define ARG(field) offsetof(TrainArgs, field)
 #define ANY_COUNT 0, 2147483647
 #define MAX_SEED 999999999999999.0  // cJSON writes 15 digits exactly
@@ -206,10 +214,31 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m -1", "-v, -j; doc/training.md"},
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1", NULL,
      "score HellaSwag at each validation (default %s: off)",
-     "HellaSwag's accuracy is the share of examples with the lowest loss on the true ending. It needs GPT-2's "
-     "vocabulary and the file " HELLASWAG_PATH
-     ", which dev/data/hellaswag.py makes. The untrained model is not scored.",
-     "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v; doc/training.md"},
+     "HellaSwag's accuracy is the share of examples with the lowest mean loss of the true ending's tokens. The file "
+     "is " HELLASWAG_JSON
+     ", as published, encoded with the run's tokenizer, or else llm.c's hellaswag_val.bin beside it. "
+     "scripts/get_data.sh hellaswag fetches the first. The untrained model is not scored.",
+     "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v, --eval; doc/evaluation.md"},
+    {NULL, "eval", FLAG_STRING, ARG(eval), 0, 0, NULL, "FILE", NULL,
+     "score a text, token shards or examples with the weights in -e; no training",
+     "FILE is a file, a quoted pattern, or - for stdin. Prints loss, perplexity and bits per byte of a text, of the "
+     "texts in JSON lines (.jsonl), or of token shards (.bin); the accuracy where the lines have endings to choose "
+     "from, as HellaSwag's have. -t is the context (default: the model's positions), -b the number of sequences at "
+     "once. Runs on one rank: start it without mpirun.",
+     "./train_gpt2 --eval my.txt -e runs/mine", "-e, --eval-task, --stride, --tokenizer; doc/evaluation.md"},
+    {NULL, "eval-task", FLAG_CHOICE, ARG(eval_task), 0, 0, EVAL_TASKS, "NAME", NULL,
+     "with --eval: auto, text, choices or lambada (default %s: by the file)",
+     "auto takes JSON lines with endings, and .bin files in llm.c's eval format, as choices, and anything else as "
+     "text. "
+     "lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read the "
+     "field --field.",
+     "./train_gpt2 --eval lambada_test_en.jsonl --eval-task lambada -e gpt2 --tokenizer vocab.bpe",
+     "--eval, --field; doc/evaluation.md"},
+    {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
+     "with --eval, tokens that each window of -t scores (default %s: all -t)",
+     "The first window of a text scores -t tokens. Every later window scores N more, with -t - N tokens before them as "
+     "context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times as long.",
+     "./train_gpt2 --eval my.txt -e runs/mine -t 256 --stride 128", "--eval, -t; doc/evaluation.md"},
 
     FLAG_HEADING("Sampling and text"),
     {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "N", "steps",
@@ -258,13 +287,13 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
      "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
-     "with --tokenize, the field of the text in JSON lines (default: text)",
-     "Files in -i that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
+     "with --tokenize and --eval, the field of the text in JSON lines (default: text)",
+     "Files that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
      "the flag, stdin is JSON lines too. NUL characters in the text are left out.",
      "zcat my.gz | ./train_gpt2 -i - --field body --tokenizer vocab.bpe --tokenize data/my",
      "--tokenize; doc/files.md"},
     {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE", NULL,
-     "with --tokenize, the line that separates documents (default: none)",
+     "with --tokenize and --eval, the line that separates documents (default: none)",
      "Without the flag, each file of text is one document. The separator is no text: an end-of-text token stands in "
      "its place.",
      "./train_gpt2 -i my.txt --separator '<|endoftext|>' --tokenizer vocab.bpe --tokenize my",
@@ -571,7 +600,11 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->generate ? "--generate" : a->tokenize ? "--tokenize" : a->train_bpe ? "--train-bpe" : NULL;
+    const char *alone = a->generate    ? "--generate"
+                        : a->eval      ? "--eval"
+                        : a->tokenize  ? "--tokenize"
+                        : a->train_bpe ? "--train-bpe"
+                                       : NULL;
     if (ranks > 1 && alone && !a->plan) {
         input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
     }
@@ -587,7 +620,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize || a->train_bpe) { return; }
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->eval || a->tokenize || a->train_bpe) { return; }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -624,6 +657,15 @@ static inline void args_check_needs(const TrainArgs *a) {
     }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
+    }
+    if (a->fit && a->eval) {
+        input_error("--fit chooses flags of training and does not apply to --eval: leave it out");
+    }
+    if (a->eval && !a->model && !a->plan) {
+        input_error("--eval needs a trained model: give its folder or .safetensors file with -e");
+    }
+    if ((a->eval_task != EVAL_AUTO || a->stride > 0) && !a->eval) {
+        input_error("--eval-task and --stride apply to --eval: give the file to score with --eval FILE");
     }
     if (a->generate && !a->model && !a->plan) {
         input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
@@ -701,16 +743,21 @@ static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    if (!args->resume || !args->run_dir || args->generate) { return NULL; }
+    if (args->eval) {  // without -t, all positions of the model
+        *args = default_args;
+        args->T = ALL_POSITIONS;
+        flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    }
+    if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
-    flags_from_json(
-        flag_table, NUM_FLAGS, args, json,
-        "resume time-limit generate tokenize field separator shard-tokens val-share train-bpe fit plan help manual "
-        "version self-check init-method "
-        "processes process-rank gpus-per-node server shared-folder");
+    flags_from_json(flag_table, NUM_FLAGS, args, json,
+                    "resume time-limit generate eval eval-task stride tokenize field separator shard-tokens val-share "
+                    "train-bpe fit plan help manual "
+                    "version self-check init-method "
+                    "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
@@ -726,6 +773,7 @@ static const Usage usages[] = {
     {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--eval FILE -e DIR [flags]", "score a text or examples"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},
     {"--help FLAG", "describe one flag"},
