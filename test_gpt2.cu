@@ -1220,7 +1220,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
         assert_reports_equal(&report, &reports[i]);
     }
     int saved = capture_stdout("/dev/null");
-    validate(&run);
+    evaluate(&run);
     show_sample(&run);
     save_checkpoint(&run);
     release_stdout(saved);

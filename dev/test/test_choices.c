@@ -342,8 +342,8 @@ static void test_hellaswag_as_in_lm_eval(void **state) {
                              "\"endings\": [\" a [b] c[d\", \"x [title] y  z\"]}\n",
                              &t, CHOICES_LLMC | CHOICES_LM_EVAL, 100);
     assert_texts(&set, &t, 0, "raw", "  a [b] c[d");
-    assert_texts(&set, &t, 2, "Roof: How to.  Climb up. \u00c9lan mcdonald", " a c[d");
-    assert_texts(&set, &t, 3, "Roof: How to.  Climb up. \u00c9lan mcdonald", " x.  y z");
+    assert_texts(&set, &t, 2, "Roof: How to. Climb up. \u00c9lan mcdonald", " a c[d");
+    assert_texts(&set, &t, 3, "Roof: How to. Climb up. \u00c9lan mcdonald", " x. y z");
     assert_int_equal(set.rows[2].characters, 5);
     choices_close(&set);
     set = read_lines("{\"ctx\": \"0123456789\", \"label\": 0, \"endings\": [\"ab\", \"abc\"]}\n", &t, CHOICES_LLMC, 5);
@@ -373,9 +373,9 @@ static void test_wikitext(void **state) {
         " \n = Title = \n = = Part = = \n He said \" well \" ( or 'so ' ) ; 1 @,@ 000 @-@ fold , the boys ' N 5 \u00b0 "
         "C [ x ] { y } it 's . ( open\n";
     wikitext_clean(page);
-    assert_string_equal(page,
-                        "\n= Title =\n== Part ==\nHe said \"well\" (or 'so'); 1,000-fold, the boys' 1 5\u00b0C [x] {y} "
-                        "it's. ( open\n");
+    // these are lm-eval 0.4.13's
+    assert_string_equal(page, "\n= Title =\n== Part ==\nHe said \"well\" (or'so'); 1,000-fold, the boys'N 5\u00b0C "
+                              "[x] {y} it's. ( open\n");
 }
 
 static void stop_at_line(void *argument) {

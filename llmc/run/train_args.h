@@ -220,7 +220,7 @@ static const Flag flag_table[] = {
      "scripts/get_data.sh hellaswag fetches the first. The untrained model is not scored.",
      "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v, --eval; doc/evaluation.md"},
     {NULL, "eval", FLAG_STRING, ARG(eval), 0, 0, NULL, "FILE", NULL,
-     "score a text, token shards or examples with the weights in -e; no training",
+     "score a text, shards or examples with the weights in -e; no training",
      "FILE is a file, a quoted pattern, or - for stdin. Prints loss, perplexity and bits per byte of a text, of the "
      "texts in JSON lines (.jsonl), or of token shards (.bin); the accuracy where the lines have endings to choose "
      "from, as HellaSwag's have. -t is the context (default: the model's positions), -b the number of sequences at "
@@ -232,7 +232,7 @@ static const Flag flag_table[] = {
      "text. "
      "lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read the "
      "field --field.",
-     "./train_gpt2 --eval lambada_test_en.jsonl --eval-task lambada -e gpt2 --tokenizer vocab.bpe",
+     "./train_gpt2 --eval lambada.jsonl --eval-task lambada -e gpt2 --tokenizer vocab.bpe",
      "--eval, --field; doc/evaluation.md"},
     {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
      "with --eval, tokens that each window of -t scores (default %s: all -t)",
@@ -287,13 +287,13 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
      "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
-     "with --tokenize and --eval, the field of the text in JSON lines (default: text)",
+     "field of the text in JSON lines, for --tokenize and --eval (default: text)",
      "Files that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
      "the flag, stdin is JSON lines too. NUL characters in the text are left out.",
      "zcat my.gz | ./train_gpt2 -i - --field body --tokenizer vocab.bpe --tokenize data/my",
      "--tokenize; doc/files.md"},
     {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE", NULL,
-     "with --tokenize and --eval, the line that separates documents (default: none)",
+     "line that separates documents, for --tokenize and --eval (default: none)",
      "Without the flag, each file of text is one document. The separator is no text: an end-of-text token stands in "
      "its place.",
      "./train_gpt2 -i my.txt --separator '<|endoftext|>' --tokenizer vocab.bpe --tokenize my",
