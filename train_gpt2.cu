@@ -1347,24 +1347,30 @@ static void train(TrainArgs *a, Comm *host) {
     run_close(&run);
 }
 
+// Builds the trained model of -e for --generate and --eval, whose results alone go to stdout.
+static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
+    const GPT2Config *c = &source->config;
+    const char *note;
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    ModelOptions options = model_options(a, c, backend);
+    Groups groups = open_groups(a, backend->device, host);
+    check_memory(a, c, &options, groups.world);
+    options.plain = self_check_at_start(backend, groups.world, stderr);
+    gpt2_build(m, *c, options, groups);
+    load_weights(m, source, 0);
+    return groups;
+}
+
 // --generate
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     check_trained(&source, "--generate", a);
-    const GPT2Config *c = &source.config;
-    const char *note;
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    int V = source.config.vocab_size, *prompt;
     Tokenizer file;
-    const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
-    int *prompt;
-    size_t length = prompt_tokens(tokenizer, a->prompt, c->vocab_size, &prompt);
+    const Tokenizer *tokenizer = find_tokenizer(&file, a, V) ? &file : NULL;
+    size_t length = prompt_tokens(tokenizer, a->prompt, V, &prompt);
     GPT2 model;
-    ModelOptions options = model_options(a, c, backend);
-    Groups groups = open_groups(a, backend->device, host);
-    check_memory(a, c, &options, groups.world);
-    options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the text
-    gpt2_build(&model, *c, options, groups);
-    load_weights(&model, &source, 0);
+    Groups groups = open_trained(&model, &source, a, host);
     generate(&model, a, tokenizer, prompt, length, a->generate, SAMPLE_STREAM);
     gpt2_free(&model);
     close_groups(&groups, host);
@@ -1375,21 +1381,13 @@ static void generate_text(const TrainArgs *a, Comm *host) {
 // --eval
 static void evaluate_file(TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    const GPT2Config *c = &source.config;
-    const char *note;
-    EvalFile file;
-    GPT2 model;
     check_trained(&source, "--eval", a);
-    default_length(a, c);
-    check_length(a, c);
-    eval_open(&file, a, c);
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
-    Groups groups = open_groups(a, backend->device, host);
-    ModelOptions options = model_options(a, c, backend);
-    check_memory(a, c, &options, groups.world);
-    options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the result
-    gpt2_build(&model, *c, options, groups);
-    load_weights(&model, &source, 0);
+    default_length(a, &source.config);
+    check_length(a, &source.config);
+    EvalFile file;
+    eval_open(&file, a, &source.config);
+    GPT2 model;
+    Groups groups = open_trained(&model, &source, a, host);
     EvalModel scored = eval_model(&model);
     eval_run(&file, &scored);
     gpt2_free(&model);

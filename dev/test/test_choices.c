@@ -174,7 +174,7 @@ static void test_models_that_are_too_small(void **state) {
     EvalFile file = three_examples();
     const char *path = save(&file);
     assert_open_refused(path, 3, VOCABULARY, "example 1 of");
-    assert_open_refused(path, 3, VOCABULARY, "has a completion of 4 tokens, but the model reads 3; give a larger -t");
+    assert_open_refused(path, 3, VOCABULARY, "has a completion of 4 tokens, but the context is 3; give a larger -t");
     assert_open_refused(path, 8, 405, "has token id 405, but the vocabulary has ids 0 to 404");
     assert_open_refused(path, 8, 404, "example 1 of");
     Choices set = choices_read_bin("-h 1", path, 8, 406);
@@ -400,7 +400,7 @@ static void test_bad_lines(void **state) {
         {"{\"ctx\": \"a\", \"label\": 0}", "has no list of 2 or more strings named"},
         {"{\"ctx\": 5, \"label\": 0, \"endings\": [\"b\", \"c\"]}", "has no string named \"ctx\""},
         {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\", \"12345678\"]}",
-         "has an ending of 9 tokens, but the model reads 8; give a larger -t"},
+         "has an ending of 9 tokens, but the context is 8; give a larger -t"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char lines[512];

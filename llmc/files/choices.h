@@ -7,9 +7,9 @@ Row         the context, then one ending. The tokens of the ending are scored, e
 Length      a row has at most T + 1 tokens, since T inputs predict T tokens. A longer context is cut at the left.
 Forms       an example has one row for each ending, or two: llm.c and lm-eval encode differently (choices_json.h).
             Both forms have the same row where the tokens are the same.
-Choice      the ending of lowest loss, the first of equal ones; NaN is never the lowest. The loss of an ending is the sum
-            over its tokens (lm-eval's acc), the sum over its number of characters (lm-eval's acc_norm), or the mean
-            over its tokens (llm.c). The accuracy is the share of examples whose choice is the label.
+Choice      the ending of lowest loss, the first of equal ones; NaN is never the lowest. The loss of an ending is the
+            sum over its tokens (lm-eval's acc), this sum divided by the number of characters (lm-eval's acc_norm), or
+            the mean over its tokens (llm.c). The accuracy is the share of examples whose choice is the label.
 */
 #pragma once
 #include "llmc/common/check.h"

@@ -153,7 +153,7 @@ static inline void choices_bin_add(const ChoicesBin *file, Choices *set, int e, 
     for (int i = 0; i < example->num_endings; i++) {
         int length = choices_bin_list(file, e, x, at, file->ids + context, "completion");
         if (length > set->T) {
-            input_error("%s: example %d of %s has a completion of %d tokens, but the model reads %d; give a larger -t, "
+            input_error("%s: example %d of %s has a completion of %d tokens, but the context is %d; give a larger -t, "
                         "or a model with more positions",
                         file->flag, e, file->path, length, set->T);
         }

@@ -115,8 +115,9 @@ static inline bool choices_encode_row(ChoicesJson *j, Choices *set, const char *
         total++;
     }
     if (total - tokens > (size_t)set->T) {
-        char words[128];
-        snprintf(words, sizeof words, "has an ending of %zu tokens, but the model reads %d; give a larger -t",
+        char words[160];
+        snprintf(words, sizeof words,
+                 "has an ending of %zu tokens, but the context is %d; give a larger -t, or a model with more positions",
                  total - tokens, set->T);
         choices_stop_at(j, words);
     }

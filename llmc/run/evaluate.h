@@ -190,8 +190,8 @@ static inline void score_batch_progress(ScoreBatch *b) {
             (double)b->num_scored / (now - b->started));
 }
 
-// Scores the rows that were added, and removes them. Without rows it makes a forward all the same, for -z 3. With -tp the
-// micro-batch has as many rows as fit, else those that were added.
+// Scores the rows that were added, and removes them. Without rows it makes a forward all the same, for -z 3. With -tp
+// the micro-batch has as many rows as fit, else those that were added.
 static inline void score_batch_run(ScoreBatch *b) {
     const EvalModel *m = b->m;
     if (b->T == 0) { b->T = m->T; }
@@ -383,8 +383,8 @@ static inline const Tokenizer *eval_tokenizer(const EvalFile *f, const GPT2Confi
     return &f->tokenizer;
 }
 
-// The task of --eval-task auto. A .bin file is examples in llm.c's format, or a token shard. JSON lines with endings are
-// examples. Anything else is text.
+// The task of --eval-task auto. A .bin file is examples in llm.c's format, or a token shard. JSON lines with endings
+// are examples. Anything else is text.
 static inline EvalTask eval_task_of(const TrainArgs *a, const char *path) {
     bool bin = token_path_is_shard(path), json = corpus_is_json(path);
     if (a->eval_task == EVAL_AUTO && json && choices_is_example("--eval", path)) { return EVAL_CHOICES; }

@@ -5,7 +5,8 @@ defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_l
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
                "mfu":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first with
-               "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the lines of steps after its checkpoint.
+               "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the lines
+               of steps after its checkpoint.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
 */

@@ -2,9 +2,9 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
-         NUM_USAGES, print_help
+defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ChosenFlag, TrainArgs, default_args,
+         flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update, args_check,
+         args_set_ranks, chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -236,8 +236,10 @@ static const Flag flag_table[] = {
      "--eval, --field; doc/evaluation.md"},
     {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
      "with --eval, tokens that each window of -t scores (default %s: all -t)",
-     "The first window of a text scores -t tokens. Every later window scores N more, with -t - N tokens before them as "
-     "context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times as long.",
+     "The first window of a text scores -t tokens. Every later window scores N more, with -t - N + 1 tokens before "
+     "them "
+     "as context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times as "
+     "long.",
      "./train_gpt2 --eval my.txt -e runs/mine -t 256 --stride 128", "--eval, -t; doc/evaluation.md"},
 
     FLAG_HEADING("Sampling and text"),
