@@ -44,6 +44,7 @@ nothing.
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
+#include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
@@ -876,6 +877,7 @@ typedef struct {
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
     Logger log;
+    Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
     StepReport reports[2];        // of the steps on the device, step n at n % 2
@@ -1217,7 +1219,7 @@ static void open_run_dir(Run *run) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
     }
-    if (a->checkpoint_every > 0 || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (a->checkpoint_every > 0 || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
         if (run->step > 0 && run->planned_steps != run->max_steps) {
@@ -1228,6 +1230,7 @@ static void open_run_dir(Run *run) {
         save_run_config(a);
     }
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
+    if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
 static void allocate_results(Run *run) {
@@ -1270,7 +1273,9 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     options.plain = self_check_at_start(run->backend, world, stdout);
+    options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
+    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, c, &run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     allocate_results(run);
     load_weights(&run->model, &source, (uint64_t)a->seed);
@@ -1280,6 +1285,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 
 static void run_close(Run *run) {
     logger_close(&run->log);
+    profile_close(&run->profile);
     data_close(&run->data, run->args);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
@@ -1296,6 +1302,7 @@ static void print_banner(const Run *run) {
     if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
+    gpu_monitor_note(&run->log.gpu);
     print_notes(a, &m->config, token_files_are_text(&run->data.files), run->step);
 }
 
@@ -1315,7 +1322,10 @@ static bool pauses_after(const Run *run, long long step) {
 // and norm of step n.
 static void advance(Run *run) {
     do {
-        if (!start_step(run)) { break; }
+        profile_step_begin(&run->profile, run->enqueued, &run->model.exec);
+        bool whole = start_step(run);
+        profile_step_end(&run->profile, whole, &run->model.exec);
+        if (!whole) { break; }
         if (run->enqueued - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
     } while (!pauses_after(run, run->enqueued) && !*cut_short(run));
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }

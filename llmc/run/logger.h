@@ -3,15 +3,17 @@ The log of a run: metrics.jsonl for programs, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
          logger_saved, logger_clear_line, logger_close
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
-               "mfu":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts finished
-               updates. A resumed run deletes the lines of steps after its checkpoint.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
+               on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
+               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts
+               finished updates. A resumed run deletes the lines of steps after its checkpoint.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"
+#include "llmc/run/gpu_monitor.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -24,14 +26,16 @@ typedef struct {
     double last_line;      // time of the last line of a step, in seconds
     double smoothed_rate;  // tokens per second, exponentially averaged
     int steps_seen;
+    GpuMonitor gpu;  // no readings until it is opened; logger_close closes it
 } Logger;
 
 typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
-    double seconds_left;  // until the time limit; below 0: no limit
-    double peak_rate;     // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
-    const char *note;     // "" or why the update was skipped
+    double seconds_left;    // until the time limit; below 0: no limit
+    double peak_rate;       // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
+    const char *note;       // "" or why the update was skipped
+    const GpuReading *gpu;  // or NULL; logger_step sets it
 } StepReport;
 
 // rewrites the metrics file at `path` without the lines of steps after `step`
@@ -96,14 +100,31 @@ static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
 
-// "812 tok/s", "43k tok/s", "2.15M tok/s"
-static inline void logger_rate(char *text, size_t size, double rate) {
-    if (rate < 9999.5) {
-        snprintf(text, size, "%.0f tok/s", rate);
-    } else if (rate < 999500) {
-        snprintf(text, size, "%.0fk tok/s", rate / 1e3);
+// a number of tokens: "812", "43k", "2.15M", "9.90B", "1.20T"
+static inline void logger_tokens(char *text, size_t size, double tokens) {
+    if (tokens < 9999.5) {
+        snprintf(text, size, "%.0f", tokens);
+    } else if (tokens < 999500) {
+        snprintf(text, size, "%.0fk", tokens / 1e3);
+    } else if (tokens < 999.5e6) {
+        snprintf(text, size, "%.2fM", tokens / 1e6);
+    } else if (tokens < 999.5e9) {
+        snprintf(text, size, "%.2fB", tokens / 1e9);
     } else {
-        snprintf(text, size, "%.2fM tok/s", rate / 1e6);
+        snprintf(text, size, "%.2fT", tokens / 1e12);
+    }
+}
+
+// "61834 MiB 1980 MHz 652 W 61 C", without the values that the GPU does not report
+static inline void logger_gpu(char *text, size_t size, const GpuReading *gpu) {
+    const double value[] = {gpu->memory_mib, gpu->clock_mhz, gpu->power_w, gpu->temperature_c};
+    static const char *const unit[] = {"MiB", "MHz", "W", "C"};
+    text[0] = 0;
+    for (int i = 0; i < 4; i++) {
+        size_t length = strlen(text);
+        if (isfinite(value[i])) {
+            snprintf(text + length, size - length, "%s%.0f %s", length > 0 ? " " : " | ", value[i], unit[i]);
+        }
     }
 }
 
@@ -119,12 +140,15 @@ static inline void logger_left(char *text, size_t size, double seconds) {
 
 enum { LINE_LENGTH = 512 };
 
+// tokens from this step to the end of the run
+static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
+
 // The line of a step at `rate` tokens per second. Width 0 is a pipe: all fields are printed. On a terminal the line has
 // at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
 // if the rest does not fit either, the line is cut.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, LEFT, NOTE, FIELDS };
-    static const int least_important[] = {LR, NORM, MS, MFU, LEFT, RATE};
+    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, GPU, TOKENS, LEFT, NOTE, FIELDS };
+    static const int least_important[] = {LR, GPU, NORM, TOKENS, MS, MFU, LEFT, RATE};
     const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
@@ -135,9 +159,17 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     snprintf(field[LR], size, " | lr %.2e", r->lr);
     snprintf(field[MS], size, " | %.1f ms", r->ms);
     snprintf(field[RATE], size, " | %.0f tok/s", rate);
-    if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
+    if (width > 0) {
+        logger_tokens(field[RATE] + 3, size - 3, rate);
+        strcat(field[RATE], " tok/s");
+    }
     field[MFU][0] = 0;
     if (r->peak_rate > 0) { snprintf(field[MFU], size, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
+    field[GPU][0] = 0;
+    if (r->gpu) { logger_gpu(field[GPU], size, r->gpu); }
+    snprintf(field[TOKENS], size, " | ");
+    logger_tokens(field[TOKENS] + 3, size - 3, tokens_left(r));
+    strcat(field[TOKENS], " tokens left");
     snprintf(field[LEFT], size, " | ");
     logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
     snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
@@ -166,9 +198,18 @@ static inline void logger_show(const Logger *log, const StepReport *r) {
     fflush(stdout);
 }
 
+static inline void logger_gpu_metrics(FILE *out, const GpuReading *gpu) {
+    if (isfinite(gpu->memory_mib)) { logger_number(out, "gpu_memory_mib", gpu->memory_mib); }
+    if (isfinite(gpu->clock_mhz)) { logger_number(out, "gpu_clock_mhz", gpu->clock_mhz); }
+    if (isfinite(gpu->power_w)) { logger_number(out, "gpu_power_w", gpu->power_w); }
+    if (isfinite(gpu->temperature_c)) { logger_number(out, "gpu_temperature_c", gpu->temperature_c); }
+}
+
 static inline void logger_step(Logger *log, StepReport r) {
     double rate = r.tokens / (r.ms / 1000), now = now_seconds();
     log->steps_seen++;
+    const GpuReading *gpu = gpu_monitor_read(&log->gpu, r.step, now);
+    r.gpu = gpu_monitor_last(&log->gpu);
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     if (log->metrics) {
@@ -178,14 +219,16 @@ static inline void logger_step(Logger *log, StepReport r) {
         logger_number(log->metrics, "lr", r.lr);
         logger_number(log->metrics, "ms", r.ms);
         logger_number(log->metrics, "tokens_per_s", rate);
+        logger_number(log->metrics, "tokens_left", tokens_left(&r));
         if (r.peak_rate > 0) { logger_number(log->metrics, "mfu", rate / r.peak_rate); }
+        if (gpu) { logger_gpu_metrics(log->metrics, gpu); }
         logger_end_line(log);
     }
     double wait = log->terminal ? 0.1 : 1.0;
     bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
     if (!due) { return; }
     log->last_line = now;
-    double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
+    double by_steps = tokens_left(&r) / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
     logger_show(log, &r);
 }
@@ -219,4 +262,5 @@ static inline void logger_saved(const Logger *log, long long step, const char *f
 static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
     if (log->metrics) { fclose(log->metrics); }
+    gpu_monitor_close(&log->gpu);
 }

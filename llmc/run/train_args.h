@@ -63,6 +63,8 @@ typedef struct {
     int overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision;
+    // the machine's state and times
+    int gpu_log, profile;
     // parallel
     int zero, tensor_parallel, gather_again;
     int init_method, num_processes, rank, gpus_per_node;
@@ -103,6 +105,7 @@ static const TrainArgs default_args = {
     .graph = 1,
     .fuse_gelu = FUSE_GELU_AUTO,
     .matmul_precision = 1,
+    .gpu_log = -1,
     .tensor_parallel = 1,
     .gather_again = 1,
     .gpus_per_node = 8,
@@ -426,6 +429,18 @@ static const Flag flag_table[] = {
      "bit. auto is 1 where -r auto takes level 0 on a GPU in bf16, else 0. 2 means the same as 1. The backward always "
      "fuses GELU.",
      "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
+    {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N", "steps",
+     "log the GPU's readings every N steps (default %s: once a second; 0 disables)",
+     "Memory in use, clock, power and temperature, as NVML reports them for the GPU of rank 0. They are in the line of "
+     "a step, and in metrics.jsonl as gpu_memory_mib, gpu_clock_mhz, gpu_power_w and gpu_temperature_c. Without a GPU "
+     "or libnvidia-ml.so.1 there are none. In llm.c -1 means never.",
+     "./train_gpt2 -i my.txt -e d12 -o runs/mine -lg 10", "-o, --profile; doc/gpu.md"},
+    {NULL, "profile", FLAG_INT, ARG(profile), 0, 10000, NULL, "N", "steps",
+     "write a trace of N steps to profile.json in -o (default %s: none)",
+     "ui.perfetto.dev and chrome://tracing show the trace: the time, the bytes and the FLOPs of each operation, copy "
+     "and collective. The first two steps of a start are not in it. Profiled steps have the same bits, but are slower: "
+     "no CUDA graphs, and nothing overlaps. Several ranks write profile_0.json, profile_1.json, ...",
+     "./train_gpt2 -i my.txt -e d12 -o runs/mine -x 20 --profile 3", "-o, --graph; doc/training.md"},
 
     FLAG_HEADING("Parallel"),
     {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3", NULL,
@@ -511,9 +526,6 @@ static const Flag flag_table[] = {
      "libraries that "
      "are built in.",
      "./train_gpt2 --version", "--device; doc/gpu.md"},
-
-    // letters of llm.c that this trainer lacks
-    FLAG_LLMC("lg", "log the GPU's state every N steps"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
@@ -609,6 +621,10 @@ static inline void args_check_needs(const TrainArgs *a) {
     if (a->resume && !a->run_dir) {
         input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
                     "DIR");
+    }
+    if (a->profile > 0 && !a->run_dir) {
+        input_error("--profile %d writes profile.json, but there is no -o: give a run directory with -o DIR",
+                    a->profile);
     }
     if (a->hellaswag && a->val_every == 0) {
         input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
@@ -709,7 +725,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     flags_from_json(
         flag_table, NUM_FLAGS, args, json,
         "resume time-limit generate tokenize field separator shard-tokens val-share train-bpe fit plan help manual "
-        "version self-check init-method "
+        "version self-check profile init-method "
         "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
