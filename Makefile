@@ -69,7 +69,7 @@ endef
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
-	$(matmul_libraries) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
+	$(matmul_libraries) -lcjson -lm -lpthread -ldl $(mpi_libraries) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing

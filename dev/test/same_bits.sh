@@ -11,7 +11,7 @@
 #   ONLY=REGEX       run only cases whose name matches
 #   VOCAB=FILE       GPT-2's vocab.bpe (default ../shared/data/vocab.bpe beside this checkout)
 #   KEEP=FOLDER      an empty or missing folder, in which the runs stay
-# The wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. The config.json
+# Wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. The config.json
 # of a run is compared as parsed JSON, since the order of flags may change. Every other file of a run is compared by
 # SHA-256.
 # Timing chooses among emulated cuBLASLt algorithms, and algorithms differ in their last bits. Both trees therefore use
