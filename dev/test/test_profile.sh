@@ -164,7 +164,7 @@ END
 # ---- a run that is stopped
 
 report "a run stopped by a signal leaves its whole steps" "$(
-    "$trainer" "${model[@]}" -x 1000000 -o stopped --profile 10000 >"$out" 2>&1 </dev/null &
+    "$trainer" "${model[@]}" -d 3200 -x 1000000 -o stopped --profile 10000 >"$out" 2>&1 </dev/null &
     process=$!
     for ((i = 0; i < 600; i++)); do
         grep -qs '"name":"step 8"' stopped/profile.json.part && break

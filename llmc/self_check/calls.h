@@ -25,7 +25,7 @@ static inline OpShape embedding_shape_of(const GPT2Config *c, const LocalShape *
     s.maxT = c->max_seq_len;
     s.V = c->vocab_size;
     s.Vp = local->vocab;
-    s.ranks = local->tp_size;
+    s.ranks = local->tp_size > 1 ? local->tp_size : 0;
     s.rank = local->tp_rank;
     return s;
 }
