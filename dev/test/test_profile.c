@@ -10,7 +10,8 @@ typedef void (*Function)(void);
 static int shared_functions(int *index, const void *a, const void *b, size_t bytes) {
     int count = 0;
     for (size_t i = 0; i < bytes / sizeof(Function); i++) {
-        if (memcmp((const char *)a + i * sizeof(Function), (const char *)b + i * sizeof(Function), sizeof(Function))) {
+        if (memcmp((const char *)a + i * sizeof(Function), (const char *)b + i * sizeof(Function), sizeof(Function)) !=
+            0) {
             continue;
         }
         index[count++] = (int)i;

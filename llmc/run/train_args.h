@@ -430,7 +430,7 @@ static const Flag flag_table[] = {
      "fuses GELU.",
      "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
     {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N", "steps",
-     "log the GPU's readings every N steps (default %s: once a second; 0 disables)",
+     "log the GPU's state every N steps (default %s: once a second; 0: off)",
      "Memory in use, clock, power and temperature, as NVML reports them for the GPU of rank 0. They are in the line of "
      "a step, and in metrics.jsonl as gpu_memory_mib, gpu_clock_mhz, gpu_power_w and gpu_temperature_c. Without a GPU "
      "or libnvidia-ml.so.1 there are none. In llm.c -1 means never.",
