@@ -118,16 +118,17 @@ static const TrainArgs default_args = {
 static const Flag flag_table[] = {
     FLAG_HEADING("Data, model and output"),
     {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", NULL,
-     "training data: llm.c .bin token shards, or any other file as bytes",
-     "GLOB is a file or a quoted pattern. Files ending in .bin are llm.c token shards with GPT-2's vocabulary. Any "
-     "other file is read as bytes, a vocabulary of 256 tokens. One pattern cannot mix both kinds. The order of the "
-     "data depends only on --seed and the position, so it is the same with any number of ranks. Training needs -i; "
-     "--plan and --generate do not.",
+     "training data: .bin token shards, .jsonl examples, or any other file as bytes",
+     "GLOB is a file or a quoted pattern. Files ending in .bin are token shards, as llm.c and --tokenize write them. "
+     "Files ending in .jsonl hold an example a line: {\"prompt\":...,\"completion\":...}, {\"messages\":[...]} or "
+     "{\"text\":...}; the loss covers completions and answers alone. Any other file is read as bytes, a vocabulary of "
+     "256 tokens. One pattern cannot mix kinds. The order of the data depends only on --seed and the position, so it "
+     "is the same with any number of ranks. Training needs -i; --plan and --generate do not.",
      "./train_gpt2 -i 'data/*_train_*.bin' -j 'data/*_val_*.bin' -e d12", "-j, -e, --tokenize; doc/training.md"},
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
      "validation data (default: the last tenth of each -i file)",
-     "GLOB is a file or a quoted pattern, of the same kind as -i: token shards or bytes. Without -j the last tenth of "
-     "each -i file is held out from training. A resumed run must keep this choice.",
+     "GLOB is a file or a quoted pattern, of the same kind as -i: token shards, examples or bytes. Without -j the last "
+     "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
      "shape (d12, gpt3:c768, l4h4c128) or folder with weights (default d12)",
