@@ -109,11 +109,11 @@ typedef struct {
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     int *first_range;           // (buckets + 1) index of each bucket's first update range
     // ---- the current micro-batch
-    int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
-    int decode_from;      // position of the first row in the key-value cache; -1: not decoding
+    int B, T;         // HellaSwag and decoding use another shape than options.B and options.T
+    int decode_from;  // position of the first row in the key-value cache; -1: not decoding
     Documents documents;  // sequences of other lengths than T
     real update_targets;  // targets of the whole update, over all micro-batches and ranks
-    int *staged;          // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
+    int *staged;      // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
     int num_slots, next_slot;
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
     int runs[4];             // micro-steps without a graph, by the same index
@@ -493,8 +493,8 @@ static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
     zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
-    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->documents,
-                                     m->B, m->T, C);
+    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe,
+                                     m->documents, m->B, m->T, C);
 }
 
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
@@ -695,8 +695,8 @@ static int read_after(const GPT2 *m, int l) {
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     ParallelRows dout = rows_acquire(&m->tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(&m->tp, &dout);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens, m->documents,
-                                      mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens,
+                                      m->documents, mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
     rows_release(&dout);
 }
 
