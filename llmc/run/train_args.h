@@ -139,8 +139,7 @@ static const Flag flag_table[] = {
      "run directory for metrics and checkpoints (default: no files written)",
      "metrics.jsonl gets one line per update and per validation, main.log the same lines in llm.c's format, "
      "config.json the flags, and step_00000100/ a checkpoint. A new run needs a directory without another run in it; "
-     "missing directories are created. One run at "
-     "a time can use a directory. Without -o the run writes no files.",
+     "missing directories are created. One run at a time can use a directory. Without -o the run writes no files.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-n, -y; doc/files.md"},
 
     FLAG_HEADING("Batch and length of training"),
