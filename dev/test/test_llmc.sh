@@ -112,6 +112,21 @@ for name in "${names[@]}"; do
     )"
 done
 
+report "the multi-node scripts' arguments: a bare address for tcp, a folder for fs" "$(
+    eval "line=(${flags[gpt2_124M]} -d 2097152 -pn 16 -pr 0 -pg 8)"
+    run 0 "${line[@]}" -ps 10.0.1.220 -pi "tcp" --plan
+    says "^each of 16 ranks holds this"
+    run 0 "${line[@]}" -pf . -pi "fs" --plan
+)"
+report "every value that llm.c takes" "$(
+    for words in "-ge 0" "-ge 2" "-w 0" "-w 1" "-f 0" "-z 2" "-z 3" "-r 1" "-r 2" "-a 1" "-d -1" "-x -1" "-m -1" \
+        "-sl 0.0" "-k linear" "-k constant" "-k wsd" "-h 0" "-y 0" "-s 0" "-n 0 -nk 0 -nm 0" "-pi mpi" \
+        "-e d6" "-e gpt2:d12"; do
+        # shellcheck disable=SC2086
+        run 0 $words --plan
+    done
+)"
+
 # ---- files of llm.c in the current folder
 
 tiny=(-e l1h1c16 -b 4 -t 16 -d 64 -r 0 -s 0 -v 0)
@@ -198,7 +213,8 @@ expected_log() {
         split("", value)
         for (i = 2; i < NF; i += 2) value[$i] = $(i + 1)
         if ("loss" in value) {
-            printf "s:%d trl:%.4f lr:%.6f norm:%.2f\n", value["step"] - 1, value["loss"], value["lr"], value["grad_norm"]
+            printf "s:%d trl:%.4f lr:%.6f ", value["step"] - 1, value["loss"], value["lr"]
+            printf "norm:%.2f\n", value["grad_norm"]
         }
         if ("val_loss" in value) printf "s:%d tel:%.4f\n", value["step"], value["val_loss"]
         if ("hellaswag" in value) printf "s:%d eval:%.4f\n", value["step"], value["hellaswag"]
@@ -216,7 +232,7 @@ for name in "${names[@]}"; do
     report "$name: a tiny model on 8 ranks, until its DONE_ file ends the loop" "$(
         : >"$out"
         equal "$(loop "$(tiny_line "$name")" "log_$name/DONE_00000008")" 1
-        says "^ranks +8 through MPI, -z 1:"
+        says "^ranks +8 through mpi, -z 1:"
         whole_log "log_$name"
         steps="00000004 00000008"
         [ "$name" != gpt3_125M ] || steps="00000004 00000006 00000008" # -nk 1 beside those of -nm 4

@@ -198,9 +198,9 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/step_NNNNNNNN, and then DONE_NNNNNNNN. The folder must not exist: a run saves a step once. All ranks call it. After a failure, a full
-// disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they
-// are.
+// Saves RUN/step_NNNNNNNN, and then DONE_NNNNNNNN. The folder must not exist: a run saves a step once. All ranks call
+// it. After a failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1.
+// Earlier checkpoints stay as they are.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
