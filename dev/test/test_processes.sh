@@ -105,7 +105,7 @@ done
 model=(-i text -e l3h3c24 -t 16 -l 3e-3 -c 0.1 -s 8 -g 4 --top-k 3)
 # The gradient of the keys' bias is only rounding. With epsilon 1e-8 AdamW would make whole steps of it, and runs would
 # drift apart.
-together=("${model[@]}" -j held -d 192 -v 10 -m -1 --epsilon 1e-5)
+together=("${model[@]}" -j "$folder/held" -d 192 -v 10 -m -1 --epsilon 1e-5)
 
 mixed=$trainer trainer=$fp32
 report "50 steps on one rank" "$(run 0 1 "${together[@]}" -b 1 -x 50 -n 50 -o one)"
