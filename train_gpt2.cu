@@ -1055,7 +1055,7 @@ static double validate(Run *run) {
     int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
     int64_t sequences = (int64_t)dataloader_sequences_per_epoch(loader);
     int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
-    int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
+    int64_t wanted = (int64_t)run->args->val_batches * ranks, batches = wanted < 0 || wanted > all ? all : wanted;
     double sum = 0;
     dataloader_seek(loader, 0);
     for (int64_t i = 0; i < batches && !agreed_signal(run->groups.world); i += ranks) {
@@ -1251,6 +1251,7 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
+        checkpoint_sync_done(a->run_dir);
     }
     if (a->checkpoint_every > 0 || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
