@@ -313,6 +313,13 @@ static void test_broken_shard(void **state) {
     assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "has no tensor");
 }
 
+static void test_integer_weights(void **state) {
+    (void)state;
+    const Layout one = {DT_I16, "", 1, false, false, false}, several = {DT_I16, "", 2, false, false, false};
+    assert_refused(model_folder("integers1", &one), "holds I16, expected F32, F64, BF16 or F16");
+    assert_refused(model_folder("integers2", &several), "holds I16, expected F32, F64, BF16 or F16");
+}
+
 static void test_untied_head(void **state) {
     (void)state;
     const Layout one = {DT_F32, "", 1, true, true, false}, several = {DT_BF16, "transformer.", 4, true, true, false};
@@ -477,6 +484,26 @@ static void test_export_is_the_other_loop(void **state) {
     export_path(folder, path, DT_F32);
     assert_memory_equal(read_bytes(path, &count), expected, bytes);
     assert_int_equal(count, bytes);
+}
+
+// a vocabulary of 65536: wte is read and written in several chunks
+static void test_export_in_chunks(void **state) {
+    (void)state;
+    const int32_t header[256] = {20240326, 3, MAX_T, 65536, L, NH, C, 65536};
+    const size_t bytes = sizeof header + 4 * (65536 * C + MAX_T * C + L * (12 * C * C + 13 * C) + 2 * C);
+    assert_true(65536 * C > CHUNK_ELEMENTS);
+    uint32_t *file = (uint32_t *)xcalloc(2, bytes), *copy = file + bytes / 4;
+    memcpy(file, header, sizeof header);
+    for (size_t i = 256; i < bytes / 4; i++) { file[i] = (uint32_t)rng_bits(3, 3, i) & 0xBFFFFFFFu; }
+    const char *path = write_file("large.bin", file, bytes), *out = temp_path("large_out.bin");
+    export_path(path, out, DT_F32);
+    FILE *in = fopen(out, "rb");
+    assert_non_null(in);
+    assert_int_equal(fread(copy, 1, bytes, in), bytes);
+    assert_int_equal(fgetc(in), EOF);
+    fclose(in);
+    assert_memory_equal(copy, file, bytes);
+    free(file);
 }
 
 // ties go to the even neighbour
@@ -695,12 +722,14 @@ int main(void) {
         cmocka_unit_test(test_one_file_comes_first),
         cmocka_unit_test(test_bad_index),
         cmocka_unit_test(test_broken_shard),
+        cmocka_unit_test(test_integer_weights),
         cmocka_unit_test(test_untied_head),
         cmocka_unit_test(test_configs),
         cmocka_unit_test(test_llmc_file),
         cmocka_unit_test(test_llmc_slices),
         cmocka_unit_test(test_export),
         cmocka_unit_test(test_export_is_the_other_loop),
+        cmocka_unit_test(test_export_in_chunks),
         cmocka_unit_test(test_export_rounds),
         cmocka_unit_test(test_cut_llmc_files),
         cmocka_unit_test(test_bad_llmc_headers),

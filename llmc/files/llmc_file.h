@@ -90,8 +90,8 @@ static inline uint64_t llmc_elements(ParamId id, const GPT2Config *c, int Vp) {
     return (uint64_t)param_layers(id, c) * rows * param_cols(id, c);
 }
 
-// Adds the tensors of a parameter, one for each layer, that begin at byte `begin` of the data. The rows of wte's padding
-// belong to no tensor.
+// Adds the tensors of a parameter, one for each layer, that begin at byte `begin` of the data. The rows of wte's
+// padding belong to no tensor.
 static inline void llmc_add(SafeTensors *st, ParamId id, const GPT2Config *c, DType dtype, uint64_t begin) {
     size_t rows = param_used_rows(id, c), cols = param_cols(id, c), size = dtype_size(dtype);
     for (int layer = 0; layer < param_layers(id, c); layer++) {
@@ -128,11 +128,12 @@ static inline SafeTensors llmc_open(const char *path, GPT2Config *c) {
     st.data_start = sizeof header;
     uint64_t elements = 0, size = dtype_size(dtype);
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) { elements += llmc_elements((ParamId)id, c, Vp); }
-    if ((uint64_t)info.st_size != sizeof header + elements * size) {
-        input_error("'%s' is %lld bytes long, expected %llu for its %d layers, %d channels, %d positions and %d padded "
-                    "tokens in %s; copy or make the file again",
-                    path, (long long)info.st_size, (unsigned long long)(sizeof header + elements * size), c->num_layers,
-                    c->channels, c->max_seq_len, Vp, dtype_name(dtype));
+    uint64_t expected = sizeof header + elements * size;
+    if ((uint64_t)info.st_size != expected) {
+        input_error("'%s' is %lld bytes long, expected %" PRIu64 " for its %d layers, %d channels, %d positions and %d "
+                    "padded tokens in %s; copy or make the file again",
+                    path, (long long)info.st_size, expected, c->num_layers, c->channels, c->max_seq_len, Vp,
+                    dtype_name(dtype));
     }
     st.tensors = (SafeTensor *)xcalloc((size_t)num_param_tensors(c), sizeof *st.tensors);
     elements = 0;

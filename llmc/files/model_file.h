@@ -219,8 +219,8 @@ static inline void model_check_tied(const ModelFile *model) {
     }
 }
 
-// weights (PATH_LENGTH) = the file with the weights of a model: of a folder model.safetensors, else the index of several
-// files. A path that is no folder stays as it is.
+// weights (PATH_LENGTH) = the file with the weights of a model: of a folder model.safetensors, else the index of
+// several files. A path that is no folder stays as it is.
 static inline void model_weights_path(char *weights, const char *path) {
     char index[PATH_LENGTH];
     struct stat info;

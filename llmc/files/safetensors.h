@@ -283,15 +283,19 @@ static inline bool st_load(SafeTensors *st) {
 
 // ---- reading
 
-static inline void safetensors_close(SafeTensors *st) {
+static inline void st_close_file(SafeTensors *st) {
     for (int i = 0; i < st->num_tensors; i++) { free(st->tensors[i].name); }
-    for (int i = 0; i < st->num_shards; i++) { safetensors_close(&st->shards[i]); }
-    free(st->shards);
     free(st->tensors);
     free(st->path);
     if (st->fd >= 0) { close(st->fd); }
     memset(st, 0, sizeof *st);
     st->fd = -1;
+}
+
+static inline void safetensors_close(SafeTensors *st) {
+    for (int i = 0; i < st->num_shards; i++) { st_close_file(&st->shards[i]); }
+    free(st->shards);
+    st_close_file(st);
 }
 
 // Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a
