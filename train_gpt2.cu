@@ -110,6 +110,8 @@ typedef struct {
     // ---- the current micro-batch
     int B, T;         // HellaSwag and decoding use another shape than options.B and options.T
     int decode_from;  // position of the first row in the key-value cache; -1: not decoding
+    Documents documents;  // sequences of other lengths than T
+    real update_targets;  // targets of the whole update, over all micro-batches and ranks
     int *staged;      // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
     int num_slots, next_slot;
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
@@ -333,6 +335,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
         m->block_grads[l] = block_grads(m, l);
         m->block_activations[l] = block_activations(m, l);
     }
+    m->update_targets = (real)options.B * (real)options.T * (real)options.micro_steps * (real)groups.dp->size;
     set_batch(m, options.B, options.T, -1);
 }
 
@@ -354,7 +357,7 @@ static void gpt2_free(GPT2 *m) {
 // ---- weights
 
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world};
+    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world, NULL};
     return state;
 }
 
@@ -414,6 +417,32 @@ static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
     return rows;
 }
 
+// Attention of each sequence of the micro-batch: B sequences of T tokens, or documents of any length.
+static void attention_forward(GPT2 *m, const BlockActivations *a) {
+    int NH = m->local.heads, HS = m->local.head_size;
+    if (!m->documents.ranges) { m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec); }
+    for (int d = 0; d < m->documents.count; d++) {
+        Range rows = m->documents.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attention;
+        m->ops->attention_forward(a->atty + at, a->lse + rows.offset * (size_t)NH, a->qkv + 3 * at, 1, (int)rows.count,
+                                  NH, HS, &m->exec);
+    }
+}
+
+// dqkv (N,3,NH,HS) from datty (N,C)
+static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv, const floatX *datty) {
+    int NH = m->local.heads, HS = m->local.head_size;
+    if (!m->documents.ranges) {
+        m->ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, &m->exec);
+    }
+    for (int d = 0; d < m->documents.count; d++) {
+        Range rows = m->documents.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attention;
+        m->ops->attention_backward(dqkv + 3 * at, datty + at, a->qkv + 3 * at, a->atty + at,
+                                   a->lse + rows.offset * (size_t)NH, 1, (int)rows.count, NH, HS, &m->exec);
+    }
+}
+
 // Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. One rank: A is C, U is 4C,
 // ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward. With -tp: layernorms and the
 // residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this rank's heads and units.
@@ -424,7 +453,7 @@ static void block_forward(GPT2 *m, int l) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
-    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
+    int N = m->B * m->T, C = m->config.channels;
     int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
@@ -433,7 +462,7 @@ static void block_forward(GPT2 *m, int l) {
     column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);
     rows_release(&ln1);
     if (m->decode_from < 0) {
-        ops->attention_forward(a->atty, a->lse, a->qkv, B, T, NH, HS, ex);
+        attention_forward(m, a);
     } else {  // new positions of one sequence, over the key-value cache
         ops->attention_decode(a->atty, a->keys, a->values, a->qkv, m->decode_from, N, NH, HS, ex);
     }
@@ -463,8 +492,8 @@ static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
     zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
-    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->B, m->T,
-                                     C);
+    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe,
+                                     m->documents, m->B, m->T, C);
 }
 
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
@@ -493,7 +522,8 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 #endif
 }
 
-// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call.
+// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call. Each
+// row of (B,T) is one sequence, until the caller sets m->documents.
 static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
     int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
@@ -502,6 +532,8 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     memcpy(slot + N, targets, bytes);
     m->device->enqueue_upload(m->tensors.tokens, slot, bytes, &m->exec);
     m->device->enqueue_upload(m->tensors.targets, slot + N, bytes, &m->exec);
+    m->documents.ranges = NULL;
+    m->documents.count = 0;
 }
 
 // The staged micro-batch -> the activations up to the last block's output. The final layernorm and the loss are in
@@ -571,7 +603,7 @@ static void recompute_attention(GPT2 *m, int l) {
     const floatX *rows = rows_wait(&m->tp, &ln1);
     m->ops->matmul_forward(a->qkv, rows, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
     rows_release(&ln1);
-    m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, m->local.heads, m->local.head_size, &m->exec);
+    attention_forward(m, a);
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
@@ -605,7 +637,6 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
-    int NH = m->local.heads, HS = m->local.head_size;
 
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
@@ -640,7 +671,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
                           A, C);
     rows_release(&dout);
     floatX *dqkv = scratch_acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
-    ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, ex);
+    attention_backward(m, a, dqkv, datty);
     scratch_release(&m->narrow);
     floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all_elements);
     const floatX *own_dln1 =
@@ -663,8 +694,8 @@ static int read_after(const GPT2 *m, int l) {
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     ParallelRows dout = rows_acquire(&m->tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(&m->tp, &dout);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens, mode, m->B,
-                                      m->T, m->config.max_seq_len, m->config.channels);
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens,
+                                      m->documents, mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
     rows_release(&dout);
 }
 
@@ -682,8 +713,8 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows
-// of the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
+// of the whole update. A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
 // backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
@@ -712,9 +743,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
-    real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
-    bool graph =
-        device->capture_begin && m->options.graph && m->groups.world->backend->capturable && m->runs[graph_kind] > 0;
+    real scale = 1 / m->update_targets;
+    bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
+                 !m->documents.ranges && m->runs[graph_kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
     if (graph) { zero_wait_all(&m->zero); }
     if (graph && m->graphs[graph_kind]) {
@@ -888,7 +919,7 @@ typedef struct {
     int lock;                     // file descriptor of the locked run directory; -1: none
 } Run;
 
-static Tokenizer *run_tokenizer(Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
+static const Tokenizer *run_tokenizer(const Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
 
 // ---- checkpoints
 
@@ -910,6 +941,7 @@ static cJSON *run_state(const Run *run) {
 static void save_checkpoint(Run *run) {
     const TrainArgs *a = run->args;
     ModelState model = gpt2_state(&run->model);
+    model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
     finish_work(&run->model);
     checkpoint_save(a->run_dir, run->step, &model, state);
@@ -1131,6 +1163,8 @@ static bool start_step(Run *run) {
     report->note = "";
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(loader, 0); }
+    uint64_t sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
+    m->update_targets = (real)dataloader_targets(loader, dataloader_position(loader), sequences);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         if (micro > 0 && num_ranks(run->args) == 1 && *cut_short(run)) {
             dataloader_seek(loader, position);
@@ -1138,6 +1172,7 @@ static bool start_step(Run *run) {
         }
         dataloader_next(loader);
         gpt2_stage_batch(m, loader->inputs, loader->targets);
+        m->documents = loader->documents;
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -1258,10 +1293,10 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
-    data_open_loaders(&run->data, a, c->vocab_size, run->groups.dp);
+    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
+    data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
     run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
@@ -1296,7 +1331,7 @@ static void print_banner(const Run *run) {
     if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
-    print_notes(a, &m->config, token_files_are_text(&run->data.files), run->step);
+    print_notes(a, &m->config, token_files_are_text(&run->data.files) && !run->data.has_examples, run->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1433,7 +1468,7 @@ int main(int argc, char **argv) {
         } else if (args.train_bpe) {
             train_bpe(&args);
         } else if (args.tokenize) {
-            Tokenizer tokenizer = tokenizer_load(args.tokenizer);
+            Tokenizer tokenizer = tokenizer_open(args.tokenizer);
             tokenize_corpus(&args, &tokenizer);
             tokenizer_free(&tokenizer);
         } else if (args.generate) {

@@ -417,7 +417,7 @@ static void test_llmc_slices(void **state) {
         const Sharding sharding = {2, rank / 2, 3, 2, rank % 2};
         ParamLayout layout = param_layout_sharded(&a.config, sharding);
         real *of_a = (real *)xcalloc(layout.shard, sizeof(real)), *of_b = (real *)xcalloc(layout.shard, sizeof(real));
-        ModelState s = {&a.config, &cpu_device, {0}, sharding, NULL};
+        ModelState s = {&a.config, &cpu_device, {0}, sharding, NULL, NULL};
         s.optimizer.params = (floatX *)xcalloc(layout.shard, sizeof(floatX));
         s.optimizer.master = of_a;
         weights_load(&a, "", &s);

@@ -16,6 +16,7 @@ Conversion  A tensor whose type differs from the type of the run is converted wh
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/files/model_file.h"
+#include "llmc/files/tokenizer.h"
 #include "llmc/moments.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/layout.h"
@@ -26,7 +27,8 @@ typedef struct {
     const Device *device;
     OptimizerState optimizer;
     Sharding sharding;
-    Comm *world;  // all ranks that save together; NULL: one rank
+    Comm *world;                 // all ranks that save together; NULL: one rank
+    const Tokenizer *tokenizer;  // saved with the model; NULL: none
 } ModelState;
 
 static inline bool is_first_rank(const ModelState *s) { return !s->world || s->world->rank == 0; }
