@@ -1226,7 +1226,7 @@ static void load_weights(GPT2 *m, ModelSource *source, uint64_t seed) {
 static void check_same_model(const ModelSource *source, Comm *world) {
     cJSON *model = cJSON_CreateObject();
     uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
-    if (source->has_weights) { hash = hash_file(hash, "-e", source->weights.file.path); }
+    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
     add_hash(model, "model", hash);
     check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
@@ -1403,7 +1403,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     if (!source.has_weights) {
         input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or a "
-                    ".safetensors file",
+                    "file with weights",
                     a->model);
     }
     const GPT2Config *c = &source.config;

@@ -330,7 +330,7 @@ static inline void note_conversions(const ModelFile *optimizer, const ModelState
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
-    ModelFile optimizer = {model->config, safetensors_open(path), ""};
+    ModelFile optimizer = {model->config, safetensors_open(path), "", false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     moments_load(&optimizer, false, s);

@@ -129,12 +129,12 @@ static const Flag flag_table[] = {
      "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
-     "shape (d12, gpt3:c768, l4h4c128) or folder with weights (default d12)",
+     "shape (d12, gpt3:c768, l4h4c128), or folder or file with weights (default d12)",
      "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
      "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
-     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds model.safetensors "
-     "and config.json, as Hugging Face writes them; a .safetensors file works too. A run directory stands for its "
-     "last checkpoint.",
+     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds config.json and "
+     "model.safetensors, or several files and model.safetensors.index.json, as Hugging Face writes them. Such a file "
+     "alone and llm.c's .bin files work too. A run directory, also of llm.c, stands for its last checkpoint.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256", "-o, -y, --generate; doc/training.md"},
     {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", NULL,
      "run directory for metrics and checkpoints (default: no files written)",
@@ -243,7 +243,7 @@ static const Flag flag_table[] = {
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
      "continue --prompt by N tokens with the weights in -e; no training",
      "Prints the prompt and N new tokens, and exits. -e is a checkpoint, a run directory (its last checkpoint) or a "
-     ".safetensors file. Runs on one rank: start it without mpirun.",
+     "file with weights. Runs on one rank: start it without mpirun.",
      "./train_gpt2 --generate 200 -e runs/mine --prompt Once", "-e, --prompt, --temperature, --top-k; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
