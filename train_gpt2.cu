@@ -1057,7 +1057,7 @@ static double validate(Run *run) {
     int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
     int64_t sequences = (int64_t)dataloader_sequences_per_epoch(loader);
     int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
-    int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
+    int64_t wanted = (int64_t)run->args->val_batches * ranks, batches = wanted < 0 || wanted > all ? all : wanted;
     double sum = 0;
     dataloader_seek(loader, 0);
     for (int64_t i = 0; i < batches && !agreed_signal(run->groups.world); i += ranks) {
@@ -1213,7 +1213,7 @@ static void load_weights(GPT2 *m, ModelSource *source, uint64_t seed) {
 static void check_same_model(const ModelSource *source, Comm *world) {
     cJSON *model = cJSON_CreateObject();
     uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
-    if (source->has_weights) { hash = hash_file(hash, "-e", source->weights.file.path); }
+    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
     add_hash(model, "model", hash);
     check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
@@ -1238,6 +1238,7 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
+        checkpoint_sync_done(a->run_dir);
     }
     if (a->checkpoint_every > 0 || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
@@ -1397,7 +1398,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     if (!source.has_weights) {
         input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or a "
-                    ".safetensors file",
+                    "file with weights",
                     a->model);
     }
     const GPT2Config *c = &source.config;

@@ -1,5 +1,5 @@
 /*
-The logger: the line on a terminal of any width, metrics.jsonl, and the lines that a resumed run deletes.
+The logger: the line on a terminal of any width, metrics.jsonl, main.log, and the lines that a resumed run deletes.
 */
 #include "testing.h"
 #include "llmc/run/logger.h"
@@ -189,6 +189,11 @@ static void test_metrics(void **state) {
         "{\"step\":2,\"val_loss\":4.0625}\n"
         "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
         "\"tokens_left\":0}\n");
+    // llm.c counts the updates from 0, and an evaluation at the number of finished updates
+    assert_string_equal(contents_of(temp_path("main.log")), "s:0 trl:5.5000 lr:0.000600 norm:1.25\n"
+                                                            "s:1 trl:nan lr:0.000600 norm:inf\n"
+                                                            "s:2 tel:4.0625\n"
+                                                            "s:2 trl:0.3333 lr:0.000600 norm:-inf\n");
     // the first step and the last; the second came too soon
     assert_string_equal(contents_of(path),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
@@ -332,6 +337,7 @@ static void test_a_saved_checkpoint(void **state) {
 static void resume_after_two(void) {
     Logger log = logger_open(temp_dir(), 2, true);
     logger_val(&log, 3, 0.5);
+    logger_hellaswag(&log, 3, 0.25);
     logger_close(&log);
 }
 
@@ -339,10 +345,16 @@ static void test_a_resumed_run_goes_on(void **state) {
     (void)state;
     static const char lines[] =
         "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
+    static const char main_log[] = "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\ns:2 trl:3.0\ns:3 trl:2";
     write_file("metrics.jsonl", lines, sizeof lines - 1);
+    write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
-                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n");
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n"
+                        "{\"step\":3,\"hellaswag\":0.25}\n");
+    // the update of s:2 is the third, after the checkpoint
+    assert_string_equal(contents_of(temp_path("main.log")), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"
+                                                            "s:3 tel:0.5000\ns:3 eval:0.2500\n");
     stdout_of(log_three_steps);  // a new run starts the log anew
     assert_null(strstr(contents_of(temp_path("metrics.jsonl")), "val_loss\":0.5"));
 }
@@ -364,6 +376,9 @@ static void test_truncation(void **state) {
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":0.1", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"st", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("hello\n\n{\"step\":1,\"loss\":1}\n", 9, "{\"step\":1,\"loss\":1}\n");
+    assert_truncated("s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\ns:10 trl:1\ns:11 tel:1\n", 10,
+                     "s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\n");
+    assert_truncated("s:-1 tel:1\ns: tel:1\ns:1\ns:1 tel:1\n", 9, "s:1 tel:1\n");
     assert_truncated("", 9, "");
     logger_truncate(temp_path("missing.jsonl"), 3);
     assert_int_not_equal(access(temp_path("missing.jsonl"), F_OK), 0);

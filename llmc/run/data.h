@@ -10,6 +10,7 @@ defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch
 
 typedef struct {
     TokenFiles files, train_files, val_files;
+    bool by_default;       // -i was not given: llm.c's default files
     char fingerprint[17];  // hash of train_files' contents; independent of paths
     bool has_examples;     // -i names .jsonl files: the rest of this paragraph; the token files only identify the data
     Examples examples, val_examples;  // of -i, and of -j
@@ -38,8 +39,22 @@ static inline int examples_vocab(const TrainArgs *a) {
     return vocab_size;
 }
 
-// Opens -i and -j. Without -j the last tenth of each file, or of the examples, is validation data.
-static inline void data_open(RunData *d, const TrainArgs *a) {
+#define LLMC_TRAIN_DATA "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define LLMC_VAL_DATA "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+
+// Without -i, sets -i and -j to llm.c's defaults if these files exist. Returns whether it did.
+static inline bool use_default_data(TrainArgs *a) {
+    if (a->train_data || access(LLMC_TRAIN_DATA, F_OK) != 0) { return false; }
+    if (!a->val_data && access(LLMC_VAL_DATA, F_OK) != 0) { return false; }
+    a->train_data = LLMC_TRAIN_DATA;
+    if (!a->val_data) { a->val_data = LLMC_VAL_DATA; }
+    return true;
+}
+
+// Opens -i and -j. Without -i, see use_default_data. Without -j the last tenth of each file, or of the examples, is
+// validation data.
+static inline void data_open(RunData *d, TrainArgs *a) {
+    d->by_default = use_default_data(a);
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
@@ -148,8 +163,11 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
     token_files_close(&d->files);
 }
 
-// updates in one epoch, at least 1
+// Updates in one epoch, at least 1: all tokens over the tokens of an update, as llm.c counts. The last update may take
+// its last sequences from the next epoch, since a file ends with less than a sequence.
 static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
-    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&d->train_loader) / (tokens_of_update(a) / a->T);
+    uint64_t tokens =
+        d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_total(&d->train_files);
+    int64_t steps = (int64_t)tokens / tokens_of_update(a);
     return steps > 0 ? steps : 1;
 }

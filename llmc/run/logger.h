@@ -1,5 +1,5 @@
 /*
-The log of a run: metrics.jsonl for programs, lines on stdout for people.
+The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
          logger_saved, logger_clear_line, logger_close
 
@@ -7,6 +7,8 @@ metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
                "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts
                finished updates. A resumed run deletes the lines of steps after its checkpoint.
+main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
+               a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
 */
@@ -15,6 +17,7 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 #include "llmc/common/device.h"
 #include "llmc/run/gpu_monitor.h"
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -22,6 +25,7 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 
 typedef struct {
     FILE *metrics;         // NULL: no metrics.jsonl
+    FILE *main_log;        // NULL: no main.log
     bool terminal;         // stdout is a terminal
     double last_line;      // time of the last line of a step, in seconds
     double smoothed_rate;  // tokens per second, exponentially averaged
@@ -38,7 +42,16 @@ typedef struct {
     const GpuReading *gpu;  // or NULL; logger_step sets it
 } StepReport;
 
-// rewrites the metrics file at `path` without the lines of steps after `step`
+// The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line.
+static inline long long logger_line_step(const char *line) {
+    long long step;
+    char kind[4];
+    if (sscanf(line, "{\"step\":%lld", &step) == 1) { return step; }
+    if (sscanf(line, "s:%lld %3[a-z]", &step, kind) == 2) { return strcmp(kind, "trl") == 0 ? step + 1 : step; }
+    return -1;
+}
+
+// rewrites the file at `path`, metrics.jsonl or main.log, without the lines of steps after `step`
 static inline void logger_truncate(const char *path, long long step) {
     FILE *old = fopen(path, "r");
     if (!old) { return; }
@@ -49,10 +62,10 @@ static inline void logger_truncate(const char *path, long long step) {
     if (!rewritten) { run_error("could not write '%s': %s; make -o writable", aside, strerror(errno)); }
     char *line = NULL;
     size_t room = 0;
-    long long line_step;
     for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
         bool whole = line[length - 1] == '\n';  // a killed run may leave half a line
-        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, rewritten); }
+        long long line_step = logger_line_step(line);
+        if (whole && line_step >= 0 && line_step <= step) { fputs(line, rewritten); }
     }
     free(line);
     fclose(old);
@@ -63,18 +76,25 @@ static inline void logger_truncate(const char *path, long long step) {
     free(aside);
 }
 
-// run_dir: NULL writes no metrics.jsonl. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
+// opens a log of the run directory, without the lines of steps after `resumed_step`; 0 empties the file
+static inline FILE *logger_open_file(const char *run_dir, const char *name, long long resumed_step) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s", run_dir, name);
+    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
+    FILE *file = fopen(path, resumed_step > 0 ? "a" : "w");
+    if (!file) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    return file;
+}
+
+// run_dir: NULL writes no files. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
 // nothing, since mpirun gives its processes a terminal even when it writes to a file. Close with logger_close.
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
     memset(&log, 0, sizeof log);
     log.terminal = may_be_live && isatty(STDOUT_FILENO);
     if (!run_dir) { return log; }
-    char path[PATH_LENGTH];
-    format_path(path, "%s/metrics.jsonl", run_dir);
-    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
-    log.metrics = fopen(path, resumed_step > 0 ? "a" : "w");
-    if (!log.metrics) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    log.metrics = logger_open_file(run_dir, "metrics.jsonl", resumed_step);
+    log.main_log = logger_open_file(run_dir, "main.log", resumed_step);
     return log;
 }
 
@@ -92,6 +112,18 @@ static inline void logger_end_line(Logger *log) {
     fputs("}\n", log->metrics);
     if (fflush(log->metrics) != 0) {
         run_error("could not write metrics.jsonl: %s; make room, then resume with -y 1", strerror(errno));
+    }
+}
+
+// writes a line to main.log and flushes it
+__attribute__((format(printf, 2, 3))) static inline void logger_main_log(Logger *log, const char *format, ...) {
+    va_list values;
+    if (!log->main_log) { return; }
+    va_start(values, format);
+    vfprintf(log->main_log, format, values);
+    va_end(values);
+    if (fflush(log->main_log) != 0) {
+        run_error("could not write main.log: %s; make room, then resume with -y 1", strerror(errno));
     }
 }
 
@@ -224,6 +256,7 @@ static inline void logger_step(Logger *log, StepReport r) {
         if (gpu) { logger_gpu_metrics(log->metrics, gpu); }
         logger_end_line(log);
     }
+    logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", r.step - 1, r.loss, r.lr, r.grad_norm);
     double wait = log->terminal ? 0.1 : 1.0;
     bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
     if (!due) { return; }
@@ -246,10 +279,12 @@ static inline void logger_evaluation(Logger *log, long long step, const char *wo
 
 static inline void logger_val(Logger *log, long long step, double val_loss) {
     logger_evaluation(log, step, "validation loss", "val_loss", val_loss);
+    logger_main_log(log, "s:%lld tel:%.4f\n", step, val_loss);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
     logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
+    logger_main_log(log, "s:%lld eval:%.4f\n", step, accuracy);
 }
 
 // prints the folder of a checkpoint; metrics.jsonl has no line for it
@@ -263,4 +298,5 @@ static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
     if (log->metrics) { fclose(log->metrics); }
     gpu_monitor_close(&log->gpu);
+    if (log->main_log) { fclose(log->main_log); }
 }

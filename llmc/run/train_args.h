@@ -123,7 +123,8 @@ static const Flag flag_table[] = {
      "Files ending in .jsonl hold an example a line: {\"prompt\":...,\"completion\":...}, {\"messages\":[...]} or "
      "{\"text\":...}; the loss covers completions and answers alone. Any other file is read as bytes, a vocabulary of "
      "256 tokens. One pattern cannot mix kinds. The order of the data depends only on --seed and the position, so it "
-     "is the same with any number of ranks. Training needs -i; --plan and --generate do not.",
+     "is the same with any number of ranks. Training needs -i; --plan and --generate do not. Without -i, training takes "
+     "llm.c's default, dev/data/tinyshakespeare/tiny_shakespeare_train.bin with _val.bin, if both exist.",
      "./train_gpt2 -i 'data/*_train_*.bin' -j 'data/*_val_*.bin' -e d12", "-j, -e, --tokenize; doc/training.md"},
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
      "validation data (default: the last tenth of each -i file)",
@@ -131,18 +132,18 @@ static const Flag flag_table[] = {
      "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
-     "shape (d12, gpt3:c768, l4h4c128) or folder with weights (default d12)",
+     "shape (d12, gpt3:c768, l4h4c128), or folder or file with weights (default d12)",
      "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
      "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
-     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds model.safetensors "
-     "and config.json, as Hugging Face writes them; a .safetensors file works too. A run directory stands for its "
-     "last checkpoint.",
+     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds config.json and "
+     "model.safetensors, or several files and model.safetensors.index.json, as Hugging Face writes them. Such a file "
+     "alone and llm.c's .bin files work too. A run directory, also of llm.c, stands for its last checkpoint.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256", "-o, -y, --generate; doc/training.md"},
     {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", NULL,
      "run directory for metrics and checkpoints (default: no files written)",
-     "metrics.jsonl gets one line per update and per validation, config.json the flags, and step_00000100/ a "
-     "checkpoint. A new run needs a directory without another run in it; missing directories are created. One run at "
-     "a time can use a directory. Without -o the run writes no files.",
+     "metrics.jsonl gets one line per update and per validation, main.log the same lines in llm.c's format, "
+     "config.json the flags, and step_00000100/ a checkpoint. A new run needs a directory without another run in it; "
+     "missing directories are created. One run at a time can use a directory. Without -o the run writes no files.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-n, -y; doc/files.md"},
 
     FLAG_HEADING("Batch and length of training"),
@@ -163,7 +164,8 @@ static const Flag flag_table[] = {
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "N", "updates",
      "number of updates (default %s: one epoch)",
      "The learning-rate schedule ends at this step. Resuming with another -x changes the schedule, and the trainer "
-     "says so. Data beyond one epoch is shuffled again.",
+     "says so. One epoch is the number of training tokens over -d, rounded down. Data beyond one epoch is shuffled "
+     "again.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -x 5000", "-d, -k, --time-limit; doc/training.md"},
     {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "X", "seconds",
      "train for X seconds, then save, validate, sample (default %s: no limit)",
@@ -200,13 +202,14 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Evaluation"),
     {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "N", "steps",
      "validate every N steps and at the end (default %s; 0 disables)",
-     "The validation loss is the mean over -m micro-batches of the validation data, always the same ones. A new run "
+     "The validation loss is the mean over each rank's -m micro-batches, always the same ones. A new run "
      "also validates before its first step. metrics.jsonl gets {\"step\":...,\"val_loss\":...}.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m 50", "-j, -m, -h; doc/training.md"},
     {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N", "micro-batches",
-     "micro-batches per validation (default %s; -1 for all)",
-     "A micro-batch is -b sequences of -t tokens. Data-parallel ranks divide the micro-batches among them. -1 takes "
-     "all full micro-batches of the validation data. 0 is an error: -v 0 disables validation.",
+     "micro-batches of each rank per validation (default %s; -1 for all)",
+     "A micro-batch is -b sequences of -t tokens. N data-parallel ranks validate on N times -m micro-batches together, "
+     "and on each at most once. -1 takes all full micro-batches of the validation data. 0 is an error: -v 0 disables "
+     "validation.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m -1", "-v, -j; doc/training.md"},
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1", NULL,
      "score HellaSwag at each validation (default %s: off)",
@@ -243,13 +246,13 @@ static const Flag flag_table[] = {
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
      "continue --prompt by N tokens with the weights in -e; no training",
      "Prints the prompt and N new tokens, and exits. -e is a checkpoint, a run directory (its last checkpoint) or a "
-     ".safetensors file. Runs on one rank: start it without mpirun.",
+     "file with weights. Runs on one rank: start it without mpirun.",
      "./train_gpt2 --generate 200 -e runs/mine --prompt Once", "-e, --prompt, --temperature, --top-k; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
      "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
-     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i. Models of bytes need "
-     "no tokenizer.",
+     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i, then for "
+     "gpt2_tokenizer.bin in the current folder. Models of bytes need no tokenizer.",
      "./train_gpt2 --generate 50 -e gpt2 --tokenizer vocab.bpe --prompt Hello", "--tokenize, --prompt; doc/files.md"},
 
     FLAG_HEADING("Token shards"),
@@ -296,7 +299,8 @@ static const Flag flag_table[] = {
      "save a checkpoint every N steps and at the end (default %s: never)",
      "A checkpoint is a folder step_00000500/ in -o, written under another name and renamed: it exists whole or not "
      "at all. model.safetensors and config.json load in Hugging Face transformers; optimizer.safetensors and "
-     "state.json let -y resume bit for bit. Ctrl-C and SIGTERM also save a checkpoint if -n is given.",
+     "state.json let -y resume bit for bit. An empty file DONE_00000500 says that the checkpoint is there. Ctrl-C and "
+     "SIGTERM also save a checkpoint if -n is given.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-o, -nk, -nm, -y; doc/files.md"},
     {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "checkpoints",
      "keep the last N checkpoints (default %s: all)",
@@ -469,7 +473,8 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 8 -pr 0", "-pn, -pr, -pg, -ps, -pf; doc/parallel.md"},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N", "ranks",
      "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)",
-     "With mpirun, leave -pn out: mpirun sets the number. --plan -pn N plans for N ranks without starting them.",
+     "mpirun sets the number; -pn must be the same or be left out. --plan -pn N plans for N ranks without starting "
+     "them.",
      "./train_gpt2 --plan -e d48 -b 16 -d 1048576 -z 3 -tp 2 -pn 8", "-pi, -pr; doc/parallel.md"},
     {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", NULL,
      "rank of this process, 0 to -pn - 1, for fs and tcp (default %s)",
@@ -480,9 +485,9 @@ static const Flag flag_table[] = {
      "Rank r takes GPU r mod N of its machine. mpirun knows the number by itself.",
      "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 8 -pr 3 -pg 4", "-pi, -pn; doc/parallel.md"},
     {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", NULL,
-     "address of rank 0, for tcp (default: none)",
+     "address of rank 0, for tcp (default: none; without :PORT, port 12345)",
      "Rank 0 listens at PORT on all its addresses; the other ranks connect to HOST. An IPv6 address takes brackets: "
-     "[::1]:29500. The traffic is not encrypted.",
+     "[::1]:29500. Without :PORT the port is llm.c's, 12345. The traffic is not encrypted.",
      "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
     {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", NULL,
      "folder that all ranks can write to, for fs (default: none)",
