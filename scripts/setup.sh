@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench
+# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|llama
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
-# disassembler on a machine with nvcc.
+# disassembler on a machine with nvcc. llama: the packages of test, and llama-cpp-python in build/py, which compiles
+# llama.cpp for up to half an hour; dev/test/test_export.sh then runs it.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-purpose=${1:-}
+purpose=${1:-} with_llama=
 case $purpose in
 build | train | test | lint | bench) ;;
+llama) purpose=test with_llama=yes ;;
 *)
-    echo "setup: expected build, train, test, lint or bench, found '$purpose'" >&2
+    echo "setup: expected build, train, test, lint, bench or llama, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -90,17 +92,26 @@ install_wheels() {
 }
 # Python packages of today, for tests that compare with them and for bench-tokenizer
 packages=build/py
-has_packages() { [ -x $packages/bin/python3 ] && $packages/bin/python3 -c 'import tiktoken, tokenizers' 2>/dev/null; }
+has_packages() {
+    [ -x $packages/bin/python3 ] && $packages/bin/python3 -c 'import tiktoken, tokenizers, gguf' 2>/dev/null
+}
 install_packages() {
-    echo "setup: installing tiktoken, tokenizers, tensorboard and wandb with pip into $packages, for tests"
+    echo "setup: installing tiktoken, tokenizers, tensorboard, wandb and gguf with pip into $packages, for tests"
     /usr/bin/python3 -m venv $packages >/dev/null &&
         $packages/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check \
-            tiktoken tokenizers tensorboard wandb >/dev/null 2>&1 ||
+            tiktoken tokenizers tensorboard wandb gguf >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
+}
+install_llama() {
+    ! $packages/bin/python3 -c 'import llama_cpp' 2>/dev/null || return 0
+    echo "setup: compiling llama-cpp-python with pip into $packages, for dev/test/test_export.sh (up to half an hour)"
+    $packages/bin/python3 -m pip install --quiet --retries 1 --disable-pip-version-check llama-cpp-python >/dev/null ||
+        echo "setup: pip could not install it; going on without"
 }
 install_tools() {
     [ "$purpose" = test ] || return 0
     has_packages || install_packages
+    [ -z "$with_llama" ] || install_llama
     has_disassembler || install_wheels "cuobjdump and nvdisasm (6 MB)" test_sass.sh nvidia-cuda-cuobjdump \
         nvidia-cuda-nvdisasm
     has_cute || install_wheels "CuTe's headers (13 MB)" test_layouts.sh nvidia-cutlass==4.2.0.0 \

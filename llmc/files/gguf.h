@@ -100,7 +100,7 @@ static inline bool gguf_encode_unit(unsigned char *out, GgufType type, const rea
 // out (gguf_bytes(type, count)) = x (count) in a type of the file. Returns false if the type cannot hold one of the
 // numbers: a NaN, an infinite number, or one that overflows f16.
 static inline bool gguf_encode(unsigned char *out, GgufType type, const real *x, size_t count) {
-    size_t unit = type == GGUF_Q8_0 ? GGUF_BLOCK : 1, bytes = gguf_bytes(type, unit);
+    size_t unit = type == GGUF_Q8_0 ? (size_t)GGUF_BLOCK : 1, bytes = gguf_bytes(type, unit);
     bool finite = true;
     for (size_t i = 0; i < count / unit; i++) {
         finite = gguf_encode_unit(out + i * bytes, type, x + i * unit) && finite;
@@ -139,7 +139,7 @@ static inline void gguf_put_string(GgufWriter *w, const char *text, size_t bytes
 static inline uint64_t gguf_align(uint64_t bytes) { return (bytes + GGUF_ALIGN - 1) / GGUF_ALIGN * GGUF_ALIGN; }
 
 static inline void gguf_pad(GgufWriter *w) {
-    static const char zeros[GGUF_ALIGN];
+    static const char zeros[GGUF_ALIGN] = {0};
     gguf_put(w, zeros, (size_t)(gguf_align(w->position) - w->position));
 }
 
