@@ -107,14 +107,15 @@ if has_package gguf; then
         check tensors "$1" "$2" >"$out"
         says "equal: $3"
     }
-    report "gguf reads each tensor: all types, channels that are no multiple of 32, bf16 weights" "$(
+    report "gguf reads each tensor: all types, rows that are no multiple of 32, bf16 weights" "$(
         equals bytes_f32.gguf bytes/step_00000150 "28 F32"
         equals bytes_f16.gguf bytes/step_00000150 "9 F16, 19 F32"
         equals bytes_bf16.gguf bytes/step_00000150 "9 BF16, 19 F32"
         equals bytes_q8_0.gguf bytes/step_00000150 "19 F32, 9 Q8_0"
-        run 0 -i text.txt -e l1h1c40 -b 1 -t 16 -x 1 -n 1 -v 0 -s 0 -o odd
+        # larger than what is read at a time; 272 is no multiple of 32, and a row of ffn_down has 1088 numbers
+        run 0 -i text.txt -e l1h4c272 -b 1 -t 16 -x 1 -n 1 -v 0 -s 0 -o odd
         run 0 --export gguf -e odd -o odd.gguf --type q8_0
-        equals odd.gguf odd/step_00000001 "4 F16, 11 F32, 1 Q8_0" # a row of ffn_down has 160 numbers
+        equals odd.gguf odd/step_00000001 "4 F16, 11 F32, 1 Q8_0"
         "$python" - odd/step_00000001 bf16 <<'END'
 import json, pathlib, struct, sys
 folder, to = map(pathlib.Path, sys.argv[1:])
@@ -170,13 +171,13 @@ if ! has_package llama_cpp; then
     exit
 fi
 
-# letters, numbers, contractions, spaces of all kinds, CJK, emoji, a control character and an end-of-text
+# letters, numbers, contractions, spaces of all kinds, CJK, emoji, a control character and, for bytes, an end-of-text
 printf 'It'\''s  12\tboats,\n\n  naïve “café” 漢字かな 🚀é\001\r\n x=3.14;\n<|endoftext|> I'\''LL they'\''ve\n ' >mixed.txt
 report "llama.cpp's tokens of mixed text: each byte, or the ids of --tokenize" "$(
     check tokens bytes_f32.gguf mixed.txt >ids
     cmp ids <("$python" -c 'import sys; sys.stdout.buffer.write(bytes(x for b in open("mixed.txt", "rb").read()
                             for x in (b, 0)))') 2>&1
-    grep -v endoftext mixed.txt >plain.txt # llama-cpp-python reads "<|endoftext|>" as text, but only by default
+    grep -v endoftext mixed.txt >plain.txt
     for name in learned gpt2; do
         merges=$([ $name = gpt2 ] && echo "$gpt2_merges" || echo learned/merges.txt)
         run 0 --export gguf -e $name/run -o $name.gguf --tokenizer "$merges"

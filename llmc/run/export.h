@@ -125,10 +125,9 @@ static inline void export_gguf_declare(GgufWriter *w, const GPT2Config *c, Param
 // Writes a tensor, some rows at a time. Stops at a number that the type cannot hold.
 static inline void export_gguf_write(GgufWriter *w, const ModelFile *model, const ParamLayout *layout, ParamId id,
                                      int layer, GgufType type) {
-    enum { ELEMENTS = 1 << 22 };  // in host memory at a time, unless a row has more
     StoredTensor stored = stored_tensor(model, "", id, layer);
     size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
-    size_t most = ELEMENTS / cols + 1, n;
+    size_t most = CHUNK_ELEMENTS / cols + 1, n;
     for (size_t row = 0; row < rows && !w->error; row += n) {
         n = rows - row < most ? rows - row : most;
         ParamRange range = {row * cols, n * cols, 0, 0};
