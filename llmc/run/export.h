@@ -182,7 +182,7 @@ static inline Tokenizer export_tokenizer(const TrainArgs *a, int vocab_size) {
     Tokenizer tokenizer;
     if (!find_tokenizer(&tokenizer, a, vocab_size)) {
         input_error("--export gguf puts the tokenizer into the file, but none was found for the model's %d tokens; "
-                    "give its vocab.bpe or merges.txt with --tokenizer",
+                    "give its vocab.bpe, merges.txt or tokenizer.json with --tokenizer",
                     vocab_size);
     }
     return tokenizer;

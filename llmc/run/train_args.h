@@ -302,8 +302,7 @@ static const Flag flag_table[] = {
      "A gguf file has the tokenizer in it. -e is a checkpoint, a run directory (its last checkpoint) or a "
      ".safetensors file. -o names the file to write; only another GGUF file is replaced. Models of bytes need no "
      "tokenizer; for other models --tokenizer is found as for --generate. The memory does not grow with the model.",
-     "./train_gpt2 --export gguf -e runs/mine --tokenizer vocab.bpe -o model.gguf",
-     "--type, -e, --tokenizer; doc/files.md"},
+     "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
     {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,
      "with --export, the weights' type (default %s: f32 of F32 weights, else f16)",
      "q8_0 takes 34 bytes for 32 weights. Vectors and the position embedding stay f32. f16 holds numbers up to 65504.",
