@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --plan, --self-check or --tokenize
+  7. main          train, --generate, --export, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -41,6 +41,7 @@ nothing.
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
+#include "llmc/run/export.h"                // export_model
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
@@ -1461,6 +1462,8 @@ int main(int argc, char **argv) {
         args_check(&args);
         if (args.plan) {
             print_plan(&args, host);
+        } else if (args.export_format) {
+            export_model(&args);
         } else if (args.train_bpe) {
             train_bpe(&args);
         } else if (args.tokenize) {

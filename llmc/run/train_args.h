@@ -2,9 +2,9 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
-         NUM_USAGES, print_help
+defines: RECOMPUTE_AUTO, FuseGelu, ExportFormat, ExportType, EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args,
+         flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update, args_check, args_set_ranks,
+         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -23,6 +23,12 @@ enum { RECOMPUTE_AUTO = 5 };
 // -ge
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
+
+// --export and --type
+typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
+#define EXPORT_CHOICES "none gguf llmc"
+typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;  // as EXPORT_TYPE_CHOICES
+#define EXPORT_TYPE_CHOICES "auto f32 f16 bf16 q8_0"
 
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
@@ -52,6 +58,8 @@ typedef struct {
     int64_t shard_tokens;
     double val_share;
     int train_bpe;
+    // --export
+    int export_format, export_type;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     // memory
@@ -143,7 +151,8 @@ static const Flag flag_table[] = {
      "run directory for metrics and checkpoints (default: no files written)",
      "metrics.jsonl gets one line per update and per validation, main.log the same lines in llm.c's format, "
      "config.json the flags, and step_00000100/ a checkpoint. A new run needs a directory without another run in it; "
-     "missing directories are created. One run at a time can use a directory. Without -o the run writes no files.",
+     "missing directories are created. One run at a time can use a directory. Without -o the run writes no files. With "
+     "--export, -o is the file to write.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-n, -y; doc/files.md"},
 
     FLAG_HEADING("Batch and length of training"),
@@ -293,6 +302,19 @@ static const Flag flag_table[] = {
      "--tokenize. The files go to the folder -o, or to the current folder. --tokenizer reads merges.txt. The distinct "
      "words of the text must fit in memory; some 100 MB of text are enough.",
      "./train_gpt2 --train-bpe 4096 -i my.txt -o data/my", "--tokenize, --tokenizer; doc/files.md"},
+
+    FLAG_HEADING("Export"),
+    {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT", NULL,
+     "write the model in -e as the file -o: gguf for llama.cpp, llmc for llm.c; no training",
+     "A gguf file has the tokenizer in it. llmc is llm.c's .bin, version 3 (f32) or 5 (bf16). -e is a checkpoint, a run "
+     "directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same format is "
+     "replaced. Models of bytes need no tokenizer; for other models --tokenizer is found as for --generate. The memory "
+     "does not grow with the model.",
+     "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
+    {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,
+     "with --export, the weights' type (default %s: f32 of F32 weights, else 16 bits)",
+     "auto makes f16 of 16-bit weights in a gguf file and bf16 in an llmc file, which takes f32 and bf16 only. q8_0 takes 34 bytes for 32 weights. Vectors and the position embedding stay f32. f16 holds numbers up to 65504.",
+     "./train_gpt2 --export gguf -e runs/mine -o model.gguf --type q8_0", "--export; doc/files.md"},
 
     FLAG_HEADING("Checkpoints"),
     {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N", "steps",
@@ -589,7 +611,11 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->generate ? "--generate" : a->tokenize ? "--tokenize" : a->train_bpe ? "--train-bpe" : NULL;
+    const char *alone = a->generate        ? "--generate"
+                        : a->export_format ? "--export"
+                        : a->tokenize      ? "--tokenize"
+                        : a->train_bpe     ? "--train-bpe"
+                                           : NULL;
     if (ranks > 1 && alone && !a->plan) {
         input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
     }
@@ -605,7 +631,9 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize || a->train_bpe) { return; }
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->export_format || a->tokenize || a->train_bpe) {
+        return;
+    }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -643,6 +671,12 @@ static inline void args_check_needs(const TrainArgs *a) {
     }
     if (a->separator && (!*a->separator || isspace((unsigned char)*a->separator) || strchr(a->separator, '\n'))) {
         input_error("--separator '%s': expected one line that begins with a visible character", a->separator);
+    }
+    if (a->export_format && (!a->model || !a->run_dir) && !a->plan) {
+        input_error("--export reads the model in -e and writes the file -o: give both");
+    }
+    if (a->export_type != EXPORT_AUTO && !a->export_format) {
+        input_error("--type is the type of the weights in an exported file: give --export as well");
     }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
@@ -731,7 +765,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     flags_from_json(
         flag_table, NUM_FLAGS, args, json,
         "resume time-limit generate tokenize field separator shard-tokens val-share train-bpe fit plan help manual "
-        "version self-check profile init-method "
+        "export type version self-check profile init-method "
         "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
@@ -748,6 +782,7 @@ static const Usage usages[] = {
     {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},
     {"--help FLAG", "describe one flag"},
