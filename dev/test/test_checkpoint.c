@@ -47,7 +47,7 @@ static Kind usual_kind(void) {
 static ModelState empty_shard(const GPT2Config *c, Kind kind, Sharding sharding) {
     ParamLayout layout = param_layout_sharded(c, sharding);
     size_t n = sharding.stage < 1 ? layout.total : layout.shard;
-    ModelState s = {c, &cpu_device, {0}, sharding, NULL};
+    ModelState s = {c, &cpu_device, {0}, sharding, NULL, NULL};
     OptimizerState *o = &s.optimizer;
     o->params = (floatX *)xcalloc(sharding.stage < 3 ? layout.total : layout.shard, sizeof(floatX));
     if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
@@ -249,7 +249,7 @@ static void test_round_trip(void **state) {
 // FOLDER/NAME: families of tensors, of any precision
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
-    ModelState s = {&c, &cpu_device, {0}, {0}, NULL};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL, NULL};
     int failed_rank;
     assert_int_equal(families_save(joined(folder, name), families, count, &s, &failed_rank), 0);
 }
@@ -688,7 +688,7 @@ static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
     GPT2Config c = small_config(), other = small_config();
     config_set_vocab(&other, 2 * V);
     const TensorFamily m = {"m.", zeros, NULL, DT_U8, false}, scales = {"m_scales.", zeros, NULL, DT_F32, true};
-    ModelState s = {&c, &cpu_device, {0}, {0}, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL, NULL};
     SafeTensorsWriter w = safetensors_create(joined(folder, "optimizer.safetensors"));
     family_declare(&w, &m, &s);
     family_declare(&w, &scales, &s_other);
@@ -785,6 +785,57 @@ static void test_config_written(void **state) {
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "model_type")), "gpt2");
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "activation_function")), "gelu_new");
     cJSON_Delete(json);
+}
+
+// saves a checkpoint with a tokenizer; returns its folder
+static const char *save_with(const char *run, const Tokenizer *tokenizer) {
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    cJSON *nothing = cJSON_CreateObject();
+    s.tokenizer = tokenizer;
+    checkpoint_save(run, 1, &s, nothing);
+    cJSON_Delete(nothing);
+    free_model(&s);
+    return joined(run, "step_00000001");
+}
+
+// asserts the special ids in config.json and generation_config.json; eos < 0: null
+static void assert_special_ids(const char *folder, int bos, int eos) {
+    const char *const names[] = {"config.json", "generation_config.json"};
+    for (int i = 0; i < 2; i++) {
+        const char *path = joined(folder, names[i]);
+        cJSON *json = read_json(path);
+        const cJSON *end = cJSON_GetObjectItem(json, "eos_token_id");
+        assert_int_equal(json_whole(json, "bos_token_id", 0, 99999, path), bos);
+        assert_true(eos < 0 ? cJSON_IsNull(end) : cJSON_IsNumber(end) && end->valueint == eos);
+        cJSON_Delete(json);
+    }
+}
+
+// A checkpoint holds its model's tokenizer, and the ids that begin and end a text.
+static void test_tokenizer_saved(void **state) {
+    (void)state;
+    static const char merges[] = "a b\nab c\n";
+    write_text(temp_path("two.bpe"), merges);
+    Tokenizer bpe = tokenizer_load(temp_path("two.bpe")), bytes = tokenizer_bytes();
+    const char *folder = save_with(new_run("with_bpe"), &bpe);
+    Tokenizer loaded = tokenizer_open(joined(folder, "merges.txt"));
+    assert_true(tokenizer_fingerprint(&loaded) == tokenizer_fingerprint(&bpe));
+    assert_true(exists(folder, "vocab.json") && exists(folder, "tokenizer_config.json"));
+    assert_false(exists(folder, "tokenizer.json"));
+    assert_special_ids(folder, 258, 258);
+
+    folder = save_with(new_run("with_bytes"), &bytes);
+    assert_true(exists(folder, "tokenizer.json") && exists(folder, "tokenizer_config.json"));
+    assert_false(exists(folder, "merges.txt"));
+    assert_special_ids(folder, '\n', -1);
+
+    folder = save_with(new_run("with_none"), NULL);
+    assert_false(exists(folder, "tokenizer_config.json"));
+    assert_special_ids(folder, V - 1, V - 1);
+    tokenizer_free(&loaded);
+    tokenizer_free(&bpe);
+    tokenizer_free(&bytes);
 }
 
 // bytes of a file's tensors, without its header
@@ -934,6 +985,7 @@ static void test_full_disk(void **state) {
                      &disk);
         assert_false(exists(disk.run, "step_00000002"));
         assert_false(exists(disk.run, "step_00000002.tmp"));
+        assert_false(exists(disk.run, "DONE_00000002"));
         assert_holds(earlier, 1);
     }
     save_step(disk.run, 2, long_note);  // the same where there is room
@@ -1061,6 +1113,36 @@ static void test_latest(void **state) {
     }
 }
 
+static int done_files(const char *run) {
+    int count = 0;
+    DIR *dir = opendir(run);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) { count += strncmp(entry->d_name, "DONE_", 5) == 0; }
+    closedir(dir);
+    return count;
+}
+
+// DONE_NNNNNNNN is there if and only if the checkpoint is; other files stay
+static void test_sync_done(void **state) {
+    (void)state;
+    const char *run = new_run("done");
+    static const char *const stale[] = {"DONE_00000003", "DONE_00000099", "DONE_123456789012"};
+    static const char *const kept[] = {"DONE_3", "DONE_", "DONE_00000003.txt", "DONE_-0000003", "done_00000003"};
+    for (size_t i = 0; i < 3; i++) { write_text(joined(run, stale[i]), ""); }
+    for (size_t i = 0; i < 5; i++) { write_text(joined(run, kept[i]), ""); }
+    write_text(joined(run, "DONE_00000004"), "a user's notes");
+    write_text(joined(run, "DONE_00000007"), "");
+    assert_int_equal(mkdir(joined(run, "step_00000007"), 0777), 0);
+    assert_int_equal(mkdir(joined(run, "step_00000012"), 0777), 0);
+    assert_int_equal(mkdir(joined(run, "step_00000003.tmp"), 0777), 0);
+    checkpoint_sync_done(run);
+    for (size_t i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
+    for (size_t i = 0; i < 5; i++) { assert_true(exists(run, kept[i])); }
+    assert_true(exists(run, "DONE_00000004"));
+    assert_true(exists(run, "DONE_00000007"));
+    assert_true(exists(run, "DONE_00000012"));
+    checkpoint_sync_done(temp_path("no_such_run"));
+}
+
 static void test_prune(void **state) {
     (void)state;
     static const struct {
@@ -1090,13 +1172,18 @@ static void test_prune(void **state) {
             assert_int_equal(mkdir(path, 0777), 0);
             write_text(joined(path, "model.safetensors"), "weights");
         }
+        checkpoint_sync_done(run);
         write_text(joined(run, "step_00000010.txt"), "a user's notes");
         checkpoint_prune(run, cases[i].keep, cases[i].major_every);
         assert_true(exists(run, "step_00000010.txt"));
         assert_false(exists(run, "step_00000010.tmp"));
         long long *steps;
         int count = checkpoint_list(run, &steps);
+        assert_int_equal(done_files(run), count);
         for (int k = 0; k < count; k++) {
+            char done[PATH_LENGTH];
+            done_path(done, run, steps[k]);
+            assert_int_equal(access(done, F_OK), 0);
             snprintf(left + strlen(left), sizeof left - strlen(left), "%lld ", steps[k]);
         }
         free(steps);
@@ -1462,6 +1549,7 @@ int main(void) {
         cmocka_unit_test(test_weights_only),
         cmocka_unit_test(test_hugging_face_layout),
         cmocka_unit_test(test_config_written),
+        cmocka_unit_test(test_tokenizer_saved),
         cmocka_unit_test(test_bytes_promised),
         cmocka_unit_test(test_leftovers_are_removed),
         cmocka_unit_test(test_saved_twice),
@@ -1472,6 +1560,7 @@ int main(void) {
         cmocka_unit_test(test_no_run_directory),
         cmocka_unit_test(test_failed_rank_is_named),
         cmocka_unit_test(test_latest),
+        cmocka_unit_test(test_sync_done),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),
         cmocka_unit_test(test_broken_configs),

@@ -1,17 +1,21 @@
 /*
 A checkpoint is a folder RUN/step_00000100 with
-  model.safetensors, config.json    the model, as Hugging Face's GPT-2 reads it (model_file.h)
+  model.safetensors                 the weights, as Hugging Face's GPT-2 reads them (model_file.h)
+  config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
 A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write to it
 and read from it, so RUN must be one folder that every rank sees.
+RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 defines: check_shared_folder, remove_unfinished, checkpoint_path, checkpoint_save, checkpoint_bytes, checkpoint_latest,
-         checkpoint_prune, checkpoint_load, checkpoint_load_state
+         checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
+#include "llmc/files/hugging_face.h"
 #include "llmc/files/model_state.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -98,20 +102,17 @@ static inline void check_shared_folder(const char *run_dir, Comm *world) {
 
 // ---- saving
 
-// writes config.json and state.json; returns 0 or an errno
+// writes all files but the two of tensors; returns 0 or an errno
 static inline int checkpoint_write_json(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
-    cJSON *config = model_config_json(s->config);
-    format_path(path, "%s/config.json", folder);
-    int error = write_json(path, config);
-    cJSON_Delete(config);
+    int error = hugging_face_write(folder, s->config, s->tokenizer);
     if (error) { return error; }
     format_path(path, "%s/state.json", folder);
     error = write_json(path, state);
     return error ? error : sync_folder(folder);
 }
 
-// Writes the four files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
+// Writes the files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state,
                                          int *failed_rank) {
     char path[PATH_LENGTH];
@@ -143,6 +144,19 @@ static inline long long checkpoint_step(const char *name, const char *suffix) {
     if (sscanf(name, "step_%18lld", &step) != 1 || step < 0) { return -1; }
     snprintf(same, sizeof same, "step_%08lld%s", step, suffix);
     return strcmp(name, same) == 0 ? step : -1;
+}
+
+static inline void done_path(char *path, const char *run_dir, long long step) {
+    format_path(path, "%s/DONE_%08lld", run_dir, step);
+}
+
+// Creates DONE_NNNNNNNN after the checkpoint of that step is on the disk; returns 0 or an errno.
+static inline int mark_done(const char *run_dir, long long step) {
+    char path[PATH_LENGTH];
+    done_path(path, run_dir, step);
+    sync_folder(run_dir);  // otherwise a power cut can undo the checkpoint's rename and leave DONE_NNNNNNNN
+    int error = create_empty_file(path);
+    return error == EEXIST ? 0 : error;
 }
 
 // deletes the folders step_NNNNNNNN.tmp, which a killed save or prune leaves behind
@@ -183,9 +197,9 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/step_NNNNNNNN, which must not exist: a run saves a step once. All ranks call it. After a failure, a full
-// disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they
-// are.
+// Saves RUN/step_NNNNNNNN, and then DONE_NNNNNNNN. The folder must not exist: a run saves a step once. All ranks call
+// it. After a failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1.
+// Earlier checkpoints stay as they are.
 static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
@@ -196,8 +210,9 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     int error = agree_on_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s->world, &failed_rank);
     if (!error) { error = checkpoint_write_files(aside, s, state, &failed_rank); }
     if (!error) { error = agree_on_error(first && rename(aside, folder) != 0 ? errno : 0, s->world, &failed_rank); }
+    if (!error) { error = agree_on_error(first ? mark_done(run_dir, step) : 0, s->world, &failed_rank); }
     if (error) { checkpoint_fail(folder, aside, error, failed_rank, s); }
-    if (first) { sync_folder(run_dir); }  // otherwise a power cut can undo the rename
+    if (first) { sync_folder(run_dir); }
 }
 
 // bytes of a checkpoint on disk, within a few KiB; has_master: the run has masters or remainders
@@ -239,6 +254,40 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
+// the step of an empty file named DONE_00000100; -1 for anything else
+static inline long long done_step(const char *run_dir, const char *name) {
+    char as_folder[64], path[PATH_LENGTH];
+    struct stat info;
+    if (strncmp(name, "DONE_", 5) != 0) { return -1; }
+    snprintf(as_folder, sizeof as_folder, "step_%.40s", name + 5);
+    format_path(path, "%s/%s", run_dir, name);
+    bool empty = stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0;
+    return empty ? checkpoint_step(as_folder, "") : -1;
+}
+
+// Makes the files DONE_NNNNNNNN agree with the checkpoints of a run: a kill can come between the two, an older version
+// wrote no such files, and a user may delete a checkpoint.
+static inline void checkpoint_sync_done(const char *run_dir) {
+    char path[PATH_LENGTH];
+    long long *steps;
+    int count = checkpoint_list(run_dir, &steps);
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        long long step = done_step(run_dir, entry->d_name);
+        checkpoint_path(path, run_dir, step);
+        if (step < 0 || access(path, F_OK) == 0) { continue; }
+        done_path(path, run_dir, step);
+        unlink(path);
+    }
+    if (dir) { closedir(dir); }
+    for (int i = 0; i < count; i++) {
+        int error = mark_done(run_dir, steps[i]);
+        done_path(path, run_dir, steps[i]);
+        if (error) { run_error("could not create '%s': %s; make -o writable", path, strerror(error)); }
+    }
+    free(steps);
+}
+
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     long long *steps;
@@ -247,6 +296,8 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
         if (minor++ < keep) { continue; }
         char path[PATH_LENGTH], aside[PATH_LENGTH];
+        done_path(path, run_dir, steps[i]);
+        unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
         format_path(aside, "%s.tmp", path);
         if (rename(path, aside) == 0) { remove_folder(aside); }  // half a checkpoint never has the name of a whole one
@@ -279,7 +330,7 @@ static inline void note_conversions(const ModelFile *optimizer, const ModelState
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
-    ModelFile optimizer = {model->config, safetensors_open(path), ""};
+    ModelFile optimizer = {model->config, safetensors_open(path), "", false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     moments_load(&optimizer, false, s);

@@ -25,8 +25,8 @@ typedef struct {
     const Groups *groups;
     int B, T;  // a micro-batch has at most B*T positions, and sequences of at most T
     int vocab_size;
-    // The mean loss of a micro-batch (B,T). losses (B,T): NULL, or the loss at each position, on the host.
-    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, real *losses);
+    // The mean loss of the rows of a micro-batch (B,T). losses (B,T): NULL, or the loss at each position, on the host.
+    real (*loss)(void *model, int B, int T, const int *inputs, const int *targets, Documents documents, real *losses);
     // logits (vocab_size), on the host: after position row * T + t of the last micro-batch
     void (*logits)(void *model, int position, float *logits);
     double (*sum)(void *model, double x);  // over the data-parallel ranks, in fp32
@@ -52,29 +52,33 @@ static inline int *eval_token_bytes(const Tokenizer *tokenizer, int V) {
 
 static inline double eval_bits_per_byte(double nats, double bytes) { return bytes > 0 ? nats / log(2) / bytes : NAN; }
 
-// The loss of val_batches micro-batches of the loader, -1 for all. Ranks take the batches in turn. Every rank makes the
-// same number of forwards, since -z 3 all-gathers in each; surplus losses are ignored. tokenizer: NULL if unknown.
+// The loss of val_batches micro-batches of the loader for each rank, -1 for all. Ranks take the batches in turn. Every
+// rank makes the same number of forwards, since -z 3 all-gathers in each; surplus losses are ignored. A row without a
+// target has no loss. tokenizer: NULL if unknown.
 static inline Validation validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer) {
-    int ranks = m->groups->dp->size, rank = m->groups->dp->rank;
-    int64_t all = (int64_t)dataloader_sequences_per_epoch(loader) / loader->B;
+    int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;
+    int64_t all = (int64_t)dataloader_sequences_per_epoch(loader) / B, wanted = (int64_t)val_batches * ranks;
     all = all > 0 ? all : 1;
-    int64_t batches = val_batches < 0 || val_batches > all ? all : val_batches;
-    size_t positions = (size_t)loader->B * (size_t)loader->T;
+    int64_t batches = wanted < 0 || wanted > all ? all : wanted;
+    size_t positions = (size_t)B * (size_t)T;
     int *token_bytes = tokenizer ? eval_token_bytes(tokenizer, m->vocab_size) : NULL;
-    double sum = 0, bytes = tokenizer ? 0 : NAN;
+    double sum = 0, targets = 0, bytes = tokenizer ? 0 : NAN;  // targets: as a share of a micro-batch
     dataloader_seek(loader, 0);
     for (int64_t i = 0; i < batches && !agreed_signal(m->groups->world); i += ranks) {
         dataloader_next(loader);
-        double loss = (double)m->loss(m->model, loader->B, loader->T, loader->inputs, loader->targets, NULL);
+        double loss = (double)m->loss(m->model, B, T, loader->inputs, loader->targets, loader->documents, NULL);
         if (i + rank >= batches) { continue; }
         sum += loss;
-        for (size_t n = 0; token_bytes && n < positions; n++) { bytes += token_bytes[loader->targets[n]]; }
+        targets += (double)loader->num_targets / (double)positions;
+        for (size_t n = 0; token_bytes && n < positions; n++) {
+            if (loader->targets[n] >= 0) { bytes += token_bytes[loader->targets[n]]; }
+        }
     }
     free(token_bytes);
     Validation v;
-    v.loss = m->sum(m->model, sum) / (double)batches;
-    bytes = m->sum(m->model, bytes);
-    v.bits_per_byte = eval_bits_per_byte(v.loss * (double)batches * (double)positions, bytes);
+    sum = m->sum(m->model, sum);
+    v.loss = sum / m->sum(m->model, targets);
+    v.bits_per_byte = eval_bits_per_byte(sum * (double)positions, m->sum(m->model, bytes));
     return v;
 }
 
@@ -197,7 +201,8 @@ static inline void score_batch_run(ScoreBatch *b) {
     if (b->T == 0) { b->T = m->T; }
     int num_rows = m->groups->tp->size > 1 ? m->B * m->T / b->T : b->num_rows > 0 ? b->num_rows : 1;
     score_batch_fill(b, num_rows);
-    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, b->losses);
+    Documents sequences = {NULL, 0};
+    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, sequences, b->losses);
     for (int r = 0; r < b->num_rows; r++) {
         const ScoreRow *row = &b->rows[r];
         size_t first = score_batch_first(b, r);

@@ -5,9 +5,21 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config,
 #pragma once
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/train_args.h"
+#include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+
+// Stops if the directory holds checkpoints of llm.c: a new run would take the place of that run.
+static inline void check_no_llmc_run(const char *run_dir) {
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        if (fnmatch("model_[0-9]*[0-9].bin", entry->d_name, 0) != 0) { continue; }
+        input_error("-o %s holds a checkpoint of llm.c, %s, which cannot be resumed here; give a new folder", run_dir,
+                    entry->d_name);
+    }
+    if (dir) { closedir(dir); }
+}
 
 // Stops a new run in a directory that holds another one.
 static inline void check_run_dir(const TrainArgs *a) {
@@ -25,10 +37,11 @@ static inline void check_run_dir(const TrainArgs *a) {
         input_error("-o %s cannot be written (%s); give another folder, or change its permissions", a->run_dir,
                     strerror(errno));
     }
-    if (a->resume) { return; }
-    const char *const traces[] = {"metrics.jsonl", "config.json"};
     bool used = checkpoint_latest(a->run_dir) >= 0;
-    for (int i = 0; i < 2; i++) {
+    if (!used) { check_no_llmc_run(a->run_dir); }
+    if (a->resume) { return; }
+    const char *const traces[] = {"metrics.jsonl", "config.json", "main.log"};
+    for (int i = 0; i < 3; i++) {
         char path[PATH_LENGTH];
         format_path(path, "%s/%s", a->run_dir, traces[i]);
         used |= access(path, F_OK) == 0;
@@ -79,7 +92,8 @@ static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
     if (statvfs(folder, &disk) != 0) { return; }
     bool has_masters = DT_FLOATX != DT_REAL && a->master != MASTER_NONE;
     double room = (double)disk.f_bavail * (double)disk.f_frsize;
-    double needed = (double)checkpoint_bytes(c, has_masters, moment_types[a->moments]);
+    double tokenizer = 32.0 * c->vocab_size;  // vocab.json and merges.txt take about 32 bytes a token
+    double needed = (double)checkpoint_bytes(c, has_masters, moment_types[a->moments]) + tokenizer;
     if (room < needed) {
         input_error(
             "-o %s has %.1f MiB free, and one checkpoint of this model takes %.1f MiB; make room or give another "
