@@ -153,23 +153,27 @@ report "bits per byte of a validation: end-of-text has no bytes" "$(
     sed -n '/val_loss/p' unknown/metrics.jsonl >"$out"
     ! grep -q bits "$out" || echo "bits per byte without a tokenizer"
 )"
+mkdir plain && cp -r shards/step_00000001 plain/model && rm -f plain/model/{merges.txt,vocab.json,tokenizer*}
 report "--eval of a token shard" "$(
     run 0 --eval val.bin -e shards --tokenizer "$merges"
     prints documents 1 tokens 9 bytes 5
     loss=$(awk '$1 == "loss" { print $2 }' "$out")
     prints bits_per_byte "$(awk -v x="$loss" 'BEGIN { print x * 9 / 5 / log(2) }')"
-    run 0 --eval val.bin -e shards
+    run 0 --eval val.bin -e plain/model
     prints tokens 9 loss "$loss"
     says "$out" "note             without --tokenizer the bytes of the tokens are unknown"
     cp "$merges" mine_merges.txt && cp val.bin mine_val_000000.bin
-    run 0 --eval 'mine_val_*.bin' -e shards # finds mine_merges.txt
+    run 0 --eval 'mine_val_*.bin' -e plain/model # finds mine_merges.txt
     prints bytes 5 loss "$loss"
     write_shard begun.bin 20240520 10 2757 2756 65 2756 66 2756 67 2756 68 2756 69
     run 0 --eval begun.bin -e shards --tokenizer "$merges" # a first end-of-text is context only
     prints tokens 9 bytes 5 loss "$loss"
 )"
 report "--eval of text finds the tokenizer beside the model" "$(
-    cp "$merges" shards/merges.txt
+    cp "$merges" plain/merges.txt
+    run 0 --eval four.txt -e plain/model
+    prints bytes 4 documents 1
+    rm plain/merges.txt
     run 0 --eval four.txt -e shards
     prints bytes 4 documents 1
 )"
@@ -202,7 +206,6 @@ report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "
 
 # ---- bad input
 
-mkdir plain && cp -r shards/step_00000001 plain/model
 printf '{"text":"a"}\nnot JSON\n' >broken.jsonl
 printf '{"ctx":"a","endings":["b","c"],"label":1}\n{"ctx":"a","endings":["b","c"]}\n' >unlabelled.jsonl
 refused "no file" "--eval: no file matches 'none*'" --eval 'none*' -e half
