@@ -211,12 +211,27 @@ static void test_ends(void **state) {
     free(logits);
 }
 
+// The largest p below 1: rounded sums must not add a token below the top k.
+static void test_nucleus_within_top_k(void **state) {
+    (void)state;
+    float logits[V];
+    double p[V];
+    for (uint64_t row = 0; row < 100; row++) {
+        for (int i = 0; i < V; i++) { logits[i] = (float)rng_normal(row, 3, (uint64_t)i); }
+        plain_probabilities(p, logits, V, 0.9, 30, 1);
+        for (int i = 0; i < 400; i++) {
+            int drawn = sample_token(logits, V, 0.9, 30, 1 - 0x1p-53, (i + 0.5) / 400);
+            assert_true(p[drawn] > 0);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_intervals),     cmocka_unit_test(test_frequencies),
         cmocka_unit_test(test_argmax),        cmocka_unit_test(test_hostile_rows),
         cmocka_unit_test(test_ends),          cmocka_unit_test(test_nucleus_of_ties),
-        cmocka_unit_test(test_nucleus_sizes),
+        cmocka_unit_test(test_nucleus_sizes), cmocka_unit_test(test_nucleus_within_top_k),
     };
     return cmocka_run_group_tests_name("sampler", tests, NULL, NULL);
 }
