@@ -864,7 +864,8 @@ static void generated_tokens(GPT2 *m, const int *prompt, int length, double temp
     args.seed = seed;
     const char *path = temp_path("generated.txt");
     int saved = capture_stdout(path);
-    generate(m, &args, NULL, prompt, (size_t)length, GENERATED, stream);
+    Generator g = gpt2_generator(m, &args, NULL);
+    generate(&g, prompt, (size_t)length, GENERATED, -1, stream);
     release_stdout(saved);
     FILE *file = fopen(path, "r");
     assert_non_null(file);

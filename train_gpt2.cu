@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --plan, --self-check or --tokenize
+  7. main          train, --generate, --chat, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -38,7 +38,9 @@ nothing.
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
+#include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
+#include "llmc/run/generate.h"              // Generator, generate, generate_samples
+#include "llmc/run/chat.h"                  // chat_opening, chat
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
 #include "llmc/run/banner.h"                // print_model_lines
@@ -48,7 +50,6 @@ nothing.
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector
-#include "llmc/run/sampler.h"               // sample_token
 #include "llmc/run/schedule.h"              // schedule_lr
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -819,43 +820,18 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     scratch_release(&m->wide);
 }
 
-// gpt2_decode in chunks of as many tokens as the activations have rows.
-static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+// gpt2_decode in chunks of as many tokens as the activations have rows. model: a GPT2, for Generator.prefill.
+static void gpt2_prefill(void *model, const int *tokens, int from, int n, float *logits) {
+    GPT2 *m = (GPT2 *)model;
     int most = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }
 }
 
-// stream of the random numbers that choose tokens; the sample of step n has SAMPLE_STREAM + n
-#define SAMPLE_STREAM 0x73616D706C65u
-
-// Prints the prompt's text and `count` more tokens as they come. When the context is full, its second half is decoded
-// again from position 0: position embeddings are learned and cannot slide. stream: of the random numbers.
-static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length,
-                     int count, uint64_t stream) {
-    int positions = m->options.decode_positions, position = 0, V = m->config.vocab_size;
-    int *tokens = (int *)xmalloc((prompt_length + (size_t)count) * sizeof(int));
-    float *logits = (float *)xmalloc((size_t)V * sizeof(float));
-    memcpy(tokens, prompt, prompt_length * sizeof(int));
-    size_t length = prompt_length, unread = prompt_length;
-    for (size_t i = 0; i < prompt_length; i++) { print_token(tokenizer, prompt[i]); }
-    for (int i = 0; i < count && !agreed_signal(m->groups.world); i++) {
-        if ((size_t)position + unread > (size_t)positions) {
-            unread = (size_t)(positions + 1) / 2;
-            position = 0;
-        }
-        gpt2_prefill(m, tokens + length - unread, position, (int)unread, logits);
-        position += (int)unread;
-        unread = 1;
-        double random = rng_uniform((uint64_t)a->seed, stream, (uint64_t)i);
-        tokens[length] = sample_token(logits, V, a->temperature, a->top_k, random);
-        print_token(tokenizer, tokens[length++]);
-        fflush(stdout);
-    }
-    putchar('\n');
-    free(tokens);
-    free(logits);
+static Generator gpt2_generator(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer) {
+    Generator g = {m, gpt2_prefill, m->config.vocab_size, m->options.decode_positions, tokenizer, a, m->groups.world};
+    return g;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1070,8 +1046,8 @@ static void evaluate(Run *run) {
 static void show_sample(Run *run) {
     logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
-    generate(&run->model, run->args, run_tokenizer(run), run->prompt, run->prompt_length, run->args->sample_tokens,
-             SAMPLE_STREAM + (uint64_t)run->step);
+    Generator g = gpt2_generator(&run->model, run->args, run_tokenizer(run));
+    generate(&g, run->prompt, run->prompt_length, run->args->sample_tokens, -1, SAMPLE_STREAM + (uint64_t)run->step);
     puts("---");
 }
 
@@ -1262,7 +1238,8 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
     run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
-    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
+    run->prompt_length =
+        prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
@@ -1362,13 +1339,13 @@ static void train(TrainArgs *a, Comm *host) {
     run_close(&run);
 }
 
-// --generate
+// --generate and --chat
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     if (!source.has_weights) {
-        input_error("--generate needs trained weights, but -e %s only describes a shape; give a folder or a "
+        input_error("--%s needs trained weights, but -e %s only describes a shape; give a folder or a "
                     ".safetensors file",
-                    a->model);
+                    a->chat ? "chat" : "generate", a->model);
     }
     const GPT2Config *c = &source.config;
     const char *note;
@@ -1376,15 +1353,24 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     Tokenizer file;
     const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
     int *prompt;
-    size_t length = prompt_tokens(tokenizer, a->prompt, c->vocab_size, &prompt);
-    GPT2 model;
     ModelOptions options = model_options(a, c, backend);
+    size_t bytes, length;
+    char *text = prompt_text(a, &bytes);
+    length = a->chat ? chat_opening(tokenizer, text, bytes, options.decode_positions, &prompt)
+                     : prompt_tokens(tokenizer, text, bytes, c->vocab_size, &prompt);
+    free(text);
+    GPT2 model;
     Groups groups = open_groups(a, backend->device, host);
     check_memory(a, c, &options, groups.world);
     options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the text
     gpt2_build(&model, *c, options, groups);
     load_weights(&model, &source, 0);
-    generate(&model, a, tokenizer, prompt, length, a->generate, SAMPLE_STREAM);
+    Generator g = gpt2_generator(&model, a, tokenizer);
+    if (a->chat) {
+        chat(&g, prompt, length);
+    } else {
+        generate_samples(&g, prompt, length);
+    }
     gpt2_free(&model);
     close_groups(&groups, host);
     if (tokenizer) { tokenizer_free(&file); }

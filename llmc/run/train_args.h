@@ -24,6 +24,9 @@ enum { RECOMPUTE_AUTO = 5 };
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
 
+// tokens of an answer of --chat without --generate
+enum { CHAT_TOKENS = 256 };
+
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
 static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
@@ -44,8 +47,9 @@ typedef struct {
     int val_every, val_batches, hellaswag;
     int sample_every, sample_tokens;
     const char *prompt;
-    double temperature;
-    int top_k, generate;
+    double temperature, top_p;
+    int top_k, generate, samples;
+    const char *prompt_file, *past_end, *chat;
     const char *tokenizer;
     // --tokenize
     const char *tokenize, *field, *separator;
@@ -90,6 +94,8 @@ static const TrainArgs default_args = {
     .sample_tokens = 64,
     .prompt = "",
     .temperature = 1.0,
+    .top_p = 1.0,
+    .samples = 1,
     .shard_tokens = 100000000,
     .val_share = 0.01,
     .recompute = RECOMPUTE_AUTO,
@@ -225,22 +231,51 @@ static const Flag flag_table[] = {
      "text that samples continue (default: the start of a document)",
      "Models of bytes take any text. A model with GPT-2's vocabulary needs --tokenizer for a prompt. The output "
      "repeats the prompt. An empty prompt stands for one end-of-text token, or for a newline in models of bytes.",
-     "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'", "-s, --generate; doc/training.md"},
+     "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'",
+     "-s, --generate, --prompt-file; doc/training.md"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", NULL,
      "sampling temperature (default %s; 0 always takes the likeliest token)",
      "Logits are divided by X before the softmax: below 1 samples are more predictable, above 1 more varied. Applies "
-     "to -s and to --generate.",
+     "to -s, --generate and --chat.",
      "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--top-k, --seed; doc/training.md"},
     {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "tokens",
      "sample among the N likeliest tokens (default %s: all)",
-     "Only the N tokens with the highest logits can be drawn. 1 is the same as --temperature 0. Applies to -s and to "
-     "--generate.",
-     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--temperature; doc/training.md"},
+     "Only the N tokens with the highest logits can be drawn. 1 is the same as --temperature 0. Applies to -s, "
+     "--generate and --chat.",
+     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40",
+     "--temperature, --top-p; doc/training.md"},
+    {NULL, "top-p", FLAG_REAL, ARG(top_p), 0, 1, NULL, "X", NULL,
+     "sample among the likeliest tokens of probability X (default %s: all)",
+     "Only the fewest of the likeliest tokens whose probabilities add up to X or more can be drawn. The probabilities "
+     "are those after --temperature and --top-k. 0 always takes the likeliest token. Applies to -s, --generate and "
+     "--chat.",
+     "./train_gpt2 --generate 200 -e runs/mine --top-p 0.95", "--temperature, --top-k; doc/training.md"},
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
-     "continue --prompt by N tokens with the weights in -e; no training",
-     "Prints the prompt and N new tokens, and exits. -e is a checkpoint, a run directory (its last checkpoint) or a "
-     ".safetensors file. Runs on one rank: start it without mpirun.",
-     "./train_gpt2 --generate 200 -e runs/mine --prompt Once", "-e, --prompt, --temperature, --top-k; doc/training.md"},
+     "continue --prompt by up to N tokens with the model in -e; no training",
+     "Prints the prompt and N new tokens, and exits. An end-of-text token ends the text and is not printed; a model of "
+     "bytes has none. -e is a checkpoint, a run directory (its last checkpoint) or a .safetensors file. Runs on one "
+     "rank: start it without mpirun.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt Once",
+     "-e, --prompt, --samples, --past-end, --temperature; doc/training.md"},
+    {NULL, "prompt-file", FLAG_STRING, ARG(prompt_file), 0, 0, NULL, "FILE", NULL,
+     "with --generate and --chat, read the prompt from FILE (- for stdin)",
+     "The prompt is the whole file without one newline at its end. A prompt longer than the model's context is printed "
+     "whole, and the model reads its end.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt-file my.txt", "--prompt, --generate; doc/training.md"},
+    {NULL, "samples", FLAG_INT, ARG(samples), 1, 2147483647, NULL, "N", "texts",
+     "with --generate, number of continuations of the prompt (default %s)",
+     "A line --- stands between two of them. Each has its own random numbers: the first ones do not depend on N.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt Once --samples 5", "--generate, --seed; doc/training.md"},
+    {NULL, "past-end", FLAG_OPTION, ARG(past_end), 0, 0, NULL, NULL, NULL,
+     "with --generate, go on after an end-of-text token",
+     "The text has all N tokens of --generate, for benchmarks and comparisons.",
+     "./train_gpt2 --generate 200 -e runs/mine --past-end", "--generate; doc/training.md"},
+    {NULL, "chat", FLAG_OPTION, ARG(chat), 0, 0, NULL, NULL, NULL,
+     "answer each line of stdin with the model in -e; no training",
+     "Each line is a turn of the user. An answer ends at an end-of-text token, in a model of bytes at a newline, or "
+     "after the N tokens of --generate (256 without it). --prompt is a system message. The conversation stays in the "
+     "context; when the context is full, its oldest half is dropped. Expects a model trained on conversations.",
+     "./train_gpt2 --chat -e runs/mine --temperature 0.7 --top-p 0.9", "--generate, --prompt; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
      "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
@@ -571,7 +606,11 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->generate ? "--generate" : a->tokenize ? "--tokenize" : a->train_bpe ? "--train-bpe" : NULL;
+    const char *alone = a->chat        ? "--chat"
+                        : a->generate  ? "--generate"
+                        : a->tokenize  ? "--tokenize"
+                        : a->train_bpe ? "--train-bpe"
+                                       : NULL;
     if (ranks > 1 && alone && !a->plan) {
         input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
     }
@@ -626,7 +665,29 @@ static inline void args_check_needs(const TrainArgs *a) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
     }
     if (a->generate && !a->model && !a->plan) {
-        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
+        input_error("--%s needs a trained model: give its folder or .safetensors file with -e",
+                    a->chat ? "chat" : "generate");
+    }
+}
+
+// flags of --generate and --chat
+static inline void args_check_text(const TrainArgs *a) {
+    const char *of_generate = a->samples > 1 ? "--samples" : a->past_end ? "--past-end" : NULL;
+    const char *of_text = of_generate ? of_generate : a->prompt_file ? "--prompt-file" : NULL;
+    if (of_text && !a->generate) {
+        input_error("%s applies to --generate%s: give that too, or leave %s out", of_text,
+                    of_generate ? "" : " and --chat", of_text);
+    }
+    if (of_generate && a->chat) {
+        input_error("%s applies to --generate alone, and --chat answers each line once, up to an end-of-text token: "
+                    "leave %s out",
+                    of_generate, of_generate);
+    }
+    if (a->prompt_file && *a->prompt) {
+        input_error("--prompt and --prompt-file %s both give the prompt: leave one of them out", a->prompt_file);
+    }
+    if (a->chat && a->prompt_file && strcmp(a->prompt_file, "-") == 0) {
+        input_error("--prompt-file - reads stdin, where --chat reads the conversation: give a file, or --prompt");
     }
 }
 
@@ -645,6 +706,7 @@ static inline void args_check(const TrainArgs *a) {
     args_check_batch(a);
     args_check_recompute(a);
     args_check_needs(a);
+    args_check_text(a);
 }
 
 // ---- from the command line and config.json
@@ -701,6 +763,7 @@ static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    if (args->chat && !args->generate) { args->generate = CHAT_TOKENS; }
     if (!args->resume || !args->run_dir || args->generate) { return NULL; }
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
@@ -708,8 +771,8 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_from_json(
         flag_table, NUM_FLAGS, args, json,
-        "resume time-limit generate tokenize field separator shard-tokens val-share train-bpe fit plan help manual "
-        "version self-check init-method "
+        "resume time-limit generate prompt-file samples past-end chat tokenize field separator shard-tokens val-share "
+        "train-bpe fit plan help manual version self-check init-method "
         "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
@@ -726,6 +789,7 @@ static const Usage usages[] = {
     {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--chat -e DIR [flags]", "answer the lines of stdin"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},
     {"--help FLAG", "describe one flag"},
