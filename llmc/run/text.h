@@ -3,6 +3,7 @@ Text in and out of a model: the tokenizer for a model's vocabulary, prompts and 
 defines: find_tokenizer, prompt_text, document_start, document_end, prompt_tokens, print_bytes, print_token
 */
 #pragma once
+#include "llmc/files/dataloader.h"
 #include "llmc/files/tokenizer.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
@@ -83,10 +84,11 @@ static inline char *read_prompt_file(const char *path, size_t *bytes) {
     }
     if (!is_stdin) { fclose(file); }
     if (*bytes > 0 && text[*bytes - 1] == '\n') { --*bytes; }
+    text[*bytes] = 0;
     return (char *)xrealloc(text, *bytes + 1);
 }
 
-// The text of --prompt or --prompt-file, *bytes without a NUL; the caller frees it.
+// The text of --prompt or --prompt-file, *bytes and a NUL; the caller frees it.
 static inline char *prompt_text(const TrainArgs *a, size_t *bytes) {
     if (a->prompt_file) { return read_prompt_file(a->prompt_file, bytes); }
     *bytes = strlen(a->prompt);
