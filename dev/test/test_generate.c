@@ -220,6 +220,26 @@ static void test_samples(void **state) {
     comm_close(alone);
 }
 
+// Token i of equal logits is random number i of the stream, as a part of the vocabulary.
+static void test_random_numbers(void **state) {
+    (void)state;
+    enum { VOCAB = 64, N = 30 };
+    int flat[N], prompt[] = {3};
+    char expected[200] = "3 ", *at = expected + 2;
+    for (int i = 0; i < N; i++) {
+        flat[i] = VOCAB;  // no token: all logits of the script are 0
+        at += sprintf(at, "%d ", (int)(VOCAB * rng_uniform(7, 9, (uint64_t)i)));
+    }
+    sprintf(at, "\n");
+    Comm *alone = comm_single(NULL);
+    FakeModel m = fake_model(12, VOCAB, flat, N);
+    TrainArgs a = default_args;
+    a.seed = 7;
+    Generator g = generator(&m, NULL, &a, alone);
+    assert_text(generated(&g, prompt, 1, N, -1, 9), expected);
+    comm_close(alone);
+}
+
 // --temperature, --top-k and --top-p reach the sampler
 static void test_sampling_flags(void **state) {
     (void)state;
@@ -335,7 +355,7 @@ static int scripted(int *script, const Tokenizer *t, const char *answers) {
         size_t length = strcspn(at, "|");
         int *tokens = NULL;
         size_t n = length ? tokenizer_encode(t, at, length, &tokens) : 0;
-        memcpy(script + count, tokens, n * sizeof *tokens);
+        for (size_t i = 0; i < n; i++) { script[count + (int)i] = tokens[i]; }
         free(tokens);
         count += (int)n;
         at += length;
@@ -458,10 +478,12 @@ static void test_chat_opening(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_window),         cmocka_unit_test(test_end),          cmocka_unit_test(test_document_end),
-        cmocka_unit_test(test_samples),        cmocka_unit_test(test_prompt_file),  cmocka_unit_test(test_chat_format),
-        cmocka_unit_test(test_sampling_flags), cmocka_unit_test(test_conversation), cmocka_unit_test(test_cut_answers),
-        cmocka_unit_test(test_full_context),   cmocka_unit_test(test_chat_opening),
+        cmocka_unit_test(test_window),         cmocka_unit_test(test_end),
+        cmocka_unit_test(test_document_end),   cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_prompt_file),    cmocka_unit_test(test_chat_format),
+        cmocka_unit_test(test_sampling_flags), cmocka_unit_test(test_conversation),
+        cmocka_unit_test(test_cut_answers),    cmocka_unit_test(test_full_context),
+        cmocka_unit_test(test_chat_opening),   cmocka_unit_test(test_random_numbers),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }
