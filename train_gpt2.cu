@@ -355,7 +355,7 @@ static void gpt2_free(GPT2 *m) {
 // ---- weights
 
 static ModelState gpt2_state(GPT2 *m) {
-    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world};
+    ModelState state = {&m->config, m->device, m->optimizer, m->options.sharding, m->groups.world, NULL};
     return state;
 }
 
@@ -864,7 +864,7 @@ typedef struct {
     int lock;                     // file descriptor of the locked run directory; -1: none
 } Run;
 
-static Tokenizer *run_tokenizer(Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
+static const Tokenizer *run_tokenizer(const Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
 
 // ---- checkpoints
 
@@ -886,6 +886,7 @@ static cJSON *run_state(const Run *run) {
 static void save_checkpoint(Run *run) {
     const TrainArgs *a = run->args;
     ModelState model = gpt2_state(&run->model);
+    model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
     finish_work(&run->model);
     checkpoint_save(a->run_dir, run->step, &model, state);
@@ -1419,7 +1420,7 @@ int main(int argc, char **argv) {
         } else if (args.train_bpe) {
             train_bpe(&args);
         } else if (args.tokenize) {
-            Tokenizer tokenizer = tokenizer_load(args.tokenizer);
+            Tokenizer tokenizer = tokenizer_open(args.tokenizer);
             tokenize_corpus(&args, &tokenizer);
             tokenizer_free(&tokenizer);
         } else if (args.generate) {

@@ -136,10 +136,14 @@ static __global__ void __launch_bounds__(THREADS, HELD ? CLASSIFIER_HELD_ROWS : 
     unsigned n = gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + static_cast<size_t>(n) * Vp;
     int target = targets[n];
-    float logit = to_real(row[target]);  // read before block_max's barrier: afterwards another thread overwrites it
+    bool counts = target >= 0;
+    // the logit is read before block_max's barrier: afterwards another thread overwrites it
+    float logit = to_real(row[counts ? target : 0]), row_dloss = counts ? dloss : 0;
     OnlineSum s = online_row<WIDTH, THREADS, HELD>(row, held, V);
-    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
-    if (dloss != 0) { gradient_row<WIDTH, THREADS, HELD>(row, held, target, s.shift, dloss / s.sum, dloss, V, Vp); }
+    if (threadIdx.x == 0) { losses[n] = counts ? LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)) : 0; }
+    if (dloss != 0) {
+        gradient_row<WIDTH, THREADS, HELD>(row, held, target, s.shift, row_dloss / s.sum, row_dloss, V, Vp);
+    }
 }
 
 // A block has the row, 1 KB that CUDA reserves, and block_max's and block_sum's arrays in 1 KB.
@@ -219,12 +223,14 @@ static __global__ void __launch_bounds__(THREADS, classifier_blocks<THREADS>)
                                       float dloss, int ranks, int first, int N, int columns, int Vl) {
     wait_for_previous_kernel();
     unsigned n = gridDim.x - 1 - blockIdx.x;
-    float logit;
+    float logit, row_dloss = targets[n] >= 0 ? dloss : 0;
     OnlineSum s = online_combine(&logit, statistics, ranks, N, n);
-    if (threadIdx.x == 0) { losses[n] = LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)); }
+    if (threadIdx.x == 0) {
+        losses[n] = targets[n] >= 0 ? LN_2 * (log2_device(s.sum) - fmaf(logit, LOG2_E, -s.shift)) : 0;
+    }
     if (dloss == 0) { return; }
     gradient_row<WIDTH, THREADS, false>(logits + static_cast<size_t>(n) * Vl, 0, targets[n] - first, s.shift,
-                                        dloss / s.sum, dloss, columns, Vl);
+                                        row_dloss / s.sum, row_dloss, columns, Vl);
 }
 
 static inline void cuda_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,

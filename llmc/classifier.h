@@ -2,7 +2,7 @@
 Softmax cross entropy over a chunk of rows: loss and gradient in one visit of the logits.
   loss[n] = log sum_{v<V} exp(l[n,v]) - l[n,target]
   dlogits[n,v] = (softmax(l[n])[v] - (v == target)) dloss   in place;  columns [V, Vp) become 0
-Padded columns are written, never read.
+Padded columns are written, never read. A row whose target is below 0 has no loss: its loss and gradient are 0.
 Shapes      logits (N,Vp) floatX, losses (N) real, targets (N) int32. dloss = 0 computes the loss alone.
 Bytes       NV floatX read; NVp written for a gradient. A row stays in cache between its three passes.
 If each rank holds a slice of the columns, its statistics of a row are the maximum m of its logits, the sum s of
@@ -41,6 +41,11 @@ static inline void classifier_gradient(floatX *logits, int target, real max, rea
 
 static inline void classifier_row(real *loss, floatX *logits, int target, real dloss, int V, int Vp) {
     real max, sum;
+    if (target < 0) {
+        *loss = 0;
+        if (dloss != 0) { memset(logits, 0, (size_t)Vp * sizeof *logits); }
+        return;
+    }
     classifier_sum(&max, &sum, logits, V);
     *loss = REAL_MATH(log)(sum) - (to_real(logits[target]) - max);
     if (dloss != 0) { classifier_gradient(logits, target, max, sum, dloss, V, Vp); }
@@ -96,9 +101,10 @@ static inline void cpu_classifier_from_statistics(real *losses, floatX *logits, 
     for (int n = 0; n < N; n++) {
         real max, sum, target;
         classifier_combine(&max, &sum, &target, statistics, ranks, N, n);
-        losses[n] = REAL_MATH(log)(sum) - (target - max);
+        bool counts = targets[n] >= 0;
+        losses[n] = counts ? REAL_MATH(log)(sum) - (target - max) : 0;
         if (dloss == 0) { continue; }
-        classifier_gradient(logits + (size_t)n * Vl, targets[n] - first, max, sum, dloss, columns, Vl);
+        classifier_gradient(logits + (size_t)n * Vl, targets[n] - first, max, sum, counts ? dloss : 0, columns, Vl);
     }
 }
 

@@ -108,7 +108,8 @@ typedef struct {
     void (*attention_decode)(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH,
                              int HS, Exec *ex);
     // losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place: logits become their gradient times dloss, and
-    // columns [V, Vp) become 0. With dloss = 0 logits are not written
+    // columns [V, Vp) become 0. With dloss = 0 logits are not written. A row whose target is -1 has no loss: its loss
+    // and its gradient are 0, here and below
     void (*classifier)(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp, Exec *ex);
     // The classifier in two steps, for a rank that holds columns [first, first + Vl) of the logits, as (N,Vl).
     // statistics (N,3) = maximum, sum of exp(logit - maximum), and target's logit, over the row's columns below V.

@@ -47,7 +47,7 @@ static Kind usual_kind(void) {
 static ModelState empty_shard(const GPT2Config *c, Kind kind, Sharding sharding) {
     ParamLayout layout = param_layout_sharded(c, sharding);
     size_t n = sharding.stage < 1 ? layout.total : layout.shard;
-    ModelState s = {c, &cpu_device, {0}, sharding, NULL};
+    ModelState s = {c, &cpu_device, {0}, sharding, NULL, NULL};
     OptimizerState *o = &s.optimizer;
     o->params = (floatX *)xcalloc(sharding.stage < 3 ? layout.total : layout.shard, sizeof(floatX));
     if (kind.weights == MASTER) { o->master = (real *)xcalloc(n, sizeof(real)); }
@@ -249,7 +249,7 @@ static void test_round_trip(void **state) {
 // FOLDER/NAME: families of tensors, of any precision
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
-    ModelState s = {&c, &cpu_device, {0}, {0}, NULL};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL, NULL};
     int failed_rank;
     assert_int_equal(families_save(joined(folder, name), families, count, &s, &failed_rank), 0);
 }
@@ -688,7 +688,7 @@ static void write_scales_of_another(const char *folder, const uint8_t *zeros) {
     GPT2Config c = small_config(), other = small_config();
     config_set_vocab(&other, 2 * V);
     const TensorFamily m = {"m.", zeros, NULL, DT_U8, false}, scales = {"m_scales.", zeros, NULL, DT_F32, true};
-    ModelState s = {&c, &cpu_device, {0}, {0}, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL};
+    ModelState s = {&c, &cpu_device, {0}, {0}, NULL, NULL}, s_other = {&other, &cpu_device, {0}, {0}, NULL, NULL};
     SafeTensorsWriter w = safetensors_create(joined(folder, "optimizer.safetensors"));
     family_declare(&w, &m, &s);
     family_declare(&w, &scales, &s_other);
@@ -785,6 +785,57 @@ static void test_config_written(void **state) {
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "model_type")), "gpt2");
     assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(json, "activation_function")), "gelu_new");
     cJSON_Delete(json);
+}
+
+// saves a checkpoint with a tokenizer; returns its folder
+static const char *save_with(const char *run, const Tokenizer *tokenizer) {
+    GPT2Config c = small_config();
+    ModelState s = random_model(&c, 1);
+    cJSON *nothing = cJSON_CreateObject();
+    s.tokenizer = tokenizer;
+    checkpoint_save(run, 1, &s, nothing);
+    cJSON_Delete(nothing);
+    free_model(&s);
+    return joined(run, "step_00000001");
+}
+
+// asserts the special ids in config.json and generation_config.json; eos < 0: null
+static void assert_special_ids(const char *folder, int bos, int eos) {
+    const char *const names[] = {"config.json", "generation_config.json"};
+    for (int i = 0; i < 2; i++) {
+        const char *path = joined(folder, names[i]);
+        cJSON *json = read_json(path);
+        const cJSON *end = cJSON_GetObjectItem(json, "eos_token_id");
+        assert_int_equal(json_whole(json, "bos_token_id", 0, 99999, path), bos);
+        assert_true(eos < 0 ? cJSON_IsNull(end) : cJSON_IsNumber(end) && end->valueint == eos);
+        cJSON_Delete(json);
+    }
+}
+
+// A checkpoint holds its model's tokenizer, and the ids that begin and end a text.
+static void test_tokenizer_saved(void **state) {
+    (void)state;
+    static const char merges[] = "a b\nab c\n";
+    write_text(temp_path("two.bpe"), merges);
+    Tokenizer bpe = tokenizer_load(temp_path("two.bpe")), bytes = tokenizer_bytes();
+    const char *folder = save_with(new_run("with_bpe"), &bpe);
+    Tokenizer loaded = tokenizer_open(joined(folder, "merges.txt"));
+    assert_true(tokenizer_fingerprint(&loaded) == tokenizer_fingerprint(&bpe));
+    assert_true(exists(folder, "vocab.json") && exists(folder, "tokenizer_config.json"));
+    assert_false(exists(folder, "tokenizer.json"));
+    assert_special_ids(folder, 258, 258);
+
+    folder = save_with(new_run("with_bytes"), &bytes);
+    assert_true(exists(folder, "tokenizer.json") && exists(folder, "tokenizer_config.json"));
+    assert_false(exists(folder, "merges.txt"));
+    assert_special_ids(folder, '\n', -1);
+
+    folder = save_with(new_run("with_none"), NULL);
+    assert_false(exists(folder, "tokenizer_config.json"));
+    assert_special_ids(folder, V - 1, V - 1);
+    tokenizer_free(&loaded);
+    tokenizer_free(&bpe);
+    tokenizer_free(&bytes);
 }
 
 // bytes of a file's tensors, without its header
@@ -1462,6 +1513,7 @@ int main(void) {
         cmocka_unit_test(test_weights_only),
         cmocka_unit_test(test_hugging_face_layout),
         cmocka_unit_test(test_config_written),
+        cmocka_unit_test(test_tokenizer_saved),
         cmocka_unit_test(test_bytes_promised),
         cmocka_unit_test(test_leftovers_are_removed),
         cmocka_unit_test(test_saved_twice),

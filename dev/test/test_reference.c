@@ -326,11 +326,20 @@ static void expect_attention_backward(Expected *r) {
     free(dp);
 }
 
+// no loss and no gradient for a row of `columns` whose target is -1; returns whether it is one
+static bool expect_no_loss(double *loss, double *dlogits, double target, double dloss, int columns) {
+    if (target >= 0) { return false; }
+    *loss = 0;
+    for (int v = 0; dloss != 0 && v < columns; v++) { dlogits[v] = 0; }
+    return true;
+}
+
 static void expect_classifier(Expected *r) {
     const OpShape *s = &r->p->shape;
     const double *logits = before(r, "logits"), *targets = before(r, "targets");
     double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
     for (int n = 0; n < s->B * s->T; n++) {
+        if (expect_no_loss(losses + n, dlogits + (size_t)n * s->Vp, targets[n], dloss, s->Vp)) { continue; }
         const double *row = logits + (size_t)n * s->Vp;
         double top = -INFINITY, sum = 0;
         for (int v = 0; v < s->V; v++) { top = fmax(top, row[v]); }
@@ -366,6 +375,7 @@ static void expect_classifier_from_statistics(Expected *r) {
     double *dlogits = after(r, "logits"), *losses = after(r, "losses"), dloss = r->p->scale;
     int N = s->B * s->T;
     for (int n = 0; n < N; n++) {
+        if (expect_no_loss(losses + n, dlogits + (size_t)n * s->Vp, targets[n], dloss, s->Vp)) { continue; }
         double top = -INFINITY, sum = 0;
         for (int k = 0; k < s->ranks; k++) { top = fmax(top, statistics[3 * (k * N + n)]); }
         for (int k = 0; k < s->ranks; k++) {

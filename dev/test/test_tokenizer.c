@@ -4,7 +4,7 @@ first 2500 merges, which are in the tree, and with the whole file if it is at VO
 */
 #include "testing.h"
 #include "llmc/common/rng.h"
-#include "llmc/files/tokenizer.h"
+#include "llmc/files/tokenizer_files.h"
 
 static const char *const VOCAB = "../shared/data/vocab.bpe";
 static const char *const GOLDEN = "dev/test/golden/bpe.txt";
@@ -614,25 +614,87 @@ static void test_gpt2(void **state) {
     tokenizer_free(&t);
 }
 
+// ---- tokenizer.json
+
+// what is special about a tokenizer.json; NULL: as the small tokenizer has it
+typedef struct {
+    const char *type, *pre_tokenizer, *normalizer, *merges, *token;
+} JsonFile;
+
+static const char *write_json_file(const JsonFile *f) {
+    static char text[4096];
+    snprintf(text, sizeof text,
+             "{\"normalizer\":%s,\"pre_tokenizer\":%s,\"model\":{\"type\":\"%s\",\"vocab\":{\"!\":0,"
+             "\"\\u0120\":220,\"ab\":256,\"\\u0120a\":261,%s\"<|endoftext|>\":264},\"merges\":%s}}",
+             f->normalizer ? f->normalizer : "null",
+             f->pre_tokenizer ? f->pre_tokenizer : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
+             f->type ? f->type : "BPE", f->token ? f->token : "",
+             f->merges ? f->merges
+                       : "[\"a b\",\"ab c\",\"d e\",\"abc de\",\"a a\",\"\\u0120 a\",\"aa aa\",\"\\u00c3 \\u00a9\"]");
+    return write_file("tokenizer.json", text, strlen(text));
+}
+
+static void open_json(void *file) {
+    Tokenizer t = tokenizer_open(write_json_file((const JsonFile *)file));
+    tokenizer_free(&t);
+}
+
+static void open_path(void *path) {
+    Tokenizer t = tokenizer_open((const char *)path);
+    tokenizer_free(&t);
+}
+
+// merges as strings and as pairs give the tokens of the merges file; files of another tokenizer are refused
+static void test_tokenizer_json(void **state) {
+    (void)state;
+    Tokenizer small = small_tokenizer();
+    const JsonFile good[] = {
+        {NULL, NULL, NULL, NULL, NULL},
+        {NULL, NULL, NULL,
+         "[[\"a\",\"b\"],[\"ab\",\"c\"],[\"d\",\"e\"],[\"abc\",\"de\"],[\"a\",\"a\"],[\"\\u0120\",\"a\"],"
+         "[\"aa\",\"aa\"],[\"\\u00c3\",\"\\u00a9\"]]",
+         NULL}};
+    for (int i = 0; i < 2; i++) {
+        Tokenizer t = tokenizer_open(write_json_file(&good[i]));
+        assert_true(tokenizer_fingerprint(&t) == tokenizer_fingerprint(&small));
+        tokenizer_free(&t);
+    }
+    tokenizer_free(&small);
+    const struct {
+        JsonFile file;
+        const char *message;
+    } bad[] = {
+        {{"WordPiece", NULL, NULL, NULL, NULL}, "tokenizer of the type WordPiece; expected BPE"},
+        {{NULL, "{\"type\":\"Whitespace\"}", NULL, NULL, NULL}, "splits text in another way than GPT-2's"},
+        {{NULL, "null", NULL, NULL, NULL}, "splits text in another way than GPT-2's"},
+        {{NULL, "{\"type\":\"ByteLevel\",\"use_regex\":false}", NULL, NULL, NULL}, "in another way than GPT-2's"},
+        {{NULL, "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL}, "in another way than"},
+        {{NULL, NULL, "{\"type\":\"NFC\"}", NULL, NULL}, "expected no normalizer"},
+        {{NULL, NULL, NULL, "{}", NULL}, "found no model with a vocab and merges"},
+        {{NULL, NULL, NULL, "[\"a b\",7]", NULL}, "merge 2 is neither a string nor a pair of strings"},
+        {{NULL, NULL, NULL, "[\"a b\",[\"a\"]]", NULL}, "merge 2 is neither a string nor a pair of strings"},
+        {{NULL, NULL, NULL, "[\"a b\",\"x y\",\"a b\"]", NULL}, "model.merges, line 3: 'a b' does not join"},
+        {{NULL, NULL, NULL, "[\"a b\"]", NULL}, "has the id 261, which is another token in GPT-2's order"},
+        {{NULL, NULL, NULL, NULL, "\"b\":7,"}, "the token 'b' has the id 7, which is another token"},
+        {{NULL, NULL, NULL, NULL, "\"<|pad|>\":-1,"}, "the token '<|pad|>' has the id -1"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_stops(2, bad[i].message, open_json, (void *)&bad[i].file);
+    }
+    assert_stops(2, "there is no such file", open_path, (void *)temp_path("absent.json"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_pretokens),
-        cmocka_unit_test(test_unicode_classes),
-        cmocka_unit_test(test_merges_file),
-        cmocka_unit_test(test_bin_file),
-        cmocka_unit_test(test_merging_against_plain_reference),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_safe_cut),
-        cmocka_unit_test(test_cache),
-        cmocka_unit_test(test_longest_pretoken),
-        cmocka_unit_test(test_long_run),
-        cmocka_unit_test(test_broken_merges),
-        cmocka_unit_test(test_too_long_token),
-        cmocka_unit_test(test_too_many_merges),
-        cmocka_unit_test(test_broken_bin),
-        cmocka_unit_test(test_gpt2_first_merges),
-        cmocka_unit_test(test_gpt2),
+        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_pretokens),
+        cmocka_unit_test(test_unicode_classes), cmocka_unit_test(test_merges_file),
+        cmocka_unit_test(test_bin_file),        cmocka_unit_test(test_merging_against_plain_reference),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_safe_cut),
+        cmocka_unit_test(test_cache),           cmocka_unit_test(test_longest_pretoken),
+        cmocka_unit_test(test_long_run),        cmocka_unit_test(test_broken_merges),
+        cmocka_unit_test(test_too_long_token),  cmocka_unit_test(test_too_many_merges),
+        cmocka_unit_test(test_broken_bin),      cmocka_unit_test(test_gpt2_first_merges),
+        cmocka_unit_test(test_tokenizer_json),  cmocka_unit_test(test_gpt2),
     };
     return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
 }

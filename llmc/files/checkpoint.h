@@ -1,6 +1,7 @@
 /*
 A checkpoint is a folder RUN/step_00000100 with
-  model.safetensors, config.json    the model, as Hugging Face's GPT-2 reads it (model_file.h)
+  model.safetensors                 the weights, as Hugging Face's GPT-2 reads them (model_file.h)
+  config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
 A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write to it
@@ -9,6 +10,7 @@ defines: check_shared_folder, remove_unfinished, checkpoint_path, checkpoint_sav
          checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
+#include "llmc/files/hugging_face.h"
 #include "llmc/files/model_state.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -98,20 +100,17 @@ static inline void check_shared_folder(const char *run_dir, Comm *world) {
 
 // ---- saving
 
-// writes config.json and state.json; returns 0 or an errno
+// writes all files but the two of tensors; returns 0 or an errno
 static inline int checkpoint_write_json(const char *folder, const ModelState *s, const cJSON *state) {
     char path[PATH_LENGTH];
-    cJSON *config = model_config_json(s->config);
-    format_path(path, "%s/config.json", folder);
-    int error = write_json(path, config);
-    cJSON_Delete(config);
+    int error = hugging_face_write(folder, s->config, s->tokenizer);
     if (error) { return error; }
     format_path(path, "%s/state.json", folder);
     error = write_json(path, state);
     return error ? error : sync_folder(folder);
 }
 
-// Writes the four files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
+// Writes the files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
 static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state,
                                          int *failed_rank) {
     char path[PATH_LENGTH];

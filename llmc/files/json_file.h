@@ -1,6 +1,6 @@
 /*
 Small JSON files, read and written whole.
-defines: write_json, try_read_json, read_json, json_whole
+defines: close_synced, write_json, try_read_json, read_json, json_whole
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -9,14 +9,19 @@ defines: write_json, try_read_json, read_json, json_whole
 #include <stdbool.h>
 #include <unistd.h>
 
+// Syncs and closes a file that is written whole; returns 0 or the errno of a failed write.
+static inline int close_synced(FILE *file) {
+    int error = ferror(file) || fflush(file) != 0 || fsync(fileno(file)) != 0 ? errno : 0;
+    if (fclose(file) != 0 && !error) { error = errno; }
+    return error;
+}
+
 // writes and syncs a small text file; returns 0 or an errno
 static inline int write_text_file(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
     if (!file) { return errno; }
-    bool written = fputs(text, file) >= 0 && fputc('\n', file) >= 0 && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int error = written ? 0 : errno;
-    if (fclose(file) != 0 && !error) { error = errno; }
-    return error;
+    fprintf(file, "%s\n", text);
+    return close_synced(file);
 }
 
 // Writes a small JSON file under another name, syncs and renames it: `path` holds the old file or the whole new one.

@@ -1,6 +1,6 @@
 /*
 A GPT-2 in Hugging Face's files: the tensors in model.safetensors, the shape of the model in config.json.
-defines: NAME_LENGTH, model_config_json, ModelFile, model_find, param_file_shape, model_tensor, model_open, model_close
+defines: NAME_LENGTH, ModelFile, model_find, param_file_shape, model_tensor, model_open, model_close
 
 Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in the file and
 (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
@@ -11,32 +11,6 @@ Tensors have the names of param_specs, in some files after "transformer.". Conv1
 #include "llmc/files/safetensors.h"
 
 enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
-
-// the config.json that Hugging Face's GPT2LMHeadModel reads
-static inline cJSON *model_config_json(const GPT2Config *c) {
-    cJSON *json = cJSON_CreateObject();
-    cJSON_AddStringToObject(json, "model_type", "gpt2");
-    cJSON_AddItemToObject(json, "architectures", cJSON_CreateArray());
-    cJSON_AddItemToArray(cJSON_GetObjectItem(json, "architectures"), cJSON_CreateString("GPT2LMHeadModel"));
-    const struct {
-        const char *key;
-        int value;
-    } numbers[] = {{"vocab_size", c->vocab_size},       {"n_positions", c->max_seq_len},
-                   {"n_ctx", c->max_seq_len},           {"n_embd", c->channels},
-                   {"n_layer", c->num_layers},          {"n_head", c->num_heads},
-                   {"bos_token_id", c->vocab_size - 1}, {"eos_token_id", c->vocab_size - 1}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        cJSON_AddNumberToObject(json, numbers[i].key, numbers[i].value);
-    }
-    cJSON_AddStringToObject(json, "activation_function", "gelu_new");
-    cJSON_AddNumberToObject(json, "layer_norm_epsilon", 1e-5);
-    const char *const no_dropout[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop"};
-    for (int i = 0; i < 3; i++) { cJSON_AddNumberToObject(json, no_dropout[i], 0); }
-    cJSON_AddStringToObject(json, "torch_dtype", DT_FLOATX == DT_BF16 ? "bfloat16" : "float32");
-    return json;
-}
-
-// ---- reading
 
 // an open model
 typedef struct {

@@ -26,7 +26,8 @@ typedef struct {
     const Device *device;
     OptimizerState optimizer;
     Sharding sharding;
-    Comm *world;  // all ranks that save together; NULL: one rank
+    Comm *world;                 // all ranks that save together; NULL: one rank
+    const Tokenizer *tokenizer;  // saved with the model; NULL: none
 } ModelState;
 
 static inline bool is_first_rank(const ModelState *s) { return !s->world || s->world->rank == 0; }

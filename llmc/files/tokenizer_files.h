@@ -1,12 +1,14 @@
 /*
-Writes the files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
-defines: tokenizer_write_merges, tokenizer_write_vocab
+The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
+defines: tokenizer_write_merges, tokenizer_write_vocab, tokenizer_open
 
-merges.txt   "#version: 0.2", then a line for each merge, in the order of the ids: two symbols with a space between
-vocab.json   {"!":0, ..., "<|endoftext|>":50256}: the symbol of each id
+merges.txt       "#version: 0.2", then a line for each merge, in the order of the ids: two symbols with a space between
+vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the symbol of each id
+tokenizer.json   {"model":{"type":"BPE","vocab":{"!":0, ...},"merges":["\u0120 t", ...] or [["\u0120","t"], ...]}, ...}
 A symbol is a token with its bytes written as characters, as tokenizer.h describes.
 */
 #pragma once
+#include "llmc/files/json_file.h"
 #include "llmc/files/tokenizer.h"
 
 // the character that stands for a byte
@@ -26,13 +28,6 @@ static inline void tokenizer_write_symbol(const Tokenizer *t, int token, bool js
     }
 }
 
-// The result of a file that is complete: 0 or an errno.
-static inline int tokenizer_close_file(FILE *file) {
-    int error = ferror(file) || fflush(file) != 0 || fsync(fileno(file)) != 0 ? errno : 0;
-    if (fclose(file) != 0 && !error) { error = errno; }
-    return error;
-}
-
 // Writes merges.txt; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
     FILE *file = fopen(path, "w");
@@ -49,7 +44,7 @@ static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
         fputc('\n', file);
     }
     free(of_id);
-    return tokenizer_close_file(file);
+    return close_synced(file);
 }
 
 // Writes vocab.json; returns 0 or an errno. t has merges.
@@ -62,5 +57,97 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
         fprintf(file, "\":%d", id);
     }
     fprintf(file, ",\"%s\":%d}\n", TOKENIZER_END_OF_TEXT, t->end_of_text);
-    return tokenizer_close_file(file);
+    return close_synced(file);
+}
+
+// ---- reading tokenizer.json
+
+// Stops unless the file describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with
+// GPT-2's pattern, a BPE.
+static inline void tokenizer_check_kind(const char *path, const cJSON *json, const cJSON *model) {
+    const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
+    const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
+    const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(json, "normalizer");
+    bool own_pattern = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"));
+    bool prefix_space = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
+    if (kind && strcmp(kind, "BPE") != 0) {
+        input_error("%s: found a tokenizer of the type %s; expected BPE, as GPT-2's", path, kind);
+    }
+    if (!type || strcmp(type, "ByteLevel") != 0 || own_pattern || prefix_space || cJSON_IsObject(normalizer)) {
+        input_error("%s: found a tokenizer that prepares or splits text in another way than GPT-2's; expected no "
+                    "normalizer, and the pre_tokenizer ByteLevel with its own pattern and without a prefix space",
+                    path);
+    }
+}
+
+// The merges as the lines of merges.txt; the caller frees them. Stops at a merge that is not two strings.
+static inline char *tokenizer_merge_lines(const char *path, const cJSON *merges, size_t *bytes) {
+    char *text = NULL;
+    FILE *lines = open_memstream(&text, bytes);
+    if (!lines) { run_error("out of memory while reading %s", path); }
+    int number = 0;
+    const cJSON *merge;
+    cJSON_ArrayForEach(merge, merges) {
+        const char *line = cJSON_GetStringValue(merge);
+        const char *left = cJSON_GetStringValue(cJSON_GetArrayItem(merge, 0));
+        const char *right = cJSON_GetStringValue(cJSON_GetArrayItem(merge, 1));
+        number++;
+        if (!line && (!left || !right)) {
+            input_error("%s: merge %d is neither a string nor a pair of strings; copy the file again", path, number);
+        }
+        fprintf(lines, "%s%s%s\n", line ? line : left, line ? "" : " ", line ? "" : right);
+    }
+    fclose(lines);
+    return text;
+}
+
+// Stops unless `symbol` names the token `id` of t.
+static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, const char *symbol, const cJSON *id) {
+    char expected[TOKENIZER_MAX_TOKEN_BYTES];
+    size_t bytes, count = 0, step, length = strlen(symbol);
+    int token = cJSON_IsNumber(id) ? id->valueint : -1;
+    const char *text = tokenizer_decode(t, token, &bytes);
+    if (token >= 0 && token == t->end_of_text && strcmp(symbol, TOKENIZER_END_OF_TEXT) == 0) { return; }
+    bool same = bytes > 0;
+    for (size_t i = 0; i < length && same; i += step) {
+        int byte = tokenizer_symbol_byte(t, tokenizer_code_point(symbol + i, length - i, &step));
+        same = byte >= 0 && count < sizeof expected;
+        if (same) { expected[count++] = (char)byte; }
+    }
+    if (same && count == bytes && memcmp(text, expected, bytes) == 0) { return; }
+    input_error("%s: the token '%.60s' has the id %d, which is another token in GPT-2's order of ids (bytes, merges, "
+                "end-of-text); give a tokenizer in that order",
+                path, symbol, token);
+}
+
+// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order. Stops at any other tokenizer.
+static inline Tokenizer tokenizer_load_json(const char *path) {
+    cJSON *json = read_json(path);
+    if (!json) { input_error("%s: there is no such file; check the path", path); }
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *symbol;
+    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
+    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
+    if (!cJSON_IsArray(merges) || !cJSON_IsObject(vocab)) {
+        input_error("%s: found no model with a vocab and merges; expected Hugging Face's tokenizer.json of a BPE",
+                    path);
+    }
+    tokenizer_check_kind(path, json, model);
+    char list[PATH_LENGTH + 32];
+    snprintf(list, sizeof list, "%s: model.merges,", path);
+    size_t bytes;
+    char *lines = tokenizer_merge_lines(path, merges, &bytes);
+    Tokenizer t = tokenizer_parse_merges(list, lines, bytes);
+    cJSON_ArrayForEach(symbol, vocab) { tokenizer_check_symbol(path, &t, symbol->string, symbol); }
+    free(lines);
+    cJSON_Delete(json);
+    return t;
+}
+
+// Loads a tokenizer from a merges file, gpt2_tokenizer.bin or, if the name ends in .json, tokenizer.json. Stops at a
+// malformed file. Free with tokenizer_free.
+static inline Tokenizer tokenizer_open(const char *path) {
+    size_t length = strlen(path);
+    bool json = length > 5 && strcmp(path + length - 5, ".json") == 0;
+    return json ? tokenizer_load_json(path) : tokenizer_load(path);
 }

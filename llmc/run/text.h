@@ -3,8 +3,9 @@ Text in and out of a model: the tokenizer for a model's vocabulary, prompts and 
 defines: find_tokenizer, prompt_text, document_start, document_end, prompt_tokens, print_bytes, print_token
 */
 #pragma once
+#include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
-#include "llmc/files/tokenizer.h"
+#include "llmc/files/tokenizer_files.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
 #include <glob.h>
@@ -24,26 +25,39 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
+// path = the tokenizer's file in a folder, or "". folder: NULL has none.
+static inline void find_tokenizer_in(char *path, const char *folder) {
+    static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
+    *path = 0;
+    for (int i = 0; i < 3 && folder && *folder && !*path; i++) {
+        format_path(path, "%s/%s", folder, names[i]);
+        if (access(path, R_OK) != 0) { *path = 0; }
+    }
+}
+
 // path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
-//   1. merges.txt, then vocab.bpe, in the folder -e
-//   2. the same names in the folder that holds -e
-//   3. the same names in -o
-//   4. the merges beside the shards of -i
+//   1. merges.txt, vocab.bpe, then tokenizer.json, in the folder -e
+//   2. the same names in the last checkpoint of the run directory -e
+//   3. the same names in the folder that holds -e
+//   4. the same names in -o, then in its last checkpoint
+//   5. the merges beside the shards of -i
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
-    char beside[PATH_LENGTH] = "";
-    if (a->model && access(a->model, F_OK) == 0) {
+    char beside[PATH_LENGTH] = "", of_model[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
+    bool is_path = a->model && access(a->model, F_OK) == 0;
+    if (is_path) {
         const char *slash = strrchr(a->model, '/');
         int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
         format_path(beside, "%.*s", length, slash ? a->model : ".");
     }
-    const char *const folders[] = {a->model, beside, a->run_dir}, *const names[] = {"merges.txt", "vocab.bpe"};
-    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
-    for (int i = 0; i < 6 && !*path; i++) {
-        const char *folder = folders[i / 2];
-        if (!folder || !*folder) { continue; }
-        format_path(path, "%s/%s", folder, names[i % 2]);
-        if (access(path, R_OK) != 0) { *path = 0; }
+    if (is_path && checkpoint_latest(a->model) >= 0) {
+        checkpoint_path(of_model, a->model, checkpoint_latest(a->model));
     }
+    if (a->run_dir && checkpoint_latest(a->run_dir) >= 0) {
+        checkpoint_path(of_run, a->run_dir, checkpoint_latest(a->run_dir));
+    }
+    const char *const folders[] = {a->model, of_model, beside, a->run_dir, of_run};
+    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
+    for (int i = 0; i < 5 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
     if (!*path) { find_merges_of_shards(path, a->train_data); }
 }
 
@@ -57,7 +71,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
         return true;
     }
     if (!*path) { return false; }
-    *tokenizer = tokenizer_load(path);
+    *tokenizer = tokenizer_open(path);
     if (tokenizer_vocab_size(tokenizer) > vocab_size) {
         input_error("the tokenizer '%s' has %d tokens and the model only %d; give the model's own tokenizer with "
                     "--tokenizer",

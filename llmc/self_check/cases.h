@@ -698,9 +698,15 @@ static inline void declare_classifier(Problem *p) {
     add_indices(p, "targets", N, s->V);
 }
 
+// every third row has no target
+static inline void fill_targets(Problem *p) {
+    for (size_t n = 2; n < shape_rows(&p->shape); n += 3) { int_of(p, "targets")[n] = -1; }
+}
+
 // padding holds values that would spoil any sum
 static inline void fill_padding(Problem *p) {
     const Array *logits = find_array(p, "logits");
+    fill_targets(p);
     for (size_t n = 0; n < shape_rows(&p->shape); n++) {
         for (int v = p->shape.V; v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
     }
@@ -725,6 +731,7 @@ static inline void declare_classifier_statistics(Problem *p) {
 // the same for a slice of the columns
 static inline void fill_part_padding(Problem *p) {
     const Array *logits = find_array(p, "logits");
+    fill_targets(p);
     for (size_t n = 0; n < shape_rows(&p->shape); n++) {
         for (int v = part_ids(&p->shape); v < p->shape.Vp; v++) { array_set(logits, n * p->shape.Vp + v, 1000); }
     }
