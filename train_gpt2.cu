@@ -33,11 +33,12 @@ nothing.
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_save, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
-#include "llmc/run/ranks.h"                 // Groups, open_groups
+#include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
+#include "llmc/run/best.h"                  // BestLoss: --keep-best, --patience
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
 #include "llmc/run/generate.h"              // Generator, generate, generate_samples
 #include "llmc/run/chat.h"                  // chat_opening, chat
@@ -851,6 +852,8 @@ typedef struct {
     int *prompt;
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
+    BestLoss best;
+    char impatience[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
@@ -894,6 +897,23 @@ static void save_checkpoint(Run *run) {
     char folder[PATH_LENGTH];
     checkpoint_path(folder, a->run_dir, run->step);
     logger_saved(&run->log, run->step, folder);
+    cJSON_Delete(state);
+}
+
+// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has just saved it.
+static void note_validation(Run *run, double loss, bool saved) {
+    const TrainArgs *a = run->args;
+    comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
+    best_loss_add(&run->best, run->step, loss);
+    best_loss_impatience(&run->best, a->patience, run->impatience);
+    if (!keeps_best(a)) { return; }
+    ModelState model = gpt2_state(&run->model);
+    model.tokenizer = run_tokenizer(run);
+    cJSON *state = run_state(run);
+    finish_work(&run->model);
+    if (best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state)) {
+        logger_best(&run->log, run->step, a->run_dir);
+    }
     cJSON_Delete(state);
 }
 
@@ -952,6 +972,7 @@ static void restore_run(Run *run, const char *folder) {
 // Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
+    if (*run->impatience) { return run->impatience; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
     bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
@@ -1034,11 +1055,12 @@ static double score_hellaswag(Run *run) {
     return sum_over_ranks(m, set->correct) / set->num_examples;
 }
 
-// A signal cuts an evaluation short; its partial result is not logged.
-static void evaluate(Run *run) {
+// A signal cuts an evaluation short; its partial result is not logged. saved: -n has just saved this step.
+static void evaluate(Run *run, bool saved) {
     double loss = validate(run);
     if (agreed_signal(run->groups.world)) { return; }
     logger_val(&run->log, run->step, loss);
+    note_validation(run, loss, saved);
     if (!run->args->hellaswag || run->step == 0) { return; }
     double accuracy = score_hellaswag(run);
     if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
@@ -1194,7 +1216,7 @@ static void open_run_dir(Run *run) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
     }
-    if (a->checkpoint_every > 0 || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (saves_checkpoints(a) || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
         if (run->step > 0 && run->planned_steps != run->max_steps) {
@@ -1204,6 +1226,8 @@ static void open_run_dir(Run *run) {
         }
         save_run_config(a);
     }
+    run->best = best_loss_read(a, run->step, run->groups.world);
+    best_loss_impatience(&run->best, a->patience, run->impatience);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
 }
 
@@ -1328,14 +1352,14 @@ static void train(TrainArgs *a, Comm *host) {
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         // unlike the others, an evaluation is due at step 0 too
         if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
-            evaluate(&run);
+            evaluate(&run, run.step > 0 && saved == run.step);
             evaluated = run.step;
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
             show_sample(&run);
             sampled = run.step;
         }
-        if (!last && !agreed_signal(run.groups.world)) { advance(&run); }
+        if (!last && !*cut_short(&run)) { advance(&run); }
     }
     run_close(&run);
 }
@@ -1379,19 +1403,6 @@ static void generate_text(const TrainArgs *a, Comm *host) {
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
-// Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
-// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
-// again.
-static void limit_spinning(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
-    char path[PATH_LENGTH];  // started as /proc/self/exe, the process would be named "exe"
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (length <= 0) { return; }
-    path[length] = 0;
-    setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv(path, argv);  // if it fails, the program goes on as it is
-}
-
 int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // oneDNN's primitives are cached per thread

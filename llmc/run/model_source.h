@@ -19,9 +19,7 @@ typedef struct {
 static inline void model_folder(char *folder, const char *word) {
     char weights[PATH_LENGTH];
     struct stat info;
-    format_path(folder, "%s", word);
-    long long latest = checkpoint_latest(word);
-    if (latest >= 0) { checkpoint_path(folder, word, latest); }
+    if (!checkpoint_of_run(folder, word)) { format_path(folder, "%s", word); }
     format_path(weights, "%s/model.safetensors", folder);
     if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) && access(weights, F_OK) != 0) {
         input_error(

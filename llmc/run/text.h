@@ -49,12 +49,8 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
         int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
         format_path(beside, "%.*s", length, slash ? a->model : ".");
     }
-    if (is_path && checkpoint_latest(a->model) >= 0) {
-        checkpoint_path(of_model, a->model, checkpoint_latest(a->model));
-    }
-    if (a->run_dir && checkpoint_latest(a->run_dir) >= 0) {
-        checkpoint_path(of_run, a->run_dir, checkpoint_latest(a->run_dir));
-    }
+    if (is_path) { checkpoint_of_run(of_model, a->model); }
+    if (a->run_dir) { checkpoint_of_run(of_run, a->run_dir); }
     const char *const folders[] = {a->model, of_model, beside, a->run_dir, of_run};
     format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
     for (int i = 0; i < 5 && !*path; i++) { find_tokenizer_in(path, folders[i]); }

@@ -3,7 +3,7 @@ The trainer's flags. One table drives parsing, --help, the banner and config.jso
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
 defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
+         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
          NUM_USAGES, print_help
 */
 #pragma once
@@ -38,6 +38,7 @@ typedef struct {
     int B, T;
     int64_t batch_tokens, max_steps;
     double time_limit;
+    int patience;
     int64_t seed;
     // learning rate
     double lr;
@@ -58,6 +59,7 @@ typedef struct {
     int train_bpe;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
+    const char *keep_best;
     // memory
     const char *fit;
     int recompute, recompute_every, recompute_layers, classifier_rows;
@@ -172,6 +174,12 @@ static const Flag flag_table[] = {
      "The run ends as after its last step: with a checkpoint if -n is given, a validation and a sample. The limit "
      "covers this start only: a resumed run needs its own. The exit status is 0.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 --time-limit 3600", "-x, -n, -y; doc/training.md"},
+    {NULL, "patience", FLAG_INT, ARG(patience), ANY_COUNT, NULL, "N", "validations",
+     "end after N validations in a row without a new lowest loss (default %s: never)",
+     "The run ends as after its last step: with a checkpoint if -n is given, and a sample. The exit status is 0. Needs "
+     "-v. A resumed run goes on counting, from the validations in metrics.jsonl.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 --patience 4 -o runs/mine --keep-best",
+     "-v, -j, --keep-best; doc/training.md"},
     {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", NULL,
      "seed of initial weights, data order and sampling (default %s)",
      "The same command with the same seed and the same number of threads gives the same bits. Random numbers are "
@@ -337,6 +345,14 @@ static const Flag flag_table[] = {
      "never delete checkpoints of steps divisible by N (default %s: none)",
      "-nk deletes old checkpoints; these stay. N is usually a multiple of -n.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3 -nm 5000", "-n, -nk; doc/files.md"},
+    {NULL, "keep-best", FLAG_OPTION, ARG(keep_best), 0, 0, "0 1", "0|1", NULL,
+     "keep the checkpoint with the lowest validation loss as DIR/best",
+     "After a validation with a new lowest loss, best in -o becomes a link to a checkpoint of that step: one of -n, "
+     "which "
+     "-nk then spares, or else a folder best_a/ or best_b/, which the next one replaces. best.json in it has the step "
+     "and the loss. Needs -o and -v, but not -n. -y resumes from the last checkpoint of -n, not from best.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -o runs/mine -n 500 -nk 1 --keep-best",
+     "-v, -n, -nk, --patience; doc/training.md"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
      "resume from the last checkpoint in -o (default %s: off)",
      "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. The run "
@@ -569,6 +585,11 @@ static inline long long tokens_of_update(const TrainArgs *a) {
     return (long long)accumulation_steps(a) * a->B * a->T * data_ranks(a);
 }
 
+// --keep-best, unless --keep-best=0 ends that of a resumed run
+static inline bool keeps_best(const TrainArgs *a) { return a->keep_best && strcmp(a->keep_best, "0") != 0; }
+
+static inline bool saves_checkpoints(const TrainArgs *a) { return a->checkpoint_every > 0 || keeps_best(a); }
+
 // ---- checks of several flags together
 
 // -d must be a multiple of the tokens of one micro-batch on all data-parallel ranks
@@ -648,6 +669,13 @@ static inline void args_check_needs(const TrainArgs *a) {
     if (a->resume && !a->run_dir) {
         input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
                     "DIR");
+    }
+    if (keeps_best(a) && !a->run_dir) {
+        input_error("--keep-best saves a checkpoint, but there is no -o: give a run directory with -o DIR");
+    }
+    if ((keeps_best(a) || a->patience > 0) && a->val_every == 0) {
+        input_error("%s goes by the validation loss, but -v 0 turns validation off: give -v N",
+                    keeps_best(a) ? "--keep-best" : "--patience");
     }
     if (a->hellaswag && a->val_every == 0) {
         input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
