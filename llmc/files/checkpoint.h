@@ -278,8 +278,8 @@ static inline void checkpoint_best(char name[32], const char *run_dir) {
     name[length > 0 ? length : 0] = 0;
 }
 
-// Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) and the target of
-// RUN/best do not count and stay.
+// Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
+// The target of RUN/best stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     long long *steps;
     char best[32];
@@ -287,8 +287,7 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
     int count = checkpoint_list(run_dir, &steps), minor = 0;
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
-        if (checkpoint_step(best, "") == steps[i]) { continue; }
-        if (minor++ < keep) { continue; }
+        if (minor++ < keep || checkpoint_step(best, "") == steps[i]) { continue; }
         char path[PATH_LENGTH];
         checkpoint_path(path, run_dir, steps[i]);
         remove_checkpoint(path);

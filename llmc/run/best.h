@@ -75,8 +75,8 @@ static inline BestLoss best_loss_read(const TrainArgs *a, long long step, Comm *
 static inline void best_loss_impatience(const BestLoss *best, int patience, char text[FLAG_TEXT]) {
     *text = 0;
     if (patience == 0 || best->since < patience) { return; }
-    snprintf(text, FLAG_TEXT, "%d validations without a loss below the %.4f of step %lld (--patience %d)", best->since,
-             best->lowest, best->step, patience);
+    snprintf(text, FLAG_TEXT, "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on",
+             best->since, best->lowest, best->step);
 }
 
 // ---- RUN/best
