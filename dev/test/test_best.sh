@@ -28,8 +28,8 @@ refused() { # NAME WORDS ARGUMENTS...: bad input gives exit 2 and one sentence w
         [ ! -e refused ] || echo "something was written"
     )"
 }
-# what a run directory holds, but for the two files of every run
-holds() { (cd "$1" && echo *) | sed 's|config.json metrics.jsonl *||'; }
+# the checkpoints in a run directory, and what is left of others
+holds() { (shopt -s nullglob && cd "$1" && echo best* step*); }
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 validations() { sed -nE 's/.*"step":([0-9]+),"val_loss":([^,}]*).*/\1 \2/p' "$1/metrics.jsonl"; }
 lowest() { validations "$1" | LC_ALL=C sort -k2,2g -k1,1n | head -n 1; }
