@@ -165,8 +165,8 @@ report "two ranks keep the same best checkpoint, stop together and resume" "$(
     equal "$(best_json ranks)" "$(lowest ranks)"
     [ "$(last_step ranks)" -lt 400 ] || echo "the run did not end"
     stop=$(($(last_step ranks) - 5))
-    "${two[@]}" "${ranks[@]}" "${until_end[@]}" -z 1 -x "$stop" -o again >"$out" 2>&1 </dev/null || echo "exit status $?"
-    "${two[@]}" -o again -y 1 -x 400 >"$out" 2>&1 </dev/null || echo "exit status $?"
+    "${two[@]}" "${ranks[@]}" "${until_end[@]}" -z 1 -x "$stop" -o again >"$out" 2>&1 </dev/null &&
+        "${two[@]}" -o again -y 1 -x 400 >"$out" 2>&1 </dev/null || echo "exit status $?"
     equal "$(metrics again)" "$(metrics ranks)"
     equal "$(best_json again)" "$(best_json ranks)"
     same again/best/optimizer.safetensors ranks/best/optimizer.safetensors

@@ -11,8 +11,8 @@ end of a text, samples, prompts from files, and conversations token by token.
 enum { MOST_POSITIONS = 512 };
 static const char *const MERGES = "dev/test/golden/gpt2_2500.bpe";
 
-// A model without weights. It takes the next token of `script`; without a script the logits are a function of all tokens
-// in the cache.
+// A model without weights. It takes the next token of `script`; without a script the logits are a function of all
+// tokens in the cache.
 typedef struct {
     int positions, vocab_size;
     int cache[MOST_POSITIONS], cached;

@@ -134,7 +134,8 @@ refused "--chat with a long system message" "is a system message of 108 tokens, 
     --chat -e bytes --prompt "$(printf 'a%.0s' {1..99})"
 refused "--samples without --generate" "--samples applies to --generate" -i turns --samples 2
 refused "--past-end without --generate" "--past-end applies to --generate" -i turns --past-end
-refused "--prompt-file without --generate" "--prompt-file applies to --generate and --chat" -i turns --prompt-file prompt
+refused "--prompt-file without --generate" "--prompt-file applies to --generate and --chat" \
+    -i turns --prompt-file prompt
 refused "--prompt and --prompt-file" "both give the prompt" --generate 5 -e bytes --prompt a --prompt-file prompt
 refused "a prompt that is missing" "--prompt-file none: could not be opened" --generate 5 -e bytes --prompt-file none
 refused "a folder as prompt" "--prompt-file .: could not be read" --generate 5 -e bytes --prompt-file .

@@ -8,9 +8,9 @@ A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whol
 and read from it, so RUN must be one folder that every rank sees.
 RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
 folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
-defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path, checkpoint_save,
-         checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run, checkpoint_prune, checkpoint_load,
-         checkpoint_load_state
+defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
+         checkpoint_save, checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run, checkpoint_prune,
+         checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/files/hugging_face.h"

@@ -51,6 +51,8 @@ static inline Context context_open(const Generator *g, const int *tokens, size_t
     Context c;
     memset(&c, 0, sizeof c);
     c.stream = stream;
+    c.room = 2 * count;
+    c.tokens = (int *)xmalloc(c.room * sizeof *c.tokens);
     c.logits = (float *)xmalloc((size_t)g->vocab_size * sizeof *c.logits);
     context_append(&c, tokens, count);
     return c;

@@ -1,7 +1,6 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, and each rank's cores and output.
-defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine,
-         limit_spinning
+defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine, limit_spinning
 */
 #pragma once
 #include "llmc/common/hash.h"

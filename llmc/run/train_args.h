@@ -3,8 +3,8 @@ The trainer's flags. One table drives parsing, --help, the banner and config.jso
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
 defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
-         NUM_USAGES, print_help
+         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
+         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -38,14 +38,13 @@ typedef struct {
     int B, T;
     int64_t batch_tokens, max_steps;
     double time_limit;
-    int patience;
     int64_t seed;
     // learning rate
     double lr;
     int warmup, schedule;
     double final_fraction;
     // evaluation, sampling and text
-    int val_every, val_batches, hellaswag;
+    int val_every, val_batches, hellaswag, patience;
     int sample_every, sample_tokens;
     const char *prompt;
     double temperature, top_p;
