@@ -174,7 +174,7 @@ static const Flag flag_table[] = {
      "covers this start only: a resumed run needs its own. The exit status is 0.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 --time-limit 3600", "-x, -n, -y; doc/training.md"},
     {NULL, "patience", FLAG_INT, ARG(patience), ANY_COUNT, NULL, "N", "validations",
-     "end after N validations in a row without a new lowest loss (default %s: never)",
+     "end after N validations without a new lowest loss (default %s: never)",
      "The run ends as after its last step: with a checkpoint if -n is given, and a sample. The exit status is 0. Needs "
      "-v. A resumed run goes on counting, from the validations in metrics.jsonl.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 --patience 4 -o runs/mine --keep-best",
