@@ -5,7 +5,8 @@
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
 
-DEVICE ?= auto
+# train_gpt2cu is llm.c's name for the CUDA build
+DEVICE ?= $(if $(filter train_gpt2cu,$(MAKECMDGOALS)),cuda,auto)
 ONEDNN ?= 1
 CBLAS ?= 1
 NVCC ?= nvcc
@@ -24,6 +25,7 @@ gpu := $(if $(filter cpu,$(DEVICE)),,$(shell nvidia-smi -i 0 --query-gpu=name,co
 	sed -n '/, [0-9]*\.[0-9]$$/p'))
 device := $(if $(filter auto,$(DEVICE)),$(if $(and $(gpu),$(shell command -v $(NVCC))),cuda,cpu),$(DEVICE))
 PRECISION ?= $(if $(filter cuda,$(device)),$(if $(filter 7.%,$(lastword $(gpu))),fp32,bf16),fp32)
+override PRECISION := $(subst FP,fp,$(subst BF,bf,$(PRECISION)))
 ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
@@ -46,9 +48,10 @@ LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fn
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(onednn:yes=-DHAVE_ONEDNN) \
 	$(CBLAS_FLAGS_$(cblas)) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS))
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
-# the GPU of this machine, or every architecture that has kernels and is known to nvcc
-ARCHITECTURES = $(if $(gpu),-arch=native,$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 \
-	sm_100 sm_120,$(shell $(NVCC) --list-gpu-code)),-gencode arch=$(sm:sm_%=compute_%),code=$(sm)))
+# llm.c's GPU_COMPUTE_CAPABILITY=90, the GPU of this machine, or every architecture that nvcc and the kernels know
+ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=native),$(foreach sm,$(filter $(if \
+	$(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell $(NVCC) --list-gpu-code)),-gencode \
+	arch=$(sm:sm_%=compute_%),code=$(sm)))
 
 define begin
 $(announce)
@@ -69,7 +72,7 @@ endef
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(dependencies) $< -o $@ \
-	$(matmul_libraries) -lcjson -lm -lpthread $(mpi_libraries) $(libraries)
+	$(matmul_libraries) -lcjson -lm -lpthread -ldl $(mpi_libraries) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
@@ -90,7 +93,7 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
 $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) \
-	$(FOUND_CBLAS) $(HAVE_MPI) $(if $(filter cuda,$(device)),$(cuda_compiler)))
+	$(FOUND_CBLAS) $(HAVE_MPI) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
 $(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI))
@@ -100,8 +103,8 @@ endif
 
 all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build: ./train_gpt2 and ./test_gpt2 (the default)
 
-train_gpt2: comm = yes
-train_gpt2: train_gpt2.cu build/flags
+train_gpt2 train_gpt2cu: comm = yes
+train_gpt2 train_gpt2cu: train_gpt2.cu build/flags
 	$(compile_for_device)
 
 test_gpt2: options = -DTESTING -Wno-unused-function
@@ -115,7 +118,7 @@ include dev/bench/bench.mk dev/test/tests.mk scripts/package.mk
 build_parallel = @$(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 
 clean: ## build: remove the files that make built; data/ and runs/ stay
-	rm -rf build train_gpt2 test_gpt2
+	rm -rf build train_gpt2 train_gpt2cu test_gpt2
 
 train: ## train: a small GPT on the King James Bible, about two minutes plus installing; DATA=FILE takes any text
 	@scripts/setup.sh $(if $(DATA),build,train)

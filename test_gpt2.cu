@@ -550,6 +550,73 @@ static void test_micro_batches(void **state) {
     check_same(g, "three micro-batches, chunks of 7 rows", 1, 7, omp_get_max_threads(), micro_batch_tolerance());
 }
 
+// ---- several sequences in one row
+
+enum { PACKED_T = 16, PACKED = 3 };
+static const Range packed_ranges[PACKED] = {{0, 5}, {5, 7}, {12, 4}};
+static const real PACKED_TARGETS = 9;
+
+// targets with and without a loss
+static void packed_batch(const Golden *g, int *tokens, int *targets) {
+    int with_loss = 0;
+    for (int t = 0; t < PACKED_T; t++) {
+        tokens[t] = g->tokens[t];
+        targets[t] = t % 5 < 3 && with_loss < (int)PACKED_TARGETS ? g->targets[t] : -1;
+        with_loss += targets[t] >= 0;
+    }
+    assert_true((real)with_loss == PACKED_TARGETS);
+}
+
+static ModelOptions one_micro_batch(int T, int level) {
+    ModelOptions p = training(1, T);
+    p.micro_steps = 1;
+    p.recompute.level = level;
+    p.recompute.layers = level ? 1000 : 0;
+    return p;
+}
+
+// the loss, and the gradients in the model; documents.ranges NULL: one sequence
+static double documents_step(GPT2 *m, const int *tokens, const int *targets, Documents documents) {
+    poison_gradients(m);
+    m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
+    gpt2_stage_batch(m, tokens, targets);
+    m->documents = documents;
+    m->update_targets = PACKED_TARGETS;
+    gpt2_micro_step(m, 0);
+    return (double)device_number(m, m->loss);
+}
+
+// Three sequences in one row have the loss and the gradients of each alone, added up; and the same bits at -r 4.
+static void test_documents(void **state) {
+    const Golden *g = (const Golden *)*state;
+    const Documents documents = {packed_ranges, PACKED}, whole = {NULL, 0};
+    int tokens[PACKED_T], targets[PACKED_T];
+    packed_batch(g, tokens, targets);
+    GPT2 packed, recomputed;
+    golden_model(&packed, g, one_micro_batch(PACKED_T, 0));
+    golden_model(&recomputed, g, one_micro_batch(PACKED_T, RECOMPUTE_BLOCK));
+    size_t total = packed.layout.total;
+    real *sum = (real *)xcalloc(total, sizeof(real));
+    double loss = documents_step(&packed, tokens, targets, documents), sum_of_losses = 0;
+    double again = documents_step(&recomputed, tokens, targets, documents);
+    assert_true(again == loss);
+    assert_memory_equal(grads_of(&recomputed), grads_of(&packed), total * sizeof(real));
+    for (int d = 0; d < PACKED; d++) {
+        Range range = packed_ranges[d];
+        GPT2 alone_model;
+        golden_model(&alone_model, g, one_micro_batch((int)range.count, 0));
+        sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, whole);
+        for (size_t i = 0; i < total; i++) { sum[i] += grads_of(&alone_model)[i]; }
+        gpt2_free(&alone_model);
+    }
+    double limit = micro_batch_tolerance();
+    assert_close("the loss of packed sequences", relative_difference(loss, sum_of_losses), limit);
+    assert_blocks_close("packed sequences", grads_of(&packed), sum, &packed.config, limit);
+    free(sum);
+    gpt2_free(&packed);
+    gpt2_free(&recomputed);
+}
+
 static void test_threads(void **state) {
     check_same((const Golden *)*state, "one thread", GOLDEN_B, GOLDEN_ROWS, 1, tolerance->order);
     check_same((const Golden *)*state, "two threads", GOLDEN_B, GOLDEN_ROWS, 2, tolerance->order);
@@ -1772,6 +1839,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_logits_chunks),
         cmocka_unit_test(test_default_logits_chunks),
         cmocka_unit_test(test_micro_batches),
+        cmocka_unit_test(test_documents),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_signals_in_matmuls),
         cmocka_unit_test(test_same_bits),

@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --chat, --plan, --self-check or --tokenize
+  7. main          train, --generate, --chat, --export, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -44,14 +44,16 @@ nothing.
 #include "llmc/run/chat.h"                  // chat_opening, chat
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
+#include "llmc/run/export.h"                // export_model
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
+#include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector
-#include "llmc/run/schedule.h"              // schedule_lr
+#include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
 // 1. the model
@@ -112,6 +114,8 @@ typedef struct {
     // ---- the current micro-batch
     int B, T;         // HellaSwag and decoding use another shape than options.B and options.T
     int decode_from;  // position of the first row in the key-value cache; -1: not decoding
+    Documents documents;  // sequences of other lengths than T
+    real update_targets;  // targets of the whole update, over all micro-batches and ranks
     int *staged;      // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
     int num_slots, next_slot;
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
@@ -335,6 +339,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
         m->block_grads[l] = block_grads(m, l);
         m->block_activations[l] = block_activations(m, l);
     }
+    m->update_targets = (real)options.B * (real)options.T * (real)options.micro_steps * (real)groups.dp->size;
     set_batch(m, options.B, options.T, -1);
 }
 
@@ -416,6 +421,32 @@ static ParallelRows acquire_layernorm(GPT2 *m, floatX *slot, const char *name) {
     return rows;
 }
 
+// Attention of each sequence of the micro-batch: B sequences of T tokens, or documents of any length.
+static void attention_forward(GPT2 *m, const BlockActivations *a) {
+    int NH = m->local.heads, HS = m->local.head_size;
+    if (!m->documents.ranges) { m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, NH, HS, &m->exec); }
+    for (int d = 0; d < m->documents.count; d++) {
+        Range rows = m->documents.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attention;
+        m->ops->attention_forward(a->atty + at, a->lse + rows.offset * (size_t)NH, a->qkv + 3 * at, 1, (int)rows.count,
+                                  NH, HS, &m->exec);
+    }
+}
+
+// dqkv (N,3,NH,HS) from datty (N,C)
+static void attention_backward(GPT2 *m, const BlockActivations *a, floatX *dqkv, const floatX *datty) {
+    int NH = m->local.heads, HS = m->local.head_size;
+    if (!m->documents.ranges) {
+        m->ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, &m->exec);
+    }
+    for (int d = 0; d < m->documents.count; d++) {
+        Range rows = m->documents.ranges[d];
+        size_t at = rows.offset * (size_t)m->local.attention;
+        m->ops->attention_backward(dqkv + 3 * at, datty + at, a->qkv + 3 * at, a->atty + at,
+                                   a->lse + rows.offset * (size_t)NH, 1, (int)rows.count, NH, HS, &m->exec);
+    }
+}
+
 // Block l of the current micro-batch: input (N,C) -> residual3 (N,C), N = B*T rows. One rank: A is C, U is 4C,
 // ParallelRows is one pointer, and column_ and row_parallel_forward are matmul_forward. With -tp: layernorms and the
 // residual stream have this rank's rows; qkv, attention and the MLP have all rows, of this rank's heads and units.
@@ -426,7 +457,7 @@ static void block_forward(GPT2 *m, int l) {
     const BlockParams *p = &m->block_params[l];
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
-    int B = m->B, T = m->T, N = B * T, C = m->config.channels;
+    int N = m->B * m->T, C = m->config.channels;
     int NH = m->local.heads, HS = m->local.head_size, A = m->local.attention, U = m->local.units;
 
     // residual2 = input + attproj(attention(qkv(ln1(input))))
@@ -435,7 +466,7 @@ static void block_forward(GPT2 *m, int l) {
     column_parallel_forward(tp, a->qkv, NULL, ln1, p->qkvw, p->qkvb, N, C, 3 * A);
     rows_release(&ln1);
     if (m->decode_from < 0) {
-        ops->attention_forward(a->atty, a->lse, a->qkv, B, T, NH, HS, ex);
+        attention_forward(m, a);
     } else {  // new positions of one sequence, over the key-value cache
         ops->attention_decode(a->atty, a->keys, a->values, a->qkv, m->decode_from, N, NH, HS, ex);
     }
@@ -465,8 +496,8 @@ static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
     zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
-    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->B, m->T,
-                                     C);
+    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe,
+                                     m->documents, m->B, m->T, C);
 }
 
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
@@ -495,7 +526,8 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 #endif
 }
 
-// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call.
+// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call. Each
+// row of (B,T) is one sequence, until the caller sets m->documents.
 static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
     int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
@@ -504,6 +536,8 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     memcpy(slot + N, targets, bytes);
     m->device->enqueue_upload(m->tensors.tokens, slot, bytes, &m->exec);
     m->device->enqueue_upload(m->tensors.targets, slot + N, bytes, &m->exec);
+    m->documents.ranges = NULL;
+    m->documents.count = 0;
 }
 
 // The staged micro-batch -> the activations up to the last block's output. The final layernorm and the loss are in
@@ -573,7 +607,7 @@ static void recompute_attention(GPT2 *m, int l) {
     const floatX *rows = rows_wait(&m->tp, &ln1);
     m->ops->matmul_forward(a->qkv, rows, p->qkvw, p->qkvb, NULL, N, C, 3 * A, &m->exec);
     rows_release(&ln1);
-    m->ops->attention_forward(a->atty, a->lse, a->qkv, m->B, m->T, m->local.heads, m->local.head_size, &m->exec);
+    attention_forward(m, a);
     row_parallel_forward(&m->tp, a->residual2, a->atty, p->attprojw, p->attprojb, a->input, N, A, C);
 }
 
@@ -607,7 +641,6 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const BlockActivations *a = &m->block_activations[l];
     Exec *ex = &m->exec;
     int N = m->B * m->T, C = m->config.channels, A = m->local.attention, U = m->local.units;
-    int NH = m->local.heads, HS = m->local.head_size;
 
     recompute_attention(m, l);
     // the MLP, from the down-projection to ln2
@@ -642,7 +675,7 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
                           A, C);
     rows_release(&dout);
     floatX *dqkv = scratch_acquire(&m->wide, "dqkv", (size_t)N * 3 * (size_t)A);
-    ops->attention_backward(dqkv, datty, a->qkv, a->atty, a->lse, m->B, m->T, NH, HS, ex);
+    attention_backward(m, a, dqkv, datty);
     scratch_release(&m->narrow);
     floatX *dln1 = scratch_acquire(&m->narrow, "dln1", tp->all_elements);
     const floatX *own_dln1 =
@@ -665,8 +698,8 @@ static int read_after(const GPT2 *m, int l) {
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     ParallelRows dout = rows_acquire(&m->tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(&m->tp, &dout);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens, mode, m->B,
-                                      m->T, m->config.max_seq_len, m->config.channels);
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens,
+                                      m->documents, mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
     rows_release(&dout);
 }
 
@@ -684,8 +717,8 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
     scratch_release(&m->narrow);
 }
 
-// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / (rows
-// of the whole update). A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
+// After gpt2_forward: the loss, and every parameter's gradient, set or added to by the micro-step. scale is 1 / targets
+// of the whole update. A bucket's gradients are reduced over the data-parallel ranks (-z) beside the next block's
 // backward.
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
@@ -714,9 +747,9 @@ static void gpt2_backward(GPT2 *m, real scale) {
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
-    real scale = 1 / ((real)m->B * (real)m->T * (real)micro_steps * (real)m->groups.dp->size);
-    bool graph =
-        device->capture_begin && m->options.graph && m->groups.world->backend->capturable && m->runs[graph_kind] > 0;
+    real scale = 1 / m->update_targets;
+    bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
+                 !m->documents.ranges && m->runs[graph_kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
     if (graph) { zero_wait_all(&m->zero); }
     if (graph && m->graphs[graph_kind]) {
@@ -855,6 +888,7 @@ typedef struct {
     BestLoss best;
     char impatience[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
+    Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
     StepReport reports[2];        // of the steps on the device, step n at n % 2
@@ -1021,7 +1055,7 @@ static double validate(Run *run) {
     int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
     int64_t sequences = (int64_t)dataloader_sequences_per_epoch(loader);
     int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
-    int64_t batches = run->args->val_batches < 0 || run->args->val_batches > all ? all : run->args->val_batches;
+    int64_t wanted = (int64_t)run->args->val_batches * ranks, batches = wanted < 0 || wanted > all ? all : wanted;
     double sum = 0;
     dataloader_seek(loader, 0);
     for (int64_t i = 0; i < batches && !agreed_signal(run->groups.world); i += ranks) {
@@ -1081,21 +1115,6 @@ static void compare_ranks(Run *run) {
 
 // ---- one step
 
-static AdamW step_hyper(const Run *run) {
-    const TrainArgs *a = run->args;
-    AdamW hyper;
-    hyper.learning_rate = (real)schedule_lr((ScheduleKind)a->schedule, a->lr, a->warmup, run->max_steps,
-                                            a->final_fraction, run->enqueued);
-    hyper.beta1 = (real)a->beta1;
-    hyper.beta2 = (real)a->beta2;
-    hyper.epsilon = (real)a->epsilon;
-    hyper.weight_decay = (real)a->weight_decay;
-    hyper.clip = (real)a->clip;
-    hyper.step = (int)run->enqueued + 1;
-    hyper.seed = (uint64_t)a->seed;
-    return hyper;
-}
-
 // Reads loss and norm of step n, and decides whether -sl or -sg skips its update as an outlier.
 static void read_results(Run *run, long long n) {
     const TrainArgs *a = run->args;
@@ -1130,6 +1149,8 @@ static bool start_step(Run *run) {
     report->note = "";
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     if (run->args->overfit) { dataloader_seek(loader, 0); }
+    uint64_t sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
+    m->update_targets = (real)dataloader_targets(loader, dataloader_position(loader), sequences);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
         if (micro > 0 && num_ranks(run->args) == 1 && *cut_short(run)) {
             dataloader_seek(loader, position);
@@ -1137,12 +1158,13 @@ static bool start_step(Run *run) {
         }
         dataloader_next(loader);
         gpt2_stage_batch(m, loader->inputs, loader->targets);
+        m->documents = loader->documents;
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
     m->device->enqueue_download(run->results[slot], m->loss, 2 * sizeof(real), &m->exec);
     m->device->event_record(slot, &m->exec);
-    AdamW hyper = step_hyper(run);
+    AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
     if (run->args->skip_loss > 0 || run->args->skip_norm > 0) { read_results(run, run->enqueued); }
     if (!*report->note) { gpt2_update(m, &hyper); }
@@ -1190,7 +1212,7 @@ static void load_weights(GPT2 *m, ModelSource *source, uint64_t seed) {
 static void check_same_model(const ModelSource *source, Comm *world) {
     cJSON *model = cJSON_CreateObject();
     uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
-    if (source->has_weights) { hash = hash_file(hash, "-e", source->weights.file.path); }
+    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
     add_hash(model, "model", hash);
     check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
@@ -1215,8 +1237,9 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
+        checkpoint_sync_done(a->run_dir);
     }
-    if (saves_checkpoints(a) || a->resume) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (saves_checkpoints(a) || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
         if (run->step > 0 && run->planned_steps != run->max_steps) {
@@ -1229,6 +1252,7 @@ static void open_run_dir(Run *run) {
     run->best = best_loss_read(a, run->step, run->groups.world);
     best_loss_impatience(&run->best, a->patience, run->impatience);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
+    if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
 static void allocate_results(Run *run) {
@@ -1259,10 +1283,10 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
-    data_open_loaders(&run->data, a, c->vocab_size, run->groups.dp);
+    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
+    data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
     run->prompt_length =
         prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
     check_same_data_and_state(run);
@@ -1272,7 +1296,9 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     options.plain = self_check_at_start(run->backend, world, stdout);
+    options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
+    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, c, &run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     allocate_results(run);
     load_weights(&run->model, &source, (uint64_t)a->seed);
@@ -1282,6 +1308,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 
 static void run_close(Run *run) {
     logger_close(&run->log);
+    profile_close(&run->profile);
     data_close(&run->data, run->args);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
@@ -1298,7 +1325,8 @@ static void print_banner(const Run *run) {
     if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
-    print_notes(a, &m->config, token_files_are_text(&run->data.files), run->step);
+    gpu_monitor_note(&run->log.gpu);
+    print_notes(a, &m->config, token_files_are_text(&run->data.files) && !run->data.has_examples, run->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1317,7 +1345,10 @@ static bool pauses_after(const Run *run, long long step) {
 // and norm of step n.
 static void advance(Run *run) {
     do {
-        if (!start_step(run)) { break; }
+        profile_step_begin(&run->profile, run->enqueued, &run->model.exec);
+        bool whole = start_step(run);
+        profile_step_end(&run->profile, whole, &run->model.exec);
+        if (!whole) { break; }
         if (run->enqueued - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
     } while (!pauses_after(run, run->enqueued) && !*cut_short(run));
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
@@ -1369,7 +1400,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
     if (!source.has_weights) {
         input_error("--%s needs trained weights, but -e %s only describes a shape; give a folder or a "
-                    ".safetensors file",
+                    "file with weights",
                     a->chat ? "chat" : "generate", a->model);
     }
     const GPT2Config *c = &source.config;
@@ -1428,6 +1459,8 @@ int main(int argc, char **argv) {
         args_check(&args);
         if (args.plan) {
             print_plan(&args, host);
+        } else if (args.export_format) {
+            export_model(&args);
         } else if (args.train_bpe) {
             train_bpe(&args);
         } else if (args.tokenize) {

@@ -1,8 +1,8 @@
 /*
 The model's shape and its parameter tensors: a table with one row a tensor. llmc/parallel/layout.h gives their offsets.
-defines: GPT2Config, config_head_size, config_set_vocab, config_check, config_from_descriptor, ParamId, ParamSpec,
-         param_specs, param_is_layered, param_layers, param_rows, param_cols, param_used_rows, param_name,
-         param_init_value, num_param_tensors, num_parameters
+defines: GPT2Config, MAX_CONFIG_NUMBER, config_head_size, config_set_vocab, config_check, config_from_descriptor,
+         ParamId, ParamSpec, param_specs, param_is_layered, param_layers, param_rows, param_cols, param_used_rows,
+         NAME_LENGTH, param_name, param_init_value, num_param_tensors, num_parameters
 
 Names       Hugging Face's, for example h.3.attn.c_attn.weight. Hugging Face's files store the four matmul weights as
             (in, out); here they are (out, in).
@@ -25,7 +25,8 @@ typedef struct {
 } GPT2Config;
 
 enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257, PARAM_ALIGN = MOMENT_BLOCK, MAX_HEAD_SIZE = 256 };
-#define MAX_PARAMETERS 0x1p40  // sizes in bytes still fit into size_t
+enum { MAX_CONFIG_NUMBER = 1 << 24 };  // the largest size that a file may name
+#define MAX_PARAMETERS 0x1p40          // sizes in bytes still fit into size_t
 
 static inline int config_head_size(const GPT2Config *c) { return c->channels / c->num_heads; }
 
@@ -182,6 +183,8 @@ static inline size_t param_cols(ParamId id, const GPT2Config *c) { return dim_si
 static inline size_t param_used_rows(ParamId id, const GPT2Config *c) {
     return id == WTE ? (size_t)c->vocab_size : param_rows(id, c);
 }
+
+enum { NAME_LENGTH = 128 };
 
 // name (size bytes) = for example "h.3.ln_1.weight" or "wte.weight"
 static inline void param_name(char *name, size_t size, ParamId id, int layer) {

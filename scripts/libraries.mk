@@ -1,4 +1,5 @@
 # The optional libraries, searched before anything is compiled. The Makefile includes this file.
+# NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c.
 
 links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
 	2>/dev/null && echo yes)
@@ -11,9 +12,10 @@ CBLAS_LIBS_openblas := $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-l
 CBLAS_FLAGS_accelerate := -DHAVE_CBLAS -DHAVE_ACCELERATE
 CBLAS_LIBS_accelerate := -framework Accelerate
 # nvcc takes a second to link with NCCL, so this search runs on first use
-HAVE_NCCL = $(eval HAVE_NCCL := $(shell mkdir -p build && echo 'int main(void) { return 0; }' > build/nccl.cu && \
+HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir -p build && \
+	echo 'int main(void) { return 0; }' > build/nccl.cu && \
 	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
-	echo yes; rm -f build/nccl.cu build/nccl.out))$(HAVE_NCCL)
+	echo yes; rm -f build/nccl.cu build/nccl.out)))$(HAVE_NCCL)
 # these goals compile nothing by themselves
 GOALS := $(filter-out help train test test-all bench-cpu format format-check lint clean install uninstall,$(or \
 	$(MAKECMDGOALS),all))
@@ -23,5 +25,5 @@ FOUND_CBLAS := $(if $(filter 1,$(CBLAS)),$(if $(call links,cblas.h openblas_conf
 	$(CBLAS_LIBS_openblas)),openblas,$(if $(call links,Accelerate/Accelerate.h,$(CBLAS_LIBS_accelerate)),accelerate)))
 HAVE_CBLAS := $(if $(HAVE_ONEDNN),,$(FOUND_CBLAS))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
-HAVE_MPI := $(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS))
+HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))
 endif

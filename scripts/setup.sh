@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench
+# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|peers
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
-# disassembler on a machine with nvcc.
+# disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare with:
+# PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-purpose=${1:-}
+purpose=${1:-} with_peers=
 case $purpose in
 build | train | test | lint | bench) ;;
+peers) purpose=test with_peers=yes ;;
 *)
-    echo "setup: expected build, train, test, lint or bench, found '$purpose'" >&2
+    echo "setup: expected build, train, test, lint, bench or peers, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -90,17 +92,30 @@ install_wheels() {
 }
 # Python packages of today, for tests that compare with them and for bench-tokenizer
 packages=build/py
-has_packages() { [ -x $packages/bin/python3 ] && $packages/bin/python3 -c 'import tiktoken, tokenizers' 2>/dev/null; }
+has_packages() {
+    [ -x $packages/bin/python3 ] && $packages/bin/python3 -c 'import tiktoken, transformers, gguf' 2>/dev/null
+}
 install_packages() {
-    echo "setup: installing tiktoken, tokenizers, tensorboard and wandb with pip into $packages, for tests"
+    echo "setup: installing tiktoken, transformers, gguf, tensorboard and wandb with pip into $packages, for tests"
     /usr/bin/python3 -m venv $packages >/dev/null &&
         $packages/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check \
-            tiktoken tokenizers tensorboard wandb >/dev/null 2>&1 ||
+            tiktoken transformers gguf tensorboard wandb >/dev/null 2>&1 ||
         echo "setup: pip could not install them; going on without"
+}
+install_peers() {
+    local package module
+    for package in torch:torch lm_eval:lm_eval llama-cpp-python:llama_cpp; do
+        module=${package#*:} package=${package%:*}
+        $packages/bin/python3 -c "import $module" 2>/dev/null && continue
+        echo "setup: installing $package with pip into $packages"
+        $packages/bin/python3 -m pip install --quiet --retries 1 --disable-pip-version-check "$package" >/dev/null ||
+            echo "setup: pip could not install $package; going on without"
+    done
 }
 install_tools() {
     [ "$purpose" = test ] || return 0
     has_packages || install_packages
+    [ -z "$with_peers" ] || install_peers
     has_disassembler || install_wheels "cuobjdump and nvdisasm (6 MB)" test_sass.sh nvidia-cuda-cuobjdump \
         nvidia-cuda-nvdisasm
     has_cute || install_wheels "CuTe's headers (13 MB)" test_layouts.sh nvidia-cutlass==4.2.0.0 \

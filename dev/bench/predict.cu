@@ -114,10 +114,6 @@ static void check_claimed(const Recorder *r, const Exec *ex) {
     }
 }
 
-static Problem problem_of(const char *op, OpShape shape, int variant) {
-    return problem_describe(op_case(op), &shape, variant);
-}
-
 static void record(Exec *ex, Group group, const Problem *problem) {
     Recorder *r = recorder_of(ex);
     Call call;
@@ -147,52 +143,20 @@ static void start_call(Exec *ex) { check_claimed(recorder_of(ex), ex); }
 
 // ---- the operations of a training step on one GPU: each runs the kernels and records itself
 
-static OpShape rows_shape(int N, int C) {
-    OpShape s;
-    memset(&s, 0, sizeof s);
-    s.B = 1;
-    s.T = N;
-    s.C = C;
-    return s;
-}
-
-static OpShape matmul_shape(int N, int C, int OC) {
-    OpShape s = rows_shape(N, C);
-    s.OC = OC;
-    return s;
-}
-
-static OpShape attention_shape_of(int B, int T, int NH, int HS) {
-    OpShape s = rows_shape(T, 0);
-    s.B = B;
-    s.NH = NH;
-    s.HS = HS;
-    return s;
-}
-
 static Group matmul_group(Exec *ex, int OC) {
     return OC == recorder_of(ex)->model.local.vocab ? HEAD_MATMULS : BLOCK_MATMULS;
 }
 
-static int gradient_variant(Gradient g, GradMode mode) {
-    return (g.dtype == DT_REAL ? 0 : (int)GRADIENT_BF16) + (mode == GRAD_ADD);
-}
-
-static OpShape embedding_shape(int B, int T, int C, Exec *ex) {
-    const GPT2Config *c = &recorder_of(ex)->model.config;
-    OpShape s = rows_shape(T, C);
-    s.B = B;
-    s.maxT = c->max_seq_len;
-    s.V = c->vocab_size;
-    s.Vp = c->padded_vocab_size;
-    return s;
+static OpShape embedding_shape(int B, int T, Exec *ex) {
+    const GPT2 *m = &recorder_of(ex)->model;
+    return embedding_shape_of(&m->config, &m->local, B, T);
 }
 
 static void record_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T,
                                      int C, Exec *ex) {
     start_call(ex);
     cuda_ops.embedding_forward(out, tokens, wte, wpe, B, T, C, ex);
-    Problem p = problem_of("embedding_forward", embedding_shape(B, T, C, ex), 0);
+    Problem p = call_of("embedding_forward", embedding_shape(B, T, ex), 0);
     record(ex, EMBEDDINGS, &p);
 }
 
@@ -200,7 +164,7 @@ static void record_embedding_backward(Gradient dwte, Gradient dwpe, const floatX
                                       GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
     start_call(ex);
     cuda_ops.embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex);
-    Problem p = problem_of("embedding_backward", embedding_shape(B, T, C, ex), gradient_variant(dwte, mode));
+    Problem p = call_of("embedding_backward", embedding_shape(B, T, ex), gradient_variant(dwte, mode));
     record(ex, EMBEDDINGS, &p);
 }
 
@@ -208,7 +172,7 @@ static void record_layernorm_forward(floatX *out, real *mean, real *rstd, const 
                                      const floatX *bias, int N, int C, Exec *ex) {
     start_call(ex);
     cuda_ops.layernorm_forward(out, mean, rstd, in, weight, bias, N, C, ex);
-    Problem p = problem_of("layernorm_forward", rows_shape(N, C), 0);
+    Problem p = call_rows("layernorm_forward", N, C, 0);
     record(ex, LAYERNORMS, &p);
 }
 
@@ -216,7 +180,7 @@ static void record_layernorm_from_statistics(floatX *out, const floatX *in, cons
                                              const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
     start_call(ex);
     cuda_ops.layernorm_from_statistics(out, in, mean, rstd, weight, bias, N, C, ex);
-    Problem p = problem_of("layernorm_from_statistics", rows_shape(N, C), 0);
+    Problem p = call_rows("layernorm_from_statistics", N, C, 0);
     record(ex, LAYERNORMS, &p);
 }
 
@@ -225,7 +189,7 @@ static void record_layernorm_backward(floatX *dinp, Gradient dweight, Gradient d
                                       GradMode mode, int N, int C, Exec *ex) {
     start_call(ex);
     cuda_ops.layernorm_backward(dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex);
-    Problem p = problem_of("layernorm_backward", rows_shape(N, C), gradient_variant(dweight, mode));
+    Problem p = call_rows("layernorm_backward", N, C, gradient_variant(dweight, mode));
     record(ex, LAYERNORMS, &p);
 }
 
@@ -233,8 +197,7 @@ static void record_matmul_forward(floatX *out, const floatX *in, const floatX *w
                                   const floatX *residual, int N, int C, int OC, Exec *ex) {
     start_call(ex);
     cuda_ops.matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
-    int variant = (bias ? (int)MATMUL_WITH_BIAS : 0) + (residual ? (int)MATMUL_WITH_RESIDUAL : 0);
-    Problem p = problem_of("matmul_forward", matmul_shape(N, C, OC), variant);
+    Problem p = call_matmul_forward(bias, residual, N, C, OC);
     record(ex, matmul_group(ex, OC), &p);
 }
 
@@ -242,26 +205,16 @@ static void record_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *i
                                        const floatX *bias, int N, int C, int OC, Exec *ex) {
     start_call(ex);
     cuda_ops.matmul_gelu_forward(out, pre, in, weight, bias, N, C, OC, ex);
-    Problem p = problem_of("matmul_gelu_forward", matmul_shape(N, C, OC), 0);
+    Problem p = call_matmul_gelu_forward(N, C, OC);
     record(ex, matmul_group(ex, OC), &p);
 }
 
-// cases.h has some combinations of outputs as variants; here each combination is described
 static void record_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
                                    const floatX *dout, const floatX *in, const floatX *weight, const floatX *gelu_pre,
                                    GradMode mode, int N, int C, int OC, Exec *ex) {
     start_call(ex);
     cuda_ops.matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
-    DType type = dweight.at ? dweight.dtype : dbias.dtype;
-    MatmulBackwardVariant v = {
-        mode,           gelu_pre != NULL, dinp != NULL, dweight.at != NULL, dbias.at != NULL, dinp && dinp == in,
-        type == DT_BF16};
-    Problem p;
-    memset(&p, 0, sizeof p);
-    p.op = op_case("matmul_backward");
-    p.shape = matmul_shape(N, C, OC);
-    p.variant = (int)mode + 2 * v.gelu + 4 * v.dinp + 8 * v.dweight + 16 * v.dbias + 32 * v.in_place + 64 * v.rounded;
-    add_matmul_backward(&p, &v);
+    Problem p = call_matmul_backward(dinp, dweight, dbias, in, gelu_pre, mode, N, C, OC);
     record(ex, matmul_group(ex, OC), &p);
 }
 
@@ -269,7 +222,7 @@ static void record_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *e
     start_call(ex);
     cuda_ops.gelu_forward(out, in, n, ex);
     int C = recorder_of(ex)->model.local.units;
-    Problem p = problem_of("gelu_forward", rows_shape((int)(n / (size_t)C), C), 0);
+    Problem p = call_rows("gelu_forward", (int)(n / (size_t)C), C, 0);
     record(ex, GELUS, &p);
 }
 
@@ -277,7 +230,7 @@ static void record_attention_forward(floatX *out, real *lse, const floatX *qkv, 
                                      Exec *ex) {
     start_call(ex);
     cuda_ops.attention_forward(out, lse, qkv, B, T, NH, HS, ex);
-    Problem p = problem_of("attention_forward", attention_shape_of(B, T, NH, HS), 0);
+    Problem p = call_attention("attention_forward", B, T, NH, HS);
     record(ex, ATTENTION_FORWARDS, &p);
 }
 
@@ -285,7 +238,7 @@ static void record_attention_backward(floatX *dqkv, const floatX *dout, const fl
                                       const real *lse, int B, int T, int NH, int HS, Exec *ex) {
     start_call(ex);
     cuda_ops.attention_backward(dqkv, dout, qkv, out, lse, B, T, NH, HS, ex);
-    Problem p = problem_of("attention_backward", attention_shape_of(B, T, NH, HS), 0);
+    Problem p = call_attention("attention_backward", B, T, NH, HS);
     record(ex, ATTENTION_BACKWARDS, &p);
 }
 
@@ -293,44 +246,29 @@ static void record_classifier(real *losses, floatX *logits, const int *targets, 
                               Exec *ex) {
     start_call(ex);
     cuda_ops.classifier(losses, logits, targets, dloss, N, V, Vp, ex);
-    OpShape s = rows_shape(N, 0);
-    s.V = V;
-    s.Vp = Vp;
-    Problem p = problem_of("classifier", s, dloss != 0 ? CLASSIFIER_GRADIENT : CLASSIFIER_LOSS);
+    Problem p = call_classifier(dloss, N, V, Vp);
     record(ex, CLASSIFIERS, &p);
 }
 
 static void record_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
     start_call(ex);
     cuda_ops.loss_sum(total, losses, scale, N, ex);
-    Problem p = problem_of("loss_sum", rows_shape(N, 0), 0);
+    Problem p = call_rows("loss_sum", N, 0, 0);
     record(ex, CLASSIFIERS, &p);
 }
 
 static void record_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
     start_call(ex);
     cuda_ops.global_norm_squared(out, x, mode, n, ex);
-    OpShape s = rows_shape(0, 0);
-    s.n = n;
-    Problem p = problem_of("global_norm_squared", s, gradient_variant(x, mode));
+    Problem p = call_flat("global_norm_squared", x, mode, n);
     record(ex, UPDATES, &p);
-}
-
-static int moment_kind(DType type) {
-    return type == DT_REAL ? (int)ADAMW_REAL : type == DT_BF16 ? (int)ADAMW_BF16 : (int)ADAMW_BYTES;
 }
 
 static void record_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                 const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     start_call(ex);
     cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
-    int weights = state->master ? (int)ADAMW_MASTER : state->remainder ? (int)ADAMW_SPLIT : (int)ADAMW_ALONE;
-    Problem p;
-    memset(&p, 0, sizeof p);
-    p.op = op_case("adamw_update");
-    p.shape.n = recorder_of(ex)->model.layout.total;
-    p.variant = ADAMW_VARIANT(weights, moment_kind(state->moments), moment_kind(grads.dtype));
-    add_adamw(&p, p.shape.n);
+    Problem p = call_adamw_update(state, grads, recorder_of(ex)->model.layout.total);
     record(ex, UPDATES, &p);
 }
 

@@ -6,11 +6,13 @@
 Checks two folders: a checkpoint of the trainer, and a model with random weights that GPT2LMHeadModel.save_pretrained
 writes. GPT2LMHeadModel.from_pretrained must find every tensor and no other tensor in both. Then it compares
   logits  with those of dev/oracle/gpt2.py on random tokens: the largest difference
-  loss    with the trainer's validation loss (-e FOLDER) of a random text: the difference
-Exit status 1 if a difference is above 1e-4.
+  loss    with the trainer's validation loss (-e FOLDER) of random tokens: the difference
+The same random model, saved by transformers in several files and by model_files.py as llm.c's file, must give the
+trainer the very same loss. Exit status 1 if a difference is above 1e-4, or one of those losses is another.
 """
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,9 +27,10 @@ except ImportError as error:
     sys.exit(f"hf_check.py needs PyTorch and transformers ({error}): pip install torch transformers safetensors")
 
 from gpt2 import GPT2, Shape, load_hf
+from model_files import write_llmc
 
 LIMIT = 1e-4
-B, SEQUENCES, BYTES = 4, 8, 256  # of the text whose loss is compared; each byte is a token
+B, SEQUENCES = 4, 8  # of the tokens whose loss is compared
 
 
 def open_hf(folder):
@@ -54,18 +57,19 @@ def logits_difference(hf, folder):
 
 
 @torch.no_grad()
-def hf_loss(hf, text, T):
-    rows = text.unfold(0, T + 1, T).long()  # the last token of a row is the first of the next
+def hf_loss(hf, tokens, T):
+    rows = tokens.unfold(0, T + 1, T).long()  # the last token of a row is the first of the next
     logits = hf(rows[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
 
 
-def trainer_loss(trainer, folder, text, T):
+def trainer_loss(trainer, folder, tokens, vocab, T):
     """the validation loss before the first step, from metrics.jsonl"""
     with tempfile.TemporaryDirectory() as scratch:
-        data, run = os.path.join(scratch, "text"), os.path.join(scratch, "run")
+        data, run = os.path.join(scratch, "tokens.bin"), os.path.join(scratch, "run")
         with open(data, "wb") as file:
-            file.write(bytes(text.tolist()))
+            file.write(struct.pack("<256i", 20240520, 1, len(tokens), 0 if vocab == 50257 else vocab, *[0] * 252))
+            file.write(struct.pack(f"<{len(tokens)}H", *tokens.tolist()))
         command = [trainer, "-e", folder, "-i", data, "-j", data, "-b", B, "-t", T, "-d", B * T, "-x", 1, "-v", 1,
                    "-m", -1, "-s", 0, "-o", run]
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
@@ -77,8 +81,8 @@ def trainer_loss(trainer, folder, text, T):
 
 def loss_difference(hf, folder, trainer):
     T = min(hf.config.n_positions, 256)
-    text = torch.randint(BYTES, (SEQUENCES * T + 1,))
-    ours, theirs = trainer_loss(trainer, folder, text, T), hf_loss(hf, text, T)
+    tokens = torch.randint(hf.config.vocab_size, (SEQUENCES * T + 1,))
+    ours, theirs = trainer_loss(trainer, folder, tokens, hf.config.vocab_size, T), hf_loss(hf, tokens, T)
     return abs(ours - theirs), f"trainer {ours:.6f}, transformers {theirs:.6f}"
 
 
@@ -101,6 +105,22 @@ def save_random_hf(folder):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(folder, safe_serialization=True)
+    return model
+
+
+def check_other_files(model, folder, trainer):
+    """the largest difference of the trainer's loss between model.safetensors and other forms of the model"""
+    c = model.config
+    tokens = torch.randint(c.vocab_size, (SEQUENCES * c.n_positions + 1,))
+    several, llmc = os.path.join(folder, "several"), os.path.join(folder, "model.bin")
+    model.save_pretrained(several, safe_serialization=True, max_shard_size="50KB")
+    write_llmc(folder, llmc, False)
+    files = sum(name.endswith(".safetensors") for name in os.listdir(several))
+    if files < 2:
+        sys.exit(f"transformers saved {files} files, expected several")
+    losses = [trainer_loss(trainer, path, tokens, c.vocab_size, c.n_positions) for path in (folder, several, llmc)]
+    print(f"the same model in {files} files, and as llm.c's file\n  losses {losses}")
+    return max(losses) - min(losses)
 
 
 def main():
@@ -116,11 +136,12 @@ def main():
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
     worst = check("the trainer's checkpoint", sys.argv[1], trainer)
     with tempfile.TemporaryDirectory() as folder:
-        save_random_hf(folder)
+        model = save_random_hf(folder)
         worst = max(worst, check("a model saved by transformers", folder, trainer))
-    verdict = "the same" if worst <= LIMIT else "NOT THE SAME"
-    print(f"worst difference {worst:.2g}, at most {LIMIT:g} is allowed: {verdict}")
-    sys.exit(worst > LIMIT)
+        other = check_other_files(model, folder, trainer)
+    verdict = "the same" if worst <= LIMIT and other == 0 else "NOT THE SAME"
+    print(f"worst difference {worst:.2g}, at most {LIMIT:g} is allowed; between files {other:g}: {verdict}")
+    sys.exit(worst > LIMIT or other != 0)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@
 #   ONLY=REGEX       run only cases whose name matches
 #   VOCAB=FILE       GPT-2's vocab.bpe (default ../shared/data/vocab.bpe beside this checkout)
 #   KEEP=FOLDER      an empty or missing folder, in which the runs stay
-# The wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu) are not compared. The config.json of a run is compared
-# as parsed JSON, since the order of flags may change. Every other file of a run is compared by SHA-256.
+# Wall-clock fields of metrics.jsonl (ms, tokens_per_s, mfu, gpu_*) and tokens_left are not compared. The config.json
+# of a run is compared as parsed JSON, since the order of flags may change. Every other file of a run is compared by
+# SHA-256.
 # Timing chooses among emulated cuBLASLt algorithms, and algorithms differ in their last bits. Both trees therefore use
 # one autotune cache, which BEFORE fills.
 set -uo pipefail
@@ -89,7 +90,7 @@ run() {
 
 # the lines between --- and ---: samples
 samples() { sed -n '/^---$/,/^---$/p' "$1"; }
-metrics() { sed -E 's/,"(ms|tokens_per_s|mfu)":[^,}]*//g' "$1"; }
+metrics() { sed -E 's/,"(ms|tokens_per_s|tokens_left|mfu|gpu_[a-z_]*)":[^,}]*//g' "$1"; }
 
 # first_difference BEFORE AFTER: two texts
 first_difference() {

@@ -985,6 +985,7 @@ static void test_full_disk(void **state) {
                      &disk);
         assert_false(exists(disk.run, "step_00000002"));
         assert_false(exists(disk.run, "step_00000002.tmp"));
+        assert_false(exists(disk.run, "DONE_00000002"));
         assert_holds(earlier, 1);
     }
     save_step(disk.run, 2, long_note);  // the same where there is room
@@ -1112,6 +1113,36 @@ static void test_latest(void **state) {
     }
 }
 
+static int done_files(const char *run) {
+    int count = 0;
+    DIR *dir = opendir(run);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) { count += strncmp(entry->d_name, "DONE_", 5) == 0; }
+    closedir(dir);
+    return count;
+}
+
+// DONE_NNNNNNNN is there if and only if the checkpoint is; other files stay
+static void test_sync_done(void **state) {
+    (void)state;
+    const char *run = new_run("done");
+    static const char *const stale[] = {"DONE_00000003", "DONE_00000099", "DONE_123456789012"};
+    static const char *const kept[] = {"DONE_3", "DONE_", "DONE_00000003.txt", "DONE_-0000003", "done_00000003"};
+    for (size_t i = 0; i < 3; i++) { write_text(joined(run, stale[i]), ""); }
+    for (size_t i = 0; i < 5; i++) { write_text(joined(run, kept[i]), ""); }
+    write_text(joined(run, "DONE_00000004"), "a user's notes");
+    write_text(joined(run, "DONE_00000007"), "");
+    assert_int_equal(mkdir(joined(run, "step_00000007"), 0777), 0);
+    assert_int_equal(mkdir(joined(run, "step_00000012"), 0777), 0);
+    assert_int_equal(mkdir(joined(run, "step_00000003.tmp"), 0777), 0);
+    checkpoint_sync_done(run);
+    for (size_t i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
+    for (size_t i = 0; i < 5; i++) { assert_true(exists(run, kept[i])); }
+    assert_true(exists(run, "DONE_00000004"));
+    assert_true(exists(run, "DONE_00000007"));
+    assert_true(exists(run, "DONE_00000012"));
+    checkpoint_sync_done(temp_path("no_such_run"));
+}
+
 static void test_prune(void **state) {
     (void)state;
     static const struct {
@@ -1141,13 +1172,18 @@ static void test_prune(void **state) {
             assert_int_equal(mkdir(path, 0777), 0);
             write_text(joined(path, "model.safetensors"), "weights");
         }
+        checkpoint_sync_done(run);
         write_text(joined(run, "step_00000010.txt"), "a user's notes");
         checkpoint_prune(run, cases[i].keep, cases[i].major_every);
         assert_true(exists(run, "step_00000010.txt"));
         assert_false(exists(run, "step_00000010.tmp"));
         long long *steps;
         int count = checkpoint_list(run, &steps);
+        assert_int_equal(done_files(run), count);
         for (int k = 0; k < count; k++) {
+            char done[PATH_LENGTH];
+            done_path(done, run, steps[k]);
+            assert_int_equal(access(done, F_OK), 0);
             snprintf(left + strlen(left), sizeof left - strlen(left), "%lld ", steps[k]);
         }
         free(steps);
@@ -1524,6 +1560,7 @@ int main(void) {
         cmocka_unit_test(test_no_run_directory),
         cmocka_unit_test(test_failed_rank_is_named),
         cmocka_unit_test(test_latest),
+        cmocka_unit_test(test_sync_done),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),
         cmocka_unit_test(test_broken_configs),

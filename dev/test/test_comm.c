@@ -295,7 +295,7 @@ static void test_tcp_refusals(void **state) {
     assert_stops(1, "ranks 1, 2 did not connect", run_rendezvous, &self);
     self.rank = 1;
     assert_stops(1, "rank 1 of 3: rank 0 did not connect", run_rendezvous, &self);
-    const char *const nowhere[] = {"here", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http"};
+    const char *const nowhere[] = {"", ":80", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:http"};
     for (int i = 0; i < 5; i++) {
         self.server = nowhere[i];
         assert_stops(2, "as the address of rank 0, expected HOST:PORT", run_rendezvous, &self);
@@ -331,6 +331,10 @@ static void test_tcp_next_address(void **state) {
 static void test_tcp_families(void **state) {
     (void)state;
     char host[256];
+    assert_int_equal(address_parse(host, "10.0.1.220"), 12345);
+    assert_string_equal(host, "10.0.1.220");
+    assert_int_equal(address_parse(host, "[fe80::2]"), 12345);
+    assert_string_equal(host, "fe80::2");
     assert_int_equal(address_parse(host, "[::1]:29500"), 29500);
     assert_string_equal(host, "::1");
     struct sockaddr_in6 own;

@@ -76,6 +76,7 @@ dry_run() {
         -o) output=${!next} ;;
         -y) resumes=${!next} ;;
         -e) needs_run "${!next}" ;;
+        --export) flags+=(-t 8) ;; # the positions of a_run
         --device) if [[ " $devices " != *" ${!next} "* ]]; then i=$next && continue; fi ;;
         esac
         flags+=("${!i}")

@@ -1,12 +1,12 @@
 /*
-The logger: the line on a terminal of any width, metrics.jsonl, and the lines that a resumed run deletes.
+The logger: the line on a terminal of any width, metrics.jsonl, main.log, and the lines that a resumed run deletes.
 */
 #include "testing.h"
 #include "llmc/run/logger.h"
 #include <fcntl.h>
 
 static StepReport report_of(long long step, long long max_steps, const char *note) {
-    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, 0, note};
+    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, 0, note, NULL};
     return r;
 }
 
@@ -20,7 +20,7 @@ static void test_a_pipe_has_every_field(void **state) {
     (void)state;
     assert_string_equal(line_of(report_of(1234567, 7654321, "skipped: loss is an outlier"), 43210.4, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
-                        "1:12:01 left | skipped: loss is an outlier");
+                        "3.37T tokens left | 1:12:01 left | skipped: loss is an outlier");
 }
 
 static void test_fields_leave_as_it_narrows(void **state) {
@@ -29,11 +29,15 @@ static void test_fields_leave_as_it_narrows(void **state) {
         int width;
         const char *line;
     } expected[] = {
-        {104,
-         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
-        {103, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
-        {90, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
-        {89, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
+        {124, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43k tok/s | 3.37T tokens "
+              "left | 1:12:01 left"},
+        {123, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 3.37T tokens left | "
+              "1:12:01 left"},
+        {110, "step 1234567/7654321 | loss 10.9877 | norm 123.457 | 1234.6 ms | 43k tok/s | 3.37T tokens left | "
+              "1:12:01 left"},
+        {109, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 3.37T tokens left | 1:12:01 left"},
+        {95, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 3.37T tokens left | 1:12:01 left"},
+        {94, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
         {75, "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 1:12:01 left"},
         {74, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
         {63, "step 1234567/7654321 | loss 10.9877 | 43k tok/s | 1:12:01 left"},
@@ -57,7 +61,7 @@ static void test_mfu(void **state) {
     r.peak_rate = 100000;
     assert_string_equal(line_of(r, 43210, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
-                        "43.2% MFU | 1:12:01 left");
+                        "43.2% MFU | 3.37T tokens left | 1:12:01 left");
     assert_string_equal(line_of(r, 43210, 87),
                         "step 1234567/7654321 | loss 10.9877 | 1234.6 ms | 43k tok/s | 43.2% MFU | 1:12:01 left");
     assert_string_equal(line_of(r, 43210, 86),
@@ -83,18 +87,39 @@ static void test_it_never_reaches_the_edge(void **state) {
     assert_non_null(strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "gradient norm is an outlier"));
 }
 
-static void test_rates(void **state) {
+static void test_numbers_of_tokens(void **state) {
     (void)state;
     static const struct {
-        double rate;
+        double tokens;
         const char *text;
-    } expected[] = {{0.4, "0 tok/s"},       {9999.4, "9999 tok/s"},  {9999.6, "10k tok/s"},   {43210, "43k tok/s"},
-                    {999400, "999k tok/s"}, {999600, "1.00M tok/s"}, {2154321, "2.15M tok/s"}};
+    } expected[] = {{0.4, "0"},         {9999.4, "9999"},  {9999.6, "10k"},      {43210, "43k"},
+                    {999400, "999k"},   {999600, "1.00M"}, {2154321, "2.15M"},   {999.4e6, "999.40M"},
+                    {999.6e6, "1.00B"}, {9.9e9, "9.90B"},  {999.4e9, "999.40B"}, {3.366e12, "3.37T"}};
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         char text[64];
-        logger_rate(text, sizeof text, expected[i].rate);
+        logger_tokens(text, sizeof text, expected[i].tokens);
         assert_string_equal(text, expected[i].text);
     }
+}
+
+static const GpuReading busy_gpu = {61834.4, 1980, 652.3, 61};
+
+// the GPU's readings leave a narrow line after the learning rate
+static void test_gpu_readings(void **state) {
+    (void)state;
+    StepReport r = report_of(7654321, 7654321, "");
+    r.gpu = &busy_gpu;
+    assert_string_equal(line_of(r, 43210, 0),
+                        "step 7654321/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
+                        "61834 MiB 1980 MHz 652 W 61 C | 0 tokens left | 1:12:01 left");
+    assert_non_null(strstr(line_of(r, 43210, 140), "norm 123.457 | 1234.6 ms | 43k tok/s | 61834 MiB 1980 MHz 652 W"));
+    assert_null(strstr(line_of(r, 43210, 120), "MiB"));
+    assert_non_null(strstr(line_of(r, 43210, 120), "norm 123.457"));
+    GpuReading some = {NAN, 1980, NAN, 61}, none = {NAN, NAN, NAN, NAN};
+    r.gpu = &some;
+    assert_non_null(strstr(line_of(r, 43210, 0), "43210 tok/s | 1980 MHz 61 C | 0 tokens left"));
+    r.gpu = &none;
+    assert_non_null(strstr(line_of(r, 43210, 0), "43210 tok/s | 0 tokens left"));
 }
 
 static void test_time_left(void **state) {
@@ -138,7 +163,7 @@ static const char *stdout_of(void (*function)(void)) {
 }
 
 static StepReport quarter_second(long long step, double loss, double norm) {
-    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, 0, ""};
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, 0, "", NULL};
     return r;
 }
 
@@ -157,15 +182,25 @@ static void test_metrics(void **state) {
     const char *path = stdout_of(log_three_steps);
     assert_string_equal(
         contents_of(temp_path("metrics.jsonl")),
-        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
-        "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n"
+        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+        "\"tokens_left\":2000}\n"
+        "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+        "\"tokens_left\":1000}\n"
         "{\"step\":2,\"val_loss\":4.0625}\n"
-        "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000}\n");
+        "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+        "\"tokens_left\":0}\n");
+    // llm.c counts the updates from 0, and an evaluation at the number of finished updates
+    assert_string_equal(contents_of(temp_path("main.log")), "s:0 trl:5.5000 lr:0.000600 norm:1.25\n"
+                                                            "s:1 trl:nan lr:0.000600 norm:inf\n"
+                                                            "s:2 tel:4.0625\n"
+                                                            "s:2 trl:0.3333 lr:0.000600 norm:-inf\n");
     // the first step and the last; the second came too soon
     assert_string_equal(contents_of(path),
-                        "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n"
+                        "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
+                        "2000 tokens left | 0:00 left\n"
                         "step 2 | validation loss 4.0625\n"
-                        "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | 0:00 left\n");
+                        "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
+                        "0 tokens left | 0:00 left\n");
 }
 
 static void log_with_a_peak(void) {
@@ -181,7 +216,90 @@ static void test_metrics_of_a_gpu(void **state) {
     stdout_of(log_with_a_peak);
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
                         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
-                        "\"mfu\":0.25}\n");
+                        "\"tokens_left\":2000,\"mfu\":0.25}\n");
+}
+
+// ---- the GPU's readings, of an NVML of this test
+
+static int fake_memory(NvmlDevice *device, NvmlMemory *memory) {
+    NvmlMemory m = {80ull << 30, 79ull << 30, 1ull << 30};
+    (*(unsigned *)device)++;  // counts the readings
+    *memory = m;
+    return NVML_DONE;
+}
+static int fake_clock(NvmlDevice *device, int which, unsigned *megahertz) {
+    assert_int_equal(which, NVML_SM);
+    *megahertz = 1000 + *(unsigned *)device;
+    return NVML_DONE;
+}
+static int fake_power(NvmlDevice *device, unsigned *milliwatts) {
+    (void)device;
+    *milliwatts = 650250;
+    return NVML_DONE;
+}
+static int not_supported(NvmlDevice *device, int which, unsigned *celsius) {
+    (void)device, (void)which, (void)celsius;
+    return 3;
+}
+
+// readings: of the GPU so far
+static GpuMonitor fake_monitor(int every, unsigned *readings) {
+    GpuMonitor g;
+    memset(&g, 0, sizeof g);
+    g.every = every;
+    g.library = readings;
+    g.device = (NvmlDevice *)(void *)readings;
+    Nvml nvml = {NULL, NULL, NULL, fake_memory, fake_clock, fake_power, not_supported};
+    g.nvml = nvml;
+    *readings = 0;
+    return g;
+}
+
+static void log_with_a_gpu(void) {
+    unsigned readings;
+    Logger log = logger_open(temp_dir(), 0, true);
+    log.gpu = fake_monitor(2, &readings);
+    for (int step = 1; step <= 3; step++) { logger_step(&log, quarter_second(step, 5.5, 1.25)); }
+    assert_int_equal(readings, 1);
+    log.gpu.library = NULL;
+    logger_close(&log);
+}
+
+// -lg 2; the temperature is not supported
+static void test_metrics_of_gpu_readings(void **state) {
+    (void)state;
+    stdout_of(log_with_a_gpu);
+    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
+                        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+                        "\"tokens_left\":2000}\n"
+                        "{\"step\":2,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+                        "\"tokens_left\":1000,\"gpu_memory_mib\":1024,\"gpu_clock_mhz\":1001,\"gpu_power_w\":650.25}\n"
+                        "{\"step\":3,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
+                        "\"tokens_left\":0}\n");
+}
+
+// -lg -1: a second passes between readings, and every step has the last one. -lg N: steps alone count
+static void test_when_the_gpu_is_read(void **state) {
+    (void)state;
+    unsigned readings;
+    GpuMonitor g = fake_monitor(-1, &readings);
+    static const struct {
+        double now;
+        unsigned readings;
+    } expected[] = {{5, 1}, {5.1, 1}, {5.999, 1}, {6, 2}, {6.5, 2}, {9, 3}, {9.999, 3}};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        const GpuReading *r = gpu_monitor_read(&g, (long long)i + 1, expected[i].now);
+        assert_non_null(r);
+        assert_int_equal(readings, expected[i].readings);
+        assert_true(r->clock_mhz == 1000 + expected[i].readings && isnan(r->temperature_c));
+    }
+    g = fake_monitor(3, &readings);
+    for (int step = 1; step <= 9; step++) {
+        assert_int_equal(gpu_monitor_read(&g, step, 5) != NULL, step % 3 == 0);
+        assert_int_equal(readings, step / 3);
+    }
+    g.library = NULL;
+    assert_null(gpu_monitor_read(&g, 3, 5));
 }
 
 static void log_a_second_later(void) {
@@ -219,6 +337,7 @@ static void test_a_saved_checkpoint(void **state) {
 static void resume_after_two(void) {
     Logger log = logger_open(temp_dir(), 2, true);
     logger_val(&log, 3, 0.5);
+    logger_hellaswag(&log, 3, 0.25);
     logger_close(&log);
 }
 
@@ -226,10 +345,16 @@ static void test_a_resumed_run_goes_on(void **state) {
     (void)state;
     static const char lines[] =
         "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
+    static const char main_log[] = "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\ns:2 trl:3.0\ns:3 trl:2";
     write_file("metrics.jsonl", lines, sizeof lines - 1);
+    write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
-                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n");
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n"
+                        "{\"step\":3,\"hellaswag\":0.25}\n");
+    // the update of s:2 is the third, after the checkpoint
+    assert_string_equal(contents_of(temp_path("main.log")), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"
+                                                            "s:3 tel:0.5000\ns:3 eval:0.2500\n");
     stdout_of(log_three_steps);  // a new run starts the log anew
     assert_null(strstr(contents_of(temp_path("metrics.jsonl")), "val_loss\":0.5"));
 }
@@ -251,6 +376,9 @@ static void test_truncation(void **state) {
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":0.1", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("{\"step\":1,\"loss\":1}\n{\"st", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("hello\n\n{\"step\":1,\"loss\":1}\n", 9, "{\"step\":1,\"loss\":1}\n");
+    assert_truncated("s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\ns:10 trl:1\ns:11 tel:1\n", 10,
+                     "s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\n");
+    assert_truncated("s:-1 tel:1\ns: tel:1\ns:1\ns:1 tel:1\n", 9, "s:1 tel:1\n");
     assert_truncated("", 9, "");
     logger_truncate(temp_path("missing.jsonl"), 3);
     assert_int_not_equal(access(temp_path("missing.jsonl"), F_OK), 0);
@@ -269,10 +397,13 @@ int main(void) {
         cmocka_unit_test(test_fields_leave_as_it_narrows),
         cmocka_unit_test(test_mfu),
         cmocka_unit_test(test_it_never_reaches_the_edge),
-        cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_gpu_readings),
+        cmocka_unit_test(test_numbers_of_tokens),
         cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_metrics_of_a_gpu),
+        cmocka_unit_test(test_metrics_of_gpu_readings),
+        cmocka_unit_test(test_when_the_gpu_is_read),
         cmocka_unit_test(test_a_step_is_shown_a_second_later),
         cmocka_unit_test(test_a_saved_checkpoint),
         cmocka_unit_test(test_a_resumed_run_goes_on),

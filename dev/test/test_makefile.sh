@@ -31,8 +31,8 @@ chmod +x "$folder"/bin/*
 # made STATUS GPU WORD...: what `make WORD...` would do on a machine with this GPU
 made() {
     local status=0
-    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n train_gpt2 "${@:3}" \
-        >said 2>&1) || status=$?
+    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n \
+        "${target:-train_gpt2}" "${@:3}" >said 2>&1) || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
 }
 has() { grep -qF -- "$1" "$folder/said" || { echo "expected '$1' in:" && tail -n 6 "$folder/said"; }; }
@@ -54,6 +54,29 @@ report "without a GPU: the architectures that nvcc knows, sm_75 in fp32 alone" "
     made 0 "" DEVICE=cuda
     has "-DPRECISION_BF16"
     has "-lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -Xcompiler"
+)"
+
+target=train_gpt2cu
+report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that name" "$(
+    made 0 "" USE_CUDNN=1
+    has "-DPRECISION_BF16"
+    has "train_gpt2.cu -o train_gpt2cu"
+    has "arch=compute_90,code=sm_90"
+    made 0 "NVIDIA H100, 9.0" USE_CUDNN=1 PRECISION=FP32
+    has -arch=native
+    has -DPRECISION_FP32
+    made 0 "NVIDIA H100, 9.0" USE_CUDNN=1 GPU_COMPUTE_CAPABILITY=80
+    has "-arch=sm_80"
+    lacks -arch=native
+)"
+report "train_gpt2cu: NO_USE_MPI and NO_MULTI_GPU leave out MPI and NCCL" "$(
+    sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
+    made 0 "" USE_CUDNN=1
+    has -DHAVE_NCCL
+    made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1
+    has "train_gpt2.cu -o train_gpt2cu"
+    lacks -DHAVE_MPI
+    lacks -DHAVE_NCCL
 )"
 
 end_tests

@@ -61,6 +61,10 @@ static inline int cuda_capability(void) {
     return 10 * major + minor;
 }
 
+static inline void cuda_pci_bus_id(char id[PCI_BUS_ID_LENGTH]) {
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, PCI_BUS_ID_LENGTH, cuda_current_device()));
+}
+
 #ifdef __CUDACC__
 static __global__ void do_nothing(int) { wait_for_previous_kernel(); }
 
@@ -200,6 +204,28 @@ static inline void cuda_event_synchronize(int which, Exec *ex) {
     CUDA_CHECK(cudaEventSynchronize(ex->cuda->events[which]));
 }
 
+struct DeviceEvent {
+    cudaEvent_t event;
+};
+
+static inline DeviceEvent *cuda_event_timed(Exec *ex) {
+    DeviceEvent *timed = static_cast<DeviceEvent *>(xmalloc(sizeof *timed));
+    CUDA_CHECK(cudaEventCreateWithFlags(&timed->event, cudaEventDefault));
+    CUDA_CHECK(cudaEventRecord(timed->event, stream_of(ex)));
+    return timed;
+}
+
+static inline double cuda_seconds_between(const DeviceEvent *from, const DeviceEvent *to) {
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, from->event, to->event));
+    return 1e-3 * static_cast<double>(milliseconds);
+}
+
+static inline void cuda_event_destroy(DeviceEvent *timed) {
+    CUDA_CHECK(cudaEventDestroy(timed->event));
+    free(timed);
+}
+
 static inline void cuda_capture_begin(Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
 }
@@ -226,6 +252,7 @@ static inline void cuda_graph_destroy(DeviceGraph *graph) {
 static const Device cuda_device = {
     .name = "cuda",
     .steps_ahead = 1,
+    .pci_bus_id = cuda_pci_bus_id,
     .allocate = cuda_allocate,
     .release = cuda_release,
     .free_bytes = cuda_free_bytes,
@@ -241,6 +268,9 @@ static const Device cuda_device = {
     .enqueue_copy = cuda_enqueue_copy,
     .event_record = cuda_event_record,
     .event_synchronize = cuda_event_synchronize,
+    .event_timed = cuda_event_timed,
+    .seconds_between = cuda_seconds_between,
+    .event_destroy = cuda_event_destroy,
     .capture_begin = cuda_capture_begin,
     .capture_end = cuda_capture_end,
     .graph_launch = cuda_graph_launch,

@@ -2,7 +2,7 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, PlainKernels, Device, DeviceGraph, cpu_device, now_seconds
+defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, PCI_BUS_ID_LENGTH, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -15,6 +15,7 @@ done when the call returns. On a GPU the call returns at once, and events tell t
 
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
+struct Profile;          // run/profile.h: --profile
 
 // Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
 // is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is our own GEMM.
@@ -36,16 +37,24 @@ typedef struct Exec {
         bf16 *in, *dout, *params;
         const floatX *source;  // the parameters that `params` is a copy of
     } rounded;
-    struct CudaExec *cuda;  // NULL on a CPU
-    bool rare_shapes;       // the next matmuls have shapes that seldom repeat: they are not autotuned
-    PlainKernels plain;     // set before Backend.open
+    struct CudaExec *cuda;    // NULL on a CPU
+    bool rare_shapes;         // the next matmuls have shapes that seldom repeat: they are not autotuned
+    PlainKernels plain;       // set before Backend.open
+    struct Profile *profile;  // of a backend that --profile wraps, else NULL
+    int layer;                // the transformer block that runs, or NO_LAYER: --profile shows it
 } Exec;
 
+enum { NO_LAYER = -1 };
+
 typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
+typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and the time at which the device reaches it
+
+enum { PCI_BUS_ID_LENGTH = 32 };
 
 typedef struct {
     const char *name;
     int steps_ahead;  // steps that the host may enqueue before it reads the results of an earlier step
+    void (*pci_bus_id)(char id[PCI_BUS_ID_LENGTH]);  // "0000:3b:00.0" of this process's GPU; NULL: no GPU
 
     // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
@@ -69,6 +78,11 @@ typedef struct {
     // ---- event 0 or 1: record it after the work enqueued so far; synchronize returns when that work is done
     void (*event_record)(int which, Exec *ex);
     void (*event_synchronize)(int which, Exec *ex);
+
+    // ---- timed events, any number of them: recorded at once. seconds_between does not wait for the work before them
+    DeviceEvent *(*event_timed)(Exec *ex);
+    double (*seconds_between)(const DeviceEvent *from, const DeviceEvent *to);
+    void (*event_destroy)(DeviceEvent *event);
 
     // ---- CUDA graphs. Work between begin and end is captured and does not run. NULL: the device has no graphs
     void (*capture_begin)(Exec *ex);
@@ -137,9 +151,29 @@ static inline void host_event(int which, Exec *ex) {
     (void)ex;
 }
 
+// seconds on a clock that never jumps; only differences have a meaning
+static inline double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// a DeviceEvent of the CPU is the time of its record
+static inline DeviceEvent *host_event_timed(Exec *ex) {
+    double *seconds = (double *)xmalloc(sizeof *seconds);
+    (void)ex;
+    *seconds = now_seconds();
+    return (DeviceEvent *)seconds;
+}
+static inline double host_seconds_between(const DeviceEvent *from, const DeviceEvent *to) {
+    return *(const double *)to - *(const double *)from;
+}
+static inline void host_event_destroy(DeviceEvent *event) { free(event); }
+
 static const Device cpu_device = {
     .name = "cpu",
     .steps_ahead = 0,
+    .pci_bus_id = NULL,
     .allocate = host_allocate,
     .release = free,
     .free_bytes = host_free_bytes,
@@ -155,15 +189,11 @@ static const Device cpu_device = {
     .enqueue_copy = host_enqueue_copy,
     .event_record = host_event,
     .event_synchronize = host_event,
+    .event_timed = host_event_timed,
+    .seconds_between = host_seconds_between,
+    .event_destroy = host_event_destroy,
     .capture_begin = NULL,
     .capture_end = NULL,
     .graph_launch = NULL,
     .graph_destroy = NULL,
 };
-
-// seconds on a clock that never jumps; only differences have a meaning
-static inline double now_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}

@@ -1,6 +1,6 @@
 /*
 Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
-defines: Range, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes
+defines: Range, Documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -9,6 +9,13 @@ defines: Range, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_
 typedef struct {
     size_t offset, count;
 } Range;
+
+// The ranges of rows of a micro-batch that are sequences of their own, in order and without a gap. ranges NULL: each row
+// of (B,T) is one sequence.
+typedef struct {
+    const Range *ranges;
+    int count;
+} Documents;
 
 // the elements that both ranges have; count is 0 where there are none
 static inline Range range_intersect(Range a, Range b) {

@@ -499,6 +499,11 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     }
     return cudaSuccess;
 }
+inline cudaError_t cudaDeviceGetPCIBusId(char *id, int room, int device) {
+    if (device != 0) { return simt::failed(cudaErrorInvalidDevice); }
+    return snprintf(id, static_cast<size_t>(room), "0000:51:0d.0") < room ? cudaSuccess
+                                                                          : simt::failed(cudaErrorInvalidValue);
+}
 inline cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     *total_bytes = simt::runtime().device_bytes;
     *free_bytes = *total_bytes - std::min(*total_bytes, simt::runtime().device_bytes_used);

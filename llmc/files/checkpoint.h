@@ -8,15 +8,17 @@ A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whol
 and read from it, so RUN must be one folder that every rank sees.
 RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
 folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
+RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
-         checkpoint_save, checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run, checkpoint_prune,
-         checkpoint_load, checkpoint_load_state
+         checkpoint_save, checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run,
+         checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/files/hugging_face.h"
 #include "llmc/files/model_state.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -154,6 +156,19 @@ static inline long long checkpoint_step(const char *name, const char *suffix) {
     return strcmp(name, same) == 0 ? step : -1;
 }
 
+static inline void done_path(char *path, const char *run_dir, long long step) {
+    format_path(path, "%s/DONE_%08lld", run_dir, step);
+}
+
+// Creates DONE_NNNNNNNN after the checkpoint of that step is on the disk; returns 0 or an errno.
+static inline int mark_done(const char *run_dir, long long step) {
+    char path[PATH_LENGTH];
+    done_path(path, run_dir, step);
+    sync_folder(run_dir);  // otherwise a power cut can undo the checkpoint's rename and leave DONE_NNNNNNNN
+    int error = create_empty_file(path);
+    return error == EEXIST ? 0 : error;
+}
+
 // deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
@@ -193,11 +208,13 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/name, which must not exist. All ranks call it. After a failure, a full disk for example, the half-written
-// folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they are.
+// Saves RUN/name, which must not exist, and after a step_NNNNNNNN the file DONE_NNNNNNNN. All ranks call it. After a
+// failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier
+// checkpoints stay as they are.
 static inline void checkpoint_save_as(const char *run_dir, const char *name, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
+    long long step = checkpoint_step(name, "");
     int failed_rank;
     format_path(folder, "%s/%s", run_dir, name);
     format_path(aside, "%s.tmp", folder);
@@ -205,8 +222,9 @@ static inline void checkpoint_save_as(const char *run_dir, const char *name, con
     int error = agree_on_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s->world, &failed_rank);
     if (!error) { error = checkpoint_write_files(aside, s, state, &failed_rank); }
     if (!error) { error = agree_on_error(first && rename(aside, folder) != 0 ? errno : 0, s->world, &failed_rank); }
+    if (!error && step >= 0) { error = agree_on_error(first ? mark_done(run_dir, step) : 0, s->world, &failed_rank); }
     if (error) { checkpoint_fail(folder, aside, error, failed_rank, s); }
-    if (first) { sync_folder(run_dir); }  // otherwise a power cut can undo the rename
+    if (first) { sync_folder(run_dir); }
 }
 
 // checkpoint_save_as RUN/step_NNNNNNNN: a run saves a step once.
@@ -278,6 +296,40 @@ static inline void checkpoint_best(char name[32], const char *run_dir) {
     name[length > 0 ? length : 0] = 0;
 }
 
+// the step of an empty file named DONE_00000100; -1 for anything else
+static inline long long done_step(const char *run_dir, const char *name) {
+    char as_folder[64], path[PATH_LENGTH];
+    struct stat info;
+    if (strncmp(name, "DONE_", 5) != 0) { return -1; }
+    snprintf(as_folder, sizeof as_folder, "step_%.40s", name + 5);
+    format_path(path, "%s/%s", run_dir, name);
+    bool empty = stat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size == 0;
+    return empty ? checkpoint_step(as_folder, "") : -1;
+}
+
+// Makes the files DONE_NNNNNNNN agree with the checkpoints of a run: a kill can come between the two, an older version
+// wrote no such files, and a user may delete a checkpoint.
+static inline void checkpoint_sync_done(const char *run_dir) {
+    char path[PATH_LENGTH];
+    long long *steps;
+    int count = checkpoint_list(run_dir, &steps);
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        long long step = done_step(run_dir, entry->d_name);
+        checkpoint_path(path, run_dir, step);
+        if (step < 0 || access(path, F_OK) == 0) { continue; }
+        done_path(path, run_dir, step);
+        unlink(path);
+    }
+    if (dir) { closedir(dir); }
+    for (int i = 0; i < count; i++) {
+        int error = mark_done(run_dir, steps[i]);
+        done_path(path, run_dir, steps[i]);
+        if (error) { run_error("could not create '%s': %s; make -o writable", path, strerror(error)); }
+    }
+    free(steps);
+}
+
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
 // The target of RUN/best stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
@@ -289,6 +341,8 @@ static inline void checkpoint_prune(const char *run_dir, int keep, int major_eve
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
         if (minor++ < keep || checkpoint_step(best, "") == steps[i]) { continue; }
         char path[PATH_LENGTH];
+        done_path(path, run_dir, steps[i]);
+        unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
         remove_checkpoint(path);
     }
@@ -320,7 +374,7 @@ static inline void note_conversions(const ModelFile *optimizer, const ModelState
 static inline void checkpoint_load(const char *folder, const ModelFile *model, const ModelState *s) {
     char path[PATH_LENGTH];
     format_path(path, "%s/optimizer.safetensors", folder);
-    ModelFile optimizer = {model->config, safetensors_open(path), ""};
+    ModelFile optimizer = {model->config, safetensors_open(path), "", false};
     bool rounded = dtype_size(model_find(model, "", "wte.weight")->dtype) < dtype_size(DT_F32);
     bool has_masters = model_find(&optimizer, "master.", "wte.weight") != NULL;
     moments_load(&optimizer, false, s);

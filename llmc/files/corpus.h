@@ -1,7 +1,7 @@
 /*
 The documents of a corpus, read once and in order: files of text, files of JSON lines, or stdin.
-defines: CorpusPosition, CorpusPiece, Corpus, corpus_open, corpus_next, corpus_seek, corpus_position, corpus_bytes,
-         corpus_bytes_read, corpus_fingerprint, corpus_document, corpus_close
+defines: CorpusPosition, CorpusPiece, Corpus, corpus_open, corpus_open_for, corpus_next, corpus_seek, corpus_position,
+         corpus_bytes, corpus_bytes_read, corpus_fingerprint, corpus_object, corpus_document, corpus_close
 
 Text        A file is one document. With a separator, a line equal to the separator ends a document, and is no text.
 JSON lines  files that end in .jsonl, or stdin if a field is given. A line is an object; its document is the string in
@@ -55,6 +55,7 @@ typedef struct {
 typedef struct {
     CorpusFile *files;
     int num_files;
+    const char *flag;               // that named the files, for messages
     const char *field, *separator;  // separator NULL: none
     CorpusPosition at;
     int fd;  // of files[at.file]; -1: not open
@@ -75,25 +76,26 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     struct stat info;
     bool is_stdin = strcmp(path, "-") == 0;
     if ((is_stdin ? fstat(STDIN_FILENO, &info) : stat(path, &info)) != 0) {
-        input_error("-i: could not find %s: %s; name files that can be read", path, strerror(errno));
+        input_error("%s: could not find %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
     if (S_ISDIR(info.st_mode)) {
-        input_error("-i: %s is a folder; name its files, for example with '%s/*.txt'", path, path);
+        input_error("%s: %s is a folder; name its files, for example with '%s/*.txt'", c->flag, path, path);
     }
     if (!is_stdin && access(path, R_OK) != 0) {
-        input_error("-i: could not open %s: %s; name files that can be read", path, strerror(errno));
+        input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
     file->path = xstrdup(path);
     file->bytes = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     file->is_json = is_json;
 }
 
-// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. field: of JSON lines; NULL: CORPUS_FIELD,
-// and stdin is text. separator: NULL, or text that starts with a visible character. Stops unless every file can be
-// read. Close with corpus_close.
-static inline Corpus corpus_open(const char *pattern, const char *field, const char *separator) {
+// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: that named the files, for messages; it
+// is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts with
+// a visible character. Stops unless every file can be read. Close with corpus_close.
+static inline Corpus corpus_open_for(const char *flag, const char *pattern, const char *field, const char *separator) {
     Corpus c;
     memset(&c, 0, sizeof c);
+    c.flag = flag;
     c.field = field ? field : CORPUS_FIELD;
     c.separator = separator;
     c.fd = -1;
@@ -107,8 +109,8 @@ static inline Corpus corpus_open(const char *pattern, const char *field, const c
     }
     glob_t found;
     if (glob(pattern, 0, NULL, &found) != 0) {
-        input_error("-i: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
-                    pattern);
+        input_error("%s: no file matches '%s'; give a path, a quoted pattern such as 'corpus/*.txt', or - for stdin",
+                    flag, pattern);
     }
     c.files = (CorpusFile *)xcalloc(found.gl_pathc, sizeof *c.files);
     for (size_t i = 0; i < found.gl_pathc; i++) {
@@ -116,6 +118,11 @@ static inline Corpus corpus_open(const char *pattern, const char *field, const c
     }
     globfree(&found);
     return c;
+}
+
+// corpus_open_for the pattern of -i
+static inline Corpus corpus_open(const char *pattern, const char *field, const char *separator) {
+    return corpus_open_for("-i", pattern, field, separator);
 }
 
 static inline void corpus_close(Corpus *c) {
@@ -159,7 +166,7 @@ static inline CorpusPosition corpus_position(const Corpus *c) { return c->at; }
 static inline void corpus_open_file(Corpus *c) {
     const char *path = c->files[c->at.file].path;
     c->fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    if (c->fd < 0) { run_error("-i: could not open %s: %s", path, strerror(errno)); }
+    if (c->fd < 0) { run_error("%s: could not open %s: %s", c->flag, path, strerror(errno)); }
     c->begin = c->end = 0;
     c->whole = false;
 }
@@ -177,7 +184,7 @@ static inline void corpus_fill(Corpus *c, size_t least) {
     while (c->end < c->capacity) {
         ssize_t got = read(c->fd, c->window + c->end, c->capacity - c->end);
         if (got < 0 && errno == EINTR) { continue; }
-        if (got < 0) { run_error("-i: could not read %s: %s", c->files[c->at.file].path, strerror(errno)); }
+        if (got < 0) { run_error("%s: could not read %s: %s", c->flag, c->files[c->at.file].path, strerror(errno)); }
         c->whole = got == 0;
         if (got == 0) { return; }
         c->end += (size_t)got;
@@ -194,10 +201,10 @@ static inline void corpus_seek(Corpus *c, CorpusPosition at) {
         corpus_fill(c, 1);
         size_t here = c->end - c->begin < left ? c->end - c->begin : (size_t)left;
         if (here == 0) {
-            input_error("-i: %s ends %" PRIu64
+            input_error("%s: %s ends %" PRIu64
                         " bytes before the place where the last run stopped; give the same input "
                         "again",
-                        c->files[at.file].path, left);
+                        c->flag, c->files[at.file].path, left);
         }
         c->begin += here;
         left -= here;
@@ -256,7 +263,7 @@ static inline bool corpus_next_json(Corpus *c, CorpusPiece *piece) {
         size_t bytes = c->end - c->begin;
         const char *newline = (const char *)memchr(text + searched, '\n', bytes - searched);
         if (!newline && bytes > CORPUS_MAX_LINE) {
-            run_error("-i %s line %" PRIu64 ": longer than %d bytes; expected one document a line",
+            run_error("%s %s line %" PRIu64 ": longer than %d bytes; expected one document a line", c->flag,
                       c->files[c->at.file].path, c->at.line + 1, CORPUS_MAX_LINE);
         }
         if (!newline && !c->whole) {
@@ -313,18 +320,24 @@ static inline size_t corpus_remove_nul(char *line, size_t bytes) {
     return to;
 }
 
+// The object of a line of JSON, whose line[bytes] the function may overwrite; the caller deletes it. NULL: the line
+// holds no object and nothing else.
+static inline cJSON *corpus_object(char *line, size_t bytes) {
+    const char *end = line;
+    if (memchr(line, 0, bytes)) { return NULL; }
+    bytes = corpus_remove_nul(line, bytes);
+    cJSON *json = cJSON_ParseWithLengthOpts(line, bytes, &end, false);
+    if (json && cJSON_IsObject(json) && end + strspn(end, " \t") == line + bytes) { return json; }
+    cJSON_Delete(json);
+    return NULL;
+}
+
 // The document of a line of JSON, whose line[bytes] the function may overwrite. *json holds the result; the caller
 // deletes it. NULL: *trouble says why, in words that follow the line's number.
 static inline const char *corpus_document(char *line, size_t bytes, const char *field, cJSON **json,
                                           const char **trouble) {
-    const char *end = line;
-    *json = NULL;
-    *trouble = "is no JSON object; expected an object a line";
-    if (memchr(line, 0, bytes)) { return NULL; }
-    bytes = corpus_remove_nul(line, bytes);
-    *json = cJSON_ParseWithLengthOpts(line, bytes, &end, false);
-    bool whole = *json && end + strspn(end, " \t") == line + bytes;
-    if (!whole || !cJSON_IsObject(*json)) { return NULL; }
-    *trouble = "has no string in the field; name the field of the text with --field";
+    *json = corpus_object(line, bytes);
+    *trouble = *json ? "has no string in the field; name the field of the text with --field"
+                     : "is no JSON object; expected an object a line";
     return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(*json, field));
 }

@@ -2,8 +2,8 @@
 Files of tokens, and a loader that reads the next batch in a thread while the current step runs.
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
          token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close,
-         DataLoader, dataloader_open, dataloader_next, dataloader_position, dataloader_seek,
-         dataloader_sequences_per_epoch, dataloader_close
+         DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_position, dataloader_seek,
+         dataloader_sequences_per_epoch, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
             tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file
@@ -17,6 +17,7 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
                             within one file at a time
             Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
             R ranks are together the same for every R.
+Examples    Of examples.h, a sequence is a row. Shuffled, the rows of an epoch are permuted by (seed, e).
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
             is reported by the dataloader_next that would return the batch.
 */
@@ -24,6 +25,7 @@ Reading     Each loader has a thread that reads one micro-batch ahead. An error 
 #include "llmc/common/check.h"
 #include "llmc/common/hash.h"
 #include "llmc/common/rng.h"
+#include "llmc/files/examples.h"
 #include "llmc/params.h"
 #include <fcntl.h>
 #include <glob.h>
@@ -341,6 +343,8 @@ enum { BATCH_WANTED, BATCH_READY, BATCH_QUIT };
 // the shared fields without the lock belong to the thread, else to the caller: each side waits for its turn.
 typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
+    Documents documents;          // of examples, the sequences in the batch; valid as long
+    int num_targets;              // in the batch; of token files B*T
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
@@ -348,6 +352,7 @@ typedef struct {
     int reading;  // index of the batch in `batches` that is filled
     // source
     TokenFiles files;
+    const ExampleRows *rows;  // NULL: token files
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
@@ -358,8 +363,11 @@ typedef struct {
     uint64_t *ends;  // (num_files) sequences up to the end of each file, in that order
     // destination
     TokenReader tokens;
-    int *ids;         // (T+1)
-    int *batches[2];  // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
+    int *ids;          // (T+1)
+    int *batches[2];   // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
+    Range *ranges[2];  // (B,T) each, of examples: the ranges of the sequences in the batch
+    Documents read_documents;
+    int read_targets;
 } DataLoader;
 
 static inline uint64_t token_file_sequences(const TokenFile *file, int T) {
@@ -401,11 +409,36 @@ static inline bool loader_sequence(DataLoader *l, uint64_t s) {
     return token_reader_read(&l->tokens, l->ids, f, first, (size_t)l->T + 1);
 }
 
+// the row of examples that is sequence number s
+static inline int loader_row(const DataLoader *l, uint64_t s) {
+    uint64_t n = l->sequences_per_epoch, epoch = s / n, k = s % n;
+    return (int)(l->shuffle ? rng_permute(rng_bits(l->seed, EPOCH_STREAM, epoch), k, n) : k);
+}
+
+// loader_read of rows of examples
+static inline void loader_read_rows(DataLoader *l, int *inputs, int *targets, uint64_t first) {
+    Range *ranges = l->ranges[l->reading];
+    int count = 0;
+    l->read_targets = 0;
+    for (int b = 0; b < l->B; b++) {
+        int row = loader_row(l, first + (uint64_t)b);
+        size_t at = (size_t)b * (size_t)l->T;
+        count += example_row_read(l->rows, row, inputs + at, targets + at, ranges + count, at);
+        l->read_targets += l->rows->targets[row];
+    }
+    l->read_documents.ranges = ranges;
+    l->read_documents.count = count;
+}
+
 static inline void loader_read(DataLoader *l) {
     size_t T = (size_t)l->T;
     int *inputs = l->batches[l->reading], *targets = inputs + (size_t)l->B * T;
     uint64_t first = l->position + (uint64_t)l->rank * (uint64_t)l->B;
     l->tokens.exit_status = 0;
+    if (l->rows) {
+        loader_read_rows(l, inputs, targets, first);
+        return;
+    }
     for (size_t b = 0; b < (size_t)l->B; b++) {
         if (!loader_sequence(l, first + b)) { return; }
         memcpy(inputs + b * T, l->ids, T * sizeof(int));
@@ -474,11 +507,7 @@ static inline uint64_t token_files_sequences(const TokenFiles *files, int T) {
     return sequences;
 }
 
-// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
-// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. The thread reads *l,
-// which must not move. Close with dataloader_close.
-static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
-                                   int rank, int num_ranks, int vocab_size) {
+static inline void loader_init(DataLoader *l, int B, int T, bool shuffle, uint64_t seed, int rank, int num_ranks) {
     memset(l, 0, sizeof *l);
     l->B = B;
     l->T = T;
@@ -486,14 +515,36 @@ static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B
     l->num_ranks = num_ranks;
     l->shuffle = shuffle;
     l->seed = seed;
+    l->read_targets = B * T;
+    for (int i = 0; i < 2; i++) { l->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
+}
+
+// A loader of micro-batches (B,T) for one of num_ranks data-parallel ranks, at position 0. files are copied. Stops if
+// no file is as long as a sequence; dataloader_next stops at an id that is not below vocab_size. The thread reads *l,
+// which must not move. Close with dataloader_close.
+static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B, int T, bool shuffle, uint64_t seed,
+                                   int rank, int num_ranks, int vocab_size) {
+    loader_init(l, B, T, shuffle, seed, rank, num_ranks);
     l->sequences_per_epoch = token_files_sequences(files, T);
     l->files = token_files_copy(files, files->use);
     l->order = (int *)xcalloc((size_t)files->num_files, sizeof(int));
     l->ends = (uint64_t *)xcalloc((size_t)files->num_files, sizeof(uint64_t));
     l->tokens = token_reader_open(&l->files, (size_t)T + 1, vocab_size);
     l->ids = (int *)xcalloc((size_t)T + 1, sizeof(int));
-    for (int i = 0; i < 2; i++) { l->batches[i] = (int *)xcalloc(2 * (size_t)B * (size_t)T, sizeof(int)); }
     loader_start_epoch(l, 0);
+    loader_start_thread(l);
+}
+
+// The same of rows of examples, which must outlive the loader.
+static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *rows, int B, bool shuffle, uint64_t seed,
+                                            int rank, int num_ranks) {
+    int T = rows->examples->T;
+    loader_init(l, B, T, shuffle, seed, rank, num_ranks);
+    l->files.flag = "-i";
+    l->rows = rows;
+    l->sequences_per_epoch = (uint64_t)rows->num_rows;
+    l->tokens.fd = -1;
+    for (int i = 0; i < 2; i++) { l->ranges[i] = (Range *)xcalloc((size_t)B * (size_t)T, sizeof(Range)); }
     loader_start_thread(l);
 }
 
@@ -503,6 +554,8 @@ static inline void dataloader_next(DataLoader *l) {
     if (l->tokens.exit_status != 0) { token_reader_stop(&l->tokens); }
     l->inputs = l->batches[l->reading];
     l->targets = l->inputs + (size_t)l->B * (size_t)l->T;
+    l->documents = l->read_documents;
+    l->num_targets = l->read_targets;
     l->reading = 1 - l->reading;
     loader_ask(l, BATCH_WANTED, l->position + (uint64_t)l->B * (uint64_t)l->num_ranks);
 }
@@ -518,6 +571,14 @@ static inline void dataloader_seek(DataLoader *l, uint64_t position) {
 
 static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *l) { return l->sequences_per_epoch; }
 
+// the targets in sequences [first, first + count), of all ranks
+static inline uint64_t dataloader_targets(const DataLoader *l, uint64_t first, uint64_t count) {
+    if (!l->rows) { return count * (uint64_t)l->T; }
+    uint64_t sum = 0;
+    for (uint64_t s = first; s < first + count; s++) { sum += (uint64_t)l->rows->targets[loader_row(l, s)]; }
+    return sum;
+}
+
 static inline void dataloader_close(DataLoader *l) {
     loader_wait(l);
     loader_ask(l, BATCH_QUIT, 0);
@@ -526,7 +587,10 @@ static inline void dataloader_close(DataLoader *l) {
     pthread_mutex_destroy(&l->lock);
     token_reader_close(&l->tokens);
     token_files_close(&l->files);
-    for (int i = 0; i < 2; i++) { free(l->batches[i]); }
+    for (int i = 0; i < 2; i++) {
+        free(l->batches[i]);
+        free(l->ranges[i]);
+    }
     free(l->ids);
     free(l->ends);
     free(l->order);

@@ -1,22 +1,22 @@
 /*
-A GPT-2 in Hugging Face's files: the tensors in model.safetensors, the shape of the model in config.json.
-defines: NAME_LENGTH, ModelFile, model_find, param_file_shape, model_tensor, model_open, model_close
+A GPT-2 in files. Hugging Face's: the tensors in model.safetensors, or in several files that
+model.safetensors.index.json names; the shape of the model in config.json. llm.c's: one .bin file (llmc_file.h).
+defines: ModelFile, model_find, model_transposed, param_file_shape, model_tensor, model_weights_path, model_open,
+         model_close
 
-Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in the file and
-(out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
+Tensors have the names of param_specs, in some files after "transformer.". Conv1D weights are (in, out) in Hugging
+Face's files and (out, in) here: `transposed`. Vectors have one dimension. The vocabulary has no padding.
 */
 #pragma once
-#include "llmc/files/json_file.h"
-#include "llmc/params.h"
-#include "llmc/files/safetensors.h"
-
-enum { NAME_LENGTH = 128, MAX_CONFIG_NUMBER = 1 << 24 };
+#include "llmc/files/llmc_file.h"
+#include "llmc/files/safetensors_index.h"
 
 // an open model
 typedef struct {
     GPT2Config config;
     SafeTensors file;
     const char *prefix;  // "" or "transformer."
+    bool out_in;         // the file's matmul weights are (out, in), as in llm.c's
 } ModelFile;
 
 static inline const SafeTensor *model_find(const ModelFile *model, const char *prefix, const char *name) {
@@ -25,20 +25,48 @@ static inline const SafeTensor *model_find(const ModelFile *model, const char *p
     return safetensors_find(&model->file, full);
 }
 
+// whether the file's table of a parameter is (in, out)
+static inline bool model_transposed(const ModelFile *model, ParamId id) {
+    return param_specs[id].transposed && !model->out_in;
+}
+
+// Stops at a config.json of another architecture. A missing key means GPT-2.
+static inline void model_check_architecture(const cJSON *json, const char *path) {
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "model_type"));
+    bool known = !type || strcmp(type, "gpt2") == 0;
+    const cJSON *name;
+    cJSON_ArrayForEach(name, cJSON_GetObjectItemCaseSensitive(json, "architectures")) {
+        if (!known || !cJSON_IsString(name)) { continue; }
+        type = name->valuestring;
+        known = strncmp(type, "GPT2", 4) == 0;
+    }
+    if (!known) {
+        input_error("'%s' describes a model of type %.60s, expected gpt2; this trainer knows no other architecture, so "
+                    "give a GPT-2 with -e",
+                    path, type);
+    }
+}
+
 // Stops at a variant of GPT-2 that config.json can describe and this trainer lacks. A missing key means GPT-2's value.
+// The five activations are transformers' names of one function, GELU approximated by tanh.
 static inline void model_check_variant(const GPT2Config *c, const cJSON *json, const char *path) {
+    enum { MOST_VALUES = 5 };
     char hidden[32];
     snprintf(hidden, sizeof hidden, "%lld", 4LL * c->channels);
-    const char *const facts[][3] = {{"activation_function", "\"gelu_new\"", ""},
-                                    {"layer_norm_epsilon", "1e-05", ""},
-                                    {"n_inner", "null", hidden},
-                                    {"scale_attn_weights", "true", ""},
-                                    {"scale_attn_by_inverse_layer_idx", "false", ""},
-                                    {"tie_word_embeddings", "true", ""}};
+    const char *const facts[][1 + MOST_VALUES] = {{"activation_function", "\"gelu_new\"", "\"gelu_pytorch_tanh\"",
+                                                   "\"gelu_fast\"", "\"gelu_accurate\"", "\"gelu_python_tanh\""},
+                                                  {"layer_norm_epsilon", "1e-05"},
+                                                  {"n_inner", "null", hidden},
+                                                  {"scale_attn_weights", "true"},
+                                                  {"scale_attn_by_inverse_layer_idx", "false"},
+                                                  {"add_cross_attention", "false"},
+                                                  {"tie_word_embeddings", "true"}};
     for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, facts[i][0]);
         char *found = cJSON_PrintUnformatted(item);
-        if (found && strcmp(found, facts[i][1]) != 0 && strcmp(found, facts[i][2]) != 0) {
+        bool same = !found;
+        for (int k = 1; k <= MOST_VALUES && facts[i][k]; k++) { same = same || strcmp(found, facts[i][k]) == 0; }
+        if (!same) {
             input_error("'%s' has %.60s as \"%s\", expected GPT-2's own, %s; this trainer knows no other variant of "
                         "GPT-2, so give another model with -e",
                         path, found, facts[i][0], facts[i][1]);
@@ -56,6 +84,7 @@ static inline void model_config_from_json(GPT2Config *c, const cJSON *json, cons
                    {"n_embd", &c->channels},
                    {"n_positions", &c->max_seq_len},
                    {"vocab_size", &c->vocab_size}};
+    model_check_architecture(json, path);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         *numbers[i].value = (int)json_whole(json, numbers[i].key, 1, MAX_CONFIG_NUMBER, path);
     }
@@ -89,7 +118,7 @@ static inline void model_config_from_tensors(ModelFile *model) {
     }
 }
 
-// a tensor as a table in the file: transposed where Hugging Face's Conv1D is, a vector as one row
+// a tensor as a table in Hugging Face's files: transposed where Conv1D is, a vector as one row
 static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Config *c) {
     bool transposed = param_specs[id].transposed;
     size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
@@ -103,6 +132,11 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     size_t shape[2];
     param_name(name, sizeof name, id, layer);
     param_file_shape(shape, id, &model->config);
+    if (model->out_in && param_specs[id].transposed) {
+        size_t in = shape[0];
+        shape[0] = shape[1];
+        shape[1] = in;
+    }
     const SafeTensor *t = model_find(model, prefix, name);
     if (!t) {
         input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model, or the config.json "
@@ -119,12 +153,12 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     return t;
 }
 
-// stops unless the file has every tensor of the model's layers, and no further layer
+// stops unless the file has every tensor of the model's layers as numbers, and no further layer
 static inline void model_check_tensors(const ModelFile *model) {
     const GPT2Config *c = &model->config;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         for (int layer = 0; layer < param_layers((ParamId)id, c); layer++) {
-            model_tensor(model, "", (ParamId)id, layer);
+            safetensors_check_real(&model->file, model_tensor(model, "", (ParamId)id, layer));
         }
     }
     char name[NAME_LENGTH];
@@ -159,27 +193,47 @@ static inline void model_check_tied(const ModelFile *model) {
     }
 }
 
-// Opens a folder with model.safetensors, or a .safetensors file, and reads the config.json beside it. Stops unless all
+// weights (PATH_LENGTH) = the file with the weights of a model: of a folder model.safetensors, else the index of
+// several files. A path that is no folder stays as it is.
+static inline void model_weights_path(char *weights, const char *path) {
+    char index[PATH_LENGTH];
+    struct stat info;
+    format_path(weights, "%s", path);
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) { return; }
+    format_path(weights, "%s/model.safetensors", path);
+    format_path(index, "%s/model.safetensors.index.json", path);
+    if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
+}
+
+// opens a .safetensors file or an index, and the config.json beside it
+static inline void model_open_hugging_face(ModelFile *model, const char *weights) {
+    char config[PATH_LENGTH];
+    const char *slash = strrchr(weights, '/');
+    format_path(config, "%.*sconfig.json", slash ? (int)(slash - weights) + 1 : 0, weights);
+    model->file = is_json_name(weights) ? safetensors_open_index(weights) : safetensors_open(weights);
+    if (!model_find(model, "", "wte.weight")) { model->prefix = "transformer."; }
+    cJSON *json = read_json(config);
+    if (json) {
+        model_config_from_json(&model->config, json, config);
+        cJSON_Delete(json);
+    } else {
+        model_config_from_tensors(model);
+    }
+}
+
+// Opens a folder of Hugging Face's, a .safetensors file, the index of several, or llm.c's model file. Stops unless all
 // tensors of a GPT-2 are there. Close with model_close.
 static inline ModelFile model_open(const char *path) {
     ModelFile model;
-    struct stat info;
-    char weights[PATH_LENGTH], config[PATH_LENGTH];
+    char weights[PATH_LENGTH];
     memset(&model, 0, sizeof model);
-    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    const char *slash = strrchr(path, '/');
-    int parent = slash ? (int)(slash - path) + 1 : 0;
-    format_path(weights, folder ? "%s/model.safetensors" : "%s", path);
-    format_path(config, "%.*s%sconfig.json", folder ? (int)strlen(path) : parent, path, folder ? "/" : "");
-    model.file = safetensors_open(weights);
     model.prefix = "";
-    if (!model_find(&model, "", "wte.weight")) { model.prefix = "transformer."; }
-    cJSON *json = read_json(config);
-    if (json) {
-        model_config_from_json(&model.config, json, config);
-        cJSON_Delete(json);
+    model_weights_path(weights, path);
+    if (llmc_is_model(weights)) {
+        model.file = llmc_open(weights, &model.config);
+        model.out_in = true;
     } else {
-        model_config_from_tensors(&model);
+        model_open_hugging_face(&model, weights);
     }
     config_check(&model.config, weights);
     model_check_tensors(&model);

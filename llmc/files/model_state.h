@@ -16,6 +16,7 @@ Conversion  A tensor whose type differs from the type of the run is converted wh
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/files/model_file.h"
+#include "llmc/files/tokenizer.h"
 #include "llmc/moments.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/layout.h"
@@ -54,9 +55,9 @@ enum { CHUNK_ELEMENTS = 1 << 18 };  // of a tensor in host memory at a time
 
 // The next chunk of a range, after `done` elements. A tensor that is transposed in the file is one chunk: smaller
 // chunks would make short reads and writes.
-static inline ParamRange range_chunk(ParamRange range, size_t done, ParamId id) {
+static inline ParamRange range_chunk(ParamRange range, size_t done, bool transposed) {
     size_t left = range.count - done;
-    bool whole = param_specs[id].transposed || left < CHUNK_ELEMENTS;
+    bool whole = transposed || left < CHUNK_ELEMENTS;
     ParamRange chunk = {range.offset + done, whole ? left : (size_t)CHUNK_ELEMENTS, range.params + done,
                         range.state + done};
     return chunk;
@@ -225,7 +226,7 @@ static inline void family_write_tensor(SafeTensorsWriter *w, int index, const Te
     }
     ParamRange range = param_owned_range(layout, id, layer, used), chunk;
     for (size_t done = 0; done < range.count; done += chunk.count) {
-        chunk = range_chunk(range, done, id);
+        chunk = range_chunk(range, done, param_specs[id].transposed);
         unsigned char *host = (unsigned char *)xmalloc(chunk.count * size);
         family_fetch(host, family, chunk, s->device);
         if (family->scales) {
@@ -324,7 +325,7 @@ static inline void read_transposed(const StoredTensor *t, unsigned char *out, Pa
 // A range of a tensor in (out, in) order, with zeros as padding; the caller frees it. Reads no other bytes of the file.
 static inline void *read_range(const StoredTensor *t, ParamRange range, const Slice *slice) {
     size_t size = t->codes ? 1 : sizeof(real);
-    bool transposed = param_specs[t->id].transposed;
+    bool transposed = model_transposed(t->file, t->id);
     unsigned char *out = (unsigned char *)xcalloc(range.count, size);
     for (int i = 0; transposed && i < slice->num_rectangles; i++) { read_transposed(t, out, range, slice, i, size); }
     for (size_t i = 0; !transposed && i < slice_num_ranges(slice); i++) {
@@ -362,7 +363,7 @@ static inline void weights_load(const ModelFile *file, const char *prefix, const
             StoredTensor stored = stored_tensor(file, prefix, id, layer);
             ParamRange range = param_updated_range(&layout, id, layer, param_used(&layout, id)), chunk;
             for (size_t done = 0; done < range.count; done += chunk.count) {
-                chunk = range_chunk(range, done, id);
+                chunk = range_chunk(range, done, model_transposed(file, id));
                 real *numbers = (real *)read_range(&stored, chunk, &layout.slice[id]);
                 weights_store(&s->optimizer, numbers, chunk, s->device);
                 free(numbers);
@@ -494,7 +495,7 @@ static inline void moments_load_tensor(const StoredTensor *t, ParamRange range, 
     float *scales = convert ? read_scales(t, 0, num_scales) : NULL;
     ParamRange chunk;
     for (size_t done = 0; done < range.count; done += chunk.count) {
-        chunk = range_chunk(range, done, t->id);
+        chunk = range_chunk(range, done, model_transposed(t->file, t->id));
         void *elements = read_range(t, chunk, slice);
         if (copy) {
             codes_copy(t, (uint8_t *)elements, chunk, slices > 1 ? layout->sharding.tp_rank : 0, o, is_v, device);

@@ -1,8 +1,8 @@
 /*
 Reads and writes .safetensors files, a range of a tensor at a time: no whole tensor has to fit in memory.
 defines: SafeTensor, SafeTensors, safetensors_try_open, safetensors_open, safetensors_find, safetensors_read,
-         safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create, safetensors_join,
-         safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
+         safetensors_check_real, safetensors_read_real, safetensors_close, SafeTensorsWriter, safetensors_create,
+         safetensors_join, safetensors_declare, safetensors_begin, safetensors_write, safetensors_finish, f16_to_float
 The file:
   8 bytes      N, the length of the header, little-endian
   N bytes      JSON, {"__metadata__":{string:string},"NAME":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...},
@@ -36,15 +36,18 @@ typedef struct {
     int num_dims;  // 0: one element
     size_t shape[ST_MAX_DIMS];
     uint64_t begin, end;  // in bytes, from the start of the data
+    int shard;            // the file that holds the tensor: an index into SafeTensors.shards, if there are any
 } SafeTensor;
 
-typedef struct {
+typedef struct SafeTensors {
     char *path;
-    int fd;
+    int fd;               // -1: the tensors are in the shards
     uint64_t data_start;  // in bytes, from the start of the file
     int num_tensors;
     SafeTensor *tensors;  // sorted by name
-    char refusal[512];    // why the file could not be opened, in words that follow its name
+    int num_shards;       // 0: one file
+    struct SafeTensors *shards;
+    char refusal[512];  // why the file could not be opened, in words that follow its name
 } SafeTensors;
 
 // ---- checks while a file is opened. Each returns true, or false with the reason in st->refusal.
@@ -280,13 +283,19 @@ static inline bool st_load(SafeTensors *st) {
 
 // ---- reading
 
-static inline void safetensors_close(SafeTensors *st) {
+static inline void st_close_file(SafeTensors *st) {
     for (int i = 0; i < st->num_tensors; i++) { free(st->tensors[i].name); }
     free(st->tensors);
     free(st->path);
     if (st->fd >= 0) { close(st->fd); }
     memset(st, 0, sizeof *st);
     st->fd = -1;
+}
+
+static inline void safetensors_close(SafeTensors *st) {
+    for (int i = 0; i < st->num_shards; i++) { st_close_file(&st->shards[i]); }
+    free(st->shards);
+    st_close_file(st);
 }
 
 // Opens a file and checks the whole header. False: nothing stays open, and error (size bytes) holds the reason in a
@@ -328,12 +337,13 @@ static inline const SafeTensor *safetensors_find(const SafeTensors *st, const ch
 static inline void safetensors_read(const SafeTensors *st, const SafeTensor *t, uint64_t byte_offset, void *out,
                                     size_t bytes) {
     assert(byte_offset <= t->end - t->begin && bytes <= t->end - t->begin - byte_offset);
-    int failure = st_pread(st->fd, out, bytes, st->data_start + t->begin + byte_offset);
+    const SafeTensors *file = st->num_shards > 0 ? &st->shards[t->shard] : st;
+    int failure = st_pread(file->fd, out, bytes, file->data_start + t->begin + byte_offset);
     if (failure) {
         run_error(
             "could not read tensor '%s' of '%s': %s; the file was whole when it was opened, so check the disk, and "
             "leave the file alone during a run",
-            t->name, st->path, failure == ENODATA ? "the file has become shorter" : strerror(failure));
+            t->name, file->path, failure == ENODATA ? "the file has become shorter" : strerror(failure));
     }
 }
 
@@ -362,16 +372,22 @@ static inline real st_element(const unsigned char *block, DType dtype, size_t i)
     }
 }
 
+// stops unless a tensor holds F64, F32, BF16 or F16
+static inline void safetensors_check_real(const SafeTensors *st, const SafeTensor *t) {
+    DType dtype = t->dtype;
+    if (dtype != DT_F64 && dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16) {
+        input_error("tensor '%s' of '%s' holds %s, expected F32, F64, BF16 or F16; export the model as one of these",
+                    t->name, st->path, dtype == NUM_DTYPES ? "another type" : dtype_name(dtype));
+    }
+}
+
 // out (count) = elements [first_element, first_element + count) of a tensor of F64, F32, BF16 or F16, converted. F64
 // read as float is rounded, all else is exact. Stops at another type.
 static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor *t, uint64_t first_element, real *out,
                                          size_t count) {
     unsigned char block[65536];
     DType dtype = t->dtype;
-    if (dtype != DT_F64 && dtype != DT_F32 && dtype != DT_BF16 && dtype != DT_F16) {
-        input_error("tensor '%s' of '%s' holds %s, expected F32, F64, BF16 or F16; export the model as one of these",
-                    t->name, st->path, dtype == NUM_DTYPES ? "another type" : dtype_name(dtype));
-    }
+    safetensors_check_real(st, t);
     size_t element_size = dtype_size(dtype), most = sizeof block / element_size;
     for (size_t done = 0, n; done < count; done += n) {
         n = count - done < most ? count - done : most;

@@ -1,6 +1,6 @@
 /*
 The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
-defines: tokenizer_write_merges, tokenizer_write_vocab, tokenizer_open
+defines: tokenizer_symbol, tokenizer_merges_by_id, tokenizer_write_merges, tokenizer_write_vocab, tokenizer_open
 
 merges.txt       "#version: 0.2", then a line for each merge, in the order of the ids: two symbols with a space between
 vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the symbol of each id
@@ -12,30 +12,50 @@ A symbol is a token with its bytes written as characters, as tokenizer.h describ
 #include "llmc/files/tokenizer.h"
 
 // the character that stands for a byte
-static inline uint32_t tokenizer_byte_character(const Tokenizer *t, int byte) {
-    return tokenizer_byte_is_plain(byte) ? (uint32_t)byte : 256 + (uint32_t)(t->byte_token[byte] - TOKENIZER_NUM_PLAIN);
+static inline uint32_t tokenizer_byte_character(int byte) {
+    uint32_t code = 256;
+    if (tokenizer_byte_is_plain(byte)) { return (uint32_t)byte; }
+    for (int other = 0; other < byte; other++) { code += !tokenizer_byte_is_plain(other); }
+    return code;
+}
+
+// symbol (2 * TOKENIZER_MAX_TOKEN_BYTES) = a token as a symbol, without a NUL. Returns its bytes.
+static inline size_t tokenizer_symbol(const Tokenizer *t, int token, char *symbol) {
+    size_t bytes, length = 0;
+    const char *text = tokenizer_decode(t, token, &bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        uint32_t code = tokenizer_byte_character((uint8_t)text[i]);
+        if (code >= 128) { symbol[length++] = (char)(0xC0 | code >> 6); }
+        symbol[length++] = (char)(code < 128 ? code : 0x80 | (code & 0x3F));
+    }
+    return length;
 }
 
 // Writes a token as a symbol. In JSON, a quote and a backslash take a backslash.
 static inline void tokenizer_write_symbol(const Tokenizer *t, int token, bool json, FILE *file) {
-    size_t bytes;
-    const char *text = tokenizer_decode(t, token, &bytes);
-    for (size_t i = 0; i < bytes; i++) {
-        uint32_t code = tokenizer_byte_character(t, (uint8_t)text[i]);
-        if (json && (code == '"' || code == '\\')) { fputc('\\', file); }
-        if (code >= 128) { fputc((int)(0xC0 | code >> 6), file); }
-        fputc((int)(code < 128 ? code : 0x80 | (code & 0x3F)), file);
+    char symbol[2 * TOKENIZER_MAX_TOKEN_BYTES];
+    size_t length = tokenizer_symbol(t, token, symbol);
+    for (size_t i = 0; i < length; i++) {
+        if (json && (symbol[i] == '"' || symbol[i] == '\\')) { fputc('\\', file); }
+        fputc(symbol[i], file);
     }
+}
+
+// (vocab_size) the merge that makes each token, as in Tokenizer.merges; 0 for a byte and for end-of-text. t has merges;
+// the caller frees it.
+static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
+    uint64_t *of_id = (uint64_t *)xcalloc((size_t)t->vocab_size, sizeof *of_id);
+    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
+        if (t->merges[slot]) { of_id[(uint32_t)t->merges[slot]] = t->merges[slot]; }
+    }
+    return of_id;
 }
 
 // Writes merges.txt; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
     FILE *file = fopen(path, "w");
     if (!file) { return errno; }
-    uint64_t *of_id = (uint64_t *)xcalloc((size_t)t->vocab_size, sizeof *of_id);
-    for (int slot = 0; slot < TOKENIZER_MERGE_SLOTS; slot++) {
-        if (t->merges[slot]) { of_id[(uint32_t)t->merges[slot]] = t->merges[slot]; }
-    }
+    uint64_t *of_id = tokenizer_merges_by_id(t);
     fputs("#version: 0.2\n", file);
     for (int id = 256; id < t->end_of_text; id++) {
         tokenizer_write_symbol(t, (int)(of_id[id] >> 48), false, file);

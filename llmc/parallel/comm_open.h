@@ -29,7 +29,7 @@ typedef enum { COMM_INIT_MPI, COMM_INIT_FILE, COMM_INIT_TCP } CommInit;  // in t
 typedef struct {
     CommInit init;                           // -pi
     int num_processes, rank, gpus_per_node;  // -pn -pr -pg; for fs and tcp only: mpirun sets its own
-    const char *server;                      // -ps, for tcp: HOST:PORT of rank 0
+    const char *server;                      // -ps, for tcp: HOST:PORT or HOST of rank 0
     const char *folder;                      // -pf, for fs: a folder that all ranks can write to
     const char *job;                         // for fs and tcp: the same on all ranks, different in other jobs
     double timeout;                          // --comm-timeout, seconds

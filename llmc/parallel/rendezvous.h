@@ -182,21 +182,24 @@ static inline void rendezvous_file(const Rendezvous *r, const char *folder) {
 
 #define CONNECT_SECONDS 3.0  // per address, so that an address without an answer does not delay the next one
 
-// Parses "HOST:PORT" or "[HOST]:PORT": fills host[256] and returns the port.
+#define LLMC_PORT 12345  // llm.c's, of an address without a port
+
+// Parses "HOST:PORT", "[HOST]:PORT", "HOST" or "[HOST]": fills host[256] and returns the port. An IPv6 address needs
+// brackets.
 static inline int address_parse(char *host, const char *server) {
-    const char *colon = strrchr(server, ':');
+    const char *bracket = strrchr(server, ']'), *colon = strrchr(bracket ? bracket : server, ':');
     char *end = NULL;
-    long port = colon ? strtol(colon + 1, &end, 10) : 0;
-    size_t length = colon ? (size_t)(colon - server) : 0;
-    if (port < 1 || port > 65535 || *end || length == 0 || length >= 256) {
-        input_error("found '%s' as the address of rank 0, expected HOST:PORT", server);
+    long port = colon ? strtol(colon + 1, &end, 10) : LLMC_PORT;
+    size_t length = colon ? (size_t)(colon - server) : strlen(server);
+    if (port < 1 || port > 65535 || (end && *end) || length == 0 || length >= 256) {
+        input_error("found '%s' as the address of rank 0, expected HOST:PORT, or HOST for port %d", server, LLMC_PORT);
     }
     bool bracketed = server[0] == '[' && server[length - 1] == ']';
     snprintf(host, 256, "%.*s", (int)(bracketed ? length - 2 : length), server + bracketed);
     return (int)port;
 }
 
-// all addresses of "HOST:PORT"; the caller frees them with freeaddrinfo
+// all addresses of "HOST:PORT" or "HOST"; the caller frees them with freeaddrinfo
 static inline struct addrinfo *address_resolve(const char *server) {
     char host[256], service[16];
     snprintf(service, sizeof service, "%d", address_parse(host, server));
@@ -380,7 +383,7 @@ static inline void rendezvous_connect(const Rendezvous *r, const char *server, i
     freeaddrinfo(addresses);
 }
 
-// Copies r->payload from rank 0, at `server` ("HOST:PORT"), to every rank. The connections stay open in peers
+// Copies r->payload from rank 0, at `server` (address_parse), to every rank. The connections stay open in peers
 // (size): on rank 0, peers[r] to rank r; on the others, peers[0] to rank 0.
 static inline void rendezvous_tcp(const Rendezvous *r, const char *server, int *peers) {
     char host[256];

@@ -167,34 +167,75 @@ static inline const floatX *column_parallel_backward(const TensorParallel *tp, f
 
 // ---- embedding and classifier
 
+// Adds the position embeddings to this rank's rows x (own_rows,C). A document has positions of its own.
+static inline void add_positions(const TensorParallel *tp, floatX *x, const floatX *wpe, Documents documents, int T,
+                                 int C) {
+    if (!documents.ranges) {
+        tp->ops->position_embedding_forward(x, wpe, (int)tp->first_row, tp->own_rows, T, C, tp->ex);
+        return;
+    }
+    const Range own = {tp->first_row, (size_t)tp->own_rows};
+    for (int d = 0; d < documents.count; d++) {
+        Range document = documents.ranges[d], rows = range_intersect(document, own);
+        if (rows.count == 0) { continue; }
+        tp->ops->position_embedding_forward(x + (rows.offset - own.offset) * (size_t)C, wpe,
+                                            (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
+                                            C, tp->ex);
+    }
+}
+
+// dwpe (maxT,C) (+)= the gradient of add_positions; dout (own_rows,C)
+static inline void add_positions_backward(const TensorParallel *tp, Gradient dwpe, const floatX *dout,
+                                          Documents documents, GradMode mode, int T, int maxT, int C) {
+    if (!documents.ranges) {
+        tp->ops->position_embedding_backward(dwpe, dout, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
+        return;
+    }
+    const Range own = {tp->first_row, (size_t)tp->own_rows};
+    for (int d = 0; d < documents.count; d++) {
+        Range document = documents.ranges[d], rows = range_intersect(document, own);
+        if (rows.count == 0) { continue; }
+        tp->ops->position_embedding_backward(dwpe, dout + (rows.offset - own.offset) * (size_t)C, mode,
+                                             (int)(rows.offset - document.offset), (int)rows.count, (int)document.count,
+                                             maxT, C, tp->ex);
+        mode = GRAD_ADD;
+    }
+}
+
 // out = wte[tokens] + wpe; tokens (B,T), wpe of the first position, out this rank's rows of (B*T,C). One rank holds a
 // token's embedding; the other ranks add zeros.
 static inline void vocab_parallel_embedding_forward(const TensorParallel *tp, floatX *out, const int *tokens,
-                                                    const floatX *wte, const floatX *wpe, int B, int T, int C) {
-    if (tp->comm->size == 1) {
+                                                    const floatX *wte, const floatX *wpe, Documents documents, int B,
+                                                    int T, int C) {
+    int N = B * T, first_id = tp->comm->rank * tp->vocab;
+    if (tp->comm->size == 1 && !documents.ranges) {
         tp->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, tp->ex);
         return;
     }
-    int N = B * T, first_id = tp->comm->rank * tp->vocab;
+    if (tp->comm->size == 1) {
+        tp->ops->token_embedding_forward(out, tokens, wte, 0, tp->vocab, N, C, tp->ex);
+        add_positions(tp, out, wpe, documents, T, C);
+        return;
+    }
     floatX *partial = scratch_acquire(tp->partial, "partial", tp->all_elements);
     tp->ops->token_embedding_forward(partial, tokens, wte, first_id, tp->vocab, N, C, tp->ex);
     ParallelRows sum = rows_reduce_scatter(tp, partial);
     const floatX *own = rows_wait(tp, &sum);
     tp->device->enqueue_copy(out, own, (size_t)tp->own_rows * (size_t)C * sizeof(floatX), tp->ex);
-    tp->ops->position_embedding_forward(out, wpe, (int)tp->first_row, tp->own_rows, T, C, tp->ex);
+    add_positions(tp, out, wpe, documents, T, C);
     scratch_release(tp->partial);
 }
 
 // dwte (vocab,C) += dout, dwpe (maxT,C) (+)= dout. dout: rows_all_gather has begun.
 static inline void vocab_parallel_embedding_backward(const TensorParallel *tp, Gradient dwte, Gradient dwpe,
-                                                     const ParallelRows *dout, const int *tokens, GradMode mode, int B,
-                                                     int T, int maxT, int C) {
-    if (tp->comm->size == 1) {
+                                                     const ParallelRows *dout, const int *tokens, Documents documents,
+                                                     GradMode mode, int B, int T, int maxT, int C) {
+    int N = B * T, first_id = tp->comm->rank * tp->vocab;
+    if (tp->comm->size == 1 && !documents.ranges) {
         tp->ops->embedding_backward(dwte, dwpe, dout->own, tokens, mode, B, T, maxT, C, tp->ex);
         return;
     }
-    int N = B * T, first_id = tp->comm->rank * tp->vocab;
-    tp->ops->position_embedding_backward(dwpe, dout->own, mode, (int)tp->first_row, tp->own_rows, T, maxT, C, tp->ex);
+    add_positions_backward(tp, dwpe, dout->own, documents, mode, T, maxT, C);
     const floatX *all = rows_wait(tp, dout);
     tp->ops->token_embedding_backward(dwte, all, tokens, first_id, tp->vocab, N, C, tp->ex);
 }

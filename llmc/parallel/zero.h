@@ -145,6 +145,7 @@ static inline void zero_gather_changed(Zero *z) {
 // same buffer. `next`: the bucket read after this one, or NO_BUCKET; at stage 3 it is prefetched if it has another
 // buffer.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
+    z->ex->layer = bucket_kind(&z->layout, bucket) == LAYER_BUCKET ? bucket - 1 : NO_LAYER;
     zero_gather_changed(z);
     if (zero_gathers_layers(z, bucket)) { zero_prefetch(z, bucket); }
     if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
@@ -203,7 +204,7 @@ static inline void zero_bucket_wait(Zero *z, int bucket) {
 
 // Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for bucket + 1,
 // reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
-static inline void zero_grads_reduce(Zero *z, int bucket) {
+static inline void zero_reduce_bucket(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
     if (z->layout.sharding.dp_size == 1 || (stage < 2 && !z->last)) { return; }
     Bucket b = param_bucket(&z->layout, bucket);
@@ -217,6 +218,11 @@ static inline void zero_grads_reduce(Zero *z, int bucket) {
         z->reductions[bucket] = comm_reduce_scatter(out.at, whole.at, b.chunk, whole.dtype, z->dp, z->ex);
     }
     if (stage >= 2 && bucket < num_buckets(&z->layout) - 1) { zero_bucket_wait(z, bucket + 1); }
+}
+
+static inline void zero_grads_reduce(Zero *z, int bucket) {
+    zero_reduce_bucket(z, bucket);
+    z->ex->layer = NO_LAYER;  // the bucket's backward is over
 }
 
 // Work enqueued from now on may read all gradients that this rank stores.

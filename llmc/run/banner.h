@@ -7,6 +7,22 @@ defines: print_model_lines, print_machine_lines, print_notes
 #include "llmc/memory/traffic.h"
 #include "llmc/run/data.h"
 
+// the examples of -i and -j, and their rows
+static inline void print_examples(const RunData *d, int T) {
+    const Examples *e = &d->examples;
+    const int lost[2] = {e->num_cut + d->val_examples.num_cut, e->num_left_out + d->val_examples.num_left_out};
+    uint64_t tokens = 0;
+    for (int i = 0; i < d->train_rows.first[d->train_rows.num_rows]; i++) {
+        tokens += (uint64_t)example_length(e, d->train_rows.members[i]);
+    }
+    printf("examples  %d in %d rows of %d tokens, %.0f %% full, %" PRIu64 " targets; for validation %d rows\n",
+           d->train_rows.first[d->train_rows.num_rows], d->train_rows.num_rows, T,
+           100 * (double)tokens / ((double)d->train_rows.num_rows * T), example_rows_targets(&d->train_rows),
+           d->val_rows.num_rows);
+    if (lost[0]) { printf("note      %d examples are longer than -t %d and lose their rest\n", lost[0], T); }
+    if (lost[1]) { printf("note      %d examples have no target within -t %d and are left out\n", lost[1], T); }
+}
+
 // the model's size, its memory and its data
 static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, const Plan *plan, const RunData *data,
                                      long long max_steps) {
@@ -15,9 +31,14 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
            mebibytes(plan_bytes(plan, NUM_LIFETIMES)), mebibytes(plan_bytes(plan, STATE)),
            mebibytes(plan_bytes(plan, SAVED)), mebibytes(plan_bytes(plan, SCRATCH)));
-    printf("data      %" PRIu64 " training tokens, %" PRIu64 " validation tokens, %lld step%s of %lld tokens\n",
-           token_files_total(&data->train_files), token_files_total(&data->val_files), max_steps,
-           max_steps == 1 ? "" : "s", tokens_of_update(a));
+    if (data->has_examples) { print_examples(data, a->T); }
+    printf("data      ");
+    if (!data->has_examples) {
+        printf("%" PRIu64 " training tokens, %" PRIu64 " validation tokens, ", token_files_total(&data->train_files),
+               token_files_total(&data->val_files));
+    }
+    printf("%lld step%s of %lld tokens\n", max_steps, max_steps == 1 ? "" : "s", tokens_of_update(a));
+    if (data->by_default) { printf("note      -i is not given: llm.c's default, %s\n", a->train_data); }
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""

@@ -1,21 +1,60 @@
 /*
-The data of a run: the token files of -i and -j, their loaders, and HellaSwag's examples.
+The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
 defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
 #include "llmc/files/dataloader.h"
 #include "llmc/files/hellaswag.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/text.h"
 
 typedef struct {
     TokenFiles files, train_files, val_files;
+    bool by_default;       // -i was not given: llm.c's default files
     char fingerprint[17];  // hash of train_files' contents; independent of paths
+    bool has_examples;     // -i names .jsonl files: the rest of this paragraph; the token files only identify the data
+    Examples examples, val_examples;  // of -i, and of -j
+    ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;
     HellaSwag hellaswag;
 } RunData;
 
-// Opens -i and -j. Without -j the last tenth of each file is validation data.
-static inline void data_open(RunData *d, const TrainArgs *a) {
+static inline bool data_are_examples(const TokenFiles *files) {
+    int json = 0;
+    for (int f = 0; f < files->num_files; f++) { json += corpus_is_json(files->files[f].path); }
+    if (json > 0 && json < files->num_files) {
+        input_error("%s matches .jsonl files and others alike; give a pattern that matches one kind", files->flag);
+    }
+    return json > 0;
+}
+
+// The vocabulary of the tokenizer that encodes the examples of -i: for shapes of a model without a vocabulary.
+static inline int examples_vocab(const TrainArgs *a) {
+    char path[PATH_LENGTH];
+    find_tokenizer_file(path, a);
+    if (!*path) { return BYTE_VOCABULARY; }
+    Tokenizer tokenizer = tokenizer_open(path);
+    int vocab_size = tokenizer_vocab_size(&tokenizer);
+    tokenizer_free(&tokenizer);
+    return vocab_size;
+}
+
+#define LLMC_TRAIN_DATA "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+#define LLMC_VAL_DATA "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+
+// Without -i, sets -i and -j to llm.c's defaults if these files exist. Returns whether it did.
+static inline bool use_default_data(TrainArgs *a) {
+    if (a->train_data || access(LLMC_TRAIN_DATA, F_OK) != 0) { return false; }
+    if (!a->val_data && access(LLMC_VAL_DATA, F_OK) != 0) { return false; }
+    a->train_data = LLMC_TRAIN_DATA;
+    if (!a->val_data) { a->val_data = LLMC_VAL_DATA; }
+    return true;
+}
+
+// Opens -i and -j. Without -i, see use_default_data. Without -j the last tenth of each file, or of the examples, is
+// validation data.
+static inline void data_open(RunData *d, TrainArgs *a) {
+    d->by_default = use_default_data(a);
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
@@ -27,9 +66,16 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
                     "flags)");
     }
     d->files = token_files_open("-i", a->train_data);
+    d->has_examples = data_are_examples(&d->files);
+    if (d->has_examples) { d->files.vocab_size = examples_vocab(a); }
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
         d->val_files = token_files_open("-j", a->val_data);
+        if (data_are_examples(&d->val_files) != d->has_examples) {
+            input_error("-i %s and -j %s: only one of them names .jsonl files of examples; give two of one kind",
+                        a->train_data, a->val_data);
+        }
+        if (d->has_examples) { d->val_files.vocab_size = d->files.vocab_size; }
         if (token_files_are_text(&d->train_files) != token_files_are_text(&d->val_files)) {
             input_error("-i %s is %s, but -j %s is %s; give two text files or two token shards", a->train_data,
                         token_files_kind(&d->train_files), a->val_data, token_files_kind(&d->val_files));
@@ -46,7 +92,7 @@ static inline void data_open(RunData *d, const TrainArgs *a) {
 
 // Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
-    bool given_weights = source->has_weights && !*source->checkpoint;
+    bool given_weights = source->has_weights && !*source->checkpoint && !d->has_examples;
     if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
         input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
                     "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize data/mine",
@@ -64,13 +110,40 @@ static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
     return hellaswag_open(HELLASWAG_PATH, a->B * a->T / T, T, V);
 }
 
-// V: the model's vocabulary; dp: ranks that read different batches
-static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Comm *dp) {
-    token_files_check_ids(&d->train_files, V);
-    token_files_check_ids(&d->val_files, V);
-    dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
-    if (a->val_every > 0) {
-        dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+// Loads and packs the examples of -i and -j.
+static inline void data_open_examples(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer) {
+    if (!tokenizer) {
+        input_error("-i %s holds text, but the model's tokenizer is not known: give it with --tokenizer",
+                    a->train_data);
+    }
+    d->examples = examples_load("-i", a->train_data, tokenizer, a->T);
+    if (a->val_data) { d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T); }
+    int count = d->examples.count, held_out = a->val_data || a->val_every == 0 ? 0 : count / 10;
+    if (held_out == 0 && a->val_every > 0 && !a->val_data) {
+        input_error("-i %s holds %d examples, too few to hold out a tenth for validation; give -j, or -v 0",
+                    a->train_data, count);
+    }
+    d->train_rows = example_rows_pack(&d->examples, 0, count - held_out);
+    if (a->val_data) { d->val_rows = example_rows_pack(&d->val_examples, 0, d->val_examples.count); }
+    if (held_out > 0) { d->val_rows = example_rows_pack(&d->examples, count - held_out, count); }
+}
+
+// V: the model's vocabulary; tokenizer: NULL if it is not known; dp: ranks that read different batches
+static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, const Tokenizer *tokenizer,
+                                     const Comm *dp) {
+    if (d->has_examples) {
+        data_open_examples(d, a, tokenizer);
+        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, true, (uint64_t)a->seed, dp->rank, dp->size);
+        if (a->val_every > 0) {
+            dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, false, 0, dp->rank, dp->size);
+        }
+    } else {
+        token_files_check_ids(&d->train_files, V);
+        token_files_check_ids(&d->val_files, V);
+        dataloader_open(&d->train_loader, &d->train_files, a->B, a->T, true, (uint64_t)a->seed, dp->rank, dp->size, V);
+        if (a->val_every > 0) {
+            dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
+        }
     }
     if (a->hellaswag) { d->hellaswag = open_hellaswag(a, V); }
 }
@@ -79,13 +152,22 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
     dataloader_close(&d->train_loader);
     if (a->val_every > 0) { dataloader_close(&d->val_loader); }
     if (a->hellaswag) { hellaswag_close(&d->hellaswag); }
+    if (d->has_examples) {
+        example_rows_free(&d->train_rows);
+        example_rows_free(&d->val_rows);
+        examples_free(&d->examples);
+        examples_free(&d->val_examples);
+    }
     token_files_close(&d->val_files);
     token_files_close(&d->train_files);
     token_files_close(&d->files);
 }
 
-// updates in one epoch, at least 1
+// Updates in one epoch, at least 1: all tokens over the tokens of an update, as llm.c counts. The last update may take
+// its last sequences from the next epoch, since a file ends with less than a sequence.
 static inline int64_t data_steps_per_epoch(const RunData *d, const TrainArgs *a) {
-    int64_t steps = (int64_t)dataloader_sequences_per_epoch(&d->train_loader) / (tokens_of_update(a) / a->T);
+    uint64_t tokens =
+        d->has_examples ? (uint64_t)d->train_rows.num_rows * (uint64_t)a->T : token_files_total(&d->train_files);
+    int64_t steps = (int64_t)tokens / tokens_of_update(a);
     return steps > 0 ? steps : 1;
 }

@@ -1,18 +1,23 @@
 /*
-The log of a run: metrics.jsonl for programs, lines on stdout for people.
+The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
          logger_saved, logger_best, logger_clear_line, logger_close
 
-metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x} for a training step, on a GPU also
-               "mfu":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts finished
-               updates. A resumed run deletes the lines of steps after its checkpoint.
+metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
+               on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
+               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts
+               finished updates. A resumed run deletes the lines of steps after its checkpoint.
+main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
+               a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
                the first and the last step.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"
+#include "llmc/run/gpu_monitor.h"
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
@@ -20,21 +25,33 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 
 typedef struct {
     FILE *metrics;         // NULL: no metrics.jsonl
+    FILE *main_log;        // NULL: no main.log
     bool terminal;         // stdout is a terminal
     double last_line;      // time of the last line of a step, in seconds
     double smoothed_rate;  // tokens per second, exponentially averaged
     int steps_seen;
+    GpuMonitor gpu;  // no readings until it is opened; logger_close closes it
 } Logger;
 
 typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
-    double seconds_left;  // until the time limit; below 0: no limit
-    double peak_rate;     // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
-    const char *note;     // "" or why the update was skipped
+    double seconds_left;    // until the time limit; below 0: no limit
+    double peak_rate;       // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
+    const char *note;       // "" or why the update was skipped
+    const GpuReading *gpu;  // or NULL; logger_step sets it
 } StepReport;
 
-// rewrites the metrics file at `path` without the lines of steps after `step`
+// The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line.
+static inline long long logger_line_step(const char *line) {
+    long long step;
+    char kind[4];
+    if (sscanf(line, "{\"step\":%lld", &step) == 1) { return step; }
+    if (sscanf(line, "s:%lld %3[a-z]", &step, kind) == 2) { return strcmp(kind, "trl") == 0 ? step + 1 : step; }
+    return -1;
+}
+
+// rewrites the file at `path`, metrics.jsonl or main.log, without the lines of steps after `step`
 static inline void logger_truncate(const char *path, long long step) {
     FILE *old = fopen(path, "r");
     if (!old) { return; }
@@ -45,10 +62,10 @@ static inline void logger_truncate(const char *path, long long step) {
     if (!rewritten) { run_error("could not write '%s': %s; make -o writable", aside, strerror(errno)); }
     char *line = NULL;
     size_t room = 0;
-    long long line_step;
     for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
         bool whole = line[length - 1] == '\n';  // a killed run may leave half a line
-        if (whole && sscanf(line, "{\"step\":%lld", &line_step) == 1 && line_step <= step) { fputs(line, rewritten); }
+        long long line_step = logger_line_step(line);
+        if (whole && line_step >= 0 && line_step <= step) { fputs(line, rewritten); }
     }
     free(line);
     fclose(old);
@@ -59,18 +76,25 @@ static inline void logger_truncate(const char *path, long long step) {
     free(aside);
 }
 
-// run_dir: NULL writes no metrics.jsonl. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
+// opens a log of the run directory, without the lines of steps after `resumed_step`; 0 empties the file
+static inline FILE *logger_open_file(const char *run_dir, const char *name, long long resumed_step) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s", run_dir, name);
+    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
+    FILE *file = fopen(path, resumed_step > 0 ? "a" : "w");
+    if (!file) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    return file;
+}
+
+// run_dir: NULL writes no files. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
 // nothing, since mpirun gives its processes a terminal even when it writes to a file. Close with logger_close.
 static inline Logger logger_open(const char *run_dir, long long resumed_step, bool may_be_live) {
     Logger log;
     memset(&log, 0, sizeof log);
     log.terminal = may_be_live && isatty(STDOUT_FILENO);
     if (!run_dir) { return log; }
-    char path[PATH_LENGTH];
-    format_path(path, "%s/metrics.jsonl", run_dir);
-    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
-    log.metrics = fopen(path, resumed_step > 0 ? "a" : "w");
-    if (!log.metrics) { run_error("could not open '%s': %s", path, strerror(errno)); }
+    log.metrics = logger_open_file(run_dir, "metrics.jsonl", resumed_step);
+    log.main_log = logger_open_file(run_dir, "main.log", resumed_step);
     return log;
 }
 
@@ -91,19 +115,48 @@ static inline void logger_end_line(Logger *log) {
     }
 }
 
+// writes a line to main.log and flushes it
+__attribute__((format(printf, 2, 3))) static inline void logger_main_log(Logger *log, const char *format, ...) {
+    va_list values;
+    if (!log->main_log) { return; }
+    va_start(values, format);
+    vfprintf(log->main_log, format, values);
+    va_end(values);
+    if (fflush(log->main_log) != 0) {
+        run_error("could not write main.log: %s; make room, then resume with -y 1", strerror(errno));
+    }
+}
+
 // clears the live line of a terminal before something else is printed
 static inline void logger_clear_line(const Logger *log) {
     if (log->terminal) { fputs("\r\033[K", stdout); }
 }
 
-// "812 tok/s", "43k tok/s", "2.15M tok/s"
-static inline void logger_rate(char *text, size_t size, double rate) {
-    if (rate < 9999.5) {
-        snprintf(text, size, "%.0f tok/s", rate);
-    } else if (rate < 999500) {
-        snprintf(text, size, "%.0fk tok/s", rate / 1e3);
+// a number of tokens: "812", "43k", "2.15M", "9.90B", "1.20T"
+static inline void logger_tokens(char *text, size_t size, double tokens) {
+    if (tokens < 9999.5) {
+        snprintf(text, size, "%.0f", tokens);
+    } else if (tokens < 999500) {
+        snprintf(text, size, "%.0fk", tokens / 1e3);
+    } else if (tokens < 999.5e6) {
+        snprintf(text, size, "%.2fM", tokens / 1e6);
+    } else if (tokens < 999.5e9) {
+        snprintf(text, size, "%.2fB", tokens / 1e9);
     } else {
-        snprintf(text, size, "%.2fM tok/s", rate / 1e6);
+        snprintf(text, size, "%.2fT", tokens / 1e12);
+    }
+}
+
+// "61834 MiB 1980 MHz 652 W 61 C", without the values that the GPU does not report
+static inline void logger_gpu(char *text, size_t size, const GpuReading *gpu) {
+    const double value[] = {gpu->memory_mib, gpu->clock_mhz, gpu->power_w, gpu->temperature_c};
+    static const char *const unit[] = {"MiB", "MHz", "W", "C"};
+    text[0] = 0;
+    for (int i = 0; i < 4; i++) {
+        size_t length = strlen(text);
+        if (isfinite(value[i])) {
+            snprintf(text + length, size - length, "%s%.0f %s", length > 0 ? " " : " | ", value[i], unit[i]);
+        }
     }
 }
 
@@ -119,12 +172,15 @@ static inline void logger_left(char *text, size_t size, double seconds) {
 
 enum { LINE_LENGTH = 512 };
 
+// tokens from this step to the end of the run
+static inline double tokens_left(const StepReport *r) { return (double)(r->max_steps - r->step) * r->tokens; }
+
 // The line of a step at `rate` tokens per second. Width 0 is a pipe: all fields are printed. On a terminal the line has
 // at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
 // if the rest does not fit either, the line is cut.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, LEFT, NOTE, FIELDS };
-    static const int least_important[] = {LR, NORM, MS, MFU, LEFT, RATE};
+    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, GPU, TOKENS, LEFT, NOTE, FIELDS };
+    static const int least_important[] = {LR, GPU, NORM, TOKENS, MS, MFU, LEFT, RATE};
     const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
@@ -135,9 +191,17 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     snprintf(field[LR], size, " | lr %.2e", r->lr);
     snprintf(field[MS], size, " | %.1f ms", r->ms);
     snprintf(field[RATE], size, " | %.0f tok/s", rate);
-    if (width > 0) { logger_rate(field[RATE] + 3, size - 3, rate); }
+    if (width > 0) {
+        logger_tokens(field[RATE] + 3, size - 3, rate);
+        strcat(field[RATE], " tok/s");
+    }
     field[MFU][0] = 0;
     if (r->peak_rate > 0) { snprintf(field[MFU], size, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
+    field[GPU][0] = 0;
+    if (r->gpu) { logger_gpu(field[GPU], size, r->gpu); }
+    snprintf(field[TOKENS], size, " | ");
+    logger_tokens(field[TOKENS] + 3, size - 3, tokens_left(r));
+    strcat(field[TOKENS], " tokens left");
     snprintf(field[LEFT], size, " | ");
     logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
     snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
@@ -166,9 +230,18 @@ static inline void logger_show(const Logger *log, const StepReport *r) {
     fflush(stdout);
 }
 
+static inline void logger_gpu_metrics(FILE *out, const GpuReading *gpu) {
+    if (isfinite(gpu->memory_mib)) { logger_number(out, "gpu_memory_mib", gpu->memory_mib); }
+    if (isfinite(gpu->clock_mhz)) { logger_number(out, "gpu_clock_mhz", gpu->clock_mhz); }
+    if (isfinite(gpu->power_w)) { logger_number(out, "gpu_power_w", gpu->power_w); }
+    if (isfinite(gpu->temperature_c)) { logger_number(out, "gpu_temperature_c", gpu->temperature_c); }
+}
+
 static inline void logger_step(Logger *log, StepReport r) {
     double rate = r.tokens / (r.ms / 1000), now = now_seconds();
     log->steps_seen++;
+    const GpuReading *gpu = gpu_monitor_read(&log->gpu, r.step, now);
+    r.gpu = gpu_monitor_last(&log->gpu);
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     if (log->metrics) {
@@ -178,14 +251,17 @@ static inline void logger_step(Logger *log, StepReport r) {
         logger_number(log->metrics, "lr", r.lr);
         logger_number(log->metrics, "ms", r.ms);
         logger_number(log->metrics, "tokens_per_s", rate);
+        logger_number(log->metrics, "tokens_left", tokens_left(&r));
         if (r.peak_rate > 0) { logger_number(log->metrics, "mfu", rate / r.peak_rate); }
+        if (gpu) { logger_gpu_metrics(log->metrics, gpu); }
         logger_end_line(log);
     }
+    logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", r.step - 1, r.loss, r.lr, r.grad_norm);
     double wait = log->terminal ? 0.1 : 1.0;
     bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
     if (!due) { return; }
     log->last_line = now;
-    double by_steps = (double)(r.max_steps - r.step) * r.tokens / log->smoothed_rate;
+    double by_steps = tokens_left(&r) / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
     logger_show(log, &r);
 }
@@ -203,10 +279,12 @@ static inline void logger_evaluation(Logger *log, long long step, const char *wo
 
 static inline void logger_val(Logger *log, long long step, double val_loss) {
     logger_evaluation(log, step, "validation loss", "val_loss", val_loss);
+    logger_main_log(log, "s:%lld tel:%.4f\n", step, val_loss);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
     logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
+    logger_main_log(log, "s:%lld eval:%.4f\n", step, accuracy);
 }
 
 // prints the folder of a checkpoint; metrics.jsonl has no line for it
@@ -226,4 +304,6 @@ static inline void logger_best(const Logger *log, long long step, const char *ru
 static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
     if (log->metrics) { fclose(log->metrics); }
+    gpu_monitor_close(&log->gpu);
+    if (log->main_log) { fclose(log->main_log); }
 }

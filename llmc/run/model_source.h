@@ -1,8 +1,9 @@
 /*
 The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
-defines: ModelSource, model_source, check_length, check_rows
+defines: ModelSource, model_source, hash_weights, check_length, check_rows
 */
 #pragma once
+#include "llmc/common/hash.h"
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/train_args.h"
 #include <sys/stat.h>
@@ -14,18 +15,30 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
 
-// folder = the folder of a model; resolves a run directory to its last checkpoint. Stops if the folder has no
-// model.safetensors.
-static inline void model_folder(char *folder, const char *word) {
-    char weights[PATH_LENGTH];
-    struct stat info;
-    if (!checkpoint_of_run(folder, word)) { format_path(folder, "%s", word); }
-    format_path(weights, "%s/model.safetensors", folder);
-    if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) && access(weights, F_OK) != 0) {
-        input_error(
-            "-e %s is a folder without model.safetensors and without checkpoints; give a folder with one of them",
-            word);
+// Stops at a folder without a model.
+__attribute__((noreturn)) static inline void no_model(const char *word) {
+    char pickle[PATH_LENGTH];
+    format_path(pickle, "%s/pytorch_model.bin", word);
+    if (access(pickle, F_OK) == 0) {
+        input_error("-e %s is a folder with pytorch_model.bin and without model.safetensors; load it in transformers "
+                    "and give the folder that save_pretrained writes",
+                    word);
     }
+    input_error("-e %s is a folder without model.safetensors, without its index, without checkpoints, and without "
+                "llm.c's model_*.bin and DONE_*; give a folder with one of them, or a file",
+                word);
+}
+
+// model = the file or folder of a model. A run directory stands for its last checkpoint, and so does a run directory of
+// llm.c. Stops if a folder has no model.
+static inline void find_model(char *model, const char *word) {
+    char weights[PATH_LENGTH];
+    if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
+    model_weights_path(weights, model);
+    if (access(weights, F_OK) == 0) { return; }
+    long long latest = llmc_latest(word);
+    if (latest < 0) { no_model(word); }
+    format_path(model, "%s/model_%08lld.bin", word, latest);
 }
 
 // *config = the shape of -e; `positions` is max_seq_len where -e names none. Returns whether -e names weights, which
@@ -45,7 +58,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
             "existing file or folder",
             word);
     }
-    model_folder(text, word);
+    find_model(text, word);
     *file = model_open(text);
     *config = file->config;
     return true;
@@ -79,6 +92,13 @@ static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     source.config = source.weights.config;
     if (a->model) { check_same_shape(a, data_vocab, &source.config, source.checkpoint); }
     return source;
+}
+
+// hashes the files of a model's weights
+static inline uint64_t hash_weights(uint64_t hash, const SafeTensors *file) {
+    hash = hash_file(hash, "-e", file->path);
+    for (int i = 0; i < file->num_shards; i++) { hash = hash_file(hash, "-e", file->shards[i].path); }
+    return hash;
 }
 
 static inline void check_length(const TrainArgs *a, const GPT2Config *c) {

@@ -5,9 +5,21 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config,
 #pragma once
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/train_args.h"
+#include <fnmatch.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+
+// Stops if the directory holds checkpoints of llm.c: a new run would take the place of that run.
+static inline void check_no_llmc_run(const char *run_dir) {
+    DIR *dir = opendir(run_dir);
+    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+        if (fnmatch("model_[0-9]*[0-9].bin", entry->d_name, 0) != 0) { continue; }
+        input_error("-o %s holds a checkpoint of llm.c, %s, which cannot be resumed here; give a new folder", run_dir,
+                    entry->d_name);
+    }
+    if (dir) { closedir(dir); }
+}
 
 // Stops a new run in a directory that holds another one.
 static inline void check_run_dir(const TrainArgs *a) {
@@ -25,10 +37,11 @@ static inline void check_run_dir(const TrainArgs *a) {
         input_error("-o %s cannot be written (%s); give another folder, or change its permissions", a->run_dir,
                     strerror(errno));
     }
-    if (a->resume) { return; }
-    const char *const traces[] = {"metrics.jsonl", "config.json"};
     bool used = checkpoint_latest(a->run_dir) >= 0;
-    for (int i = 0; i < 2; i++) {
+    if (!used) { check_no_llmc_run(a->run_dir); }
+    if (a->resume) { return; }
+    const char *const traces[] = {"metrics.jsonl", "config.json", "main.log"};
+    for (int i = 0; i < 3; i++) {
         char path[PATH_LENGTH];
         format_path(path, "%s/%s", a->run_dir, traces[i]);
         used |= access(path, F_OK) == 0;

@@ -41,6 +41,7 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
 //   3. the same names in the folder that holds -e
 //   4. the same names in -o, then in its last checkpoint
 //   5. the merges beside the shards of -i
+// find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "", of_model[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
     bool is_path = a->model && access(a->model, F_OK) == 0;
@@ -57,6 +58,17 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     if (!*path) { find_merges_of_shards(path, a->train_data); }
 }
 
+#define LLMC_TOKENIZER "gpt2_tokenizer.bin"  // in the current folder
+
+// whether llm.c's tokenizer file is there and has the model's vocabulary
+static inline bool llmc_tokenizer_fits(int vocab_size) {
+    int32_t header[3];  // magic, version, vocabulary
+    FILE *file = fopen(LLMC_TOKENIZER, "rb");
+    bool read = file && fread(header, sizeof header, 1, file) == 1;
+    if (file) { fclose(file); }
+    return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
+}
+
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
 // text is then printed as numbers. Stops if the tokenizer has more tokens than the model.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
@@ -66,6 +78,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
         *tokenizer = tokenizer_bytes();
         return true;
     }
+    if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
     if (tokenizer_vocab_size(tokenizer) > vocab_size) {

@@ -2,9 +2,10 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
-         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
+defines: RECOMPUTE_AUTO, FuseGelu, ExportFormat, ExportType, EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args,
+         flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update, keeps_best,
+         saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages, NUM_USAGES,
+         print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -23,6 +24,12 @@ enum { RECOMPUTE_AUTO = 5 };
 // -ge
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
+
+// --export and --type
+typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
+#define EXPORT_CHOICES "none gguf llmc"
+typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;  // as EXPORT_TYPE_CHOICES
+#define EXPORT_TYPE_CHOICES "auto f32 f16 bf16 q8_0"
 
 // tokens of an answer of --chat without --generate
 enum { CHAT_TOKENS = 256 };
@@ -56,6 +63,8 @@ typedef struct {
     int64_t shard_tokens;
     double val_share;
     int train_bpe;
+    // --export
+    int export_format, export_type;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     const char *keep_best;
@@ -68,6 +77,8 @@ typedef struct {
     int overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision;
+    // the machine's state and times
+    int gpu_log, profile;
     // parallel
     int zero, tensor_parallel, gather_again;
     int init_method, num_processes, rank, gpus_per_node;
@@ -110,6 +121,7 @@ static const TrainArgs default_args = {
     .graph = 1,
     .fuse_gelu = FUSE_GELU_AUTO,
     .matmul_precision = 1,
+    .gpu_log = -1,
     .tensor_parallel = 1,
     .gather_again = 1,
     .gpus_per_node = 8,
@@ -122,30 +134,34 @@ static const TrainArgs default_args = {
 static const Flag flag_table[] = {
     FLAG_HEADING("Data, model and output"),
     {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", NULL,
-     "training data: llm.c .bin token shards, or any other file as bytes",
-     "GLOB is a file or a quoted pattern. Files ending in .bin are llm.c token shards with GPT-2's vocabulary. Any "
-     "other file is read as bytes, a vocabulary of 256 tokens. One pattern cannot mix both kinds. The order of the "
-     "data depends only on --seed and the position, so it is the same with any number of ranks. Training needs -i; "
-     "--plan and --generate do not.",
+     "training data: .bin token shards, .jsonl examples, or any other file as bytes",
+     "GLOB is a file or a quoted pattern. Files ending in .bin are token shards, as llm.c and --tokenize write them. "
+     "Files ending in .jsonl hold an example a line: {\"prompt\":...,\"completion\":...}, {\"messages\":[...]} or "
+     "{\"text\":...}; the loss covers completions and answers alone. Any other file is read as bytes, a vocabulary of "
+     "256 tokens. One pattern cannot mix kinds. The order of the data depends only on --seed and the position, so it "
+     "is the same with any number of ranks. Training needs -i; --plan and --generate do not. Without -i, training "
+     "takes "
+     "llm.c's default, dev/data/tinyshakespeare/tiny_shakespeare_train.bin with _val.bin, if both exist.",
      "./train_gpt2 -i 'data/*_train_*.bin' -j 'data/*_val_*.bin' -e d12", "-j, -e, --tokenize; doc/training.md"},
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
      "validation data (default: the last tenth of each -i file)",
-     "GLOB is a file or a quoted pattern, of the same kind as -i: token shards or bytes. Without -j the last tenth of "
-     "each -i file is held out from training. A resumed run must keep this choice.",
+     "GLOB is a file or a quoted pattern, of the same kind as -i: token shards, examples or bytes. Without -j the last "
+     "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
-     "shape (d12, gpt3:c768, l4h4c128) or folder with weights (default d12)",
+     "shape (d12, gpt3:c768, l4h4c128), or folder or file with weights (default d12)",
      "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
      "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
-     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds model.safetensors "
-     "and config.json, as Hugging Face writes them; a .safetensors file works too. A run directory stands for its "
-     "last checkpoint.",
+     "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds config.json and "
+     "model.safetensors, or several files and model.safetensors.index.json, as Hugging Face writes them. Such a file "
+     "alone and llm.c's .bin files work too. A run directory, also of llm.c, stands for its last checkpoint.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256", "-o, -y, --generate; doc/training.md"},
     {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", NULL,
      "run directory for metrics and checkpoints (default: no files written)",
-     "metrics.jsonl gets one line per update and per validation, config.json the flags, and step_00000100/ a "
-     "checkpoint. A new run needs a directory without another run in it; missing directories are created. One run at "
-     "a time can use a directory. Without -o the run writes no files.",
+     "metrics.jsonl gets one line per update and per validation, main.log the same lines in llm.c's format, "
+     "config.json the flags, and step_00000100/ a checkpoint. A new run needs a directory without another run in it; "
+     "missing directories are created. One run at a time can use a directory. Without -o the run writes no files. With "
+     "--export, -o is the file to write.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-n, -y; doc/files.md"},
 
     FLAG_HEADING("Batch and length of training"),
@@ -166,7 +182,8 @@ static const Flag flag_table[] = {
     {"x", "max-steps", FLAG_INT64, ARG(max_steps), -1, 1e12, NULL, "N", "updates",
      "number of updates (default %s: one epoch)",
      "The learning-rate schedule ends at this step. Resuming with another -x changes the schedule, and the trainer "
-     "says so. Data beyond one epoch is shuffled again.",
+     "says so. One epoch is the number of training tokens over -d, rounded down. Data beyond one epoch is shuffled "
+     "again.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -x 5000", "-d, -k, --time-limit; doc/training.md"},
     {NULL, "time-limit", FLAG_REAL, ARG(time_limit), 0, 1e9, NULL, "X", "seconds",
      "train for X seconds, then save, validate, sample (default %s: no limit)",
@@ -209,13 +226,14 @@ static const Flag flag_table[] = {
     FLAG_HEADING("Evaluation"),
     {"v", "val-every", FLAG_INT, ARG(val_every), ANY_COUNT, NULL, "N", "steps",
      "validate every N steps and at the end (default %s; 0 disables)",
-     "The validation loss is the mean over -m micro-batches of the validation data, always the same ones. A new run "
+     "The validation loss is the mean over each rank's -m micro-batches, always the same ones. A new run "
      "also validates before its first step. metrics.jsonl gets {\"step\":...,\"val_loss\":...}.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m 50", "-j, -m, -h; doc/training.md"},
     {"m", "val-batches", FLAG_INT, ARG(val_batches), -1, 2147483647, NULL, "N", "micro-batches",
-     "micro-batches per validation (default %s; -1 for all)",
-     "A micro-batch is -b sequences of -t tokens. Data-parallel ranks divide the micro-batches among them. -1 takes "
-     "all full micro-batches of the validation data. 0 is an error: -v 0 disables validation.",
+     "micro-batches of each rank per validation (default %s; -1 for all)",
+     "A micro-batch is -b sequences of -t tokens. N data-parallel ranks validate on N times -m micro-batches together, "
+     "and on each at most once. -1 takes all full micro-batches of the validation data. 0 is an error: -v 0 disables "
+     "validation.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m -1", "-v, -j; doc/training.md"},
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1", NULL,
      "score HellaSwag at each validation (default %s: off)",
@@ -260,7 +278,7 @@ static const Flag flag_table[] = {
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
      "continue --prompt by up to N tokens with the model in -e; no training",
      "Prints the prompt and N new tokens, and exits. An end-of-text token ends the text and is not printed; a model of "
-     "bytes has none. -e is a checkpoint, a run directory (its last checkpoint) or a .safetensors file. Runs on one "
+     "bytes has none. -e is a checkpoint, a run directory (its last checkpoint) or a file with weights. Runs on one "
      "rank: start it without mpirun.",
      "./train_gpt2 --generate 200 -e runs/mine --prompt Once",
      "-e, --prompt, --samples, --past-end, --temperature; doc/training.md"},
@@ -286,8 +304,8 @@ static const Flag flag_table[] = {
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
      "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
-     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i. Models of bytes need "
-     "no tokenizer.",
+     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i, then for "
+     "gpt2_tokenizer.bin in the current folder. Models of bytes need no tokenizer.",
      "./train_gpt2 --generate 50 -e gpt2 --tokenizer vocab.bpe --prompt Hello", "--tokenize, --prompt; doc/files.md"},
 
     FLAG_HEADING("Token shards"),
@@ -329,12 +347,28 @@ static const Flag flag_table[] = {
      "words of the text must fit in memory; some 100 MB of text are enough.",
      "./train_gpt2 --train-bpe 4096 -i my.txt -o data/my", "--tokenize, --tokenizer; doc/files.md"},
 
+    FLAG_HEADING("Export"),
+    {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT", NULL,
+     "write the model in -e as the file -o: gguf for llama.cpp, llmc for llm.c; no training",
+     "A gguf file has the tokenizer in it. llmc is llm.c's .bin, version 3 (f32) or 5 (bf16). -e is a checkpoint, a "
+     "run "
+     "directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same format is "
+     "replaced. Models of bytes need no tokenizer; for other models --tokenizer is found as for --generate. The memory "
+     "does not grow with the model.",
+     "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
+    {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,
+     "with --export, the weights' type (default %s: f32 of F32 weights, else 16 bits)",
+     "auto makes f16 of 16-bit weights in a gguf file and bf16 in an llmc file, which takes f32 and bf16 only. q8_0 "
+     "takes 34 bytes for 32 weights. Vectors and the position embedding stay f32. f16 holds numbers up to 65504.",
+     "./train_gpt2 --export gguf -e runs/mine -o model.gguf --type q8_0", "--export; doc/files.md"},
+
     FLAG_HEADING("Checkpoints"),
     {"n", "checkpoint-every", FLAG_INT, ARG(checkpoint_every), ANY_COUNT, NULL, "N", "steps",
      "save a checkpoint every N steps and at the end (default %s: never)",
      "A checkpoint is a folder step_00000500/ in -o, written under another name and renamed: it exists whole or not "
      "at all. model.safetensors and config.json load in Hugging Face transformers; optimizer.safetensors and "
-     "state.json let -y resume bit for bit. Ctrl-C and SIGTERM also save a checkpoint if -n is given.",
+     "state.json let -y resume bit for bit. An empty file DONE_00000500 says that the checkpoint is there. Ctrl-C and "
+     "SIGTERM also save a checkpoint if -n is given.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3", "-o, -nk, -nm, -y; doc/files.md"},
     {"nk", "keep", FLAG_INT, ARG(keep_checkpoints), ANY_COUNT, NULL, "N", "checkpoints",
      "keep the last N checkpoints (default %s: all)",
@@ -476,6 +510,18 @@ static const Flag flag_table[] = {
      "bit. auto is 1 where -r auto takes level 0 on a GPU in bf16, else 0. 2 means the same as 1. The backward always "
      "fuses GELU.",
      "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
+    {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N", "steps",
+     "log the GPU's state every N steps (default %s: once a second; 0: off)",
+     "Memory in use, clock, power and temperature, as NVML reports them for the GPU of rank 0. They are in the line of "
+     "a step, and in metrics.jsonl as gpu_memory_mib, gpu_clock_mhz, gpu_power_w and gpu_temperature_c. Without a GPU "
+     "or libnvidia-ml.so.1 there are none. In llm.c -1 means never.",
+     "./train_gpt2 -i my.txt -e d12 -o runs/mine -lg 10", "-o, --profile; doc/gpu.md"},
+    {NULL, "profile", FLAG_INT, ARG(profile), 0, 10000, NULL, "N", "steps",
+     "write a trace of N steps to profile.json in -o (default %s: none)",
+     "ui.perfetto.dev and chrome://tracing show the trace: the time, the bytes and the FLOPs of each operation, copy "
+     "and collective. The first two steps of a start are not in it. Profiled steps have the same bits, but are slower: "
+     "no CUDA graphs, and nothing overlaps. Several ranks write profile_0.json, profile_1.json, ...",
+     "./train_gpt2 -i my.txt -e d12 -o runs/mine -x 20 --profile 3", "-o, --graph; doc/training.md"},
 
     FLAG_HEADING("Parallel"),
     {"z", "zero-stage", FLAG_INT, ARG(zero), 0, 3, NULL, "0..3", NULL,
@@ -503,7 +549,8 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 8 -pr 0", "-pn, -pr, -pg, -ps, -pf; doc/parallel.md"},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N", "ranks",
      "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)",
-     "With mpirun, leave -pn out: mpirun sets the number. --plan -pn N plans for N ranks without starting them.",
+     "mpirun sets the number; -pn must be the same or be left out. --plan -pn N plans for N ranks without starting "
+     "them.",
      "./train_gpt2 --plan -e d48 -b 16 -d 1048576 -z 3 -tp 2 -pn 8", "-pi, -pr; doc/parallel.md"},
     {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", NULL,
      "rank of this process, 0 to -pn - 1, for fs and tcp (default %s)",
@@ -514,9 +561,9 @@ static const Flag flag_table[] = {
      "Rank r takes GPU r mod N of its machine. mpirun knows the number by itself.",
      "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 8 -pr 3 -pg 4", "-pi, -pn; doc/parallel.md"},
     {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", NULL,
-     "address of rank 0, for tcp (default: none)",
+     "address of rank 0, for tcp (default: none; without :PORT, port 12345)",
      "Rank 0 listens at PORT on all its addresses; the other ranks connect to HOST. An IPv6 address takes brackets: "
-     "[::1]:29500. The traffic is not encrypted.",
+     "[::1]:29500. Without :PORT the port is llm.c's, 12345. The traffic is not encrypted.",
      "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
     {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", NULL,
      "folder that all ranks can write to, for fs (default: none)",
@@ -561,9 +608,6 @@ static const Flag flag_table[] = {
      "libraries that "
      "are built in.",
      "./train_gpt2 --version", "--device; doc/gpu.md"},
-
-    // letters of llm.c that this trainer lacks
-    FLAG_LLMC("lg", "log the GPU's state every N steps"),
 };
 enum { NUM_FLAGS = sizeof flag_table / sizeof flag_table[0] };
 
@@ -626,11 +670,12 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->chat        ? "--chat"
-                        : a->generate  ? "--generate"
-                        : a->tokenize  ? "--tokenize"
-                        : a->train_bpe ? "--train-bpe"
-                                       : NULL;
+    const char *alone = a->chat            ? "--chat"
+                        : a->generate      ? "--generate"
+                        : a->export_format ? "--export"
+                        : a->tokenize      ? "--tokenize"
+                        : a->train_bpe     ? "--train-bpe"
+                                           : NULL;
     if (ranks > 1 && alone && !a->plan) {
         input_error("%s runs on one rank, found %d: start it without mpirun", alone, ranks);
     }
@@ -646,7 +691,9 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->tokenize || a->train_bpe) { return; }
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->export_format || a->tokenize || a->train_bpe) {
+        return;
+    }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -676,6 +723,10 @@ static inline void args_check_needs(const TrainArgs *a) {
         input_error("%s goes by the validation loss, but -v 0 turns validation off: give -v N",
                     keeps_best(a) ? "--keep-best" : "--patience");
     }
+    if (a->profile > 0 && !a->run_dir) {
+        input_error("--profile %d writes profile.json, but there is no -o: give a run directory with -o DIR",
+                    a->profile);
+    }
     if (a->hellaswag && a->val_every == 0) {
         input_error("-h 1 scores HellaSwag at each validation, but -v 0 turns validation off: give -v N");
     }
@@ -687,6 +738,12 @@ static inline void args_check_needs(const TrainArgs *a) {
     }
     if (a->separator && (!*a->separator || isspace((unsigned char)*a->separator) || strchr(a->separator, '\n'))) {
         input_error("--separator '%s': expected one line that begins with a visible character", a->separator);
+    }
+    if (a->export_format && (!a->model || !a->run_dir) && !a->plan) {
+        input_error("--export reads the model in -e and writes the file -o: give both");
+    }
+    if (a->export_type != EXPORT_AUTO && !a->export_format) {
+        input_error("--type is the type of the weights in an exported file: give --export as well");
     }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
@@ -799,7 +856,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     flags_from_json(
         flag_table, NUM_FLAGS, args, json,
         "resume time-limit generate prompt-file samples past-end chat tokenize field separator shard-tokens val-share "
-        "train-bpe fit plan help manual version self-check init-method "
+        "train-bpe fit plan help manual export type version self-check profile init-method "
         "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
@@ -817,6 +874,7 @@ static const Usage usages[] = {
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
     {"--chat -e DIR [flags]", "answer the lines of stdin"},
+    {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},
     {"--help FLAG", "describe one flag"},

@@ -1,0 +1,254 @@
+/*
+Examples of JSON lines: their tokens and targets, what is cut, how they are packed into rows, the batches of a loader,
+and bad lines.
+*/
+#include "testing.h"
+#include "llmc/files/dataloader.h"
+#include <ctype.h>
+
+// ---- helpers
+
+static Examples load(const char *lines, int T) {
+    Tokenizer bytes = tokenizer_bytes();
+    Examples e = examples_load("-i", write_file("examples.jsonl", lines, strlen(lines)), &bytes, T);
+    tokenizer_free(&bytes);
+    return e;
+}
+
+// the text of example i; a target is in capitals, end-of-text is '/'
+static const char *shown(const Examples *e, int i) {
+    static char text[4096];
+    const Range r = e->ranges[i];
+    for (size_t t = 0; t < r.count; t++) {
+        char c = (char)e->ids[r.offset + t];
+        bool target = t > 0 && e->learned[r.offset + t];
+        text[t] = c == '\n' ? (target ? '|' : '/') : target ? (char)toupper(c) : c;
+    }
+    text[r.count] = 0;
+    return text;
+}
+
+// ---- tests
+
+static void test_forms(void **state) {
+    (void)state;
+    Examples e = load("{\"prompt\": \"two and \", \"completion\": \"two\"}\n"
+                      "\n"
+                      "{\"prompt\":\"\",\"completion\":\"so\"}\n"
+                      "{\"text\":\"a text\"}\n"
+                      "{\"messages\":[{\"role\":\"system\",\"content\":\"be\\nbrief\"},"
+                      "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"assistant\",\"content\":\"ho\"},"
+                      "{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":\"y\"}]}\n"
+                      "{\"prompt\":\"p\",\"completion\":\"\",\"text\":\"not read\"}",
+                      100);
+    assert_int_equal(e.count, 5);
+    assert_string_equal(shown(&e, 0), "two and TWO|");
+    assert_string_equal(shown(&e, 1), "/SO|");
+    assert_string_equal(shown(&e, 2), "/A TEXT|");
+    assert_string_equal(shown(&e, 3), "/System: be brief/User: hi/Assistant: HO|User: x/Assistant: Y|");
+    assert_string_equal(shown(&e, 4), "p|");
+    assert_int_equal(e.num_cut, 0);
+    assert_int_equal(e.num_left_out, 0);
+    examples_free(&e);
+}
+
+// prompt and completion are encoded apart: "ab" + "c" is not the token "abc"
+static void test_encoded_apart(void **state) {
+    (void)state;
+    static const char merges[] = "a b\nab c\n", line[] = "{\"prompt\":\"ab\",\"completion\":\"c\"}";
+    Tokenizer t = tokenizer_load(write_file("two.bpe", merges, strlen(merges)));
+    Examples e = examples_load("-i", write_file("apart.jsonl", line, strlen(line)), &t, 8);
+    assert_int_equal(e.num_tokens, 3);
+    assert_int_equal(e.ids[0], 256);
+    assert_int_equal(e.ids[1], t.byte_token['c']);
+    assert_int_equal(e.ids[2], t.end_of_text);
+    assert_false(e.learned[0]);
+    assert_true(e.learned[1] && e.learned[2]);
+    examples_free(&e);
+    tokenizer_free(&t);
+}
+
+static void test_cut(void **state) {
+    (void)state;
+    Examples e = load("{\"prompt\":\"abc\",\"completion\":\"defgh\"}\n"
+                      "{\"prompt\":\"abcdef\",\"completion\":\"g\"}\n"
+                      "{\"text\":\"abcdefghijk\"}\n"
+                      "{\"prompt\":\"ab\",\"completion\":\"cd\"}\n",
+                      4);
+    assert_int_equal(e.count, 5);
+    assert_string_equal(shown(&e, 0), "abcDE");
+    assert_string_equal(shown(&e, 1), "/ABCD");  // a text's pieces: each begins with the last token before it
+    assert_string_equal(shown(&e, 2), "dEFGH");
+    assert_string_equal(shown(&e, 3), "hIJK|");
+    assert_string_equal(shown(&e, 4), "abCD|");
+    assert_int_equal(e.num_cut, 1);
+    assert_int_equal(e.num_left_out, 1);
+    examples_free(&e);
+}
+
+// examples of the given lengths, in tokens of a row
+static Examples of_lengths(const int *lengths, int count, int T) {
+    char *lines = (char *)xcalloc((size_t)count, (size_t)T + 64);
+    size_t at = 0;
+    for (int i = 0; i < count; i++) {
+        at += (size_t)sprintf(lines + at, "{\"prompt\":\"%.*s\",\"completion\":\"%c\"}\n", lengths[i] - 1,
+                              "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqqq", 'A' + i % 26);
+    }
+    Examples e = load(lines, T);
+    assert_int_equal(e.count, count);
+    for (int i = 0; i < count; i++) { assert_int_equal(example_length(&e, i), lengths[i]); }
+    free(lines);
+    return e;
+}
+
+// The longest example comes first, and an example goes to the fullest row with room.
+static void test_best_fit(void **state) {
+    (void)state;
+    static const int lengths[] = {3, 7, 5, 2, 10, 3};
+    Examples e = of_lengths(lengths, 6, 10);
+    ExampleRows rows = example_rows_pack(&e, 0, 6);
+    static const int members[] = {4, 1, 0, 2, 5, 3}, first[] = {0, 1, 3, 6};
+    assert_int_equal(rows.num_rows, 3);
+    assert_memory_equal(rows.members, members, sizeof members);
+    assert_memory_equal(rows.first, first, sizeof first);
+    for (int row = 0; row < 3; row++) { assert_int_equal(rows.targets[row], 2 * (first[row + 1] - first[row])); }
+    assert_int_equal(example_rows_targets(&rows), 12);
+    example_rows_free(&rows);
+    rows = example_rows_pack(&e, 2, 4);  // a part of the examples
+    assert_int_equal(rows.num_rows, 1);
+    assert_int_equal(rows.members[0], 2);
+    assert_int_equal(rows.members[1], 3);
+    example_rows_free(&rows);
+    examples_free(&e);
+}
+
+// inputs, targets and ranges of a row, and what is left of it
+static void test_row(void **state) {
+    (void)state;
+    Examples e = load("{\"prompt\":\"ab\",\"completion\":\"cd\"}\n{\"prompt\":\"x\",\"completion\":\"\"}\n", 8);
+    ExampleRows rows = example_rows_pack(&e, 0, 2);
+    int inputs[8], targets[8];
+    Range ranges[8];
+    assert_int_equal(rows.num_rows, 1);
+    assert_int_equal(example_row_read(&rows, 0, inputs, targets, ranges, 16), 3);
+    static const int expected_inputs[] = {'a', 'b', 'c', 'd', 'x', 0, 0, 0};
+    static const int expected_targets[] = {-1, 'c', 'd', '\n', '\n', -1, -1, -1};
+    static const Range expected_ranges[] = {{16, 4}, {20, 1}, {21, 3}};
+    assert_memory_equal(inputs, expected_inputs, sizeof inputs);
+    assert_memory_equal(targets, expected_targets, sizeof targets);
+    assert_memory_equal(ranges, expected_ranges, sizeof expected_ranges);
+    example_rows_free(&rows);
+    examples_free(&e);
+}
+
+enum { MANY = 500, MANY_T = 33 };
+
+static Examples many_examples(void) {
+    int lengths[MANY];
+    for (int i = 0; i < MANY; i++) { lengths[i] = 2 + (int)(rng_bits(1, 2, (uint64_t)i) % (MANY_T - 1)); }
+    return of_lengths(lengths, MANY, MANY_T);
+}
+
+// Each example is in one row, no row holds more than T tokens, and few tokens are left over.
+static void test_packing_of_many(void **state) {
+    (void)state;
+    Examples e = many_examples();
+    ExampleRows rows = example_rows_pack(&e, 0, MANY);
+    int seen[MANY] = {0}, tokens = 0;
+    for (int row = 0; row < rows.num_rows; row++) {
+        int length = 0;
+        for (int i = rows.first[row]; i < rows.first[row + 1]; i++) {
+            seen[rows.members[i]]++;
+            length += example_length(&e, rows.members[i]);
+        }
+        assert_in_range(length, 1, MANY_T);
+        tokens += length;
+    }
+    for (int i = 0; i < MANY; i++) { assert_int_equal(seen[i], 1); }
+    assert_true(tokens > 0.95 * MANY_T * rows.num_rows);
+    example_rows_free(&rows);
+    examples_free(&e);
+}
+
+// Over an epoch, the ranks' batches hold each row once; ranges are in order without a gap; the number of targets of an
+// update is the same for any number of ranks; another epoch has another order, and seeking finds each batch again.
+static void test_loader(void **state) {
+    (void)state;
+    enum { B = 3, RANKS = 2 };
+    Examples e = many_examples();
+    ExampleRows rows = example_rows_pack(&e, 0, MANY);
+    int epoch = rows.num_rows, batches = epoch / (B * RANKS), targets = 0, first_inputs[2][B * MANY_T];
+    DataLoader loader[RANKS];
+    for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &rows, B, true, 7, r, RANKS); }
+    for (int i = 0; i < batches; i++) {
+        uint64_t position = dataloader_position(&loader[0]);
+        int of_update = 0;
+        for (int r = 0; r < RANKS; r++) {
+            dataloader_next(&loader[r]);
+            size_t end = 0;
+            int count = 0;
+            for (int d = 0; d < loader[r].documents.count; d++) {
+                assert_int_equal(loader[r].documents.ranges[d].offset, end);
+                assert_true(loader[r].documents.ranges[d].count > 0);
+                end += loader[r].documents.ranges[d].count;
+            }
+            assert_int_equal(end, B * MANY_T);
+            for (int t = 0; t < B * MANY_T; t++) { count += loader[r].targets[t] >= 0; }
+            assert_int_equal(loader[r].num_targets, count);
+            of_update += count;
+        }
+        if (i == 0) { memcpy(first_inputs[0], loader[0].inputs, sizeof first_inputs[0]); }
+        assert_int_equal(dataloader_targets(&loader[0], position, B * RANKS), of_update);
+        targets += of_update;
+    }
+    assert_int_equal(dataloader_targets(&loader[1], 0, (uint64_t)(batches * B * RANKS)), targets);
+    assert_int_equal(dataloader_targets(&loader[1], 0, (uint64_t)epoch), 2 * MANY);
+    assert_int_equal(dataloader_targets(&loader[1], (uint64_t)epoch, (uint64_t)epoch), 2 * MANY);
+    dataloader_seek(&loader[0], (uint64_t)epoch);
+    dataloader_next(&loader[0]);
+    memcpy(first_inputs[1], loader[0].inputs, sizeof first_inputs[1]);
+    assert_memory_not_equal(first_inputs[0], first_inputs[1], sizeof first_inputs[0]);
+    dataloader_seek(&loader[0], 0);
+    dataloader_next(&loader[0]);
+    assert_memory_equal(first_inputs[0], loader[0].inputs, sizeof first_inputs[0]);
+    for (int r = 0; r < RANKS; r++) { dataloader_close(&loader[r]); }
+    example_rows_free(&rows);
+    examples_free(&e);
+}
+
+static void load_lines(void *lines) {
+    Examples e = load((const char *)lines, 8);
+    examples_free(&e);
+}
+
+static void test_bad_lines(void **state) {
+    (void)state;
+    static const char *const bad[][2] = {
+        {"{\"text\":\"good\"}\n\n{\"text\":", "examples.jsonl line 3 is no JSON object"},
+        {"[1]\n", "line 1 is no JSON object"},
+        {"{\"prompt\":\"a\"}\n", "line 1 has none of these: strings prompt and completion"},
+        {"{\"prompt\":1,\"completion\":\"a\"}\n", "line 1 has none of these"},
+        {"{\"text\":null}\n", "line 1 has none of these"},
+        {"{\"messages\":\"hi\"}\n", "line 1 has none of these"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n", "line 1 has no message of the role assistant"},
+        {"{\"messages\":[]}\n", "line 1 has no message of the role assistant"},
+        {"{\"messages\":[{\"role\":\"robot\",\"content\":\"a\"}]}\n", "line 1 has a message without a role"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[]}]}\n", "line 1 has a message without a role"},
+        {"{\"messages\":[7]}\n", "line 1 has a message without a role"},
+        {"{\"prompt\":\"far too long\",\"completion\":\"a\"}\n",
+         "holds no example with a target in its first 9 tokens"},
+        {"\n", "holds no example with a target"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_stops(2, bad[i][1], load_lines, (void *)bad[i][0]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forms),    cmocka_unit_test(test_encoded_apart), cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_best_fit), cmocka_unit_test(test_row),           cmocka_unit_test(test_packing_of_many),
+        cmocka_unit_test(test_loader),   cmocka_unit_test(test_bad_lines),
+    };
+    return cmocka_run_group_tests_name("examples", tests, NULL, NULL);
+}

@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text of
+# transformers' pipeline. `scripts/setup.sh peers` installs torch and transformers; without them their part is skipped.
+#   PYTHON=build/py/bin/python3 dev/test/test_hugging_face.sh
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+root=$(realpath "$(dirname "$0")/../..")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") python=$(realpath -s "${PYTHON:-$root/build/py/bin/python3}")
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C.UTF-8 HF_HUB_OFFLINE=1 HF_HUB_DISABLE_PROGRESS_BARS=1
+scratch=$(mktemp -d) out=$scratch/out
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch" || exit 1
+
+# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
+run() {
+    local status=0
+    "$trainer" "${@:2}" >"$out" 2>&1 </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$out"; }
+}
+says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
+
+cat "$root"/README.md "$root"/CONTRIBUTING.md "$root"/doc/*.md >my.txt
+train=(-e l2h2c64 -t 128 -b 8 -l 3e-3 -v 0 -s 0)
+report "a model of bytes and a model of a learned vocabulary train" "$(
+    run 0 -i my.txt "${train[@]}" -x 200 -n 200 -o bytes
+    run 0 --train-bpe 600 -i my.txt -o tokens
+    run 0 --tokenize tokens/my -i my.txt --tokenizer tokens/merges.txt
+    run 0 -i 'tokens/my_train_*.bin' "${train[@]}" -x 200 -n 200 -nk 1 -o bpe
+)"
+bytes=bytes/step_00000200 bpe=bpe/step_00000200
+
+report "the tokenizer travels with the checkpoint" "$(
+    mv tokens aside
+    for model in bpe "$bpe" "$bpe/model.safetensors"; do
+        run 0 --generate 5 -e "$model" --prompt "# The table" --temperature 0
+        says "$out" "# The table"
+    done
+    mv aside tokens
+)"
+report "a resumed run takes the tokenizer of its last checkpoint" "$(
+    mkdir shards && cp tokens/my_train_000001.bin shards/
+    cp -r bpe resumed
+    run 0 -i 'shards/my_train_*.bin' -o resumed -y 1 -x 202 -s 2 -g 4 --prompt "# Files"
+    says "$out" "# Files"
+    cmp "$bpe/merges.txt" resumed/step_00000202/merges.txt 2>&1
+)"
+
+if "$python" -c 'import transformers' 2>/dev/null; then
+    # round_trip.py FOLDER BOS EOS SAVED: decoded text and special ids, as transformers reads the folder; saves it again
+    cat >round_trip.py <<'PYTHON'
+import json, sys
+from transformers import AutoTokenizer, GenerationConfig
+folder, bos, eos, saved = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+tokenizer = AutoTokenizer.from_pretrained(folder)
+text = "Hello Ċ wörld \n\n ÿ 日本 .  ! it's\tThe 1234\n"
+ids = tokenizer(text)["input_ids"]
+if folder.startswith("bytes") and ids != list(text.encode()):
+    print("other ids than the bytes:", ids)
+for skip in False, True:
+    if tokenizer.decode(ids, skip_special_tokens=skip) != text:
+        print("decoded, skip", skip, repr(tokenizer.decode(ids, skip_special_tokens=skip)))
+config = GenerationConfig.from_pretrained(folder)
+if (config.bos_token_id, config.eos_token_id) != (bos, eos):
+    print("generation_config:", config.bos_token_id, config.eos_token_id, "expected", bos, eos)
+if len(tokenizer) != json.load(open(folder + "/config.json"))["vocab_size"]:
+    print("a vocabulary of", len(tokenizer))
+tokenizer.save_pretrained(saved)
+PYTHON
+    # ids_of FILE MERGES: the tokens of a text, by --tokenize
+    ids_of() {
+        rm -rf ids && mkdir ids
+        run 0 --tokenize ids/x -i "$1" --tokenizer "$2" --val-share 0
+        tail -c +1025 ids/x_train_000001.bin | od -An -v -tu2 -w2 | tr -d ' ' | head -n -1
+    }
+    report "transformers' tokenizer of a byte model" "$("$python" round_trip.py "$bytes" 10 null saved_bytes 2>&1)"
+    report "transformers' tokenizer of a BPE model" "$("$python" round_trip.py "$bpe" 599 599 saved_bpe 2>&1)"
+    report "a text has the same ids there and here" "$(
+        "$python" -c 'import sys; from transformers import AutoTokenizer
+ids = AutoTokenizer.from_pretrained(sys.argv[1])(open("my.txt").read(), verbose=False)["input_ids"]
+print(*ids, sep="\n")' "$bpe" >theirs 2>"$out" || cat "$out"
+        cmp theirs <(ids_of my.txt "$bpe/merges.txt") 2>&1
+    )"
+    report "the tokenizer.json that transformers saves is read" "$(
+        [ -f saved_bpe/tokenizer.json ] || echo "transformers saved: $(ls saved_bpe)"
+        cmp theirs <(ids_of my.txt saved_bpe/tokenizer.json) 2>&1
+    )"
+else
+    echo "without transformers from pip (scripts/setup.sh test): its tokenizers are not compared"
+fi
+
+if "$python" -c 'import transformers, torch' 2>/dev/null; then
+    cat >pipeline.py <<'PYTHON'
+import sys
+from transformers import pipeline
+generate = pipeline("text-generation", sys.argv[1], device="cpu")
+for prompt in sys.argv[2:]:
+    print(generate(prompt, max_new_tokens=64, do_sample=False)[0]["generated_text"], end="\n---\n")
+PYTHON
+    for model in "$bytes" "$bpe"; do
+        report "the greedy text of transformers' pipeline is that of --generate: ${model%/*}" "$(
+            prompts=("# The " "the loss of" $'a file\n')
+            "$python" pipeline.py "$model" "${prompts[@]}" >theirs 2>"$out" || cat "$out"
+            for prompt in "${prompts[@]}"; do
+                "$trainer" --generate 64 -e "$model" --temperature 0 --prompt "$prompt" && echo ---
+            done >ours 2>"$out" || cat "$out"
+            cmp theirs ours 2>&1 || head -n 8 theirs ours
+        )"
+    done
+    report "a folder that transformers saves is read here" "$(
+        "$python" - "$bpe" saved_model >"$out" 2>&1 <<'PYTHON' || cat "$out"
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+AutoModelForCausalLM.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
+AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])
+PYTHON
+        for model in "$bpe" saved_model; do
+            run 0 --generate 64 -e "$model" --temperature 0 --prompt "the model"
+            cp "$out" "text_${model%%/*}"
+        done
+        cmp text_bpe text_saved_model 2>&1
+    )"
+else
+    echo "without torch and transformers from pip (scripts/setup.sh peers): texts are not compared with the pipeline's"
+fi
+end_tests

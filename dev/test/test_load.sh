@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# -e with every form of a model: one file, several files, llm.c's files and its run directory. dev/oracle/model_files.py
+# writes the forms. All of them train, generate and plan as the checkpoint does, to the bit.
+#   TRAINER=./train_gpt2 dev/test/test_load.sh
+# With PyTorch and transformers in $PYTHON or build/py, dev/oracle/hf_check.py runs too.
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+trainer=$(realpath "${TRAINER:-./train_gpt2}")
+root=$(realpath "$(dirname "$0")/../..")
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
+scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/work"
+cd "$scratch/work" || exit 1
+
+run() { # STATUS ARGUMENTS...: runs the trainer, which must exit with STATUS
+    local expected=$1 status=0
+    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$expected" ] || { echo "exit status $status, expected $expected: ${*:2}" && tail -n 3 "$err"; }
+}
+refused() { # NAME WORDS ARGUMENTS...: exit 2 and one sentence with WORDS; no run directory is made
+    report "refused: $1" "$(
+        run 2 "${@:3}" -i text -o new
+        [ "$(wc -l <"$err")" -eq 1 ] || echo "expected one line"
+        grep -qF -- "$2" "$err" || { echo "expected '$2' in:" && cat "$err"; }
+        [ ! -e new ] || echo "a run directory was made"
+    )"
+}
+# one update that changes nothing: the checkpoint has the weights that were loaded
+still=(-i text -b 1 -t 16 -x 1 -l 0 -n 1 -v 1 -m 1 -s 0)
+written() { python3 "$root/dev/oracle/model_files.py" "$@" 2>&1; }
+
+head -c 20000 "$root/CONTRIBUTING.md" >text
+report "a model to start from" "$(
+    run 0 -i text -e l2h2c16 -b 2 -t 16 -x 3 -l 1e-2 -v 0 -s 0 -n 3 -o made
+    mv made/step_00000003 model
+    run 0 "${still[@]}" -e model -o from_model
+    run 0 --generate 40 -e model --seed 3 && cp "$out" generated
+    run 0 --plan=json -e model -t 16 -b 2 && cp "$out" planned
+)"
+report "the other forms of it" "$(
+    written model several 5
+    written model model.bin
+    written model model_bf16.bin bf16
+    mkdir llmc && cp model.bin llmc/model_00000010.bin && : >llmc/DONE_00000010
+    head -c 5000 model.bin >llmc/model_00000020.bin # llm.c writes DONE_00000020 after the model
+    cp -r model renamed && mv renamed/model.safetensors renamed/other.safetensors
+)"
+for form in several several/model.safetensors.index.json model.bin llmc renamed/other.safetensors; do
+    report "-e $form is the same model" "$(
+        run 0 "${still[@]}" -e "$form" -o "from_${form//\//_}"
+        cmp "from_${form//\//_}/step_00000001/model.safetensors" from_model/step_00000001/model.safetensors 2>&1
+        diff <(grep val_loss "from_${form//\//_}/metrics.jsonl") <(grep val_loss from_model/metrics.jsonl)
+        run 0 --generate 40 -e "$form" --seed 3
+        cmp "$out" generated 2>&1
+        run 0 --plan=json -e "$form" -t 16 -b 2
+        cmp "$out" planned 2>&1
+    )"
+done
+report "llm.c's bf16 file has the weights rounded to nearest" "$(
+    run 0 "${still[@]}" -e model_bf16.bin -o rounded
+    written rounded/step_00000001 rounded.bin bf16
+    cmp rounded.bin model_bf16.bin 2>&1
+)"
+report "training from llm.c's file saves checkpoints and resumes" "$(
+    run 0 -i text -e model.bin -b 1 -t 16 -x 4 -n 2 -v 0 -s 0 -o tuned
+    run 0 -i text -e model -b 1 -t 16 -x 4 -n 2 -v 0 -s 0 -o tuned_too
+    cmp tuned/step_00000004/model.safetensors tuned_too/step_00000004/model.safetensors 2>&1
+    rm -r tuned/step_00000004
+    run 0 -o tuned -y 1
+    cmp tuned/step_00000004/model.safetensors tuned_too/step_00000004/model.safetensors 2>&1
+)"
+
+cp -r several absent && rm absent/model-00002-of-00005.safetensors
+cp -r several lacking && cp several/model-00001-of-00005.safetensors lacking/model-00002-of-00005.safetensors
+cp -r model llama && echo '{"model_type":"llama","num_hidden_layers":2}' >llama/config.json
+cp -r model relu && sed -i 's/"gelu_new"/"relu"/' relu/config.json
+cp -r model cut && echo '{"n_layer":' >cut/config.json
+cp -r model bare && rm bare/config.json
+mkdir pickled unfinished && echo PK >pickled/pytorch_model.bin && cp model.bin unfinished/model_00000010.bin
+head -c -4 model.bin >short.bin
+printf '\306\327\064\001\001' >old.bin && tail -c +6 model.bin >>old.bin
+printf '\210\330\064\001\001' >shard.bin && tail -c +6 model.bin >>shard.bin
+refused "an index without one of its files" "and its folder has no such file" -e absent -t 16
+refused "an index that names another file" "and that file has no such tensor" -e lacking -t 16
+refused "another architecture" "describes a model of type llama, expected gpt2" -e llama -t 16
+refused "another activation" 'has "relu" as "activation_function"' -e relu -t 16
+refused "a config.json that is cut short" "is not a JSON object" -e cut -t 16
+refused "no config.json, and a model whose heads cannot be guessed" "put a config.json with n_head" -e bare -t 16
+refused "a folder of PyTorch's pickle" "pytorch_model.bin and without model.safetensors" -e pickled -t 16
+refused "a run of llm.c that has not finished a model" "model_*.bin and DONE_*" -e unfinished -t 16
+refused "llm.c's file, cut short" "bytes long, expected" -e short.bin -t 16
+refused "a file of an older llm.c" "version 1, of an older llm.c" -e old.bin -t 16
+refused "-t over the positions of llm.c's file" "-t 17 is longer than the model's 16 positions" -e model.bin -t 17
+refused "a token shard as a model" "that is a token shard, so give it with -i" -e shard.bin -t 16
+
+python=${PYTHON:-$root/build/py/bin/python3}
+if "$python" -c 'import torch, transformers' 2>/dev/null; then
+    report "transformers' own files, one and several, and its losses" "$(
+        "$python" "$root/dev/oracle/hf_check.py" model "$trainer" >"$out" 2>&1 || tail -n 5 "$out"
+        grep -qF "between files 0: the same" "$out" || echo "expected the same losses from all files"
+    )"
+else
+    echo "without PyTorch and transformers: their files are not compared"
+fi
+end_tests

@@ -1,0 +1,742 @@
+// model_file.h, safetensors_index.h, llmc_file.h and llmc_model.h: a model loads to the same bits from every form of
+// file, llm.c's files are written as an independent loop writes them, and bad files are refused in one sentence.
+#include "testing.h"
+#include "llmc/files/llmc_model.h"
+#include "llmc/run/model_source.h"
+#include "dev/test/block_load.h"
+#include <omp.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+enum { L = 2, NH = 2, C = 8, MAX_T = 16, V = 65, NUM_TENSORS = 4 + 12 * L, MANY_BYTES = 1 << 16 };
+
+static GPT2Config small_config(void) {
+    GPT2Config c = {MAX_T, 0, 0, L, NH, C};
+    config_set_vocab(&c, V);
+    return c;
+}
+
+// ---- a model of numbers that depend on the tensor and the element, in (out, in) order
+
+// any F32 but NaN: subnormal numbers and infinities too
+static float value_f32(ParamId id, int layer, size_t i) {
+    uint32_t bits = (uint32_t)rng_bits(7, (uint64_t)id * 100 + (uint64_t)layer, i);
+    if (i % 16 == 3) { bits &= 0x807FFFFFu; }
+    if (i % 16 == 5) { bits = 0x3F808000u | (bits & 0x10000u); }  // halfway between two BF16 numbers
+    if ((bits & 0x7F800000u) == 0x7F800000u) { bits &= 0xFF800000u; }
+    return bits_to_float(bits);
+}
+
+static uint16_t value_16(DType dtype, ParamId id, int layer, size_t i) {
+    uint16_t bits = (uint16_t)rng_bits(9, (uint64_t)id * 100 + (uint64_t)layer, i);
+    uint16_t infinite = dtype == DT_F16 ? 0x7C00 : 0x7F80;
+    return (bits & infinite) == infinite ? bits & (0x8000 | infinite) : bits;
+}
+
+static float value(DType dtype, ParamId id, int layer, size_t i) {
+    if (dtype == DT_F32) { return value_f32(id, layer, i); }
+    uint16_t bits = value_16(dtype, id, layer, i);
+    const bf16 brain = {bits};
+    return dtype == DT_F16 ? f16_to_float(bits) : bf16_to_float(brain);
+}
+
+// out = the bytes of a tensor as Hugging Face stores it; returns their number
+static size_t hugging_face_bytes(unsigned char *out, DType dtype, ParamId id, int layer, const GPT2Config *c) {
+    size_t rows = param_used_rows(id, c), cols = param_cols(id, c), size = dtype_size(dtype);
+    for (size_t i = 0; i < rows * cols; i++) {
+        size_t place = param_specs[id].transposed ? i % cols * rows + i / cols : i;
+        float f = value_f32(id, layer, i);
+        uint16_t bits = value_16(dtype, id, layer, i);
+        memcpy(out + place * size, dtype == DT_F32 ? (const void *)&f : &bits, size);
+    }
+    return rows * cols * size;
+}
+
+static void assert_same_numbers(const ModelFile *file, DType dtype, bool rounded) {
+    ParamLayout layout = param_layout(&file->config);
+    real *block = (real *)xcalloc(layout.total, sizeof(real));
+    block_load(file, "", block);
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t count = param_used_rows((ParamId)id, &file->config) * param_cols((ParamId)id, &file->config);
+        for (int layer = 0; layer < param_layers((ParamId)id, &file->config); layer++) {
+            const real *found = block + param_offset(&layout, (ParamId)id, layer);
+            for (size_t i = 0; i < count; i++) {
+                float expected = value(dtype, (ParamId)id, layer, i);
+                if (rounded) { expected = bf16_to_float(float_to_bf16(expected)); }
+                assert_int_equal(float_to_bits((float)found[i]), float_to_bits(expected));
+            }
+        }
+    }
+    free(block);
+}
+
+static void assert_opens(const char *path, DType dtype, bool rounded) {
+    GPT2Config c = small_config();
+    ModelFile file = model_open(path);
+    assert_memory_equal(&file.config, &c, sizeof c);
+    assert_same_numbers(&file, dtype, rounded);
+    model_close(&file);
+}
+
+// ---- folders
+
+static const char *joined(const char *folder, const char *name) {
+    static char paths[8][512];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static void write_bytes(const char *path, const void *data, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
+
+// the bytes of a file, at most MANY_BYTES; overwritten by the next call
+static const unsigned char *read_bytes(const char *path, size_t *count) {
+    static unsigned char bytes[MANY_BYTES];
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    *count = fread(bytes, 1, sizeof bytes, file);
+    assert_in_range(*count, 1, sizeof bytes - 1);
+    fclose(file);
+    return bytes;
+}
+
+static const char config_text[] = "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":8,\"n_positions\":16,"
+                                  "\"vocab_size\":65,\"architectures\":[\"GPT2LMHeadModel\"]%s}";
+
+// config.json with more keys
+static void write_config(const char *folder, const char *more) {
+    char text[1024];
+    snprintf(text, sizeof text, config_text, more);
+    write_text(joined(folder, "config.json"), text);
+}
+
+static const char *new_folder(const char *name) {
+    static char folders[64][256];
+    static int next;
+    assert_in_range(next, 0, 63);
+    char *folder = folders[next++];
+    snprintf(folder, sizeof folders[0], "%s/%s", temp_dir(), name);
+    assert_int_equal(mkdir(folder, 0777), 0);
+    write_config(folder, "");
+    return folder;
+}
+
+typedef struct {
+    DType dtype;
+    const char *prefix;  // of every name
+    int shards;          // 1: model.safetensors; else as many files, and an index
+    bool head, untied;   // lm_head.weight is stored, in the last file; it differs from wte.weight
+    bool mask;           // h.0.attn.bias is stored, as in old files
+} Layout;
+
+static const Layout usual = {DT_F32, "", 1, false, false, false};
+
+static void shard_name(char name[64], int shard, int shards) {
+    snprintf(name, 64, shards == 1 ? "model.safetensors" : "model-%05d-of-%05d.safetensors", shard + 1, shards);
+}
+
+// writes the tensors number shard, shard + shards, ... of a model
+static void write_shard(const char *folder, const Layout *l, int shard, cJSON *weight_map) {
+    GPT2Config c = small_config();
+    unsigned char bytes[MANY_BYTES];
+    char file[64], name[NAME_LENGTH], full[2 * NAME_LENGTH];
+    shard_name(file, shard, l->shards);
+    SafeTensorsWriter w = safetensors_create(joined(folder, file));
+    for (int pass = 0, index = 0, number = 0; pass < 2; pass++, index = 0, number = 0) {
+        for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+            for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++, number++) {
+                if (number % l->shards != shard) { continue; }
+                size_t shape[2], count = hugging_face_bytes(bytes, l->dtype, (ParamId)id, layer, &c);
+                param_file_shape(shape, (ParamId)id, &c);
+                param_name(name, sizeof name, (ParamId)id, layer);
+                snprintf(full, sizeof full, "%s%s", l->prefix, name);
+                bool vector = shape[0] == 1;
+                if (pass) { safetensors_write(&w, index++, 0, bytes, count); }
+                if (!pass) { safetensors_declare(&w, full, l->dtype, vector ? 1 : 2, shape + vector); }
+                if (!pass) { cJSON_AddStringToObject(weight_map, full, file); }
+            }
+        }
+        if (l->head && shard == l->shards - 1) {
+            const size_t shape[2] = {V, C};
+            size_t count = hugging_face_bytes(bytes, l->dtype, WTE, 0, &c);
+            bytes[count - 1] ^= l->untied;
+            if (pass) { safetensors_write(&w, index++, 0, bytes, count); }
+            if (!pass) { safetensors_declare(&w, "lm_head.weight", l->dtype, 2, shape); }
+            if (!pass) { cJSON_AddStringToObject(weight_map, "lm_head.weight", file); }
+        }
+        if (l->mask && shard == 0) {
+            const size_t shape[4] = {1, 1, MAX_T, MAX_T};
+            snprintf(full, sizeof full, "%sh.0.attn.bias", l->prefix);
+            if (pass) { safetensors_write(&w, index++, 0, bytes, MAX_T * MAX_T); }
+            if (!pass) { safetensors_declare(&w, full, DT_U8, 4, shape); }
+            if (!pass) { cJSON_AddStringToObject(weight_map, full, file); }
+        }
+        if (!pass) { safetensors_begin(&w); }
+    }
+    assert_int_equal(safetensors_finish(&w), 0);
+}
+
+static const char *index_path(const char *folder) { return joined(folder, "model.safetensors.index.json"); }
+
+// writes a model, and an index if it has several files; returns the index, which the caller deletes
+static cJSON *write_model(const char *folder, const Layout *l) {
+    cJSON *index = cJSON_CreateObject(), *map = cJSON_AddObjectToObject(index, "weight_map");
+    for (int shard = 0; shard < l->shards; shard++) { write_shard(folder, l, shard, map); }
+    if (l->shards > 1) { assert_int_equal(write_json(index_path(folder), index), 0); }
+    return index;
+}
+
+static const char *model_folder(const char *name, const Layout *l) {
+    const char *folder = new_folder(name);
+    cJSON_Delete(write_model(folder, l));
+    return folder;
+}
+
+static void open_model(void *path) { model_open((const char *)path); }
+
+static void assert_refused(const char *path, const char *words) { assert_stops(2, words, open_model, (void *)path); }
+
+// ---- Hugging Face's files
+
+static void test_one_file(void **state) {
+    (void)state;
+    static const DType dtypes[] = {DT_F32, DT_F16, DT_BF16};
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        Layout l = usual;
+        l.dtype = dtypes[i];
+        l.prefix = i == 1 ? "transformer." : "";
+        l.head = l.mask = i > 0;
+        snprintf(name, sizeof name, "one%d", i);
+        const char *folder = model_folder(name, &l);
+        assert_opens(folder, l.dtype, false);
+        assert_opens(joined(folder, "model.safetensors"), l.dtype, false);
+    }
+}
+
+// an index and its files, whatever the number of files, the names and the type
+static void test_several_files(void **state) {
+    (void)state;
+    static const Layout layouts[] = {{DT_F32, "", 2, false, false, false},
+                                     {DT_F32, "transformer.", 5, true, false, true},
+                                     {DT_F16, "transformer.", 3, true, false, true},
+                                     {DT_BF16, "", NUM_TENSORS, false, false, true}};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        char name[32], here[256];
+        snprintf(name, sizeof name, "several%zu", i);
+        const char *folder = model_folder(name, &layouts[i]);
+        assert_opens(folder, layouts[i].dtype, false);
+        assert_opens(index_path(folder), layouts[i].dtype, false);
+        assert_non_null(getcwd(here, sizeof here));
+        assert_int_equal(chdir(folder), 0);
+        assert_opens("model.safetensors.index.json", layouts[i].dtype, false);
+        assert_int_equal(chdir(here), 0);
+    }
+}
+
+// transformers, too, prefers model.safetensors
+static void test_one_file_comes_first(void **state) {
+    (void)state;
+    const char *folder = model_folder("both", &usual);
+    write_text(index_path(folder), "{}");
+    assert_opens(folder, DT_F32, false);
+    assert_refused(index_path(folder), "has no \"weight_map\"");
+}
+
+// an entry of weight_map is changed, or for value NULL its tensor left out
+static void write_index_with(const char *folder, const cJSON *index, const char *key, const char *value) {
+    cJSON *copy = cJSON_Duplicate(index, true), *map = cJSON_GetObjectItem(copy, "weight_map");
+    cJSON_DeleteItemFromObjectCaseSensitive(map, key);
+    if (value) { cJSON_AddItemToObject(map, key, cJSON_Parse(value)); }
+    assert_int_equal(write_json(index_path(folder), copy), 0);
+    cJSON_Delete(copy);
+}
+
+static void test_bad_index(void **state) {
+    (void)state;
+    static const struct {
+        const char *key, *value, *says;
+    } cases[] = {
+        {"h.1.ln_2.bias", "\"model-00004-of-00003.safetensors\"", "its folder has no such file"},
+        {"h.1.ln_2.bias", "\"\"", "names the file '' for tensor h.1.ln_2.bias, expected a file in the folder"},
+        {"h.1.ln_2.bias", "\"../stolen.safetensors\"", "expected a file in the folder of the index"},
+        {"h.1.ln_2.bias", "\"/etc/passwd\"", "expected a file in the folder of the index"},
+        {"h.1.ln_2.bias", "\"..\"", "expected a file in the folder of the index"},
+        {"h.1.ln_2.bias", "\".\"", "is a folder, expected a regular file"},
+        {"h.1.ln_2.bias", "\"config.json\"", "config.json' "},
+        {"h.1.ln_2.bias", "7", "names no file for tensor h.1.ln_2.bias"},
+        {"h.1.ln_2.bias", NULL, "has no tensor h.1.ln_2.bias"},
+        {"h.2.ln_1.weight", "\"model-00001-of-00003.safetensors\"", "puts tensor h.2.ln_1.weight into '"},
+    };
+    Layout l = usual;
+    l.shards = 3;
+    const char *folder = new_folder("index");
+    cJSON *index = write_model(folder, &l);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_index_with(folder, index, cases[i].key, cases[i].value);
+        assert_refused(folder, cases[i].says);
+    }
+    static const char *const texts[] = {"{}", "{\"weight_map\":{}}", "{\"weight_map\":[\"a\"]}", "{\"weight_map\":2}"};
+    for (int i = 0; i < 4; i++) {
+        write_text(index_path(folder), texts[i]);
+        assert_refused(folder, "has no \"weight_map\"");
+    }
+    write_text(index_path(folder), "{\"weight_map\":{");
+    assert_refused(folder, "not a JSON object");
+    char twice[256];
+    const char *file = "model-00001-of-00003.safetensors";
+    snprintf(twice, sizeof twice, "{\"weight_map\":{\"wte.weight\":\"%s\",\"wte.weight\":\"%s\"}}", file, file);
+    write_text(index_path(folder), twice);
+    assert_refused(folder, "names tensor wte.weight twice");
+    cJSON_Delete(index);
+}
+
+static void test_broken_shard(void **state) {
+    (void)state;
+    Layout l = usual;
+    l.shards = 3;
+    const char *folder = model_folder("broken", &l), *path = joined(folder, "model-00002-of-00003.safetensors");
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(truncate(path, info.st_size - 1), 0);
+    assert_refused(folder, "model-00002-of-00003.safetensors' has");
+    unlink(path);
+    assert_refused(folder, "names the file 'model-00002-of-00003.safetensors' for tensor");
+    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "has no tensor");
+}
+
+static void test_integer_weights(void **state) {
+    (void)state;
+    const Layout one = {DT_I16, "", 1, false, false, false}, several = {DT_I16, "", 2, false, false, false};
+    assert_refused(model_folder("integers1", &one), "holds I16, expected F32, F64, BF16 or F16");
+    assert_refused(model_folder("integers2", &several), "holds I16, expected F32, F64, BF16 or F16");
+}
+
+static void test_untied_head(void **state) {
+    (void)state;
+    const Layout one = {DT_F32, "", 1, true, true, false}, several = {DT_BF16, "transformer.", 4, true, true, false};
+    assert_refused(model_folder("untied1", &one), "lm_head.weight that is not its wte.weight");
+    assert_refused(model_folder("untied4", &several), "lm_head.weight that is not its wte.weight");
+}
+
+static void test_configs(void **state) {
+    (void)state;
+    static const char *const good[] = {
+        ",\"activation_function\":\"gelu_new\"",         ",\"activation_function\":\"gelu_pytorch_tanh\"",
+        ",\"activation_function\":\"gelu_fast\"",        ",\"activation_function\":\"gelu_accurate\"",
+        ",\"activation_function\":\"gelu_python_tanh\"", ",\"add_cross_attention\":false",
+    };
+    static const char *const bad[][2] = {
+        {",\"activation_function\":\"gelu\"", "has \"gelu\" as \"activation_function\", expected GPT-2's own"},
+        {",\"activation_function\":\"relu\"", "has \"relu\" as \"activation_function\""},
+        {",\"activation_function\":\"silu\"", "has \"silu\" as \"activation_function\""},
+        {",\"activation_function\":\"\"", "has \"\" as \"activation_function\""},
+        {",\"add_cross_attention\":true", "has true as \"add_cross_attention\""},
+        {",\"tie_word_embeddings\":false", "has false as \"tie_word_embeddings\""},
+    };
+    static const char *const others[][2] = {
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":2}", "a model of type llama, expected gpt2"},
+        {"{\"model_type\":\"gpt_neox\",\"architectures\":[\"GPTNeoXForCausalLM\"]}", "type gpt_neox, expected gpt2"},
+        {"{\"model_type\":\"gpt2\",\"architectures\":[\"LlamaForCausalLM\"]}", "type LlamaForCausalLM, expected gpt2"},
+        {"{\"architectures\":[\"GPTNeoXForCausalLM\"]}", "type GPTNeoXForCausalLM, expected gpt2"},
+        {"{\"architectures\":[\"GPT2LMHeadModel\"]}", "no number named \"n_layer\""},
+        {"{\"architectures\":null,\"model_type\":null}", "no number named \"n_layer\""},
+        {"model", "not a JSON object"},
+    };
+    const char *folder = model_folder("configs", &usual);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        write_config(folder, good[i]);
+        assert_opens(folder, DT_F32, false);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        write_config(folder, bad[i][0]);
+        assert_refused(folder, bad[i][1]);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        write_text(joined(folder, "config.json"), others[i][0]);
+        assert_refused(folder, others[i][1]);
+    }
+}
+
+// ---- llm.c's files
+
+// Writes an llm.c model file: a header with Vp rows of wte, then every tensor by a loop of its own. The padding is not
+// zero. Returns the bytes.
+static size_t write_llmc(const char *path, int32_t version, int Vp) {
+    GPT2Config c = small_config();
+    static unsigned char bytes[MANY_BYTES];
+    int32_t header[256] = {20240326, version, MAX_T, V, L, NH, C, Vp};
+    memcpy(bytes, header, sizeof header);
+    size_t at = sizeof header, size = version == 5 ? 2 : 4;
+    for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+        size_t rows = id == WTE ? (size_t)Vp : param_rows((ParamId)id, &c), cols = param_cols((ParamId)id, &c);
+        for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++) {
+            for (size_t i = 0; i < rows * cols; i++, at += size) {
+                float f = value_f32((ParamId)id, layer, i);
+                uint16_t half = value_16(DT_BF16, (ParamId)id, layer, i);
+                memcpy(bytes + at, version == 5 ? (const void *)&half : &f, size);
+            }
+        }
+    }
+    assert_in_range(at, 1, sizeof bytes);
+    write_bytes(path, bytes, at);
+    return at;
+}
+
+static void test_llmc_file(void **state) {
+    (void)state;
+    static const int padded[] = {V, V + 1, 128, 200};
+    for (int i = 0; i < 4; i++) {
+        const char *path = temp_path("padded.bin");
+        write_llmc(path, 3, padded[i]);
+        assert_opens(path, DT_F32, false);
+        write_llmc(path, 5, padded[i]);
+        assert_opens(path, DT_BF16, false);
+    }
+    const char *other_name = temp_path("checkpoint_of_llmc");
+    write_llmc(other_name, 3, 128);
+    assert_opens(other_name, DT_F32, false);
+}
+
+// the same for every rank of every layout: a tensor-parallel rank reads its slice
+static void test_llmc_slices(void **state) {
+    (void)state;
+    const char *path = temp_path("slices.bin");
+    const char *folder = model_folder("slices", &usual);
+    write_llmc(path, 3, 128);
+    ModelFile a = model_open(path), b = model_open(folder);
+    for (int rank = 0; rank < 4; rank++) {
+        const Sharding sharding = {2, rank / 2, 3, 2, rank % 2};
+        ParamLayout layout = param_layout_sharded(&a.config, sharding);
+        real *of_a = (real *)xcalloc(layout.shard, sizeof(real)), *of_b = (real *)xcalloc(layout.shard, sizeof(real));
+        ModelState s = {&a.config, &cpu_device, {0}, sharding, NULL, NULL};
+        s.optimizer.params = (floatX *)xcalloc(layout.shard, sizeof(floatX));
+        s.optimizer.master = of_a;
+        weights_load(&a, "", &s);
+        s.optimizer.master = of_b;
+        weights_load(&b, "", &s);
+        assert_memory_equal(of_a, of_b, layout.shard * sizeof(real));
+        free(s.optimizer.params);
+        free(of_a);
+        free(of_b);
+    }
+    model_close(&a);
+    model_close(&b);
+}
+
+static void export_path(const char *from, const char *to, DType dtype) {
+    ModelFile model = model_open(from);
+    export_llmc(&model, to, dtype);
+    model_close(&model);
+}
+
+// The exported file has these tensors at these places, zeros as padding, and loads to the bits of its source.
+static void test_export(void **state) {
+    (void)state;
+    static const Layout sources[] = {{DT_F32, "", 1, false, false, false},
+                                     {DT_F16, "transformer.", 3, true, false, true},
+                                     {DT_BF16, "", 2, false, false, false}};
+    static unsigned char first[MANY_BYTES];
+    const size_t elements = 128 * C + MAX_T * C + L * (12 * C * C + 13 * C) + 2 * C;
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        size_t count;
+        snprintf(name, sizeof name, "export%d", i);
+        const char *folder = model_folder(name, &sources[i]), *v3 = joined(folder, "v3.bin"),
+                   *v5 = joined(folder, "v5.bin"), *again = joined(folder, "again.bin");
+        export_path(folder, v3, DT_F32);
+        export_path(folder, v5, DT_BF16);
+        assert_int_equal(access(joined(folder, "v3.bin.part"), F_OK), -1);
+        assert_opens(v3, sources[i].dtype, false);
+        assert_opens(v5, sources[i].dtype, true);
+        const int32_t *header = (const int32_t *)read_bytes(v5, &count);
+        const int32_t expected[9] = {20240326, 5, MAX_T, V, L, NH, C, 128, 0};
+        assert_memory_equal(header, expected, sizeof expected);
+        assert_int_equal(count, 1024 + 2 * elements);
+        const unsigned char *bytes = read_bytes(v3, &count);
+        assert_int_equal(((const int32_t *)bytes)[1], 3);
+        assert_int_equal(count, 1024 + 4 * elements);
+        for (size_t k = 1024 + 4 * V * C; k < 1024 + 4 * 128 * C; k++) { assert_int_equal(bytes[k], 0); }
+        memcpy(first, bytes, count);
+        export_path(v3, again, DT_F32);
+        size_t same = count;
+        assert_memory_equal(read_bytes(again, &count), first, same);
+        assert_int_equal(count, same);
+    }
+}
+
+// byte for byte the file of the other loop, whose padding is set to zero
+static void test_export_is_the_other_loop(void **state) {
+    (void)state;
+    static unsigned char expected[MANY_BYTES];
+    const char *folder = model_folder("loop", &usual), *path = joined(folder, "loop.bin");
+    size_t bytes = write_llmc(path, 3, 128), count;
+    memcpy(expected, read_bytes(path, &count), bytes);
+    memset(expected + 1024 + 4 * V * C, 0, 4 * (128 - V) * C);
+    export_path(folder, path, DT_F32);
+    assert_memory_equal(read_bytes(path, &count), expected, bytes);
+    assert_int_equal(count, bytes);
+}
+
+// a vocabulary of 65536: wte is read and written in several chunks
+static void test_export_in_chunks(void **state) {
+    (void)state;
+    const int32_t header[256] = {20240326, 3, MAX_T, 65536, L, NH, C, 65536};
+    const size_t bytes = sizeof header + 4 * (65536 * C + MAX_T * C + L * (12 * C * C + 13 * C) + 2 * C);
+    assert_true(65536 * C > CHUNK_ELEMENTS);
+    uint32_t *file = (uint32_t *)xcalloc(2, bytes), *copy = file + bytes / 4;
+    memcpy(file, header, sizeof header);
+    for (size_t i = 256; i < bytes / 4; i++) { file[i] = (uint32_t)rng_bits(3, 3, i) & 0xBFFFFFFFu; }
+    const char *path = write_file("large.bin", file, bytes), *out = temp_path("large_out.bin");
+    export_path(path, out, DT_F32);
+    FILE *in = fopen(out, "rb");
+    assert_non_null(in);
+    assert_int_equal(fread(copy, 1, bytes, in), bytes);
+    assert_int_equal(fgetc(in), EOF);
+    fclose(in);
+    assert_memory_equal(copy, file, bytes);
+    free(file);
+}
+
+// ties go to the even neighbour
+static void test_export_rounds(void **state) {
+    (void)state;
+    static const uint32_t from[] = {0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x80008000, 0x00018000};
+    static const uint16_t to[] = {0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7F80, 0x8000, 0x0002};
+    const char *folder = model_folder("ties", &usual), *path = joined(folder, "ties.bin");
+    size_t bytes = write_llmc(path, 3, 128), count;
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 1024, SEEK_SET), 0);
+    assert_int_equal(fwrite(from, sizeof from, 1, file), 1);
+    assert_int_equal(fclose(file), 0);
+    export_path(path, path, DT_BF16);  // onto itself
+    assert_memory_equal(read_bytes(path, &count) + 1024, to, sizeof to);
+    assert_int_equal(count, 1024 + (bytes - 1024) / 2);
+}
+
+static void test_cut_llmc_files(void **state) {
+    (void)state;
+    GPT2Config c = small_config();
+    const char *path = temp_path("cut.bin");
+    for (int version = 3; version <= 5; version += 2) {
+        size_t whole = write_llmc(path, version, 128), end = 1024, size = version == 5 ? 2 : 4;
+        for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+            size_t rows = id == WTE ? 128 : param_rows((ParamId)id, &c);
+            for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++) {
+                write_llmc(path, version, 128);
+                assert_int_equal(truncate(path, (off_t)end), 0);
+                char words[64];
+                snprintf(words, sizeof words, "is %zu bytes long, expected %zu for its 2 layers", end, whole);
+                assert_refused(path, words);
+                end += rows * param_cols((ParamId)id, &c) * size;
+            }
+        }
+        assert_int_equal(end, whole);
+        write_llmc(path, version, 128);
+        assert_int_equal(truncate(path, (off_t)whole + 1), 0);
+        assert_refused(path, "bytes long, expected");
+        assert_int_equal(truncate(path, (off_t)whole - 1), 0);
+        assert_refused(path, "bytes long, expected");
+        static const int headers[] = {4, 100, 1023};
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(truncate(path, headers[i]), 0);
+            assert_refused(path, "expected the 1024 bytes of an llm.c model's header");
+        }
+        assert_int_equal(truncate(path, 0), 0);
+        assert_refused(path, "is 0 bytes long, expected the 1024");
+    }
+}
+
+static void test_bad_llmc_headers(void **state) {
+    (void)state;
+    static const struct {
+        int at;
+        int32_t value;
+        const char *says;
+    } cases[] = {
+        {0, 0, "begins with the number 0, expected 20240326"},
+        {0, 20240327, "debug state"},
+        {0, 20240328, "give it with --tokenizer"},
+        {0, 20240520, "begins with the number 20240520, expected 20240326, an llm.c model; that is a token shard"},
+        {0, 20240527, "optimizer state, so give the model_*.bin"},
+        {0, 20240803, "Llama 3"},
+        {0, 0x04034B50, "save_pretrained"},
+        {1, 1, "of version 1, of an older llm.c without a padded vocabulary, expected 3 (fp32) or 5 (bf16)"},
+        {1, 2, "of version 2, of an older llm.c"},
+        {1, 4, "of version 4, expected 3"},
+        {1, 7, "of version 7, expected 3"},
+        {1, -3, "of version -3, expected 3"},
+        {2, 0, "has 0 positions in its header"},
+        {2, 15, "bytes long, expected"},
+        {3, -1, "has -1 tokens in its header"},
+        {3, 129, "has 128 rows of token embeddings for 129 tokens"},
+        {4, 0, "has 0 layers in its header"},
+        {4, 1, "bytes long, expected"},
+        {4, 16777216, "bytes long, expected"},
+        {4, 16777217, "has 16777217 layers in its header, expected 1 to 16777216"},
+        {5, 3, "3 heads do not divide 8 channels"},
+        {5, 0, "has 0 heads in its header"},
+        {6, 16777216, "a head of 8388608 channels"},
+        {6, 16, "bytes long, expected"},
+        {7, 0, "has 0 padded tokens in its header"},
+        {7, 64, "has 64 rows of token embeddings for 65 tokens"},
+        {7, 129, "and 129 padded tokens in F32"},
+        {7, 16777216, "bytes long, expected"},
+    };
+    const char *path = temp_path("header.bin");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_llmc(path, 3, 128);
+        FILE *file = fopen(path, "r+b");
+        assert_non_null(file);
+        assert_int_equal(fseek(file, 4 * cases[i].at, SEEK_SET), 0);
+        assert_int_equal(fwrite(&cases[i].value, 4, 1, file), 1);
+        assert_int_equal(fclose(file), 0);
+        assert_refused(path, cases[i].says);
+    }
+    write_text(path, "plain text");
+    assert_refused(path, "begins with the number");
+    write_text(path, "ab");
+    assert_refused(path, "is 2 bytes long");
+}
+
+// ---- a failed export
+
+typedef struct {
+    const char *folder, *path;
+    rlim_t largest_file;
+} FullDisk;
+
+static void export_on_full_disk(void *argument) {
+    const FullDisk *disk = (const FullDisk *)argument;
+    struct rlimit limit = {disk->largest_file, disk->largest_file};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    export_path(disk->folder, disk->path, DT_F32);
+}
+
+static void test_full_disk(void **state) {
+    (void)state;
+    static const rlim_t largest[] = {0, 1023, 1024, 5000, 12000};
+    const char *folder = model_folder("full", &usual), *path = joined(folder, "full.bin");
+    size_t whole = write_llmc(path, 3, 128), count;
+    for (int i = 0; i < 6; i++) {
+        FullDisk disk = {folder, path, i < 5 ? largest[i] : whole - 1};
+        assert_stops(1, "full.bin': File too large; give a path", export_on_full_disk, &disk);
+        assert_int_equal(access(joined(folder, "full.bin.part"), F_OK), -1);
+        read_bytes(path, &count);  // the file that was there
+        assert_int_equal(count, whole);
+        assert_opens(path, DT_F32, false);
+    }
+    FullDisk nowhere = {folder, joined(folder, "no/where.bin"), whole};
+    assert_stops(1, "no/where.bin': No such file or directory", export_on_full_disk, &nowhere);
+    FullDisk enough = {folder, path, whole};
+    char output[1024];
+    assert_int_equal(run_in_child(output, sizeof output, export_on_full_disk, &enough), 0);
+    assert_opens(path, DT_F32, false);
+}
+
+// ---- -e
+
+static void find_source(void *word) {
+    TrainArgs a = default_args;
+    a.model = (const char *)word;
+    model_source(&a, V);
+}
+
+static void assert_source(const char *word, const char *file) {
+    TrainArgs a = default_args;
+    a.model = word;
+    ModelSource source = model_source(&a, V);
+    assert_true(source.has_weights);
+    assert_string_equal(source.weights.file.path, file);
+    model_close(&source.weights);
+}
+
+// a run directory of llm.c stands for its last finished model
+static void test_run_directory_of_llmc(void **state) {
+    (void)state;
+    const char *run = new_folder("log124M");
+    static const char *const files[] = {"model_00000005.bin", "model_00000010.bin", "model_00000020.bin"};
+    assert_stops(2, "is a folder without model.safetensors", find_source, (void *)run);
+    for (int i = 0; i < 3; i++) { write_llmc(joined(run, files[i]), 3, 128); }
+    assert_stops(2, "llm.c's model_*.bin and DONE_*", find_source, (void *)run);
+    write_text(joined(run, "DONE_00000005"), "");
+    assert_source(run, joined(run, files[0]));
+    write_text(joined(run, "DONE_00000010"), "");
+    write_text(joined(run, "DONE_00000015"), "");      // its model is deleted
+    write_text(joined(run, "DONE_00000020.txt"), "");  // no mark of llm.c
+    assert_source(run, joined(run, files[1]));
+    assert_source(joined(run, files[2]), joined(run, files[2]));
+    cJSON_Delete(write_model(run, &usual));  // Hugging Face's file comes first
+    assert_source(run, joined(run, "model.safetensors"));
+}
+
+static void test_folders(void **state) {
+    (void)state;
+    Layout l = usual;
+    l.shards = 2;
+    const char *several = model_folder("two", &l), *pickled = new_folder("pickled");
+    assert_source(several, index_path(several));
+    assert_source(index_path(several), index_path(several));
+    write_text(joined(pickled, "pytorch_model.bin"), "PK\3\4 and so on");
+    assert_stops(2, "with pytorch_model.bin and without model.safetensors", find_source, (void *)pickled);
+    assert_stops(2, "is a file of PyTorch", find_source, (void *)joined(pickled, "pytorch_model.bin"));
+    assert_stops(2, "neither a shape", find_source, (void *)joined(pickled, "absent.bin"));
+}
+
+// ranks compare this hash
+static void test_hash_covers_all_files(void **state) {
+    (void)state;
+    Layout l = usual;
+    l.shards = 3;
+    const char *folder = model_folder("hashed", &l);
+    ModelFile file = model_open(folder);
+    uint64_t before = hash_weights(1, &file.file);
+    assert_true(hash_weights(1, &file.file) == before);
+    const char *path = joined(folder, "model-00003-of-00003.safetensors");
+    FILE *out = fopen(path, "r+b");
+    assert_non_null(out);
+    assert_int_equal(fseek(out, -1, SEEK_END), 0);
+    int last = fgetc(out);
+    assert_int_equal(fseek(out, -1, SEEK_END), 0);
+    fputc(last ^ 1, out);
+    fclose(out);
+    assert_true(hash_weights(1, &file.file) != before);
+    model_close(&file);
+}
+
+int main(void) {
+    omp_set_num_threads(1);  // a forked child has none of its parent's threads
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_file),
+        cmocka_unit_test(test_several_files),
+        cmocka_unit_test(test_one_file_comes_first),
+        cmocka_unit_test(test_bad_index),
+        cmocka_unit_test(test_broken_shard),
+        cmocka_unit_test(test_integer_weights),
+        cmocka_unit_test(test_untied_head),
+        cmocka_unit_test(test_configs),
+        cmocka_unit_test(test_llmc_file),
+        cmocka_unit_test(test_llmc_slices),
+        cmocka_unit_test(test_export),
+        cmocka_unit_test(test_export_is_the_other_loop),
+        cmocka_unit_test(test_export_in_chunks),
+        cmocka_unit_test(test_export_rounds),
+        cmocka_unit_test(test_cut_llmc_files),
+        cmocka_unit_test(test_bad_llmc_headers),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_run_directory_of_llmc),
+        cmocka_unit_test(test_folders),
+        cmocka_unit_test(test_hash_covers_all_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,285 @@
+/*
+Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, packed into rows of T tokens.
+defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets, example_row_read,
+         example_rows_free
+
+A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
+  {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
+  {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns of chat_format.h; of an assistant's turn
+                                                    [" C", end-of-text]
+  {"text": D}                                       end-of-text, [D, end-of-text]
+Prompt, completion and each turn are encoded on their own, as --generate and --chat encode them. End-of-text of a byte
+model is a newline.
+Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last token of
+            the piece before. Of a longer prompt with completion or conversation, the rest is left out.
+Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
+            attention within itself: row_read gives the ranges. A target that is not learned is -1. Rows are packed by
+            best fit, longest example first: an example goes to the fullest row that has room. What is left of a row has
+            input 0 and targets -1.
+Memory      3 bytes a token.
+*/
+#pragma once
+#include "llmc/common/range.h"
+#include "llmc/files/chat_format.h"
+#include "llmc/files/corpus.h"
+
+typedef struct {
+    int T, end_of_text;
+    bool one_line;  // of byte models: a turn is one line
+    uint16_t *ids;  // (num_tokens) all examples, one after another
+    bool *learned;  // (num_tokens) whether the token is a target
+    size_t num_tokens, capacity;
+    Range *ranges;  // (count) the tokens of each example
+    int count, room;
+    int num_cut, num_left_out;  // examples that lost their rest; examples without a target in the first T + 1 tokens
+} Examples;
+
+// ---- from lines to tokens
+
+// Appends a token to the example that is being read.
+static inline void example_add_token(Examples *e, int token, bool learned) {
+    if (e->num_tokens == e->capacity) {
+        e->capacity = 2 * e->capacity + 1024;
+        e->ids = (uint16_t *)xrealloc(e->ids, e->capacity * sizeof *e->ids);
+        e->learned = (bool *)xrealloc(e->learned, e->capacity * sizeof *e->learned);
+    }
+    e->ids[e->num_tokens] = (uint16_t)token;
+    e->learned[e->num_tokens++] = learned;
+}
+
+static inline void example_add_text(Examples *e, const Tokenizer *t, const char *text, bool learned) {
+    int *tokens;
+    size_t count = tokenizer_encode(t, text, strlen(text), &tokens);
+    for (size_t i = 0; i < count; i++) { example_add_token(e, tokens[i], learned); }
+    free(tokens);
+}
+
+// Adds the example of tokens [range.offset, range.offset + range.count). Returns whether one of them is a target.
+static inline bool example_add_range(Examples *e, Range range) {
+    bool has_target = false;
+    for (size_t i = 1; i < range.count; i++) { has_target |= e->learned[range.offset + i]; }
+    if (!has_target) { return false; }
+    if (e->count == e->room) {
+        e->room = 2 * e->room + 1024;
+        e->ranges = (Range *)xrealloc(e->ranges, (size_t)e->room * sizeof *e->ranges);
+    }
+    e->ranges[e->count++] = range;
+    return true;
+}
+
+// Ends the example that begins at token `begin`. pieces: of a longer one, the rest becomes further examples.
+static inline void example_end(Examples *e, size_t begin, bool pieces) {
+    const size_t T = (size_t)e->T, end = e->num_tokens;
+    bool longer = end - begin > T + 1;
+    if (!longer || !pieces) {
+        Range range = {begin, longer ? T + 1 : end - begin};
+        bool has_target = example_add_range(e, range);
+        e->num_left_out += !has_target;
+        e->num_cut += has_target && longer;
+        e->num_tokens = has_target ? begin + range.count : begin;
+        return;
+    }
+    for (size_t from = begin; from + 1 < end; from += T) {
+        Range piece = {from, end - from < T + 1 ? end - from : T + 1};
+        example_add_range(e, piece);
+    }
+}
+
+// Appends a conversation. Returns "" or, in words that follow the line's number, the reason why it is none.
+static inline const char *example_add_messages(Examples *e, const Tokenizer *t, const cJSON *messages) {
+    bool answered = false;
+    const cJSON *message;
+    example_add_token(e, e->end_of_text, false);
+    cJSON_ArrayForEach(message, messages) {
+        const char *role_name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
+        const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
+        int role = role_name ? chat_role(role_name) : -1;
+        if (role < 0 || !content) {
+            return "has a message without a role (system, user or assistant) and a content, both strings";
+        }
+        size_t length;
+        char *text = chat_turn_text((ChatRole)role, content, strlen(content), e->one_line, &length);
+        bool answer = role == CHAT_ASSISTANT;
+        if (answer) { example_add_text(e, t, CHAT_ANSWER_CUE, false); }
+        example_add_text(e, t, text, answer);
+        if (answer) { example_add_token(e, e->end_of_text, true); }
+        answered |= answer;
+        free(text);
+    }
+    return answered ? "" : "has no message of the role assistant, so there is nothing to learn";
+}
+
+// Appends the example of a line. Returns "" or, in words that follow the line's number, the reason why it is none.
+static inline const char *example_add(Examples *e, const Tokenizer *t, const cJSON *line) {
+    const cJSON *messages = cJSON_GetObjectItemCaseSensitive(line, "messages");
+    const char *prompt = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "prompt"));
+    const char *completion = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "completion"));
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "text"));
+    size_t begin = e->num_tokens;
+    bool pair = prompt && completion;
+    if (cJSON_IsArray(messages)) {
+        const char *trouble = example_add_messages(e, t, messages);
+        if (!*trouble) { example_end(e, begin, false); }
+        return trouble;
+    }
+    if (!pair && !text) {
+        return "has none of these: strings prompt and completion, an array messages, a string text; give one of them";
+    }
+    if (!pair || !*prompt) { example_add_token(e, e->end_of_text, false); }
+    if (pair) { example_add_text(e, t, prompt, false); }
+    example_add_text(e, t, pair ? completion : text, true);
+    example_add_token(e, e->end_of_text, true);
+    example_end(e, begin, !pair);
+    return "";
+}
+
+// Reads the line of a piece. Stops at a line without an example.
+static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, const CorpusPiece *piece) {
+    char *line = (char *)xmalloc(piece->bytes + 1);
+    memcpy(line, piece->text, piece->bytes);
+    cJSON *json = corpus_object(line, piece->bytes);
+    const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
+    if (*trouble) {
+        input_error("%s %s line %" PRIu64 " %s", corpus->flag, corpus->files[piece->file].path, piece->line, trouble);
+    }
+    cJSON_Delete(json);
+    free(line);
+}
+
+static inline void examples_free(Examples *e) {
+    free(e->ids);
+    free(e->learned);
+    free(e->ranges);
+    memset(e, 0, sizeof *e);
+}
+
+// The examples of the .jsonl files that match a glob pattern, of at most T + 1 tokens each. `flag` is the flag of the
+// pattern, for messages. Stops at a line without an example, and if no example has a target. Free with examples_free.
+static inline Examples examples_load(const char *flag, const char *pattern, const Tokenizer *t, int T) {
+    Examples e;
+    memset(&e, 0, sizeof e);
+    e.T = T;
+    e.end_of_text = t->end_of_text;
+    e.one_line = !t->merges;
+    Corpus corpus = corpus_open_for(flag, pattern, NULL, NULL);
+    CorpusPiece piece;
+    while (corpus_next(&corpus, &piece)) { example_read(&e, t, &corpus, &piece); }
+    corpus_close(&corpus);
+    if (e.count == 0) {
+        input_error("%s %s holds no example with a target in its first %d tokens; give other examples or a larger -t",
+                    flag, pattern, T + 1);
+    }
+    return e;
+}
+
+// ---- from examples to rows
+
+typedef struct {
+    const Examples *examples;
+    int num_rows;
+    int *members;  // (examples of all rows) index of each example, row by row
+    int *first;    // (num_rows + 1) each row's first member
+    int *targets;  // (num_rows) number of learned tokens
+} ExampleRows;
+
+// tokens that an example takes in a row: its last token is a target only
+static inline int example_length(const Examples *e, int i) { return (int)e->ranges[i].count - 1; }
+
+// indices (to - from) of the examples, the longest first, in order among equals
+static inline int *examples_by_length(const Examples *e, int from, int to) {
+    int *sorted = (int *)xmalloc((size_t)(to - from) * sizeof *sorted);
+    int *next = (int *)xcalloc((size_t)e->T + 1, sizeof *next);  // by length: the place of the next such example
+    for (int i = from; i < to; i++) { next[example_length(e, i)]++; }
+    for (int length = e->T, place = 0; length > 0; length--) {
+        int count = next[length];
+        next[length] = place;
+        place += count;
+    }
+    for (int i = from; i < to; i++) { sorted[next[example_length(e, i)]++] = i; }
+    free(next);
+    return sorted;
+}
+
+// row_of (to - from) = the row of each example of `sorted`. Returns the number of rows. Rows of equal room are a stack.
+static inline int examples_best_fit(const Examples *e, const int *sorted, int count, int *row_of) {
+    int num_rows = 0;
+    int *below = (int *)xmalloc((size_t)count * sizeof *below);   // the row under this one in its stack
+    int *top = (int *)xmalloc(((size_t)e->T + 1) * sizeof *top);  // of the rows with this room; -1: none
+    for (int room = 0; room <= e->T; room++) { top[room] = -1; }
+    for (int i = 0; i < count; i++) {
+        int length = example_length(e, sorted[i]), room = length;
+        while (room <= e->T && top[room] < 0) { room++; }
+        bool fits = room <= e->T;
+        int row = fits ? top[room] : num_rows++, left = (fits ? room : e->T) - length;
+        if (fits) { top[room] = below[row]; }
+        below[row] = top[left];
+        top[left] = row;
+        row_of[i] = row;
+    }
+    free(below);
+    free(top);
+    return num_rows;
+}
+
+// Packs the examples [from, to), at least one, into rows. *e must outlive the rows. Free with example_rows_free.
+static inline ExampleRows example_rows_pack(const Examples *e, int from, int to) {
+    int count = to - from, *sorted = examples_by_length(e, from, to);
+    int *row_of = (int *)xmalloc((size_t)count * sizeof *row_of);
+    ExampleRows rows;
+    rows.examples = e;
+    rows.num_rows = examples_best_fit(e, sorted, count, row_of);
+    rows.members = (int *)xmalloc((size_t)count * sizeof *rows.members);
+    rows.first = (int *)xcalloc((size_t)rows.num_rows + 2, sizeof *rows.first);
+    rows.targets = (int *)xcalloc((size_t)rows.num_rows, sizeof *rows.targets);
+    // first[row + 2] = members of the row, then their sums; the loop below moves first[row + 1] to the row's end
+    for (int i = 0; i < count; i++) { rows.first[row_of[i] + 2]++; }
+    for (int row = 0; row < rows.num_rows; row++) { rows.first[row + 2] += rows.first[row + 1]; }
+    for (int i = 0; i < count; i++) {
+        rows.members[rows.first[row_of[i] + 1]++] = sorted[i];
+        const Range tokens = e->ranges[sorted[i]];
+        for (size_t t = 1; t < tokens.count; t++) { rows.targets[row_of[i]] += e->learned[tokens.offset + t]; }
+    }
+    free(sorted);
+    free(row_of);
+    return rows;
+}
+
+// the targets of all rows
+static inline uint64_t example_rows_targets(const ExampleRows *rows) {
+    uint64_t sum = 0;
+    for (int row = 0; row < rows->num_rows; row++) { sum += (uint64_t)rows->targets[row]; }
+    return sum;
+}
+
+// inputs (T), targets (T) = a row. Appends the range of each example, and of what is left, to ranges; the row begins at
+// `offset` of its micro-batch. Returns the number of ranges: at most T.
+static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
+                                   size_t offset) {
+    const Examples *e = rows->examples;
+    int at = 0, count = 0;
+    for (int i = rows->first[row]; i < rows->first[row + 1]; i++) {
+        int length = example_length(e, rows->members[i]);
+        const size_t start = e->ranges[rows->members[i]].offset;
+        Range range = {offset + (size_t)at, (size_t)length};
+        ranges[count++] = range;
+        for (int t = 0; t < length; t++, at++) {
+            size_t next = start + (size_t)t + 1;
+            inputs[at] = e->ids[next - 1];
+            targets[at] = e->learned[next] ? e->ids[next] : -1;
+        }
+    }
+    Range rest = {offset + (size_t)at, (size_t)(e->T - at)};
+    if (rest.count) { ranges[count++] = rest; }
+    for (; at < e->T; at++) {
+        inputs[at] = 0;
+        targets[at] = -1;
+    }
+    return count;
+}
+
+static inline void example_rows_free(ExampleRows *rows) {
+    free(rows->members);
+    free(rows->first);
+    free(rows->targets);
+    memset(rows, 0, sizeof *rows);
+}

@@ -1,0 +1,251 @@
+/*
+Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
+defines: GGUF_MAGIC, GgufType, GgufValue, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32,
+         gguf_key_bool, gguf_key_string, gguf_key_array, gguf_put, gguf_declare, gguf_begin, gguf_end_tensor,
+         gguf_finish, gguf_discard, gguf_bytes, gguf_encode, float_to_f16, GGUF_BLOCK
+
+The file, version 3, little-endian:
+  header    "GGUF", u32 3, u64 number of tensors, u64 number of keys
+  keys      name, u32 type of the value, the value. An array is u32 type, u64 count, the elements
+  tensors   name, u32 number of dimensions, u64 each size with the columns first, u32 GgufType, u64 offset
+  data      each tensor starts at a multiple of 32 bytes; zeros fill the gaps; offsets count from the first tensor
+A string is a u64 length and its bytes in UTF-8, without a NUL.
+q8_0: a block is 32 numbers x of a row: an f16 scale d = max|x| / 127, then 32 int8 of x / d, rounded.
+Source: docs/gguf.md of github.com/ggml-org/ggml, and llama.cpp's gguf.cpp and ggml-quants.c.
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/floatx.h"
+#include <assert.h>
+#include <stdbool.h>
+#include <unistd.h>
+
+// numbers of ggml's tensor types and of GGUF's value types
+typedef enum { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_BF16 = 30 } GgufType;
+typedef enum {
+    GGUF_VALUE_U32 = 4,
+    GGUF_VALUE_I32 = 5,
+    GGUF_VALUE_F32 = 6,
+    GGUF_VALUE_BOOL = 7,
+    GGUF_VALUE_STRING = 8,
+    GGUF_VALUE_ARRAY = 9
+} GgufValue;
+
+// GGUF_MAGIC: "GGUF" as a little-endian int32
+enum { GGUF_MAGIC = 0x46554747, GGUF_VERSION = 3, GGUF_ALIGN = 32, GGUF_BLOCK = 32, GGUF_BLOCK_BYTES = 2 + GGUF_BLOCK };
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "gguf.h copies little-endian numbers as they are"
+#endif
+
+// ---- numbers
+
+// round to nearest, ties to even, in IEEE half precision; infinite from 65520 on
+static inline uint16_t float_to_f16(float f) {
+    uint32_t sign = float_to_bits(f) >> 16 & 0x8000u, magnitude = float_to_bits(f) & 0x7FFFFFFFu;
+    if (magnitude > 0x7F800000u) { return (uint16_t)(sign | 0x7E00u); }   // NaN
+    if (magnitude >= 0x47800000u) { return (uint16_t)(sign | 0x7C00u); }  // 2^16 and above
+    if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24, the last bit of a float between 0.5 and 1
+        return (uint16_t)(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - float_to_bits(0.5f)));
+    }
+    uint32_t rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1u);
+    return (uint16_t)(sign | (rounded - 0x38000000u) >> 13);  // the exponent's bias is 15 instead of 127
+}
+
+// bytes of `count` numbers, a multiple of GGUF_BLOCK for q8_0
+static inline size_t gguf_bytes(GgufType type, size_t count) {
+    switch (type) {
+    case GGUF_F32: return count * sizeof(float);
+    case GGUF_Q8_0: return count / GGUF_BLOCK * GGUF_BLOCK_BYTES;
+    default: return count * sizeof(uint16_t);
+    }
+}
+
+static inline bool gguf_f16_is_finite(uint16_t half) { return (half & 0x7C00u) != 0x7C00u; }
+
+// out (GGUF_BLOCK_BYTES) = x (GGUF_BLOCK) as q8_0. Returns false if the scale or a number is not finite.
+static inline bool gguf_encode_block(unsigned char *out, const real *x) {
+    float most = 0;
+    bool finite = true;
+    for (int i = 0; i < GGUF_BLOCK; i++) {
+        most = fmaxf(most, fabsf((float)x[i]));
+        finite = finite && isfinite((float)x[i]);
+    }
+    float scale = most / 127;
+    uint16_t half = float_to_f16(scale);
+    if (!finite || !gguf_f16_is_finite(half)) { return false; }
+    float inverse = half ? 1 / scale : 0;  // a block of tiny numbers is zero
+    memcpy(out, &half, sizeof half);
+    for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (unsigned char)(int8_t)roundf((float)x[i] * inverse); }
+    return true;
+}
+
+// out = one number, or one block of q8_0. Returns false if the type cannot hold it.
+static inline bool gguf_encode_unit(unsigned char *out, GgufType type, const real *x) {
+    float f = (float)*x;
+    if (type == GGUF_Q8_0) { return gguf_encode_block(out, x); }
+    if (type == GGUF_F32) {
+        memcpy(out, &f, sizeof f);
+        return isfinite(f);
+    }
+    if (type == GGUF_F16) {
+        uint16_t half = float_to_f16(f);
+        memcpy(out, &half, sizeof half);
+        return gguf_f16_is_finite(half);
+    }
+    bf16 rounded = float_to_bf16(f);
+    memcpy(out, &rounded, sizeof rounded);
+    return isfinite(bf16_to_float(rounded));
+}
+
+// out (gguf_bytes(type, count)) = x (count) in a type of the file. Returns false if the type cannot hold one of the
+// numbers: a NaN, an infinite number, or one that overflows f16.
+static inline bool gguf_encode(unsigned char *out, GgufType type, const real *x, size_t count) {
+    size_t unit = type == GGUF_Q8_0 ? (size_t)GGUF_BLOCK : 1, bytes = gguf_bytes(type, unit);
+    bool finite = true;
+    for (size_t i = 0; i < count / unit; i++) {
+        finite = gguf_encode_unit(out + i * bytes, type, x + i * unit) && finite;
+    }
+    return finite;
+}
+
+// ---- writing: create, the keys, declare every tensor, begin, the tensors in the order of declaration, finish.
+// After the first failure later calls do nothing, and finish returns the errno.
+
+typedef struct {
+    char path[PATH_LENGTH], part[PATH_LENGTH];  // part: the name until finish
+    FILE *file;
+    int error;  // errno of the first failure, 0 while there is none
+    uint64_t num_tensors, num_keys;
+    uint64_t data_bytes;  // of the declared tensors and the gaps after them
+    uint64_t position;    // bytes written
+    uint64_t data_start;  // in bytes, from the start of the file; 0 before gguf_begin
+} GgufWriter;
+
+static inline void gguf_put(GgufWriter *w, const void *data, size_t bytes) {
+    if (w->error) { return; }
+    errno = 0;
+    if (bytes > 0 && fwrite(data, 1, bytes, w->file) != bytes) { w->error = errno ? errno : EIO; }
+    w->position += bytes;
+}
+
+static inline void gguf_put_u32(GgufWriter *w, uint32_t number) { gguf_put(w, &number, sizeof number); }
+static inline void gguf_put_u64(GgufWriter *w, uint64_t number) { gguf_put(w, &number, sizeof number); }
+
+static inline void gguf_put_string(GgufWriter *w, const char *text, size_t bytes) {
+    gguf_put_u64(w, bytes);
+    gguf_put(w, text, bytes);
+}
+
+static inline uint64_t gguf_align(uint64_t bytes) { return (bytes + GGUF_ALIGN - 1) / GGUF_ALIGN * GGUF_ALIGN; }
+
+static inline void gguf_pad(GgufWriter *w) {
+    static const char zeros[GGUF_ALIGN] = {0};
+    gguf_put(w, zeros, (size_t)(gguf_align(w->position) - w->position));
+}
+
+static inline void gguf_put_header(GgufWriter *w) {
+    int32_t magic = GGUF_MAGIC;
+    gguf_put(w, &magic, sizeof magic);
+    gguf_put_u32(w, GGUF_VERSION);
+    gguf_put_u64(w, w->num_tensors);
+    gguf_put_u64(w, w->num_keys);
+}
+
+// Opens path.part; gguf_finish gives the file its name.
+static inline GgufWriter gguf_create(const char *path) {
+    GgufWriter w;
+    memset(&w, 0, sizeof w);
+    format_path(w.path, "%s", path);
+    format_path(w.part, "%s.part", path);
+    w.file = fopen(w.part, "wb");
+    if (!w.file) { w.error = errno; }
+    gguf_put_header(&w);
+    return w;
+}
+
+static inline void gguf_put_key(GgufWriter *w, const char *name, GgufValue type) {
+    assert(w->num_tensors == 0);
+    gguf_put_string(w, name, strlen(name));
+    gguf_put_u32(w, (uint32_t)type);
+    w->num_keys++;
+}
+
+static inline void gguf_key_u32(GgufWriter *w, const char *name, uint32_t value) {
+    gguf_put_key(w, name, GGUF_VALUE_U32);
+    gguf_put_u32(w, value);
+}
+
+static inline void gguf_key_f32(GgufWriter *w, const char *name, float value) {
+    gguf_put_key(w, name, GGUF_VALUE_F32);
+    gguf_put(w, &value, sizeof value);
+}
+
+static inline void gguf_key_bool(GgufWriter *w, const char *name, bool value) {
+    uint8_t byte = value;
+    gguf_put_key(w, name, GGUF_VALUE_BOOL);
+    gguf_put(w, &byte, sizeof byte);
+}
+
+static inline void gguf_key_string(GgufWriter *w, const char *name, const char *value) {
+    gguf_put_key(w, name, GGUF_VALUE_STRING);
+    gguf_put_string(w, value, strlen(value));
+}
+
+// Begins an array; gguf_put or gguf_put_string follows for each of `count` elements.
+static inline void gguf_key_array(GgufWriter *w, const char *name, GgufValue type, uint64_t count) {
+    gguf_put_key(w, name, GGUF_VALUE_ARRAY);
+    gguf_put_u32(w, (uint32_t)type);
+    gguf_put_u64(w, count);
+}
+
+// Adds a tensor of (rows, cols), or with num_dims 1 of (cols). For q8_0, cols is a multiple of GGUF_BLOCK.
+static inline void gguf_declare(GgufWriter *w, const char *name, GgufType type, int num_dims, size_t rows,
+                                size_t cols) {
+    assert(!w->data_start && (num_dims == 1 ? rows == 1 : num_dims == 2));
+    assert(type != GGUF_Q8_0 || cols % GGUF_BLOCK == 0);
+    gguf_put_string(w, name, strlen(name));
+    gguf_put_u32(w, (uint32_t)num_dims);
+    gguf_put_u64(w, cols);
+    if (num_dims == 2) { gguf_put_u64(w, rows); }
+    gguf_put_u32(w, (uint32_t)type);
+    gguf_put_u64(w, w->data_bytes);
+    w->data_bytes += gguf_align(gguf_bytes(type, rows * cols));
+    w->num_tensors++;
+}
+
+// Ends the declarations: writes the numbers of tensors and keys into the header. gguf_put writes the tensors, with
+// gguf_end_tensor after each.
+static inline void gguf_begin(GgufWriter *w) {
+    gguf_pad(w);
+    w->data_start = w->position;
+    if (!w->error && fseeko(w->file, 0, SEEK_SET) != 0) { w->error = errno; }
+    gguf_put_header(w);
+    if (!w->error && fseeko(w->file, (off_t)w->data_start, SEEK_SET) != 0) { w->error = errno; }
+    w->position = w->data_start;
+}
+
+static inline void gguf_end_tensor(GgufWriter *w) { gguf_pad(w); }
+
+// Closes and deletes the unfinished file.
+static inline void gguf_discard(GgufWriter *w) {
+    if (w->file) {
+        fclose(w->file);
+        unlink(w->part);
+    }
+    w->file = NULL;
+}
+
+// Syncs, closes and renames. Returns 0 when the file is on the disk under its name. Otherwise returns the errno of the
+// first failure, and the unfinished file is deleted.
+static inline int gguf_finish(GgufWriter *w) {
+    assert(w->error || (w->data_start && w->position == w->data_start + w->data_bytes));
+    if (!w->error && (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0)) { w->error = errno; }
+    if (!w->error && rename(w->part, w->path) != 0) { w->error = errno; }
+    if (w->error) {
+        gguf_discard(w);
+    } else if (fclose(w->file) != 0) {
+        w->error = errno;
+    }
+    return w->error;
+}

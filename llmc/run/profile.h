@@ -1,0 +1,607 @@
+/*
+--profile: times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
+(ui.perfetto.dev) and chrome://tracing open.
+defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close
+  profile_backend     the backend with its operations and copies wrapped: a wrapper records a timed event of the device
+                      before and after the call. Without --profile, the backend itself
+  profile_attach      finds the model, and wraps the collectives
+  profile_step_begin  and profile_step_end surround each step; the steps in question are recorded and written
+A wrapper finds the Profile in its Exec. Outside of the profiled steps a wrapper is the plain call, so CUDA graphs hold
+no events. Profiled steps launch each kernel by itself, and a collective is waited for where it begins.
+The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are those that the operation
+reads and writes at least, or those that this rank sends; "flops" are those of matmuls (self_check/cases.h).
+Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+*/
+#pragma once
+#include "llmc/backend.h"
+#include "llmc/parallel/zero.h"
+#include "llmc/run/ranks.h"
+#include "llmc/run/train_args.h"
+#include "llmc/self_check/calls.h"
+#include <sys/types.h>
+#include <unistd.h>
+
+// Steps of a start that are not profiled: the first autotunes matmuls, the second captures CUDA graphs.
+enum { PROFILE_WARMUP = 2, PROFILE_CALLS = 4096 };
+
+typedef struct {
+    const char *name, *category;
+    DeviceEvent *begin, *end;
+    double bytes, flops;
+    int layer;        // or NO_LAYER
+    char tensor[64];  // "h.3.mlp.c_fc.weight": the weight that the operation reads, or ""
+} ProfiledCall;
+
+typedef struct {
+    Comm *comm;
+    const CommBackend *inner;
+    CommBackend wrapped;
+} ProfiledComm;
+
+typedef struct Profile {
+    // what the wrappers call
+    const Ops *ops;
+    const Device *device;
+    ProfiledComm comms[3];
+    int num_comms;
+    // what the model has instead
+    Ops wrapped_ops;
+    Device wrapped_device;
+    Backend backend;
+    // the model
+    const Zero *zero;
+    Comm *world;
+    OpShape embedding;
+    int units;
+    // the profiled steps
+    int wanted, skipped, done;  // done: written
+    long long step;             // of the profile's current or last step, from 1
+    bool active;                // calls are recorded
+    ProfiledCall *calls;        // (PROFILE_CALLS) not written yet
+    int num_calls;
+    DeviceEvent *step_begin;
+    double step_start;  // seconds from the first profiled step to step_begin
+    // the file
+    char path[PATH_LENGTH];
+    FILE *file;         // PATH.part; NULL: not open
+    off_t whole_steps;  // bytes of the file that hold whole steps
+} Profile;
+
+// ---- the file
+
+static inline void profile_part(char *part, const Profile *p) { format_path(part, "%s.part", p->path); }
+
+__attribute__((noreturn)) static inline void profile_failed(const Profile *p) {
+    char part[PATH_LENGTH];
+    int error = errno;
+    profile_part(part, p);
+    unlink(part);
+    run_error("could not write '%s': %s; make room in -o, or leave out --profile", p->path, strerror(error));
+}
+
+// Opens the file and names the threads.
+static inline void profile_open_file(Profile *p) {
+    char part[PATH_LENGTH];
+    int rank = p->world->rank;
+    profile_part(part, p);
+    p->file = fopen(part, "w");
+    if (!p->file) { profile_failed(p); }
+    fprintf(p->file,
+            "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+            "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"rank %d\"}},\n"
+            "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"steps\"}},\n"
+            "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":1,\"args\":{\"name\":\"operations\"}}",
+            rank, rank, rank, rank);
+}
+
+// seconds from the first profiled step
+static inline double profile_time(const Profile *p, const DeviceEvent *event) {
+    return p->step_start + p->device->seconds_between(p->step_begin, event);
+}
+
+static inline void profile_write_call(const Profile *p, const ProfiledCall *call) {
+    double begin = profile_time(p, call->begin), end = profile_time(p, call->end);
+    fprintf(p->file,
+            ",\n{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,"
+            "\"args\":{\"bytes\":%.0f,\"flops\":%.0f",
+            call->name, call->category, p->world->rank, 1e6 * begin, 1e6 * (end - begin), call->bytes, call->flops);
+    if (call->layer != NO_LAYER) { fprintf(p->file, ",\"layer\":%d", call->layer); }
+    if (*call->tensor) { fprintf(p->file, ",\"tensor\":\"%s\"", call->tensor); }
+    fputs("}}", p->file);
+}
+
+static inline void profile_forget_calls(Profile *p) {
+    for (int i = 0; i < p->num_calls; i++) {
+        p->device->event_destroy(p->calls[i].begin);
+        p->device->event_destroy(p->calls[i].end);
+    }
+    p->num_calls = 0;
+}
+
+// Waits for the device and writes the recorded calls. Event `step % 2` is free: start_step records it at its end, and
+// no step that waits for it is pending.
+static inline void profile_flush(Profile *p, Exec *ex) {
+    int event = (int)((p->step - 1) % 2);
+    p->device->event_record(event, ex);
+    comm_event_synchronize(event, p->world, ex);
+    for (int i = 0; i < p->num_calls; i++) { profile_write_call(p, &p->calls[i]); }
+    profile_forget_calls(p);
+    if (fflush(p->file) != 0 || ferror(p->file)) { profile_failed(p); }
+}
+
+// Ends the trace and gives the file its name.
+static inline void profile_finish_file(Profile *p) {
+    char part[PATH_LENGTH];
+    profile_part(part, p);
+    fputs("\n]}\n", p->file);
+    bool written = fflush(p->file) == 0 && fsync(fileno(p->file)) == 0;
+    if (!written || fclose(p->file) != 0 || rename(part, p->path) != 0) { profile_failed(p); }
+    p->file = NULL;
+}
+
+// ---- one call
+
+// NULL: the call is not recorded
+static inline DeviceEvent *profile_begin(Exec *ex) {
+    Profile *p = ex->profile;
+    return p && p->active ? p->device->event_timed(ex) : NULL;
+}
+
+// Records the end of a call; `call` has its name, category, bytes and flops.
+static inline ProfiledCall *profile_end(DeviceEvent *begin, ProfiledCall call, Exec *ex) {
+    Profile *p = ex->profile;
+    call.begin = begin;
+    call.end = p->device->event_timed(ex);
+    call.layer = ex->layer;
+    if (p->num_calls == PROFILE_CALLS) { profile_flush(p, ex); }
+    p->calls[p->num_calls] = call;
+    return &p->calls[p->num_calls++];
+}
+
+static inline void profile_operation(DeviceEvent *begin, const Problem *problem, Exec *ex) {
+    ProfiledCall call = {problem->op->name, "operation", NULL, NULL, 0, problem->flops, 0, ""};
+    if (!begin) { return; }
+    call.bytes = problem_bytes(problem);
+    profile_end(begin, call, ex);
+}
+
+// name (size bytes) = the parameter at this address in the bucket, if there is one
+static inline void profile_name_tensor(char *name, size_t size, const Zero *z, int bucket, const floatX *weight) {
+    const floatX *base = zero_params(z, bucket);
+    int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
+    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+        size_t offset = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).offset;
+        if (base + offset == weight) { param_name(name, size, (ParamId)id, layer); }
+    }
+}
+
+// profile_operation of a matmul or layernorm: its weight is in the layer that runs, or outside of the layers
+static inline void profile_weighted(DeviceEvent *begin, const Problem *problem, const floatX *weight, Exec *ex) {
+    Profile *p = ex->profile;
+    profile_operation(begin, problem, ex);
+    if (!begin || !weight) { return; }
+    char *name = p->calls[p->num_calls - 1].tensor;
+    const size_t size = sizeof p->calls->tensor;
+    if (ex->layer != NO_LAYER) { profile_name_tensor(name, size, p->zero, layer_bucket(ex->layer), weight); }
+    profile_name_tensor(name, size, p->zero, embeddings_bucket(), weight);
+    profile_name_tensor(name, size, p->zero, final_bucket(&p->zero->layout), weight);
+}
+
+// ---- the operations, in the order of ops.h. No step calls attention_decode or params_changed
+
+static inline void profiled_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
+                                              int B, int T, int C, Exec *ex) {
+    Problem call = call_of("embedding_forward", ex->profile->embedding, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first,
+                                                    int rows, int N, int C, Exec *ex) {
+    Problem call = call_of("token_embedding_forward", ex->profile->embedding, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->token_embedding_forward(out, tokens, wte, first, rows, N, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
+                                                       Exec *ex) {
+    Problem call = call_of("position_embedding_forward", ex->profile->embedding, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->position_embedding_forward(x, wpe, first, N, T, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in,
+                                              const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
+    Problem call = call_rows("layernorm_forward", N, C, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->layernorm_forward(out, mean, rstd, in, weight, bias, N, C, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
+                                                      const floatX *weight, const floatX *bias, int N, int C,
+                                                      Exec *ex) {
+    Problem call = call_rows("layernorm_from_statistics", N, C, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->layernorm_from_statistics(out, in, mean, rstd, weight, bias, N, C, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                           const floatX *residual, int N, int C, int OC, Exec *ex) {
+    Problem call = call_matmul_forward(bias, residual, N, C, OC);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
+                                                const floatX *bias, int N, int C, int OC, Exec *ex) {
+    Problem call = call_matmul_gelu_forward(N, C, OC);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->matmul_gelu_forward(out, pre, in, weight, bias, N, C, OC, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_residual_forward(floatX *out, const floatX *in, const floatX *bias, const floatX *residual,
+                                             int N, int C, Exec *ex) {
+    Problem call = call_residual_forward(out, in, bias, residual, N, C);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->residual_forward(out, in, bias, residual, N, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
+    int units = ex->profile->units;
+    Problem call = call_rows("gelu_forward", (int)(n / (size_t)units), units, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->gelu_forward(out, in, n, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
+                                              Exec *ex) {
+    Problem call = call_attention("attention_forward", B, T, NH, HS);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->attention_forward(out, lse, qkv, B, T, NH, HS, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V,
+                                       int Vp, Exec *ex) {
+    Problem call = call_classifier(dloss, N, V, Vp);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->classifier(losses, logits, targets, dloss, N, V, Vp, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
+                                                  int N, int V, int Vl, Exec *ex) {
+    Problem call = call_rank_classifier("classifier_statistics", 0, ex->profile->embedding.ranks, first, N, V, Vl);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->classifier_statistics(statistics, logits, targets, first, N, V, Vl, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
+                                                       const int *targets, real dloss, int ranks, int first, int N,
+                                                       int V, int Vl, Exec *ex) {
+    int variant = dloss != 0 ? CLASSIFIER_GRADIENT : CLASSIFIER_LOSS;
+    Problem call = call_rank_classifier("classifier_from_statistics", variant, ranks, first, N, V, Vl);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->classifier_from_statistics(losses, logits, statistics, targets, dloss, ranks, first, N, V, Vl,
+                                                 ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
+    Problem call = call_rows("loss_sum", N, 0, 0);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->loss_sum(total, losses, scale, N, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                            const floatX *dout, const floatX *in, const floatX *weight,
+                                            const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
+    Problem call = call_matmul_backward(dinp, dweight, dbias, in, gelu_pre, mode, N, C, OC);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
+                                               const floatX *in, const floatX *weight, const real *mean,
+                                               const real *rstd, GradMode mode, int N, int C, Exec *ex) {
+    Problem call = call_rows("layernorm_backward", N, C, gradient_variant(dweight, mode));
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->layernorm_backward(dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex);
+    profile_weighted(begin, &call, weight, ex);
+}
+
+static inline void profiled_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                                               const real *lse, int B, int T, int NH, int HS, Exec *ex) {
+    Problem call = call_attention("attention_backward", B, T, NH, HS);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->attention_backward(dqkv, dout, qkv, out, lse, B, T, NH, HS, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
+                                               GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
+    Problem call = call_of("embedding_backward", ex->profile->embedding, gradient_variant(dwte, mode));
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
+                                                     int rows, int N, int C, Exec *ex) {
+    Problem call = call_of("token_embedding_backward", ex->profile->embedding, dwte.dtype != DT_REAL);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->token_embedding_backward(dwte, dout, tokens, first, rows, N, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first,
+                                                        int N, int T, int maxT, int C, Exec *ex) {
+    Problem call = call_of("position_embedding_backward", ex->profile->embedding, gradient_variant(dwpe, mode));
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->position_embedding_backward(dwpe, dout, mode, first, N, T, maxT, C, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    Problem call = call_flat("gradient_accumulate", x, mode, n);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->gradient_accumulate(sum, x, mode, n, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline void profiled_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    Problem call = call_flat("global_norm_squared", x, mode, n);
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->global_norm_squared(out, x, mode, n, ex);
+    profile_operation(begin, &call, ex);
+}
+
+// elements that one adamw_update covers: all parameters at -z 0, from -z 1 on this rank's chunk of a bucket
+static inline size_t profile_updated(const Zero *z, Gradient grads) {
+    if (z->layout.sharding.stage == 0) { return z->layout.total; }
+    for (int b = 0; b < num_buckets(&z->layout); b++) {
+        if (zero_owned_grads(z, b).at == grads.at) { return param_bucket(&z->layout, b).chunk; }
+    }
+    return 0;
+}
+
+static inline void profiled_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                         const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+    Problem call = call_adamw_update(state, grads, profile_updated(ex->profile->zero, grads));
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->ops->adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
+    profile_operation(begin, &call, ex);
+}
+
+static inline Ops profiled_ops(const Ops *inner) {
+    Ops ops = *inner;
+    ops.embedding_forward = profiled_embedding_forward;
+    ops.token_embedding_forward = profiled_token_embedding_forward;
+    ops.position_embedding_forward = profiled_position_embedding_forward;
+    ops.layernorm_forward = profiled_layernorm_forward;
+    ops.layernorm_from_statistics = profiled_layernorm_from_statistics;
+    ops.matmul_forward = profiled_matmul_forward;
+    ops.matmul_gelu_forward = profiled_matmul_gelu_forward;
+    ops.residual_forward = profiled_residual_forward;
+    ops.gelu_forward = profiled_gelu_forward;
+    ops.attention_forward = profiled_attention_forward;
+    ops.classifier = profiled_classifier;
+    ops.classifier_statistics = profiled_classifier_statistics;
+    ops.classifier_from_statistics = profiled_classifier_from_statistics;
+    ops.loss_sum = profiled_loss_sum;
+    ops.matmul_backward = profiled_matmul_backward;
+    ops.layernorm_backward = profiled_layernorm_backward;
+    ops.attention_backward = profiled_attention_backward;
+    ops.embedding_backward = profiled_embedding_backward;
+    ops.token_embedding_backward = profiled_token_embedding_backward;
+    ops.position_embedding_backward = profiled_position_embedding_backward;
+    ops.gradient_accumulate = profiled_gradient_accumulate;
+    ops.global_norm_squared = profiled_global_norm_squared;
+    ops.adamw_update = profiled_adamw_update;
+    return ops;
+}
+
+// ---- copies and fills. A copy within the device reads and writes each byte
+
+static inline void profile_copy(DeviceEvent *begin, const char *name, double bytes, Exec *ex) {
+    ProfiledCall call = {name, "copy", NULL, NULL, bytes, 0, 0, ""};
+    if (begin) { profile_end(begin, call, ex); }
+}
+
+static inline void profiled_fill(void *p, int byte, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->device->enqueue_fill(p, byte, bytes, ex);
+    profile_copy(begin, "fill", (double)bytes, ex);
+}
+
+static inline void profiled_upload(void *device, const void *host, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->device->enqueue_upload(device, host, bytes, ex);
+    profile_copy(begin, "upload", (double)bytes, ex);
+}
+
+static inline void profiled_download(void *host, const void *device, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->device->enqueue_download(host, device, bytes, ex);
+    profile_copy(begin, "download", (double)bytes, ex);
+}
+
+static inline void profiled_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    ex->profile->device->enqueue_copy(to, from, bytes, ex);
+    profile_copy(begin, "copy", 2 * (double)bytes, ex);
+}
+
+// ---- collectives
+
+static inline const CommBackend *profile_inner(const Comm *comm, const Profile *p) {
+    int i = 0;
+    while (p->comms[i].comm != comm) { i++; }
+    return p->comms[i].inner;
+}
+
+// sent: Comm.sent_bytes before the call. The wait makes the collective's end an event of the operations' stream.
+static inline void profile_collective(DeviceEvent *begin, const char *name, uint64_t sent, Comm *comm, Exec *ex) {
+    ProfiledCall call = {name, "collective", NULL, NULL, (double)(comm->sent_bytes - sent), 0, 0, ""};
+    if (!begin) { return; }
+    profile_inner(comm, ex->profile)->wait(comm->calls, comm, ex);
+    profile_end(begin, call, ex);
+}
+
+static inline void profiled_all_reduce(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
+    uint64_t sent = comm->sent_bytes;
+    DeviceEvent *begin = profile_begin(ex);
+    profile_inner(comm, ex->profile)->all_reduce(buffer, count, dtype, comm, ex);
+    profile_collective(begin, "all_reduce", sent, comm, ex);
+}
+
+static inline void profiled_reduce_scatter(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    uint64_t sent = comm->sent_bytes;
+    DeviceEvent *begin = profile_begin(ex);
+    profile_inner(comm, ex->profile)->reduce_scatter(out, in, chunk, dtype, comm, ex);
+    profile_collective(begin, "reduce_scatter", sent, comm, ex);
+}
+
+static inline void profiled_all_gather(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    uint64_t sent = comm->sent_bytes;
+    DeviceEvent *begin = profile_begin(ex);
+    profile_inner(comm, ex->profile)->all_gather(out, in, chunk, dtype, comm, ex);
+    profile_collective(begin, "all_gather", sent, comm, ex);
+}
+
+static inline void profiled_broadcast(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
+    uint64_t sent = comm->sent_bytes;
+    DeviceEvent *begin = profile_begin(ex);
+    profile_inner(comm, ex->profile)->broadcast(buffer, count, dtype, root, comm, ex);
+    profile_collective(begin, "broadcast", sent, comm, ex);
+}
+
+static inline void profile_wrap_comm(Profile *p, Comm *comm) {
+    ProfiledComm *c = &p->comms[p->num_comms];
+    if (comm->size == 1 || comm->backend == &p->comms[0].wrapped) { return; }  // -tp 1: dp is the world
+    c->comm = comm;
+    c->inner = comm->backend;
+    c->wrapped = *comm->backend;
+    c->wrapped.all_reduce = profiled_all_reduce;
+    c->wrapped.reduce_scatter = profiled_reduce_scatter;
+    c->wrapped.all_gather = profiled_all_gather;
+    c->wrapped.broadcast = profiled_broadcast;
+    comm->backend = &c->wrapped;
+    p->num_comms++;
+}
+
+// ---- a run
+
+// The backend that the model is built with. steps_left: of this start. *p must not move.
+static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, const Backend *inner,
+                                             long long steps_left) {
+    memset(p, 0, sizeof *p);
+    if (a->profile == 0) { return inner; }
+    if (steps_left < a->profile + (long long)PROFILE_WARMUP) {
+        input_error("--profile %d records the steps after the first %d, but only %lld step%s left: give a larger -x, "
+                    "or a smaller --profile",
+                    a->profile, PROFILE_WARMUP, steps_left, steps_left == 1 ? " is" : "s are");
+    }
+    p->ops = inner->ops;
+    p->device = inner->device;
+    p->wrapped_ops = profiled_ops(inner->ops);
+    p->wrapped_device = *inner->device;
+    p->wrapped_device.enqueue_fill = profiled_fill;
+    p->wrapped_device.enqueue_upload = profiled_upload;
+    p->wrapped_device.enqueue_download = profiled_download;
+    p->wrapped_device.enqueue_copy = profiled_copy;
+    p->backend = *inner;
+    p->backend.ops = &p->wrapped_ops;
+    p->backend.device = &p->wrapped_device;
+    p->wanted = a->profile;
+    return &p->backend;
+}
+
+// Call it after the model is built, before its first operation. ex, zero: the model's.
+static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, const Zero *zero, const GPT2Config *c,
+                                  const Groups *groups) {
+    if (p->wanted == 0) { return; }
+    LocalShape local = local_shape(c, groups->tp->size, groups->tp->rank);
+    ex->profile = p;
+    p->zero = zero;
+    p->world = groups->world;
+    p->embedding = embedding_shape_of(c, &local, a->B, a->T);
+    p->units = local.units;
+    p->calls = (ProfiledCall *)xmalloc(PROFILE_CALLS * sizeof *p->calls);
+    if (groups->world->size > 1) {
+        format_path(p->path, "%s/profile_%d.json", a->run_dir, groups->world->rank);
+    } else {
+        format_path(p->path, "%s/profile.json", a->run_dir);
+    }
+    profile_wrap_comm(p, groups->world);
+    profile_wrap_comm(p, groups->dp);
+    profile_wrap_comm(p, groups->tp);
+}
+
+// Before every step. `enqueued`: the steps before it.
+static inline void profile_step_begin(Profile *p, long long enqueued, Exec *ex) {
+    if (p->done == p->wanted || p->skipped++ < PROFILE_WARMUP) { return; }
+    if (!p->file) { profile_open_file(p); }
+    p->whole_steps = ftello(p->file);
+    p->step = enqueued + 1;
+    p->active = true;
+    p->wrapped_device.capture_begin = NULL;  // no CUDA graph
+    DeviceEvent *begin = p->device->event_timed(ex);
+    if (p->step_begin) {
+        profile_flush(p, ex);  // waits for `begin`
+        p->step_start = profile_time(p, begin);
+        p->device->event_destroy(p->step_begin);
+    }
+    p->step_begin = begin;
+}
+
+// After every step. whole: false for one that was cut short, which is not written.
+static inline void profile_step_end(Profile *p, bool whole, Exec *ex) {
+    if (!p->active) { return; }
+    p->active = false;
+    p->wrapped_device.capture_begin = p->device->capture_begin;
+    DeviceEvent *end = p->device->event_timed(ex);
+    profile_flush(p, ex);
+    double seconds = p->device->seconds_between(p->step_begin, end);
+    p->device->event_destroy(end);
+    if (!whole) { return; }
+    fprintf(p->file,
+            ",\n{\"name\":\"step %lld\",\"cat\":\"step\",\"ph\":\"X\",\"pid\":%d,\"tid\":0,\"ts\":%.3f,\"dur\":%.3f,"
+            "\"args\":{\"step\":%lld}}",
+            p->step, p->world->rank, 1e6 * p->step_start, 1e6 * seconds, p->step);
+    if (fflush(p->file) != 0) { profile_failed(p); }
+    p->whole_steps = ftello(p->file);
+    if (++p->done == p->wanted) { profile_finish_file(p); }
+}
+
+// At the end of the run, before its groups are closed: names the file. A run that stopped early leaves its whole steps.
+static inline void profile_close(Profile *p) {
+    char part[PATH_LENGTH];
+    if (p->wanted == 0) { return; }
+    if (p->file && p->done > 0) {
+        if (ftruncate(fileno(p->file), p->whole_steps) != 0 || fseeko(p->file, p->whole_steps, SEEK_SET) != 0) {
+            profile_failed(p);
+        }
+        profile_finish_file(p);
+    } else if (p->file) {
+        profile_part(part, p);
+        unlink(part);
+        fclose(p->file);
+    }
+    for (int i = 0; i < p->num_comms; i++) { p->comms[i].comm->backend = p->comms[i].inner; }
+    if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, p->done == 1 ? "" : "s", p->path); }
+    if (p->step_begin) { p->device->event_destroy(p->step_begin); }
+    free(p->calls);
+}
