@@ -106,7 +106,8 @@ report "a run of 6 steps" "$(
     run 0 "${full[@]}" -x 6 -o whole
     silent "$err"
     equal "$(checkpoints whole)" "step_00000003 step_00000006"
-    equal "$(cd whole/step_00000003 && echo *)" "config.json model.safetensors optimizer.safetensors state.json"
+    equal "$(cd whole/step_00000003 && echo *)" "config.json generation_config.json model.safetensors \
+optimizer.safetensors state.json tokenizer.json tokenizer_config.json"
     equal "$(steps whole)" "1 2 3 4 5 6"
     holds "$(losses whole | tail -n 1) < $(losses whole | head -n 1)"
 )"

@@ -134,7 +134,7 @@ static const TrainArgs default_args = {
 static const Flag flag_table[] = {
     FLAG_HEADING("Data, model and output"),
     {"i", "train-data", FLAG_STRING, ARG(train_data), 0, 0, NULL, "GLOB", NULL,
-     "training data: .bin token shards, .jsonl examples, or any other file as bytes",
+     "training data: .bin token shards, .jsonl examples, or text as bytes",
      "GLOB is a file or a quoted pattern. Files ending in .bin are token shards, as llm.c and --tokenize write them. "
      "Files ending in .jsonl hold an example a line: {\"prompt\":...,\"completion\":...}, {\"messages\":[...]} or "
      "{\"text\":...}; the loss covers completions and answers alone. Any other file is read as bytes, a vocabulary of "
@@ -149,7 +149,7 @@ static const Flag flag_table[] = {
      "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
-     "shape (d12, gpt3:c768, l4h4c128), or folder or file with weights (default d12)",
+     "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)",
      "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
      "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
      "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds config.json and "
@@ -349,7 +349,7 @@ static const Flag flag_table[] = {
 
     FLAG_HEADING("Export"),
     {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT", NULL,
-     "write the model in -e as the file -o: gguf for llama.cpp, llmc for llm.c; no training",
+     "write the model in -e to -o: gguf for llama.cpp, llmc for llm.c",
      "A gguf file has the tokenizer in it. llmc is llm.c's .bin, version 3 (f32) or 5 (bf16). -e is a checkpoint, a "
      "run "
      "directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same format is "
@@ -357,7 +357,7 @@ static const Flag flag_table[] = {
      "does not grow with the model.",
      "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
     {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,
-     "with --export, the weights' type (default %s: f32 of F32 weights, else 16 bits)",
+     "type of exported weights (default %s: as stored, or f16)",
      "auto makes f16 of 16-bit weights in a gguf file and bf16 in an llmc file, which takes f32 and bf16 only. q8_0 "
      "takes 34 bytes for 32 weights. Vectors and the position embedding stay f32. f16 holds numbers up to 65504.",
      "./train_gpt2 --export gguf -e runs/mine -o model.gguf --type q8_0", "--export; doc/files.md"},
