@@ -937,7 +937,8 @@ static void generated_tokens(GPT2 *m, const int *prompt, int length, double temp
     args.seed = seed;
     const char *path = temp_path("generated.txt");
     int saved = capture_stdout(path);
-    generate(m, &args, NULL, prompt, (size_t)length, GENERATED, stream);
+    Generator g = gpt2_generator(m, &args, NULL);
+    generate(&g, prompt, (size_t)length, GENERATED, -1, stream);
     release_stdout(saved);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
@@ -1293,7 +1294,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
         assert_reports_equal(&report, &reports[i]);
     }
     int saved = capture_stdout("/dev/null");
-    evaluate(&run);
+    evaluate(&run, false);
     show_sample(&run);
     save_checkpoint(&run);
     release_stdout(saved);

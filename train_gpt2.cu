@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --eval, --export, --plan, --self-check or --tokenize
+  7. main          train, --generate, --chat, --eval, --export, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -33,12 +33,15 @@ nothing.
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_save, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
-#include "llmc/run/ranks.h"                 // Groups, open_groups
+#include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens, print_token
+#include "llmc/run/best.h"                  // BestLoss: --keep-best, --patience
+#include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
+#include "llmc/run/generate.h"              // Generator, generate, generate_samples
+#include "llmc/run/chat.h"                  // chat_opening, chat
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
 #include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
@@ -51,7 +54,6 @@ nothing.
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/outlier_detector.h"      // OutlierDetector
-#include "llmc/run/sampler.h"               // sample_token
 #include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -860,43 +862,18 @@ static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logi
     set_batch(m, m->options.B, m->options.T, -1);
 }
 
-// gpt2_decode in chunks of as many tokens as the activations have rows.
-static void gpt2_prefill(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+// gpt2_decode in chunks of as many tokens as the activations have rows. model: a GPT2, for Generator.prefill.
+static void gpt2_prefill(void *model, const int *tokens, int from, int n, float *logits) {
+    GPT2 *m = (GPT2 *)model;
     int most = (int)chunk_size((size_t)m->options.B * (size_t)m->options.T, m->local.tp_size);
     for (int done = 0; done < n; done += most) {
         gpt2_decode(m, tokens + done, from + done, n - done < most ? n - done : most, logits);
     }
 }
 
-// stream of the random numbers that choose tokens; the sample of step n has SAMPLE_STREAM + n
-#define SAMPLE_STREAM 0x73616D706C65u
-
-// Prints the prompt's text and `count` more tokens as they come. When the context is full, its second half is decoded
-// again from position 0: position embeddings are learned and cannot slide. stream: of the random numbers.
-static void generate(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer, const int *prompt, size_t prompt_length,
-                     int count, uint64_t stream) {
-    int positions = m->options.decode_positions, position = 0, V = m->config.vocab_size;
-    int *tokens = (int *)xmalloc((prompt_length + (size_t)count) * sizeof(int));
-    float *logits = (float *)xmalloc((size_t)V * sizeof(float));
-    memcpy(tokens, prompt, prompt_length * sizeof(int));
-    size_t length = prompt_length, unread = prompt_length;
-    for (size_t i = 0; i < prompt_length; i++) { print_token(tokenizer, prompt[i]); }
-    for (int i = 0; i < count && !agreed_signal(m->groups.world); i++) {
-        if ((size_t)position + unread > (size_t)positions) {
-            unread = (size_t)(positions + 1) / 2;
-            position = 0;
-        }
-        gpt2_prefill(m, tokens + length - unread, position, (int)unread, logits);
-        position += (int)unread;
-        unread = 1;
-        double random = rng_uniform((uint64_t)a->seed, stream, (uint64_t)i);
-        tokens[length] = sample_token(logits, V, a->temperature, a->top_k, random);
-        print_token(tokenizer, tokens[length++]);
-        fflush(stdout);
-    }
-    putchar('\n');
-    free(tokens);
-    free(logits);
+static Generator gpt2_generator(GPT2 *m, const TrainArgs *a, const Tokenizer *tokenizer) {
+    Generator g = {m, gpt2_prefill, m->config.vocab_size, m->options.decode_positions, tokenizer, a, m->groups.world};
+    return g;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -916,6 +893,8 @@ typedef struct {
     int *prompt;
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
+    BestLoss best;
+    char impatience[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
     Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
@@ -960,6 +939,23 @@ static void save_checkpoint(Run *run) {
     char folder[PATH_LENGTH];
     checkpoint_path(folder, a->run_dir, run->step);
     logger_saved(&run->log, run->step, folder);
+    cJSON_Delete(state);
+}
+
+// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has just saved it.
+static void note_validation(Run *run, double loss, bool saved) {
+    const TrainArgs *a = run->args;
+    comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
+    best_loss_add(&run->best, run->step, loss);
+    best_loss_impatience(&run->best, a->patience, run->impatience);
+    if (!keeps_best(a)) { return; }
+    ModelState model = gpt2_state(&run->model);
+    model.tokenizer = run_tokenizer(run);
+    cJSON *state = run_state(run);
+    finish_work(&run->model);
+    if (best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state)) {
+        logger_best(&run->log, run->step, a->run_dir);
+    }
     cJSON_Delete(state);
 }
 
@@ -1018,6 +1014,7 @@ static void restore_run(Run *run, const char *folder) {
 // Why training stops before its last step; "" if it does not. All ranks call it together and get the same answer.
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
+    if (*run->impatience) { return run->impatience; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
     bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
@@ -1074,12 +1071,13 @@ static EvalModel eval_model(GPT2 *m) {
     return e;
 }
 
-// A signal cuts an evaluation short; its partial result is not logged.
-static void evaluate(Run *run) {
+// A signal cuts an evaluation short; its partial result is not logged. saved: -n has just saved this step.
+static void evaluate(Run *run, bool saved) {
     EvalModel model = eval_model(&run->model);
     Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
     if (agreed_signal(run->groups.world)) { return; }
     logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+    note_validation(run, v.loss, saved);
     if (!run->args->hellaswag || run->step == 0) { return; }
     double accuracy = score_hellaswag(&model, &run->data.hellaswag);
     if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
@@ -1088,8 +1086,8 @@ static void evaluate(Run *run) {
 static void show_sample(Run *run) {
     logger_clear_line(&run->log);
     printf("sample at step %lld:\n---\n", run->step);
-    generate(&run->model, run->args, run_tokenizer(run), run->prompt, run->prompt_length, run->args->sample_tokens,
-             SAMPLE_STREAM + (uint64_t)run->step);
+    Generator g = gpt2_generator(&run->model, run->args, run_tokenizer(run));
+    generate(&g, run->prompt, run->prompt_length, run->args->sample_tokens, -1, SAMPLE_STREAM + (uint64_t)run->step);
     puts("---");
 }
 
@@ -1225,7 +1223,7 @@ static void open_run_dir(Run *run) {
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
         checkpoint_sync_done(a->run_dir);
     }
-    if (a->checkpoint_every > 0 || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
+    if (saves_checkpoints(a) || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
         if (run->step > 0 && run->planned_steps != run->max_steps) {
@@ -1235,6 +1233,8 @@ static void open_run_dir(Run *run) {
         }
         save_run_config(a);
     }
+    run->best = best_loss_read(a, run->step, run->groups.world);
+    best_loss_impatience(&run->best, a->patience, run->impatience);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
@@ -1271,7 +1271,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
+    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
     data_open_hellaswag(&run->data, a, run_tokenizer(run), c->vocab_size);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
@@ -1367,19 +1367,19 @@ static void train(TrainArgs *a, Comm *host) {
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         // unlike the others, an evaluation is due at step 0 too
         if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
-            evaluate(&run);
+            evaluate(&run, run.step > 0 && saved == run.step);
             evaluated = run.step;
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
             show_sample(&run);
             sampled = run.step;
         }
-        if (!last && !agreed_signal(run.groups.world)) { advance(&run); }
+        if (!last && !*cut_short(&run)) { advance(&run); }
     }
     run_close(&run);
 }
 
-// Builds the trained model of -e for --generate and --eval, whose results alone go to stdout.
+// Builds the trained model of -e for --generate, --chat and --eval, whose results alone go to stdout.
 static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
     const GPT2Config *c = &source->config;
     const char *note;
@@ -1393,17 +1393,27 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     return groups;
 }
 
-// --generate
+// --generate and --chat
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    check_trained(&source, "--generate", a);
-    int V = source.config.vocab_size, *prompt;
+    check_trained(&source, a->chat ? "--chat" : "--generate", a);
+    const GPT2Config *c = &source.config;
     Tokenizer file;
-    const Tokenizer *tokenizer = find_tokenizer(&file, a, V) ? &file : NULL;
-    size_t length = prompt_tokens(tokenizer, a->prompt, V, &prompt);
+    const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
+    int *prompt;
+    size_t bytes, length;
+    char *text = prompt_text(a, &bytes);
+    length = a->chat ? chat_opening(tokenizer, text, bytes, c->max_seq_len, &prompt)
+                     : prompt_tokens(tokenizer, text, bytes, c->vocab_size, &prompt);
+    free(text);
     GPT2 model;
     Groups groups = open_trained(&model, &source, a, host);
-    generate(&model, a, tokenizer, prompt, length, a->generate, SAMPLE_STREAM);
+    Generator g = gpt2_generator(&model, a, tokenizer);
+    if (a->chat) {
+        chat(&g, prompt, length);
+    } else {
+        generate_samples(&g, prompt, length);
+    }
     gpt2_free(&model);
     close_groups(&groups, host);
     if (tokenizer) { tokenizer_free(&file); }
@@ -1428,19 +1438,6 @@ static void evaluate_file(TrainArgs *a, Comm *host) {
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
-// Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
-// programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
-// again.
-static void limit_spinning(char **argv) {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) { return; }
-    char path[PATH_LENGTH];  // started as /proc/self/exe, the process would be named "exe"
-    ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (length <= 0) { return; }
-    path[length] = 0;
-    setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv(path, argv);  // if it fails, the program goes on as it is
-}
-
 int main(int argc, char **argv) {
     limit_spinning(argv);
     omp_set_dynamic(0);        // oneDNN's primitives are cached per thread

@@ -28,8 +28,8 @@ static inline int chat_role(const char *name) {
     return -1;
 }
 
-// The text of a turn, *length bytes and a NUL, which the caller frees. content (bytes). The text of an assistant turn is
-// " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.
+// The text of a turn, *length bytes and a NUL, which the caller frees. content (bytes). The text of an assistant turn
+// is " CONTENT", without the cue and the end token. one_line: newlines in the content become spaces.
 static inline char *chat_turn_text(ChatRole role, const char *content, size_t bytes, bool one_line, size_t *length) {
     const char *before = role == CHAT_SYSTEM ? "System: " : role == CHAT_USER ? "User: " : " ";
     const size_t start = strlen(before);

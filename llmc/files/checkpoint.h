@@ -6,8 +6,11 @@ A checkpoint is a folder RUN/step_00000100 with
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
 A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write to it
 and read from it, so RUN must be one folder that every rank sees.
+RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
+folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
-defines: check_shared_folder, remove_unfinished, checkpoint_path, checkpoint_save, checkpoint_bytes, checkpoint_latest,
+defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
+         checkpoint_save, checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run,
          checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
@@ -33,6 +36,13 @@ static inline void remove_folder(const char *path) {
     }
     closedir(dir);
     rmdir(path);
+}
+
+// Deletes a checkpoint. Half a checkpoint never has the name of a whole one.
+static inline void remove_checkpoint(const char *path) {
+    char aside[PATH_LENGTH];
+    format_path(aside, "%s.tmp", path);
+    if (rename(path, aside) == 0) { remove_folder(aside); }
 }
 
 static inline int sync_folder(const char *path) {
@@ -159,12 +169,13 @@ static inline int mark_done(const char *run_dir, long long step) {
     return error == EEXIST ? 0 : error;
 }
 
-// deletes the folders step_NNNNNNNN.tmp, which a killed save or prune leaves behind
+// deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         char path[PATH_LENGTH];
-        if (checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
+        bool best = strcmp(entry->d_name, "best_a.tmp") == 0 || strcmp(entry->d_name, "best_b.tmp") == 0;
+        if (!best && checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
         format_path(path, "%s/%s", run_dir, entry->d_name);
         remove_folder(path);
     }
@@ -197,22 +208,30 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/step_NNNNNNNN, and then DONE_NNNNNNNN. The folder must not exist: a run saves a step once. All ranks call
-// it. After a failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1.
-// Earlier checkpoints stay as they are.
-static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
+// Saves RUN/name, which must not exist, and after a step_NNNNNNNN the file DONE_NNNNNNNN. All ranks call it. After a
+// failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier
+// checkpoints stay as they are.
+static inline void checkpoint_save_as(const char *run_dir, const char *name, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
+    long long step = checkpoint_step(name, "");
     int failed_rank;
-    checkpoint_path(folder, run_dir, step);
+    format_path(folder, "%s/%s", run_dir, name);
     format_path(aside, "%s.tmp", folder);
     if (first) { remove_unfinished(run_dir); }
     int error = agree_on_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s->world, &failed_rank);
     if (!error) { error = checkpoint_write_files(aside, s, state, &failed_rank); }
     if (!error) { error = agree_on_error(first && rename(aside, folder) != 0 ? errno : 0, s->world, &failed_rank); }
-    if (!error) { error = agree_on_error(first ? mark_done(run_dir, step) : 0, s->world, &failed_rank); }
+    if (!error && step >= 0) { error = agree_on_error(first ? mark_done(run_dir, step) : 0, s->world, &failed_rank); }
     if (error) { checkpoint_fail(folder, aside, error, failed_rank, s); }
     if (first) { sync_folder(run_dir); }
+}
+
+// checkpoint_save_as RUN/step_NNNNNNNN: a run saves a step once.
+static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
+    char name[32];
+    snprintf(name, sizeof name, "step_%08lld", step);
+    checkpoint_save_as(run_dir, name, s, state);
 }
 
 // bytes of a checkpoint on disk, within a few KiB; has_master: the run has masters or remainders
@@ -254,6 +273,29 @@ static inline long long checkpoint_latest(const char *run_dir) {
     return latest;
 }
 
+// folder = the last checkpoint of a run, or without any the one with the lowest validation loss, or "". Returns whether
+// there is one.
+static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
+    char weights[PATH_LENGTH];
+    long long latest = checkpoint_latest(run_dir);
+    format_path(weights, "%s/best/model.safetensors", run_dir);
+    *folder = 0;
+    if (latest >= 0) {
+        checkpoint_path(folder, run_dir, latest);
+    } else if (access(weights, F_OK) == 0) {
+        format_path(folder, "%s/best", run_dir);
+    }
+    return *folder != 0;
+}
+
+// name = the target of the link RUN/best, a name in RUN; "" if there is no link
+static inline void checkpoint_best(char name[32], const char *run_dir) {
+    char link[PATH_LENGTH];
+    format_path(link, "%s/best", run_dir);
+    ssize_t length = readlink(link, name, 31);
+    name[length > 0 ? length : 0] = 0;
+}
+
 // the step of an empty file named DONE_00000100; -1 for anything else
 static inline long long done_step(const char *run_dir, const char *name) {
     char as_folder[64], path[PATH_LENGTH];
@@ -289,18 +331,20 @@ static inline void checkpoint_sync_done(const char *run_dir) {
 }
 
 // Deletes all but the last `keep` checkpoints (0: keep all). Multiples of major_every (0: none) do not count and stay.
+// The target of RUN/best stays.
 static inline void checkpoint_prune(const char *run_dir, int keep, int major_every) {
     long long *steps;
+    char best[32];
+    checkpoint_best(best, run_dir);
     int count = checkpoint_list(run_dir, &steps), minor = 0;
     for (int i = count - 1; i >= 0 && keep > 0; i--) {
         if (major_every > 0 && steps[i] % major_every == 0) { continue; }
-        if (minor++ < keep) { continue; }
-        char path[PATH_LENGTH], aside[PATH_LENGTH];
+        if (minor++ < keep || checkpoint_step(best, "") == steps[i]) { continue; }
+        char path[PATH_LENGTH];
         done_path(path, run_dir, steps[i]);
         unlink(path);
         checkpoint_path(path, run_dir, steps[i]);
-        format_path(aside, "%s.tmp", path);
-        if (rename(path, aside) == 0) { remove_folder(aside); }  // half a checkpoint never has the name of a whole one
+        remove_checkpoint(path);
     }
     free(steps);
 }

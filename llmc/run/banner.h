@@ -72,7 +72,8 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool tex
     if (!a->run_dir) {
         printf("note      nothing will be saved: -o is not given\n");
     } else if (a->checkpoint_every == 0) {
-        printf("note      no checkpoint will be saved: -n is not given\n");
+        printf("note      no checkpoint will be saved%s: -n is not given\n",
+               keeps_best(a) ? " that -y could resume from" : "");
     }
     if (a->recompute_every != 1 && a->recompute < RECOMPUTE_BLOCK) {
         printf("note      -rk does nothing below -r %d\n", RECOMPUTE_BLOCK);

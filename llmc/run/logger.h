@@ -1,7 +1,7 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_saved, logger_clear_line, logger_close
+         logger_saved, logger_best, logger_clear_line, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
@@ -296,6 +296,13 @@ static inline void logger_hellaswag(Logger *log, long long step, double accuracy
 static inline void logger_saved(const Logger *log, long long step, const char *folder) {
     logger_clear_line(log);
     printf("step %lld | saved %s\n", step, folder);
+    fflush(stdout);
+}
+
+// prints that RUN/best is now the checkpoint of this step
+static inline void logger_best(const Logger *log, long long step, const char *run_dir) {
+    logger_clear_line(log);
+    printf("step %lld | lowest validation loss: %s/best is its checkpoint\n", step, run_dir);
     fflush(stdout);
 }
 

@@ -33,12 +33,10 @@ __attribute__((noreturn)) static inline void no_model(const char *word) {
 // llm.c. Stops if a folder has no model.
 static inline void find_model(char *model, const char *word) {
     char weights[PATH_LENGTH];
-    long long latest = checkpoint_latest(word);
-    format_path(model, "%s", word);
-    if (latest >= 0) { checkpoint_path(model, word, latest); }
+    if (!checkpoint_of_run(model, word)) { format_path(model, "%s", word); }
     model_weights_path(weights, model);
     if (access(weights, F_OK) == 0) { return; }
-    latest = llmc_latest(word);
+    long long latest = llmc_latest(word);
     if (latest < 0) { no_model(word); }
     format_path(model, "%s/model_%08lld.bin", word, latest);
 }

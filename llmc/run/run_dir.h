@@ -86,7 +86,7 @@ static inline void nearest_folder(char *folder, const char *path) {
 static inline void check_disk(const TrainArgs *a, const GPT2Config *c) {
     struct statvfs disk;
     char folder[PATH_LENGTH];
-    if (a->checkpoint_every == 0) { return; }
+    if (!saves_checkpoints(a)) { return; }
     if (a->resume) { remove_unfinished(a->run_dir); }  // a killed save may have left files
     nearest_folder(folder, a->run_dir);
     if (statvfs(folder, &disk) != 0) { return; }

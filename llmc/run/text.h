@@ -1,9 +1,10 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: find_tokenizer, prompt_tokens, print_token
+defines: find_tokenizer, prompt_text, document_start, document_end, prompt_tokens, print_bytes, print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
+#include "llmc/files/dataloader.h"
 #include "llmc/files/tokenizer_files.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
@@ -50,12 +51,8 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
         int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
         format_path(beside, "%.*s", length, slash ? a->model : ".");
     }
-    if (is_path && checkpoint_latest(a->model) >= 0) {
-        checkpoint_path(of_model, a->model, checkpoint_latest(a->model));
-    }
-    if (a->run_dir && checkpoint_latest(a->run_dir) >= 0) {
-        checkpoint_path(of_run, a->run_dir, checkpoint_latest(a->run_dir));
-    }
+    if (is_path) { checkpoint_of_run(of_model, a->model); }
+    if (a->run_dir) { checkpoint_of_run(of_run, a->run_dir); }
     const char *const folders[] = {a->model, of_model, beside, a->run_dir, of_run};
     format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
     for (int i = 0; i < 5 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
@@ -93,21 +90,71 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
     return true;
 }
 
-// *tokens (malloced) = the prompt. Returns the number of tokens. An empty prompt becomes one token: end-of-text, for
-// bytes a newline, without a tokenizer (NULL) the last token of the vocabulary.
-static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, int vocab_size, int **tokens) {
-    if (*text && !tokenizer) {
+// Reads --prompt-file, a path or - for stdin, without one newline at its end.
+static inline char *read_prompt_file(const char *path, size_t *bytes) {
+    enum { MOST = 16 << 20 };
+    bool is_stdin = strcmp(path, "-") == 0;
+    FILE *file = is_stdin ? stdin : fopen(path, "rb");
+    if (!file) { input_error("--prompt-file %s: could not be opened (%s); check the path", path, strerror(errno)); }
+    char *text = (char *)xmalloc(MOST + 1);
+    *bytes = fread(text, 1, MOST + 1, file);
+    if (ferror(file)) {
+        input_error("--prompt-file %s: could not be read (%s); give a file of text", path, strerror(errno));
+    }
+    if (*bytes > MOST) {
+        input_error("--prompt-file %s: larger than %d MiB; a model reads only the end of a prompt that is longer than "
+                    "its context, so cut the file",
+                    path, MOST >> 20);
+    }
+    if (!is_stdin) { fclose(file); }
+    if (*bytes > 0 && text[*bytes - 1] == '\n') { --*bytes; }
+    text[*bytes] = 0;
+    return (char *)xrealloc(text, *bytes + 1);
+}
+
+// The text of --prompt or --prompt-file, *bytes and a NUL; the caller frees it.
+static inline char *prompt_text(const TrainArgs *a, size_t *bytes) {
+    if (a->prompt_file) { return read_prompt_file(a->prompt_file, bytes); }
+    *bytes = strlen(a->prompt);
+    return xstrdup(a->prompt);
+}
+
+// the token before each document: end-of-text, for bytes a newline, without a tokenizer (NULL) the last token of the
+// vocabulary
+static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
+    return tokenizer ? tokenizer->end_of_text : vocab_size - 1;
+}
+
+// The token after each document; -1 for bytes: a newline starts a document, but also stands inside of it.
+static inline int document_end(const Tokenizer *tokenizer, int vocab_size) {
+    return tokenizer && !tokenizer->merges ? -1 : document_start(tokenizer, vocab_size);
+}
+
+// *tokens (malloced) = the prompt, the text (bytes). Returns the number of tokens. An empty prompt becomes one token,
+// document_start.
+static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, size_t bytes, int vocab_size,
+                                   int **tokens) {
+    if (bytes && !tokenizer) {
         input_error("--prompt is text, but a model of %d tokens needs a tokenizer: give GPT-2's merges file with "
                     "--tokenizer",
                     vocab_size);
     }
-    if (*text) { return tokenizer_encode(tokenizer, text, strlen(text), tokens); }
+    if (bytes) { return tokenizer_encode(tokenizer, text, bytes, tokens); }
     *tokens = (int *)xmalloc(sizeof(int));
-    (*tokens)[0] = tokenizer ? tokenizer->end_of_text : vocab_size - 1;
+    (*tokens)[0] = document_start(tokenizer, vocab_size);
     return 1;
 }
 
-// Prints one token as text, or as a number if tokenizer is NULL. Control characters do not reach a terminal.
+// Prints bytes of text. Control characters do not reach a terminal. one_line: newlines become spaces.
+static inline void print_bytes(const char *text, size_t bytes, bool one_line) {
+    bool terminal = isatty(STDOUT_FILENO);
+    for (size_t i = 0; i < bytes; i++) {
+        bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
+        putchar(terminal && control ? '?' : one_line && text[i] == '\n' ? ' ' : text[i]);
+    }
+}
+
+// prints one token as text, or as a number if tokenizer is NULL
 static inline void print_token(const Tokenizer *tokenizer, int token) {
     if (!tokenizer) {
         printf("%d ", token);
@@ -115,9 +162,5 @@ static inline void print_token(const Tokenizer *tokenizer, int token) {
     }
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    bool terminal = isatty(STDOUT_FILENO);
-    for (size_t i = 0; i < bytes; i++) {
-        bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
-        putchar(terminal && control ? '?' : text[i]);
-    }
+    print_bytes(text, bytes, false);
 }

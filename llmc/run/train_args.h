@@ -4,8 +4,8 @@ defaults, the table, values derived from flags, the checks of several flags toge
 line and from a run's config.json.
 defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
          EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
-         accumulation_steps, tokens_of_update, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages,
-         NUM_USAGES, print_help
+         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
+         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
@@ -36,6 +36,9 @@ typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the 
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;  // as EXPORT_TYPE_CHOICES
 #define EXPORT_TYPE_CHOICES "auto f32 f16 bf16 q8_0"
 
+// tokens of an answer of --chat without --generate
+enum { CHAT_TOKENS = 256 };
+
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
 static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
@@ -53,13 +56,14 @@ typedef struct {
     int warmup, schedule;
     double final_fraction;
     // evaluation, sampling and text
-    int val_every, val_batches, hellaswag;
+    int val_every, val_batches, hellaswag, patience;
     const char *eval;
     int eval_task, stride;
     int sample_every, sample_tokens;
     const char *prompt;
-    double temperature;
-    int top_k, generate;
+    double temperature, top_p;
+    int top_k, generate, samples;
+    const char *prompt_file, *past_end, *chat;
     const char *tokenizer;
     // --tokenize
     const char *tokenize, *field, *separator;
@@ -70,6 +74,7 @@ typedef struct {
     int export_format, export_type;
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
+    const char *keep_best;
     // memory
     const char *fit;
     int recompute, recompute_every, recompute_layers, classifier_rows;
@@ -108,6 +113,8 @@ static const TrainArgs default_args = {
     .sample_tokens = 64,
     .prompt = "",
     .temperature = 1.0,
+    .top_p = 1.0,
+    .samples = 1,
     .shard_tokens = 100000000,
     .val_share = 0.01,
     .recompute = RECOMPUTE_AUTO,
@@ -191,6 +198,12 @@ static const Flag flag_table[] = {
      "The run ends as after its last step: with a checkpoint if -n is given, a validation and a sample. The limit "
      "covers this start only: a resumed run needs its own. The exit status is 0.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 --time-limit 3600", "-x, -n, -y; doc/training.md"},
+    {NULL, "patience", FLAG_INT, ARG(patience), ANY_COUNT, NULL, "N", "validations",
+     "end after N validations without a new lowest loss (default %s: never)",
+     "The run ends as after its last step: with a checkpoint if -n is given, and a sample. The exit status is 0. Needs "
+     "-v. A resumed run goes on counting, from the validations in metrics.jsonl.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 --patience 4 -o runs/mine --keep-best",
+     "-v, -j, --keep-best; doc/training.md"},
     {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", NULL,
      "seed of initial weights, data order and sampling (default %s)",
      "The same command with the same seed and the same number of threads gives the same bits. Random numbers are "
@@ -274,22 +287,51 @@ static const Flag flag_table[] = {
      "text that samples continue (default: the start of a document)",
      "Models of bytes take any text. A model with GPT-2's vocabulary needs --tokenizer for a prompt. The output "
      "repeats the prompt. An empty prompt stands for one end-of-text token, or for a newline in models of bytes.",
-     "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'", "-s, --generate; doc/training.md"},
+     "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'",
+     "-s, --generate, --prompt-file; doc/training.md"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", NULL,
      "sampling temperature (default %s; 0 always takes the likeliest token)",
      "Logits are divided by X before the softmax: below 1 samples are more predictable, above 1 more varied. Applies "
-     "to -s and to --generate.",
+     "to -s, --generate and --chat.",
      "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--top-k, --seed; doc/training.md"},
     {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N", "tokens",
      "sample among the N likeliest tokens (default %s: all)",
-     "Only the N tokens with the highest logits can be drawn. 1 is the same as --temperature 0. Applies to -s and to "
-     "--generate.",
-     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40", "--temperature; doc/training.md"},
+     "Only the N tokens with the highest logits can be drawn. 1 is the same as --temperature 0. Applies to -s, "
+     "--generate and --chat.",
+     "./train_gpt2 --generate 200 -e runs/mine --temperature 0.8 --top-k 40",
+     "--temperature, --top-p; doc/training.md"},
+    {NULL, "top-p", FLAG_REAL, ARG(top_p), 0, 1, NULL, "X", NULL,
+     "sample among the likeliest tokens of probability X (default %s: all)",
+     "Only the fewest of the likeliest tokens whose probabilities add up to X or more can be drawn. The probabilities "
+     "are those after --temperature and --top-k. 0 always takes the likeliest token. Applies to -s, --generate and "
+     "--chat.",
+     "./train_gpt2 --generate 200 -e runs/mine --top-p 0.95", "--temperature, --top-k; doc/training.md"},
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
-     "continue --prompt by N tokens with the weights in -e; no training",
-     "Prints the prompt and N new tokens, and exits. -e is a checkpoint, a run directory (its last checkpoint) or a "
-     "file with weights. Runs on one rank: start it without mpirun.",
-     "./train_gpt2 --generate 200 -e runs/mine --prompt Once", "-e, --prompt, --temperature, --top-k; doc/training.md"},
+     "continue --prompt by up to N tokens with the model in -e; no training",
+     "Prints the prompt and N new tokens, and exits. An end-of-text token ends the text and is not printed; a model of "
+     "bytes has none. -e is a checkpoint, a run directory (its last checkpoint) or a file with weights. Runs on one "
+     "rank: start it without mpirun.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt Once",
+     "-e, --prompt, --samples, --past-end, --temperature; doc/training.md"},
+    {NULL, "prompt-file", FLAG_STRING, ARG(prompt_file), 0, 0, NULL, "FILE", NULL,
+     "with --generate and --chat, read the prompt from FILE (- for stdin)",
+     "The prompt is the whole file without one newline at its end. A prompt longer than the model's context is printed "
+     "whole, and the model reads its end.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt-file my.txt", "--prompt, --generate; doc/training.md"},
+    {NULL, "samples", FLAG_INT, ARG(samples), 1, 2147483647, NULL, "N", "texts",
+     "with --generate, number of continuations of the prompt (default %s)",
+     "A line --- stands between two of them. Each has its own random numbers: the first ones do not depend on N.",
+     "./train_gpt2 --generate 200 -e runs/mine --prompt Once --samples 5", "--generate, --seed; doc/training.md"},
+    {NULL, "past-end", FLAG_OPTION, ARG(past_end), 0, 0, NULL, NULL, NULL,
+     "with --generate, go on after an end-of-text token",
+     "The text has all N tokens of --generate, for benchmarks and comparisons.",
+     "./train_gpt2 --generate 200 -e runs/mine --past-end", "--generate; doc/training.md"},
+    {NULL, "chat", FLAG_OPTION, ARG(chat), 0, 0, NULL, NULL, NULL,
+     "answer each line of stdin with the model in -e; no training",
+     "Each line is a turn of the user. An answer ends at an end-of-text token, in a model of bytes at a newline, or "
+     "after the N tokens of --generate (256 without it). --prompt is a system message. The conversation stays in the "
+     "context; when the context is full, its oldest half is dropped. Expects a model trained on conversations.",
+     "./train_gpt2 --chat -e runs/mine --temperature 0.7 --top-p 0.9", "--generate, --prompt; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
      "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
      "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
@@ -307,14 +349,16 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
      "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
-     "field of the text in JSON lines, for --tokenize and --eval (default: text)",
-     "Files that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
+     "field of the text in JSON lines (default: text)",
+     "For --tokenize and --eval. Files that end in .jsonl hold an object in each line. The document is the string in "
+     "the field NAME. With "
      "the flag, stdin is JSON lines too. NUL characters in the text are left out.",
      "zcat my.gz | ./train_gpt2 -i - --field body --tokenizer vocab.bpe --tokenize data/my",
      "--tokenize; doc/files.md"},
     {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE", NULL,
-     "line that separates documents, for --tokenize and --eval (default: none)",
-     "Without the flag, each file of text is one document. The separator is no text: an end-of-text token stands in "
+     "line that separates documents (default: none)",
+     "For --tokenize and --eval. Without the flag, each file of text is one document. The separator is no text: an "
+     "end-of-text token stands in "
      "its place.",
      "./train_gpt2 -i my.txt --separator '<|endoftext|>' --tokenizer vocab.bpe --tokenize my",
      "--tokenize; doc/files.md"},
@@ -367,6 +411,14 @@ static const Flag flag_table[] = {
      "never delete checkpoints of steps divisible by N (default %s: none)",
      "-nk deletes old checkpoints; these stay. N is usually a multiple of -n.",
      "./train_gpt2 -i my.txt -o runs/mine -n 500 -nk 3 -nm 5000", "-n, -nk; doc/files.md"},
+    {NULL, "keep-best", FLAG_OPTION, ARG(keep_best), 0, 0, "0 1", "0|1", NULL,
+     "keep the checkpoint with the lowest validation loss as DIR/best",
+     "After a validation with a new lowest loss, best in -o becomes a link to a checkpoint of that step: one of -n, "
+     "which "
+     "-nk then spares, or else a folder best_a/ or best_b/, which the next one replaces. best.json in it has the step "
+     "and the loss. Needs -o and -v, but not -n. -y resumes from the last checkpoint of -n, not from best.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -o runs/mine -n 500 -nk 1 --keep-best",
+     "-v, -n, -nk, --patience; doc/training.md"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
      "resume from the last checkpoint in -o (default %s: off)",
      "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. The run "
@@ -609,6 +661,11 @@ static inline long long tokens_of_update(const TrainArgs *a) {
     return (long long)accumulation_steps(a) * a->B * a->T * data_ranks(a);
 }
 
+// --keep-best, unless --keep-best=0 ends that of a resumed run
+static inline bool keeps_best(const TrainArgs *a) { return a->keep_best && strcmp(a->keep_best, "0") != 0; }
+
+static inline bool saves_checkpoints(const TrainArgs *a) { return a->checkpoint_every > 0 || keeps_best(a); }
+
 // ---- checks of several flags together
 
 // -d must be a multiple of the tokens of one micro-batch on all data-parallel ranks
@@ -646,7 +703,8 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->generate        ? "--generate"
+    const char *alone = a->chat            ? "--chat"
+                        : a->generate      ? "--generate"
                         : a->eval          ? "--eval"
                         : a->export_format ? "--export"
                         : a->tokenize      ? "--tokenize"
@@ -691,6 +749,13 @@ static inline void args_check_needs(const TrainArgs *a) {
         input_error("-y 1 resumes from the last checkpoint in -o, but no -o is given: give the run directory with -o "
                     "DIR");
     }
+    if (keeps_best(a) && !a->run_dir) {
+        input_error("--keep-best saves a checkpoint, but there is no -o: give a run directory with -o DIR");
+    }
+    if ((keeps_best(a) || a->patience > 0) && a->val_every == 0) {
+        input_error("%s goes by the validation loss, but -v 0 turns validation off: give -v N",
+                    keeps_best(a) ? "--keep-best" : "--patience");
+    }
     if (a->profile > 0 && !a->run_dir) {
         input_error("--profile %d writes profile.json, but there is no -o: give a run directory with -o DIR",
                     a->profile);
@@ -726,7 +791,29 @@ static inline void args_check_needs(const TrainArgs *a) {
         input_error("--eval-task and --stride apply to --eval: give the file to score with --eval FILE");
     }
     if (a->generate && !a->model && !a->plan) {
-        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
+        input_error("--%s needs a trained model: give its folder or .safetensors file with -e",
+                    a->chat ? "chat" : "generate");
+    }
+}
+
+// flags of --generate and --chat
+static inline void args_check_text(const TrainArgs *a) {
+    const char *of_generate = a->samples > 1 ? "--samples" : a->past_end ? "--past-end" : NULL;
+    const char *of_text = of_generate ? of_generate : a->prompt_file ? "--prompt-file" : NULL;
+    if (of_text && !a->generate) {
+        input_error("%s applies to --generate%s: give that too, or leave %s out", of_text,
+                    of_generate ? "" : " and --chat", of_text);
+    }
+    if (of_generate && a->chat) {
+        input_error("%s applies to --generate alone, and --chat answers each line once, up to an end-of-text token: "
+                    "leave %s out",
+                    of_generate, of_generate);
+    }
+    if (a->prompt_file && *a->prompt) {
+        input_error("--prompt and --prompt-file %s both give the prompt: leave one of them out", a->prompt_file);
+    }
+    if (a->chat && a->prompt_file && strcmp(a->prompt_file, "-") == 0) {
+        input_error("--prompt-file - reads stdin, where --chat reads the conversation: give a file, or --prompt");
     }
 }
 
@@ -745,6 +832,7 @@ static inline void args_check(const TrainArgs *a) {
     args_check_batch(a);
     args_check_recompute(a);
     args_check_needs(a);
+    args_check_text(a);
 }
 
 // ---- from the command line and config.json
@@ -806,15 +894,16 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
         args->T = ALL_POSITIONS;
         flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     }
+    if (args->chat && !args->generate) { args->generate = CHAT_TOKENS; }
     if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
     flags_from_json(flag_table, NUM_FLAGS, args, json,
-                    "resume time-limit generate eval eval-task stride tokenize field separator shard-tokens val-share "
-                    "train-bpe fit plan help manual "
-                    "export type version self-check profile init-method "
+                    "resume time-limit generate eval eval-task stride prompt-file samples past-end chat tokenize field "
+                    "separator shard-tokens val-share "
+                    "train-bpe fit plan help manual export type version self-check profile init-method "
                     "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
@@ -832,6 +921,7 @@ static const Usage usages[] = {
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
     {"--eval FILE -e DIR [flags]", "score a text or examples"},
+    {"--chat -e DIR [flags]", "answer the lines of stdin"},
     {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},

@@ -1,0 +1,150 @@
+/*
+The lowest validation loss of a run: --keep-best and --patience.
+defines: BestLoss, best_loss_read, best_loss_add, best_loss_impatience, best_checkpoint_save
+
+RUN/best               a symbolic link to a checkpoint: step_00000100, or best_a or best_b if -n saved none of that step
+RUN/best/best.json     {"step":100,"val_loss":1.2345}
+The link is replaced when the new checkpoint is whole, so RUN/best always exists whole. A new best_a is written while
+the link names best_b.
+metrics.jsonl holds the validations before a resumed step. A loss counts as the number that metrics.jsonl has, so that a
+resumed run compares as the uninterrupted one. A loss that is not finite does not count.
+*/
+#pragma once
+#include "llmc/files/checkpoint.h"
+#include "llmc/run/train_args.h"
+#include <float.h>
+
+typedef struct {
+    double lowest;   // of all validations; DBL_MAX: there was none
+    long long step;  // of the lowest
+    int since;       // validations after it
+    double kept;     // loss of the checkpoint RUN/best; DBL_MAX: there is none
+} BestLoss;
+
+// x as logger_val writes it
+static inline double best_loss_logged(double x) {
+    char text[32];
+    snprintf(text, sizeof text, "%.9g", x);
+    return strtod(text, NULL);
+}
+
+// counts the validation after `step`
+static inline void best_loss_add(BestLoss *best, long long step, double loss) {
+    if (!isfinite(loss)) { return; }
+    best->since++;
+    if (best_loss_logged(loss) >= best->lowest) { return; }
+    best->lowest = best_loss_logged(loss);
+    best->step = step;
+    best->since = 0;
+}
+
+// counts the validations in a file of metrics up to `step`
+static inline void best_loss_read_metrics(BestLoss *best, const char *path, long long step) {
+    FILE *file = fopen(path, "r");
+    char *line = NULL;
+    size_t room = 0;
+    long long at;
+    while (file && getline(&line, &room, file) > 0) {
+        const char *value = strstr(line, "\"val_loss\":");
+        if (!value || sscanf(line, "{\"step\":%lld", &at) != 1 || at > step) { continue; }
+        value += strlen("\"val_loss\":");
+        if (strncmp(value, "null", 4) != 0) { best_loss_add(best, at, strtod(value, NULL)); }
+    }
+    free(line);
+    if (file) { fclose(file); }
+}
+
+// The validations of a run that resumes after `step`; 0 is a new run. All ranks call it; rank 0 reads.
+static inline BestLoss best_loss_read(const TrainArgs *a, long long step, Comm *world) {
+    BestLoss best = {DBL_MAX, 0, 0, DBL_MAX};
+    char path[PATH_LENGTH];
+    if (a->run_dir && step > 0 && world->rank == 0) {
+        format_path(path, "%s/metrics.jsonl", a->run_dir);
+        best_loss_read_metrics(&best, path, step);
+        format_path(path, "%s/best/best.json", a->run_dir);
+        cJSON *kept = try_read_json(path);
+        const cJSON *loss = cJSON_GetObjectItemCaseSensitive(kept, "val_loss");
+        if (cJSON_IsNumber(loss)) { best.kept = loss->valuedouble; }
+        cJSON_Delete(kept);
+    }
+    comm_broadcast_host(&best, sizeof best, world);
+    return best;
+}
+
+// text = why --patience ends the run, or ""
+static inline void best_loss_impatience(const BestLoss *best, int patience, char text[FLAG_TEXT]) {
+    *text = 0;
+    if (patience == 0 || best->since < patience) { return; }
+    snprintf(text, FLAG_TEXT, "%d validations without a loss below the %.4f of step %lld; a larger --patience goes on",
+             best->since, best->lowest, best->step);
+}
+
+// ---- RUN/best
+
+// Writes best.json into the checkpoint RUN/name, then makes RUN/best a link to it. Returns 0 or an errno.
+static inline int best_link(const char *run_dir, const char *name, long long step, double loss) {
+    char path[PATH_LENGTH], aside[PATH_LENGTH];
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddNumberToObject(json, "step", (double)step);
+    cJSON_AddNumberToObject(json, "val_loss", loss);
+    format_path(path, "%s/%s/best.json", run_dir, name);
+    int error = write_json(path, json);
+    cJSON_Delete(json);
+    if (error) { return error; }
+    format_path(path, "%s/best", run_dir);
+    format_path(aside, "%s/best.tmp", run_dir);
+    unlink(aside);  // of a killed run
+    if (symlink(name, aside) != 0 || rename(aside, path) != 0) {
+        error = errno;
+        unlink(aside);
+        return error;
+    }
+    return sync_folder(run_dir);
+}
+
+// deletes best_a and best_b, except the target of RUN/best
+static inline void best_remove_others(const char *run_dir) {
+    char best[32], path[PATH_LENGTH];
+    checkpoint_best(best, run_dir);
+    for (int i = 0; i < 2; i++) {
+        const char *const name = i ? "best_b" : "best_a";
+        format_path(path, "%s/%s", run_dir, name);
+        if (strcmp(best, name) != 0) { remove_checkpoint(path); }
+    }
+}
+
+// Makes RUN/best the checkpoint of `step`, the present step, if its validation loss is lower than that of RUN/best.
+// saved: -n has just saved the checkpoint; otherwise it is saved as best_a or best_b. All ranks call it with the same
+// loss. A failure stops the run and leaves the old RUN/best. Returns whether there is a new RUN/best.
+static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long long step, double loss, bool saved,
+                                        const ModelState *s, const cJSON *state) {
+    char old[32], name[32];
+    int failed_rank, use_b = 0;
+    const bool first = is_first_rank(s);
+    if (!(best_loss_logged(loss) < best->kept)) { return false; }
+    best->kept = best_loss_logged(loss);
+    if (first) {
+        best_remove_others(a->run_dir);  // of a killed run
+        checkpoint_best(old, a->run_dir);
+        use_b = strcmp(old, "best_a") == 0;
+    }
+    if (s->world) { comm_broadcast_host(&use_b, sizeof use_b, s->world); }
+    snprintf(name, sizeof name, use_b ? "best_b" : "best_a");
+    if (saved) {
+        snprintf(name, sizeof name, "step_%08lld", step);
+    } else {
+        checkpoint_save_as(a->run_dir, name, s, state);
+    }
+    int error = agree_on_error(first ? best_link(a->run_dir, name, step, best->kept) : 0, s->world, &failed_rank);
+    if (error) {
+        run_error(
+            "could not make the link '%s/best' to %s: %s; make room, and make -o a folder where links can be made, "
+            "or leave out --keep-best",
+            a->run_dir, name, strerror(error));
+    }
+    if (first) {
+        best_remove_others(a->run_dir);
+        checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
+    }
+    return true;
+}
