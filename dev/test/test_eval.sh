@@ -177,6 +177,13 @@ report "--eval of text finds the tokenizer beside the model" "$(
     run 0 --eval four.txt -e shards
     prints bytes 4 documents 1
 )"
+report "a validation of examples takes the targets alone, and attends within each example" "$(
+    printf '{"prompt":"ab","completion":"cd"}\n{"prompt":"x","completion":"y"}\n' >examples.jsonl
+    run 0 -i examples.jsonl -j examples.jsonl -e l1h2c16 -t 32 -b 1 -x 1 -s 0 -v 1 -o learned
+    # before the first step, the loss of the same micro-batch
+    ratio=$(sed -nE 's/^\{"step":(0,"val_|1,")loss":([^,]*),.*/\2/p' learned/metrics.jsonl)
+    awk -v r="$ratio" 'BEGIN { split(r, x, "\n"); d = x[1] / x[2] - 1; exit !(d * d < 1e-12) }' || echo "found $ratio"
+)"
 
 # ---- -h 1
 

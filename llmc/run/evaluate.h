@@ -495,13 +495,15 @@ static inline void eval_corpus(TextScore *s, const EvalFile *f) {
     corpus_close(&corpus);
 }
 
+enum { EVAL_CHUNK_TOKENS = 64 << 10 };  // of a shard, read at once
+
 // Scores the tokens of a file; its first token is context only if it is end-of-text.
 static inline void eval_shard(TextScore *s, const EvalFile *f, TokenReader *reader, int file, const int *token_bytes) {
-    enum { CHUNK = 64 << 10 };
+    const uint64_t chunk = EVAL_CHUNK_TOKENS;
     const TokenFile *shard = &f->shards.files[file];
-    int *ids = (int *)xmalloc(CHUNK * sizeof *ids), end_of_text = f->shards.vocab_size - 1;
-    for (uint64_t at = 0; at < shard->num_tokens; at += CHUNK) {
-        size_t count = shard->num_tokens - at < CHUNK ? (size_t)(shard->num_tokens - at) : CHUNK;
+    int *ids = (int *)xmalloc(chunk * sizeof *ids), end_of_text = f->shards.vocab_size - 1;
+    for (uint64_t at = 0; at < shard->num_tokens; at += chunk) {
+        size_t count = (size_t)(shard->num_tokens - at < chunk ? shard->num_tokens - at : chunk);
         if (!token_reader_read(reader, ids, file, shard->first_token + at, count)) { token_reader_stop(reader); }
         size_t skipped = at == 0 && ids[0] == end_of_text;
         if (at == 0) { score_text_begin(s, end_of_text); }
@@ -514,7 +516,7 @@ static inline void eval_shard(TextScore *s, const EvalFile *f, TokenReader *read
 
 static inline void eval_shards(TextScore *s, const EvalFile *f) {
     int V = s->batch.m->vocab_size, *token_bytes = f->has_tokenizer ? eval_token_bytes(&f->tokenizer, V) : NULL;
-    TokenReader reader = token_reader_open(&f->shards, 64 << 10, V);
+    TokenReader reader = token_reader_open(&f->shards, EVAL_CHUNK_TOKENS, V);
     for (int file = 0; file < f->shards.num_files; file++) { eval_shard(s, f, &reader, file, token_bytes); }
     token_reader_close(&reader);
     free(token_bytes);
