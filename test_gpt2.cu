@@ -575,6 +575,12 @@ static ModelOptions one_micro_batch(int T, int level) {
     return p;
 }
 
+// the mean loss of a micro-batch, without gradients
+static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
+    Documents rows = {NULL, 0};
+    return gpt2_losses(m, m->B, m->T, inputs, targets, rows, NULL);
+}
+
 // the loss, and the gradients in the model; documents.ranges NULL: one sequence
 static double documents_step(GPT2 *m, const int *tokens, const int *targets, Documents documents) {
     poison_gradients(m);
@@ -1288,7 +1294,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
         assert_reports_equal(&report, &reports[i]);
     }
     int saved = capture_stdout("/dev/null");
-    validate(&run);
+    evaluate(&run, false);
     show_sample(&run);
     save_checkpoint(&run);
     release_stdout(saved);

@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --chat, --export, --plan, --self-check or --tokenize
+  7. main          train, --generate, --chat, --eval, --export, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -44,6 +44,7 @@ nothing.
 #include "llmc/run/chat.h"                  // chat_opening, chat
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
+#include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                // export_model
 #include "llmc/run/banner.h"                // print_model_lines
 #include "llmc/run/manual.h"                // print_manual
@@ -112,11 +113,11 @@ typedef struct {
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     int *first_range;           // (buckets + 1) index of each bucket's first update range
     // ---- the current micro-batch
-    int B, T;         // HellaSwag and decoding use another shape than options.B and options.T
-    int decode_from;  // position of the first row in the key-value cache; -1: not decoding
+    int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
+    int decode_from;      // position of the first row in the key-value cache; -1: not decoding
     Documents documents;  // sequences of other lengths than T
     real update_targets;  // targets of the whole update, over all micro-batches and ranks
-    int *staged;      // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
+    int *staged;          // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
     int num_slots, next_slot;
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
     int runs[4];             // micro-steps without a graph, by the same index
@@ -293,6 +294,8 @@ static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     m->B = B;
     m->T = T;
     m->decode_from = decode_from;
+    m->documents.ranges = NULL;  // each sequence is whole
+    m->documents.count = 0;
     m->exec.rare_shapes = B != m->options.B || T != m->options.T || decode_from >= 0;
     tp_set_rows(&m->tp, B * T, m->config.channels, decode_from >= 0);
 }
@@ -496,8 +499,8 @@ static void embedding_forward(GPT2 *m) {
     int first_position = m->decode_from < 0 ? 0 : m->decode_from, C = m->config.channels;
     const floatX *wpe = param(m, WPE, 0) + (size_t)first_position * (size_t)C;
     zero_params_wait(&m->zero, embeddings_bucket(), layer_bucket(0));
-    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe,
-                                     m->documents, m->B, m->T, C);
+    vocab_parallel_embedding_forward(&m->tp, act(m, ENCODED, 0), m->tensors.tokens, param(m, WTE, 0), wpe, m->documents,
+                                     m->B, m->T, C);
 }
 
 static floatX *last_residual(const GPT2 *m) { return m->block_activations[m->config.num_layers - 1].residual3; }
@@ -698,8 +701,8 @@ static int read_after(const GPT2 *m, int l) {
 static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
     ParallelRows dout = rows_acquire(&m->tp, dresidual, &m->gathered_gradient, "dresidual");
     rows_all_gather(&m->tp, &dout);
-    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens,
-                                      m->documents, mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
+    vocab_parallel_embedding_backward(&m->tp, grad(m, WTE, 0), grad(m, WPE, 0), &dout, m->tensors.tokens, m->documents,
+                                      mode, m->B, m->T, m->config.max_seq_len, m->config.channels);
     rows_release(&dout);
 }
 
@@ -829,29 +832,34 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 5. generation
 
-// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
-// token, on the host.
-static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+// logits (V), on the host: after row `row` of the last forward.
+static void gpt2_logits(void *model, int row, float *logits) {
+    GPT2 *m = (GPT2 *)model;
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
-    m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
-    set_batch(m, 1, n, from);
-    gpt2_forward(m);
     ParallelRows lnf = final_layernorm_forward(m);
-    const floatX *last = lnf.all + (size_t)(n - 1) * (size_t)C;
-    floatX *row = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
-    floatX *own = row + (size_t)vocab * (size_t)m->local.tp_rank;
-    m->ops->matmul_forward(own, last, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
-    CommWork work = comm_all_gather(row, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
+    floatX *all = scratch_acquire(&m->wide, "logits", (size_t)vocab * (size_t)m->local.tp_size);
+    floatX *own = all + (size_t)vocab * (size_t)m->local.tp_rank;
+    m->ops->matmul_forward(own, lnf.all + (size_t)row * (size_t)C, param(m, WTE, 0), NULL, NULL, 1, C, vocab, &m->exec);
+    CommWork work = comm_all_gather(all, own, (size_t)vocab, DT_FLOATX, tp_comm, &m->exec);
     comm_wait(work, tp_comm, &m->exec);
     rows_release(&lnf);
-    set_batch(m, m->options.B, m->options.T, -1);
     floatX *host = (floatX *)xmalloc((size_t)V * sizeof(floatX));
     finish_work(m);
-    m->device->download(host, row, (size_t)V * sizeof(floatX));
+    m->device->download(host, all, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) { logits[v] = (float)to_real(host[v]); }
     free(host);
     scratch_release(&m->wide);
+}
+
+// Appends n tokens of one sequence, at positions [from, from + n), to the key-value cache. logits (V): of the last
+// token, on the host.
+static void gpt2_decode(GPT2 *m, const int *tokens, int from, int n, float *logits) {
+    m->device->upload(m->tensors.tokens, tokens, (size_t)n * sizeof(int));
+    set_batch(m, 1, n, from);
+    gpt2_forward(m);
+    gpt2_logits(m, n - 1, logits);
+    set_batch(m, m->options.B, m->options.T, -1);
 }
 
 // gpt2_decode in chunks of as many tokens as the activations have rows. model: a GPT2, for Generator.prefill.
@@ -1029,7 +1037,8 @@ static real device_number(GPT2 *m, const real *x) {
 }
 
 // the sum of x over the data-parallel ranks, in fp32
-static double sum_over_ranks(GPT2 *m, double x) {
+static double sum_over_ranks(void *model, double x) {
+    GPT2 *m = (GPT2 *)model;
     Comm *dp = m->groups.dp;
     if (dp->size == 1) { return x; }
     real value = (real)x;
@@ -1039,64 +1048,38 @@ static double sum_over_ranks(GPT2 *m, double x) {
     return (double)device_number(m, m->loss);
 }
 
-// the mean loss of one micro-batch, without gradients
-static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
+// The mean loss of the B*T rows of a micro-batch, without gradients. losses (B,T): NULL, or the loss at each position, on
+// the host.
+static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, Documents documents,
+                        real *losses) {
+    GPT2 *m = (GPT2 *)model;
+    set_batch(m, B, T, -1);
     gpt2_stage_batch(m, inputs, targets);
+    m->documents = documents;
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     gpt2_forward(m);
-    gpt2_classify(m, NULL, 1 / (real)(m->B * m->T), GRAD_SET);
-    return device_number(m, m->loss);
-}
-
-// The validation loss. Ranks take the batches in turn. Every rank makes the same number of forwards, since -z 3
-// all-gathers in each; surplus losses are ignored.
-static double validate(Run *run) {
-    DataLoader *loader = &run->data.val_loader;
-    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
-    int64_t sequences = (int64_t)dataloader_sequences_per_epoch(loader);
-    int64_t all = sequences / run->args->B > 0 ? sequences / run->args->B : 1;
-    int64_t wanted = (int64_t)run->args->val_batches * ranks, batches = wanted < 0 || wanted > all ? all : wanted;
-    double sum = 0;
-    dataloader_seek(loader, 0);
-    for (int64_t i = 0; i < batches && !agreed_signal(run->groups.world); i += ranks) {
-        dataloader_next(loader);
-        double loss = (double)gpt2_loss(&run->model, loader->inputs, loader->targets);
-        if (i + rank < batches) { sum += loss; }
-    }
-    return sum_over_ranks(&run->model, sum) / (double)batches;
-}
-
-// Accuracy on HellaSwag; ranks take the batches in turn.
-static double score_hellaswag(Run *run) {
-    int ranks = run->groups.dp->size, rank = run->groups.dp->rank;
-    GPT2 *m = &run->model;
-    HellaSwag *set = &run->data.hellaswag;
-    size_t bytes = (size_t)set->B * (size_t)set->T * sizeof(real);
-    real *losses = (real *)xmalloc(bytes);
-    hellaswag_rewind(set);
-    set_batch(m, set->B, set->T, -1);
-    int rounds = (hellaswag_batches(set) + ranks - 1) / ranks;
-    for (int i = 0; i < rounds && !agreed_signal(run->groups.world); i++) {
-        for (int other = 0; other < rank; other++) { hellaswag_next_batch(set); }
-        hellaswag_next_batch(set);
-        gpt2_loss(m, set->inputs, set->targets);
-        m->device->download(losses, statistic(m, LOSSES, 0), bytes);
-        hellaswag_score(set, losses);
-        for (int other = rank + 1; other < ranks; other++) { hellaswag_next_batch(set); }
-    }
+    gpt2_classify(m, NULL, 1 / (real)(B * T), GRAD_SET);
+    real mean = device_number(m, m->loss);
+    if (losses) { m->device->download(losses, statistic(m, LOSSES, 0), (size_t)B * (size_t)T * sizeof(real)); }
     set_batch(m, m->options.B, m->options.T, -1);
-    free(losses);
-    return sum_over_ranks(m, set->correct) / set->num_examples;
+    return mean;
+}
+
+static EvalModel eval_model(GPT2 *m) {
+    EvalModel e = {m,           &m->groups,  m->options.B,  m->options.T, m->config.vocab_size,
+                   gpt2_losses, gpt2_logits, sum_over_ranks};
+    return e;
 }
 
 // A signal cuts an evaluation short; its partial result is not logged. saved: -n has just saved this step.
 static void evaluate(Run *run, bool saved) {
-    double loss = validate(run);
+    EvalModel model = eval_model(&run->model);
+    Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
     if (agreed_signal(run->groups.world)) { return; }
-    logger_val(&run->log, run->step, loss);
-    note_validation(run, loss, saved);
+    logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+    note_validation(run, v.loss, saved);
     if (!run->args->hellaswag || run->step == 0) { return; }
-    double accuracy = score_hellaswag(run);
+    double accuracy = score_hellaswag(&model, &run->data.hellaswag);
     if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
 }
 
@@ -1222,7 +1205,8 @@ static void check_same_data_and_state(const Run *run) {
     cJSON_AddStringToObject(data, "training data", run->data.fingerprint);
     cJSON_AddNumberToObject(data, "number of training tokens", (double)token_files_total(&run->data.train_files));
     cJSON_AddNumberToObject(data, "number of validation tokens", (double)token_files_total(&run->data.val_files));
-    if (run->args->hellaswag) { add_hash(data, HELLASWAG_PATH, hash_file(0, "-h", HELLASWAG_PATH)); }
+    const char *hellaswag = run->data.hellaswag_path;
+    if (hellaswag) { add_hash(data, hellaswag, hash_file(0, "-h", hellaswag)); }
     check_all_have(run->groups.world, data, "all ranks need the same -i, -j and HellaSwag files");
     cJSON_AddNumberToObject(state, "planned_steps", (double)run->planned_steps);
     cJSON_AddNumberToObject(state, "prompt_length", (double)run->prompt_length);
@@ -1287,8 +1271,8 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->prompt_length =
-        prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
+    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
+    data_open_hellaswag(&run->data, a, run_tokenizer(run), c->vocab_size);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
 
@@ -1395,32 +1379,35 @@ static void train(TrainArgs *a, Comm *host) {
     run_close(&run);
 }
 
+// Builds the trained model of -e for --generate, --chat and --eval, whose results alone go to stdout.
+static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
+    const GPT2Config *c = &source->config;
+    const char *note;
+    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
+    ModelOptions options = model_options(a, c, backend);
+    Groups groups = open_groups(a, backend->device, host);
+    check_memory(a, c, &options, groups.world);
+    options.plain = self_check_at_start(backend, groups.world, stderr);
+    gpt2_build(m, *c, options, groups);
+    load_weights(m, source, 0);
+    return groups;
+}
+
 // --generate and --chat
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    if (!source.has_weights) {
-        input_error("--%s needs trained weights, but -e %s only describes a shape; give a folder or a "
-                    "file with weights",
-                    a->chat ? "chat" : "generate", a->model);
-    }
+    check_trained(&source, a->chat ? "--chat" : "--generate", a);
     const GPT2Config *c = &source.config;
-    const char *note;
-    const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
     Tokenizer file;
     const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
     int *prompt;
-    ModelOptions options = model_options(a, c, backend);
     size_t bytes, length;
     char *text = prompt_text(a, &bytes);
-    length = a->chat ? chat_opening(tokenizer, text, bytes, options.decode_positions, &prompt)
+    length = a->chat ? chat_opening(tokenizer, text, bytes, c->max_seq_len, &prompt)
                      : prompt_tokens(tokenizer, text, bytes, c->vocab_size, &prompt);
     free(text);
     GPT2 model;
-    Groups groups = open_groups(a, backend->device, host);
-    check_memory(a, c, &options, groups.world);
-    options.plain = self_check_at_start(backend, groups.world, stderr);  // stdout is for the text
-    gpt2_build(&model, *c, options, groups);
-    load_weights(&model, &source, 0);
+    Groups groups = open_trained(&model, &source, a, host);
     Generator g = gpt2_generator(&model, a, tokenizer);
     if (a->chat) {
         chat(&g, prompt, length);
@@ -1431,6 +1418,23 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     close_groups(&groups, host);
     if (tokenizer) { tokenizer_free(&file); }
     free(prompt);
+}
+
+// --eval
+static void evaluate_file(TrainArgs *a, Comm *host) {
+    ModelSource source = model_source(a, BYTE_VOCABULARY);
+    check_trained(&source, "--eval", a);
+    default_length(a, &source.config);
+    check_length(a, &source.config);
+    EvalFile file;
+    eval_open(&file, a, &source.config);
+    GPT2 model;
+    Groups groups = open_trained(&model, &source, a, host);
+    EvalModel scored = eval_model(&model);
+    eval_run(&file, &scored);
+    gpt2_free(&model);
+    close_groups(&groups, host);
+    eval_close(&file);
 }
 
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
@@ -1469,6 +1473,8 @@ int main(int argc, char **argv) {
             tokenizer_free(&tokenizer);
         } else if (args.generate) {
             generate_text(&args, host);
+        } else if (args.eval) {
+            evaluate_file(&args, host);
         } else {
             train(&args, host);
         }

@@ -76,7 +76,7 @@ Maintainer: $maintainer
 Installed-Size: $(du -sk --apparent-size "$root/usr" | cut -f 1)
 Depends: ${libraries#shlibs:Depends=}
 Recommends: python3$mpi
-Suggests: python3-matplotlib, python3-regex
+Suggests: python3-matplotlib
 Section: science
 Priority: optional
 Description: trainer of GPT-2 language models in C

@@ -38,11 +38,11 @@ from run_metrics import parse_line, read_json, run_name, stop  # noqa: E402
 
 
 def scalar_name(field):
-    """loss: train/loss; val_loss: val/loss; hellaswag: val/hellaswag; gpu_power_w: gpu/power_w"""
+    """loss: train/loss; val_loss: val/loss; bits_per_byte: val/bits_per_byte; gpu_power_w: gpu/power_w"""
     group, _, rest = field.partition("_")
     if group in ("val", "gpu") and rest:
         return f"{group}/{rest}"
-    return ("val/" if field == "hellaswag" else "train/") + field
+    return ("val/" if field in ("hellaswag", "bits_per_byte") else "train/") + field
 
 
 def scalars(fields):

@@ -5,13 +5,13 @@
 #   fineweb10B        data/fineweb10B/         103 training shards of 100M tokens and a validation shard, 20.8 GB
 #   fineweb100B       data/fineweb100B/        1028 such shards of FineWeb, 206 GB
 #   fineweb_edu       data/edu_fineweb100B/    1001 such shards of FineWeb-Edu, 200 GB
-#   hellaswag         dev/data/hellaswag/      HellaSwag's validation set, 12 MB, for -h 1; needs python3-regex
+#   hellaswag         dev/data/hellaswag/      HellaSwag's validation set, 12 MB, for -h 1 and --eval
 # Options:
 #   --shards N        only the first N training shards of a FineWeb set
 #   --mirror URL      fetches from URL instead of https://huggingface.co and the like: a mirror has the same paths.
 #                     DATA_MIRROR in the environment is the same
 #   --into FOLDER     the folder of the data set
-# Each set also gets GPT-2's merges, which --tokenize and --prompt need: NAME_merges.txt.
+# Each set but hellaswag also gets GPT-2's merges, which --tokenize and --prompt need: NAME_merges.txt.
 # The same command goes on after an interruption. A file under its final name is whole: its SHA-256 is the one in this
 # script, or the one that the server states. TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the
 # installed program. Needs curl.
@@ -148,9 +148,6 @@ fineweb_edu)
 hellaswag)
     folder=${folder:-dev/data/hellaswag}
     fetch "$raw/rowanz/hellaswag/master/data/hellaswag_val.jsonl" "$folder/hellaswag_val.jsonl"
-    fetch_merges hellaswag
-    [ -e "$folder/hellaswag_val.bin" ] || "$scripts/../dev/data/hellaswag.py" "$folder/hellaswag_merges.txt" \
-        "$folder/hellaswag_val.jsonl" -o "$folder/hellaswag_val.bin"
     ;;
 *) stop 2 "expected tinyshakespeare, tinystories, fineweb10B, fineweb100B, fineweb_edu or hellaswag; found '$name'" ;;
 esac

@@ -35,10 +35,9 @@ put 644 "$printed/man" share/man/man1/train_gpt2.1
 put 644 "$printed/bash" share/bash-completion/completions/train_gpt2
 put 644 "$printed/zsh" "$zsh/_train_gpt2"
 for file in scripts/plot.html scripts/run_metrics.py; do put 644 "$file" "$share/$file"; done
-for file in scripts/{plot,follow,scale}.py scripts/get_data.sh scripts/run_gpt2*.sh dev/data/hellaswag.py; do
+for file in scripts/{plot,follow,scale}.py scripts/get_data.sh scripts/run_gpt2*.sh; do
     put 755 "$file" "$share/$file"
 done
-put 644 dev/oracle/bpe.py "$share/dev/oracle/bpe.py" # hellaswag.py imports it
 for file in README.md CHANGELOG.md CITATION.cff LICENSE doc/*; do put 644 "$file" "$documents/$file"; done
 
 if [ "$action" = install ]; then

@@ -92,10 +92,11 @@ def draw_plans(plt, axes, titles):
 # ---- runs: what both the picture and the page draw
 
 TITLES = {"loss": "training loss", "val_loss": "validation loss", "hellaswag": "HellaSwag accuracy",
+          "bits_per_byte": "validation bits per byte",
           "lr": "learning rate", "grad_norm": "gradient norm", "tokens_per_s": "tokens per second",
           "ms": "milliseconds per step", "mfu": "MFU"}
 PANELS = ["loss", "val_loss", "hellaswag", "lr", "grad_norm", "tokens_per_s"]  # without --panels
-EXACT = ["val_loss", "hellaswag", "lr"]  # never smoothed
+EXACT = ["val_loss", "bits_per_byte", "hellaswag", "lr"]  # never smoothed
 WHOLE = ["hellaswag", "lr"]  # the vertical range covers the start of the run too
 START = 0.03  # share of a run in which the loss falls so far that a range with it would flatten the rest
 OUTLIERS = 0.005  # share of the values, at either end, that the vertical range may leave out

@@ -46,7 +46,7 @@ fi
 
 flags=(--device "${DEVICE:-cuda}" -i "$data/*_train_*.bin" -j "$data/*_val_*.bin" -o "$run")
 [ ! -d "$run" ] || flags+=(-y 1)
-if [ -f dev/data/hellaswag/hellaswag_val.bin ]; then
+if compgen -G "dev/data/hellaswag/hellaswag_val.*" >/dev/null; then
     flags+=(-h 1)
 else
     echo "gpt2 $name  without HellaSwag: scripts/get_data.sh hellaswag fetches it"

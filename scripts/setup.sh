@@ -60,7 +60,6 @@ want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-d
 need test          g++                 "checks that the trainer is also C++, as CUDA needs"    has_command g++
 want "train test"  curl                "downloads, for scripts/get_data.sh"                    has_command curl
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
-want test          python3-regex       "GPT-2's word splitting, for dev/data/hellaswag.py"     has_module regex
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
 want test          man-db              "formats the man page"                                  has_command man

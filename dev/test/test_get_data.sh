@@ -173,12 +173,10 @@ report "run_gpt2_124M.sh fetches missing shards, and again after a fetch that br
     [ ! -s "$scratch/site/log" ] || echo "shards that are there were fetched again"
 )"
 report "hellaswag" "$(
-    /usr/bin/python3 -c 'import regex' 2>/dev/null || exit
-    cp "$root/dev/data/hellaswag.py" dev/data && mkdir dev/oracle && cp "$root/dev/oracle/bpe.py" dev/oracle
     echo '{"ctx":"A cat","endings":["sleeps.","barks.","flies.","reads."],"label":0}' |
         site rowanz/hellaswag/master/data/hellaswag_val.jsonl
     get 0 hellaswag
-    there dev/data/hellaswag/hellaswag_val.bin
+    there dev/data/hellaswag/hellaswag_val.jsonl
 )"
 report "bad arguments" "$(
     get 2 nothing

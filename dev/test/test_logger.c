@@ -172,7 +172,7 @@ static void log_three_steps(void) {
     logger_step(&log, quarter_second(1, 5.5, 1.25));
     log.last_line = now_seconds() + 1000;  // the second step comes too soon after it, on a busy machine too
     logger_step(&log, quarter_second(2, NAN, INFINITY));
-    logger_val(&log, 2, 4.0625);
+    logger_val(&log, 2, 4.0625, 1.5);
     logger_step(&log, quarter_second(3, 1.0 / 3, -INFINITY));
     logger_close(&log);
 }
@@ -186,7 +186,7 @@ static void test_metrics(void **state) {
         "\"tokens_left\":2000}\n"
         "{\"step\":2,\"loss\":null,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
         "\"tokens_left\":1000}\n"
-        "{\"step\":2,\"val_loss\":4.0625}\n"
+        "{\"step\":2,\"val_loss\":4.0625,\"bits_per_byte\":1.5}\n"
         "{\"step\":3,\"loss\":0.333333333,\"grad_norm\":null,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
         "\"tokens_left\":0}\n");
     // llm.c counts the updates from 0, and an evaluation at the number of finished updates
@@ -198,7 +198,7 @@ static void test_metrics(void **state) {
     assert_string_equal(contents_of(path),
                         "step 1/3 | loss 5.5000 | norm 1.250 | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
                         "2000 tokens left | 0:00 left\n"
-                        "step 2 | validation loss 4.0625\n"
+                        "step 2 | validation loss 4.0625 | bits per byte 1.5000\n"
                         "step 3/3 | loss 0.3333 | norm -inf | lr 6.00e-04 | 250.0 ms | 4000 tok/s | "
                         "0 tokens left | 0:00 left\n");
 }
@@ -336,7 +336,7 @@ static void test_a_saved_checkpoint(void **state) {
 
 static void resume_after_two(void) {
     Logger log = logger_open(temp_dir(), 2, true);
-    logger_val(&log, 3, 0.5);
+    logger_val(&log, 3, 0.5, NAN);
     logger_hellaswag(&log, 3, 0.25);
     logger_close(&log);
 }

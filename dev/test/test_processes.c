@@ -273,6 +273,12 @@ static GPT2 *model_alone(int r, int micro_steps, int ranks, Comm *single) {
     return alone;
 }
 
+// the mean loss of a micro-batch, without gradients
+static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
+    Documents rows = {NULL, 0};
+    return gpt2_losses(m, m->B, m->T, inputs, targets, rows, NULL);
+}
+
 // the mean loss of a micro-batch of each rank
 static double evaluate_once(GPT2 *m) {
     int tokens[2 * ROWS];

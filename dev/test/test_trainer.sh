@@ -124,7 +124,7 @@ report "metrics.jsonl has the documented keys and no others" "$(
     step="\\{\"step\":[1-6]"
     for key in loss grad_norm lr ms tokens_per_s tokens_left; do step+=",\"$key\":$number"; done
     step+="\\}"
-    equal "$(grep -vE "^$step\$|^\\{\"step\":[0246],\"val_loss\":$number\\}\$" whole/metrics.jsonl)" ""
+    equal "$(grep -vE "^$step\$|^\\{\"step\":[0246],\"val_loss\":$number,\"bits_per_byte\":$number\\}\$" whole/metrics.jsonl)" ""
     equal "$(grep -c val_loss whole/metrics.jsonl)" 4
 )"
 report "the same command gives the same bits" "$(
@@ -401,7 +401,7 @@ report "a validation loss is the mean over -m micro-batches" "$(
     head -c 33 text >two                                  # two sequences of 16
     { cat two && head -c 64 <(tail -c +500 text); } >six # six sequences
     for b in 1 2; do run 0 -i two -j two "${model[@]}" -b $b -t 16 -d 32 -s 0 -x 1 -v 1 -m -1 -o val$b; done
-    val() { sed -nE 's/.*"step":0,"val_loss":([^}]*)}/\1/p' "$1/metrics.jsonl"; }
+    val() { sed -nE 's/.*"step":0,"val_loss":([^,}]*),"bits_per_byte".*/\1/p' "$1/metrics.jsonl"; }
     holds "(d = $(val val2) - $(losses val2)) * d < 1e-10" # before the first step both have the same two sequences
     holds "(d = $(val val1) - $(val val2)) * d < 1e-10"
     for m in 1 2 3 -1; do run 0 -i two -j six "${model[@]}" -b 2 -t 16 -s 0 -x 1 -v 1 -m $m -o six$m; done
@@ -730,7 +730,7 @@ report "config.json of a run has the run's flags" "$(
 refused "no data" "-i is missing" "${model[@]}"
 refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
 rm -r dev && mkdir dev_null
-refused "-h 1 without HellaSwag's file" "make it with dev/data/hellaswag.py" -i text "${model[@]}" -b 4 -t 16 -h 1
+refused "-h 1 without HellaSwag's file" "fetch it with scripts/get_data.sh hellaswag" -i text "${model[@]}" -b 4 -t 16 -h 1
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin

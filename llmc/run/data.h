@@ -1,12 +1,15 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, data_open, data_open_loaders, data_close, data_steps_per_epoch, check_text_fits
+defines: RunData, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
+#include "llmc/files/choices_bin.h"
+#include "llmc/files/choices_json.h"
 #include "llmc/files/dataloader.h"
-#include "llmc/files/hellaswag.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
+
+#define HELLASWAG_BIN "dev/data/hellaswag/hellaswag_val.bin"
 
 typedef struct {
     TokenFiles files, train_files, val_files;
@@ -16,7 +19,8 @@ typedef struct {
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;
-    HellaSwag hellaswag;
+    Choices hellaswag;
+    const char *hellaswag_path;  // NULL without -h 1
 } RunData;
 
 static inline bool data_are_examples(const TokenFiles *files) {
@@ -100,16 +104,6 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// HellaSwag's examples are at most -t long. A row has the longest example's length, and a batch has -b x -t tokens,
-// rounded down to whole rows.
-static inline HellaSwag open_hellaswag(const TrainArgs *a, int V) {
-    HellaSwag set = hellaswag_open(HELLASWAG_PATH, a->B, a->T, V);
-    int T = set.longest;
-    hellaswag_close(&set);
-    check_rows(a, a->B * a->T / T * T, "HellaSwag's examples");
-    return hellaswag_open(HELLASWAG_PATH, a->B * a->T / T, T, V);
-}
-
 // Loads and packs the examples of -i and -j.
 static inline void data_open_examples(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer) {
     if (!tokenizer) {
@@ -145,13 +139,35 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
             dataloader_open(&d->val_loader, &d->val_files, a->B, a->T, false, 0, dp->rank, dp->size, V);
         }
     }
-    if (a->hellaswag) { d->hellaswag = open_hellaswag(a, V); }
+}
+
+// -h 1: reads HellaSwag for contexts of -t tokens. The published JSON lines are encoded with the tokenizer; without the
+// file or a tokenizer (NULL), llm.c's eval file is read.
+static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tokenizer *tokenizer, int V) {
+    if (!a->hellaswag) { return; }
+    bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
+    if (has_json && !tokenizer && !has_bin) {
+        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: give GPT-2's merges "
+                    "with --tokenizer",
+                    V);
+    }
+    if (!has_json && !has_bin) {
+        input_error("-h 1: could not open " HELLASWAG_JSON ": %s; fetch it with scripts/get_data.sh hellaswag, or give "
+                    "-h 0",
+                    strerror(errno));
+    }
+    d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;
+    if (has_json && tokenizer) {
+        d->hellaswag = choices_read_json("-h 1", d->hellaswag_path, CHOICES_LLMC, tokenizer, a->T);
+    } else {
+        d->hellaswag = choices_read_bin("-h 1", d->hellaswag_path, a->T, V);
+    }
 }
 
 static inline void data_close(RunData *d, const TrainArgs *a) {
     dataloader_close(&d->train_loader);
     if (a->val_every > 0) { dataloader_close(&d->val_loader); }
-    if (a->hellaswag) { hellaswag_close(&d->hellaswag); }
+    choices_close(&d->hellaswag);
     if (d->has_examples) {
         example_rows_free(&d->train_rows);
         example_rows_free(&d->val_rows);

@@ -5,8 +5,9 @@ defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_l
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
-               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation. n counts
-               finished updates. A resumed run deletes the lines of steps after its checkpoint.
+               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first with
+               "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the lines
+               of steps after its checkpoint.
 main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
                a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
@@ -266,24 +267,28 @@ static inline void logger_step(Logger *log, StepReport r) {
     logger_show(log, &r);
 }
 
-// prints and logs an evaluation, as `words` on stdout and `key` in metrics.jsonl
-static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value) {
+// prints and logs an evaluation, as `words` on stdout and `key` in metrics.jsonl. bits_per_byte: NAN is left out.
+static inline void logger_evaluation(Logger *log, long long step, const char *words, const char *key, double value,
+                                     double bits_per_byte) {
     logger_clear_line(log);
-    printf("step %lld | %s %.4f\n", step, words, value);
+    printf("step %lld | %s %.4f", step, words, value);
+    if (!isnan(bits_per_byte)) { printf(" | bits per byte %.4f", bits_per_byte); }
+    putchar('\n');
     fflush(stdout);
     if (!log->metrics) { return; }
     fprintf(log->metrics, "{\"step\":%lld", step);
     logger_number(log->metrics, key, value);
+    if (!isnan(bits_per_byte)) { logger_number(log->metrics, "bits_per_byte", bits_per_byte); }
     logger_end_line(log);
 }
 
-static inline void logger_val(Logger *log, long long step, double val_loss) {
-    logger_evaluation(log, step, "validation loss", "val_loss", val_loss);
+static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
+    logger_evaluation(log, step, "validation loss", "val_loss", val_loss, bits_per_byte);
     logger_main_log(log, "s:%lld tel:%.4f\n", step, val_loss);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
-    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy);
+    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy, NAN);
     logger_main_log(log, "s:%lld eval:%.4f\n", step, accuracy);
 }
 

@@ -101,7 +101,7 @@ static const ManualRow manual_files[] = {
     {"DIR/config.json", "The flags of the run in -o."},
     {"DIR/metrics.jsonl", "One line for each update, validation and HellaSwag score."},
     {"DIR/step_00000500/", "A checkpoint, which Hugging Face's GPT-2 loads and -y 1 resumes."},
-    {HELLASWAG_PATH, "The examples of -h 1, relative to the current folder."},
+    {HELLASWAG_JSON, "The examples of -h 1, relative to the current folder."},
     {"~/.cache/train_gpt2/", "On a GPU: the fastest algorithm of each matmul, and the self-checks that passed."},
     {NULL, NULL},
 };

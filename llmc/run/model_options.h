@@ -44,11 +44,11 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     ModelOptions o;
     memset(&o, 0, sizeof o);
     o.backend = backend;
-    o.training = !a->generate;
-    o.B = o.training ? a->B : 1;
-    o.T = o.training ? a->T : 64;
+    o.training = !a->generate && !a->eval;
+    o.B = a->generate ? 1 : a->B;
+    o.T = a->generate ? 64 : a->T;
     o.micro_steps = o.training ? accumulation_steps(a) : 1;
-    o.decode_positions = a->sample_every > 0 || a->generate ? c->max_seq_len : 0;
+    o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, a->rank);
     o.gather_again = a->gather_again != 0;
     // From -z 1 on, other ranks' updates would not reach the rounded copy of the parameters.
@@ -284,7 +284,10 @@ static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const M
     if (fit.bytes <= room) {
         snprintf(advice, sizeof advice, "it fits with %s%s", stage3 ? "-z 3 " : "", flags);
     } else {
-        snprintf(advice, sizeof advice, "no flags make it fit: give a smaller -e%s", o->training ? " or -t" : "");
+        snprintf(advice, sizeof advice, "no flags make it fit: give a smaller -e%s",
+                 o->training ? " or -t"
+                 : a->eval   ? ", -b or -t"
+                             : "");
     }
     input_error("the model needs %.1f MiB, and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), advice);

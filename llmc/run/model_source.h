@@ -1,6 +1,6 @@
 /*
 The model of a new or resumed run: the shape or weights of -e, or with -y 1 the last checkpoint in -o.
-defines: ModelSource, model_source, hash_weights, check_length, check_rows
+defines: ModelSource, model_source, hash_weights, check_trained, default_length, check_length, check_rows
 */
 #pragma once
 #include "llmc/common/hash.h"
@@ -81,7 +81,7 @@ static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GP
 static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     ModelSource source;
     memset(&source, 0, sizeof source);
-    long long step = a->resume && !a->generate ? checkpoint_latest(a->run_dir) : -1;
+    long long step = a->resume && !a->generate && !a->eval ? checkpoint_latest(a->run_dir) : -1;
     if (step < 0) {
         source.has_weights = resolve_model(a, data_vocab, a->T, &source.config, &source.weights);
         return source;
@@ -99,6 +99,18 @@ static inline uint64_t hash_weights(uint64_t hash, const SafeTensors *file) {
     hash = hash_file(hash, "-e", file->path);
     for (int i = 0; i < file->num_shards; i++) { hash = hash_file(hash, "-e", file->shards[i].path); }
     return hash;
+}
+
+// Stops unless -e names weights; `flag` needs them.
+static inline void check_trained(const ModelSource *source, const char *flag, const TrainArgs *a) {
+    if (source->has_weights) { return; }
+    input_error("%s needs trained weights, but -e %s only describes a shape; give a folder or a file with weights",
+                flag, a->model);
+}
+
+// --eval without -t: the model's positions
+static inline void default_length(TrainArgs *a, const GPT2Config *c) {
+    if (a->eval && a->T == ALL_POSITIONS) { a->T = c->max_seq_len; }
 }
 
 static inline void check_length(const TrainArgs *a, const GPT2Config *c) {

@@ -55,7 +55,7 @@ static inline bool is_on_this_machine(const Backend *backend) {
 // --fit and -r auto, with --plan. Without a GPU on this machine, -r auto plans -r 0 for a GPU. -r N looks for no GPU.
 static inline void choose_for_plan(FILE *out, TrainArgs *a, const GPT2Config *c, const Backend *backend, Comm *host) {
     char text[FLAG_TEXT];
-    if (a->generate) { return; }
+    if (a->generate || a->eval) { return; }
     if (a->fit && !*a->fit && !is_on_this_machine(backend)) {
         input_error("--fit without a number needs a GPU; give GiB, as in --fit=80");
     }
@@ -79,6 +79,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, data_vocab);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
+    default_length(a, c);
     if (!a->generate) { check_length(a, c); }
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);

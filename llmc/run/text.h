@@ -11,9 +11,10 @@ defines: find_tokenizer, prompt_text, document_start, document_end, prompt_token
 #include <glob.h>
 #include <unistd.h>
 
-// path = the merges that --tokenize wrote beside the shards of -i, or "": data/my_merges.txt of data/my_train_*.bin
+// path = the merges that --tokenize wrote beside shards, or "": data/my_merges.txt of data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
-    const char *name = NULL;  // the last "_train_"
+    const char *name = NULL;  // the last "_train_", or else the last "_val_"
+    for (const char *at = shards; at && (at = strstr(at, "_val_")); at++) { name = at; }
     for (const char *at = shards; at && (at = strstr(at, "_train_")); at++) { name = at; }
     *path = 0;
     if (!name) { return; }
@@ -40,7 +41,7 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
 //   2. the same names in the last checkpoint of the run directory -e
 //   3. the same names in the folder that holds -e
 //   4. the same names in -o, then in its last checkpoint
-//   5. the merges beside the shards of -i
+//   5. the merges beside the shards of -i, or of --eval
 // find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "", of_model[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
@@ -55,7 +56,7 @@ static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     const char *const folders[] = {a->model, of_model, beside, a->run_dir, of_run};
     format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
     for (int i = 0; i < 5 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
-    if (!*path) { find_merges_of_shards(path, a->train_data); }
+    if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
 
 #define LLMC_TOKENIZER "gpt2_tokenizer.bin"  // in the current folder

@@ -2,14 +2,13 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, ExportFormat, ExportType, EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args,
-         flag_table, NUM_FLAGS, num_ranks, data_ranks, accumulation_steps, tokens_of_update, keeps_best,
-         saves_checkpoints, args_check, args_set_ranks, chosen_to_json, read_flags, Usage, usages, NUM_USAGES,
-         print_help
+defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
+         EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
+         accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
+         chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
 */
 #pragma once
 #include "llmc/run/backends.h"
-#include "llmc/files/hellaswag.h"
 #include "llmc/files/json_file.h"
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/parallel/comm_open.h"
@@ -24,6 +23,12 @@ enum { RECOMPUTE_AUTO = 5 };
 // -ge
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
+
+// --eval-task
+typedef enum { EVAL_AUTO, EVAL_TEXT, EVAL_CHOICES, EVAL_LAMBADA } EvalTask;  // in the order of EVAL_TASKS
+#define EVAL_TASKS "auto text choices lambada"
+
+enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the model's positions
 
 // --export and --type
 typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the order of EXPORT_CHOICES
@@ -52,6 +57,8 @@ typedef struct {
     double final_fraction;
     // evaluation, sampling and text
     int val_every, val_batches, hellaswag, patience;
+    const char *eval;
+    int eval_task, stride;
     int sample_every, sample_tokens;
     const char *prompt;
     double temperature, top_p;
@@ -128,6 +135,7 @@ static const TrainArgs default_args = {
     .comm_timeout = COMM_TIMEOUT,
 };
 
+#define HELLASWAG_JSON "dev/data/hellaswag/hellaswag_val.jsonl"
 #define ARG(field) offsetof(TrainArgs, field)
 #define ANY_COUNT 0, 2147483647
 #define MAX_SEED 999999999999999.0  // cJSON writes 15 digits exactly
@@ -237,10 +245,33 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -m -1", "-v, -j; doc/training.md"},
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1", NULL,
      "score HellaSwag at each validation (default %s: off)",
-     "HellaSwag's accuracy is the share of examples with the lowest loss on the true ending. It needs GPT-2's "
-     "vocabulary and the file " HELLASWAG_PATH
-     ", which dev/data/hellaswag.py makes. The untrained model is not scored.",
-     "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v; doc/training.md"},
+     "HellaSwag's accuracy is the share of examples with the lowest mean loss of the true ending's tokens. The file "
+     "is " HELLASWAG_JSON
+     ", as published, encoded with the run's tokenizer, or else llm.c's hellaswag_val.bin beside it. "
+     "scripts/get_data.sh hellaswag fetches the first. The untrained model is not scored.",
+     "./train_gpt2 -i 'data/*.bin' -e d12 -v 250 -h 1", "-v, --eval; doc/evaluation.md"},
+    {NULL, "eval", FLAG_STRING, ARG(eval), 0, 0, NULL, "FILE", NULL,
+     "score a text, shards or examples with the weights in -e; no training",
+     "FILE is a file, a quoted pattern, or - for stdin. Prints loss, perplexity and bits per byte of a text, of the "
+     "texts in JSON lines (.jsonl), or of token shards (.bin); the accuracy where the lines have endings to choose "
+     "from, as HellaSwag's have. -t is the context (default: the model's positions), -b the number of sequences at "
+     "once. Runs on one rank: start it without mpirun.",
+     "./train_gpt2 --eval my.txt -e runs/mine", "-e, --eval-task, --stride, --tokenizer; doc/evaluation.md"},
+    {NULL, "eval-task", FLAG_CHOICE, ARG(eval_task), 0, 0, EVAL_TASKS, "NAME", NULL,
+     "with --eval: auto, text, choices or lambada (default %s: by the file)",
+     "auto takes JSON lines with endings, and .bin files in llm.c's eval format, as choices, and anything else as "
+     "text. "
+     "lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read the "
+     "field --field.",
+     "./train_gpt2 --eval lambada.jsonl --eval-task lambada -e gpt2 --tokenizer vocab.bpe",
+     "--eval, --field; doc/evaluation.md"},
+    {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
+     "with --eval, tokens that each window of -t scores (default %s: all -t)",
+     "The first window of a text scores -t tokens. Every later window scores N more, with -t - N + 1 tokens before "
+     "them "
+     "as context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times as "
+     "long.",
+     "./train_gpt2 --eval my.txt -e runs/mine -t 256 --stride 128", "--eval, -t; doc/evaluation.md"},
 
     FLAG_HEADING("Sampling and text"),
     {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "N", "steps",
@@ -318,14 +349,16 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
      "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
-     "with --tokenize, the field of the text in JSON lines (default: text)",
-     "Files in -i that end in .jsonl hold an object in each line. The document is the string in the field NAME. With "
+     "field of the text in JSON lines (default: text)",
+     "For --tokenize and --eval. Files that end in .jsonl hold an object in each line. The document is the string in "
+     "the field NAME. With "
      "the flag, stdin is JSON lines too. NUL characters in the text are left out.",
      "zcat my.gz | ./train_gpt2 -i - --field body --tokenizer vocab.bpe --tokenize data/my",
      "--tokenize; doc/files.md"},
     {NULL, "separator", FLAG_STRING, ARG(separator), 0, 0, NULL, "LINE", NULL,
-     "with --tokenize, the line that separates documents (default: none)",
-     "Without the flag, each file of text is one document. The separator is no text: an end-of-text token stands in "
+     "line that separates documents (default: none)",
+     "For --tokenize and --eval. Without the flag, each file of text is one document. The separator is no text: an "
+     "end-of-text token stands in "
      "its place.",
      "./train_gpt2 -i my.txt --separator '<|endoftext|>' --tokenizer vocab.bpe --tokenize my",
      "--tokenize; doc/files.md"},
@@ -672,6 +705,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
     }
     const char *alone = a->chat            ? "--chat"
                         : a->generate      ? "--generate"
+                        : a->eval          ? "--eval"
                         : a->export_format ? "--export"
                         : a->tokenize      ? "--tokenize"
                         : a->train_bpe     ? "--train-bpe"
@@ -691,9 +725,8 @@ static inline void args_check_ranks(const TrainArgs *a) {
 
 // -r auto chooses among whole levels
 static inline void args_check_recompute(const TrainArgs *a) {
-    if (a->recompute != RECOMPUTE_AUTO || a->fit || a->generate || a->export_format || a->tokenize || a->train_bpe) {
-        return;
-    }
+    bool trains = !a->generate && !a->eval && !a->export_format && !a->tokenize && !a->train_bpe;
+    if (a->recompute != RECOMPUTE_AUTO || a->fit || !trains) { return; }
     if (a->recompute_every != default_args.recompute_every) {
         input_error("-rk %d applies to -r 4, but -r is auto, which sets -rk by itself: give -r 4 as well, or leave "
                     "-rk out",
@@ -747,6 +780,15 @@ static inline void args_check_needs(const TrainArgs *a) {
     }
     if (a->fit && a->generate) {
         input_error("--fit chooses flags of training and does not apply to --generate: leave it out");
+    }
+    if (a->fit && a->eval) {
+        input_error("--fit chooses flags of training and does not apply to --eval: leave it out");
+    }
+    if (a->eval && !a->model && !a->plan) {
+        input_error("--eval needs a trained model: give its folder or .safetensors file with -e");
+    }
+    if ((a->eval_task != EVAL_AUTO || a->stride > 0) && !a->eval) {
+        input_error("--eval-task and --stride apply to --eval: give the file to score with --eval FILE");
     }
     if (a->generate && !a->model && !a->plan) {
         input_error("--%s needs a trained model: give its folder or .safetensors file with -e",
@@ -847,17 +889,22 @@ static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
 static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     *args = default_args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    if (args->eval) {  // without -t, all positions of the model
+        *args = default_args;
+        args->T = ALL_POSITIONS;
+        flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
+    }
     if (args->chat && !args->generate) { args->generate = CHAT_TOKENS; }
-    if (!args->resume || !args->run_dir || args->generate) { return NULL; }
+    if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
     cJSON *json = try_read_json(path);
     *args = default_args;
-    flags_from_json(
-        flag_table, NUM_FLAGS, args, json,
-        "resume time-limit generate prompt-file samples past-end chat tokenize field separator shard-tokens val-share "
-        "train-bpe fit plan help manual export type version self-check profile init-method "
-        "processes process-rank gpus-per-node server shared-folder");
+    flags_from_json(flag_table, NUM_FLAGS, args, json,
+                    "resume time-limit generate eval eval-task stride prompt-file samples past-end chat tokenize field "
+                    "separator shard-tokens val-share "
+                    "train-bpe fit plan help manual export type version self-check profile init-method "
+                    "processes process-rank gpus-per-node server shared-folder");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
@@ -873,6 +920,7 @@ static const Usage usages[] = {
     {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
+    {"--eval FILE -e DIR [flags]", "score a text or examples"},
     {"--chat -e DIR [flags]", "answer the lines of stdin"},
     {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
     {"--plan [flags]", "print the memory plan"},

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Compares --eval with transformers, and with lm-eval if it is installed, on a small random GPT-2.
+
+    python3 dev/oracle/eval_check.py FOLDER     FOLDER is made: a model, its tokenizer, texts and examples
+
+Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval`. TRAIN_GPT2 names the program. The
+texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are its own
+hellaswag, lambada_openai and wikitext with the files of FOLDER as data, and a multiple-choice and a perplexity task.
+Prints a line for each number: this program's, the other's, and their relative difference. A difference above 2e-5
+fails.
+"""
+import json
+import math
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+sys.path.pop(0)  # dev/oracle has a safetensors.py of its own
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+try:
+    import tokenizers
+    import torch
+    import transformers
+except ImportError as error:
+    sys.exit(f"eval_check.py: Python has no module {error.name}; install torch, transformers and tokenizers with pip")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MERGES = ROOT / "dev/test/golden/gpt2_2500.bpe"
+TRAINER = os.path.realpath(os.environ.get("TRAIN_GPT2", ROOT / "train_gpt2"))
+POSITIONS = 64
+TOLERANCE = 2e-5
+END = "<|endoftext|>"
+
+
+# ---- the model and its tokenizer
+
+def write_tokenizer(folder):
+    lines = [line for line in MERGES.read_text(encoding="utf-8").split("\n")[1:] if line]
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    characters = [chr(byte) for byte in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    words = characters + [line.replace(" ", "") for line in lines] + [END]
+    merges = [tuple(line.split(" ")) for line in lines]
+    bpe = tokenizers.models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges)
+    tokenizer = tokenizers.Tokenizer(bpe)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END, unk_token=END)
+    fast.save_pretrained(folder)
+    (folder / "merges.txt").write_bytes(MERGES.read_bytes())
+    return fast, len(words)
+
+
+def write_model(folder):
+    tokenizer, vocab = write_tokenizer(folder)
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(vocab_size=vocab, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=2,
+                                     initializer_range=0.3, bos_token_id=vocab - 1, eos_token_id=vocab - 1)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(folder)
+    return model, tokenizer
+
+
+# ---- texts and examples
+
+def phrase(words, count):
+    at = random.randrange(len(words) - count)
+    return " ".join(words[at:at + count])
+
+
+def write_lines(path, items):
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return items
+
+
+def hellaswag(words, i):
+    a, b = phrase(words, random.choice([3, 10, 30, 80])), phrase(words, 4) if i % 3 else ""
+    a = f"[header] {a} [title] Caf\u00e9 x" if i % 5 == 0 else a
+    b = "\u00e9lan McDonald " + b if i % 7 == 0 else b
+    endings = [phrase(words, random.choice([1, 3, 9])) for _ in range(4)]
+    endings[1] += " [substeps]  more [a b] x]" if i % 4 == 0 else ""
+    return {"ind": i, "activity_label": "Baking cookies", "ctx_a": a, "ctx_b": b, "ctx": (a + " " + b).strip(),
+            "endings": endings, "label": str(i % 4)}
+
+
+def choice(words, i):
+    count = random.randint(2, 6)
+    context = phrase(words, random.choice([1, 5, 20, 90])) + (" " if i % 4 == 0 else "") + (" \n" if i % 9 == 0 else "")
+    return {"context": "" if i == 7 else context, "endings": [phrase(words, random.choice([1, 2, 5]))
+                                                             for _ in range(count)], "label": i % count}
+
+
+def write_data(folder, model, tokenizer):
+    random.seed(3)
+    words = [word for word in (ROOT / "README.md").read_text(encoding="utf-8").split() if len(word) < 10]
+    write_lines(folder / "hellaswag.jsonl", [hellaswag(words, i) for i in range(120)])
+    write_lines(folder / "choices.jsonl", [choice(words, i) for i in range(120)])
+    texts = [phrase(words, random.choice([1, 2, 12, 40, 90])) + (" " if i % 6 == 0 else "") for i in range(60)]
+    for i in range(0, 60, 3):  # a third of the last words are those that the model predicts
+        tokens = tokenizer.encode(phrase(words, 12))
+        with torch.no_grad():
+            best = model(torch.tensor([tokens])).logits[0, -1].argsort(descending=True)
+        word = next(word for word in map(tokenizer.decode, best.tolist()) if word[0] == " " and word[1:].isalpha())
+        texts[i] = tokenizer.decode(tokens) + word
+    write_lines(folder / "lambada.jsonl", [{"text": text} for text in texts])
+    ends = ["", "\n", " \u00e9\u2003x\x1c y"]
+    texts = [phrase(words, count) + random.choice(ends) for count in [1, 2, 47, 60, 100, 300]]
+    write_lines(folder / "documents.jsonl", [{"text": text} for text in texts])
+    pages = [f" \n = {phrase(words, 2)} = \n \" {phrase(words, 30)} \" ( {phrase(words, 5)} ) , 1 @,@ 0 's ; N = = \n"
+             for _ in range(4)]
+    write_lines(folder / "wikitext.jsonl", [{"page": page} for page in pages])
+
+
+# ---- results
+
+def ours(folder, *flags):
+    command = [TRAINER, "-e", str(folder), "--device", "cpu", "-b", "3", *map(str, flags)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {name: float(value) for name, value in (line.split(None, 1) for line in lines) if name != "note"}
+
+
+class Comparison:
+    failed = 0
+
+    def line(self, name, found, expected):
+        difference = abs(found - expected) / max(abs(expected), 1e-9)
+        print(f"{name:34} {found:16.6f} {expected:16.6f}   {difference:.1e}")
+        self.failed += difference > TOLERANCE
+
+
+def nats(model, tokens, scored):
+    """the sum of the losses of the last `scored` tokens"""
+    tokens = tokens[-(POSITIONS + 1):]
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens[:-1]])).logits[0, -scored:]
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[-scored:]), reduction="sum").item()
+
+
+def strided_nats(model, tokens, stride):
+    """Hugging Face's fixed-length perplexity, after an end-of-text"""
+    tokens, total, done = [tokens_end(model), *tokens], 0.0, 1
+    while done < len(tokens):
+        end = min(done + (POSITIONS if done == 1 else stride), len(tokens))
+        total += nats(model, tokens[:end], end - done)
+        done = end
+    return total
+
+
+def tokens_end(model):
+    return model.config.eos_token_id
+
+
+def llmc_accuracy(model, tokenizer, examples):
+    correct = 0
+    for item in examples:
+        means = []
+        for ending in item["endings"]:
+            before, after = tokenizer.encode(item.get("ctx", item.get("context"))), tokenizer.encode(" " + ending)
+            means.append(nats(model, (before or [tokens_end(model)]) + after, len(after)) / len(after))
+        correct += means.index(min(means)) == int(item["label"])
+    return correct / len(examples)
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def compare_with_transformers(folder, model, tokenizer, compare):
+    (folder / "text.txt").write_text((ROOT / "doc/numerics.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")
+    text = (folder / "text.txt").read_text(encoding="utf-8")
+    tokens = tokenizer.encode(text)
+    for stride in (POSITIONS, 16, 5):
+        expected = strided_nats(model, tokens, stride)
+        found = ours(folder, "--eval", folder / "text.txt", "--stride", stride)
+        compare.line(f"--stride {stride} loss", found["loss"], expected / len(tokens))
+        compare.line(f"--stride {stride} bits_per_byte", found["bits_per_byte"],
+                     expected / math.log(2) / len(text.encode()))
+    for name in ("hellaswag", "choices"):
+        found = ours(folder, "--eval", folder / f"{name}.jsonl")
+        compare.line(f"{name} acc_llmc", found["acc_llmc"],
+                     llmc_accuracy(model, tokenizer, read_lines(folder / f"{name}.jsonl")))
+
+
+def lm_eval_results(folder):
+    import lm_eval
+    import lm_eval.tasks
+    base, tasks = pathlib.Path(lm_eval.__file__).parent / "tasks", folder / "tasks"
+    tasks.mkdir(exist_ok=True)
+    (tasks / "hellaswag_utils.py").write_text((base / "hellaswag/utils.py").read_text())
+    (tasks / "wikitext_utils.py").write_text((base / "wikitext/preprocess_wikitext.py").read_text())
+    metrics = "metric_list:\n" + "  - metric: {}\n" * 2
+    perplexities = "metric_list:\n  - metric: word_perplexity\n  - metric: byte_perplexity\n  - metric: bits_per_byte\n"
+    bodies = {
+        "hellaswag": "output_type: multiple_choice\nprocess_docs: !function hellaswag_utils.process_docs\n"
+                     "doc_to_text: '{{query}}'\ndoc_to_target: '{{gold}}'\ndoc_to_choice: choices\n"
+                     + metrics.format("acc", "acc_norm"),
+        "choices": "output_type: multiple_choice\ndoc_to_text: '{{context}}'\ndoc_to_target: label\n"
+                   "doc_to_choice: endings\n" + metrics.format("acc", "acc_norm"),
+        "lambada": "output_type: loglikelihood\ndoc_to_text: \"{{text.split(' ')[:-1]|join(' ')}}\"\n"
+                   "doc_to_target: \"{{' '+text.split(' ')[-1]}}\"\n" + metrics.format("perplexity", "acc"),
+        "documents": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n" + perplexities,
+        "wikitext": "output_type: loglikelihood_rolling\ndoc_to_text: ''\n"
+                    "doc_to_target: !function wikitext_utils.wikitext_detokenizer\n"
+                    "process_results: !function wikitext_utils.process_results\n" + perplexities,
+    }
+    for name, body in bodies.items():
+        (tasks / f"{name}.yaml").write_text(
+            f"task: check_{name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / name}.jsonl\n"
+            "test_split: test\n" + body)
+    found = lm_eval.simple_evaluate(
+        model="hf", model_args={"pretrained": str(folder), "dtype": "float32", "device": "cpu"}, batch_size=4,
+        tasks=[f"check_{name}" for name in bodies], bootstrap_iters=0,
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False))
+    return {name: {metric.split(",")[0]: value for metric, value in found["results"][f"check_{name}"].items()}
+            for name in bodies}
+
+
+def compare_with_lm_eval(folder, compare):
+    for name, results in lm_eval_results(folder).items():
+        task = "lambada" if name == "lambada" else "auto"
+        found = ours(folder, "--eval", folder / f"{name}.jsonl", "--eval-task", task)
+        for metric in ("acc", "acc_norm", "perplexity", "bits_per_byte", "byte_perplexity", "word_perplexity"):
+            if metric in results:
+                compare.line(f"lm-eval {name} {metric}", found[metric], results[metric])
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder, compare = pathlib.Path(sys.argv[1]).resolve(), Comparison()
+    folder.mkdir(parents=True)
+    torch.set_num_threads(2)
+    model, tokenizer = write_model(folder)
+    write_data(folder, model, tokenizer)
+    compare_with_transformers(folder, model, tokenizer, compare)
+    try:
+        compare_with_lm_eval(folder, compare)
+    except ModuleNotFoundError as error:
+        print(f"without the module {error.name}: not compared with lm-eval")
+    sys.exit(f"eval_check.py: {compare.failed} numbers differ" if compare.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

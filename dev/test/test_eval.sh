@@ -1,0 +1,236 @@
+#!/usr/bin/env bash
+# --eval on the command line: a model of known losses, windows, kinds of files, examples, -h 1 on JSON lines, bits per
+# byte of validations, and bad input. With transformers and torch in $PYTHON, the numbers of transformers and lm-eval.
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+root=$(realpath "$(dirname "$0")/../..")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") merges=$root/dev/test/golden/gpt2_2500.bpe
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
+scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
+trap 'rm -rf "$scratch"' EXIT
+mkdir "$scratch/work"
+cd "$scratch/work" || exit 1
+
+# run STATUS ARGUMENTS...: a sentence unless the trainer exits with STATUS
+run() {
+    local status=0
+    "$trainer" "${@:2}" >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
+says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
+# prints NAME VALUE...: the last output has these lines, to 1e-5 of the value
+prints() {
+    while [ $# -gt 0 ]; do
+        awk -v name="$1" -v value="$2" '$1 == name { d = $2 - value; found += d * d <= 1e-10 * value * value }
+            END { exit found != 1 }' "$out" || { echo "expected $1 $2 in:" && cat "$out"; }
+        shift 2
+    done
+}
+refused() { # NAME WORDS ARGUMENTS...
+    report "refuses $1" "$(
+        run 2 "${@:3}"
+        says "$err" "$2"
+        [ "$(wc -l <"$err")" = 1 ] || echo "not one sentence"
+        [ ! -s "$out" ] || echo "printed something"
+    )"
+}
+# write_shard FILE MAGIC COUNT VOCABULARY TOKEN...: a token shard of uint16
+write_shard() {
+    local file=$1 word bytes=
+    for word in "$2" 1 "$3" "$4"; do
+        printf -v word '%08x' "$word"
+        bytes+="\\x${word:6:2}\\x${word:4:2}\\x${word:2:2}\\x${word:0:2}"
+    done
+    { printf '%b' "$bytes" && head -c 1008 /dev/zero; } >"$file"
+    bytes=
+    for word in "${@:5}"; do
+        printf -v word '%04x' "$word"
+        bytes+="\\x${word:2:2}\\x${word:0:2}"
+    done
+    printf '%b' "$bytes" >>"$file"
+}
+
+# ---- a model that gives 'a' a probability of 1/2 and each other byte 1/510, whatever comes before: all weights are 0,
+# but the final layernorm's bias is (1,0,0,0), and the embedding of 'a' is (ln 255,0,0,0)
+
+printf 'some text for a model of bytes, some text for a model of bytes' >bytes.txt
+run 0 -i bytes.txt -e l1h1c4 -t 8 -b 1 -x 1 -n 1 -s 0 -v 0 -o one
+mkdir half && cp one/step_00000001/config.json half
+head -c 8 one/step_00000001/model.safetensors >length
+header=$((8 + $(od -An -t u8 length)))
+zeros=$(($(stat -c %s one/step_00000001/model.safetensors) - header))
+{ head -c $header one/step_00000001/model.safetensors && head -c $zeros /dev/zero; } >half/model.safetensors
+poke() { # TENSOR BYTES-AFTER-ITS-START FLOAT
+    local at
+    at=$(grep -aoE "\"$1\":\\{[^}]*\"data_offsets\":\\[[0-9]+" half/model.safetensors | grep -oE '[0-9]+$')
+    printf '%b' "$3" | dd of=half/model.safetensors bs=1 seek=$((header + at + $2)) conv=notrunc status=none
+}
+poke ln_f.bias 0 '\x00\x00\x80\x3f'
+poke wte.weight $((97 * 4 * 4)) '\x08\x52\xb1\x40'
+
+report "a text: loss, perplexity and bits of a known model" "$(
+    printf 'aaab' >four.txt
+    run 0 --eval four.txt -e half
+    prints documents 1 tokens 4 bytes 4 words 1
+    prints loss 2.078463 perplexity 7.992176 bits_per_byte 2.998588 byte_perplexity 7.992176
+    printf 'a\na a' >words.txt
+    run 0 --eval words.txt -e half # 3 + 2 * log2(510) bits, 3 words
+    prints tokens 5 words 3 bits_per_byte 4.197741 word_perplexity 127.666449
+    run 0 --eval '[fw]*.txt' -e half
+    prints documents 2 tokens 9 bits_per_byte 3.664785
+    run 2 --eval - -e half
+    says "$err" "--eval - holds no text to score" # /dev/null
+)"
+report "every token is scored once, with any -t, -b and --stride" "$(
+    for length in 1 7 8 9 16 17 40; do
+        printf 'abaabbaaabbbaaaabbbbaaaaabbbbbaaaaaabbbbbb' | head -c "$length" >text
+        cp text text.txt
+        run 0 --eval text.txt -e half
+        cp "$out" expected
+        for flags in "-t 1" "-t 3" "-t 8 -b 1" "-t 8 --stride 3" "-t 8 --stride 1 -b 7" "-t 2 -b 100"; do
+            # shellcheck disable=SC2086
+            run 0 --eval text.txt -e half $flags
+            prints tokens "$length" loss "$(awk '$1 == "loss" { print $2 }' expected)"
+        done
+        "$trainer" --eval - -e half <text >"$out" 2>"$err"
+        diff expected "$out"
+    done
+)"
+report "JSON lines and separators divide documents" "$(
+    printf '{"text":"aaab","body":"b"}\n\n{"text":"a\\na a","body":"b"}\n' >two.jsonl
+    run 0 --eval two.jsonl -e half
+    prints documents 2 tokens 9 words 4 bits_per_byte 3.664785
+    run 0 --eval two.jsonl -e half --field body
+    prints documents 2 tokens 2 bits_per_byte 8.994353
+    printf 'aaab\n==\nb' >parts.txt
+    run 0 --eval parts.txt -e half --separator ==
+    prints documents 2 tokens 6 # with the end of the first line
+    printf '{"page":" = b = "}\n' >page.jsonl # WikiText: the bytes and words of the page, the tokens of lm-eval's text
+    run 0 --eval page.jsonl -e half
+    prints tokens 7 bytes 7 words 5
+)"
+report "multiple choice: acc, acc_norm and llm.c's accuracy" "$(
+    { # bits: 9.99, of 1 character and 2 tokens; 22.99, 6 and 7; 26.98, 2 and 3
+        for label in 0 1 1 1 2; do printf '{"context":"x","endings":["a","aaaaab","bb"],"label":%s}\n' $label; done
+        echo '{"query":"x","choices":["a","b"],"gold":"0"}'
+        echo '{"ctx":"x","endings":["b","a","b","b","b"],"label":1}'
+    } >some.jsonl
+    run 0 --eval some.jsonl -e half
+    prints examples 7 acc 0.428571 acc_norm 0.714286 acc_llmc 0.714286
+    run 0 --eval some.jsonl -e half -b 1
+    prints examples 7 acc 0.428571 acc_norm 0.714286 acc_llmc 0.714286
+    echo '{"context":"0123456789","endings":["a","b"],"label":0}' >>some.jsonl
+    run 0 --eval some.jsonl -e half
+    says "$out" "note             1 of 8 examples are longer than 8 tokens: their contexts are cut at the left"
+)"
+report "llm.c's eval format" "$(
+    write_shard eval.bin 20240522 1 36 65535 36 0 3 4 3 1 2 3 1 4 2 97 6 1 97 1 8
+    run 0 --eval eval.bin -e half
+    prints examples 1 acc_llmc 0
+    write_shard eval.bin 20240522 1 36 65535 36 0 2 4 3 1 2 3 1 4 2 97 6 1 97 1 8
+    run 0 --eval eval.bin -e half
+    prints examples 1 acc_llmc 1
+)"
+report "LAMBADA: the last word" "$(
+    printf '{"text":"b a"}\n{"text":"x y a"}\n' >lambada.jsonl
+    run 0 --eval lambada.jsonl --eval-task lambada -e half
+    prints examples 2 acc 0 perplexity 1020 # a space, which is not the likeliest, and an a
+)"
+
+# ---- token shards
+
+write_shard val.bin 20240520 9 2757 65 2756 66 2756 67 2756 68 2756 69 # every second token is end-of-text
+write_shard train.bin 20240520 9 2757 1 2 3 4 5 6 7 8 9
+report "bits per byte of a validation: end-of-text has no bytes" "$(
+    run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -s 0 -v 1 -n 1 -o shards --tokenizer "$merges"
+    ratio=$(sed -nE 's/.*"step":1,"val_loss":([^,]*),"bits_per_byte":([^}]*)}/\2 \1/p' shards/metrics.jsonl)
+    awk -v r="$ratio" 'BEGIN { split(r, x); d = x[1] / x[2] - 2 / log(2); exit !(d * d < 1e-12) }' ||
+        echo "found $ratio"
+    says "$out" " | bits per byte "
+    run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -s 0 -v 1 -o unknown
+    sed -n '/val_loss/p' unknown/metrics.jsonl >"$out"
+    ! grep -q bits "$out" || echo "bits per byte without a tokenizer"
+)"
+mkdir plain && cp -r shards/step_00000001 plain/model && rm -f plain/model/{merges.txt,vocab.json,tokenizer*}
+report "--eval of a token shard" "$(
+    run 0 --eval val.bin -e shards --tokenizer "$merges"
+    prints documents 1 tokens 9 bytes 5
+    loss=$(awk '$1 == "loss" { print $2 }' "$out")
+    prints bits_per_byte "$(awk -v x="$loss" 'BEGIN { print x * 9 / 5 / log(2) }')"
+    run 0 --eval val.bin -e plain/model
+    prints tokens 9 loss "$loss"
+    says "$out" "note             without --tokenizer the bytes of the tokens are unknown"
+    cp "$merges" mine_merges.txt && cp val.bin mine_val_000000.bin
+    run 0 --eval 'mine_val_*.bin' -e plain/model # finds mine_merges.txt
+    prints bytes 5 loss "$loss"
+    write_shard begun.bin 20240520 10 2757 2756 65 2756 66 2756 67 2756 68 2756 69
+    run 0 --eval begun.bin -e shards --tokenizer "$merges" # a first end-of-text is context only
+    prints tokens 9 bytes 5 loss "$loss"
+)"
+report "--eval of text finds the tokenizer beside the model" "$(
+    cp "$merges" plain/merges.txt
+    run 0 --eval four.txt -e plain/model
+    prints bytes 4 documents 1
+    rm plain/merges.txt
+    run 0 --eval four.txt -e shards
+    prints bytes 4 documents 1
+)"
+
+# ---- -h 1
+
+report "-h 1 reads HellaSwag's JSON lines with the run's tokenizer" "$(
+    mkdir -p dev/data/hellaswag
+    printf '{"ctx":"ab","endings":["x","cd","y z","d"],"label":1}\n' >dev/data/hellaswag/hellaswag_val.jsonl
+    for _ in {1..100}; do printf 'ab cd.'; done >learn.txt
+    run 0 -i learn.txt -e l1h2c16 -t 8 -b 4 -s 0 -v 60 -n 60 -l 1e-2 -x 60 -h 1 -o hella
+    says "$out" "step 60 | HellaSwag accuracy 1.0000"
+    says hella/metrics.jsonl '{"step":60,"hellaswag":1}'
+    run 0 --eval dev/data/hellaswag/hellaswag_val.jsonl -e hella
+    prints acc_llmc 1
+    printf '{"ctx":"ab ab ab ab","endings":["x","cd","y z","d"],"label":1}\n' >>dev/data/hellaswag/hellaswag_val.jsonl
+    run 0 -i learn.txt -e l1h2c16 -t 8 -b 1 -s 0 -v 2 -x 2 -h 1
+    says "$out" "note      HellaSwag: 1 of 2 examples are longer than 8 tokens: their contexts are cut at the left"
+)"
+refused "-h 1 without a tokenizer" "is text, and a model of 2757 tokens needs a tokenizer" \
+    -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -h 1
+report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "$(
+    cp eval.bin dev/data/hellaswag/hellaswag_val.bin
+    run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -v 1 -s 0 -h 1
+    says "$out" "HellaSwag accuracy"
+    rm dev/data/hellaswag/hellaswag_val.jsonl
+    run 0 -i learn.txt -e l1h2c16 -t 8 -b 1 -s 0 -v 1 -x 1 -h 1
+    says "$out" "HellaSwag accuracy"
+)"
+
+# ---- bad input
+
+printf '{"text":"a"}\nnot JSON\n' >broken.jsonl
+printf '{"ctx":"a","endings":["b","c"],"label":1}\n{"ctx":"a","endings":["b","c"]}\n' >unlabelled.jsonl
+refused "no file" "--eval: no file matches 'none*'" --eval 'none*' -e half
+refused "a shape" "--eval needs trained weights, but -e l1h1c4 only describes a shape" --eval four.txt -e l1h1c4
+refused "no model" "--eval needs a trained model" --eval four.txt
+refused "a line that is no JSON" "--eval broken.jsonl line 2 is no JSON object" --eval broken.jsonl -e half
+refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
+refused "an example without a label" 'unlabelled.jsonl line 2 has no "label"' --eval unlabelled.jsonl -e half
+refused "LAMBADA without text" "line 1 has no string in the field" --eval some.jsonl --eval-task lambada -e half
+refused "text as examples" "four.txt does not end in .jsonl" --eval four.txt --eval-task choices -e half
+refused "text without a tokenizer" "a model of 2757 tokens needs a tokenizer" --eval four.txt -e plain/model
+refused "a stride longer than the window" "--stride 9 is longer than the windows" --eval four.txt -e half --stride 9
+refused "a window longer than the model" "-t 9 is longer than the model's 8 positions" --eval four.txt -e half -t 9
+refused "tokens of another vocabulary" "is id 2756, but the vocabulary has ids 0 to 255" --eval val.bin -e half
+refused "--stride without --eval" "apply to --eval" -i four.txt --stride 2
+
+python=${PYTHON:-$root/build/py/bin/python3}
+if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
+    report "the numbers of transformers, and of lm-eval if it is installed" "$(
+        TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/eval_check.py" "$scratch/check" >"$out" 2>"$err" ||
+            tail -n 3 "$err"
+        says "$out" "--stride 16 bits_per_byte"
+    )"
+    grep '^without the module' "$out"
+else
+    echo "without torch and transformers in $python: the numbers are not compared with theirs"
+fi
+end_tests
