@@ -829,6 +829,9 @@ static void test_tokenizer_saved(void **state) {
     assert_true(exists(folder, "tokenizer.json") && exists(folder, "tokenizer_config.json"));
     assert_false(exists(folder, "merges.txt"));
     assert_special_ids(folder, '\n', -1);
+    Tokenizer read = tokenizer_open(joined(folder, "tokenizer.json"));
+    assert_true(tokenizer_fingerprint(&read) == tokenizer_fingerprint(&bytes) && !read.merges);
+    tokenizer_free(&read);
 
     folder = save_with(new_run("with_none"), NULL);
     assert_false(exists(folder, "tokenizer_config.json"));

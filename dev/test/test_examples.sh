@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Fine-tuning on .jsonl examples: other layouts of ranks give the same losses, a resumed run the same bits, bad input, and
-# a small model that learns to spell words backwards.
+# Fine-tuning on .jsonl examples: other layouts of ranks give the same losses, a resumed run the same bits; what is cut;
+# bad input.
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
 
-root=$(realpath "$(dirname "$0")/../..")
 trainer=$(realpath "${TRAINER:-./train_gpt2}")
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out
@@ -18,40 +17,81 @@ run() {
     "${@:2}" >"$out" 2>&1 </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$out"; }
 }
-says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 12 "$1"; }; }
-losses() { grep -o '"step":[0-9]*,"loss":[0-9.]*\|"step":[0-9]*,"val_loss":[0-9.]*' "$1/metrics.jsonl"; }
+says() { grep -qF -- "$1" "$out" || { echo "expected '$1' in:" && head -n 12 "$out"; }; }
+losses() { sed -nE 's/^\{"step":([0-9]+),"(loss|val_loss)":([0-9.]+).*/\1 \2 \3/p' "$1/metrics.jsonl"; }
 # close A B: the losses of two runs agree within 1e-5 of each
 close() {
-    paste <(losses "$1") <(losses "$2") | awk -F '[:\t]' '
-        { d = $3 - $6; if (d < 0) d = -d; if (d > 1e-5 * $3 || $1 $2 != $4 $5) print "differ:", $0; n++ }
-        END { if (n < 8) print "only", n + 0, "losses" }'
+    paste -d ' ' <(losses "$1") <(losses "$2") | awk '
+        { d = $3 - $6; if (d < 0) d = -d; if ($1 $2 != $4 $5 || d > 1e-5 * $3) print "differ:", $0 }
+        END { if (NR != 9) print NR, "losses, expected 9" }'
 }
-
-# talks SEED COUNT: conversations that ask for a word backwards
-talks() {
-    python3 - "$1" "$2" <<'PYTHON'
-import json, random, sys
-r = random.Random(int(sys.argv[1]))
-for _ in range(int(sys.argv[2])):
+python3 - >few.jsonl <<'PYTHON'
+import json, random
+r = random.Random(1)
+for _ in range(400):
     word = "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 5)))
     print(json.dumps({"messages": [{"role": "user", "content": "reverse " + word},
                                    {"role": "assistant", "content": word[::-1]}]}))
 PYTHON
-}
-
-talks 1 400 >few.jsonl
-short=(-i few.jsonl -e l2h4c32 -t 48 -x 6 -d 768 -l 1e-3 -v 3 -m 1 -s 0)
-report "other micro-batches and -r 4 give the same losses" "$(
-    run 0 "$trainer" "${short[@]}" -b 4 -o alone
-    says "$out" "examples  360 in "
-    run 0 "$trainer" "${short[@]}" -b 16 -m 1 -o whole
+short=(-i few.jsonl -e l2h4c32 -t 48 -x 6 -d 768 -l 1e-3 -v 3 -m -1 -s 0)
+report "a run on examples" "$(
+    run 0 "$trainer" "${short[@]}" -b 4 -n 6 -o alone
+    says "examples  360 in "
+    says "6 steps of 768 tokens"
+    [ "$(losses alone | wc -l)" -eq 9 ] || echo "expected 6 losses and 3 validation losses" "$(losses alone)"
+)"
+report "other micro-batches and -r 4" "$(
+    run 0 "$trainer" "${short[@]}" -b 16 -o whole
     run 0 "$trainer" "${short[@]}" -b 4 -r 4 -o recomputed
-    cmp <(losses alone) <(losses recomputed) 2>&1
-    close <(grep -v val_loss alone/metrics.jsonl >/dev/null) /dev/null >/dev/null 2>&1
+    close whole alone
+    cmp <(losses recomputed) <(losses alone) 2>&1
 )"
 report "a resumed run has the bits of an uninterrupted one" "$(
-    run 0 "$trainer" "${short[@]}" -b 4 -n 6 -o uninterrupted
     run 0 "$trainer" "${short[@]}" -b 4 -n 3 -x 3 -o resumed
     run 0 "$trainer" -o resumed -y 1 -x 6
-    cmp uninterrupted/step_00000006/model.safetensors resumed/step_00000006/model.safetensors 2>&1
+    cmp {alone,resumed}/step_00000006/model.safetensors 2>&1
+    cp few.jsonl kept.jsonl
+    head -n 399 kept.jsonl >few.jsonl
+    run 2 "$trainer" -o resumed -y 1 -x 8
+    says "other files than -i few.jsonl"
+    mv kept.jsonl few.jsonl
 )"
+report "long examples lose their rest, and a note counts them" "$(
+    printf '{"prompt":"%040d","completion":"x"}\n{"prompt":"p","completion":"%040d"}\n' 0 0 |
+        cat - few.jsonl >long.jsonl
+    run 0 "$trainer" -i long.jsonl -e l1h1c8 -t 39 -b 1 -x 1 -v 0 -s 0
+    says "note      1 examples are longer than -t 39 and lose their rest"
+    says "note      1 examples have no target within -t 39 and are left out"
+)"
+report "bad input" "$(
+    printf '{"text":"a"}\n{"text":\n' >broken.jsonl
+    run 2 "$trainer" -i broken.jsonl -e l1h1c8 -t 16 -o refused
+    says "train_gpt2: -i broken.jsonl line 2 is no JSON object"
+    run 2 "$trainer" -i few.jsonl -j broken.jsonl -e l1h1c8 -t 48 -o refused
+    says "-j broken.jsonl line 2"
+    echo '{"prompt":"a"}' >lacks.jsonl
+    run 2 "$trainer" -i lacks.jsonl -e l1h1c8 -t 16 -o refused
+    says "line 1 has none of these: strings prompt and completion"
+    head -n 9 few.jsonl >nine.jsonl
+    run 2 "$trainer" -i nine.jsonl -e l1h1c8 -t 48 -o refused
+    says "holds 9 examples, too few to hold out a tenth for validation; give -j, or -v 0"
+    run 0 "$trainer" -i nine.jsonl -e l1h1c8 -t 48 -b 1 -x 1 -v 0 -s 0
+    echo text >plain.txt
+    run 2 "$trainer" -i few.jsonl -j plain.txt -e l1h1c8 -t 48
+    says "only one of them names .jsonl files"
+    run 2 "$trainer" -i '*n*.*' -e l1h1c8 -t 4
+    says "matches .jsonl files and others alike"
+    run 2 "$trainer" -i few.jsonl -e l1h1c16 -t 48 --tokenizer absent.txt
+    says "absent.txt"
+    run 2 "$trainer" -i few.jsonl -e d12 -t 48 -b 1 -x 1
+    says "the model's tokenizer is not known: give it with --tokenizer"
+    [ ! -e refused ] || echo "a folder was made"
+)"
+use_mpirun "$("$trainer" --version | grep MPI)" 1
+report "two ranks, -tp 2, and four ranks at -z 3 -r 4 give the same losses" "$(
+    run 0 mpirun --oversubscribe -np 2 "$trainer" "${short[@]}" -b 4 -o two
+    run 0 mpirun --oversubscribe -np 2 "$trainer" "${short[@]}" -b 4 -tp 2 -o sliced
+    run 0 mpirun --oversubscribe -np 4 "$trainer" "${short[@]}" -b 4 -tp 2 -z 3 -r 4 -o four
+    for layout in two sliced four; do close $layout alone; done
+)"
+end_tests

@@ -106,9 +106,9 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
-SELF_CHECK_SCRIPT := dev/test/test_self_check.sh  # minutes: in `make test-all`
+MINUTES := $(addprefix dev/test/,test_self_check.sh test_learns.sh)  # in `make test-all`
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
-SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(SELF_CHECK_SCRIPT),$(wildcard \
+SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
 
 MODEL := build/emulated/test_gpt2
@@ -151,7 +151,7 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
-		--together $(SELF_CHECK_SCRIPT) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
+		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \

@@ -141,7 +141,19 @@ static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, 
                 path, symbol, token);
 }
 
-// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order. Stops at any other tokenizer.
+// whether a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges
+static inline bool tokenizer_json_is_bytes(const cJSON *model) {
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(model, "vocab")->child;
+    bool bytes = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges")) == 0;
+    for (int byte = 0; byte < 256 && bytes; byte++, id = id ? id->next : NULL) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", byte);
+        bytes = id && cJSON_IsNumber(id) && id->valueint == byte && strcmp(id->string, name) == 0;
+    }
+    return bytes && !id;
+}
+
+// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other tokenizer.
 static inline Tokenizer tokenizer_load_json(const char *path) {
     cJSON *json = read_json(path);
     if (!json) { input_error("%s: there is no such file; check the path", path); }
@@ -151,6 +163,10 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
     if (!cJSON_IsArray(merges) || !cJSON_IsObject(vocab)) {
         input_error("%s: found no model with a vocab and merges; expected Hugging Face's tokenizer.json of a BPE",
                     path);
+    }
+    if (tokenizer_json_is_bytes(model)) {
+        cJSON_Delete(json);
+        return tokenizer_bytes();
     }
     tokenizer_check_kind(path, json, model);
     char list[PATH_LENGTH + 32];
