@@ -25,6 +25,7 @@ cp my.txt data/kjv.txt
 mkdir -p corpus data/my data/fineweb10B && cp "$root/dev/test/golden/gpt2_2500.bpe" data/my/merges.txt
 cp my.txt corpus && echo '{"text":"a document"}' >corpus/my.jsonl
 cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
+echo '{"prompt":"a","completion":"b"}' >talks.jsonl
 echo "node1 slots=8" >hosts.txt
 "$trainer" -i my.txt --tokenizer vocab.bpe --tokenize data/mine --val-share 0.5 >"$out" 2>&1 &&
     cp data/mine_train_000001.bin data/my/text_train_000001.bin &&
