@@ -31,7 +31,8 @@ echo "node1 slots=8" >hosts.txt
     cp data/mine_train_000001.bin data/my/text_train_000001.bin &&
     cp data/mine_val_000000.bin data/my/text_val_000000.bin &&
     cp data/mine_train_000001.bin data/fineweb10B/fineweb_train_000001.bin &&
-    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 8 -d 192 -x 1 -n 1 -v 0 -s 0 -o a_run >>"$out" 2>&1
+    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 8 -d 192 -x 1 -n 1 -v 0 -s 0 -o a_run >>"$out" 2>&1 &&
+    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 1024 -x 1 -n 1 -v 0 -s 0 -o models/gpt2 >>"$out" 2>&1
 report "a shard and a run for the commands to read" "$([ -d a_run/step_00000001 ] || echo "could not be made")"
 cd "$root" || exit
 
