@@ -1078,7 +1078,7 @@ static void evaluate(Run *run, bool saved) {
     if (agreed_signal(run->groups.world)) { return; }
     logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
     note_validation(run, v.loss, saved);
-    if (!run->args->hellaswag || run->step == 0) { return; }
+    if (!run->data.hellaswag_path || run->step == 0) { return; }
     double accuracy = score_hellaswag(&model, &run->data.hellaswag);
     if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
 }

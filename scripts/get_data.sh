@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Fetches a data set and prepares it for training, without Python:   scripts/get_data.sh NAME [OPTION...]
+# Fetches a data set or a model and prepares it, without Python:   scripts/get_data.sh NAME [OPTION...]
 #   tinyshakespeare   data/tinyshakespeare/    1.1 MB of text, tokenized here; 0.3M tokens
 #   tinystories       data/tinystories/        2.2 GB of text (TinyStoriesV2, by GPT-4), tokenized here; 0.5B tokens
 #   fineweb10B        data/fineweb10B/         103 training shards of 100M tokens and a validation shard, 20.8 GB
 #   fineweb100B       data/fineweb100B/        1028 such shards of FineWeb, 206 GB
 #   fineweb_edu       data/edu_fineweb100B/    1001 such shards of FineWeb-Edu, 200 GB
 #   hellaswag         dev/data/hellaswag/      HellaSwag's validation set, 12 MB, for -h 1 and --eval
+#   gpt2              models/gpt2/             GPT-2 124M from OpenAI, with its tokenizer, for -e; 0.5 GB. Also
+#                                              gpt2-medium (1.5 GB), gpt2-large (3.2 GB) and gpt2-xl (6.4 GB)
+#   merges            vocab.bpe                GPT-2's merges alone, 0.5 MB, for --tokenizer
 # Options:
 #   --shards N        only the first N training shards of a FineWeb set
 #   --mirror URL      fetches from URL instead of https://huggingface.co and the like: a mirror has the same paths.
 #                     DATA_MIRROR in the environment is the same
-#   --into FOLDER     the folder of the data set
-# Each set but hellaswag also gets GPT-2's merges, which --tokenize and --prompt need: NAME_merges.txt.
+#   --into FOLDER     the folder of the data set or the model
+# A set of tokens also gets GPT-2's merges, which --tokenize and --prompt need: NAME_merges.txt.
 # The same command goes on after an interruption. A file under its final name is whole: its SHA-256 is the one in this
 # script, or the one that the server states. TRAIN_GPT2 names the program; the default is ./train_gpt2, or else the
 # installed program. Needs curl.
@@ -149,6 +152,19 @@ hellaswag)
     folder=${folder:-dev/data/hellaswag}
     fetch "$raw/rowanz/hellaswag/master/data/hellaswag_val.jsonl" "$folder/hellaswag_val.jsonl"
     ;;
-*) stop 2 "expected tinyshakespeare, tinystories, fineweb10B, fineweb100B, fineweb_edu or hellaswag; found '$name'" ;;
+gpt2 | gpt2-medium | gpt2-large | gpt2-xl)
+    folder=${folder:-models/$name}
+    for file in config.json vocab.json merges.txt model.safetensors; do
+        fetch "$hub/openai-community/$name/resolve/main/$file" "$folder/$file"
+    done
+    ;;
+merges)
+    folder=${folder:-.}
+    fetch "$hub/openai-community/gpt2/resolve/main/merges.txt" "$folder/vocab.bpe" $merges_sha
+    ;;
+*)
+    stop 2 "expected tinyshakespeare, tinystories, fineweb10B, fineweb100B, fineweb_edu, hellaswag, gpt2, gpt2-medium,\
+ gpt2-large, gpt2-xl or merges; found '$name'"
+    ;;
 esac
 echo "$name is ready in $folder"

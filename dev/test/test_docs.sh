@@ -25,12 +25,14 @@ cp my.txt data/kjv.txt
 mkdir -p corpus data/my data/fineweb10B && cp "$root/dev/test/golden/gpt2_2500.bpe" data/my/merges.txt
 cp my.txt corpus && echo '{"text":"a document"}' >corpus/my.jsonl
 cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
+echo '{"prompt":"a","completion":"b"}' >talks.jsonl
 echo "node1 slots=8" >hosts.txt
 "$trainer" -i my.txt --tokenizer vocab.bpe --tokenize data/mine --val-share 0.5 >"$out" 2>&1 &&
     cp data/mine_train_000001.bin data/my/text_train_000001.bin &&
     cp data/mine_val_000000.bin data/my/text_val_000000.bin &&
     cp data/mine_train_000001.bin data/fineweb10B/fineweb_train_000001.bin &&
-    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 8 -d 192 -x 1 -n 1 -v 0 -s 0 -o a_run >>"$out" 2>&1
+    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 8 -d 192 -x 1 -n 1 -v 0 -s 0 -o a_run >>"$out" 2>&1 &&
+    "$trainer" -i my.txt -e l1h1c8 -b 1 -t 1024 -x 1 -n 1 -v 0 -s 0 -o models/gpt2 >>"$out" 2>&1
 report "a shard and a run for the commands to read" "$([ -d a_run/step_00000001 ] || echo "could not be made")"
 cd "$root" || exit
 

@@ -41,7 +41,7 @@ report "a run on examples" "$(
     [ "$(losses alone | wc -l)" -eq 9 ] || echo "expected 6 losses and 3 validation losses" "$(losses alone)"
 )"
 report "other micro-batches and -r 4" "$(
-    run 0 "$trainer" "${short[@]}" -b 16 -o whole
+    run 0 "$trainer" "${short[@]}" -b 8 -o whole
     run 0 "$trainer" "${short[@]}" -b 4 -r 4 -o recomputed
     close whole alone
     cmp <(losses recomputed) <(losses alone) 2>&1

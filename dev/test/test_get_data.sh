@@ -178,9 +178,20 @@ report "hellaswag" "$(
     get 0 hellaswag
     there dev/data/hellaswag/hellaswag_val.jsonl
 )"
+report "GPT-2's weights and merges, into the folders of -e and --tokenizer" "$(
+    for file in config.json vocab.json model.safetensors; do
+        echo "$file" | site "openai-community/gpt2/resolve/main/$file"
+    done
+    get 0 gpt2
+    for file in config.json vocab.json merges.txt model.safetensors; do there "models/gpt2/$file"; done
+    get 0 merges
+    cmp vocab.bpe "$root/dev/test/golden/gpt2_2500.bpe" 2>&1
+    get 1 gpt2-xl
+    says "$out" "could not fetch $mirror/openai-community/gpt2-xl/resolve/main/config.json"
+)"
 report "bad arguments" "$(
     get 2 nothing
-    says "$out" "expected tinyshakespeare, tinystories, fineweb10B, fineweb100B, fineweb_edu or hellaswag; found 'no"
+    says "$out" "expected tinyshakespeare, tinystories, fineweb10B, fineweb100B, fineweb_edu, hellaswag, gpt2, gpt2"
     get 2 fineweb10B --shards x
     get 2 fineweb10B --shards 104
     says "$out" "the set has 103"

@@ -730,7 +730,10 @@ report "config.json of a run has the run's flags" "$(
 refused "no data" "-i is missing" "${model[@]}"
 refused "no such file" "no file matches 'missing'" -i missing "${model[@]}"
 rm -r dev && mkdir dev_null
-refused "-h 1 without HellaSwag's file" "fetch it with scripts/get_data.sh hellaswag" -i text "${model[@]}" -b 4 -t 16 -h 1
+report "-h 1 without HellaSwag's file goes on, and says so" "$(
+    run 0 -i text "${model[@]}" -b 4 -t 16 -h 1 -x 1 -s 0
+    says "$out" "note      no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh"
+)"
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin

@@ -42,6 +42,9 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     char cut[160];
     choices_cut_words(&data->hellaswag, cut, sizeof cut);
     if (*cut) { printf("note      HellaSwag: %s\n", cut); }
+    if (a->hellaswag && !data->hellaswag_path) {
+        printf("note      no HellaSwag score: fetch " HELLASWAG_JSON " with scripts/get_data.sh hellaswag\n");
+    }
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
