@@ -6,6 +6,7 @@ defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_mach
 #include "llmc/common/hash.h"
 #include "llmc/parallel/rendezvous.h"
 #include "llmc/run/train_args.h"
+#include <inttypes.h>
 #include <omp.h>
 #include <unistd.h>
 
