@@ -978,8 +978,8 @@ static void check_same_data(const Run *run, const cJSON *state, const char *file
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
     if (!fingerprint || strcmp(fingerprint, run->data.fingerprint) != 0) {
-        input_error("'%s' was trained on %" PRId64 " tokens of other files than -i %s, which gives %" PRIu64
-                    "; give the files it was trained on",
+        input_error("'%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
+                    "-i %s, which gives %" PRIu64 "; give the files it was trained on",
                     file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
                     token_files_total(&run->data.train_files));
     }

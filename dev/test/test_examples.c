@@ -179,7 +179,7 @@ static void test_loader(void **state) {
     ExampleRows rows = example_rows_pack(&e, 0, MANY);
     int epoch = rows.num_rows, batches = epoch / (B * RANKS), targets = 0, first_inputs[2][B * MANY_T];
     DataLoader loader[RANKS];
-    for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &rows, B, true, 7, r, RANKS); }
+    for (int r = 0; r < RANKS; r++) { dataloader_open_examples(&loader[r], &rows, B, false, 7, r, RANKS); }
     for (int i = 0; i < batches; i++) {
         uint64_t position = dataloader_position(&loader[0]);
         int of_update = 0;
@@ -216,6 +216,31 @@ static void test_loader(void **state) {
     examples_free(&e);
 }
 
+// A loader for validation gives each row once, then rows without targets.
+static void test_one_epoch(void **state) {
+    (void)state;
+    enum { B = 7 };
+    Examples e = many_examples();
+    ExampleRows rows = example_rows_pack(&e, 0, MANY);
+    assert_true(rows.num_rows % B != 0);
+    DataLoader l;
+    dataloader_open_examples(&l, &rows, B, true, 0, 0, 1);
+    int batches = (int)dataloader_batches(&l), targets = 0;
+    assert_int_equal(batches, (rows.num_rows + B - 1) / B);
+    for (int i = 0; i < batches; i++) {
+        dataloader_next(&l);
+        targets += l.num_targets;
+    }
+    assert_int_equal(targets, 2 * MANY);
+    dataloader_next(&l);
+    assert_int_equal(l.num_targets, 0);
+    assert_int_equal(l.documents.count, B);
+    for (int n = 0; n < B * MANY_T; n++) { assert_true(l.inputs[n] == 0 && l.targets[n] == -1); }
+    dataloader_close(&l);
+    example_rows_free(&rows);
+    examples_free(&e);
+}
+
 static void load_lines(void *lines) {
     Examples e = load((const char *)lines, 8);
     examples_free(&e);
@@ -248,7 +273,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),    cmocka_unit_test(test_encoded_apart), cmocka_unit_test(test_cut),
         cmocka_unit_test(test_best_fit), cmocka_unit_test(test_row),           cmocka_unit_test(test_packing_of_many),
-        cmocka_unit_test(test_loader),   cmocka_unit_test(test_bad_lines),
+        cmocka_unit_test(test_loader),   cmocka_unit_test(test_one_epoch),     cmocka_unit_test(test_bad_lines),
     };
     return cmocka_run_group_tests_name("examples", tests, NULL, NULL);
 }

@@ -41,7 +41,7 @@ report "a run on examples" "$(
     [ "$(losses alone | wc -l)" -eq 9 ] || echo "expected 6 losses and 3 validation losses" "$(losses alone)"
 )"
 report "other micro-batches and -r 4" "$(
-    run 0 "$trainer" "${short[@]}" -b 8 -o whole
+    run 0 "$trainer" "${short[@]}" -b 16 -o whole
     run 0 "$trainer" "${short[@]}" -b 4 -r 4 -o recomputed
     close whole alone
     cmp <(losses recomputed) <(losses alone) 2>&1
@@ -50,18 +50,34 @@ report "a resumed run has the bits of an uninterrupted one" "$(
     run 0 "$trainer" "${short[@]}" -b 4 -n 3 -x 3 -o resumed
     run 0 "$trainer" -o resumed -y 1 -x 6
     cmp {alone,resumed}/step_00000006/model.safetensors 2>&1
+    run 0 "$trainer" "${short[@]}" -b 4 -n 3 -x 3 -o unwatched
+    run 0 "$trainer" -o unwatched -y 1 -x 6 -v 0
+    cmp {alone,unwatched}/step_00000006/model.safetensors 2>&1
     cp few.jsonl kept.jsonl
     head -n 399 kept.jsonl >few.jsonl
     run 2 "$trainer" -o resumed -y 1 -x 8
-    says "other files than -i few.jsonl"
+    says "tokens of other files, or with another tokenizer, than -i few.jsonl"
     mv kept.jsonl few.jsonl
 )"
-report "long examples lose their rest, and a note counts them" "$(
+report "a model of a learned vocabulary is tuned with its own tokenizer, and resumes with no other" "$(
+    cut -d '"' -f 10 few.jsonl >text
+    run 0 "$trainer" --train-bpe 270 -i text -o tokens
+    run 0 "$trainer" --tokenize tokens/t -i text --tokenizer tokens/merges.txt --val-share 0
+    run 0 "$trainer" -i 'tokens/t_train_*.bin' -e l1h1c8 -t 48 -b 1 -x 2 -n 2 -v 0 -s 0 -o base
+    run 0 "$trainer" -i few.jsonl -j few.jsonl -e base -b 4 -x 2 -n 2 -v 2 -s 0 -t 48 -o tuned
+    says "examples  400 in "
+    cmp {base,tuned}/step_00000002/merges.txt 2>&1
+    run 0 "$trainer" -o tuned -y 1 -x 4
+    sed '2{h;d};3{G}' tokens/merges.txt >other.txt
+    run 2 "$trainer" -o tuned -y 1 -x 6 --tokenizer other.txt
+    says "with another tokenizer"
+)"
+report "long examples are truncated, and a note counts them" "$(
     printf '{"prompt":"%040d","completion":"x"}\n{"prompt":"p","completion":"%040d"}\n' 0 0 |
         cat - few.jsonl >long.jsonl
     run 0 "$trainer" -i long.jsonl -e l1h1c8 -t 39 -b 1 -x 1 -v 0 -s 0
-    says "note      1 examples are longer than -t 39 and lose their rest"
-    says "note      1 examples have no target within -t 39 and are left out"
+    says "note      truncated to -t 39: 1 of the examples"
+    says "note      left out, without a target within -t 39: 1 of the examples"
 )"
 report "bad input" "$(
     printf '{"text":"a"}\n{"text":\n' >broken.jsonl
@@ -78,9 +94,9 @@ report "bad input" "$(
     run 0 "$trainer" -i nine.jsonl -e l1h1c8 -t 48 -b 1 -x 1 -v 0 -s 0
     echo text >plain.txt
     run 2 "$trainer" -i few.jsonl -j plain.txt -e l1h1c8 -t 48
-    says "only one of them names .jsonl files"
+    says "found .jsonl examples in one only"
     run 2 "$trainer" -i '*n*.*' -e l1h1c8 -t 4
-    says "matches .jsonl files and others alike"
+    says "matches both .jsonl and other files"
     run 2 "$trainer" -i few.jsonl -e l1h1c16 -t 48 --tokenizer absent.txt
     says "absent.txt"
     run 2 "$trainer" -i few.jsonl -e d12 -t 48 -b 1 -x 1

@@ -1,6 +1,6 @@
 /*
 A conversation as text, for training on conversations and for --chat.
-defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE
+defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES
 
   start token                      once, before the first turn: end-of-text; of byte models a newline
   System: CONTENT\n                a system turn
@@ -18,6 +18,14 @@ A newline ends an answer of a byte model: the content of each of its turns is on
 
 #define CHAT_ANSWER_CUE "Assistant:"
 typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } ChatRole;
+
+// The format as a Jinja template, which transformers applies: of a tokenizer with end-of-text, and of bytes.
+#define CHAT_TEMPLATE_WITH(END, CONTENT)                                                                               \
+    "{{ '" END "' }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT           \
+    " }}{{ '" END "' }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"    \
+    "{% if add_generation_prompt %}" CHAT_ANSWER_CUE "{% endif %}"
+#define CHAT_TEMPLATE CHAT_TEMPLATE_WITH("<|endoftext|>", "m['content']")
+#define CHAT_TEMPLATE_OF_BYTES CHAT_TEMPLATE_WITH("\\n", "m['content'] | replace('\\n', ' ')")
 
 // the role of a name in a file of conversations: "system", "user" or "assistant"; -1: none of them
 static inline int chat_role(const char *name) {

@@ -3,7 +3,7 @@ Files of tokens, and a loader that reads the next batch in a thread while the cu
 defines: TokenFile, TokenFiles, token_files_open, token_files_are_text, token_files_kind, token_files_copy,
          token_files_split, token_files_check_ids, token_files_total, token_files_fingerprint, token_files_close,
          DataLoader, dataloader_open, dataloader_open_examples, dataloader_next, dataloader_position, dataloader_seek,
-         dataloader_sequences_per_epoch, dataloader_targets, dataloader_close
+         dataloader_sequences_per_epoch, dataloader_batches, dataloader_targets, dataloader_close
 
 Files       *.bin is a token shard of llm.c: 256 int32 {20240520, 1, number of tokens, vocabulary, 0...}, then the
             tokens as uint16, little-endian. A vocabulary of 0, as in llm.c's shards, is GPT-2's: 50257. Any other file
@@ -17,7 +17,8 @@ Order       sequence number s of a run is a pure function of (seed, s), so a pos
                             within one file at a time
             Rank r of R reads s = position + rB + b for b < B, and the position advances by RB. The micro-batches of the
             R ranks are together the same for every R.
-Examples    Of examples.h, a sequence is a row. Shuffled, the rows of an epoch are permuted by (seed, e).
+Examples    Of examples.h, a sequence is a row. The rows of an epoch are permuted by (seed, e). A loader of one epoch,
+            for validation, has rows without examples after it.
 Reading     Each loader has a thread that reads one micro-batch ahead. An error in a batch, a bad id or a failed read,
             is reported by the dataloader_next that would return the batch.
 */
@@ -353,6 +354,7 @@ typedef struct {
     // source
     TokenFiles files;
     const ExampleRows *rows;  // NULL: token files
+    bool one_epoch;           // of rows: blank rows follow the first epoch
     int B, T, rank, num_ranks;
     bool shuffle;
     uint64_t seed, sequences_per_epoch;
@@ -412,7 +414,7 @@ static inline bool loader_sequence(DataLoader *l, uint64_t s) {
 // the row of examples that is sequence number s
 static inline int loader_row(const DataLoader *l, uint64_t s) {
     uint64_t n = l->sequences_per_epoch, epoch = s / n, k = s % n;
-    return (int)(l->shuffle ? rng_permute(rng_bits(l->seed, EPOCH_STREAM, epoch), k, n) : k);
+    return (int)rng_permute(rng_bits(l->seed, EPOCH_STREAM, epoch), k, n);
 }
 
 // loader_read of rows of examples
@@ -421,8 +423,13 @@ static inline void loader_read_rows(DataLoader *l, int *inputs, int *targets, ui
     int count = 0;
     l->read_targets = 0;
     for (int b = 0; b < l->B; b++) {
-        int row = loader_row(l, first + (uint64_t)b);
+        uint64_t s = first + (uint64_t)b;
         size_t at = (size_t)b * (size_t)l->T;
+        if (l->one_epoch && s >= l->sequences_per_epoch) {
+            count += example_row_blank(l->rows, inputs + at, targets + at, ranges + count, at);
+            continue;
+        }
+        int row = loader_row(l, s);
         count += example_row_read(l->rows, row, inputs + at, targets + at, ranges + count, at);
         l->read_targets += l->rows->targets[row];
     }
@@ -535,11 +542,12 @@ static inline void dataloader_open(DataLoader *l, const TokenFiles *files, int B
     loader_start_thread(l);
 }
 
-// The same of rows of examples, which must outlive the loader.
-static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *rows, int B, bool shuffle, uint64_t seed,
-                                            int rank, int num_ranks) {
+// dataloader_open for rows of examples, in random order. The rows must outlive the loader. one_epoch: for validation.
+static inline void dataloader_open_examples(DataLoader *l, const ExampleRows *rows, int B, bool one_epoch,
+                                            uint64_t seed, int rank, int num_ranks) {
     int T = rows->examples->T;
-    loader_init(l, B, T, shuffle, seed, rank, num_ranks);
+    loader_init(l, B, T, true, seed, rank, num_ranks);
+    l->one_epoch = one_epoch;
     l->files.flag = "-i";
     l->rows = rows;
     l->sequences_per_epoch = (uint64_t)rows->num_rows;
@@ -570,6 +578,13 @@ static inline void dataloader_seek(DataLoader *l, uint64_t position) {
 }
 
 static inline uint64_t dataloader_sequences_per_epoch(const DataLoader *l) { return l->sequences_per_epoch; }
+
+// The micro-batches of an epoch, at least 1. The last sequences of token files are left out if they fill none; rows of
+// examples are not.
+static inline uint64_t dataloader_batches(const DataLoader *l) {
+    uint64_t B = (uint64_t)l->B, batches = (l->sequences_per_epoch + (l->rows ? B - 1 : 0)) / B;
+    return batches > 0 ? batches : 1;
+}
 
 // the targets in sequences [first, first + count), of all ranks
 static inline uint64_t dataloader_targets(const DataLoader *l, uint64_t first, uint64_t count) {

@@ -1,7 +1,7 @@
 /*
 Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, packed into rows of T tokens.
-defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets, example_row_read,
-         example_rows_free
+defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
+         example_row_read, example_row_blank, example_rows_free
 
 A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
   {"prompt": P, "completion": C}                    P, [C, end-of-text]. An empty P is one end-of-text
@@ -11,11 +11,11 @@ A line is an object of one of these forms. Tokens in [brackets] are targets of t
 Prompt, completion and each turn are encoded on their own, as --generate and --chat encode them. End-of-text of a byte
 model is a newline.
 Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last token of
-            the piece before. Of a longer prompt with completion or conversation, the rest is left out.
+            the piece before. A longer prompt with completion or conversation is truncated.
 Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
             attention within itself: row_read gives the ranges. A target that is not learned is -1. Rows are packed by
-            best fit, longest example first: an example goes to the fullest row that has room. What is left of a row has
-            input 0 and targets -1.
+            best fit, longest example first: an example goes to the fullest row that has room. The unused end of
+            a row has input 0 and target -1.
 Memory      3 bytes a token.
 */
 #pragma once
@@ -29,9 +29,10 @@ typedef struct {
     uint16_t *ids;  // (num_tokens) all examples, one after another
     bool *learned;  // (num_tokens) whether the token is a target
     size_t num_tokens, capacity;
-    Range *ranges;  // (count) the tokens of each example
+    TokenizerEncoder encoder;  // while examples are read
+    Range *ranges;             // (count) the tokens of each example
     int count, room;
-    int num_cut, num_left_out;  // examples that lost their rest; examples without a target in the first T + 1 tokens
+    int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
 // ---- from lines to tokens
@@ -48,8 +49,9 @@ static inline void example_add_token(Examples *e, int token, bool learned) {
 }
 
 static inline void example_add_text(Examples *e, const Tokenizer *t, const char *text, bool learned) {
-    int *tokens;
-    size_t count = tokenizer_encode(t, text, strlen(text), &tokens);
+    size_t bytes = strlen(text);
+    int *tokens = (int *)xmalloc(bytes * sizeof *tokens);
+    size_t count = tokenizer_encode_with(t, &e->encoder, text, bytes, tokens);
     for (size_t i = 0; i < count; i++) { example_add_token(e, tokens[i], learned); }
     free(tokens);
 }
@@ -67,7 +69,7 @@ static inline bool example_add_range(Examples *e, Range range) {
     return true;
 }
 
-// Ends the example that begins at token `begin`. pieces: of a longer one, the rest becomes further examples.
+// Ends the example that begins at token `begin`. pieces: splits a longer example into several.
 static inline void example_end(Examples *e, size_t begin, bool pieces) {
     const size_t T = (size_t)e->T, end = e->num_tokens;
     bool longer = end - begin > T + 1;
@@ -85,7 +87,7 @@ static inline void example_end(Examples *e, size_t begin, bool pieces) {
     }
 }
 
-// Appends a conversation. Returns "" or, in words that follow the line's number, the reason why it is none.
+// Appends a conversation. Returns "" or an error, worded to follow "line N".
 static inline const char *example_add_messages(Examples *e, const Tokenizer *t, const cJSON *messages) {
     bool answered = false;
     const cJSON *message;
@@ -109,7 +111,7 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
     return answered ? "" : "has no message of the role assistant, so there is nothing to learn";
 }
 
-// Appends the example of a line. Returns "" or, in words that follow the line's number, the reason why it is none.
+// Appends the example of a line. Returns "" or an error, worded to follow "line N".
 static inline const char *example_add(Examples *e, const Tokenizer *t, const cJSON *line) {
     const cJSON *messages = cJSON_GetObjectItemCaseSensitive(line, "messages");
     const char *prompt = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(line, "prompt"));
@@ -165,6 +167,7 @@ static inline Examples examples_load(const char *flag, const char *pattern, cons
     CorpusPiece piece;
     while (corpus_next(&corpus, &piece)) { example_read(&e, t, &corpus, &piece); }
     corpus_close(&corpus);
+    tokenizer_free_encoder(&e.encoder);
     if (e.count == 0) {
         input_error("%s %s holds no example with a target in its first %d tokens; give other examples or a larger -t",
                     flag, pattern, T + 1);
@@ -251,7 +254,7 @@ static inline uint64_t example_rows_targets(const ExampleRows *rows) {
     return sum;
 }
 
-// inputs (T), targets (T) = a row. Appends the range of each example, and of what is left, to ranges; the row begins at
+// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins at
 // `offset` of its micro-batch. Returns the number of ranges: at most T.
 static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
                                    size_t offset) {
@@ -275,6 +278,18 @@ static inline int example_row_read(const ExampleRows *rows, int row, int *inputs
         targets[at] = -1;
     }
     return count;
+}
+
+// the same of a row without examples
+static inline int example_row_blank(const ExampleRows *rows, int *inputs, int *targets, Range *ranges, size_t offset) {
+    const int T = rows->examples->T;
+    const Range all = {offset, (size_t)T};
+    ranges[0] = all;
+    for (int t = 0; t < T; t++) {
+        inputs[t] = 0;
+        targets[t] = -1;
+    }
+    return 1;
 }
 
 static inline void example_rows_free(ExampleRows *rows) {

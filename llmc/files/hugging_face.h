@@ -4,20 +4,22 @@ defines: hugging_face_write
 
 config.json              the shape of the model, and the ids of its special tokens
 generation_config.json   the ids with which transformers' generate begins and ends
-tokenizer_config.json    the class of the tokenizer, its special tokens and the longest input
+tokenizer_config.json    the class of the tokenizer, its special tokens, the longest input, the text of a conversation
 vocab.json, merges.txt   a BPE tokenizer (tokenizer_files.h)
 tokenizer.json           a tokenizer of bytes: a BPE without merges, whose ids 0..255 are the bytes "<0x00>".."<0xFF>"
 
 A text of a BPE model begins and ends with end-of-text. A text of a byte model begins with a newline, and no byte ends
 it: a newline as transformers' end token would cut every answer after its first line, and transformers leaves special
-tokens out of decoded text. The byte 255 pads batches: it never occurs in UTF-8.
+tokens out of decoded text. Programs that need an end token and a padding token get the byte 255, which never occurs in
+UTF-8. split_special_tokens: the text "<0xFF>" is six bytes.
 */
 #pragma once
+#include "llmc/files/chat_format.h"
 #include "llmc/files/json_file.h"
 #include "llmc/files/tokenizer_files.h"
 #include "llmc/params.h"
 
-// An id that stands for end-of-text; -1: null, no id.
+// Adds a token id; -1 is written as null.
 static inline void json_add_token_id(cJSON *json, const char *key, int id) {
     cJSON_AddItemToObject(json, key, id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(id));
 }
@@ -64,9 +66,12 @@ static inline cJSON *tokenizer_config_json(const GPT2Config *c, const Tokenizer 
     bool bytes = !tokenizer->merges;
     cJSON_AddStringToObject(json, "tokenizer_class", bytes ? "PreTrainedTokenizerFast" : "GPT2Tokenizer");
     cJSON_AddNumberToObject(json, "model_max_length", c->max_seq_len);
+    cJSON_AddStringToObject(json, "chat_template", bytes ? CHAT_TEMPLATE_OF_BYTES : CHAT_TEMPLATE);
     cJSON_AddFalseToObject(json, "clean_up_tokenization_spaces");  // would remove the space before a full stop
     if (bytes) {
+        cJSON_AddStringToObject(json, "eos_token", "<0xFF>");
         cJSON_AddStringToObject(json, "pad_token", "<0xFF>");
+        cJSON_AddTrueToObject(json, "split_special_tokens");
         return json;
     }
     cJSON_AddFalseToObject(json, "add_prefix_space");

@@ -1,6 +1,7 @@
 /*
 The files of a byte-level BPE tokenizer as Hugging Face and GPT-2 name them.
-defines: tokenizer_symbol, tokenizer_merges_by_id, tokenizer_write_merges, tokenizer_write_vocab, tokenizer_open
+defines: tokenizer_symbol, tokenizer_merges_by_id, tokenizer_write_merges, tokenizer_write_vocab,
+         tokenizer_json_is_known, tokenizer_open
 
 merges.txt       "#version: 0.2", then a line for each merge, in the order of the ids: two symbols with a space between
 vocab.json       {"!":0, ..., "<|endoftext|>":50256}: the symbol of each id
@@ -82,22 +83,32 @@ static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
 
 // ---- reading tokenizer.json
 
-// Stops unless the file describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with
-// GPT-2's pattern, a BPE.
-static inline void tokenizer_check_kind(const char *path, const cJSON *json, const cJSON *model) {
+static inline const char *json_type(const cJSON *object, const char *otherwise) {
+    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "type"));
+    return type ? type : otherwise;
+}
+
+// trouble = "" if the JSON describes GPT-2's way from text to tokens: no normalizer, a byte-level pre-tokenizer with
+// GPT-2's pattern, a BPE. Otherwise the difference, in words that follow "found".
+static inline void tokenizer_json_trouble(char trouble[256], const cJSON *json) {
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *splitter = cJSON_GetObjectItemCaseSensitive(json, "pre_tokenizer");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(splitter, "type"));
-    const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
     const cJSON *normalizer = cJSON_GetObjectItemCaseSensitive(json, "normalizer");
-    bool own_pattern = cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(splitter, "use_regex"));
-    bool prefix_space = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space"));
-    if (kind && strcmp(kind, "BPE") != 0) {
-        input_error("%s: found a tokenizer of the type %s; expected BPE, as GPT-2's", path, kind);
-    }
-    if (!type || strcmp(type, "ByteLevel") != 0 || own_pattern || prefix_space || cJSON_IsObject(normalizer)) {
-        input_error("%s: found a tokenizer that prepares or splits text in another way than GPT-2's; expected no "
-                    "normalizer, and the pre_tokenizer ByteLevel with its own pattern and without a prefix space",
-                    path);
+    const cJSON *pattern = cJSON_GetObjectItemCaseSensitive(splitter, "use_regex");
+    const cJSON *prefix = cJSON_GetObjectItemCaseSensitive(splitter, "add_prefix_space");
+    *trouble = 0;
+    if (strcmp(json_type(model, "BPE"), "BPE") != 0) {
+        snprintf(trouble, 256, "a model of the type %.60s; expected BPE", json_type(model, ""));
+    } else if (!cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(model, "vocab")) ||
+               !cJSON_IsArray(cJSON_GetObjectItemCaseSensitive(model, "merges"))) {
+        snprintf(trouble, 256, "no model with a vocab and merges; expected both");
+    } else if (cJSON_IsObject(normalizer)) {
+        snprintf(trouble, 256, "the normalizer %.60s; expected none", json_type(normalizer, "without a type"));
+    } else if (strcmp(json_type(splitter, ""), "ByteLevel") != 0) {
+        snprintf(trouble, 256, "the pre_tokenizer %.60s; expected ByteLevel", json_type(splitter, "null"));
+    } else if (cJSON_IsFalse(pattern) || cJSON_IsTrue(prefix)) {
+        snprintf(trouble, 256, "a ByteLevel pre_tokenizer %s; expected GPT-2's",
+                 cJSON_IsTrue(prefix) ? "with a prefix space" : "without its pattern");
     }
 }
 
@@ -142,8 +153,9 @@ static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, 
 }
 
 // whether a model has the tokens "<0x00>".."<0xFF>", with the bytes as ids, and no merges
-static inline bool tokenizer_json_is_bytes(const cJSON *model) {
-    const cJSON *id = cJSON_GetObjectItemCaseSensitive(model, "vocab")->child;
+static inline bool tokenizer_json_is_bytes(const cJSON *json) {
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
+    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab"), *id = vocab ? vocab->child : NULL;
     bool bytes = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges")) == 0;
     for (int byte = 0; byte < 256 && bytes; byte++, id = id ? id->next : NULL) {
         char name[8];
@@ -153,28 +165,34 @@ static inline bool tokenizer_json_is_bytes(const cJSON *model) {
     return bytes && !id;
 }
 
+// whether a tokenizer.json can be read and is of the kinds that tokenizer_open loads
+static inline bool tokenizer_json_is_known(const char *path) {
+    char trouble[256];
+    cJSON *json = try_read_json(path);
+    tokenizer_json_trouble(trouble, json);
+    bool known = json && (!*trouble || tokenizer_json_is_bytes(json));
+    cJSON_Delete(json);
+    return known;
+}
+
 // Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other tokenizer.
 static inline Tokenizer tokenizer_load_json(const char *path) {
-    cJSON *json = read_json(path);
+    char trouble[256];
+    cJSON *json = read_json(path), *symbol;
     if (!json) { input_error("%s: there is no such file; check the path", path); }
-    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *symbol;
-    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
-    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
-    if (!cJSON_IsArray(merges) || !cJSON_IsObject(vocab)) {
-        input_error("%s: found no model with a vocab and merges; expected Hugging Face's tokenizer.json of a BPE",
-                    path);
-    }
-    if (tokenizer_json_is_bytes(model)) {
+    if (tokenizer_json_is_bytes(json)) {
         cJSON_Delete(json);
         return tokenizer_bytes();
     }
-    tokenizer_check_kind(path, json, model);
-    char list[PATH_LENGTH + 32];
-    snprintf(list, sizeof list, "%s: model.merges,", path);
+    tokenizer_json_trouble(trouble, json);
+    if (*trouble) { input_error("%s: found %s, as in GPT-2's tokenizer.json", path, trouble); }
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     size_t bytes;
-    char *lines = tokenizer_merge_lines(path, merges, &bytes);
-    Tokenizer t = tokenizer_parse_merges(list, lines, bytes);
-    cJSON_ArrayForEach(symbol, vocab) { tokenizer_check_symbol(path, &t, symbol->string, symbol); }
+    char *lines = tokenizer_merge_lines(path, cJSON_GetObjectItemCaseSensitive(model, "merges"), &bytes);
+    Tokenizer t = tokenizer_parse_merges(path, lines, bytes);
+    cJSON_ArrayForEach(symbol, cJSON_GetObjectItemCaseSensitive(model, "vocab")) {
+        tokenizer_check_symbol(path, &t, symbol->string, symbol);
+    }
     free(lines);
     cJSON_Delete(json);
     return t;

@@ -19,8 +19,8 @@ static inline void print_examples(const RunData *d, int T) {
            d->train_rows.first[d->train_rows.num_rows], d->train_rows.num_rows, T,
            100 * (double)tokens / ((double)d->train_rows.num_rows * T), example_rows_targets(&d->train_rows),
            d->val_rows.num_rows);
-    if (lost[0]) { printf("note      %d examples are longer than -t %d and lose their rest\n", lost[0], T); }
-    if (lost[1]) { printf("note      %d examples have no target within -t %d and are left out\n", lost[1], T); }
+    if (lost[0]) { printf("note      truncated to -t %d: %d of the examples\n", T, lost[0]); }
+    if (lost[1]) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, lost[1]); }
 }
 
 // the model's size, its memory and its data

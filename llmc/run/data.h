@@ -1,6 +1,6 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
+defines: RunData, args_for_examples, data_vocab, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
 #include "llmc/files/choices_bin.h"
@@ -14,8 +14,8 @@ defines: RunData, data_open, data_open_loaders, data_open_hellaswag, data_close,
 typedef struct {
     TokenFiles files, train_files, val_files;
     bool by_default;       // -i was not given: llm.c's default files
-    char fingerprint[17];  // hash of train_files' contents; independent of paths
-    bool has_examples;     // -i names .jsonl files: the rest of this paragraph; the token files only identify the data
+    char fingerprint[17];  // hash of train_files' contents, and of the tokenizer of examples; independent of paths
+    bool has_examples;     // -i names .jsonl files: the fields below are used, and files is for the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;
@@ -27,14 +27,20 @@ static inline bool data_are_examples(const TokenFiles *files) {
     int json = 0;
     for (int f = 0; f < files->num_files; f++) { json += corpus_is_json(files->files[f].path); }
     if (json > 0 && json < files->num_files) {
-        input_error("%s matches .jsonl files and others alike; give a pattern that matches one kind", files->flag);
+        input_error("%s matches both .jsonl and other files; give a pattern that matches one kind", files->flag);
     }
     return json > 0;
 }
 
-// The vocabulary of the tokenizer that encodes the examples of -i: for shapes of a model without a vocabulary.
-static inline int examples_vocab(const TrainArgs *a) {
+// -gd auto is fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
+static inline void args_for_examples(TrainArgs *a, bool examples) {
+    if (examples && DT_FLOATX == DT_BF16 && a->gradients == 0) { a->gradients = 1; }
+}
+
+// The vocabulary of the files of -i. Of examples, it is that of the tokenizer that encodes them.
+static inline int data_vocab(const TokenFiles *files, const TrainArgs *a) {
     char path[PATH_LENGTH];
+    if (!data_are_examples(files)) { return files->vocab_size; }
     find_tokenizer_file(path, a);
     if (!*path) { return BYTE_VOCABULARY; }
     Tokenizer tokenizer = tokenizer_open(path);
@@ -71,12 +77,13 @@ static inline void data_open(RunData *d, TrainArgs *a) {
     }
     d->files = token_files_open("-i", a->train_data);
     d->has_examples = data_are_examples(&d->files);
-    if (d->has_examples) { d->files.vocab_size = examples_vocab(a); }
+    args_for_examples(a, d->has_examples);
+    d->files.vocab_size = data_vocab(&d->files, a);
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
         d->val_files = token_files_open("-j", a->val_data);
         if (data_are_examples(&d->val_files) != d->has_examples) {
-            input_error("-i %s and -j %s: only one of them names .jsonl files of examples; give two of one kind",
+            input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
                         a->train_data, a->val_data);
         }
         if (d->has_examples) { d->val_files.vocab_size = d->files.vocab_size; }
@@ -110,9 +117,11 @@ static inline void data_open_examples(RunData *d, const TrainArgs *a, const Toke
         input_error("-i %s holds text, but the model's tokenizer is not known: give it with --tokenizer",
                     a->train_data);
     }
+    uint64_t identity = hash_bytes(tokenizer_fingerprint(tokenizer), d->fingerprint, strlen(d->fingerprint));
+    snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, identity);
     d->examples = examples_load("-i", a->train_data, tokenizer, a->T);
     if (a->val_data) { d->val_examples = examples_load("-j", a->val_data, tokenizer, a->T); }
-    int count = d->examples.count, held_out = a->val_data || a->val_every == 0 ? 0 : count / 10;
+    int count = d->examples.count, held_out = a->val_data ? 0 : count / 10;
     if (held_out == 0 && a->val_every > 0 && !a->val_data) {
         input_error("-i %s holds %d examples, too few to hold out a tenth for validation; give -j, or -v 0",
                     a->train_data, count);
@@ -127,9 +136,9 @@ static inline void data_open_loaders(RunData *d, const TrainArgs *a, int V, cons
                                      const Comm *dp) {
     if (d->has_examples) {
         data_open_examples(d, a, tokenizer);
-        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, true, (uint64_t)a->seed, dp->rank, dp->size);
+        dataloader_open_examples(&d->train_loader, &d->train_rows, a->B, false, (uint64_t)a->seed, dp->rank, dp->size);
         if (a->val_every > 0) {
-            dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, false, 0, dp->rank, dp->size);
+            dataloader_open_examples(&d->val_loader, &d->val_rows, a->B, true, 0, dp->rank, dp->size);
         }
     } else {
         token_files_check_ids(&d->train_files, V);

@@ -57,8 +57,7 @@ static inline double eval_bits_per_byte(double nats, double bytes) { return byte
 // target has no loss. tokenizer: NULL if unknown.
 static inline Validation validate(const EvalModel *m, DataLoader *loader, int val_batches, const Tokenizer *tokenizer) {
     int ranks = m->groups->dp->size, rank = m->groups->dp->rank, B = loader->B, T = loader->T;
-    int64_t all = (int64_t)dataloader_sequences_per_epoch(loader) / B, wanted = (int64_t)val_batches * ranks;
-    all = all > 0 ? all : 1;
+    int64_t all = (int64_t)dataloader_batches(loader), wanted = (int64_t)val_batches * ranks;
     int64_t batches = wanted < 0 || wanted > all ? all : wanted;
     size_t positions = (size_t)B * (size_t)T;
     int *token_bytes = tokenizer ? eval_token_bytes(tokenizer, m->vocab_size) : NULL;

@@ -127,10 +127,10 @@ static inline GpuReading nvml_read(const Nvml *n, NvmlDevice *gpu) {
 }
 
 // The readings for metrics.jsonl at `step`, or NULL. -lg N: NULL in the steps between. -lg -1: the last reading,
-// at most a second old. now: seconds. The calls take time of the host; the GPU works meanwhile.
+// at most a second old. now: seconds. The calls take host time; the GPU keeps working.
 static inline const GpuReading *gpu_monitor_read(GpuMonitor *g, long long step, double now) {
     if (!g->library || (g->every > 0 && step % g->every != 0)) { return NULL; }
-    if (g->every > 0 || g->last_time == 0 || now - g->last_time >= 1) {
+    if (g->every > 0 || now - g->last_time >= 1) {
         g->last = nvml_read(&g->nvml, g->device);
         g->last_time = now;
     }

@@ -70,13 +70,14 @@ static inline void choose_for_plan(FILE *out, TrainArgs *a, const GPT2Config *c,
 }
 
 static inline void print_plan(TrainArgs *a, Comm *host) {
-    int data_vocab = BYTE_VOCABULARY;
+    int vocab_size = BYTE_VOCABULARY;
     if (a->train_data) {
         TokenFiles files = token_files_open("-i", a->train_data);
-        data_vocab = files.vocab_size;
+        vocab_size = data_vocab(&files, a);
+        args_for_examples(a, data_are_examples(&files));
         token_files_close(&files);
     }
-    ModelSource source = model_source(a, data_vocab);
+    ModelSource source = model_source(a, vocab_size);
     const GPT2Config *c = &source.config;
     if (source.has_weights) { model_close(&source.weights); }
     default_length(a, c);

@@ -5,11 +5,11 @@ defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_s
   profile_backend     the backend with its operations and copies wrapped: a wrapper records a timed event of the device
                       before and after the call. Without --profile, the backend itself
   profile_attach      finds the model, and wraps the collectives
-  profile_step_begin  and profile_step_end surround each step; the steps in question are recorded and written
+  profile_step_begin  and profile_step_end surround each step, and record and write the profiled ones
 A wrapper finds the Profile in its Exec. Outside of the profiled steps a wrapper is the plain call, so CUDA graphs hold
 no events. Profiled steps launch each kernel by itself, and a collective is waited for where it begins.
-The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are those that the operation
-reads and writes at least, or those that this rank sends; "flops" are those of matmuls (self_check/cases.h).
+The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are the minimum that the
+operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (self_check/cases.h).
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 */
 #pragma once
@@ -39,12 +39,12 @@ typedef struct {
 } ProfiledComm;
 
 typedef struct Profile {
-    // what the wrappers call
+    // the wrapped tables
     const Ops *ops;
     const Device *device;
     ProfiledComm comms[3];
     int num_comms;
-    // what the model has instead
+    // the tables given to the model
     Ops wrapped_ops;
     Device wrapped_device;
     Backend backend;
@@ -199,7 +199,7 @@ static inline void profiled_embedding_forward(floatX *out, const int *tokens, co
 
 static inline void profiled_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first,
                                                     int rows, int N, int C, Exec *ex) {
-    Problem call = call_of("token_embedding_forward", ex->profile->embedding, 0);
+    Problem call = call_of("token_embedding_forward", token_rows_shape(ex->profile->embedding, first, rows, N), 0);
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->token_embedding_forward(out, tokens, wte, first, rows, N, C, ex);
     profile_operation(begin, &call, ex);
@@ -207,7 +207,7 @@ static inline void profiled_token_embedding_forward(floatX *out, const int *toke
 
 static inline void profiled_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
                                                        Exec *ex) {
-    Problem call = call_of("position_embedding_forward", ex->profile->embedding, 0);
+    Problem call = call_of("position_embedding_forward", position_rows_shape(ex->profile->embedding, N, T), 0);
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->position_embedding_forward(x, wpe, first, N, T, C, ex);
     profile_operation(begin, &call, ex);
@@ -340,7 +340,8 @@ static inline void profiled_embedding_backward(Gradient dwte, Gradient dwpe, con
 
 static inline void profiled_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                      int rows, int N, int C, Exec *ex) {
-    Problem call = call_of("token_embedding_backward", ex->profile->embedding, dwte.dtype != DT_REAL);
+    OpShape shape = token_rows_shape(ex->profile->embedding, first, rows, N);
+    Problem call = call_of("token_embedding_backward", shape, dwte.dtype != DT_REAL);
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->token_embedding_backward(dwte, dout, tokens, first, rows, N, C, ex);
     profile_operation(begin, &call, ex);
@@ -348,7 +349,8 @@ static inline void profiled_token_embedding_backward(Gradient dwte, const floatX
 
 static inline void profiled_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first,
                                                         int N, int T, int maxT, int C, Exec *ex) {
-    Problem call = call_of("position_embedding_backward", ex->profile->embedding, gradient_variant(dwpe, mode));
+    OpShape shape = position_rows_shape(ex->profile->embedding, N, T);
+    Problem call = call_of("position_embedding_backward", shape, gradient_variant(dwpe, mode));
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->position_embedding_backward(dwpe, dout, mode, first, N, T, maxT, C, ex);
     profile_operation(begin, &call, ex);
@@ -600,7 +602,6 @@ static inline void profile_close(Profile *p) {
         unlink(part);
         fclose(p->file);
     }
-    for (int i = 0; i < p->num_comms; i++) { p->comms[i].comm->backend = p->comms[i].inner; }
     if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, p->done == 1 ? "" : "s", p->path); }
     if (p->step_begin) { p->device->event_destroy(p->step_begin); }
     free(p->calls);

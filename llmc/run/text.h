@@ -26,13 +26,13 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// path = the tokenizer's file in a folder, or "". folder: NULL has none.
+// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind does not count.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     *path = 0;
     for (int i = 0; i < 3 && folder && *folder && !*path; i++) {
         format_path(path, "%s/%s", folder, names[i]);
-        if (access(path, R_OK) != 0) { *path = 0; }
+        if (access(path, R_OK) != 0 || (i == 2 && !tokenizer_json_is_known(path))) { *path = 0; }
     }
 }
 
