@@ -606,7 +606,12 @@ static void test_documents(void **state) {
     double loss = documents_step(&packed, tokens, targets, documents), sum_of_losses = 0;
     double again = documents_step(&recomputed, tokens, targets, documents);
     assert_true(again == loss);
-    assert_memory_equal(grads_of(&recomputed), grads_of(&packed), total * sizeof(real));
+    Tensor tensors[MAX_TENSORS];
+    int num_tensors = list_tensors(tensors, &packed.config);
+    for (int i = 0; i < num_tensors; i++) {  // the gaps between tensors hold any bits
+        const Tensor *t = &tensors[i];
+        assert_memory_equal(grads_of(&recomputed) + t->at, grads_of(&packed) + t->at, t->count * sizeof(real));
+    }
     for (int d = 0; d < PACKED; d++) {
         Range range = packed_ranges[d];
         GPT2 alone_model;

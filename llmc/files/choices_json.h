@@ -232,7 +232,7 @@ static inline Choices choices_read_json(const char *flag, const char *pattern, i
     ChoicesJson j = choices_open_json(flag, pattern, NULL, tokenizer);
     memset(&set, 0, sizeof set);
     set.T = T;
-    for (cJSON *json; (json = choices_next_line(&j)); cJSON_Delete(json)) {
+    for (cJSON *json; (json = choices_next_line(&j)) != NULL; cJSON_Delete(json)) {
         choices_encode_example(&j, &set, json, forms);
     }
     choices_close_json(&j);
@@ -248,7 +248,9 @@ static inline Choices choices_read_last_words(const char *flag, const char *patt
     ChoicesJson j = choices_open_json(flag, pattern, field, tokenizer);
     memset(&set, 0, sizeof set);
     set.T = T;
-    for (cJSON *json; (json = choices_next_line(&j)); cJSON_Delete(json)) { choices_encode_last_word(&j, &set, json); }
+    for (cJSON *json; (json = choices_next_line(&j)) != NULL; cJSON_Delete(json)) {
+        choices_encode_last_word(&j, &set, json);
+    }
     choices_close_json(&j);
     if (set.num_examples == 0) { input_error("%s: %s holds no examples", flag, pattern); }
     return set;

@@ -698,9 +698,9 @@ static inline void declare_classifier(Problem *p) {
     add_indices(p, "targets", N, s->V);
 }
 
-// every third row has no target
+// every fifth row has no target
 static inline void fill_targets(Problem *p) {
-    for (size_t n = 2; n < shape_rows(&p->shape); n += 3) { int_of(p, "targets")[n] = -1; }
+    for (size_t n = 4; n < shape_rows(&p->shape); n += 5) { int_of(p, "targets")[n] = -1; }
 }
 
 // padding holds values that would spoil any sum
