@@ -930,14 +930,14 @@ static void test_json_is_whole_or_as_before(void **state) {
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(error, EFBIG);
     assert_json_x(path, 1);
-    assert_false(exists(folder, "config.json.tmp"));
+    assert_false(exists(folder, "config.json.part"));
     assert_int_equal(write_json(path, second), 0);
     assert_json_x(path, 2);
-    assert_false(exists(folder, "config.json.tmp"));
+    assert_false(exists(folder, "config.json.part"));
     assert_int_equal(write_json(joined(folder, "nowhere/config.json"), first), ENOENT);
     make_folder(folder, "occupied");
     assert_int_equal(write_json(joined(folder, "occupied"), first), EISDIR);
-    assert_false(exists(folder, "occupied.tmp"));
+    assert_false(exists(folder, "occupied.part"));
     cJSON_Delete(first);
     cJSON_Delete(second);
 }

@@ -108,17 +108,20 @@ report "llm.c's file has the bytes of an independent writer" "$(
     says "give --type f32 or --type bf16"
     run 2 --export llmc -e bytes -o bytes_f16.gguf
     says "is no model file of llm.c"
-    run 1 --export llmc -e bytes -o absent/x.bin
-    says "could not write 'absent/x.bin': No such file or directory"
+    run 2 --export llmc -e bytes -o absent/x.bin
+    says "-o absent/x.bin could not be written: No such file or directory"
     no_leftovers
 )"
 report "a full disk leaves no file, and an old file as it is" "$(
-    cp bytes_q8_0.gguf old.gguf
-    status=0
-    (ulimit -f 100 && "$trainer" --export gguf -e bytes -o old.gguf) >"$out" 2>&1 || status=$?
-    [ $status -eq 1 ] || echo "exit status $status"
-    says "could not write 'old.gguf': File too large; the unfinished file is deleted: make room, then export again"
-    cmp old.gguf bytes_q8_0.gguf 2>&1
+    for format in gguf llmc; do
+        old=$([ $format = gguf ] && echo bytes_q8_0.gguf || echo ours_bf16.bin)
+        cp "$old" old
+        status=0
+        (ulimit -f 100 && "$trainer" --export $format -e bytes -o old) >"$out" 2>&1 || status=$?
+        [ $status -eq 1 ] || echo "exit status $status"
+        says "could not write 'old': File too large; the unfinished file is deleted: make room, then export again"
+        cmp old "$old" 2>&1
+    done
     no_leftovers
 )"
 

@@ -141,7 +141,7 @@ static void expect_tensor(Contents *c, const char *name, int num_dims, const siz
 
 // two tensors, of 20 and of 68 bytes
 static GgufWriter write_small(const char *path) {
-    GgufWriter w = gguf_create(path);
+    GgufWriter w = gguf_create(part_open(path));
     unsigned char bytes[68];
     memset(bytes, 7, sizeof bytes);
     gguf_key_string(&w, "name", "value");
@@ -194,7 +194,7 @@ static void test_bytes_of_a_file(void **state) {
     GgufWriter w = write_small(path);
     assert_int_equal(access(path, F_OK), -1);  // until it is whole, the file has another name
     assert_int_equal(gguf_finish(&w), 0);
-    assert_int_equal(access(w.part, F_OK), -1);
+    assert_int_equal(access(w.out.part, F_OK), -1);
     Contents c = read_contents(path);
     expect_keys(&c);
     expect_tensor(&c, "vector", 1, vector, GGUF_F32, 0);
@@ -227,7 +227,7 @@ static void test_full_disk(void **state) {
     int error = gguf_finish(&w);
     setrlimit(RLIMIT_FSIZE, &before);
     assert_int_equal(error, EFBIG);
-    assert_int_equal(access(w.part, F_OK), -1);
+    assert_int_equal(access(w.out.part, F_OK), -1);
     assert_int_equal(read_contents(path).size, 3);
 }
 
@@ -235,8 +235,8 @@ static void test_discard(void **state) {
     (void)state;
     const char *path = temp_path("discarded.gguf");
     GgufWriter w = write_small(path);
-    gguf_discard(&w);
-    assert_int_equal(access(w.part, F_OK), -1);
+    part_discard(&w.out);
+    assert_int_equal(access(w.out.part, F_OK), -1);
     assert_int_equal(access(path, F_OK), -1);
 }
 

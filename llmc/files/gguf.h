@@ -2,7 +2,7 @@
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
 defines: GGUF_MAGIC, GgufType, GgufValue, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32,
          gguf_key_bool, gguf_key_string, gguf_key_array, gguf_put, gguf_declare, gguf_begin, gguf_end_tensor,
-         gguf_finish, gguf_discard, gguf_bytes, gguf_encode, float_to_f16, GGUF_BLOCK
+         gguf_finish, gguf_bytes, gguf_encode, float_to_f16, GGUF_BLOCK
 
 The file, version 3, little-endian:
   header    "GGUF", u32 3, u64 number of tensors, u64 number of keys
@@ -14,11 +14,9 @@ q8_0: a block is 32 numbers x of a row: an f16 scale d = max|x| / 127, then 32 i
 Source: docs/gguf.md of github.com/ggml-org/ggml, and llama.cpp's gguf.cpp and ggml-quants.c.
 */
 #pragma once
-#include "llmc/common/check.h"
 #include "llmc/common/floatx.h"
+#include "llmc/files/part_file.h"
 #include <assert.h>
-#include <stdbool.h>
-#include <unistd.h>
 
 // numbers of ggml's tensor types and of GGUF's value types
 typedef enum { GGUF_F32 = 0, GGUF_F16 = 1, GGUF_Q8_0 = 8, GGUF_BF16 = 30 } GgufType;
@@ -113,22 +111,13 @@ static inline bool gguf_encode(unsigned char *out, GgufType type, const real *x,
 // After the first failure later calls do nothing, and finish returns the errno.
 
 typedef struct {
-    char path[PATH_LENGTH], part[PATH_LENGTH];  // part: the name until finish
-    FILE *file;
-    int error;  // errno of the first failure, 0 while there is none
+    PartFile out;
     uint64_t num_tensors, num_keys;
     uint64_t data_bytes;  // of the declared tensors and the gaps after them
-    uint64_t position;    // bytes written
     uint64_t data_start;  // in bytes, from the start of the file; 0 before gguf_begin
 } GgufWriter;
 
-static inline void gguf_put(GgufWriter *w, const void *data, size_t bytes) {
-    if (w->error) { return; }
-    errno = 0;
-    if (bytes > 0 && fwrite(data, 1, bytes, w->file) != bytes) { w->error = errno ? errno : EIO; }
-    w->position += bytes;
-}
-
+static inline void gguf_put(GgufWriter *w, const void *data, size_t bytes) { part_put(&w->out, data, bytes); }
 static inline void gguf_put_u32(GgufWriter *w, uint32_t number) { gguf_put(w, &number, sizeof number); }
 static inline void gguf_put_u64(GgufWriter *w, uint64_t number) { gguf_put(w, &number, sizeof number); }
 
@@ -141,7 +130,7 @@ static inline uint64_t gguf_align(uint64_t bytes) { return (bytes + GGUF_ALIGN -
 
 static inline void gguf_pad(GgufWriter *w) {
     static const char zeros[GGUF_ALIGN] = {0};
-    gguf_put(w, zeros, (size_t)(gguf_align(w->position) - w->position));
+    gguf_put(w, zeros, (size_t)(gguf_align(w->out.position) - w->out.position));
 }
 
 static inline void gguf_put_header(GgufWriter *w) {
@@ -152,14 +141,11 @@ static inline void gguf_put_header(GgufWriter *w) {
     gguf_put_u64(w, w->num_keys);
 }
 
-// Opens path.part; gguf_finish gives the file its name.
-static inline GgufWriter gguf_create(const char *path) {
+// out: an open, empty file
+static inline GgufWriter gguf_create(PartFile out) {
     GgufWriter w;
     memset(&w, 0, sizeof w);
-    format_path(w.path, "%s", path);
-    format_path(w.part, "%s.part", path);
-    w.file = fopen(w.part, "wb");
-    if (!w.file) { w.error = errno; }
+    w.out = out;
     gguf_put_header(&w);
     return w;
 }
@@ -217,35 +203,20 @@ static inline void gguf_declare(GgufWriter *w, const char *name, GgufType type, 
 // Ends the declarations: writes the numbers of tensors and keys into the header. gguf_put writes the tensors, with
 // gguf_end_tensor after each.
 static inline void gguf_begin(GgufWriter *w) {
+    PartFile *out = &w->out;
     gguf_pad(w);
-    w->data_start = w->position;
-    if (!w->error && fseeko(w->file, 0, SEEK_SET) != 0) { w->error = errno; }
+    w->data_start = out->position;
+    if (!out->error && fseeko(out->file, 0, SEEK_SET) != 0) { out->error = errno; }
     gguf_put_header(w);
-    if (!w->error && fseeko(w->file, (off_t)w->data_start, SEEK_SET) != 0) { w->error = errno; }
-    w->position = w->data_start;
+    if (!out->error && fseeko(out->file, (off_t)w->data_start, SEEK_SET) != 0) { out->error = errno; }
+    out->position = w->data_start;
 }
 
 static inline void gguf_end_tensor(GgufWriter *w) { gguf_pad(w); }
 
-// Closes and deletes the unfinished file.
-static inline void gguf_discard(GgufWriter *w) {
-    if (w->file) {
-        fclose(w->file);
-        unlink(w->part);
-    }
-    w->file = NULL;
-}
-
-// Syncs, closes and renames. Returns 0 when the file is on the disk under its name. Otherwise returns the errno of the
-// first failure, and the unfinished file is deleted.
+// Returns 0 when the file is on the disk under its name, or the errno of the first failure: the unfinished file is then
+// deleted.
 static inline int gguf_finish(GgufWriter *w) {
-    assert(w->error || (w->data_start && w->position == w->data_start + w->data_bytes));
-    if (!w->error && (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0)) { w->error = errno; }
-    if (!w->error && rename(w->part, w->path) != 0) { w->error = errno; }
-    if (w->error) {
-        gguf_discard(w);
-    } else if (fclose(w->file) != 0) {
-        w->error = errno;
-    }
-    return w->error;
+    assert(w->out.error || (w->data_start && w->out.position == w->data_start + w->data_bytes));
+    return part_finish(&w->out);
 }

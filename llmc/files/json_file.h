@@ -1,40 +1,21 @@
 /*
 Small JSON files, read and written whole.
-defines: close_synced, write_json, try_read_json, read_json, json_whole
+defines: write_json, try_read_json, read_json, json_whole
 */
 #pragma once
-#include "llmc/common/check.h"
+#include "llmc/files/part_file.h"
 #include <cjson/cJSON.h>
 #include <math.h>
-#include <stdbool.h>
-#include <unistd.h>
 
-// Syncs and closes a file that is written whole; returns 0 or the errno of a failed write.
-static inline int close_synced(FILE *file) {
-    int error = ferror(file) || fflush(file) != 0 || fsync(fileno(file)) != 0 ? errno : 0;
-    if (fclose(file) != 0 && !error) { error = errno; }
-    return error;
-}
-
-// writes and syncs a small text file; returns 0 or an errno
-static inline int write_text_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    if (!file) { return errno; }
-    fprintf(file, "%s\n", text);
-    return close_synced(file);
-}
-
-// Writes a small JSON file under another name, syncs and renames it: `path` holds the old file or the whole new one.
-// Returns 0 or an errno.
+// Writes a small JSON file: `path` holds the old file or the whole new one. Returns 0 or an errno.
 static inline int write_json(const char *path, const cJSON *json) {
-    char aside[PATH_LENGTH], *text = cJSON_Print(json);
+    char *text = cJSON_Print(json);
     if (!text) { return ENOMEM; }
-    format_path(aside, "%s.tmp", path);
-    int error = write_text_file(aside, text);
-    if (!error && rename(aside, path) != 0) { error = errno; }
-    if (error) { unlink(aside); }
+    PartFile file = part_open(path);
+    part_put(&file, text, strlen(text));
+    part_put(&file, "\n", 1);
     free(text);
-    return error;
+    return part_finish(&file);
 }
 
 // the text of a whole file and a NUL, which the caller frees; NULL: the file cannot be opened

@@ -132,13 +132,13 @@ static inline void export_gguf_write(GgufWriter *w, const ModelFile *model, cons
     StoredTensor stored = stored_tensor(model, "", id, layer);
     size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
     size_t most = CHUNK_ELEMENTS / cols + 1, n;
-    for (size_t row = 0; row < rows && !w->error; row += n) {
+    for (size_t row = 0; row < rows && !w->out.error; row += n) {
         n = rows - row < most ? rows - row : most;
         ParamRange range = {row * cols, n * cols, 0, 0};
         real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
         unsigned char *bytes = (unsigned char *)xmalloc(gguf_bytes(type, n * cols));
         if (!gguf_encode(bytes, type, numbers, n * cols)) {
-            gguf_discard(w);
+            part_discard(&w->out);
             input_error("-e: tensor %s holds a number that the file's type cannot hold (infinite, no number, or "
                         "beyond f16's 65504); give another model, or --type f32",
                         stored.tensor->name);
@@ -202,39 +202,61 @@ static inline void export_report(const TrainArgs *a, const GPT2Config *c, Export
            c->vocab_size, bytes / 1e6);
 }
 
+// Opens -o under the name that it has until it is whole.
+static inline PartFile export_open(const TrainArgs *a) {
+    PartFile file = part_open(a->run_dir);
+    if (file.error) {
+        input_error("-o %s could not be written: %s; give a file in a folder that exists and may be written",
+                    a->run_dir, strerror(file.error));
+    }
+    return file;
+}
+
+// syncs the folder of -o; returns 0 or an errno
+static inline int export_sync_folder(const TrainArgs *a) {
+    char folder[PATH_LENGTH];
+    const char *slash = strrchr(a->run_dir, '/');
+    format_path(folder, "%.*s", slash ? (int)(slash - a->run_dir) + 1 : 1, slash ? a->run_dir : ".");
+    return sync_folder(folder);
+}
+
+// Stops if -o is not on the disk. error: the errno of its last step.
+static inline void export_close(const TrainArgs *a, int error) {
+    if (error) {
+        run_error("could not write '%s': %s; the unfinished file is deleted: %s, then export again", a->run_dir,
+                  strerror(error), error == ENOSPC || error == EDQUOT || error == EFBIG ? "make room" : "fix that");
+    }
+    error = export_sync_folder(a);
+    if (error) {
+        run_error("'%s' is written, but its folder could not be synced: %s; check the disk, then export again",
+                  a->run_dir, strerror(error));
+    }
+}
+
 // -o = the model in GGUF
 static inline void export_gguf(const TrainArgs *a, const ModelFile *model) {
     const GPT2Config *c = &model->config;
     Tokenizer tokenizer = export_tokenizer(a, c->vocab_size);
     ExportType type = export_type(a, model);
-    GgufWriter w = gguf_create(a->run_dir);
-    if (w.error) {
-        input_error("-o %s could not be written: %s; give a file in a folder that exists and may be written",
-                    a->run_dir, strerror(w.error));
-    }
+    GgufWriter w = gguf_create(export_open(a));
     export_gguf_keys(&w, a, c, type);
     export_gguf_tokenizer(&w, &tokenizer, c->vocab_size);
     export_gguf_tensors(&w, model, gguf_file_types[type].type);
-    double bytes = (double)w.position;
-    int error = gguf_finish(&w);
-    if (error) {
-        run_error("could not write '%s': %s; the unfinished file is deleted: %s, then export again", a->run_dir,
-                  strerror(error), error == ENOSPC || error == EDQUOT || error == EFBIG ? "make room" : "fix that");
-    }
-    export_report(a, c, type, bytes);
+    export_close(a, gguf_finish(&w));
+    export_report(a, c, type, (double)w.out.position);
     tokenizer_free(&tokenizer);
 }
 
 // -o = the model in llm.c's format
 static inline void export_to_llmc(const TrainArgs *a, const ModelFile *model) {
     ExportType type = export_type(a, model);
-    struct stat info;
     if (type != EXPORT_F32 && type != EXPORT_BF16) {
         input_error("--export llmc: llm.c's model files are f32 or bf16; give --type f32 or --type bf16");
     }
-    export_llmc(model, a->run_dir, type == EXPORT_F32 ? DT_F32 : DT_BF16);
-    double bytes = stat(a->run_dir, &info) == 0 ? (double)info.st_size : 0;
-    export_report(a, &model->config, type, bytes);
+    PartFile out = export_open(a);
+    llmc_write_model(&out, model, type == EXPORT_F32 ? DT_F32 : DT_BF16);
+    export_close(a, part_finish(&out));
+    export_report(a, &model->config, type, (double)out.position);
 }
 
 // --export
