@@ -112,6 +112,84 @@ report "llm.c's file has the bytes of an independent writer" "$(
     says "-o absent/x.bin could not be written: No such file or directory"
     no_leftovers
 )"
+# poisoned FOLDER TENSOR ELEMENT NUMBER: bytes/ as FOLDER, with one other number
+poisoned() {
+    mkdir "$1" && cp bytes/step_00000150/{config.json,model.safetensors} "$1"
+    python3 - "$@" <<'END'
+import json, struct, sys
+path, name, element, number = sys.argv[1] + "/model.safetensors", sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+with open(path, "r+b") as file:
+    length = struct.unpack("<Q", file.read(8))[0]
+    entry = json.loads(file.read(length))[name]
+    size = {"F32": 4, "BF16": 2}[entry["dtype"]]
+    file.seek(8 + length + entry["data_offsets"][0] + element * size)
+    file.write(struct.pack("<f", number)[4 - size:])
+END
+}
+report "refused: numbers that a type cannot hold; the old file stays" "$(
+    poisoned nan h.1.attn.c_attn.weight 1000 nan
+    poisoned large wte.weight 6401 70144
+    poisoned infinite ln_f.bias 3 -inf
+    refuses() { # FORMAT TYPE FOLDER SENTENCE
+        run 2 --export "$1" -e "$3" -o old --type "$2"
+        says "-e: tensor $4"
+    }
+    for format in gguf llmc; do
+        old=$([ $format = gguf ] && echo bytes_q8_0.gguf || echo ours_bf16.bin)
+        cp "$old" old
+        for type in f32 bf16; do
+            refuses $format $type nan "h.1.attn.c_attn.weight of 'nan/model.safetensors', element 1000, is"
+            says "nan, which $type cannot hold; give another model"
+            refuses $format $type infinite "ln_f.bias of 'infinite/model.safetensors', element 3, is -inf, which"
+        done
+        cmp old "$old" 2>&1
+    done
+    cp bytes_q8_0.gguf old
+    refuses gguf q8_0 nan "h.1.attn.c_attn.weight of 'nan/model.safetensors', element 1000, is"
+    says "nan, which q8_0 cannot hold; give another model"
+    refuses gguf f16 large "wte.weight of 'large/model.safetensors', element 6401, is 70144, which f16 cannot hold; \
+give --type f32"
+    cmp old bytes_q8_0.gguf 2>&1
+    run 0 --export gguf -e large -o large.gguf --type q8_0
+    no_leftovers
+)"
+report "the memory does not grow with the model" "$(
+    # model_of_zeros FOLDER CHANNELS: a model of zeros, a file without blocks on the disk
+    model_of_zeros() {
+        mkdir "$1" && python3 - "$@" <<'END'
+import json, os, struct, sys
+folder, C, L = sys.argv[1], int(sys.argv[2]), 1
+shapes = {"wte.weight": [256, C], "wpe.weight": [128, C], "ln_f.weight": [C], "ln_f.bias": [C]}
+for name, shape in {"ln_1": [C], "ln_2": [C], "attn.c_attn": [C, 3 * C], "attn.c_proj": [C, C],
+                    "mlp.c_fc": [C, 4 * C], "mlp.c_proj": [4 * C, C]}.items():
+    shapes.update({f"h.0.{name}.weight": shape, f"h.0.{name}.bias": shape[-1:]})
+header, end = {}, 0
+for name, shape in shapes.items():
+    begin, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+    header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+text = json.dumps(header).encode()
+with open(folder + "/model.safetensors", "wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text)
+    file.truncate(8 + len(text) + end)
+with open(folder + "/config.json", "w") as file:
+    json.dump({"n_layer": L, "n_head": C // 32, "n_embd": C, "n_positions": 128, "vocab_size": 256}, file)
+END
+    }
+    # most_memory COMMAND...: KiB
+    most_memory() {
+        python3 -c 'import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)' "$@"
+    }
+    model_of_zeros small_zeros 64
+    model_of_zeros large_zeros 1536 # its largest tensor has 37.7 MB
+    for format in gguf llmc; do
+        small=$(most_memory "$trainer" --export $format -e small_zeros -o zeros.$format --type f32)
+        large=$(most_memory "$trainer" --export $format -e large_zeros -o zeros.$format --type f32)
+        [ "${large:-999999}" -lt $((small + 12000)) ] || echo "$format: $small KiB, and $large for the larger model"
+        rm -f zeros.$format
+    done
+)"
 report "a full disk leaves no file, and an old file as it is" "$(
     for format in gguf llmc; do
         old=$([ $format = gguf ] && echo bytes_q8_0.gguf || echo ours_bf16.bin)

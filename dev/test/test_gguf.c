@@ -46,7 +46,7 @@ static void test_q8_0_of_a_block(void **state) {
     const real largest[GGUF_BLOCK] = {-63.5, 63.5, 0.25, 0.2, -0.25, -0.2, 10, 31.74, -31.76};
     const int8_t expected[GGUF_BLOCK] = {-127, 127, 1, 0, -1, 0, 20, 63, -64};  // a half is rounded away from zero
     unsigned char block[GGUF_BLOCK_BYTES];
-    assert_true(gguf_encode(block, GGUF_Q8_0, largest, GGUF_BLOCK));
+    gguf_encode(block, GGUF_Q8_0, largest, GGUF_BLOCK);
     assert_int_equal(block[0], 0x00);
     assert_int_equal(block[1], 0x38);
     assert_memory_equal(block + 2, expected, GGUF_BLOCK);
@@ -60,7 +60,7 @@ static void test_q8_0_of_zeros(void **state) {
     x[GGUF_BLOCK + 3] = (real)1e-9;
     x[GGUF_BLOCK + 4] = (real)-1e-41;
     memset(blocks, 255, sizeof blocks);
-    assert_true(gguf_encode(blocks, GGUF_Q8_0, x, 2 * GGUF_BLOCK));
+    gguf_encode(blocks, GGUF_Q8_0, x, 2 * GGUF_BLOCK);
     assert_memory_equal(blocks, zeros, sizeof zeros);
     assert_int_equal(gguf_bytes(GGUF_Q8_0, 2 * GGUF_BLOCK), sizeof blocks);
 }
@@ -71,28 +71,33 @@ static void test_q8_0_of_two_blocks(void **state) {
     real x[2 * GGUF_BLOCK];
     unsigned char blocks[2 * GGUF_BLOCK_BYTES];
     for (int i = 0; i < 2 * GGUF_BLOCK; i++) { x[i] = (real)(i < GGUF_BLOCK ? i : 127 * (i - GGUF_BLOCK)); }
-    assert_true(gguf_encode(blocks, GGUF_Q8_0, x, 2 * GGUF_BLOCK));
+    gguf_encode(blocks, GGUF_Q8_0, x, 2 * GGUF_BLOCK);
     for (int i = 0; i < 2 * GGUF_BLOCK; i++) {
         const unsigned char *block = blocks + i / GGUF_BLOCK * GGUF_BLOCK_BYTES;
         assert_int_equal((int8_t)block[2 + i % GGUF_BLOCK], (int)roundf((float)(i % GGUF_BLOCK) * 127 / 31));
     }
 }
 
-static void test_refuses_what_a_type_cannot_hold(void **state) {
+// the index of the first number that the type cannot hold; it is not the first of its block
+static void test_finds_what_a_type_cannot_hold(void **state) {
     (void)state;
     const GgufType types[] = {GGUF_F32, GGUF_F16, GGUF_BF16, GGUF_Q8_0};
-    for (int i = 0; i < 4; i++) {
-        real x[GGUF_BLOCK] = {1, 2, 3};
-        unsigned char out[GGUF_BLOCK * sizeof(float)];
-        assert_true(gguf_encode(out, types[i], x, GGUF_BLOCK));
-        x[1] = (real)70000;
-        assert_int_equal(gguf_encode(out, types[i], x, GGUF_BLOCK), types[i] != GGUF_F16);
-        x[1] = (real)(70000.0 * 127);
-        assert_int_equal(gguf_encode(out, types[i], x, GGUF_BLOCK), types[i] == GGUF_F32 || types[i] == GGUF_BF16);
-        x[1] = (real)NAN;
-        assert_false(gguf_encode(out, types[i], x, GGUF_BLOCK));
-        x[1] = (real)-INFINITY;
-        assert_false(gguf_encode(out, types[i], x, GGUF_BLOCK));
+    const struct {
+        float f;
+        bool held[4];  // in the order of types
+    } cases[] = {{65504, {true, true, true, true}},
+                 {-70000, {true, false, true, true}},
+                 {70000.0f * 127, {true, false, true, false}},
+                 {3.4e38f, {true, false, false, false}},  // bf16 rounds it up to infinity
+                 {NAN, {false, false, false, false}},
+                 {-INFINITY, {false, false, false, false}}};
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        for (int i = 0; i < 4; i++) {
+            real x[2 * GGUF_BLOCK] = {1, 2, 3};
+            x[GGUF_BLOCK + 5] = x[GGUF_BLOCK + 9] = (real)cases[c].f;
+            size_t expected = cases[c].held[i] ? 2 * GGUF_BLOCK : GGUF_BLOCK + 5;
+            assert_int_equal(gguf_find_unheld(types[i], x, 2 * GGUF_BLOCK), expected);
+        }
     }
 }
 
@@ -247,7 +252,7 @@ int main(void) {
         cmocka_unit_test(test_q8_0_of_a_block),
         cmocka_unit_test(test_q8_0_of_zeros),
         cmocka_unit_test(test_q8_0_of_two_blocks),
-        cmocka_unit_test(test_refuses_what_a_type_cannot_hold),
+        cmocka_unit_test(test_finds_what_a_type_cannot_hold),
         cmocka_unit_test(test_bytes_of_a_file),
         cmocka_unit_test(test_unwritable_path),
         cmocka_unit_test(test_full_disk),

@@ -2,7 +2,8 @@
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
 defines: GGUF_MAGIC, GgufType, GgufValue, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32,
          gguf_key_bool, gguf_key_string, gguf_key_array, gguf_put, gguf_declare, gguf_begin, gguf_end_tensor,
-         gguf_finish, gguf_bytes, gguf_encode, float_to_f16, GGUF_BLOCK
+         gguf_finish, gguf_bytes, gguf_type_name, gguf_find_unheld, gguf_encode,
+         float_to_f16, GGUF_BLOCK
 
 The file, version 3, little-endian:
   header    "GGUF", u32 3, u64 number of tensors, u64 number of keys
@@ -59,52 +60,62 @@ static inline size_t gguf_bytes(GgufType type, size_t count) {
     }
 }
 
-static inline bool gguf_f16_is_finite(uint16_t half) { return (half & 0x7C00u) != 0x7C00u; }
-
-// out (GGUF_BLOCK_BYTES) = x (GGUF_BLOCK) as q8_0. Returns false if the scale or a number is not finite.
-static inline bool gguf_encode_block(unsigned char *out, const real *x) {
-    float most = 0;
-    bool finite = true;
-    for (int i = 0; i < GGUF_BLOCK; i++) {
-        most = fmaxf(most, fabsf((float)x[i]));
-        finite = finite && isfinite((float)x[i]);
+static inline const char *gguf_type_name(GgufType type) {
+    switch (type) {
+    case GGUF_F32: return "f32";
+    case GGUF_F16: return "f16";
+    case GGUF_BF16: return "bf16";
+    default: return "q8_0";
     }
+}
+
+static inline bool f16_is_finite(uint16_t half) { return (half & 0x7C00u) != 0x7C00u; }
+
+// Whether a type can hold a number: neither NaN nor infinite, and no overflow. q8_0 holds it in a block of its own.
+static inline bool gguf_holds(GgufType type, float f) {
+    switch (type) {
+    case GGUF_F16: return f16_is_finite(float_to_f16(f));
+    case GGUF_Q8_0: return f16_is_finite(float_to_f16(f / 127));
+    case GGUF_BF16: return isfinite(bf16_to_float(float_to_bf16(f)));
+    default: return isfinite(f);
+    }
+}
+
+// the index of the first of x (count) that the type cannot hold; count: the type holds all
+static inline size_t gguf_find_unheld(GgufType type, const real *x, size_t count) {
+    size_t i = 0;
+    while (i < count && gguf_holds(type, (float)x[i])) { i++; }
+    return i;
+}
+
+// out (GGUF_BLOCK_BYTES) = x (GGUF_BLOCK) as q8_0
+static inline void gguf_encode_block(unsigned char *out, const real *x) {
+    float most = 0;
+    for (int i = 0; i < GGUF_BLOCK; i++) { most = fmaxf(most, fabsf((float)x[i])); }
     float scale = most / 127;
     uint16_t half = float_to_f16(scale);
-    if (!finite || !gguf_f16_is_finite(half)) { return false; }
     float inverse = half ? 1 / scale : 0;  // a block of tiny numbers is zero
     memcpy(out, &half, sizeof half);
     for (int i = 0; i < GGUF_BLOCK; i++) { out[2 + i] = (unsigned char)(int8_t)roundf((float)x[i] * inverse); }
-    return true;
 }
 
-// out = one number, or one block of q8_0. Returns false if the type cannot hold it.
-static inline bool gguf_encode_unit(unsigned char *out, GgufType type, const real *x) {
+// out = one number, or one block of q8_0
+static inline void gguf_encode_unit(unsigned char *out, GgufType type, const real *x) {
     float f = (float)*x;
-    if (type == GGUF_Q8_0) { return gguf_encode_block(out, x); }
-    if (type == GGUF_F32) {
-        memcpy(out, &f, sizeof f);
-        return isfinite(f);
-    }
-    if (type == GGUF_F16) {
-        uint16_t half = float_to_f16(f);
-        memcpy(out, &half, sizeof half);
-        return gguf_f16_is_finite(half);
-    }
+    uint16_t half = float_to_f16(f);
     bf16 rounded = float_to_bf16(f);
-    memcpy(out, &rounded, sizeof rounded);
-    return isfinite(bf16_to_float(rounded));
+    switch (type) {
+    case GGUF_F32: memcpy(out, &f, sizeof f); return;
+    case GGUF_F16: memcpy(out, &half, sizeof half); return;
+    case GGUF_BF16: memcpy(out, &rounded, sizeof rounded); return;
+    default: gguf_encode_block(out, x);
+    }
 }
 
-// out (gguf_bytes(type, count)) = x (count) in a type of the file. Returns false if the type cannot hold one of the
-// numbers: a NaN, an infinite number, or one that overflows f16.
-static inline bool gguf_encode(unsigned char *out, GgufType type, const real *x, size_t count) {
+// out (gguf_bytes(type, count)) = x (count) in a type of the file, which holds them all: gguf_find_unheld
+static inline void gguf_encode(unsigned char *out, GgufType type, const real *x, size_t count) {
     size_t unit = type == GGUF_Q8_0 ? (size_t)GGUF_BLOCK : 1, bytes = gguf_bytes(type, unit);
-    bool finite = true;
-    for (size_t i = 0; i < count / unit; i++) {
-        finite = gguf_encode_unit(out + i * bytes, type, x + i * unit) && finite;
-    }
-    return finite;
+    for (size_t i = 0; i < count / unit; i++) { gguf_encode_unit(out + i * bytes, type, x + i * unit); }
 }
 
 // ---- writing: create, the keys, declare every tensor, begin, the tensors in the order of declaration, finish.

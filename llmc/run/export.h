@@ -13,9 +13,7 @@ Bytes     A byte model has the 256 symbols of bytes, in the order of the bytes, 
           end-of-text token, which is byte 0: a newline would stop every text after one line.
 */
 #pragma once
-#include "llmc/files/gguf.h"
 #include "llmc/files/llmc_model.h"
-#include "llmc/files/model_state.h"
 #include "llmc/files/tokenizer_files.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
@@ -126,30 +124,6 @@ static inline void export_gguf_declare(GgufWriter *w, const GPT2Config *c, Param
                  param_used_rows(id, c), param_cols(id, c));
 }
 
-// Writes a tensor, some rows at a time. Stops at a number that the type cannot hold.
-static inline void export_gguf_write(GgufWriter *w, const ModelFile *model, const ParamLayout *layout, ParamId id,
-                                     int layer, GgufType type) {
-    StoredTensor stored = stored_tensor(model, "", id, layer);
-    size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
-    size_t most = CHUNK_ELEMENTS / cols + 1, n;
-    for (size_t row = 0; row < rows && !w->out.error; row += n) {
-        n = rows - row < most ? rows - row : most;
-        ParamRange range = {row * cols, n * cols, 0, 0};
-        real *numbers = (real *)read_range(&stored, range, &layout->slice[id]);
-        unsigned char *bytes = (unsigned char *)xmalloc(gguf_bytes(type, n * cols));
-        if (!gguf_encode(bytes, type, numbers, n * cols)) {
-            part_discard(&w->out);
-            input_error("-e: tensor %s holds a number that the file's type cannot hold (infinite, no number, or "
-                        "beyond f16's 65504); give another model, or --type f32",
-                        stored.tensor->name);
-        }
-        gguf_put(w, bytes, gguf_bytes(type, n * cols));
-        free(bytes);
-        free(numbers);
-    }
-    gguf_end_tensor(w);
-}
-
 static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model, GgufType type) {
     const GPT2Config *c = &model->config;
     ParamLayout layout = param_layout(c);
@@ -162,7 +136,8 @@ static inline void export_gguf_tensors(GgufWriter *w, const ModelFile *model, Gg
         ParamId id = (ParamId)i;
         GgufType in_file = export_tensor_type(id, c, type);
         for (int layer = 0; layer < param_layers(id, c); layer++) {
-            export_gguf_write(w, model, &layout, id, layer, in_file);
+            write_tensor(&w->out, model, id, layer, &layout, in_file);
+            gguf_end_tensor(w);
         }
     }
 }
