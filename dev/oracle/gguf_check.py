@@ -1,29 +1,137 @@
 #!/usr/bin/env python3
-"""Reads a file of `train_gpt2 --export gguf` with the Python packages gguf and llama-cpp-python.
+"""Reads a file of `train_gpt2 --export gguf`: with nothing but Python, or with the packages gguf and llama-cpp-python.
 
-    gguf_check.py tensors MODEL.gguf FOLDER           every tensor against model.safetensors in FOLDER
+    gguf_check.py numbers MODEL.gguf FOLDER           every tensor against model.safetensors in FOLDER
+    gguf_check.py keys MODEL.gguf                     the keys and values as JSON
+    gguf_check.py tensors MODEL.gguf FOLDER           as numbers, through gguf and its quantisers
     gguf_check.py generate MODEL.gguf N PROMPT        llama.cpp's N likeliest tokens after PROMPT, as text
     gguf_check.py tokens MODEL.gguf TEXT_FILE         llama.cpp's ids of a text, as uint16
     gguf_check.py loss MODEL.gguf TEXT_FILE           the mean loss of a text's first tokens, in nats
 
-`tensors` needs gguf, and the rest llama-cpp-python: scripts/setup.sh test and scripts/setup.sh peers install them into
-build/py. llama.cpp runs on the CPU with a key-value cache of fp32 and without flash attention.
+`numbers` and `keys` need no package, `tensors` needs gguf, and the rest llama-cpp-python: scripts/setup.sh test and
+scripts/setup.sh peers install them into build/py. llama.cpp runs on the CPU with a key-value cache of fp32 and without
+flash attention.
 """
+import array
 import json
+import math
 import re
 import struct
 import sys
 from pathlib import Path
 
-import numpy as np
+import model_files
 
 NAMES = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "attn_norm": "ln_1", "ffn_norm": "ln_2",
          "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 TRANSPOSED = {"attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight"}
+TYPES = {0: "F32", 1: "F16", 8: "Q8_0", 30: "BF16"}
 
+
+def safetensors_name(name):
+    """the name in model.safetensors, and the name without the block"""
+    layer, kind, end = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name).groups()
+    return (f"h.{layer}." if layer else "") + NAMES[kind] + "." + end, f"{kind}.{end}"
+
+
+# ---- the file, with nothing but Python
+
+def read_gguf(path):
+    """({key: value}, {name: (sizes with the columns first, type, bytes)}); stops unless the tensors fill the file"""
+    raw, at = Path(path).read_bytes(), 0
+
+    def number(form):
+        nonlocal at
+        at += struct.calcsize("<" + form)
+        return struct.unpack_from("<" + form, raw, at - struct.calcsize("<" + form))[0]
+
+    def text():
+        nonlocal at
+        length = number("Q")
+        at += length
+        return raw[at - length : at].decode("utf-8")
+
+    def value(kind):
+        if kind == 8:
+            return text()
+        if kind == 9:
+            kind, count = number("I"), number("Q")
+            return [value(kind) for _ in range(count)]
+        return number({4: "I", 5: "i", 6: "f", 7: "?"}[kind])
+
+    magic, version, num_tensors, num_keys = raw[:4], *struct.unpack_from("<IQQ", raw, 4)
+    if (magic, version) != (b"GGUF", 3):
+        sys.exit(f"{path} begins with {magic} and version {version}, expected GGUF and 3")
+    at = 24
+    keys = {text(): value(number("I")) for _ in range(num_keys)}
+    table = [(text(), [number("Q") for _ in range(number("I"))], TYPES[number("I")], number("Q"))
+             for _ in range(num_tensors)]
+    start = end = at + -at % 32
+    tensors = {}
+    for name, sizes, kind, offset in table:
+        count = math.prod(sizes)
+        size = count // 32 * 34 if kind == "Q8_0" else count * (4 if kind == "F32" else 2)
+        if start + offset != end or any(raw[at:end]):
+            sys.exit(f"{name} begins at byte {start + offset}, expected {end} after zeros")
+        tensors[name] = sizes, kind, raw[end : end + size]
+        at, end = end + size, end + size + -size % 32
+    if len(raw) != end:
+        sys.exit(f"{path} is {len(raw)} bytes long, expected {end}")
+    return keys, tensors
+
+
+def as_float32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def q8_0(floats):
+    """blocks of an fp16 scale and 32 int8, a half rounded away from zero"""
+    blocks = bytearray()
+    for i in range(0, len(floats), 32):
+        block = floats[i : i + 32]
+        scale = as_float32(max(map(abs, block)) / 127)
+        inverse = as_float32(1 / scale) if struct.pack("<e", scale) != b"\0\0" else 0
+        scaled = [as_float32(x * inverse) for x in block]
+        blocks += struct.pack("<e32b", scale, *(int(math.copysign(math.floor(abs(x) + 0.5), x)) for x in scaled))
+    return bytes(blocks)
+
+
+def encoded(words, kind):
+    """the bytes of F32 numbers, given as bits, in a type of the file"""
+    if kind == "F32":
+        return words.tobytes()
+    if kind == "BF16":
+        return array.array("H", map(model_files.nearest_bf16, words)).tobytes()
+    floats = array.array("f", words.tobytes())
+    return q8_0(floats) if kind == "Q8_0" else struct.pack(f"<{len(floats)}e", *floats)
+
+
+def check_numbers(model, folder):
+    expected = {name.removeprefix("transformer."): tensor for name, tensor in
+                model_files.read(Path(folder) / "model.safetensors").items()}
+    expected.pop("lm_head.weight", None)
+    types = []
+    for name, (sizes, kind, data) in read_gguf(model)[1].items():
+        theirs, bare = safetensors_name(name)
+        entry, raw = expected.pop(theirs)
+        numbers, shape = model_files.words(entry, raw), entry["shape"]
+        if bare in TRANSPOSED:
+            numbers, shape = model_files.out_in(entry, numbers), shape[::-1]
+        if sizes != shape[::-1]:
+            sys.exit(f"{name} has the sizes {sizes}, expected {shape[::-1]}")
+        if data != encoded(numbers, kind):
+            sys.exit(f"{name} holds other numbers than the weights as {kind}")
+        types.append(kind)
+    if expected:
+        sys.exit(f"{model} lacks {sorted(expected)}")
+    print("equal:", ", ".join(f"{types.count(kind)} {kind}" for kind in sorted(set(types))))
+
+
+# ---- the package gguf
 
 def read_safetensors(path):
     """{name: fp32 array}; BF16 is the upper half of fp32"""
+    import numpy as np
     raw = path.read_bytes()
     data = 8 + struct.unpack("<Q", raw[:8])[0]
     tensors = {}
@@ -39,13 +147,14 @@ def read_safetensors(path):
 
 def check_tensors(model, folder):
     import gguf
+    import numpy as np
     expected = read_safetensors(Path(folder) / "model.safetensors")
     expected.pop("lm_head.weight", None)
     types = {}
     for tensor in gguf.GGUFReader(model).tensors:
-        layer, name, kind = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", tensor.name).groups()
-        theirs = expected.pop((f"h.{layer}." if layer else "") + NAMES[name] + "." + kind)
-        if f"{name}.{kind}" in TRANSPOSED:
+        name, bare = safetensors_name(tensor.name)
+        theirs = expected.pop(name)
+        if bare in TRANSPOSED:
             theirs = np.ascontiguousarray(theirs.T)
         if list(tensor.shape) != list(theirs.shape)[::-1]:
             sys.exit(f"{tensor.name} has shape {list(tensor.shape)}, expected {list(theirs.shape)[::-1]}")
@@ -57,6 +166,8 @@ def check_tensors(model, folder):
         sys.exit(f"{model} lacks {sorted(expected)}")
     print("equal:", ", ".join(f"{len(names)} {name}" for name, names in sorted(types.items())))
 
+
+# ---- llama.cpp
 
 def open_llama(model, **options):
     import llama_cpp
@@ -75,7 +186,13 @@ def generate(model, count, prompt):
     sys.stdout.buffer.write(llama.detokenize(tokens, special=True) + b"\n")
 
 
+def tokens(model, path):
+    ids = open_llama(model).tokenize(Path(path).read_bytes())
+    sys.stdout.buffer.write(array.array("H", ids).tobytes())
+
+
 def loss(model, path):
+    import numpy as np
     llama = open_llama(model, logits_all=True)
     tokens = llama.tokenize(Path(path).read_bytes())[: int(llama.metadata["gpt2.context_length"])]
     llama.eval(tokens)
@@ -85,21 +202,18 @@ def loss(model, path):
     print(f"{np.mean(log_sums - logits[np.arange(len(tokens) - 1), tokens[1:]]):.6f}")
 
 
+def keys(model):
+    print(json.dumps(read_gguf(model)[0]))
+
+
 def main():
-    if len(sys.argv) < 4:
+    commands = {"numbers": check_numbers, "keys": keys, "tensors": check_tensors, "generate": generate,
+                "tokens": tokens, "loss": loss}
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
-    command, model, *rest = sys.argv[1:]
-    if command == "tensors":
-        check_tensors(model, rest[0])
-    elif command == "generate":
-        generate(model, *rest)
-    elif command == "tokens":
-        ids = open_llama(model).tokenize(Path(rest[0]).read_bytes())
-        sys.stdout.buffer.write(np.array(ids, "<u2").tobytes())
-    elif command == "loss":
-        loss(model, rest[0])
-    else:
-        sys.exit(f"gguf_check.py: expected tensors, generate, tokens or loss, found '{command}'")
+    if sys.argv[1] not in commands:
+        sys.exit(f"gguf_check.py: expected {', '.join(commands)}, found '{sys.argv[1]}'")
+    commands[sys.argv[1]](*sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 
     python3 dev/oracle/model_files.py FOLDER OUT.bin [bf16]    llm.c's model file, version 3, or 5 with bf16
     python3 dev/oracle/model_files.py FOLDER OUT COUNT         a folder: COUNT .safetensors files and their index
+    python3 dev/oracle/model_files.py FOLDER OUT BF16|F16      a folder: model.safetensors with the numbers rounded
 
-FOLDER holds config.json and model.safetensors in F32 or BF16, as the trainer and transformers write them.
+FOLDER holds config.json and model.safetensors in F32, BF16 or F16, as the trainer and transformers write them.
 """
 import array
 import json
@@ -44,8 +45,10 @@ def words(entry, data):
     """the bits of F32 numbers"""
     if entry["dtype"] == "BF16":
         return array.array("I", (half << 16 for half in array.array("H", data)))
-    if entry["dtype"] != "F32":
-        sys.exit(f"model_files.py: found a tensor of {entry['dtype']}, expected F32 or BF16")
+    if entry["dtype"] == "F16":
+        data = array.array("f", struct.unpack(f"<{len(data) // 2}e", data)).tobytes()
+    elif entry["dtype"] != "F32":
+        sys.exit(f"model_files.py: found a tensor of {entry['dtype']}, expected F32, BF16 or F16")
     return array.array("I", data)
 
 
@@ -98,11 +101,27 @@ def write_several(folder, out, count):
         json.dump({"metadata": {"total_size": total}, "weight_map": weight_map}, file, indent=2)
 
 
+def write_rounded(folder, out, dtype):
+    rounded = {}
+    for name, (entry, data) in read(os.path.join(folder, "model.safetensors")).items():
+        numbers = words(entry, data)
+        if dtype == "BF16":
+            data = array.array("H", map(nearest_bf16, numbers)).tobytes()
+        else:
+            data = struct.pack(f"<{len(numbers)}e", *array.array("f", numbers.tobytes()))
+        rounded[name] = ({**entry, "dtype": dtype}, data)
+    os.makedirs(out, exist_ok=True)
+    shutil.copy(os.path.join(folder, "config.json"), out)
+    write(os.path.join(out, "model.safetensors"), rounded)
+
+
 def main():
     if len(sys.argv) in (3, 4) and sys.argv[2].endswith(".bin") and sys.argv[3:] in ([], ["bf16"]):
         write_llmc(sys.argv[1], sys.argv[2], len(sys.argv) == 4)
     elif len(sys.argv) == 4 and sys.argv[3].isdecimal() and int(sys.argv[3]) > 0:
         write_several(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    elif len(sys.argv) == 4 and sys.argv[3] in ("BF16", "F16"):
+        write_rounded(*sys.argv[1:])
     else:
         sys.exit(__doc__)
 

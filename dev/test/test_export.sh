@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# --export gguf: types, tokenizers, bad input and a full disk. With the Python packages gguf and llama-cpp-python, also
-# each tensor, and llama.cpp's tokens, greedy text and losses, for models of bytes, of GPT-2's vocabulary and of a
-# vocabulary of --train-bpe.
+# --export: each key and tensor of the files, types, tokenizers, bad input and a full disk. With the Python packages
+# gguf and llama-cpp-python, also gguf's reading, and llama.cpp's tokens, greedy text and losses, for models of bytes,
+# of GPT-2's vocabulary and of a vocabulary of --train-bpe.
 #   PYTHON=build/py/bin/python3 dev/test/test_export.sh
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
@@ -25,8 +25,14 @@ run() {
 says() { grep -qF -- "$1" "$out" || { echo "expected '$1' in:" && head -n 8 "$out"; }; }
 no_leftovers() { find . -name '*.part' | sed 's/^/left behind: /'; }
 has_package() { "$python" -c "import $1" 2>/dev/null; }
-# check ARGUMENTS...: the output of gguf_check.py
+# check ARGUMENTS...: the output of gguf_check.py; plain: without packages
 check() { "$python" "$root/dev/oracle/gguf_check.py" "$@" 2>errors || echo "gguf_check.py $1: $(tail -n 3 errors)"; }
+plain() { python=python3 check "$@"; }
+# equals READER MODEL.gguf FOLDER TYPES: a sentence unless the file has the numbers of FOLDER, in TYPES
+equals() {
+    "${@:1:2}" "$3" "$4" >"$out"
+    says "equal: $5"
+}
 
 # ---- models that know their text by heart, so that the likeliest token is far ahead of the second
 
@@ -66,7 +72,7 @@ report "each type, under its name; a GGUF file is replaced" "$(
     done
     cp bytes_q8_0.gguf again.gguf
     run 0 --export gguf -e bytes/step_00000150/model.safetensors -o again.gguf
-    says "as $([ "$weights" = F32 ] && echo f32 || echo f16)"
+    says "as ${weights,,},"
     run 0 --export gguf -e bytes/step_00000150/model.safetensors -o again.gguf --type f32
     cmp <(tail -c 100000 again.gguf) <(tail -c 100000 bytes_f32.gguf) 2>&1
     no_leftovers
@@ -76,6 +82,7 @@ report "bad input" "$(
         run 2 --export gguf "${@:2}"
         says "$1"
     }
+    cp text.txt text_before.txt
     refuses "give both" -e bytes
     refuses "give both" -o x.gguf
     refuses "only describes a shape" -e d12 -o x.gguf
@@ -91,7 +98,8 @@ report "bad input" "$(
     run 2 -i text.txt --type f16
     says "give --export as well"
     [ ! -e x.gguf ] || echo "x.gguf was written"
-    cmp text.txt <(cat text.txt) && no_leftovers
+    cmp text.txt text_before.txt 2>&1
+    no_leftovers
 )"
 report "llm.c's file has the bytes of an independent writer" "$(
     for type in f32 bf16; do
@@ -203,66 +211,86 @@ report "a full disk leaves no file, and an old file as it is" "$(
     no_leftovers
 )"
 
-# ---- the Python package gguf
+# ---- what the files hold
 
-if has_package gguf; then
-    equals() {
-        check tensors "$1" "$2" >"$out"
-        says "equal: $3"
-    }
-    report "gguf reads each tensor: all types, rows that are no multiple of 32, bf16 weights" "$(
-        equals bytes_f32.gguf bytes/step_00000150 "28 F32"
-        equals bytes_f16.gguf bytes/step_00000150 "9 F16, 19 F32"
-        equals bytes_bf16.gguf bytes/step_00000150 "9 BF16, 19 F32"
-        equals bytes_q8_0.gguf bytes/step_00000150 "19 F32, 9 Q8_0"
-        # larger than what is read at a time; 272 is no multiple of 32, and a row of ffn_down has 1088 numbers
-        run 0 -i text.txt -e l1h4c272 -b 1 -t 16 -x 1 -n 1 -v 0 -s 0 -o odd
-        run 0 --export gguf -e odd -o odd.gguf --type q8_0
-        equals odd.gguf odd/step_00000001 "4 F16, 11 F32, 1 Q8_0"
-        "$python" - odd/step_00000001 bf16 <<'END'
+all_equal() { # READER
+    equals "$@" bytes_f32.gguf bytes/step_00000150 "28 F32"
+    equals "$@" bytes_f16.gguf bytes/step_00000150 "9 F16, 19 F32"
+    equals "$@" bytes_bf16.gguf bytes/step_00000150 "9 BF16, 19 F32"
+    equals "$@" bytes_q8_0.gguf bytes/step_00000150 "19 F32, 9 Q8_0"
+    equals "$@" odd.gguf odd/step_00000001 "4 F16, 11 F32, 1 Q8_0"
+}
+report "each name, size and number: all types, rows that are no multiple of 32" "$(
+    # larger than what is read at a time; 272 is no multiple of 32, and a row of ffn_down has 1088 numbers
+    run 0 -i text.txt -e l1h4c272 -b 1 -t 16 -x 1 -n 1 -v 0 -s 0 -o odd
+    run 0 --export gguf -e odd -o odd.gguf --type q8_0
+    all_equal plain numbers
+)"
+report "without --type: the type of the weights" "$(
+    for stored in BF16 F16; do
+        python3 "$root/dev/oracle/model_files.py" bytes/step_00000150 stored_$stored $stored || echo "no folder"
+        run 0 --export gguf -e stored_$stored -o stored.gguf
+        says "as ${stored,,},"
+        equals plain numbers stored.gguf stored_$stored "$(
+            [ $stored = F16 ] && echo "9 F16, 19 F32" || echo "9 BF16, 19 F32"
+        )"
+        run 0 --export llmc -e stored_$stored -o stored.bin
+        says "as $([ $stored = F16 ] && echo f32 || echo bf16),"
+        words=()
+        [ $stored = F16 ] || words=(bf16)
+        python3 "$root/dev/oracle/model_files.py" stored_$stored expected.bin "${words[@]}" || echo "no file"
+        cmp expected.bin stored.bin 2>&1
+        rm stored.gguf stored.bin
+    done
+)"
+report "the keys: tokens, types, merges, a vocabulary larger than the tokenizer" "$(
+    run 0 --train-bpe 280 -i text.txt -o small
+    run 0 --export gguf -e learned/run -o padded.gguf --tokenizer small/merges.txt --type q8_0
+    plain keys padded.gguf >keys.json
+    python3 - keys.json small <<'END' 2>&1
 import json, pathlib, struct, sys
-folder, to = map(pathlib.Path, sys.argv[1:])
-raw = (folder / "model.safetensors").read_bytes()
-start = 8 + struct.unpack("<Q", raw[:8])[0]
-header, data = json.loads(raw[8:start]), raw[start:]
-if header["wte.weight"]["dtype"] == "F32":
-    data = b"".join(data[at + 2 : at + 4] for at in range(0, len(data), 4))
-    for name in header.keys() - {"__metadata__"}:
-        header[name]["dtype"], offsets = "BF16", header[name]["data_offsets"]
-        header[name]["data_offsets"] = [offset // 2 for offset in offsets]
-text = json.dumps(header).encode()
-to.mkdir()
-(to / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-(to / "config.json").write_bytes((folder / "config.json").read_bytes())
-END
-        run 0 --export gguf -e bf16 -o bf16.gguf
-        says "as f16"
-        equals bf16.gguf bf16 "5 F16, 11 F32"
-    )"
-    report "gguf reads the keys: tokens, types, merges, a vocabulary larger than the tokenizer" "$(
-        run 0 --train-bpe 280 -i text.txt -o small
-        run 0 --export gguf -e learned/run -o padded.gguf --tokenizer small/merges.txt
-        "$python" - padded.gguf small <<'END' 2>&1
-import json, pathlib, sys
-from gguf import GGUFReader
-fields = {name: field.contents() for name, field in GGUFReader(sys.argv[1]).fields.items()}
+found = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
 folder = pathlib.Path(sys.argv[2])
 vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
 expected = {
-    "general.architecture": "gpt2", "general.name": "run", "gpt2.block_count": 2,
-    "gpt2.context_length": 128, "gpt2.embedding_length": 64, "gpt2.feed_forward_length": 256,
-    "gpt2.attention.head_count": 4, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+    "general.architecture": "gpt2", "general.type": "model", "general.name": "run", "general.file_type": 7,
+    "general.quantization_version": 2, "gpt2.block_count": 2, "gpt2.context_length": 128, "gpt2.embedding_length": 64,
+    "gpt2.feed_forward_length": 256, "gpt2.attention.head_count": 4,
+    "gpt2.attention.layer_norm_epsilon": struct.unpack("<f", struct.pack("<f", 1e-5))[0],
+    "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
     "tokenizer.ggml.tokens": sorted(vocab, key=vocab.get) + [f"[PAD{i}]" for i in range(280, 300)],
     "tokenizer.ggml.token_type": [1] * 279 + [3] + [5] * 20,
     "tokenizer.ggml.merges": (folder / "merges.txt").read_text(encoding="utf-8").splitlines()[1:],
     "tokenizer.ggml.bos_token_id": 279, "tokenizer.ggml.eos_token_id": 279, "tokenizer.ggml.add_bos_token": False}
-for name, value in expected.items():
-    if fields.get(name) != value:
-        print(f"{name} is {fields.get(name)}, expected {value}")
+for name in sorted(expected.keys() | found.keys()):
+    if found.get(name) != expected.get(name):
+        print(f"{name} is {found.get(name)}, expected {expected.get(name)}")
+END
+    for type in f32:0 f16:1 bf16:32 q8_0:7; do
+        plain keys bytes_${type%:*}.gguf >"$out"
+        says "\"general.file_type\": ${type#*:},"
+    done
+    says '"tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 10, "tokenizer.ggml.eos_token_id": 0'
+)"
+
+# ---- the Python package gguf
+
+if has_package gguf; then
+    report "gguf reads each tensor, and quantises to the same bytes" "$(all_equal check tensors)"
+    report "gguf reads the same keys" "$(
+        "$python" - padded.gguf keys.json <<'END' 2>&1
+import json, sys
+from gguf import GGUFReader
+expected = json.load(open(sys.argv[2], encoding="utf-8"))
+found = {name: field.contents() for name, field in GGUFReader(sys.argv[1]).fields.items()
+         if not name.startswith("GGUF.")}
+for name in sorted(expected.keys() | found.keys()):
+    if found.get(name) != expected.get(name):
+        print(f"{name} is {found.get(name)}, expected {expected.get(name)}")
 END
     )"
 else
-    echo "$python has no gguf: no other program reads the files; scripts/setup.sh test installs it"
+    echo "$python has no gguf: that package does not read the files; scripts/setup.sh test installs it"
     echo "[  SKIPPED ] 2 test(s)."
 fi
 

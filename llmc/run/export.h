@@ -30,13 +30,12 @@ static const struct {
     uint32_t file_type;
 } gguf_file_types[] = {{GGUF_F32, 0}, {GGUF_F32, 0}, {GGUF_F16, 1}, {GGUF_BF16, 32}, {GGUF_Q8_0, 7}};
 
-// --type; for auto f32, or 16 bits if the weights have 16: f16 in GGUF, bf16 in llm.c's file
+// --type. auto is the type of the weights; llm.c's file has no f16, so that F16 weights become f32.
 static inline ExportType export_type(const TrainArgs *a, const ModelFile *model) {
     DType stored = model_tensor(model, "", WTE, 0)->dtype;
-    bool of_16_bits = stored == DT_F16 || stored == DT_BF16;
     if (a->export_type != EXPORT_AUTO) { return (ExportType)a->export_type; }
-    if (!of_16_bits) { return EXPORT_F32; }
-    return a->export_format == EXPORT_GGUF ? EXPORT_F16 : EXPORT_BF16;
+    if (stored == DT_BF16) { return EXPORT_BF16; }
+    return stored == DT_F16 && a->export_format == EXPORT_GGUF ? EXPORT_F16 : EXPORT_F32;
 }
 
 // the type of one tensor in a file of type `type`

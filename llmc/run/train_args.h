@@ -161,8 +161,9 @@ static const Flag flag_table[] = {
      "d12, d24, d36 and d48 are GPT-2 124M, 350M, 774M and 1558M, with GPT-2's vocabulary; d6, d60, d72 and d84 are "
      "llm.c's other depths. gpt3:c768 is the GPT-3 model of 768 channels, with 2048 positions. l4h4c128 is 4 layers, "
      "4 heads and 128 channels, with the vocabulary of the data and -t positions. A folder holds config.json and "
-     "model.safetensors, or several files and model.safetensors.index.json, as Hugging Face writes them. Such a file "
-     "alone and llm.c's .bin files work too. A run directory, also of llm.c, stands for its last checkpoint.",
+     "model.safetensors, or several files and model.safetensors.index.json, as Hugging Face writes them. A single "
+     ".safetensors file and llm.c's .bin model files are read too. A run directory, ours or llm.c's, means its last "
+     "checkpoint.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256", "-o, -y, --generate; doc/training.md"},
     {"o", "output", FLAG_STRING, ARG(run_dir), 0, 0, NULL, "DIR", NULL,
      "run directory for metrics and checkpoints (default: no files written)",
@@ -384,15 +385,15 @@ static const Flag flag_table[] = {
     {NULL, "export", FLAG_CHOICE, ARG(export_format), 0, 0, EXPORT_CHOICES, "FORMAT", NULL,
      "write the model in -e to -o: gguf for llama.cpp, llmc for llm.c",
      "A gguf file has the tokenizer in it. llmc is llm.c's .bin, version 3 (f32) or 5 (bf16). -e is a checkpoint, a "
-     "run "
-     "directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same format is "
-     "replaced. Models of bytes need no tokenizer; for other models --tokenizer is found as for --generate. The memory "
-     "does not grow with the model.",
+     "run directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same "
+     "format is replaced. Models of bytes need no tokenizer; for other models --tokenizer is found as for --generate. "
+     "The memory does not grow with the model.",
      "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
     {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,
-     "type of exported weights (default %s: as stored, or f16)",
-     "auto makes f16 of 16-bit weights in a gguf file and bf16 in an llmc file, which takes f32 and bf16 only. q8_0 "
-     "takes 34 bytes for 32 weights. Vectors and the position embedding stay f32. f16 holds numbers up to 65504.",
+     "type of exported weights (default %s: as stored)",
+     "auto is bf16 for BF16 weights, f16 for F16 weights, and f32 for others. An llmc file takes f32 and bf16 only; "
+     "auto writes F16 weights as f32 there. q8_0 takes 34 bytes for 32 weights. In a gguf file, vectors and the "
+     "position embedding stay f32. f16 holds numbers up to 65504.",
      "./train_gpt2 --export gguf -e runs/mine -o model.gguf --type q8_0", "--export; doc/files.md"},
 
     FLAG_HEADING("Checkpoints"),
