@@ -96,7 +96,8 @@ $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $
 	$(FOUND_CBLAS) $(HAVE_MPI) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI) \
+	$(NO_MULTI_GPU))
 endif
 
 # ---- targets. The text after ## is the line of `make help`: its group, then what the target does

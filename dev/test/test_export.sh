@@ -243,7 +243,7 @@ report "without --type: the type of the weights" "$(
         rm stored.gguf stored.bin
     done
 )"
-report "the keys: tokens, types, merges, a vocabulary larger than the tokenizer" "$(
+report "the keys: name, tokens, types, merges, a vocabulary larger than the tokenizer" "$(
     run 0 --train-bpe 280 -i text.txt -o small
     run 0 --export gguf -e learned/run -o padded.gguf --tokenizer small/merges.txt --type q8_0
     plain keys padded.gguf >keys.json
@@ -270,6 +270,22 @@ END
         plain keys bytes_${type%:*}.gguf >"$out"
         says "\"general.file_type\": ${type#*:},"
     done
+    named() { # NAME MODEL, from the folder learned/run
+        (cd learned/run && run 0 --export gguf -e "$2" -o "$scratch/named.gguf" --type f16)
+        plain keys named.gguf >"$out"
+        says "\"general.name\": \"$1\","
+    }
+    cp -r bytes/step_00000150 of_step && mkdir dated && cp bytes/step_00000150/model.safetensors dated/mine.safetensors
+    cp bytes/step_00000150/config.json dated
+    named of_step ../../of_step
+    named of_step ../../of_step/model.safetensors
+    named bytes ../../bytes/step_00000150//
+    named bytes ../../bytes/./step_00000150/model.safetensors
+    named mine.safetensors ../../dated/mine.safetensors
+    named run .
+    named run step_00000060
+    named run step_00000060/model.safetensors
+    plain keys bytes_q8_0.gguf >"$out"
     says '"tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 10, "tokenizer.ggml.eos_token_id": 0'
 )"
 

@@ -62,6 +62,8 @@ report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that n
     has "-DPRECISION_BF16"
     has "train_gpt2.cu -o train_gpt2cu"
     has "arch=compute_90,code=sm_90"
+    target=train_gpt2 made 0 "" DEVICE=cpu PRECISION=BF16
+    has "-DPRECISION_BF16"
     made 0 "NVIDIA H100, 9.0" USE_CUDNN=1 PRECISION=FP32
     has -arch=native
     has -DPRECISION_FP32
@@ -73,10 +75,21 @@ report "train_gpt2cu: NO_USE_MPI and NO_MULTI_GPU leave out MPI and NCCL" "$(
     sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
     made 0 "" USE_CUDNN=1
     has -DHAVE_NCCL
+    has -DHAVE_MPI
     made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1
     has "train_gpt2.cu -o train_gpt2cu"
     lacks -DHAVE_MPI
     lacks -DHAVE_NCCL
+)"
+
+target=build/cuda/train_gpt2
+report "build/cuda/flags changes with NO_MULTI_GPU" "$(
+    made 0 ""
+    cp "$folder/build/cuda/flags" "$folder/before"
+    made 0 ""
+    cmp "$folder/before" "$folder/build/cuda/flags" 2>&1
+    made 0 "" NO_MULTI_GPU=1
+    ! cmp -s "$folder/before" "$folder/build/cuda/flags" || echo "the same flags with NO_MULTI_GPU=1"
 )"
 
 end_tests

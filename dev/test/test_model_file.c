@@ -155,7 +155,7 @@ static void write_shard(const char *folder, const Layout *l, int shard, cJSON *w
             for (int layer = 0; layer < param_layers((ParamId)id, &c); layer++, number++) {
                 if (number % l->shards != shard) { continue; }
                 size_t shape[2], count = hugging_face_bytes(bytes, l->dtype, (ParamId)id, layer, &c);
-                param_file_shape(shape, (ParamId)id, &c);
+                param_file_shape(shape, (ParamId)id, &c, param_specs[id].transposed);
                 param_name(name, sizeof name, (ParamId)id, layer);
                 snprintf(full, sizeof full, "%s%s", l->prefix, name);
                 bool vector = shape[0] == 1;
@@ -235,6 +235,9 @@ static void test_several_files(void **state) {
         const char *folder = model_folder(name, &layouts[i]);
         assert_opens(folder, layouts[i].dtype, false);
         assert_opens(index_path(folder), layouts[i].dtype, false);
+        ModelFile file = model_open(folder);
+        assert_int_equal(file.file.num_shards, layouts[i].shards);  // each file is opened once
+        model_close(&file);
         assert_non_null(getcwd(here, sizeof here));
         assert_int_equal(chdir(folder), 0);
         assert_opens("model.safetensors.index.json", layouts[i].dtype, false);
@@ -310,7 +313,7 @@ static void test_broken_shard(void **state) {
     assert_refused(folder, "model-00002-of-00003.safetensors' has");
     unlink(path);
     assert_refused(folder, "names the file 'model-00002-of-00003.safetensors' for tensor");
-    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "has no tensor");
+    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "is one of several files of a model; give their folder");
 }
 
 static void test_integer_weights(void **state) {
@@ -325,6 +328,22 @@ static void test_untied_head(void **state) {
     const Layout one = {DT_F32, "", 1, true, true, false}, several = {DT_BF16, "transformer.", 4, true, true, false};
     assert_refused(model_folder("untied1", &one), "lm_head.weight that is not its wte.weight");
     assert_refused(model_folder("untied4", &several), "lm_head.weight that is not its wte.weight");
+}
+
+// the same bytes in another type are other numbers
+static void test_head_of_another_type(void **state) {
+    (void)state;
+    static char bytes[MANY_BYTES];
+    static const Layout layout = {DT_BF16, "", 1, true, false, false};
+    const char *folder = model_folder("typed", &layout), *path = joined(folder, "model.safetensors");
+    size_t count;
+    assert_opens(folder, DT_BF16, false);
+    memcpy(bytes, read_bytes(path, &count), MANY_BYTES);
+    char *type = strstr(bytes + 8, "\"lm_head.weight\":{\"dtype\":\"BF16\"");
+    assert_non_null(type);
+    memcpy(strstr(type, "\"BF16\""), "\"F16\" ", 6);
+    write_bytes(path, bytes, count);
+    assert_refused(folder, "has an lm_head.weight that is not its wte.weight");
 }
 
 static void test_configs(void **state) {
@@ -574,9 +593,10 @@ static void test_bad_llmc_headers(void **state) {
         {0, 20240327, "debug state"},
         {0, 20240328, "give it with --tokenizer"},
         {0, 20240520, "begins with the number 20240520, expected 20240326, an llm.c model; that is a token shard"},
+        {0, 20240522, "that is an evaluation set of llm.c"},
         {0, 20240527, "optimizer state, so give the model_*.bin"},
-        {0, 20240803, "Llama 3"},
-        {0, 0x04034B50, "save_pretrained"},
+        {0, 20240801, "that is a token shard of Llama 3"},
+        {0, 20240803, "that is llm.c's Llama 3"},
         {1, 1, "of version 1, of an older llm.c without a padded vocabulary, expected 3 (fp32) or 5 (bf16)"},
         {1, 2, "of version 2, of an older llm.c"},
         {1, 4, "of version 4, expected 3"},
@@ -613,6 +633,74 @@ static void test_bad_llmc_headers(void **state) {
     assert_refused(path, "begins with the number");
     write_text(path, "ab");
     assert_refused(path, "is 2 bytes long");
+}
+
+// The length of a .safetensors header may be llm.c's magic number.
+static void test_safetensors_with_llmcs_number(void **state) {
+    (void)state;
+    const uint64_t length = LLMC_MAGIC;
+    const char *path = write_file("number", &length, sizeof length);
+    assert_int_equal(truncate(path, (off_t)(sizeof length + length)), 0);  // zeros that take no room on the disk
+    assert_refused(path, "has a header that is not a JSON object");
+    const int32_t version_1[] = {LLMC_MAGIC, 1};
+    assert_refused(write_file("number", version_1, sizeof version_1), "is 8 bytes long, expected the 1024 bytes of an");
+}
+
+static void test_other_formats(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *bytes, *says;
+    } cases[] = {
+        {"x.gguf", "GGUF\3", "x.gguf' is a GGUF file, which this trainer only writes"},
+        {"x.bin", "GGUF\3", "x.bin' is a GGUF file, which this trainer only writes"},
+        {"model.pt", "PK\3\4 and so on", "model.pt' is a file of PyTorch; save the model with transformers'"},
+        {"model.bin", "PK\3\4 and so on", "model.bin' is a file of PyTorch"},
+        {"old.bin", "\x80\2\x8A\nl\xFC\x9C", "old.bin' is a file of PyTorch"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_refused(write_file(cases[i].name, cases[i].bytes, strlen(cases[i].bytes)), cases[i].says);
+    }
+    Layout l = usual;
+    l.shards = 2;
+    const char *folder = model_folder("parts", &l);
+    assert_refused(joined(folder, "config.json"), "describes a model and has no weights; give the folder");
+    assert_refused(joined(folder, "model-00002-of-00002.safetensors"),
+                   "is one of several files of a model; give their");
+    const char *whole = model_folder("whole", &usual), *only = joined(whole, "model-00001-of-00001.safetensors");
+    assert_int_equal(rename(joined(whole, "model.safetensors"), only), 0);
+    assert_opens(only, DT_F32, false);
+}
+
+// Opening and closing a model, or refusing a file, leaves no file open.
+static int open_files(void) {
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    assert_non_null(dir);
+    while (readdir(dir)) { count++; }
+    closedir(dir);
+    return count;
+}
+
+static void test_closes_every_file(void **state) {
+    (void)state;
+    static const Layout layouts[] = {{DT_F32, "", 1, false, false, false}, {DT_F32, "", 5, false, false, false}};
+    int before = open_files();
+    for (int i = 0; i < 2; i++) {
+        char name[32], error[256];
+        SafeTensors refused;
+        snprintf(name, sizeof name, "closed%d", i);
+        const char *folder = model_folder(name, &layouts[i]), *llmc = joined(folder, "v3.bin");
+        ModelFile file = model_open(folder);
+        assert_int_equal(open_files(), before + layouts[i].shards);
+        model_close(&file);
+        assert_int_equal(open_files(), before);
+        write_llmc(llmc, 3, 128);
+        file = model_open(llmc);
+        assert_int_equal(open_files(), before + 1);
+        model_close(&file);
+        assert_false(safetensors_try_open(llmc, &refused, error, sizeof error));
+        assert_int_equal(open_files(), before);
+    }
 }
 
 // ---- a failed export
@@ -736,6 +824,8 @@ int main(void) {
         cmocka_unit_test(test_broken_shard),
         cmocka_unit_test(test_integer_weights),
         cmocka_unit_test(test_untied_head),
+        cmocka_unit_test(test_head_of_another_type),
+        cmocka_unit_test(test_closes_every_file),
         cmocka_unit_test(test_configs),
         cmocka_unit_test(test_llmc_file),
         cmocka_unit_test(test_llmc_slices),
@@ -745,6 +835,8 @@ int main(void) {
         cmocka_unit_test(test_export_rounds),
         cmocka_unit_test(test_cut_llmc_files),
         cmocka_unit_test(test_bad_llmc_headers),
+        cmocka_unit_test(test_safetensors_with_llmcs_number),
+        cmocka_unit_test(test_other_formats),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_run_directory_of_llmc),
         cmocka_unit_test(test_folders),

@@ -55,7 +55,7 @@ typedef struct {
 typedef struct {
     CorpusFile *files;
     int num_files;
-    const char *flag;               // that named the files, for messages
+    const char *flag;               // gave the pattern; error messages name it
     const char *field, *separator;  // separator NULL: none
     CorpusPosition at;
     int fd;  // of files[at.file]; -1: not open
@@ -89,9 +89,9 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     file->is_json = is_json;
 }
 
-// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: that named the files, for messages;
-// it is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts with
-// a visible character. Stops unless every file can be read. Close with corpus_close.
+// The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: the flag that gave the pattern; error
+// messages name it. The pointer is kept. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL,
+// or text that starts with a visible character. Stops unless every file can be read. Close with corpus_close.
 static inline Corpus corpus_open_for(const char *flag, const char *pattern, const char *field, const char *separator) {
     Corpus c;
     memset(&c, 0, sizeof c);

@@ -4,7 +4,7 @@ defines: LLMC_HEADER_INTS, LLMC_MAGIC, LLMC_FP32, LLMC_BF16, llmc_is_model, llmc
 The file, little-endian:
   256 int32    20240326, version, maxT, V, L, NH, C, Vp, zeros. Version 3: all tensors are F32; 5: BF16
   the rest     the tensors in the order of ParamId, each with all its layers: wte (Vp,C), wpe (maxT,C), ln1w (L,C), ...
-Vp is V with padding, of zeros. Matmul weights are (out, in), as in memory. llmc/files/llmc_model.h writes such a file.
+Vp is V rounded up; the extra rows of wte are zeros. Matmul weights are (out, in), as in memory. llmc/files/llmc_model.h writes such a file.
 */
 #pragma once
 #include "llmc/files/safetensors.h"
@@ -24,7 +24,6 @@ static const struct {
     {20240527, "that is llm.c's optimizer state, so give the model_*.bin beside it"},
     {20240801, "that is a token shard of Llama 3, and this trainer knows GPT-2 only"},
     {20240803, "that is llm.c's Llama 3, and this trainer knows GPT-2 only"},
-    {0x04034B50, "that is a file of PyTorch, so save the model with transformers' save_pretrained and give the folder"},
 };
 
 // Reads the int32 at the start of a file, at most LLMC_HEADER_INTS. Returns their number.
@@ -36,7 +35,7 @@ static inline size_t llmc_read_header(int32_t header[LLMC_HEADER_INTS], const ch
     return got;
 }
 
-// whether a file has a name in .bin, or begins as llm.c's model files do
+// whether the name ends in .bin or the file begins with llm.c's magic number
 static inline bool llmc_is_model(const char *path) {
     struct stat info;
     size_t length = strlen(path);
@@ -44,7 +43,7 @@ static inline bool llmc_is_model(const char *path) {
     if (length >= 4 && strcmp(path + length - 4, ".bin") == 0) { return true; }
     int32_t header[LLMC_HEADER_INTS];
     llmc_read_header(header, path);
-    return header[0] == LLMC_MAGIC && header[1] != 0;
+    return header[0] == LLMC_MAGIC && header[1] != 0;  // 0: a .safetensors file with a header of LLMC_MAGIC bytes
 }
 
 // stops unless the header is of a GPT-2; returns its Vp and in *c the other sizes

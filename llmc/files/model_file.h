@@ -118,9 +118,8 @@ static inline void model_config_from_tensors(ModelFile *model) {
     }
 }
 
-// a tensor as a table in Hugging Face's files: transposed where Conv1D is, a vector as one row
-static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Config *c) {
-    bool transposed = param_specs[id].transposed;
+// The shape of a tensor in a file, a vector as one row. transposed: the file has it as (in, out).
+static inline void param_file_shape(size_t shape[2], ParamId id, const GPT2Config *c, bool transposed) {
     size_t rows = param_used_rows(id, c), cols = param_cols(id, c);
     shape[0] = transposed ? cols : rows;
     shape[1] = transposed ? rows : cols;
@@ -131,12 +130,7 @@ static inline const SafeTensor *model_tensor(const ModelFile *model, const char 
     char name[NAME_LENGTH];
     size_t shape[2];
     param_name(name, sizeof name, id, layer);
-    param_file_shape(shape, id, &model->config);
-    if (model->out_in && param_specs[id].transposed) {
-        size_t in = shape[0];
-        shape[0] = shape[1];
-        shape[1] = in;
-    }
+    param_file_shape(shape, id, &model->config, model_transposed(model, id));
     const SafeTensor *t = model_find(model, prefix, name);
     if (!t) {
         input_error("'%s' has no tensor %s%s, which a model of %d layers needs; give a whole model, or the config.json "
@@ -193,8 +187,8 @@ static inline void model_check_tied(const ModelFile *model) {
     }
 }
 
-// weights (PATH_LENGTH) = the file with the weights of a model: of a folder model.safetensors, else the index of
-// several files. A path that is no folder stays as it is.
+// weights (PATH_LENGTH) = path. For a folder: its model.safetensors, or if that is missing, its
+// model.safetensors.index.json.
 static inline void model_weights_path(char *weights, const char *path) {
     char index[PATH_LENGTH];
     struct stat info;
@@ -203,6 +197,34 @@ static inline void model_weights_path(char *weights, const char *path) {
     format_path(weights, "%s/model.safetensors", path);
     format_path(index, "%s/model.safetensors.index.json", path);
     if (access(weights, F_OK) != 0 && access(index, F_OK) == 0) { format_path(weights, "%s", index); }
+}
+
+// Stops at a file of another program, which its first bytes tell.
+static inline void model_check_format(const char *path) {
+    static const struct {
+        const char *magic;  // 4 bytes
+        const char *what;
+    } others[] = {
+        {"GGUF", "a GGUF file, which this trainer only writes; give the model in Hugging Face's or llm.c's format"},
+        {"PK\3\4", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"},
+        {"\x80\2\x8A\n", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"}};
+    int32_t header[LLMC_HEADER_INTS];
+    llmc_read_header(header, path);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        if (memcmp(header, others[i].magic, 4) == 0) { input_error("'%s' is %s", path, others[i].what); }
+    }
+}
+
+// Stops at a file that is only a part of a model, which its name tells: config.json or model-00001-of-00002.safetensors.
+static inline void model_check_name(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    int part, parts, end = 0;
+    if (strcmp(name, "config.json") == 0) {
+        input_error("'%s' describes a model and has no weights; give the folder of the model", path);
+    }
+    if (sscanf(name, "model-%5d-of-%5d.safetensors%n", &part, &parts, &end) == 2 && end && !name[end] && parts > 1) {
+        input_error("'%s' is one of several files of a model; give their folder", path);
+    }
 }
 
 // opens a .safetensors file or an index, and the config.json beside it
@@ -229,6 +251,8 @@ static inline ModelFile model_open(const char *path) {
     memset(&model, 0, sizeof model);
     model.prefix = "";
     model_weights_path(weights, path);
+    model_check_name(weights);
+    model_check_format(weights);
     if (llmc_is_model(weights)) {
         model.file = llmc_open(weights, &model.config);
         model.out_in = true;

@@ -140,7 +140,7 @@ static inline int family_shape(size_t shape[2], const TensorFamily *family, Para
         shape[0] = split ? (size_t)t : shape[1];
         return split ? 2 : 1;
     }
-    param_file_shape(shape, id, s->config);
+    param_file_shape(shape, id, s->config, param_specs[id].transposed);
     if (param_specs[id].rows != DIM_ONE) { return 2; }
     shape[0] = shape[1];
     return 1;

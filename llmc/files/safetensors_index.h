@@ -15,7 +15,7 @@ static inline bool is_json_name(const char *path) {
     return length >= 5 && strcmp(path + length - 5, ".json") == 0;
 }
 
-// the index in st->shards of the file `name`, which is opened at its first tensor
+// Returns the position of file `name` in st->shards. The first call for a file opens it.
 static inline int index_open_shard(SafeTensors *st, const char *name, const char *tensor) {
     char path[PATH_LENGTH];
     const char *slash = strrchr(st->path, '/');

@@ -46,12 +46,33 @@ static inline GgufType export_tensor_type(ParamId id, const GPT2Config *c, GgufT
 
 // ---- keys
 
-// the last name in -e: "mine" of runs/mine/
+// the last component of a path, which loses the slashes at its end
+static inline const char *last_component(char *path) {
+    for (size_t end = strlen(path); end > 1 && path[end - 1] == '/'; end--) { path[end - 1] = 0; }
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+// whether files or folders of every model have this name
+static inline bool is_usual_name(const char *name) {
+    static const char *const usual[] = {".", "best", "model.safetensors", "model.safetensors.index.json"};
+    bool found = checkpoint_step(name, "") >= 0;
+    for (int i = 0; i < 4; i++) { found = found || strcmp(name, usual[i]) == 0; }
+    return found;
+}
+
+// name (PATH_LENGTH) = the last component of the path -e that is the model's own: "mine" of runs/mine, of
+// mine/model.safetensors and of runs/mine/step_00000500
 static inline void export_model_name(char *name, const char *path) {
-    size_t end = strlen(path), start;
-    while (end > 1 && path[end - 1] == '/') { end--; }
-    for (start = end; start > 0 && path[start - 1] != '/'; start--) {}
-    format_path(name, "%.*s", (int)(end - start), path + start);
+    char at[PATH_LENGTH], here[PATH_LENGTH];
+    bool relative = *path != '/' && getcwd(here, sizeof here);
+    format_path(at, "%s%s%s", relative ? here : "", relative ? "/" : "", path);
+    const char *last = last_component(at);
+    while (is_usual_name(last) && last > at + 1) {
+        at[last - at - 1] = 0;
+        last = last_component(at);
+    }
+    format_path(name, "%s", last);
 }
 
 static inline void export_gguf_keys(GgufWriter *w, const TrainArgs *a, const GPT2Config *c, ExportType type) {
