@@ -660,6 +660,8 @@ static void test_other_formats(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(write_file(cases[i].name, cases[i].bytes, strlen(cases[i].bytes)), cases[i].says);
     }
+    assert_int_equal(mkfifo(temp_path("pipe.gguf"), 0600), 0);
+    assert_refused(temp_path("pipe.gguf"), "is a device or pipe, expected a regular file");
     Layout l = usual;
     l.shards = 2;
     const char *folder = model_folder("parts", &l);

@@ -209,6 +209,8 @@ static inline void model_check_format(const char *path) {
         {"PK\3\4", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"},
         {"\x80\2\x8A\n", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"}};
     int32_t header[LLMC_HEADER_INTS];
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return; }  // the open of a pipe would hang
     llmc_read_header(header, path);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         if (memcmp(header, others[i].magic, 4) == 0) { input_error("'%s' is %s", path, others[i].what); }
