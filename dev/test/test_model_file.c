@@ -313,7 +313,8 @@ static void test_broken_shard(void **state) {
     assert_refused(folder, "model-00002-of-00003.safetensors' has");
     unlink(path);
     assert_refused(folder, "names the file 'model-00002-of-00003.safetensors' for tensor");
-    assert_refused(joined(folder, "model-00001-of-00003.safetensors"), "is one of several files of a model; give their folder");
+    assert_refused(joined(folder, "model-00001-of-00003.safetensors"),
+                   "is one of several files of a model; give their folder");
 }
 
 static void test_integer_weights(void **state) {

@@ -217,7 +217,7 @@ static inline void model_check_format(const char *path) {
     }
 }
 
-// Stops at a file that is only a part of a model, which its name tells: config.json or model-00001-of-00002.safetensors.
+// Stops at a part of a model, which its name tells: config.json or model-00001-of-00002.safetensors.
 static inline void model_check_name(const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     int part, parts, end = 0;

@@ -6,8 +6,8 @@ defines: write_tensor
 #include "llmc/files/gguf.h"
 #include "llmc/files/model_state.h"
 
-// Stops at a number that the type cannot hold. numbers: the rows of_rows of the tensor
-// (rows, cols). The error counts elements as the model's file does.
+// Stops at a number that the type cannot hold, and deletes the unfinished file. numbers: the rows of_rows of the tensor
+// (rows, cols). The error counts the elements in the order of the model's file.
 static inline void check_numbers(PartFile *out, const StoredTensor *t, GgufType type, const real *numbers,
                                  Range of_rows, size_t rows, size_t cols) {
     size_t count = of_rows.count * cols, i = gguf_find_unheld(type, numbers, count);
