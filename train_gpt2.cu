@@ -1267,7 +1267,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
-    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
+    run->has_tokenizer = data_find_tokenizer(&run->tokenizer, &run->data, a, c->vocab_size);
     data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
@@ -1310,7 +1310,7 @@ static void print_banner(const Run *run) {
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
     gpu_monitor_note(&run->log.gpu);
-    print_notes(a, &m->config, token_files_are_text(&run->data.files) && !run->data.has_examples, run->step);
+    print_notes(a, &m->config, &run->data, run->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

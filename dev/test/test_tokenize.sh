@@ -171,6 +171,47 @@ report "a model trains on shards of another vocabulary, and finds its merges" "$
     says "$err" "but -j other.bin has 4096; give shards of one tokenizer"
 )"
 
+# train STATUS ARGUMENTS...: a sentence unless training for one step exits with STATUS
+train() {
+    local status=0
+    "$trainer" "${@:2}" -b 1 -t 16 -x 1 -v 0 -s 0 >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
+printf 'thequick brown foxes, the quick brown foxes, thequick\n' >text
+sed '2{h;d};3{G}' "$merges" >swapped.txt
+report "a model whose vocabulary is larger than the data's: a note" "$(
+    train 0 -i 'whole_train_*.bin' -e d6
+    says "$out" "note      -i has another vocabulary: only 2757 of the model's 50257 tokens occur"
+    train 0 -i 'whole_train_*.bin' -e l1h1c16
+    grep -F "tokens occur" "$out"
+)"
+report "shards of another tokenizer than the weights' are refused, unless --tokenizer says which one counts" "$(
+    run 0 swapped -i long.txt --tokenizer swapped.txt
+    train 2 -i 'swapped_train_*.bin' -e run -o strange
+    says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and -e run has those of 'run/step_0000"
+    [ "$(wc -l <"$err")" -eq 1 ] && [ ! -e strange ] || echo "expected one sentence and no folder"
+    train 2 --eval swapped_val_000000.bin -e run
+    says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
+    train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
+    says "$err" "note      --tokenizer swapped_merges.txt has other tokens than 'run/step_00000002/merges.txt'"
+    train 0 --eval text -e run --tokenizer swapped.txt
+    says "$err" "note      --tokenizer swapped.txt has other tokens than 'run/step_00000002/merges.txt'"
+    train 0 -i 'whole_train_*.bin' -e run --tokenizer "$merges"
+    [ ! -s "$err" ] || cat "$err"
+)"
+report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
+    train 2 -i text -e d6 --tokenizer "$merges" -n 1 -o wrong
+    says "$err" "-i text is text, which is read as bytes and not with --tokenizer $merges; first make token shards"
+    mkdir wide && cp "$merges" wide/merges.txt
+    train 0 -i text -e d6 -n 1 -o wide
+    [ ! -e wide/step_00000001/merges.txt ] || echo "a checkpoint has the merges beside it"
+    train 0 -i text -e l1h1c16 -n 1 -o bytes
+    train 0 -i text -e d6 --tokenizer bytes/step_00000001/tokenizer.json -n 1 -o wider
+    [ ! -e wider/step_00000001/tokenizer.json ] || echo "a model of 50257 tokens has the tokenizer of bytes"
+    train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
+    says "$err" "tokenizer.json' is that of bytes and the model has 2757 tokens; give the model's own tokenizer"
+)"
+
 # refused NAME STATUS WORDS ARGUMENTS...: one sentence
 refused() {
     report "$1" "$(

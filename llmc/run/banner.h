@@ -67,10 +67,12 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
-// notes: text read as bytes, a run that saves nothing, flags without an effect; the step of a resumed run
-static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool text, long long step) {
-    if (text && c->vocab_size != BYTE_VOCABULARY) {
-        printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);
+// notes: data of a smaller vocabulary, a run that saves nothing, flags without an effect; the step of a resumed run
+static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
+    if (!data->has_examples && c->vocab_size > data->files.vocab_size) {
+        printf("note      -i %s: only %d of the model's %d tokens occur; a shape such as -e l6h6c384 has the data's\n",
+               data_are_bytes(data) ? "is read as bytes" : "has another vocabulary", data->files.vocab_size,
+               c->vocab_size);
     }
     if (!a->run_dir) {
         printf("note      nothing will be saved: -o is not given\n");

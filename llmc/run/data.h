@@ -1,6 +1,7 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, args_for_examples, data_vocab, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
+defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data_find_tokenizer, data_open_loaders,
+         data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
 #include "llmc/files/choices_bin.h"
@@ -31,6 +32,9 @@ static inline bool data_are_examples(const TokenFiles *files) {
     }
     return json > 0;
 }
+
+// whether -i is text that is read as bytes
+static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
 // -gd auto is fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
@@ -103,12 +107,27 @@ static inline void data_open(RunData *d, TrainArgs *a) {
 
 // Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
-    bool given_weights = source->has_weights && !*source->checkpoint && !d->has_examples;
-    if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
+    bool given_weights = source->has_weights && !*source->checkpoint;
+    if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {
         input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
                     "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize data/mine",
                     a->train_data, a->model, source->config.vocab_size, a->train_data);
     }
+}
+
+// *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as bytes
+// by a model of another vocabulary. Stops if --tokenizer does not fit.
+static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
+    if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
+    *tokenizer = a->tokenizer ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
+    if (tokenizer->merges) {
+        input_error("-i %s is text, which is read as bytes and not with --tokenizer %s; first make token shards of it "
+                    "with --tokenize, or leave out --tokenizer",
+                    a->train_data, a->tokenizer);
+    }
+    if (vocab_size == BYTE_VOCABULARY) { return true; }
+    tokenizer_free(tokenizer);
+    return false;
 }
 
 // Loads and packs the examples of -i and -j.
@@ -157,9 +176,8 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     if (!a->hellaswag) { return; }
     bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
     if (has_json && !tokenizer && !has_bin) {
-        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: give GPT-2's merges "
-                    "with --tokenizer",
-                    V);
+        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: %s", V,
+                    tokenizer_advice(V));
     }
     if (!has_json && !has_bin) { return; }
     d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;

@@ -380,9 +380,8 @@ static inline void eval_first_path(char *path, const char *pattern) {
 
 static inline const Tokenizer *eval_tokenizer(const EvalFile *f, const GPT2Config *c) {
     if (!f->has_tokenizer) {
-        input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: give GPT-2's merges with "
-                    "--tokenizer",
-                    f->args->eval, c->vocab_size);
+        input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", f->args->eval, c->vocab_size,
+                    tokenizer_advice(c->vocab_size));
     }
     return &f->tokenizer;
 }
