@@ -33,6 +33,32 @@ static inline bool data_are_examples(const TokenFiles *files) {
     return json > 0;
 }
 
+// Stops at a text that begins as a known binary format, or has a NUL in its first 64 KiB.
+static inline void data_check_text(const char *flag, const char *path) {
+    enum { CHECKED = 64 << 10 };
+    char *text = (char *)xmalloc(CHECKED);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd < 0 ? 0 : pread(fd, text, CHECKED, 0);
+    const char *nul = bytes > 0 ? (const char *)memchr(text, 0, (size_t)bytes) : NULL;
+    if (fd >= 0) { binary_refuse(flag, path, fd); }
+    if (nul) {
+        input_error("%s: %s has a NUL as byte %td, so it is no text, or text in UTF-16; expected UTF-8: convert it "
+                    "with iconv, or remove the NULs with tr -d '\\0'",
+                    flag, path, nul - text);
+    }
+    if (fd >= 0) { close(fd); }
+    free(text);
+}
+
+// token_files_open for -i or -j; stops also at text that is none
+static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
+    TokenFiles files = token_files_open(flag, pattern);
+    for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
+        if (!corpus_is_json(files.files[f].path)) { data_check_text(flag, files.files[f].path); }
+    }
+    return files;
+}
+
 // whether -i is text that is read as bytes
 static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
@@ -79,13 +105,13 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
                     "flags)");
     }
-    d->files = token_files_open("-i", a->train_data);
+    d->files = data_open_files("-i", a->train_data);
     d->has_examples = data_are_examples(&d->files);
     args_for_examples(a, d->has_examples);
     d->files.vocab_size = data_vocab(&d->files, a);
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
-        d->val_files = token_files_open("-j", a->val_data);
+        d->val_files = data_open_files("-j", a->val_data);
         if (data_are_examples(&d->val_files) != d->has_examples) {
             input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
                         a->train_data, a->val_data);
