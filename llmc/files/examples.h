@@ -32,6 +32,7 @@ typedef struct {
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
     int count, room;
+    char trouble[160];          // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
@@ -96,7 +97,12 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         const char *role_name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
         int role = role_name ? chat_role(role_name) : -1;
-        if (role < 0 || !content) {
+        if (role_name && role < 0) {
+            snprintf(e->trouble, sizeof e->trouble,
+                     "has a message of the role '%.40s'; expected system, user or assistant", role_name);
+            return e->trouble;
+        }
+        if (!role_name || !content) {
             return "has a message without a role (system, user or assistant) and a content, both strings";
         }
         size_t length;
@@ -142,7 +148,8 @@ static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *c
     cJSON *json = corpus_object(line, piece->bytes);
     const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
     if (*trouble) {
-        input_error("%s %s line %" PRIu64 " %s", corpus->flag, corpus->files[piece->file].path, piece->line, trouble);
+        input_error("%s %s line %" PRIu64 " %s: found '%.*s'", corpus->flag, corpus->files[piece->file].path,
+                    piece->line, trouble, (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
     }
     cJSON_Delete(json);
     free(line);

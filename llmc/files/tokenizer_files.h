@@ -184,6 +184,9 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
         cJSON_Delete(json);
         return tokenizer_bytes();
     }
+    if (cJSON_IsNumber(json->child)) {
+        input_error("%s: found ids of tokens without merges, as in vocab.json; give the merges.txt beside it", path);
+    }
     tokenizer_json_trouble(trouble, json);
     if (*trouble) { input_error("%s: found %s, as in GPT-2's tokenizer.json", path, trouble); }
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
