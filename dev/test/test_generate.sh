@@ -55,11 +55,11 @@ report "a sample while training goes on after end-of-text" "$(
     says "$out" 'bcd<|endoftext|>bcd<|endoftext|>bc'
 )"
 
-# ---- a model of bytes that knows one conversation
+# ---- a byte model that knows one conversation
 
 for _ in {1..60}; do printf '\nUser: hi\nAssistant: yes\nUser: why\nAssistant: so\n'; done >turns
 run 0 -i turns -e l2h2c64 -b 4 -t 48 -x 300 -l 3e-3 -u 10 -v 0 -s 0 -n 300 -o bytes
-report "a newline does not end the text of a model of bytes" "$(
+report "a newline does not end the text of a byte model" "$(
     run 0 --generate 30 -e bytes --temperature 0
     equal "$(wc -c <"$out")" 32
     [ "$(wc -l <"$out")" -gt 2 ] || echo "no newline among the tokens: nothing was tested"

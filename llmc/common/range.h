@@ -10,8 +10,8 @@ typedef struct {
     size_t offset, count;
 } Range;
 
-// The ranges of rows of a micro-batch that are sequences of their own, in order and without a gap. ranges NULL: each row
-// of (B,T) is one sequence.
+// The documents of a micro-batch, each with positions and attention of its own: ranges of the B*T rows, in order and
+// without a gap. ranges NULL: each sequence is one document.
 typedef struct {
     const Range *ranges;
     int count;

@@ -1,5 +1,6 @@
 /*
-Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, packed into rows of T tokens.
+Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
+tokens. The names here say row for packed sequence.
 defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
          example_row_read, example_row_blank, example_rows_free
 
@@ -10,10 +11,10 @@ A line is an object of one of these forms. Tokens in [brackets] are targets of t
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate and --chat encode them. End-of-text of a byte
 model is a newline.
-Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last token of
+Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last one of
             the piece before. A longer prompt with completion or conversation is truncated.
 Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
-            attention within itself: row_read gives the ranges. A target that is not learned is -1. Rows are packed by
+            attention within itself: row_read gives the ranges. An ignored target is -1. Rows are packed by
             best fit, longest example first: an example goes to the fullest row that has room. The unused end of
             a row has input 0 and target -1.
 Memory      3 bytes a token.
@@ -261,8 +262,8 @@ static inline uint64_t example_rows_targets(const ExampleRows *rows) {
     return sum;
 }
 
-// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins at
-// `offset` of its micro-batch. Returns the number of ranges: at most T.
+// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins
+// at `offset` of its micro-batch. Returns the number of ranges: at most T.
 static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
                                    size_t offset) {
     const Examples *e = rows->examples;
