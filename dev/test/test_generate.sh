@@ -128,7 +128,7 @@ refused "--chat without -e" "--chat needs a trained model" --chat
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
 refused "--chat without a tokenizer" "with --tokenizer" --chat -e bare
 printf '{"!":0,"a":1}' >vocab.json
-refused "a vocab.json as tokenizer" "vocab.json: found ids of tokens without merges, as in vocab.json; give the merges" \
+refused "a vocab.json as tokenizer" "vocab.json: found ids of tokens without merges, as in vocab.json; give" \
     --generate 2 -e bare --prompt b --tokenizer vocab.json
 refused "--chat --samples" "--samples applies to --generate alone" --chat -e bytes --samples 2
 refused "--chat --past-end" "--past-end applies to --generate alone" --chat -e bytes --past-end

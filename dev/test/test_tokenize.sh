@@ -232,7 +232,7 @@ refused "a folder" 2 "is a folder; name its files" e4 -i corpus
 refused "an output that exists" 2 "'one_train_000001.bin' exists already" one -i long.txt
 refused "an output in no folder" 2 "could not write 'absent/x_merges.txt'" absent/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
-report "bad input before the first saved place leaves no file, and a run that was killed there does not stand in the way" "$(
+report "bad input before the first saved place leaves no file, and a run killed there does no harm" "$(
     find . -name 'e[0-9]_*'
     run 1 again -i broken.jsonl
     printf '{"text":"a"}\n' >broken.jsonl

@@ -96,8 +96,8 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
 }
 
 // The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: that named the files, for messages;
-// it is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts with
-// a visible character. Stops unless every file can be read. Close with corpus_close.
+// it is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts
+// with a visible character. Stops unless every file can be read. Close with corpus_close.
 static inline Corpus corpus_open_for(const char *flag, const char *pattern, const char *field, const char *separator) {
     Corpus c;
     memset(&c, 0, sizeof c);

@@ -175,7 +175,7 @@ static inline bool tokenizer_json_is_known(const char *path) {
     return known;
 }
 
-// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other tokenizer.
+// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other one.
 static inline Tokenizer tokenizer_load_json(const char *path) {
     char trouble[256];
     cJSON *json = read_json(path), *symbol;

@@ -141,8 +141,8 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
-// *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as bytes
-// by a model of another vocabulary. Stops if --tokenizer does not fit.
+// *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as
+// bytes by a model of another vocabulary. Stops if --tokenizer does not fit.
 static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
     if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
     *tokenizer = a->tokenizer ? tokenizer_open(a->tokenizer) : tokenizer_bytes();

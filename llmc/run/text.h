@@ -1,6 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens, print_bytes, print_token
+defines: find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens, print_bytes,
+         print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -26,7 +27,8 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind does not count.
+// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is
+// passed over.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     *path = 0;

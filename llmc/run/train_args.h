@@ -333,7 +333,7 @@ static const Flag flag_table[] = {
      "context; when the context is full, its oldest half is dropped. Expects a model trained on conversations.",
      "./train_gpt2 --chat -e runs/mine --temperature 0.7 --top-p 0.9", "--generate, --prompt; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
-     "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or gpt2_tokenizer.bin",
+     "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or llm.c's .bin",
      "Reads and writes text for models that are no byte models. Without the flag the trainer looks for merges.txt, "
      "vocab.bpe, then tokenizer.json: in -e or its last checkpoint, beside -e, in -o or its last checkpoint. Then it "
      "looks for the merges that --tokenize wrote beside the shards, then for llm.c's gpt2_tokenizer.bin in the current "
