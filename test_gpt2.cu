@@ -570,6 +570,7 @@ static void packed_batch(const Golden *g, int *tokens, int *targets) {
 static ModelOptions one_micro_batch(int T, int level) {
     ModelOptions p = training(1, T);
     p.micro_steps = 1;
+    p.fuse_gelu = false;  // a recomputed GELU has other bits than the fused one
     p.recompute.level = level;
     p.recompute.layers = level ? 1000 : 0;
     return p;
