@@ -200,8 +200,7 @@ static inline void score_batch_run(ScoreBatch *b) {
     if (b->T == 0) { b->T = m->T; }
     int num_rows = m->groups->tp->size > 1 ? m->B * m->T / b->T : b->num_rows > 0 ? b->num_rows : 1;
     score_batch_fill(b, num_rows);
-    Documents sequences = {NULL, 0};
-    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, sequences, b->losses);
+    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, no_documents, b->losses);
     for (int r = 0; r < b->num_rows; r++) {
         const ScoreRow *row = &b->rows[r];
         size_t first = score_batch_first(b, r);
