@@ -15,11 +15,26 @@ typedef struct {
     char checkpoint[PATH_LENGTH];  // the resumed checkpoint; "" for a new run
 } ModelSource;
 
+// Stops at a word that names neither a shape nor a file.
+__attribute__((noreturn)) static inline void no_such_model(const char *word) {
+    static const char *const fetched[] = {"gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"};
+    const char *slash = strrchr(word, '/'), *name = slash ? slash + 1 : word;
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(name, fetched[i]) != 0) { continue; }
+        input_error("-e %s: there is no such folder; scripts/get_data.sh %s fetches the model, then give -e models/%s",
+                    word, name, name);
+    }
+    input_error("-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor an "
+                "existing file or folder",
+                word);
+}
+
 // Stops at a folder without a model.
 __attribute__((noreturn)) static inline void no_model(const char *word) {
-    char pickle[PATH_LENGTH];
+    char pickle[PATH_LENGTH], index[PATH_LENGTH];
     format_path(pickle, "%s/pytorch_model.bin", word);
-    if (access(pickle, F_OK) == 0) {
+    format_path(index, "%s/pytorch_model.bin.index.json", word);
+    if (access(pickle, F_OK) == 0 || access(index, F_OK) == 0) {
         input_error("-e %s is a folder with pytorch_model.bin and without model.safetensors; load it in transformers "
                     "and give the folder that save_pretrained writes",
                     word);
@@ -52,12 +67,7 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
         config_check(config, text);
         return false;
     }
-    if (access(word, F_OK) != 0) {
-        input_error(
-            "-e %s is neither a shape (d6 d12 d24 d36 d48 d60 d72 d84, gpt3:c768 and the like, l4h4c128) nor an "
-            "existing file or folder",
-            word);
-    }
+    if (access(word, F_OK) != 0) { no_such_model(word); }
     find_model(text, word);
     *file = model_open(text);
     *config = file->config;
