@@ -12,7 +12,8 @@ folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
 cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$folder/patient_yield.so" || exit
-# Kills a process once, as it renames a path with KILL_AT in it: while the file KILL_ONCE is there.
+# Sends KILL_SIGNAL, by default SIGKILL, to a process once: before it renames a path with KILL_AT in it, or after it has
+# renamed one with KILL_AFTER in it, while the file KILL_ONCE is there.
 cc -O2 -shared -fPIC -D_GNU_SOURCE -x c - -o "$folder/kill.so" <<'END_OF_C' || exit
 #include <dlfcn.h>
 #include <signal.h>
@@ -20,10 +21,15 @@ cc -O2 -shared -fPIC -D_GNU_SOURCE -x c - -o "$folder/kill.so" <<'END_OF_C' || e
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+static void kill_at(const char *place, const char *path) {
+    const char *part = getenv(place), *once = getenv("KILL_ONCE"), *number = getenv("KILL_SIGNAL");
+    if (part && once && strstr(path, part) && unlink(once) == 0) { raise(number ? atoi(number) : SIGKILL); }
+}
 int rename(const char *from, const char *to) {
-    const char *at = getenv("KILL_AT"), *once = getenv("KILL_ONCE");
-    if (at && once && strstr(from, at) && unlink(once) == 0) { raise(SIGKILL); }
-    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+    kill_at("KILL_AT", from);
+    int status = ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+    kill_at("KILL_AFTER", from);
+    return status;
 }
 END_OF_C
 mkdir "$folder/work"
@@ -182,10 +188,32 @@ report "a folder with llm.c's checkpoints or log is left as it is" "$(
     equal "$(cat {theirs,logged}/* | sort -u)" "s:0 tel:10.9890"
     equal "$(echo theirs/* logged/*)" "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log"
 )"
+report "SIGTERM after the last checkpoint: the same command validates, then creates DONE_" "$(
+    line=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
+        -s 0 -v 2 -n 2 -x 4 -h 1 -y 1)
+    run 0 "${line[@]}" -o whole
+    : >once
+    export LD_PRELOAD=$folder/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15
+    run 0 "${line[@]}" -o ended
+    unset LD_PRELOAD
+    equal "$(cd ended && echo DONE_* step_*)" "DONE_00000002 step_00000002 step_00000004"
+    diff <(grep -vE 's:4 (tel|eval)' whole/main.log) ended/main.log
+    run 0 "${line[@]}" -o ended
+    says "^finished +all 4 steps are done"
+    equal "$(echo ended/DONE_*)" "ended/DONE_00000002 ended/DONE_00000004"
+    cmp whole/main.log ended/main.log 2>&1
+    for log in main.log metrics.jsonl; do sed -i '$d' ended/$log; done # as if killed before HellaSwag's score
+    rm ended/DONE_00000004
+    run 0 "${line[@]}" -o ended
+    [ -e ended/DONE_00000004 ] || echo "no DONE_ after HellaSwag's score"
+    cmp whole/main.log ended/main.log 2>&1
+    run 0 "${line[@]}" -o ended
+    cmp whole/main.log ended/main.log 2>&1
+)"
 
 # ---- the loops
 
-use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 7
+use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 8
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export LD_PRELOAD=$folder/patient_yield.so:$folder/kill.so
 
@@ -256,6 +284,16 @@ report "after a kill within the second save, the loop resumes and writes the sam
     equal "$(loop "${line/log_gpt2_124M/killed}" killed/DONE_00000008)" 1
     says "^finished +all 8 steps are done"
     cmp killed/main.log log_gpt2_124M/main.log 2>&1
+)"
+report "after a kill between the last save and its evaluation, the loop evaluates" "$(
+    : >"$out"
+    : >once
+    line=$(tiny_line gpt2_124M)
+    starts=$(KILL_AFTER=unseen/step_00000008.tmp KILL_ONCE=once \
+        loop "${line/log_gpt2_124M/unseen}" unseen/DONE_00000008)
+    equal "$starts" 2
+    whole_log unseen
+    cmp unseen/main.log log_gpt2_124M/main.log 2>&1
 )"
 report "-m counts the micro-batches of each rank" "$(
     val() { sed -nE 's/.*"step":0,"val_loss":([^}]*)}/\1/p' "$1/metrics.jsonl"; }

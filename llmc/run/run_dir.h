@@ -1,6 +1,7 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
-defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags
+defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags,
+         print_changed_schedule
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -141,4 +142,12 @@ static inline void print_changed_flags(const TrainArgs *a) {
     }
     cJSON_Delete(before);
     cJSON_Delete(now);
+}
+
+// Prints the number of steps of a resumed run if another -x changes it.
+static inline void print_changed_schedule(const TrainArgs *a, long long before, long long now) {
+    bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
+    if (before == now) { return; }
+    printf("note      the schedule was for %lld steps and is now for %lld%s\n", before, now,
+           decays ? ": the learning rate differs" : "");
 }
