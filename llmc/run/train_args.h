@@ -94,8 +94,9 @@ typedef struct {
     int check_replicas;
     // information
     const char *plan, *help, *manual, *version, *self_check;
-    // no flag: the set of ChosenFlag that -r auto has set
+    // no flags: the set of ChosenFlag that -r auto has set; whether config.json of a resumed run gave -e
     int chosen;
+    bool saved_model;
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -909,6 +910,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     args_end_choice(args, &before);
+    args->saved_model = args->model == before.model;
     return json;
 }
 
