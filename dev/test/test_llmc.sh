@@ -174,7 +174,8 @@ report "gpt2_tokenizer.bin in the current folder is found if it has the model's 
     rm gpt2_tokenizer.bin
 )"
 report "a folder with llm.c's checkpoints or log is left as it is" "$(
-    mkdir theirs logged
+    mkdir theirs logged done
+    : >done/DONE_00005000
     echo "s:0 tel:10.9890" >theirs/main.log
     echo "s:0 tel:10.9890" >logged/main.log
     : >theirs/model_00005000.bin
@@ -182,11 +183,14 @@ report "a folder with llm.c's checkpoints or log is left as it is" "$(
     for resume in 0 1; do
         run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o theirs
         says "-o theirs holds a checkpoint of llm.c, model_00005000.bin, which cannot be resumed here"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o logged
+        says "-o logged holds main.log and no config.json: it is a run of llm.c"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o done
+        says "-o done holds DONE_00005000 and no config.json: it is a run of llm.c"
     done
-    run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -o logged
-    says "-o logged holds another run"
     equal "$(cat {theirs,logged}/* | sort -u)" "s:0 tel:10.9890"
-    equal "$(echo theirs/* logged/*)" "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log"
+    equal "$(echo theirs/* logged/* done/*)" \
+        "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log done/DONE_00005000"
 )"
 report "SIGTERM after the last checkpoint: the same command validates, then creates DONE_" "$(
     line=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
