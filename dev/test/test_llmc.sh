@@ -148,6 +148,9 @@ report "without -i: llm.c's default files, if both are there" "$(
     says "2731 training tokens, 2731 validation tokens"
     run 0 -o shakespeare -y 1 -x 2
     says "^step 2/2"
+    rm shakespeare/config.json
+    run 2 -o shakespeare -y 1 -x 3
+    says "found no flags in 'shakespeare/config.json'"
     rm -r dev/data/tinyshakespeare
 )"
 # 256 bytes, then pairs of bytes; COUNT tokens in all

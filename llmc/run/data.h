@@ -64,7 +64,8 @@ static inline bool use_default_data(TrainArgs *a) {
 // Opens -i and -j. Without -i, see use_default_data. Without -j the last tenth of each file, or of the examples, is
 // validation data.
 static inline void data_open(RunData *d, TrainArgs *a) {
-    d->by_default = use_default_data(a);
+    bool lost = a->resume && !a->train_data && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
+    d->by_default = !lost && use_default_data(a);
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "
