@@ -151,7 +151,19 @@ report "without -i: llm.c's default files, if both are there" "$(
     rm shakespeare/config.json
     run 2 -o shakespeare -y 1 -x 3
     says "found no flags in 'shakespeare/config.json'"
-    rm -r dev/data/tinyshakespeare
+
+    run 0 --export llmc -e shakespeare -o gpt2_124M_bf16.bin --type bf16
+    run 0 "${tiny[@]:2}" -x 1 -n 1 -o started
+    says "^note +-e is not given: llm.c's default, gpt2_124M_bf16.bin$"
+    says "^model +1 layers, 1 heads, 16 channels, 16 positions, 50257 tokens"
+    mv gpt2_124M_bf16.bin moved.bin
+    run 0 -o started -y 1 -x 2
+    mv moved.bin gpt2_124M_bf16.bin
+    run 0 "${tiny[@]}" -x 1 # -e is given
+    ! grep "^note +-[ei]* is not given: llm.c's default, gpt2" "$out"
+    run 2 -i train_gpt2cu -t 16 --tokenizer none.bpe # -i is given: d12, a vocabulary of bytes, and no such tokenizer
+    says "none.bpe"
+    rm -r gpt2_124M_bf16.bin dev/data/tinyshakespeare
 )"
 # 256 bytes, then pairs of bytes; COUNT tokens in all
 tokenizer() {
