@@ -1134,6 +1134,7 @@ static void test_sync_done(void **state) {
     for (size_t i = 0; i < 5; i++) { write_text(joined(run, kept[i]), ""); }
     write_text(joined(run, "DONE_00000004"), "a user's notes");
     write_text(joined(run, "DONE_00000007"), "");
+    assert_int_equal(mkfifo(joined(run, "DONE_00000005"), 0666), 0);
     assert_int_equal(mkdir(joined(run, "step_00000007"), 0777), 0);
     assert_int_equal(mkdir(joined(run, "step_00000012"), 0777), 0);
     assert_int_equal(mkdir(joined(run, "step_00000003.tmp"), 0777), 0);
@@ -1143,6 +1144,7 @@ static void test_sync_done(void **state) {
     for (size_t i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
     for (size_t i = 0; i < 5; i++) { assert_true(exists(run, kept[i])); }
     assert_true(exists(run, "DONE_00000004"));
+    assert_true(exists(run, "DONE_00000005"));
     assert_true(exists(run, "DONE_00000007"));
     assert_true(exists(run, "DONE_00000012"));
     checkpoint_sync_done(temp_path("no_such_run"), -1);

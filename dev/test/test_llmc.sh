@@ -92,6 +92,12 @@ plan=([gpt2_124M]="12 x 64 x 1024 x 768" [gpt2_350M]="24 x 64 x 1024 x 1024" [gp
     [gpt2_1558M]="48 x 16 x 1024 x 1600" [gpt3_125M]="12 x 32 x 2048 x 768")
 done_step=([gpt2_124M]=18865 [gpt2_350M]=60000 [gpt2_774M]=286102 [gpt2_1558M]=32000 [gpt3_125M]=572204)
 
+# a command line with a tiny shape: 8 updates, 5 of which need two micro-batches on each of 8 ranks
+tiny_line() {
+    sed -E 's/-e "[^"]*"/-e l1h1c16/; s/-t 1024/-t 16/; s/-t 2048/-t 32/; s/-b [0-9]+/-b 4/; s/-d 524288/-d 1024/
+        s/-d 1048576/-d 2048/; s/-x [0-9]+/-x 8/; s/-v 250/-v 4/; s/-g [0-9]+/-g 5/; s/-u 700/-u 2/; s/-nk 5/-nk 1/
+        s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
+}
 says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
 equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 run() { # STATUS ARGUMENTS...: runs the trainer on one rank, which must exit with STATUS
@@ -131,6 +137,18 @@ report "every value that llm.c takes" "$(
         # shellcheck disable=SC2086
         run 0 $words --plan
     done
+)"
+
+report "gpt2_124M with -h 1 and without HellaSwag's file: the run goes on" "$(
+    mv dev/data/hellaswag away
+    eval "line=($(tiny_line gpt2_124M))"
+    run 0 "${line[@]}" -o unscored
+    says "^note +no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh hellaswag"
+    mv away dev/data/hellaswag
+    equal "$(sed -nE 's/^s:([0-9]+) (tel|eval):.*/\1 \2/p' unscored/main.log | paste -sd,)" "0 tel,4 tel,8 tel"
+    [ -f unscored/DONE_00000008 ] || echo "no DONE_ file ends the loop"
+    run 0 "${line[@]}" -o unscored # the file is there now
+    equal "$(sed -nE 's/^s:8 (tel|eval):.*/\1/p' unscored/main.log | paste -sd,)" "tel,eval"
 )"
 
 # ---- files of llm.c in the current folder
@@ -189,8 +207,8 @@ report "gpt2_tokenizer.bin in the current folder is found if it has the model's 
     rm gpt2_tokenizer.bin
 )"
 report "a folder with llm.c's checkpoints or log is left as it is" "$(
-    mkdir theirs logged done
-    : >done/DONE_00005000
+    mkdir theirs logged marked
+    : >marked/DONE_00005000
     echo "s:0 tel:10.9890" >theirs/main.log
     echo "s:0 tel:10.9890" >logged/main.log
     : >theirs/model_00005000.bin
@@ -200,33 +218,32 @@ report "a folder with llm.c's checkpoints or log is left as it is" "$(
         says "-o theirs holds a checkpoint of llm.c, model_00005000.bin, which cannot be resumed here"
         run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o logged
         says "-o logged holds main.log and no config.json: it is a run of llm.c"
-        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o done
-        says "-o done holds DONE_00005000 and no config.json: it is a run of llm.c"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o marked
+        says "-o marked holds DONE_00005000 and no config.json: it is a run of llm.c"
     done
     equal "$(cat {theirs,logged}/* | sort -u)" "s:0 tel:10.9890"
-    equal "$(echo theirs/* logged/* done/*)" \
-        "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log done/DONE_00005000"
+    equal "$(echo theirs/* logged/* marked/*)" \
+        "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log marked/DONE_00005000"
 )"
 report "SIGTERM after the last checkpoint: the same command validates, then creates DONE_" "$(
-    line=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
+    small=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
         -s 0 -v 2 -n 2 -x 4 -h 1 -y 1)
-    run 0 "${line[@]}" -o whole
+    run 0 "${small[@]}" -o whole
     : >once
-    export LD_PRELOAD=$folder/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15
-    run 0 "${line[@]}" -o ended
-    unset LD_PRELOAD
+    LD_PRELOAD=$folder/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
+        run 0 "${small[@]}" -o ended
     equal "$(cd ended && echo DONE_* step_*)" "DONE_00000002 step_00000002 step_00000004"
     diff <(grep -vE 's:4 (tel|eval)' whole/main.log) ended/main.log
-    run 0 "${line[@]}" -o ended
+    run 0 "${small[@]}" -o ended
     says "^finished +all 4 steps are done"
     equal "$(echo ended/DONE_*)" "ended/DONE_00000002 ended/DONE_00000004"
     cmp whole/main.log ended/main.log 2>&1
     for log in main.log metrics.jsonl; do sed -i '$d' ended/$log; done # as if killed before HellaSwag's score
     rm ended/DONE_00000004
-    run 0 "${line[@]}" -o ended
+    run 0 "${small[@]}" -o ended
     [ -e ended/DONE_00000004 ] || echo "no DONE_ after HellaSwag's score"
     cmp whole/main.log ended/main.log 2>&1
-    run 0 "${line[@]}" -o ended
+    run 0 "${small[@]}" -o ended
     cmp whole/main.log ended/main.log 2>&1
 )"
 
@@ -236,12 +253,6 @@ use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 8
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export LD_PRELOAD=$folder/patient_yield.so:$folder/kill.so
 
-# a command line with a tiny shape: 8 updates, 5 of which need two micro-batches on each of 8 ranks
-tiny_line() {
-    sed -E 's/-e "[^"]*"/-e l1h1c16/; s/-t 1024/-t 16/; s/-t 2048/-t 32/; s/-b [0-9]+/-b 4/; s/-d 524288/-d 1024/
-        s/-d 1048576/-d 2048/; s/-x [0-9]+/-x 8/; s/-v 250/-v 4/; s/-g [0-9]+/-g 5/; s/-u 700/-u 2/; s/-nk 5/-nk 1/
-        s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
-}
 # LINE DONE_FILE: llm.c's loop. Prints the number of starts; a loop that does not end stops after 4.
 loop() {
     local starts=0
