@@ -9,7 +9,7 @@ and read from it, so RUN must be one folder that every rank sees.
 RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
 folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
-That of a run's last step is created after the last evaluation too: a script that waits for it starts a killed run again.
+DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
          checkpoint_save, checkpoint_save_as, checkpoint_mark_done, checkpoint_bytes, checkpoint_latest,
          checkpoint_of_run, checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state

@@ -1,6 +1,7 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, args_for_examples, data_vocab, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
+defines: RunData, args_for_examples, data_vocab, data_open, data_open_loaders, data_open_hellaswag, data_close,
+         data_steps_per_epoch, check_text_fits
 */
 #pragma once
 #include "llmc/files/choices_bin.h"
@@ -71,8 +72,8 @@ static inline bool use_default_model(TrainArgs *a, bool default_data) {
     return true;
 }
 
-// Opens -i and -j. Without -i, see use_default_data and use_default_model. Without -j the last tenth of each file, or of the examples, is
-// validation data.
+// Opens -i and -j. Without -i, see use_default_data and use_default_model. Without -j the last tenth of each file, or
+// of the examples, is validation data.
 static inline void data_open(RunData *d, TrainArgs *a) {
     bool lost = a->resume && !a->train_data && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
     d->by_default = !lost && use_default_data(a);

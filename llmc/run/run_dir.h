@@ -21,8 +21,8 @@ static inline void find_in_folder(char name[256], const char *folder, const char
     if (dir) { closedir(dir); }
 }
 
-// Stops if the directory, which has no checkpoint of ours, holds a run of llm.c: a run here would empty its main.log and
-// delete its DONE_ files. Each run here has a config.json.
+// Stops if a directory without a checkpoint of train_gpt2 holds a run of llm.c: a new run would empty main.log and
+// delete the DONE_ files. Every run of train_gpt2 has a config.json.
 static inline void check_no_llmc_run(const char *run_dir) {
     char name[256], config[PATH_LENGTH];
     find_in_folder(name, run_dir, "model_[0-9]*[0-9].bin");
