@@ -179,7 +179,7 @@ report "without -i: llm.c's default files, if both are there" "$(
     mv moved.bin gpt2_124M_bf16.bin
     run 0 "${tiny[@]}" -x 1 # -e is given
     ! grep "^note +-[ei]* is not given: llm.c's default, gpt2" "$out"
-    run 2 -i train_gpt2cu -t 16 --tokenizer none.bpe # -i is given: d12, a vocabulary of bytes, and no such tokenizer
+    run 2 -i started/main.log -t 16 --tokenizer none.bpe # -i is given: d12, and no such tokenizer
     says "none.bpe"
     rm -r gpt2_124M_bf16.bin dev/data/tinyshakespeare
 )"
