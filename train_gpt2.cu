@@ -38,7 +38,7 @@ nothing.
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
-#include "llmc/run/best.h"                  // BestLoss: --keep-best, --patience
+#include "llmc/run/best.h"                  // Evaluated, BestLoss: --keep-best, --patience
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
 #include "llmc/run/generate.h"              // Generator, generate, generate_samples
 #include "llmc/run/chat.h"                  // chat_opening, chat
@@ -892,6 +892,7 @@ typedef struct {
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
     BestLoss best;
+    Evaluated evaluated;
     char impatience[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
     Profile profile;
@@ -926,13 +927,15 @@ static cJSON *run_state(const Run *run) {
     return state;
 }
 
-static void save_checkpoint(Run *run) {
+// done: DONE_NNNNNNNN is created too
+static void save_checkpoint(Run *run, bool done) {
     const TrainArgs *a = run->args;
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
     finish_work(&run->model);
     checkpoint_save(a->run_dir, run->step, &model, state);
+    if (done) { checkpoint_mark_done(a->run_dir, run->step, run->groups.world); }
     if (is_first_rank(&model)) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
     char folder[PATH_LENGTH];
     checkpoint_path(folder, a->run_dir, run->step);
@@ -1068,16 +1071,23 @@ static EvalModel eval_model(GPT2 *m) {
     return e;
 }
 
-// A signal cuts an evaluation short; its partial result is not logged. saved: -n has just saved this step.
+// Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal cuts an evaluation short;
+// its partial result is not logged. saved: -n has saved this step.
 static void evaluate(Run *run, bool saved) {
     EvalModel model = eval_model(&run->model);
-    Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
-    if (agreed_signal(run->groups.world)) { return; }
-    logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
-    note_validation(run, v.loss, saved);
-    if (!run->data.hellaswag_path || run->step == 0) { return; }
-    double accuracy = score_hellaswag(&model, &run->data.hellaswag);
-    if (!agreed_signal(run->groups.world)) { logger_hellaswag(&run->log, run->step, accuracy); }
+    if (run->evaluated.val < run->step) {
+        Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
+        if (agreed_signal(run->groups.world)) { return; }
+        logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+        run->evaluated.val = run->step;
+        note_validation(run, v.loss, saved);
+    }
+    if (hellaswag_due(&run->evaluated, run->step)) {
+        double accuracy = score_hellaswag(&model, &run->data.hellaswag);
+        if (agreed_signal(run->groups.world)) { return; }
+        logger_hellaswag(&run->log, run->step, accuracy);
+        run->evaluated.hellaswag = run->step;
+    }
 }
 
 static void show_sample(Run *run) {
@@ -1188,14 +1198,6 @@ static void load_weights(GPT2 *m, ModelSource *source, uint64_t seed) {
     if (source->has_weights) { model_close(&source->weights); }
 }
 
-static void check_same_model(const ModelSource *source, Comm *world) {
-    cJSON *model = cJSON_CreateObject();
-    uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
-    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
-    add_hash(model, "model", hash);
-    check_all_have(world, model, "all ranks need the same files at -o and -e");
-}
-
 static void check_same_data_and_state(const Run *run) {
     cJSON *data = cJSON_CreateObject(), *state = run_state(run);
     cJSON_AddStringToObject(data, "training data", run->data.fingerprint);
@@ -1217,21 +1219,19 @@ static void open_run_dir(Run *run) {
     if (writes_files(run)) {
         make_run_dir(a->run_dir);
         if (run->lock < 0) { run->lock = lock_run_dir(a->run_dir); }
-        checkpoint_sync_done(a->run_dir);
     }
     if (saves_checkpoints(a) || a->resume || a->profile > 0) { check_shared_folder(a->run_dir, run->groups.world); }
     if (writes_files(run)) {
         if (run->step > 0) { print_changed_flags(a); }
-        if (run->step > 0 && run->planned_steps != run->max_steps) {
-            bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
-            printf("note      the schedule was for %lld steps and is now for %lld%s\n", run->planned_steps,
-                   run->max_steps, decays ? ": the learning rate differs" : "");
-        }
+        if (run->step > 0) { print_changed_schedule(a, run->planned_steps, run->max_steps); }
         save_run_config(a);
     }
     run->best = best_loss_read(a, run->step, run->groups.world);
     best_loss_impatience(&run->best, a->patience, run->impatience);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
+    run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
+    bool unfinished = run->step >= run->max_steps && evaluation_due(&run->evaluated, a, run->step, true);
+    if (writes_files(run)) { checkpoint_sync_done(a->run_dir, unfinished ? run->step : -1); }
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
@@ -1335,36 +1335,33 @@ static void advance(Run *run) {
 }
 
 // The training loop. At a pause the checkpoint comes first: evaluation may take long, and a supervisor may wait for a
-// stopped run.
+// stopped run. DONE_ of the last step comes after the evaluation: a script that starts the run until then gets both.
 static void train(TrainArgs *a, Comm *host) {
     Run run;
     run_open(&run, a, host);
     catch_signals();
     print_banner(&run);
     run.started = now_seconds();
-    long long saved = run.step, sampled = run.step, evaluated = run.step > 0 ? run.step : -1;  // the last step of each
+    long long saved = run.step, sampled = run.step;  // the last step of each
     if (run.step >= run.max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", run.max_steps);
     }
     for (bool last = false; !last;) {
         const char *why = cut_short(&run);
         last = *why || run.step >= run.max_steps;
-        if (*why) {
-            logger_clear_line(&run.log);
-            printf("stopped at step %lld of %lld: %s\n", run.step, run.max_steps, why);
-            fflush(stdout);
-        }
+        if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
         // before a checkpoint saves corrupt weights
         if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
-            save_checkpoint(&run);
+            save_checkpoint(&run, run.step < run.max_steps || !evaluation_due(&run.evaluated, a, run.step, last));
             saved = run.step;
         }
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
-        // unlike the others, an evaluation is due at step 0 too
-        if (run.step > evaluated && a->val_every > 0 && (last || run.step % a->val_every == 0)) {
-            evaluate(&run, run.step > 0 && saved == run.step);
-            evaluated = run.step;
+        if (evaluation_due(&run.evaluated, a, run.step, last)) {
+            bool checkpointed = run.step > 0 && saved == run.step;
+            evaluate(&run, checkpointed);
+            bool done = checkpointed && run.step >= run.max_steps && !evaluation_due(&run.evaluated, a, run.step, last);
+            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world); }
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
             show_sample(&run);

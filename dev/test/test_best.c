@@ -1,6 +1,6 @@
 /*
-The lowest validation loss of a run: counting, and the validations in metrics.jsonl up to a resumed step. The checkpoint
-of --keep-best is tested by test_best.sh.
+The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowest validation loss. The checkpoint of
+--keep-best is tested by test_best.sh, and killed runs by test_llmc.sh.
 */
 #include "testing.h"
 #include "llmc/run/best.h"
@@ -49,7 +49,34 @@ static void test_metrics(void **state) {
     assert_int_equal(none.since, 0);
 }
 
+// The evaluations of the resumed step alone count, even if the loss is not finite. Step 0 has no score of HellaSwag.
+static void test_evaluated(void **state) {
+    (void)state;
+    static const char metrics[] = "{\"step\":0,\"val_loss\":5.5}\n{\"step\":5,\"loss\":0.1}\n"
+                                  "{\"step\":10,\"val_loss\":5}\n{\"step\":10,\"hellaswag\":0.25}\n"
+                                  "{\"step\":15,\"val_loss\":null}\n{\"step\":20,\"loss\":4}\n";
+    const long long steps[] = {0, 0, 5, 5, 10, 15, 15, 20, 20, 20};
+    const bool scores[] = {false, true, false, false, true, false, true, false, true, false};
+    const bool last[] = {false, false, false, true, true, true, true, false, false, true};
+    const bool due[] = {true, true, false, true, false, false, true, true, true, true};
+    write_file("metrics.jsonl", metrics, sizeof metrics - 1);
+    TrainArgs a;
+    memset(&a, 0, sizeof a);
+    a.run_dir = temp_path("");
+    Comm *world = comm_open();
+    for (int i = 0; i < 10; i++) {
+        Evaluated e = evaluated_read(&a, scores[i] ? "hellaswag_val.bin" : NULL, steps[i], world);
+        a.val_every = 10;
+        assert_int_equal(evaluation_due(&e, &a, steps[i], last[i]), due[i]);
+        assert_int_equal(hellaswag_due(&e, steps[i]), scores[i] && steps[i] > 0 && steps[i] != 10);
+        a.val_every = 0;
+        assert_false(evaluation_due(&e, &a, steps[i], last[i]));
+    }
+    comm_close(world);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counting), cmocka_unit_test(test_metrics)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counting), cmocka_unit_test(test_metrics),
+                                       cmocka_unit_test(test_evaluated)};
     return cmocka_run_group_tests_name("best", tests, NULL, NULL);
 }

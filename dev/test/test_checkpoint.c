@@ -1134,16 +1134,34 @@ static void test_sync_done(void **state) {
     for (size_t i = 0; i < 5; i++) { write_text(joined(run, kept[i]), ""); }
     write_text(joined(run, "DONE_00000004"), "a user's notes");
     write_text(joined(run, "DONE_00000007"), "");
+    assert_int_equal(mkfifo(joined(run, "DONE_00000005"), 0666), 0);
     assert_int_equal(mkdir(joined(run, "step_00000007"), 0777), 0);
     assert_int_equal(mkdir(joined(run, "step_00000012"), 0777), 0);
     assert_int_equal(mkdir(joined(run, "step_00000003.tmp"), 0777), 0);
-    checkpoint_sync_done(run);
+    checkpoint_sync_done(run, 12);
+    assert_false(exists(run, "DONE_00000012"));
+    checkpoint_sync_done(run, -1);
     for (size_t i = 0; i < 3; i++) { assert_false(exists(run, stale[i])); }
     for (size_t i = 0; i < 5; i++) { assert_true(exists(run, kept[i])); }
     assert_true(exists(run, "DONE_00000004"));
+    assert_true(exists(run, "DONE_00000005"));
     assert_true(exists(run, "DONE_00000007"));
     assert_true(exists(run, "DONE_00000012"));
-    checkpoint_sync_done(temp_path("no_such_run"));
+    checkpoint_sync_done(temp_path("no_such_run"), -1);
+}
+
+static void mark_step_1(void *run) { checkpoint_mark_done((const char *)run, 1, NULL); }
+
+// a saved checkpoint is marked once it is asked for; a failure says that the checkpoint is whole
+static void test_mark_done(void **state) {
+    (void)state;
+    const char *run = new_run("marked"), *says = "DONE_00000001': No such file or directory; the checkpoint of that "
+                                                 "step is whole: make -o one folder";
+    save_step(run, 1, "");
+    assert_false(exists(run, "DONE_00000001"));
+    for (int i = 0; i < 2; i++) { mark_step_1((void *)run); }
+    assert_true(exists(run, "DONE_00000001"));
+    assert_stops(1, says, mark_step_1, (void *)temp_path("no_such_run"));
 }
 
 static void test_prune(void **state) {
@@ -1175,7 +1193,7 @@ static void test_prune(void **state) {
             assert_int_equal(mkdir(path, 0777), 0);
             write_text(joined(path, "model.safetensors"), "weights");
         }
-        checkpoint_sync_done(run);
+        checkpoint_sync_done(run, -1);
         write_text(joined(run, "step_00000010.txt"), "a user's notes");
         checkpoint_prune(run, cases[i].keep, cases[i].major_every);
         assert_true(exists(run, "step_00000010.txt"));
@@ -1564,6 +1582,7 @@ int main(void) {
         cmocka_unit_test(test_failed_rank_is_named),
         cmocka_unit_test(test_latest),
         cmocka_unit_test(test_sync_done),
+        cmocka_unit_test(test_mark_done),
         cmocka_unit_test(test_prune),
         cmocka_unit_test(test_lying_configs),
         cmocka_unit_test(test_broken_configs),

@@ -300,6 +300,11 @@ static void test_tcp_refusals(void **state) {
         self.server = nowhere[i];
         assert_stops(2, "as the address of rank 0, expected HOST:PORT", run_rendezvous, &self);
     }
+    const char *const bare[] = {"fe80::2", "::1", "fe80::2:29500", "fe80::2]:29500"};
+    for (int i = 0; i < 4; i++) {
+        self.server = bare[i];
+        assert_stops(2, "an IPv6 address takes brackets: [fe80::2] or [fe80::2]:12345", run_rendezvous, &self);
+    }
 }
 
 // addresses are tried in turn: no process listens at the first

@@ -44,8 +44,6 @@ static const Flag TABLE[] = {
     {NULL, "plan", FLAG_OPTION, offsetof(Values, plan), 0, 0, "json csv", "FORMAT", NULL, "print the plan", NULL, NULL,
      NULL},
     {"?", "help", FLAG_TOPIC, offsetof(Values, help), 0, 0, NULL, "FLAG", NULL, "print this", NULL, NULL, NULL},
-    FLAG_LLMC("lg", "log the GPU's state"),
-    FLAG_LLMC("z", "shard over processes"),
 };
 // clang-format on
 enum { ROWS = sizeof TABLE / sizeof *TABLE, MAX_ARGUMENTS = 32 };
@@ -170,7 +168,7 @@ static void test_topics(void **state) {
         assert_string_equal(flag->name, "micro-batch");
     }
     assert_ptr_equal(flags_find_topic(TABLE, ROWS, "ps"), &TABLE[4]);
-    assert_ptr_equal(flags_find_topic(TABLE, ROWS, "--help"), &TABLE[ROWS - 3]);
+    assert_ptr_equal(flags_find_topic(TABLE, ROWS, "--help"), &TABLE[ROWS - 1]);
     // a flag with dashes that is not the last argument is a flag: the order of flags does not matter
     Values v = parse("--help -b 8");
     assert_string_equal(v.help, "");
@@ -208,12 +206,6 @@ static void test_refusals(void **state) {
         {"-", "unknown flag -; --help lists all flags"},
         {"--=4", "unknown flag --=4; --help lists all flags"},
         {"--%s%n 4", "unknown flag --%s%n; --help lists all flags"},
-        // llm.c's letters: an error whatever follows, and never a suggestion
-        {"-lg 1", "-lg (log the GPU's state) is a flag of llm.c that this trainer lacks; leave it out"},
-        {"-lg", "-lg (log the GPU's state) is a flag of llm.c"},
-        {"-z -1 -b many", "-z (shard over processes) is a flag of llm.c"},
-        {"-lg=1", "-lg (log the GPU's state) is a flag of llm.c"},
-        {"--lg 1", "-lg (log the GPU's state) is a flag of llm.c"},
         {"-yg 1", "unknown flag -yg; --help lists all flags"},
         // no value
         {"-b", "-b " TAKES_B "nothing follows it (--help lists all flags)"},
@@ -276,7 +268,6 @@ static void test_refusals(void **state) {
         {"--help mastre", "unknown flag mastre; did you mean --master?"},
         {"--help --mastre", "unknown flag --mastre; did you mean --master?"},
         {"--help nj", "unknown flag nj; did you mean -nk?"},
-        {"--help lg", "-lg (log the GPU's state) is a flag of llm.c"},
         {"--help b 4", "stray argument '4'"},
         // stray
         {"out", "stray argument 'out'"},
@@ -504,8 +495,8 @@ static void test_json_sets_no_more_than_it_names(void **state) {
 static void test_json_that_does_not_fit(void **state) {
     (void)state;
     const char *members[] = {
-        // names: unknown, the letter of a named flag, another case, llm.c's
-        "\"colour\":1", "\"b\":8", "\"Micro-Batch\":8", "\"\":8", "\"lg\":1", "\"z\":1", "\"Data\":1",
+        // names: unknown, the letter of a named flag, another case
+        "\"colour\":1", "\"b\":8", "\"Micro-Batch\":8", "\"\":8", "\"Data\":1",
         // types
         "\"micro-batch\":\"8\"", "\"micro-batch\":true", "\"micro-batch\":null", "\"micro-batch\":[8]",
         "\"micro-batch\":{\"micro-batch\":8}", "\"lr\":\"0.1\"", "\"lr\":false", "\"lr\":null", "\"lr\":[]",

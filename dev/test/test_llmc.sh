@@ -12,7 +12,8 @@ folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
 cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$folder/patient_yield.so" || exit
-# Kills a process once, as it renames a path with KILL_AT in it: while the file KILL_ONCE is there.
+# Sends KILL_SIGNAL, by default SIGKILL, to a process once: before it renames a path with KILL_AT in it, or after it has
+# renamed one with KILL_AFTER in it, while the file KILL_ONCE is there.
 cc -O2 -shared -fPIC -D_GNU_SOURCE -x c - -o "$folder/kill.so" <<'END_OF_C' || exit
 #include <dlfcn.h>
 #include <signal.h>
@@ -20,10 +21,15 @@ cc -O2 -shared -fPIC -D_GNU_SOURCE -x c - -o "$folder/kill.so" <<'END_OF_C' || e
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+static void kill_at(const char *place, const char *path) {
+    const char *part = getenv(place), *once = getenv("KILL_ONCE"), *number = getenv("KILL_SIGNAL");
+    if (part && once && strstr(path, part) && unlink(once) == 0) { raise(number ? atoi(number) : SIGKILL); }
+}
 int rename(const char *from, const char *to) {
-    const char *at = getenv("KILL_AT"), *once = getenv("KILL_ONCE");
-    if (at && once && strstr(from, at) && unlink(once) == 0) { raise(SIGKILL); }
-    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+    kill_at("KILL_AT", from);
+    int status = ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+    kill_at("KILL_AFTER", from);
+    return status;
 }
 END_OF_C
 mkdir "$folder/work"
@@ -86,6 +92,12 @@ plan=([gpt2_124M]="12 x 64 x 1024 x 768" [gpt2_350M]="24 x 64 x 1024 x 1024" [gp
     [gpt2_1558M]="48 x 16 x 1024 x 1600" [gpt3_125M]="12 x 32 x 2048 x 768")
 done_step=([gpt2_124M]=18865 [gpt2_350M]=60000 [gpt2_774M]=286102 [gpt2_1558M]=32000 [gpt3_125M]=572204)
 
+# a command line with a tiny shape: 8 updates, 5 of which need two micro-batches on each of 8 ranks
+tiny_line() {
+    sed -E 's/-e "[^"]*"/-e l1h1c16/; s/-t 1024/-t 16/; s/-t 2048/-t 32/; s/-b [0-9]+/-b 4/; s/-d 524288/-d 1024/
+        s/-d 1048576/-d 2048/; s/-x [0-9]+/-x 8/; s/-v 250/-v 4/; s/-g [0-9]+/-g 5/; s/-u 700/-u 2/; s/-nk 5/-nk 1/
+        s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
+}
 says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
 equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
 run() { # STATUS ARGUMENTS...: runs the trainer on one rank, which must exit with STATUS
@@ -127,6 +139,18 @@ report "every value that llm.c takes" "$(
     done
 )"
 
+report "gpt2_124M with -h 1 and without HellaSwag's file: the run goes on" "$(
+    mv dev/data/hellaswag away
+    eval "line=($(tiny_line gpt2_124M))"
+    run 0 "${line[@]}" -o unscored
+    says "^note +no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh hellaswag"
+    mv away dev/data/hellaswag
+    equal "$(sed -nE 's/^s:([0-9]+) (tel|eval):.*/\1 \2/p' unscored/main.log | paste -sd,)" "0 tel,4 tel,8 tel"
+    [ -f unscored/DONE_00000008 ] || echo "no DONE_ file ends the loop"
+    run 0 "${line[@]}" -o unscored # the file is there now
+    equal "$(sed -nE 's/^s:8 (tel|eval):.*/\1/p' unscored/main.log | paste -sd,)" "tel,eval"
+)"
+
 # ---- files of llm.c in the current folder
 
 tiny=(-e l1h1c16 -b 4 -t 16 -d 64 -r 0 -s 0 -v 0)
@@ -142,7 +166,22 @@ report "without -i: llm.c's default files, if both are there" "$(
     says "2731 training tokens, 2731 validation tokens"
     run 0 -o shakespeare -y 1 -x 2
     says "^step 2/2"
-    rm -r dev/data/tinyshakespeare
+    rm shakespeare/config.json
+    run 2 -o shakespeare -y 1 -x 3
+    says "found no flags in 'shakespeare/config.json'"
+
+    run 0 --export llmc -e shakespeare -o gpt2_124M_bf16.bin --type bf16
+    run 0 "${tiny[@]:2}" -x 1 -n 1 -o started
+    says "^note +-e is not given: llm.c's default, gpt2_124M_bf16.bin$"
+    says "^model +1 layers, 1 heads, 16 channels, 16 positions, 50257 tokens"
+    mv gpt2_124M_bf16.bin moved.bin
+    run 0 -o started -y 1 -x 2
+    mv moved.bin gpt2_124M_bf16.bin
+    run 0 "${tiny[@]}" -x 1 # -e is given
+    ! grep "^note +-[ei]* is not given: llm.c's default, gpt2" "$out"
+    run 2 -i started/main.log -t 16 --tokenizer none.bpe # -i is given: d12, and no such tokenizer
+    says "none.bpe"
+    rm -r gpt2_124M_bf16.bin dev/data/tinyshakespeare
 )"
 # 256 bytes, then pairs of bytes; COUNT tokens in all
 tokenizer() {
@@ -168,7 +207,8 @@ report "gpt2_tokenizer.bin in the current folder is found if it has the model's 
     rm gpt2_tokenizer.bin
 )"
 report "a folder with llm.c's checkpoints or log is left as it is" "$(
-    mkdir theirs logged
+    mkdir theirs logged marked
+    : >marked/DONE_00005000
     echo "s:0 tel:10.9890" >theirs/main.log
     echo "s:0 tel:10.9890" >logged/main.log
     : >theirs/model_00005000.bin
@@ -176,25 +216,43 @@ report "a folder with llm.c's checkpoints or log is left as it is" "$(
     for resume in 0 1; do
         run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o theirs
         says "-o theirs holds a checkpoint of llm.c, model_00005000.bin, which cannot be resumed here"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o logged
+        says "-o logged holds main.log and no config.json: it is a run of llm.c"
+        run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -y $resume -o marked
+        says "-o marked holds DONE_00005000 and no config.json: it is a run of llm.c"
     done
-    run 2 -i "dev/data/fineweb10B/*_train_*.bin" "${tiny[@]}" -x 1 -o logged
-    says "-o logged holds another run"
     equal "$(cat {theirs,logged}/* | sort -u)" "s:0 tel:10.9890"
-    equal "$(echo theirs/* logged/*)" "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log"
+    equal "$(echo theirs/* logged/* marked/*)" \
+        "theirs/DONE_00005000 theirs/main.log theirs/model_00005000.bin logged/main.log marked/DONE_00005000"
+)"
+report "SIGTERM after the last checkpoint: the same command validates, then creates DONE_" "$(
+    small=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
+        -s 0 -v 2 -n 2 -x 4 -h 1 -y 1)
+    run 0 "${small[@]}" -o whole
+    : >once
+    LD_PRELOAD=$folder/kill.so KILL_AFTER=ended/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
+        run 0 "${small[@]}" -o ended
+    equal "$(cd ended && echo DONE_* step_*)" "DONE_00000002 step_00000002 step_00000004"
+    diff <(grep -vE 's:4 (tel|eval)' whole/main.log) ended/main.log
+    run 0 "${small[@]}" -o ended
+    says "^finished +all 4 steps are done"
+    equal "$(echo ended/DONE_*)" "ended/DONE_00000002 ended/DONE_00000004"
+    cmp whole/main.log ended/main.log 2>&1
+    for log in main.log metrics.jsonl; do sed -i '$d' ended/$log; done # as if killed before HellaSwag's score
+    rm ended/DONE_00000004
+    run 0 "${small[@]}" -o ended
+    [ -e ended/DONE_00000004 ] || echo "no DONE_ after HellaSwag's score"
+    cmp whole/main.log ended/main.log 2>&1
+    run 0 "${small[@]}" -o ended
+    cmp whole/main.log ended/main.log 2>&1
 )"
 
 # ---- the loops
 
-use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 7
+use_mpirun "$(./train_gpt2cu --version | grep 'MPI (')" 8
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export LD_PRELOAD=$folder/patient_yield.so:$folder/kill.so
 
-# a command line with a tiny shape: 8 updates, 5 of which need two micro-batches on each of 8 ranks
-tiny_line() {
-    sed -E 's/-e "[^"]*"/-e l1h1c16/; s/-t 1024/-t 16/; s/-t 2048/-t 32/; s/-b [0-9]+/-b 4/; s/-d 524288/-d 1024/
-        s/-d 1048576/-d 2048/; s/-x [0-9]+/-x 8/; s/-v 250/-v 4/; s/-g [0-9]+/-g 5/; s/-u 700/-u 2/; s/-nk 5/-nk 1/
-        s/-nm 50000/-nm 4/; s/-n 10000/-n 2/; s/-n [0-9]{4}/-n 4/' <<<"${flags[$1]}"
-}
 # LINE DONE_FILE: llm.c's loop. Prints the number of starts; a loop that does not end stops after 4.
 loop() {
     local starts=0
@@ -256,6 +314,16 @@ report "after a kill within the second save, the loop resumes and writes the sam
     equal "$(loop "${line/log_gpt2_124M/killed}" killed/DONE_00000008)" 1
     says "^finished +all 8 steps are done"
     cmp killed/main.log log_gpt2_124M/main.log 2>&1
+)"
+report "after a kill between the last save and its evaluation, the loop evaluates" "$(
+    : >"$out"
+    : >once
+    line=$(tiny_line gpt2_124M)
+    starts=$(KILL_AFTER=unseen/step_00000008.tmp KILL_ONCE=once \
+        loop "${line/log_gpt2_124M/unseen}" unseen/DONE_00000008)
+    equal "$starts" 2
+    whole_log unseen
+    cmp unseen/main.log log_gpt2_124M/main.log 2>&1
 )"
 report "-m counts the micro-batches of each rank" "$(
     val() { sed -nE 's/.*"step":0,"val_loss":([^}]*)}/\1/p' "$1/metrics.jsonl"; }

@@ -72,6 +72,23 @@ report "training from llm.c's file saves checkpoints and resumes" "$(
     run 0 -o tuned -y 1
     cmp tuned/step_00000004/model.safetensors tuned_too/step_00000004/model.safetensors 2>&1
 )"
+report "a run resumes without the file that it started from, unless it has no checkpoint" "$(
+    cp model.bin moved.bin
+    run 0 -i text -e moved.bin -b 1 -t 16 -x 4 -n 2 -v 0 -s 0 -o moved
+    rm -r moved.bin moved/step_00000004
+    run 0 -o moved -y 1
+    cmp moved/step_00000004/model.safetensors tuned_too/step_00000004/model.safetensors 2>&1
+    cp moved/step_00000004/model.safetensors before
+    run 2 -o moved -y 1 -e moved.bin
+    grep -qF -- "-e moved.bin is neither a shape" "$err" || cat "$err"
+    run 2 -o moved -y 1 -e l1h2c16
+    grep -qF "leave out -e to resume the checkpoint" "$err" || cat "$err"
+    run 0 -o moved -y 1 -e model
+    cmp moved/step_00000004/model.safetensors before 2>&1
+    mkdir none && sed 's/"model":[^,]*,/"model":"moved.bin",/' moved/config.json >none/config.json
+    run 2 -o none -y 1
+    grep -qF -- "-e moved.bin is neither a shape" "$err" || cat "$err"
+)"
 
 cp -r several absent && rm absent/model-00002-of-00005.safetensors
 cp -r several lacking && cp several/model-00001-of-00005.safetensors lacking/model-00002-of-00005.safetensors

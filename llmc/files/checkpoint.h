@@ -9,9 +9,10 @@ and read from it, so RUN must be one folder that every rank sees.
 RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
 folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
+DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
 defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
-         checkpoint_save, checkpoint_save_as, checkpoint_bytes, checkpoint_latest, checkpoint_of_run,
-         checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
+         checkpoint_save, checkpoint_save_as, checkpoint_mark_done, checkpoint_bytes, checkpoint_latest,
+         checkpoint_of_run, checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
 */
 #pragma once
 #include "llmc/files/hugging_face.h"
@@ -160,15 +161,6 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// Creates DONE_NNNNNNNN after the checkpoint of that step is on the disk; returns 0 or an errno.
-static inline int mark_done(const char *run_dir, long long step) {
-    char path[PATH_LENGTH];
-    done_path(path, run_dir, step);
-    sync_folder(run_dir);  // otherwise a power cut can undo the checkpoint's rename and leave DONE_NNNNNNNN
-    int error = create_empty_file(path);
-    return error == EEXIST ? 0 : error;
-}
-
 // deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
@@ -208,13 +200,11 @@ __attribute__((noreturn)) static inline void checkpoint_fail(const char *folder,
               who, folder, strerror(error), save_advice(error));
 }
 
-// Saves RUN/name, which must not exist, and after a step_NNNNNNNN the file DONE_NNNNNNNN. All ranks call it. After a
-// failure, a full disk for example, the half-written folder is deleted and the run stops with exit 1. Earlier
-// checkpoints stay as they are.
+// Saves RUN/name, which must not exist. All ranks call it. After a failure, a full disk for example, the half-written
+// folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they are.
 static inline void checkpoint_save_as(const char *run_dir, const char *name, const ModelState *s, const cJSON *state) {
     char folder[PATH_LENGTH], aside[PATH_LENGTH];
     bool first = is_first_rank(s);
-    long long step = checkpoint_step(name, "");
     int failed_rank;
     format_path(folder, "%s/%s", run_dir, name);
     format_path(aside, "%s.tmp", folder);
@@ -222,7 +212,6 @@ static inline void checkpoint_save_as(const char *run_dir, const char *name, con
     int error = agree_on_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s->world, &failed_rank);
     if (!error) { error = checkpoint_write_files(aside, s, state, &failed_rank); }
     if (!error) { error = agree_on_error(first && rename(aside, folder) != 0 ? errno : 0, s->world, &failed_rank); }
-    if (!error && step >= 0) { error = agree_on_error(first ? mark_done(run_dir, step) : 0, s->world, &failed_rank); }
     if (error) { checkpoint_fail(folder, aside, error, failed_rank, s); }
     if (first) { sync_folder(run_dir); }
 }
@@ -232,6 +221,28 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     char name[32];
     snprintf(name, sizeof name, "step_%08lld", step);
     checkpoint_save_as(run_dir, name, s, state);
+}
+
+// Creates DONE_NNNNNNNN for a checkpoint that is whole. Returns 0 or an errno.
+static inline int create_done_file(const char *run_dir, long long step) {
+    char path[PATH_LENGTH];
+    done_path(path, run_dir, step);
+    int error = sync_folder(run_dir);  // otherwise a power cut can undo the checkpoint's rename and leave DONE_NNNNNNNN
+    if (!error) { error = create_empty_file(path); }
+    return error == EEXIST ? 0 : error;
+}
+
+// Creates DONE_NNNNNNNN for a checkpoint that checkpoint_save has saved. All ranks call it; rank 0 creates the file. A
+// failure stops the run with exit 1. world may be NULL.
+static inline void checkpoint_mark_done(const char *run_dir, long long step, Comm *world) {
+    bool first = !world || world->rank == 0;
+    char path[PATH_LENGTH], who[32];
+    int failed_rank, error = agree_on_error(first ? create_done_file(run_dir, step) : 0, world, &failed_rank);
+    if (!error) { return; }
+    done_path(path, run_dir, step);
+    await_failed_rank(who, failed_rank, world);
+    run_error("%scould not create '%s': %s; the checkpoint of that step is whole: %s, then resume with -y 1", who, path,
+              strerror(error), save_advice(error));
 }
 
 // Bytes of a checkpoint's tensors on disk. The headers and the JSON files come on top: KiB, or up to a few MB with a
@@ -309,8 +320,9 @@ static inline long long done_step(const char *run_dir, const char *name) {
 }
 
 // Makes the files DONE_NNNNNNNN agree with the checkpoints of a run: a kill can come between the two, an older version
-// wrote no such files, and a user may delete a checkpoint.
-static inline void checkpoint_sync_done(const char *run_dir) {
+// wrote no such files, and a user may delete a checkpoint. pending: the step whose file checkpoint_mark_done will
+// create; -1: none.
+static inline void checkpoint_sync_done(const char *run_dir, long long pending) {
     char path[PATH_LENGTH];
     long long *steps;
     int count = checkpoint_list(run_dir, &steps);
@@ -324,7 +336,7 @@ static inline void checkpoint_sync_done(const char *run_dir) {
     }
     if (dir) { closedir(dir); }
     for (int i = 0; i < count; i++) {
-        int error = mark_done(run_dir, steps[i]);
+        int error = steps[i] == pending ? 0 : create_done_file(run_dir, steps[i]);
         done_path(path, run_dir, steps[i]);
         if (error) { run_error("could not create '%s': %s; make -o writable", path, strerror(error)); }
     }

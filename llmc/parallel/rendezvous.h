@@ -182,11 +182,15 @@ static inline void rendezvous_file(const Rendezvous *r, const char *folder) {
 
 #define CONNECT_SECONDS 3.0  // per address, so that an address without an answer does not delay the next one
 
-#define LLMC_PORT 12345  // llm.c's, of an address without a port
+#define LLMC_PORT 12345  // the port if -ps gives none, as in llm.c
 
 // Parses "HOST:PORT", "[HOST]:PORT", "HOST" or "[HOST]": fills host[256] and returns the port. An IPv6 address needs
 // brackets.
 static inline int address_parse(char *host, const char *server) {
+    if (server[0] != '[' && strchr(server, ':') != strrchr(server, ':')) {
+        input_error("found '%s' as the address of rank 0; an IPv6 address takes brackets: [fe80::2] or [fe80::2]:%d",
+                    server, LLMC_PORT);
+    }
     const char *bracket = strrchr(server, ']'), *colon = strrchr(bracket ? bracket : server, ':');
     char *end = NULL;
     long port = colon ? strtol(colon + 1, &end, 10) : LLMC_PORT;

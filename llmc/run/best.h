@@ -1,6 +1,8 @@
 /*
-The lowest validation loss of a run: --keep-best and --patience.
-defines: BestLoss, best_loss_read, best_loss_add, best_loss_impatience, best_checkpoint_save
+The evaluations of a run in metrics.jsonl: the steps that have one, and the lowest validation loss, for --keep-best and
+--patience.
+defines: Evaluated, hellaswag_due, evaluation_due, evaluated_read, BestLoss, best_loss_read, best_loss_add,
+         best_loss_impatience, best_checkpoint_save
 
 RUN/best               a symbolic link to a checkpoint: step_00000100, or best_a or best_b if -n saved none of that step
 RUN/best/best.json     {"step":100,"val_loss":1.2345}; no other checkpoint has such a file
@@ -13,6 +15,46 @@ resumed run compares as the uninterrupted one. A loss that is not finite does no
 #include "llmc/files/checkpoint.h"
 #include "llmc/run/train_args.h"
 #include <float.h>
+
+// the last steps whose results metrics.jsonl has; -1: none
+typedef struct {
+    bool scores_hellaswag;  // -h 1, and its file is there
+    long long val, hellaswag;
+} Evaluated;
+
+// whether HellaSwag's score of this step is to come; the untrained model has none
+static inline bool hellaswag_due(const Evaluated *e, long long step) {
+    return e->scores_hellaswag && step > 0 && e->hellaswag < step;
+}
+
+// whether an evaluation of this step is to come; unlike samples and checkpoints, one is due at step 0 too
+static inline bool evaluation_due(const Evaluated *e, const TrainArgs *a, long long step, bool last) {
+    bool due = a->val_every > 0 && (last || step % a->val_every == 0);
+    return due && (e->val < step || hellaswag_due(e, step));
+}
+
+// The evaluations after `step`, where a run resumes; 0 is a new run. A kill or a signal may have prevented them. All
+// ranks call it; rank 0 reads. hellaswag: HellaSwag's file, or NULL.
+static inline Evaluated evaluated_read(const TrainArgs *a, const char *hellaswag, long long step, Comm *world) {
+    Evaluated evaluated = {hellaswag != NULL, -1, -1};
+    char path[PATH_LENGTH], *line = NULL;
+    size_t room = 0;
+    long long at;
+    FILE *file = NULL;
+    if (a->run_dir && step > 0 && world->rank == 0) {
+        format_path(path, "%s/metrics.jsonl", a->run_dir);
+        file = fopen(path, "r");
+    }
+    while (file && getline(&line, &room, file) > 0) {
+        if (sscanf(line, "{\"step\":%lld", &at) != 1 || at != step) { continue; }
+        if (strstr(line, "\"val_loss\":")) { evaluated.val = step; }
+        if (strstr(line, "\"hellaswag\":")) { evaluated.hellaswag = step; }
+    }
+    free(line);
+    if (file) { fclose(file); }
+    comm_broadcast_host(&evaluated, sizeof evaluated, world);
+    return evaluated;
+}
 
 typedef struct {
     double lowest;   // of all validations; DBL_MAX: there was none

@@ -15,6 +15,7 @@ defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data
 typedef struct {
     TokenFiles files, train_files, val_files;
     bool by_default;       // -i was not given: llm.c's default files
+    bool default_model;    // nor was -e: llm.c's default file
     char fingerprint[17];  // hash of train_files' contents, and of the tokenizer of examples; independent of paths
     bool has_examples;     // -i names .jsonl files: the fields below are used, and files is for the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
@@ -91,10 +92,21 @@ static inline bool use_default_data(TrainArgs *a) {
     return true;
 }
 
-// Opens -i and -j. Without -i, see use_default_data. Without -j the last tenth of each file, or of the examples, is
-// validation data.
+#define LLMC_MODEL "gpt2_124M_bf16.bin"  // in the current folder
+
+// Without -i and -e, sets -e to llm.c's default if the file exists. Returns whether it did.
+static inline bool use_default_model(TrainArgs *a, bool default_data) {
+    if (!default_data || a->model || access(LLMC_MODEL, F_OK) != 0) { return false; }
+    a->model = LLMC_MODEL;
+    return true;
+}
+
+// Opens -i and -j. Without -i, see use_default_data and use_default_model. Without -j the last tenth of each file, or
+// of the examples, is validation data.
 static inline void data_open(RunData *d, TrainArgs *a) {
-    d->by_default = use_default_data(a);
+    bool lost = a->resume && !a->train_data && checkpoint_latest(a->run_dir) >= 0;  // config.json names the data
+    d->by_default = !lost && use_default_data(a);
+    d->default_model = use_default_model(a, d->by_default);
     if (!a->train_data && a->resume) {
         input_error(
             "-y 1: found no flags in '%s/config.json': the file is missing or is not JSON; give the folder of a "

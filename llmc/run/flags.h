@@ -13,10 +13,9 @@ Command-line flags from one table: one row per flag drives parsing, --help, the 
   FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
   FLAG_TOPIC    const char *     no value (stored as ""), =FLAG, or FLAG as the next argument, for --help; absent: NULL
-  FLAG_ABSENT   none             nothing: a letter of llm.c that this trainer lacks; giving it is an error
 
 Every error is one sentence that names the flag and the values it takes, with exit status 2.
-defines: FlagType, Flag, FLAG_HEADING, FLAG_LLMC, flags_parse, flags_find_topic, flags_print_help, flag_print_details,
+defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_find_topic, flags_print_help, flag_print_details,
          flag_choice_text, flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
@@ -27,16 +26,7 @@ defines: FlagType, Flag, FLAG_HEADING, FLAG_LLMC, flags_parse, flags_find_topic,
 #include <stddef.h>
 #include "llmc/common/check.h"
 
-typedef enum {
-    FLAG_INT,
-    FLAG_INT64,
-    FLAG_REAL,
-    FLAG_STRING,
-    FLAG_CHOICE,
-    FLAG_OPTION,
-    FLAG_TOPIC,
-    FLAG_ABSENT
-} FlagType;
+typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_TOPIC } FlagType;
 
 typedef struct {
     const char *letter;  // "b", "nk"; NULL: none
@@ -56,19 +46,13 @@ typedef struct {
 #define FLAG_HEADING(text)                                                                                             \
     { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, NULL, text, NULL, NULL, NULL }
 
-// a letter of llm.c that this trainer lacks, and its meaning there
-#define FLAG_LLMC(letter, meaning)                                                                                     \
-    { letter, NULL, FLAG_ABSENT, 0, 0, 0, NULL, NULL, NULL, meaning, NULL, NULL, NULL }
-
 // FLAG_TEXT: bytes of a value's text; FLAG_LINE and FLAG_HELP_LINE: columns of the banner and of --help
 enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_HELP_LINE = 100, FLAG_NAME_MAX = 63 };
 
 // ---- one row: its text
 
+// a row without a value
 static inline bool flag_is_heading(const Flag *flag) { return !flag->letter && !flag->name; }
-
-// a row that help, banner and JSON show
-static inline bool flag_has_value(const Flag *flag) { return !flag_is_heading(flag) && flag->type != FLAG_ABSENT; }
 
 static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
@@ -150,7 +134,6 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
     case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
     case FLAG_TOPIC: snprintf(text, FLAG_TEXT, "nothing or a flag"); return;
-    case FLAG_ABSENT: return;
     case FLAG_OPTION:
         if (flag_is_amount(flag)) {
             flag_bounds_text(flag, detail);
@@ -220,8 +203,7 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
         return text;
     case FLAG_STRING:
     case FLAG_OPTION:
-    case FLAG_TOPIC:
-    case FLAG_ABSENT: break;
+    case FLAG_TOPIC: break;
     }
     return flag_string(flag, values);
 }
@@ -275,8 +257,7 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
         break;
     }
     case FLAG_STRING: break;
-    case FLAG_TOPIC:
-    case FLAG_ABSENT: return false;
+    case FLAG_TOPIC: return false;
     }
     flag_store_string(flag, values, text);
     return true;
@@ -304,12 +285,7 @@ static inline int flag_edit_distance(const char *a, const char *b) {
     return row[length];
 }
 
-__attribute__((noreturn)) static inline void flag_stop_absent(const Flag *flag) {
-    input_error("-%s (%s) is a flag of llm.c that this trainer lacks; leave it out", flag->letter, flag->help);
-}
-
-// Stops with "unknown flag" and the nearest letter or name that shares a character with the flag typed. An absent flag
-// is never suggested, but --lg and -lg=1 are recognized as -lg.
+// Stops with "unknown flag" and the nearest letter or name that shares a character with the flag typed.
 __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int count, const char *typed) {
     char word[FLAG_NAME_MAX + 1];
     const char *body = typed + strspn(typed, "-");
@@ -317,20 +293,17 @@ __attribute__((noreturn)) static inline void flag_unknown(const Flag *table, int
     int length = (int)strlen(word);
     int nearest = length < 3 ? length : 3;  // a suggestion has a smaller distance
     const char *dashes = "", *suggestion = NULL;
-    const Flag *found = NULL;
     for (int i = 0; i < count; i++) {
         const char *spelling[2] = {table[i].name, table[i].letter};
         for (int s = 0; s < 2; s++) {
             int distance = spelling[s] ? flag_edit_distance(word, spelling[s]) : nearest;
-            if (distance < nearest && (distance == 0 || table[i].type != FLAG_ABSENT)) {
+            if (distance < nearest) {
                 nearest = distance;
                 suggestion = spelling[s];
                 dashes = s == 0 ? "--" : "-";
-                found = &table[i];
             }
         }
     }
-    if (found && found->type == FLAG_ABSENT) { flag_stop_absent(found); }
     if (suggestion) { input_error("unknown flag %s; did you mean %s%s?", typed, dashes, suggestion); }
     input_error("unknown flag %s; --help lists all flags", typed);
 }
@@ -355,7 +328,6 @@ static inline const Flag *flags_find_topic(const Flag *table, int count, const c
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         if ((flag->letter && strcmp(flag->letter, word) == 0) || (flag->name && strcmp(flag->name, word) == 0)) {
-            if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
             return flag;
         }
     }
@@ -395,7 +367,6 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     int length = (int)(argument[1] == '-' ? strcspn(argument, "=") : strlen(argument));
     const Flag *flag = flag_find(table, count, argument, (size_t)length);
     if (!flag) { flag_unknown(table, count, argument); }
-    if (flag->type == FLAG_ABSENT) { flag_stop_absent(flag); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
     if (flag->type == FLAG_TOPIC) { return flag_parse_topic(table, count, flag, values, joined, argc, argv); }
     if (flag->type == FLAG_OPTION && !joined) {
@@ -458,7 +429,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     int width = 0, letters = 0;
     char text[2 * FLAG_TEXT];
     for (int i = 0; i < count; i++) {
-        if (!flag_has_value(&table[i])) { continue; }
+        if (flag_is_heading(&table[i])) { continue; }
         flag_usage_text(&table[i], text);
         int length = (int)strlen(text), letter = table[i].letter ? (int)strlen(table[i].letter) : 0;
         width = length > width ? length : width;
@@ -467,8 +438,10 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     fprintf(file, "%s\n", usage);
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (flag_is_heading(flag)) { fprintf(file, "\n%s\n", flag->help); }
-        if (!flag_has_value(flag)) { continue; }
+        if (flag_is_heading(flag)) {
+            fprintf(file, "\n%s\n", flag->help);
+            continue;
+        }
         flag_usage_text(flag, text);
         int column = fprintf(file, "  %s%-*s  %-*s  ", flag->letter ? "-" : " ", letters,
                              flag->letter ? flag->letter : "", width, text);
@@ -510,7 +483,7 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
-        if (!flag_has_value(flag)) { continue; }
+        if (flag_is_heading(flag)) { continue; }
         const char *value = flag_value_text(flag, values, buffer);
         const char *usual = flag_value_text(flag, defaults, default_buffer);
         bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
@@ -541,7 +514,7 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT];
-        if (!flag_has_value(flag)) { continue; }
+        if (flag_is_heading(flag)) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
         if (flag_is_optional(flag) && !text) { continue; }
         bool digits = flag->type == FLAG_CHOICE && !text[strspn(text, "0123456789")];
@@ -576,7 +549,7 @@ static inline const char *flag_item_text(const Flag *flag, const cJSON *item, ch
 static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *skip) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (!flag_has_value(flag) || flag_choice_index(skip, flag_label(flag)) >= 0) { continue; }
+        if (flag_is_heading(flag) || flag_choice_index(skip, flag_label(flag)) >= 0) { continue; }
         char buffer[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag_label(flag));
         const char *text = flag_item_text(flag, item, buffer);

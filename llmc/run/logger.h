@@ -1,7 +1,7 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_saved, logger_best, logger_clear_line, logger_close
+         logger_stopped, logger_saved, logger_best, logger_clear_line, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
@@ -283,13 +283,20 @@ static inline void logger_evaluation(Logger *log, long long step, const char *wo
 }
 
 static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
-    logger_evaluation(log, step, "validation loss", "val_loss", val_loss, bits_per_byte);
     logger_main_log(log, "s:%lld tel:%.4f\n", step, val_loss);
+    logger_evaluation(log, step, "validation loss", "val_loss", val_loss, bits_per_byte);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
-    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy, NAN);
     logger_main_log(log, "s:%lld eval:%.4f\n", step, accuracy);
+    logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy, NAN);
+}
+
+// prints why a run ends before its last step
+static inline void logger_stopped(const Logger *log, long long step, long long max_steps, const char *why) {
+    logger_clear_line(log);
+    printf("stopped at step %lld of %lld: %s\n", step, max_steps, why);
+    fflush(stdout);
 }
 
 // prints the folder of a checkpoint; metrics.jsonl has no line for it

@@ -187,8 +187,11 @@ static inline void manual_page(FILE *file) {
     fputs(".SH OPTIONS\n", file);
     manual_text(file, manual_values);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (flag_is_heading(&flag_table[i])) { fprintf(file, ".SS %s\n", flag_table[i].help); }
-        if (flag_has_value(&flag_table[i])) { manual_option(file, &flag_table[i]); }
+        if (flag_is_heading(&flag_table[i])) {
+            fprintf(file, ".SS %s\n", flag_table[i].help);
+        } else {
+            manual_option(file, &flag_table[i]);
+        }
     }
     manual_section(file, "EXIT STATUS", manual_exit_status);
     manual_section(file, "FILES", manual_files);
@@ -228,7 +231,7 @@ static inline void manual_flag_words(FILE *file, bool dashes) {
     const char *separator = "";
     for (int i = 0; i < NUM_FLAGS; i++) {
         const Flag *flag = &flag_table[i];
-        if (!flag_has_value(flag)) { continue; }
+        if (flag_is_heading(flag)) { continue; }
         if (flag->letter) { fprintf(file, "%s%s%s", separator, dashes ? "-" : "", flag->letter); }
         if (flag->letter) { separator = " "; }
         if (flag->name) { fprintf(file, "%s%s%s", separator, dashes ? "--" : "", flag->name); }
@@ -289,7 +292,7 @@ static inline void print_bash_completion(FILE *file) {
     manual_flag_words(file, false);
     fputs("\"\n    case $flag in\n", file);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (flag_has_value(&flag_table[i])) { bash_flag(file, &flag_table[i]); }
+        if (!flag_is_heading(&flag_table[i])) { bash_flag(file, &flag_table[i]); }
     }
     fputs(bash_tail, file);
 }
@@ -352,7 +355,7 @@ static inline void zsh_flag(FILE *file, const Flag *flag) {
 static inline void print_zsh_completion(FILE *file) {
     fputs("#compdef train_gpt2\n# zsh completion of train_gpt2, printed by train_gpt2 --manual=zsh\n_arguments", file);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (flag_has_value(&flag_table[i])) { zsh_flag(file, &flag_table[i]); }
+        if (!flag_is_heading(&flag_table[i])) { zsh_flag(file, &flag_table[i]); }
     }
     fputc('\n', file);
 }

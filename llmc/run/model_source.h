@@ -74,10 +74,12 @@ static inline bool resolve_model(const TrainArgs *a, int data_vocab, int positio
     return true;
 }
 
-// Stops if -e names a different shape than the checkpoint.
+// Stops if -e of the command line names a different shape than the checkpoint. The weights that a run started from may
+// be gone when it resumes.
 static inline void check_same_shape(const TrainArgs *a, int data_vocab, const GPT2Config *saved, const char *folder) {
     GPT2Config given;
     ModelFile file;
+    if (!a->model || a->saved_model) { return; }
     memset(&given, 0, sizeof given);
     if (resolve_model(a, data_vocab, saved->max_seq_len, &given, &file)) { model_close(&file); }
     if (memcmp(&given, saved, sizeof given) == 0) { return; }
@@ -100,7 +102,7 @@ static inline ModelSource model_source(const TrainArgs *a, int data_vocab) {
     source.weights = model_open(source.checkpoint);
     source.has_weights = true;
     source.config = source.weights.config;
-    if (a->model) { check_same_shape(a, data_vocab, &source.config, source.checkpoint); }
+    check_same_shape(a, data_vocab, &source.config, source.checkpoint);
     return source;
 }
 

@@ -1,11 +1,11 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, and each rank's cores and output.
-defines: Groups, open_groups, close_groups, check_all_have, add_hash, share_machine, limit_spinning
+defines: Groups, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine, limit_spinning
 */
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/parallel/rendezvous.h"
-#include "llmc/run/train_args.h"
+#include "llmc/run/model_source.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <unistd.h>
@@ -36,6 +36,15 @@ static inline void add_hash(cJSON *json, const char *name, uint64_t hash) {
     char text[17];
     snprintf(text, sizeof text, "%016" PRIx64, hash);
     cJSON_AddStringToObject(json, name, text);
+}
+
+// Stops unless every rank reads the same model.
+static inline void check_same_model(const ModelSource *source, Comm *world) {
+    cJSON *model = cJSON_CreateObject();
+    uint64_t hash = hash_bytes(0, &source->config, sizeof source->config);
+    if (source->has_weights) { hash = hash_weights(hash, &source->weights.file); }
+    add_hash(model, "model", hash);
+    check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
 
 // Builds are compared first, since another build may have other flags.

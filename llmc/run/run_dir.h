@@ -1,6 +1,7 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
-defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags
+defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags,
+         print_changed_schedule
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -10,15 +11,34 @@ defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config,
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
-// Stops if the directory holds checkpoints of llm.c: a new run would take the place of that run.
-static inline void check_no_llmc_run(const char *run_dir) {
-    DIR *dir = opendir(run_dir);
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
-        if (fnmatch("model_[0-9]*[0-9].bin", entry->d_name, 0) != 0) { continue; }
-        input_error("-o %s holds a checkpoint of llm.c, %s, which cannot be resumed here; give a new folder", run_dir,
-                    entry->d_name);
+// name = the first file in a folder that matches `pattern`; "" if there is none
+static inline void find_in_folder(char name[256], const char *folder, const char *pattern) {
+    DIR *dir = opendir(folder);
+    *name = 0;
+    for (struct dirent *entry; dir && !*name && (entry = readdir(dir)) != NULL;) {
+        if (fnmatch(pattern, entry->d_name, 0) == 0) { snprintf(name, 256, "%s", entry->d_name); }
     }
     if (dir) { closedir(dir); }
+}
+
+// Stops if a directory without a checkpoint of train_gpt2 holds a run of llm.c: a new run would empty main.log and
+// delete the DONE_ files. Every run of train_gpt2 has a config.json.
+static inline void check_no_llmc_run(const char *run_dir) {
+    char name[256], config[PATH_LENGTH];
+    find_in_folder(name, run_dir, "model_[0-9]*[0-9].bin");
+    if (*name) {
+        input_error("-o %s holds a checkpoint of llm.c, %s, which cannot be resumed here; give a new folder", run_dir,
+                    name);
+    }
+    format_path(config, "%s/config.json", run_dir);
+    if (access(config, F_OK) == 0) { return; }
+    find_in_folder(name, run_dir, "main.log");
+    if (!*name) { find_in_folder(name, run_dir, "DONE_[0-9]*[0-9]"); }
+    if (*name) {
+        input_error("-o %s holds %s and no config.json: it is a run of llm.c, which cannot be resumed here; give a new "
+                    "folder",
+                    run_dir, name);
+    }
 }
 
 // Stops a new run in a directory that holds another one.
@@ -141,4 +161,12 @@ static inline void print_changed_flags(const TrainArgs *a) {
     }
     cJSON_Delete(before);
     cJSON_Delete(now);
+}
+
+// Prints the number of steps of a resumed run if another -x changes it.
+static inline void print_changed_schedule(const TrainArgs *a, long long before, long long now) {
+    bool decays = a->final_fraction < 1 && a->schedule != SCHEDULE_CONSTANT;
+    if (before == now) { return; }
+    printf("note      the schedule was for %lld steps and is now for %lld%s\n", before, now,
+           decays ? ": the learning rate differs" : "");
 }

@@ -94,8 +94,9 @@ typedef struct {
     int check_replicas;
     // information
     const char *plan, *help, *manual, *version, *self_check;
-    // no flag: the set of ChosenFlag that -r auto has set
+    // no flags: the set of ChosenFlag that -r auto has set; whether config.json of a resumed run gave -e
     int chosen;
+    bool saved_model;
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -147,9 +148,9 @@ static const Flag flag_table[] = {
      "Files ending in .jsonl hold an example a line: {\"prompt\":...,\"completion\":...}, {\"messages\":[...]} or "
      "{\"text\":...}; the loss covers completions and answers alone. Any other file is read as bytes, a vocabulary of "
      "256 tokens. One pattern cannot mix kinds. The order of the data depends only on --seed and the position, so it "
-     "is the same with any number of ranks. Training needs -i; --plan and --generate do not. Without -i, training "
-     "takes "
-     "llm.c's default, dev/data/tinyshakespeare/tiny_shakespeare_train.bin with _val.bin, if both exist.",
+     "is the same with any number of ranks. --plan and --generate need no -i. Without -i, training takes "
+     "llm.c's defaults, if they exist: tiny_shakespeare_train.bin and _val.bin in dev/data/tinyshakespeare, and for -e "
+     "gpt2_124M_bf16.bin.",
      "./train_gpt2 -i 'data/*_train_*.bin' -j 'data/*_val_*.bin' -e d12", "-j, -e, --tokenize; doc/training.md"},
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
      "validation data (default: the last tenth of each -i file)",
@@ -914,6 +915,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     args_end_choice(args, &before);
+    args->saved_model = args->model == before.model;
     return json;
 }
 
