@@ -66,6 +66,15 @@ for skip in False, True:
 config = GenerationConfig.from_pretrained(folder)
 if (config.bos_token_id, config.eos_token_id) != (bos, eos):
     print("generation_config:", config.bos_token_id, config.eos_token_id, "expected", bos, eos)
+if folder.startswith("bytes"):
+    name = "a<0xFF>b"  # a token's name in a text is text
+    if tokenizer(name)["input_ids"] != list(name.encode()) or tokenizer.decode(list(name.encode())) != name:
+        print("the ids of", name, "are", tokenizer(name)["input_ids"])
+    if (tokenizer.eos_token_id, tokenizer.pad_token_id) != (255, 255):
+        print("the end token is", tokenizer.eos_token_id, "and the padding token", tokenizer.pad_token_id)
+    padded = tokenizer(["abcd", "é\n"], padding=True)["input_ids"]
+    if padded != [list(b"abcd"), [195, 169, 10, 255]]:
+        print("a padded batch:", padded)
 if len(tokenizer) != json.load(open(folder + "/config.json"))["vocab_size"]:
     print("a vocabulary of", len(tokenizer))
 tokenizer.save_pretrained(saved)
@@ -123,6 +132,15 @@ PYTHON
         done
         cmp text_bpe text_saved_model 2>&1
     )"
+    if "$python" -c 'import lm_eval, accelerate' 2>/dev/null; then
+        report "lm-evaluation-harness scores a byte model's folder as --eval does" "$(
+            TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/eval_check.py" lm_eval "$bytes" >"$out" 2>trouble ||
+                tail -n 3 trouble
+            for number in "hellaswag acc_norm" "documents bits_per_byte"; do says "$out" "lm-eval $number"; done
+        )"
+    else
+        echo "without lm_eval and accelerate from pip (scripts/setup.sh peers): lm-eval does not score a byte model"
+    fi
 else
     echo "without torch and transformers from pip (scripts/setup.sh peers): texts are not compared with the pipeline's"
 fi
