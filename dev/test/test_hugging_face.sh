@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text of
-# transformers' pipeline. `scripts/setup.sh peers` installs torch and transformers; without them their part is skipped.
+# transformers' pipeline, conversations, lm-eval. `scripts/setup.sh peers` installs torch, transformers and lm_eval;
+# without them their part is skipped.
 #   PYTHON=build/py/bin/python3 dev/test/test_hugging_face.sh
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
@@ -117,6 +118,55 @@ PYTHON
                 "$trainer" --generate 64 -e "$model" --temperature 0 --prompt "$prompt" && echo ---
             done >ours 2>"$out" || cat "$out"
             cmp theirs ours 2>&1 || head -n 8 theirs ours
+        )"
+    done
+    cat >talks.py <<'PYTHON'
+"""The mean loss of the answers in talks.jsonl, each conversation by the template of a folder."""
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+
+def ids(messages, cue):
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=cue, tokenize=True, return_dict=False)
+
+loss = targets = 0
+for talk in map(json.loads, open("talks.jsonl")):
+    messages = talk["messages"]
+    whole = ids(messages, False)
+    with torch.no_grad():
+        logits = model(torch.tensor([whole])).logits[0]
+    for i in range(len(messages)):
+        if messages[i]["role"] != "assistant":
+            continue
+        asked, answered = ids(messages[:i], True), ids(messages[:i + 1], False)
+        if whole[:len(asked)] != asked or whole[:len(answered)] != answered:
+            print("the template with an answer does not begin as without:", asked, answered)
+        here = slice(len(asked), len(answered))
+        loss += torch.nn.functional.cross_entropy(logits[here.start - 1:here.stop - 1], torch.tensor(whole[here]),
+                                                  reduction="sum").item()
+        targets += here.stop - here.start
+print(loss / targets)
+PYTHON
+    python3 - >talks.jsonl <<'PYTHON'
+import json
+turns = [["system", "Be\nbrief."], ["user", "The loss?"], ["assistant", "(Nats) per token."],
+         ["user", "2:\n\n- wörld?"], ["assistant", "  No.\n日本"]]
+for talk in turns, turns[1:], turns[1:3], turns[3:], [turns[0], turns[3], turns[2]]:
+    print(json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]}))
+PYTHON
+    # the tolerance is for the order of sums in fp32, about 1e-7 of the loss for each of a few operations
+    for model in "$bytes" "$bpe"; do
+        report "conversations by transformers' chat template have the trainer's loss: ${model%/*}" "$(
+            run 0 -i talks.jsonl -j talks.jsonl -e "$model" -t 128 -b 2 -d 256 -x 1 -v 1 -m -1 -s 0 \
+                -o "talks_${model%/*}"
+            theirs=$("$python" talks.py "$model" 2>"$out") || cat "$out"
+            ours=$(sed -nE 's/.*"step":0,"val_loss":([^,}]*).*/\1/p' "talks_${model%/*}/metrics.jsonl")
+            awk -v ours="$ours" -v theirs="$theirs" 'BEGIN {
+                d = ours - theirs
+                if (!(ours > 0) || d > 1e-5 || d < -1e-5) print "loss", ours, "expected", theirs
+            }'
         )"
     done
     report "a folder that transformers saves is read here" "$(
