@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text of
-# transformers' pipeline, conversations, lm-eval. `scripts/setup.sh peers` installs torch, transformers and lm_eval;
+# A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text
+# of transformers' pipeline, conversations, lm-eval. `scripts/setup.sh peers` installs torch, transformers and lm_eval;
 # without them their part is skipped.
 #   PYTHON=build/py/bin/python3 dev/test/test_hugging_face.sh
 set -uo pipefail
