@@ -178,7 +178,7 @@ static StepReport train_step(Run *run) {
 
 // runs the model over tokens (B,T)
 static void forward(GPT2 *m, const int *tokens) {
-    gpt2_stage_batch(m, tokens, tokens);
+    gpt2_stage_batch(m, tokens, tokens, no_documents);
     gpt2_forward(m);
     settle(m);
 }
@@ -248,7 +248,7 @@ static double gradients(GPT2 *m, const int *tokens, const int *targets) {
     poison_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     for (int first = 0; first < total; first += rows) {
-        gpt2_stage_batch(m, tokens + first, targets + first);
+        gpt2_stage_batch(m, tokens + first, targets + first, no_documents);
         gpt2_micro_step(m, first / rows);
     }
     return (double)device_number(m, m->loss);
@@ -570,6 +570,7 @@ static void packed_batch(const Golden *g, int *tokens, int *targets) {
 static ModelOptions one_micro_batch(int T, int level) {
     ModelOptions p = training(1, T);
     p.micro_steps = 1;
+    p.fuse_gelu = false;  // a recomputed GELU has other bits than the fused one
     p.recompute.level = level;
     p.recompute.layers = level ? 1000 : 0;
     return p;
@@ -577,16 +578,14 @@ static ModelOptions one_micro_batch(int T, int level) {
 
 // the mean loss of a micro-batch, without gradients
 static real gpt2_loss(GPT2 *m, const int *inputs, const int *targets) {
-    Documents rows = {NULL, 0};
-    return gpt2_losses(m, m->B, m->T, inputs, targets, rows, NULL);
+    return gpt2_losses(m, m->B, m->T, inputs, targets, no_documents, NULL);
 }
 
-// the loss, and the gradients in the model; documents.ranges NULL: one sequence
+// the loss, and the gradients in the model
 static double documents_step(GPT2 *m, const int *tokens, const int *targets, Documents documents) {
     poison_gradients(m);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
-    gpt2_stage_batch(m, tokens, targets);
-    m->documents = documents;
+    gpt2_stage_batch(m, tokens, targets, documents);
     m->update_targets = PACKED_TARGETS;
     gpt2_micro_step(m, 0);
     return (double)device_number(m, m->loss);
@@ -595,7 +594,7 @@ static double documents_step(GPT2 *m, const int *tokens, const int *targets, Doc
 // Three sequences in one row have the loss and the gradients of each alone, added up; and the same bits at -r 4.
 static void test_documents(void **state) {
     const Golden *g = (const Golden *)*state;
-    const Documents documents = {packed_ranges, PACKED}, whole = {NULL, 0};
+    const Documents documents = {packed_ranges, PACKED};
     int tokens[PACKED_T], targets[PACKED_T];
     packed_batch(g, tokens, targets);
     GPT2 packed, recomputed;
@@ -616,7 +615,7 @@ static void test_documents(void **state) {
         Range range = packed_ranges[d];
         GPT2 alone_model;
         golden_model(&alone_model, g, one_micro_batch((int)range.count, 0));
-        sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, whole);
+        sum_of_losses += documents_step(&alone_model, tokens + range.offset, targets + range.offset, no_documents);
         for (size_t i = 0; i < total; i++) { sum[i] += grads_of(&alone_model)[i]; }
         gpt2_free(&alone_model);
     }
@@ -1396,7 +1395,7 @@ static void exact_sum(double *sum, GPT2 *m, const int *tokens, const int *target
     memset(sum, 0, total * sizeof *sum);
     for (int i = 0; i < MANY; i++) {
         poison_gradients(m);
-        gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T);
+        gpt2_stage_batch(m, tokens + i * MANY_T, targets + i * MANY_T, no_documents);
         gpt2_micro_step(m, 0);
         settle(m);
         const UpdateRange *ranges = ranges_of(m);

@@ -294,8 +294,7 @@ static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     m->B = B;
     m->T = T;
     m->decode_from = decode_from;
-    m->documents.ranges = NULL;  // each sequence is whole
-    m->documents.count = 0;
+    m->documents = no_documents;
     m->exec.rare_shapes = B != m->options.B || T != m->options.T || decode_from >= 0;
     tp_set_rows(&m->tp, B * T, m->config.channels, decode_from >= 0);
 }
@@ -529,9 +528,9 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 #endif
 }
 
-// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call. Each
-// row of (B,T) is one sequence, until the caller sets m->documents.
-static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
+// Copies a micro-batch, inputs and targets (B,T), to the device. The caller may reuse both arrays after the call; the
+// ranges of documents must stay until the micro-step is done.
+static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Documents documents) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
     int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
     m->next_slot = (m->next_slot + 1) % m->num_slots;
@@ -539,8 +538,7 @@ static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets) {
     memcpy(slot + N, targets, bytes);
     m->device->enqueue_upload(m->tensors.tokens, slot, bytes, &m->exec);
     m->device->enqueue_upload(m->tensors.targets, slot + N, bytes, &m->exec);
-    m->documents.ranges = NULL;
-    m->documents.count = 0;
+    m->documents = documents;
 }
 
 // The staged micro-batch -> the activations up to the last block's output. The final layernorm and the loss are in
@@ -1054,8 +1052,7 @@ static real gpt2_losses(void *model, int B, int T, const int *inputs, const int 
                         real *losses) {
     GPT2 *m = (GPT2 *)model;
     set_batch(m, B, T, -1);
-    gpt2_stage_batch(m, inputs, targets);
-    m->documents = documents;
+    gpt2_stage_batch(m, inputs, targets, documents);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     gpt2_forward(m);
     gpt2_classify(m, NULL, 1 / (real)(B * T), GRAD_SET);
@@ -1140,8 +1137,7 @@ static bool start_step(Run *run) {
             return false;
         }
         dataloader_next(loader);
-        gpt2_stage_batch(m, loader->inputs, loader->targets);
-        m->documents = loader->documents;
+        gpt2_stage_batch(m, loader->inputs, loader->targets, loader->documents);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
@@ -1267,7 +1263,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
-    run->has_tokenizer = find_tokenizer(&run->tokenizer, a, c->vocab_size);
+    run->has_tokenizer = data_find_tokenizer(&run->tokenizer, &run->data, a, c->vocab_size);
     data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
@@ -1310,7 +1306,7 @@ static void print_banner(const Run *run) {
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
     gpu_monitor_note(&run->log.gpu);
-    print_notes(a, &m->config, token_files_are_text(&run->data.files) && !run->data.has_examples, run->step);
+    print_notes(a, &m->config, &run->data, run->step);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -44,5 +44,5 @@ if command -v bible >/dev/null; then
 fi
 download "$shakespeare" | keep shakespeare.txt 1000000 && exit 0
 echo "text: no text to train on: bible-kjv is not installed and $shakespeare could not be downloaded;" \
-    "name any file of your own: make train DATA=my.txt" >&2
+    "name a text of your own: make train DATA=my.txt" >&2
 exit 1

@@ -347,7 +347,7 @@ static void record_micro_steps(Recorder *r) {
     for (int micro = 0; micro < G; micro = micro == 1 && G > 2 ? G - 1 : micro + 1) {
         r->in_micro_step = true;
         r->times = micro == 1 && G > 2 ? G - 2 : 1;
-        gpt2_stage_batch(m, tokens, tokens);
+        gpt2_stage_batch(m, tokens, tokens, no_documents);
         begin_recording(r, true, r->times);
         gpt2_micro_step(m, micro);
         end_recording(r);

@@ -69,6 +69,8 @@ report "a checkpoint of -n is the best one without a second copy, and -nk spares
     equal "$(holds linked)" "best $(folder_of "$(best_step linked)") step_00000060"
     equal "$(best_json linked)" "$(lowest linked)"
     same linked/best/model.safetensors best_only/best/model.safetensors
+    run 0 "${overfit[@]}" -v 5 -n 5 -x 30 --keep-best -o all
+    equal "$(find all -name best.json | wc -l) of $(find all -maxdepth 1 -name 'step_*' | wc -l)" "1 of 6"
 )"
 report "--patience ends the run, with a checkpoint and a sample" "$(
     run 0 "${overfit[@]}" -v 5 -n 999 -s 999 -g 8 -x 400 --patience 3 -o patient

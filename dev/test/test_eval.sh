@@ -220,6 +220,9 @@ refused "a shape" "--eval needs trained weights, but -e l1h1c4 only describes a 
 refused "no model" "--eval needs a trained model" --eval four.txt
 refused "a line that is no JSON" "--eval broken.jsonl line 2 is no JSON object" --eval broken.jsonl -e half
 refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
+printf '{"messages":[{"role":"user","content":"a"}]}\n' >talk.jsonl
+refused "conversations" "line 1 is an example to fine-tune on, which --eval does not score; give the file to training" \
+    --eval talk.jsonl -e half
 refused "an example without a label" 'unlabelled.jsonl line 2 has no "label"' --eval unlabelled.jsonl -e half
 refused "LAMBADA without text" "line 1 has no string in the field" --eval some.jsonl --eval-task lambada -e half
 refused "text as examples" "four.txt does not end in .jsonl" --eval four.txt --eval-task choices -e half

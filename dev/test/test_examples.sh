@@ -140,7 +140,10 @@ report "long examples are truncated, and a note counts them" "$(
 report "bad input" "$(
     printf '{"text":"a"}\n{"text":\n' >broken.jsonl
     run 2 "$trainer" -i broken.jsonl -e l1h1c8 -t 16 -o refused
-    says "train_gpt2: -i broken.jsonl line 2 is no JSON object"
+    says "train_gpt2: -i broken.jsonl line 2 is no JSON object; expected an object a line: found '{\"text\":'"
+    echo '{"messages":[{"role":"human","content":"a"}]}' >strange.jsonl
+    run 2 "$trainer" -i strange.jsonl -e l1h1c8 -t 16 -o refused
+    says "line 1 has a message of the role 'human'; expected system, user or assistant: found '{\"messages\":[{\"role"
     run 2 "$trainer" -i few.jsonl -j broken.jsonl -e l1h1c8 -t 48 -o refused
     says "-j broken.jsonl line 2"
     echo '{"prompt":"a"}' >lacks.jsonl

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # --export gguf: types, tokenizers, bad input and a full disk. With the Python packages gguf and llama-cpp-python, also
-# each tensor, and llama.cpp's tokens, greedy text and losses, for models of bytes, of GPT-2's vocabulary and of a
+# each tensor, and llama.cpp's tokens, greedy text and losses, for byte models, models of GPT-2's vocabulary and of a
 # vocabulary of --train-bpe.
 #   PYTHON=build/py/bin/python3 dev/test/test_export.sh
 set -uo pipefail
@@ -39,7 +39,7 @@ END
 done >text.txt
 train=(-e l2h4c64 -l 1e-2 -u 20 -q 0.1 -b 4 -t 128 -v 0 -s 0)
 "$trainer" -i text.txt "${train[@]}" -x 150 -n 150 -o bytes >"$out" 2>&1
-report "a model of bytes is trained" "$([ -d bytes/step_00000150 ] || echo "no checkpoint")"
+report "a byte model is trained" "$([ -d bytes/step_00000150 ] || echo "no checkpoint")"
 
 # trained_on MERGES NAME: a model with the vocabulary of MERGES, trained on the text
 trained_on() {

@@ -55,11 +55,11 @@ report "a sample while training goes on after end-of-text" "$(
     says "$out" 'bcd<|endoftext|>bcd<|endoftext|>bc'
 )"
 
-# ---- a model of bytes that knows one conversation
+# ---- a byte model that knows one conversation
 
 for _ in {1..60}; do printf '\nUser: hi\nAssistant: yes\nUser: why\nAssistant: so\n'; done >turns
 run 0 -i turns -e l2h2c64 -b 4 -t 48 -x 300 -l 3e-3 -u 10 -v 0 -s 0 -n 300 -o bytes
-report "a newline does not end the text of a model of bytes" "$(
+report "a newline does not end the text of a byte model" "$(
     run 0 --generate 30 -e bytes --temperature 0
     equal "$(wc -c <"$out")" 32
     [ "$(wc -l <"$out")" -gt 2 ] || echo "no newline among the tokens: nothing was tested"
@@ -127,6 +127,9 @@ refused "--chat without weights" "--chat needs trained weights" --chat -e l1h2c1
 refused "--chat without -e" "--chat needs a trained model" --chat
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
 refused "--chat without a tokenizer" "with --tokenizer" --chat -e bare
+printf '{"!":0,"a":1}' >vocab.json
+refused "a vocab.json as tokenizer" "vocab.json: found ids of tokens without merges, as in vocab.json; give" \
+    --generate 2 -e bare --prompt b --tokenizer vocab.json
 refused "--chat --samples" "--samples applies to --generate alone" --chat -e bytes --samples 2
 refused "--chat --past-end" "--past-end applies to --generate alone" --chat -e bytes --past-end
 refused "--chat --prompt-file -" "reads stdin" --chat -e bytes --prompt-file -

@@ -118,7 +118,7 @@ report "tinystories: stories are documents, the published validation stories the
     get 0 tinystories
     there data/tinystories/tinystories_{train_000001.bin,val_000000.bin,merges.txt}
     says "$out" "2 documents"
-    says "$out" "1 documents"
+    says "$out" "1 document, "
     find data/tinystories -name 'valid*' | sed 's/^/left behind: /'
 )"
 report "fineweb10B: a download that broke off goes on, and no byte is fetched twice" "$(

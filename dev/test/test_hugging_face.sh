@@ -26,7 +26,7 @@ says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; 
 # transformers reads the text "<|endoftext|>" as the token
 cat "$root"/README.md "$root"/CONTRIBUTING.md "$root"/doc/*.md | sed 's/<|endoftext|>//g' >my.txt
 train=(-e l2h2c64 -t 128 -b 8 -l 3e-3 -v 0 -s 0)
-report "a model of bytes and a model of a learned vocabulary train" "$(
+report "a byte model and a model of a learned vocabulary train" "$(
     run 0 -i my.txt "${train[@]}" -x 200 -n 200 -o bytes
     run 0 --train-bpe 600 -i my.txt -o tokens
     run 0 --tokenize tokens/my -i my.txt --tokenizer tokens/merges.txt

@@ -56,7 +56,7 @@ report "text, JSON lines and an empty file become one shard" "$(
         printf 'the first text\n<END>the second,\r\nbroken \377\300 UTF-8 \000 too<END>'
         printf 'line one<END>line\ntwo \303\251<END>'
     } | cmp - <(decoded one) 2>&1
-    says "$out" "one_train_*.bin: 1 shards"
+    says "$out" "one_train_*.bin: 1 shard, "
     says "$out" "4 documents"
     run 0 small -i corpus/a.txt
     says "$out" "note      there is no validation shard"
@@ -126,6 +126,8 @@ report "a killed run goes on where it stopped" "$(
 # The state as it was saved, and files from after it: a shard that was finished later, and one more.
 report "files that were written after the saved place are written again" "$(
     cd ../copy || exit
+    run 2 killed -i - "${shards[@]}" --val-share 0.2
+    says "$err" "is of a run with other files in -i or other flags"
     next=$(($(sed -n 's/.*"shards":[[:space:]]*\([0-9]*\).*/\1/p' killed_tokenize.json) + 1))
     part=$(printf 'killed_train_%06d.bin' $next)
     [ ! -e "$part.part" ] || mv "$part.part" "$part"
@@ -155,7 +157,7 @@ report "memory is bounded" "$(
     for _ in {1..10}; do cat long.txt; done >big.txt
     (ulimit -v 300000 && exec env -u MALLOC_ARENA_MAX "$trainer" --tokenizer "$merges" --tokenize big -i big.txt) \
         >"$out" 2>"$err" || cat "$err"
-    says "$out" "1 documents"
+    says "$out" "1 document, "
     rm -f big*
 )"
 
@@ -169,6 +171,47 @@ report "a model trains on shards of another vocabulary, and finds its merges" "$
     "$trainer" -i 'whole_train_*.bin' -j other.bin -e l1h1c16 -b 2 -t 16 -x 1 >"$out" 2>"$err" &&
         echo "expected a refusal"
     says "$err" "but -j other.bin has 4096; give shards of one tokenizer"
+)"
+
+# train STATUS ARGUMENTS...: a sentence unless training for one step exits with STATUS
+train() {
+    local status=0
+    "$trainer" "${@:2}" -b 1 -t 16 -x 1 -v 0 -s 0 >"$out" 2>"$err" </dev/null || status=$?
+    [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
+}
+printf 'thequick brown foxes, the quick brown foxes, thequick\n' >text
+sed '2{h;d};3{G}' "$merges" >swapped.txt
+report "a model whose vocabulary is larger than the data's: a note" "$(
+    train 0 -i 'whole_train_*.bin' -e d6
+    says "$out" "note      -i has another vocabulary: only 2757 of the model's 50257 tokens occur"
+    train 0 -i 'whole_train_*.bin' -e l1h1c16
+    grep -F "tokens occur" "$out"
+)"
+report "shards of another tokenizer than the weights' are refused, unless --tokenizer says which one counts" "$(
+    run 0 swapped -i long.txt --tokenizer swapped.txt
+    train 2 -i 'swapped_train_*.bin' -e run -o strange
+    says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and -e run has those of 'run/step_0000"
+    [ "$(wc -l <"$err")" -eq 1 ] && [ ! -e strange ] || echo "expected one sentence and no folder"
+    train 2 --eval swapped_val_000000.bin -e run
+    says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
+    train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
+    says "$err" "note      --tokenizer swapped_merges.txt has other tokens than 'run/step_00000002/merges.txt'"
+    train 0 --eval text -e run --tokenizer swapped.txt
+    says "$err" "note      --tokenizer swapped.txt has other tokens than 'run/step_00000002/merges.txt'"
+    train 0 -i 'whole_train_*.bin' -e run --tokenizer "$merges"
+    [ ! -s "$err" ] || cat "$err"
+)"
+report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
+    train 2 -i text -e d6 --tokenizer "$merges" -n 1 -o wrong
+    says "$err" "-i text is text, which is read as bytes and not with --tokenizer $merges; first make token shards"
+    mkdir wide && cp "$merges" wide/merges.txt
+    train 0 -i text -e d6 -n 1 -o wide
+    [ ! -e wide/step_00000001/merges.txt ] || echo "a checkpoint has the merges beside it"
+    train 0 -i text -e l1h1c16 -n 1 -o bytes
+    train 0 -i text -e d6 --tokenizer bytes/step_00000001/tokenizer.json -n 1 -o wider
+    [ ! -e wider/step_00000001/tokenizer.json ] || echo "a model of 50257 tokens has the tokenizer of bytes"
+    train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
+    says "$err" "tokenizer.json' is that of bytes and the model has 2757 tokens; give the model's own tokenizer"
 )"
 
 # refused NAME STATUS WORDS ARGUMENTS...: one sentence
@@ -187,10 +230,31 @@ refused "a line without the field" 1 "-i other.jsonl line 3 has no string in the
 refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
 refused "a folder" 2 "is a folder; name its files" e4 -i corpus
 refused "an output that exists" 2 "'one_train_000001.bin' exists already" one -i long.txt
-refused "other flags than the run that was broken off" 2 "is of a run with other files in -i or other flags" \
-    e1 -i broken.jsonl --val-share 0.2
 refused "an output in no folder" 2 "could not write 'absent/x_merges.txt'" absent/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
+report "bad input before the first saved place leaves no file, and a run killed there does no harm" "$(
+    find . -name 'e[0-9]_*'
+    run 1 again -i broken.jsonl
+    printf '{"text":"a"}\n' >broken.jsonl
+    run 0 again -i broken.jsonl --val-share 0
+    printf '{"command":"0123456789abcdef","file":0,"offset":0}\n' >begun_tokenize.json
+    : >begun_train_000001.bin.part
+    run 0 begun -i broken.jsonl --val-share 0
+    same_shards again begun
+    no_leftovers
+    printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
+)"
+printf 'GGUF\3\0\0\0' >model.txt
+refused "a model of llama.cpp as text" 2 "-i: model.txt is a GGUF model; expected text" e6 -i model.txt
+report "training refuses binary files that are given as text" "$(
+    train 2 -i model.txt -e l1h1c16
+    says "$err" "-i: model.txt is a GGUF model; expected text, so unpack or convert it first"
+    train 2 -i text -j run/step_00000002/model.safetensors -e l1h1c16
+    says "$err" "-j: run/step_00000002/model.safetensors is a safetensors model; expected text"
+    printf 'a\0b\0c\0' >wide.txt
+    train 2 -i wide.txt -e l1h1c16
+    says "$err" "-i: wide.txt has a NUL as byte 1, so it is no text, or text in UTF-16; expected UTF-8"
+)"
 refused "a separator of two lines" 2 "expected one line" e6 -i long.txt --separator $'a\nb'
 refused "an empty separator" 2 "expected one line" e6 -i long.txt --separator ''
 

@@ -827,7 +827,7 @@ refused "-y 1 with another -e" "holds a model of 1 layers" -i text -e l2h2c16 "$
 refused "-y 1 with a longer -t" "-t 32" -i text "${batch[@]:0:2}" -t 32 -o bad -y 1
 refused "-y 1 with a shorter -t" "was trained with -t 16" -i text "${batch[@]:0:2}" -t 8 -o bad -y 1
 refused "-y 1 with another seed" "--seed 42" "${resume[@]}" --seed 7
-refused "-y 1 with less data" "tokens of other files than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
+refused "-y 1 with less data" "tokens of other files, or with another tokenizer, than -i short_text" -i short_text "${batch[@]}" -o bad -y 1
 tr 1 2 <text >other_text
 refused "-y 1 with other data of the same length" "tokens of other files" -i other_text "${batch[@]}" -o bad -y 1
 refused "-y 1 with a -j that the run did not have" \

@@ -1,6 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
-defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path
+defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path,
+         plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -94,3 +95,6 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
         input_error("the path '%.60s...' is longer than %d characters", path, PATH_LENGTH - 1);
     }
 }
+
+// the ending of a noun after its number
+static inline const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }

@@ -1,6 +1,6 @@
 /*
 Ranges of elements, and equal chunks of them, one a rank: the arithmetic of collectives, ZeRO and tensor parallelism.
-defines: Range, Documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes
+defines: Range, Documents, no_documents, range_intersect, chunk_size, chunk_range, all_gather_bytes, all_reduce_bytes
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -10,12 +10,14 @@ typedef struct {
     size_t offset, count;
 } Range;
 
-// The ranges of rows of a micro-batch that are sequences of their own, in order and without a gap. ranges NULL: each row
-// of (B,T) is one sequence.
+// The documents of a micro-batch, each with positions and attention of its own: ranges of the B*T rows, in order and
+// without a gap. ranges NULL: each sequence is one document.
 typedef struct {
     const Range *ranges;
     int count;
 } Documents;
+
+static const Documents no_documents = {NULL, 0};  // each row of (B,T) is one sequence
 
 // the elements that both ranges have; count is 0 where there are none
 static inline Range range_intersect(Range a, Range b) {

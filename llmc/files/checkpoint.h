@@ -234,7 +234,8 @@ static inline void checkpoint_save(const char *run_dir, long long step, const Mo
     checkpoint_save_as(run_dir, name, s, state);
 }
 
-// bytes of a checkpoint on disk, within a few KiB; has_master: the run has masters or remainders
+// Bytes of a checkpoint's tensors on disk. The headers and the JSON files come on top: KiB, or up to a few MB with a
+// BPE tokenizer. has_master: the run has masters or remainders
 static inline size_t checkpoint_bytes(const GPT2Config *config, bool has_master, DType moments) {
     size_t count = num_parameters(config), master = has_master ? sizeof(real) : 0;
     size_t scales = moments == DT_U8 ? 2 * sizeof(float) * (count / MOMENT_BLOCK) : 0;

@@ -11,6 +11,7 @@ Memory      4 MiB, or twice the longest line of JSON, which is at most 64 MiB lo
 */
 #pragma once
 #include "llmc/common/hash.h"
+#include "llmc/files/binary_kind.h"
 #include "llmc/files/tokenizer.h"
 #include <cjson/cJSON.h>
 #include <fcntl.h>
@@ -84,14 +85,19 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     if (!is_stdin && access(path, R_OK) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
+    int fd = S_ISREG(info.st_mode) && !is_stdin && !is_json ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        binary_refuse(c->flag, path, fd);
+        close(fd);
+    }
     file->path = xstrdup(path);
     file->bytes = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     file->is_json = is_json;
 }
 
 // The corpus of a glob pattern, or "-" for stdin. Files are sorted by name. flag: that named the files, for messages;
-// it is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts with
-// a visible character. Stops unless every file can be read. Close with corpus_close.
+// it is not copied. field: of JSON lines; NULL: CORPUS_FIELD, and stdin is text. separator: NULL, or text that starts
+// with a visible character. Stops unless every file can be read. Close with corpus_close.
 static inline Corpus corpus_open_for(const char *flag, const char *pattern, const char *field, const char *separator) {
     Corpus c;
     memset(&c, 0, sizeof c);

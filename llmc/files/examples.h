@@ -1,5 +1,6 @@
 /*
-Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, packed into rows of T tokens.
+Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
+tokens. The names here say row for packed sequence.
 defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length, example_rows_targets,
          example_row_read, example_row_blank, example_rows_free
 
@@ -10,10 +11,10 @@ A line is an object of one of these forms. Tokens in [brackets] are targets of t
   {"text": D}                                       end-of-text, [D, end-of-text]
 Prompt, completion and each turn are encoded on their own, as --generate and --chat encode them. End-of-text of a byte
 model is a newline.
-Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last token of
+Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last one of
             the piece before. A longer prompt with completion or conversation is truncated.
 Rows        Inputs (T) and targets (T) hold several examples one after another, each with the positions 0, 1, ... and
-            attention within itself: row_read gives the ranges. A target that is not learned is -1. Rows are packed by
+            attention within itself: row_read gives the ranges. An ignored target is -1. Rows are packed by
             best fit, longest example first: an example goes to the fullest row that has room. The unused end of
             a row has input 0 and target -1.
 Memory      3 bytes a token.
@@ -32,6 +33,7 @@ typedef struct {
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
     int count, room;
+    char trouble[160];          // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
 } Examples;
 
@@ -96,7 +98,12 @@ static inline const char *example_add_messages(Examples *e, const Tokenizer *t, 
         const char *role_name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "role"));
         const char *content = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(message, "content"));
         int role = role_name ? chat_role(role_name) : -1;
-        if (role < 0 || !content) {
+        if (role_name && role < 0) {
+            snprintf(e->trouble, sizeof e->trouble,
+                     "has a message of the role '%.40s'; expected system, user or assistant", role_name);
+            return e->trouble;
+        }
+        if (!role_name || !content) {
             return "has a message without a role (system, user or assistant) and a content, both strings";
         }
         size_t length;
@@ -142,7 +149,8 @@ static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *c
     cJSON *json = corpus_object(line, piece->bytes);
     const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
     if (*trouble) {
-        input_error("%s %s line %" PRIu64 " %s", corpus->flag, corpus->files[piece->file].path, piece->line, trouble);
+        input_error("%s %s line %" PRIu64 " %s: found '%.*s'", corpus->flag, corpus->files[piece->file].path,
+                    piece->line, trouble, (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
     }
     cJSON_Delete(json);
     free(line);
@@ -254,8 +262,8 @@ static inline uint64_t example_rows_targets(const ExampleRows *rows) {
     return sum;
 }
 
-// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins at
-// `offset` of its micro-batch. Returns the number of ranges: at most T.
+// inputs (T), targets (T) = a row. Appends the range of each example, and of the unused end, to ranges; the row begins
+// at `offset` of its micro-batch. Returns the number of ranges: at most T.
 static inline int example_row_read(const ExampleRows *rows, int row, int *inputs, int *targets, Range *ranges,
                                    size_t offset) {
     const Examples *e = rows->examples;

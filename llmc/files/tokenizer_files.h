@@ -175,7 +175,7 @@ static inline bool tokenizer_json_is_known(const char *path) {
     return known;
 }
 
-// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other tokenizer.
+// Loads a tokenizer.json: a BPE whose ids are in GPT-2's order, or bytes (hugging_face.h). Stops at any other one.
 static inline Tokenizer tokenizer_load_json(const char *path) {
     char trouble[256];
     cJSON *json = read_json(path), *symbol;
@@ -183,6 +183,9 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
     if (tokenizer_json_is_bytes(json)) {
         cJSON_Delete(json);
         return tokenizer_bytes();
+    }
+    if (cJSON_IsNumber(json->child)) {
+        input_error("%s: found ids of tokens without merges, as in vocab.json; give the merges.txt beside it", path);
     }
     tokenizer_json_trouble(trouble, json);
     if (*trouble) { input_error("%s: found %s, as in GPT-2's tokenizer.json", path, trouble); }

@@ -15,10 +15,11 @@ static inline void print_examples(const RunData *d, int T) {
     for (int i = 0; i < d->train_rows.first[d->train_rows.num_rows]; i++) {
         tokens += (uint64_t)example_length(e, d->train_rows.members[i]);
     }
-    printf("examples  %d in %d rows of %d tokens, %.0f %% full, %" PRIu64 " targets; for validation %d rows\n",
-           d->train_rows.first[d->train_rows.num_rows], d->train_rows.num_rows, T,
-           100 * (double)tokens / ((double)d->train_rows.num_rows * T), example_rows_targets(&d->train_rows),
-           d->val_rows.num_rows);
+    printf("examples  %d in %d sequence%s of %d tokens, %.0f %% full, %" PRIu64 " targets; for validation %d "
+           "sequence%s\n",
+           d->train_rows.first[d->train_rows.num_rows], d->train_rows.num_rows,
+           plural_s((uint64_t)d->train_rows.num_rows), T, 100 * (double)tokens / ((double)d->train_rows.num_rows * T),
+           example_rows_targets(&d->train_rows), d->val_rows.num_rows, plural_s((uint64_t)d->val_rows.num_rows));
     if (lost[0]) { printf("note      truncated to -t %d: %d of the examples\n", T, lost[0]); }
     if (lost[1]) { printf("note      left out, without a target within -t %d: %d of the examples\n", T, lost[1]); }
 }
@@ -37,7 +38,7 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
         printf("%" PRIu64 " training tokens, %" PRIu64 " validation tokens, ", token_files_total(&data->train_files),
                token_files_total(&data->val_files));
     }
-    printf("%lld step%s of %lld tokens\n", max_steps, max_steps == 1 ? "" : "s", tokens_of_update(a));
+    printf("%lld step%s of %lld tokens\n", max_steps, plural_s((uint64_t)max_steps), tokens_of_update(a));
     if (data->by_default) { printf("note      -i is not given: llm.c's default, %s\n", a->train_data); }
     char cut[160];
     choices_cut_words(&data->hellaswag, cut, sizeof cut);
@@ -67,10 +68,12 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
-// notes: text read as bytes, a run that saves nothing, flags without an effect; the step of a resumed run
-static inline void print_notes(const TrainArgs *a, const GPT2Config *c, bool text, long long step) {
-    if (text && c->vocab_size != BYTE_VOCABULARY) {
-        printf("note      -i is read as bytes: only 256 of the model's %d tokens occur\n", c->vocab_size);
+// notes: data of a smaller vocabulary, a run that saves nothing, flags without an effect; the step of a resumed run
+static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
+    if (!data->has_examples && c->vocab_size > data->files.vocab_size) {
+        printf("note      -i %s: only %d of the model's %d tokens occur; a shape such as -e l6h6c384 has the data's\n",
+               data_are_bytes(data) ? "is read as bytes" : "has another vocabulary", data->files.vocab_size,
+               c->vocab_size);
     }
     if (!a->run_dir) {
         printf("note      nothing will be saved: -o is not given\n");

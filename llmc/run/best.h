@@ -3,7 +3,7 @@ The lowest validation loss of a run: --keep-best and --patience.
 defines: BestLoss, best_loss_read, best_loss_add, best_loss_impatience, best_checkpoint_save
 
 RUN/best               a symbolic link to a checkpoint: step_00000100, or best_a or best_b if -n saved none of that step
-RUN/best/best.json     {"step":100,"val_loss":1.2345}
+RUN/best/best.json     {"step":100,"val_loss":1.2345}; no other checkpoint has such a file
 The link is replaced when the new checkpoint is whole, so RUN/best always exists whole. A new best_a is written while
 the link names best_b.
 metrics.jsonl holds the validations before a resumed step. A loss counts as the number that metrics.jsonl has, so that a
@@ -113,12 +113,21 @@ static inline void best_remove_others(const char *run_dir) {
     }
 }
 
+// After RUN/best went from the checkpoint `old` to `name`: deletes the best.json in `old`, a checkpoint of -n. old: ""
+// for none.
+static inline void best_forget(const char *run_dir, const char *old, const char *name) {
+    char path[PATH_LENGTH];
+    if (!*old || strcmp(old, name) == 0) { return; }
+    format_path(path, "%s/%s/best.json", run_dir, old);
+    unlink(path);
+}
+
 // Makes RUN/best the checkpoint of `step`, the present step, if its validation loss is lower than that of RUN/best.
 // saved: -n has just saved the checkpoint; otherwise it is saved as best_a or best_b. All ranks call it with the same
 // loss. A failure stops the run and leaves the old RUN/best. Returns whether there is a new RUN/best.
 static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long long step, double loss, bool saved,
                                         const ModelState *s, const cJSON *state) {
-    char old[32], name[32];
+    char old[32] = "", name[32];
     int failed_rank, use_b = 0;
     const bool first = is_first_rank(s);
     if (!(best_loss_logged(loss) < best->kept)) { return false; }
@@ -143,6 +152,7 @@ static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long
             a->run_dir, name, strerror(error));
     }
     if (first) {
+        best_forget(a->run_dir, old, name);
         best_remove_others(a->run_dir);
         checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
     }

@@ -18,8 +18,8 @@ static inline bool chat_of_bytes(const Tokenizer *tokenizer) { return !tokenizer
 static inline size_t chat_opening(const Tokenizer *tokenizer, const char *text, size_t bytes, int positions,
                                   int **tokens) {
     if (!tokenizer) {
-        input_error("--chat reads and writes text, but the model's vocabulary has no tokenizer: give its merges file "
-                    "with --tokenizer");
+        input_error("--chat reads and writes text, but the model has no tokenizer: give the merges.txt or "
+                    "tokenizer.json of its vocabulary with --tokenizer");
     }
     int *turn = NULL;
     size_t length, count = 0;

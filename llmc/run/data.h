@@ -1,6 +1,7 @@
 /*
 The data of a run: the token files or examples of -i and -j, their loaders, and HellaSwag's examples.
-defines: RunData, args_for_examples, data_vocab, data_open, data_open_loaders, data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
+defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data_find_tokenizer, data_open_loaders,
+         data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
 #include "llmc/files/choices_bin.h"
@@ -31,6 +32,35 @@ static inline bool data_are_examples(const TokenFiles *files) {
     }
     return json > 0;
 }
+
+// Stops at a text that begins as a known binary format, or has a NUL in its first 64 KiB.
+static inline void data_check_text(const char *flag, const char *path) {
+    enum { CHECKED = 64 << 10 };
+    char *text = (char *)xmalloc(CHECKED);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t bytes = fd < 0 ? 0 : pread(fd, text, CHECKED, 0);
+    const char *nul = bytes > 0 ? (const char *)memchr(text, 0, (size_t)bytes) : NULL;
+    if (fd >= 0) { binary_refuse(flag, path, fd); }
+    if (nul) {
+        input_error("%s: %s has a NUL as byte %td, so it is no text, or text in UTF-16; expected UTF-8: convert it "
+                    "with iconv, or remove the NULs with tr -d '\\0'",
+                    flag, path, nul - text);
+    }
+    if (fd >= 0) { close(fd); }
+    free(text);
+}
+
+// token_files_open for -i or -j; stops also at text that is none
+static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
+    TokenFiles files = token_files_open(flag, pattern);
+    for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
+        if (!corpus_is_json(files.files[f].path)) { data_check_text(flag, files.files[f].path); }
+    }
+    return files;
+}
+
+// whether -i is text that is read as bytes
+static inline bool data_are_bytes(const RunData *d) { return token_files_are_text(&d->files) && !d->has_examples; }
 
 // -gd auto is fp32 for examples: a bf16 gradient of the position embeddings would be rounded once for each example.
 static inline void args_for_examples(TrainArgs *a, bool examples) {
@@ -75,13 +105,13 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         input_error("-i is missing: give the data to train on, a text file or llm.c token shards (--help lists all "
                     "flags)");
     }
-    d->files = token_files_open("-i", a->train_data);
+    d->files = data_open_files("-i", a->train_data);
     d->has_examples = data_are_examples(&d->files);
     args_for_examples(a, d->has_examples);
     d->files.vocab_size = data_vocab(&d->files, a);
     if (a->val_data) {
         d->train_files = token_files_copy(&d->files, "");
-        d->val_files = token_files_open("-j", a->val_data);
+        d->val_files = data_open_files("-j", a->val_data);
         if (data_are_examples(&d->val_files) != d->has_examples) {
             input_error("-i %s and -j %s: found .jsonl examples in one only; give .jsonl files for both or for neither",
                         a->train_data, a->val_data);
@@ -103,12 +133,27 @@ static inline void data_open(RunData *d, TrainArgs *a) {
 
 // Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
 static inline void check_text_fits(const RunData *d, const TrainArgs *a, const ModelSource *source) {
-    bool given_weights = source->has_weights && !*source->checkpoint && !d->has_examples;
-    if (given_weights && token_files_are_text(&d->files) && source->config.vocab_size != BYTE_VOCABULARY) {
+    bool given_weights = source->has_weights && !*source->checkpoint;
+    if (given_weights && data_are_bytes(d) && source->config.vocab_size != BYTE_VOCABULARY) {
         input_error("-i %s is text, which is read as bytes, but -e %s has %d tokens; first make a token shard of it: "
                     "train_gpt2 -i %s --tokenizer vocab.bpe --tokenize data/mine",
                     a->train_data, a->model, source->config.vocab_size, a->train_data);
     }
+}
+
+// *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as
+// bytes by a model of another vocabulary. Stops if --tokenizer does not fit.
+static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
+    if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
+    *tokenizer = a->tokenizer ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
+    if (tokenizer->merges) {
+        input_error("-i %s is text, which is read as bytes and not with --tokenizer %s; first make token shards of it "
+                    "with --tokenize, or leave out --tokenizer",
+                    a->train_data, a->tokenizer);
+    }
+    if (vocab_size == BYTE_VOCABULARY) { return true; }
+    tokenizer_free(tokenizer);
+    return false;
 }
 
 // Loads and packs the examples of -i and -j.
@@ -157,9 +202,8 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     if (!a->hellaswag) { return; }
     bool has_json = access(HELLASWAG_JSON, R_OK) == 0, has_bin = access(HELLASWAG_BIN, R_OK) == 0;
     if (has_json && !tokenizer && !has_bin) {
-        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: give GPT-2's merges "
-                    "with --tokenizer",
-                    V);
+        input_error("-h 1: " HELLASWAG_JSON " is text, and a model of %d tokens needs a tokenizer: %s", V,
+                    tokenizer_advice(V));
     }
     if (!has_json && !has_bin) { return; }
     d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;

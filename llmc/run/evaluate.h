@@ -200,8 +200,7 @@ static inline void score_batch_run(ScoreBatch *b) {
     if (b->T == 0) { b->T = m->T; }
     int num_rows = m->groups->tp->size > 1 ? m->B * m->T / b->T : b->num_rows > 0 ? b->num_rows : 1;
     score_batch_fill(b, num_rows);
-    Documents sequences = {NULL, 0};
-    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, sequences, b->losses);
+    m->loss(m->model, num_rows, b->T, b->inputs, b->targets, no_documents, b->losses);
     for (int r = 0; r < b->num_rows; r++) {
         const ScoreRow *row = &b->rows[r];
         size_t first = score_batch_first(b, r);
@@ -380,9 +379,8 @@ static inline void eval_first_path(char *path, const char *pattern) {
 
 static inline const Tokenizer *eval_tokenizer(const EvalFile *f, const GPT2Config *c) {
     if (!f->has_tokenizer) {
-        input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: give GPT-2's merges with "
-                    "--tokenizer",
-                    f->args->eval, c->vocab_size);
+        input_error("--eval %s is text, and a model of %d tokens needs a tokenizer: %s", f->args->eval, c->vocab_size,
+                    tokenizer_advice(c->vocab_size));
     }
     return &f->tokenizer;
 }
@@ -451,6 +449,20 @@ static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder
     free(ids);
 }
 
+// Stops at a line of JSON without a text. json: NULL if it is no JSON.
+__attribute__((noreturn)) static inline void eval_stop_at_line(const Corpus *corpus, const CorpusPiece *piece,
+                                                               const cJSON *json, const char *trouble) {
+    bool example =
+        cJSON_GetObjectItemCaseSensitive(json, "messages") || cJSON_GetObjectItemCaseSensitive(json, "prompt");
+    if (example) {
+        trouble =
+            "is an example to fine-tune on, which --eval does not score; give the file to training with -j, whose "
+            "validation loss is that of the answers";
+    }
+    input_error("--eval %s line %" PRIu64 " %s: found '%.*s'", corpus->files[piece->file].path, piece->line, trouble,
+                (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
+}
+
 // Scores a line of JSON as one document. A line of WikiText has its page in "page": lm-eval's text of the page is
 // scored, and the bytes and words are those of the page.
 static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEncoder *encoder, const Corpus *corpus,
@@ -461,10 +473,7 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
     memcpy(line, piece->text, piece->bytes);
     const char *text = corpus_document(line, piece->bytes, corpus->field, &json, &trouble);
     if (!text && !f->args->field) { page = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "page")); }
-    if (!text && !page) {
-        input_error("--eval %s line %" PRIu64 " %s: found '%.*s'", corpus->files[piece->file].path, piece->line,
-                    trouble, (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
-    }
+    if (!text && !page) { eval_stop_at_line(corpus, piece, json, trouble); }
     score_text_begin(s, f->tokenizer.end_of_text);
     score_text_count(s, page ? page : text, strlen(page ? page : text));
     if (page) { wikitext_clean(page); }

@@ -1,6 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: find_tokenizer, prompt_text, document_start, document_end, prompt_tokens, print_bytes, print_token
+defines: find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens, print_bytes,
+         print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -26,7 +27,8 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind does not count.
+// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is
+// passed over.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     *path = 0;
@@ -34,6 +36,17 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
         format_path(path, "%s/%s", folder, names[i]);
         if (access(path, R_OK) != 0 || (i == 2 && !tokenizer_json_is_known(path))) { *path = 0; }
     }
+}
+
+// path = the tokenizer's file in the folder -e, or else in the last checkpoint of the run directory -e; or ""
+static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
+    char checkpoint[PATH_LENGTH] = "";
+    *path = 0;
+    if (!a->model || access(a->model, F_OK) != 0) { return; }
+    find_tokenizer_in(path, a->model);
+    if (*path) { return; }
+    checkpoint_of_run(checkpoint, a->model);
+    find_tokenizer_in(path, checkpoint);
 }
 
 // path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
@@ -44,18 +57,18 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
 //   5. the merges beside the shards of -i, or of --eval
 // find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
-    char beside[PATH_LENGTH] = "", of_model[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
-    bool is_path = a->model && access(a->model, F_OK) == 0;
-    if (is_path) {
+    char beside[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
+    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
+    if (*path) { return; }
+    find_tokenizer_of_model(path, a);
+    if (a->model && access(a->model, F_OK) == 0) {
         const char *slash = strrchr(a->model, '/');
         int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
         format_path(beside, "%.*s", length, slash ? a->model : ".");
     }
-    if (is_path) { checkpoint_of_run(of_model, a->model); }
     if (a->run_dir) { checkpoint_of_run(of_run, a->run_dir); }
-    const char *const folders[] = {a->model, of_model, beside, a->run_dir, of_run};
-    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
-    for (int i = 0; i < 5 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
+    const char *const folders[] = {beside, a->run_dir, of_run};
+    for (int i = 0; i < 3 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
     if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
 
@@ -70,8 +83,39 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
     return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
 }
 
+static inline uint64_t tokenizer_file_fingerprint(const char *path) {
+    Tokenizer tokenizer = tokenizer_open(path);
+    uint64_t hash = tokenizer_fingerprint(&tokenizer);
+    tokenizer_free(&tokenizer);
+    return hash;
+}
+
+// The tokenizer in -e should be that of the data. Shards of another tokenizer stop the program; with --tokenizer, which
+// may be another one on purpose, there is a note on stderr.
+static inline void check_tokenizer_of_model(const TrainArgs *a) {
+    char own[PATH_LENGTH], other[PATH_LENGTH] = "";
+    const char *flag = a->eval ? "--eval" : "-i", *data = a->eval ? a->eval : a->train_data;
+    find_tokenizer_of_model(own, a);
+    if (a->tokenizer) {
+        format_path(other, "%s", a->tokenizer);
+    } else if (data && token_path_is_shard(data)) {
+        find_merges_of_shards(other, data);
+    }
+    if (!*own || !*other || tokenizer_file_fingerprint(own) == tokenizer_file_fingerprint(other)) { return; }
+    if (!a->tokenizer) {
+        input_error("%s %s has the tokens of '%s', and -e %s has those of '%s': an id is another token there; make "
+                    "shards with --tokenizer %s, or give --tokenizer %s to go on all the same",
+                    flag, data, other, a->model, own, own, other);
+    }
+    if (a->rank == 0) {
+        fprintf(stderr, "note      --tokenizer %s has other tokens than '%s', the tokenizer of -e %s\n", other, own,
+                a->model);
+    }
+}
+
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
-// text is then printed as numbers. Stops if the tokenizer has more tokens than the model.
+// text is then printed as numbers. Stops if the tokenizer has more tokens than the model, or is the byte tokenizer and
+// the model has more tokens. See check_tokenizer_of_model.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
     find_tokenizer_file(path, a);
@@ -87,7 +131,19 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
                     "--tokenizer",
                     path, tokenizer_vocab_size(tokenizer), vocab_size);
     }
+    if (!tokenizer->merges && vocab_size != BYTE_VOCABULARY) {
+        input_error("the tokenizer '%s' is that of bytes and the model has %d tokens; give the model's own tokenizer "
+                    "with --tokenizer",
+                    path, vocab_size);
+    }
+    check_tokenizer_of_model(a);
     return true;
+}
+
+// the remedy for a model without a tokenizer, for messages
+static inline const char *tokenizer_advice(int vocab_size) {
+    return vocab_size == GPT2_VOCAB ? "give GPT-2's vocab.bpe with --tokenizer; scripts/get_data.sh merges fetches it"
+                                    : "give the merges.txt or tokenizer.json of its vocabulary with --tokenizer";
 }
 
 // Reads --prompt-file, a path or - for stdin, without one newline at its end.
@@ -135,9 +191,8 @@ static inline int document_end(const Tokenizer *tokenizer, int vocab_size) {
 static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, size_t bytes, int vocab_size,
                                    int **tokens) {
     if (bytes && !tokenizer) {
-        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: give GPT-2's merges file with "
-                    "--tokenizer",
-                    vocab_size);
+        input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", vocab_size,
+                    tokenizer_advice(vocab_size));
     }
     if (bytes) { return tokenizer_encode(tokenizer, text, bytes, tokens); }
     *tokens = (int *)xmalloc(sizeof(int));

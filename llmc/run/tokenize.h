@@ -7,7 +7,8 @@ Blocks      A thread reads a block of about 1 MiB, encodes it, waits for its tur
 Validation  A piece goes to the validation shard while that holds less than its share of the tokens so far. A piece is a
             document, or 64 KiB of a longer one.
 Going on    OUT_tokenize.json holds the place in the corpus and in the open shards. It is written after each shard and
-            each 256 MiB, and deleted at the end. The same command goes on from there.
+            each 256 MiB, and deleted at the end. The same command goes on from there. Bad input before the first place
+            leaves no file.
 Tokenizer   OUT_merges.txt, where training on the shards finds it
 Memory      a block and its tokens for each thread, and the window of corpus.h
 */
@@ -154,16 +155,55 @@ static inline void tokenize_save_place(TokenizeJob *job, CorpusPosition at) {
     job->saved_shards = w->finished;
 }
 
+// Stops unless the state is that of a run with the same input and flags. Returns false if that run had other ones, and
+// ended before it saved a place after the first: nothing of it is worth keeping.
+static inline bool tokenize_is_same_run(const TokenizeJob *job, const cJSON *state) {
+    const char *command = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "command"));
+    if (command && strcmp(command, job->fingerprint) == 0) { return true; }
+    const char *path = job->state_path;
+    if (json_whole(state, "file", 0, 1e9, path) == 0 && json_whole(state, "offset", 0, 9e15, path) == 0) {
+        return false;
+    }
+    input_error("'%s' is of a run with other files in -i or other flags; give the same command again, or delete "
+                "the files %s_*",
+                path, job->writer.out);
+}
+
+// Bad input before a place after the first was saved: deletes what this run wrote, so that another command can start.
+static inline void tokenize_remove_beginning(const TokenizeJob *job) {
+    char path[PATH_LENGTH];
+    if (job->saved_byte > 0 || job->writer.finished > 0) { return; }
+    for (int number = 0; number < 2; number++) {
+        shard_path(path, job->writer.out, number, ".part");
+        unlink(path);
+    }
+    format_path(path, "%s_merges.txt", job->writer.out);
+    unlink(path);
+    unlink(job->state_path);
+}
+
+static inline void tokenize_refuse_existing(const ShardWriter *w) {
+    const int numbers[] = {0, 1};
+    const char *const endings[] = {"", ".part"};
+    char path[PATH_LENGTH];
+    for (int i = 0; i < 4; i++) {
+        shard_path(path, w->out, numbers[i / 2], endings[i % 2]);
+        if (access(path, F_OK) == 0) {
+            input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*", path, w->out);
+        }
+    }
+}
+
 // Goes on where an earlier run stopped. Stops if that run had other input or other flags.
 static inline void tokenize_continue(TokenizeJob *job) {
     const char *path = job->state_path;
     cJSON *state = read_json(path);
     if (!state) { return; }
-    const char *command = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "command"));
-    if (!command || strcmp(command, job->fingerprint) != 0) {
-        input_error("'%s' is of a run with other files in -i or other flags; give the same command again, or delete "
-                    "the files %s_*",
-                    path, job->writer.out);
+    if (!tokenize_is_same_run(job, state)) {
+        cJSON_Delete(state);
+        tokenize_remove_beginning(job);
+        tokenize_refuse_existing(&job->writer);
+        return;
     }
     const double most = 9e15;
     CorpusPosition at;
@@ -181,19 +221,8 @@ static inline void tokenize_continue(TokenizeJob *job) {
     cJSON_Delete(state);
     corpus_seek(&job->corpus, at);
     job->first_byte = corpus_bytes_read(&job->corpus, at);
-    printf("goes on after %.1f MB, %" PRIu64 " documents\n", (double)job->first_byte / 1e6, job->documents);
-}
-
-static inline void tokenize_refuse_existing(const ShardWriter *w) {
-    const int numbers[] = {0, 1};
-    const char *const endings[] = {"", ".part"};
-    char path[PATH_LENGTH];
-    for (int i = 0; i < 4; i++) {
-        shard_path(path, w->out, numbers[i / 2], endings[i % 2]);
-        if (access(path, F_OK) == 0) {
-            input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*", path, w->out);
-        }
-    }
+    printf("goes on after %.1f MB, %" PRIu64 " document%s\n", (double)job->first_byte / 1e6, job->documents,
+           plural_s(job->documents));
 }
 
 // ---- all blocks
@@ -228,6 +257,7 @@ static inline void block_write(TokenizeJob *job, const TokenizeBlock *b) {
     }
     if (b->trouble) {
         const TokenizePiece *piece = &b->pieces[b->bad];
+        tokenize_remove_beginning(job);
         run_error("-i %s line %" PRIu64 " %s: found '%.60s'", job->corpus.files[piece->file].path, piece->line,
                   b->trouble, b->text + piece->begin);
     }
@@ -282,10 +312,11 @@ static inline void tokenize_on_threads(TokenizeJob *job) {
 static inline void tokenize_print_end(const TokenizeJob *job, CorpusPosition at) {
     const ShardWriter *w = &job->writer;
     double seconds = now_seconds() - job->started, bytes = (double)corpus_bytes_read(&job->corpus, at);
-    printf("%s%s_train_*.bin: %d shards, %" PRIu64 " tokens; validation: %" PRIu64 " tokens\n",
-           job->terminal ? "\r\033[K" : "", w->out, w->finished, w->written[SHARD_TRAIN], w->written[SHARD_VAL]);
-    printf("%" PRIu64 " documents, %.1f MB in %.1f s: %.1f MB/s\n", job->documents, bytes / 1e6, seconds,
-           (bytes - (double)job->first_byte) / 1e6 / seconds);
+    printf("%s%s_train_*.bin: %d shard%s, %" PRIu64 " tokens; validation: %" PRIu64 " tokens\n",
+           job->terminal ? "\r\033[K" : "", w->out, w->finished, plural_s((uint64_t)w->finished),
+           w->written[SHARD_TRAIN], w->written[SHARD_VAL]);
+    printf("%" PRIu64 " document%s, %.1f MB in %.1f s: %.1f MB/s\n", job->documents, plural_s(job->documents),
+           bytes / 1e6, seconds, (bytes - (double)job->first_byte) / 1e6 / seconds);
     if (job->args->val_share > 0 && w->written[SHARD_VAL] == 0) {
         printf("note      there is no validation shard: the text is one document of at most 64 KiB\n");
     }
@@ -320,7 +351,10 @@ static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenize
     tokenize_save_merges(&job);
     tokenize_save_place(&job, corpus_position(&job.corpus));
     tokenize_on_threads(&job);
-    if (job.writer.written[SHARD_TRAIN] == 0) { input_error("-i %s holds no text", a->train_data); }
+    if (job.writer.written[SHARD_TRAIN] == 0) {
+        tokenize_remove_beginning(&job);
+        input_error("-i %s holds no text", a->train_data);
+    }
     CorpusPosition end = corpus_position(&job.corpus);
     shard_writer_close(&job.writer);
     tokenize_print_end(&job, end);

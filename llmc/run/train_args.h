@@ -154,7 +154,8 @@ static const Flag flag_table[] = {
     {"j", "val-data", FLAG_STRING, ARG(val_data), 0, 0, NULL, "GLOB", NULL,
      "validation data (default: the last tenth of each -i file)",
      "GLOB is a file or a quoted pattern, of the same kind as -i: token shards, examples or bytes. Without -j the last "
-     "tenth of each -i file, or of the examples, is held out from training. A resumed run must keep this choice.",
+     "tenth of each -i file, or of the examples, is validation data, and is not trained on. A resumed run must keep "
+     "this choice.",
      "./train_gpt2 -i train.txt -j val.txt -e l6h6c384 -t 256", "-i, -v, -m; doc/training.md"},
     {"e", "model", FLAG_STRING, ARG(model), 0, 0, NULL, "MODEL", NULL,
      "shape (d12, gpt3:c768, l4h4c128), or weights (default d12)",
@@ -263,8 +264,7 @@ static const Flag flag_table[] = {
      "text. "
      "lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read the "
      "field --field.",
-     "./train_gpt2 --eval lambada.jsonl --eval-task lambada -e gpt2 --tokenizer vocab.bpe",
-     "--eval, --field; doc/evaluation.md"},
+     "./train_gpt2 --eval lambada.jsonl --eval-task lambada -e models/gpt2", "--eval, --field; doc/evaluation.md"},
     {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
      "with --eval, tokens that each window of -t scores (default %s: all -t)",
      "The first window of a text scores -t tokens. Every later window scores N more, with -t - N + 1 tokens before "
@@ -285,8 +285,8 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -s 500 -g 200", "-s, --generate; doc/training.md"},
     {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT", NULL,
      "text that samples continue (default: the start of a document)",
-     "Models of bytes take any text. A model with GPT-2's vocabulary needs --tokenizer for a prompt. The output "
-     "repeats the prompt. An empty prompt stands for one end-of-text token, or for a newline in models of bytes.",
+     "Byte models take any text. A model with GPT-2's vocabulary needs --tokenizer for a prompt. The output "
+     "repeats the prompt. An empty prompt stands for one end-of-text token, or for a newline in byte models.",
      "./train_gpt2 --generate 200 -e runs/mine --prompt 'Once upon a time'",
      "-s, --generate, --prompt-file; doc/training.md"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X", NULL,
@@ -308,8 +308,8 @@ static const Flag flag_table[] = {
      "./train_gpt2 --generate 200 -e runs/mine --top-p 0.95", "--temperature, --top-k; doc/training.md"},
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N", "tokens",
      "continue --prompt by up to N tokens with the model in -e; no training",
-     "Prints the prompt and N new tokens, and exits. An end-of-text token ends the text and is not printed; a model of "
-     "bytes has none. -e is a checkpoint, a run directory (its last checkpoint) or a file with weights. Runs on one "
+     "Prints the prompt and N new tokens, and exits. An end-of-text token ends the text and is not printed; a byte "
+     "model has none. -e is a checkpoint, a run directory (its last checkpoint) or a file with weights. Runs on one "
      "rank: start it without mpirun.",
      "./train_gpt2 --generate 200 -e runs/mine --prompt Once",
      "-e, --prompt, --samples, --past-end, --temperature; doc/training.md"},
@@ -328,16 +328,18 @@ static const Flag flag_table[] = {
      "./train_gpt2 --generate 200 -e runs/mine --past-end", "--generate; doc/training.md"},
     {NULL, "chat", FLAG_OPTION, ARG(chat), 0, 0, NULL, NULL, NULL,
      "answer each line of stdin with the model in -e; no training",
-     "Each line is a turn of the user. An answer ends at an end-of-text token, in a model of bytes at a newline, or "
+     "Each line is a turn of the user. An answer ends at an end-of-text token, in a byte model at a newline, or "
      "after the N tokens of --generate (256 without it). --prompt is a system message. The conversation stays in the "
      "context; when the context is full, its oldest half is dropped. Expects a model trained on conversations.",
      "./train_gpt2 --chat -e runs/mine --temperature 0.7 --top-p 0.9", "--generate, --prompt; doc/training.md"},
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE", NULL,
-     "GPT-2 tokenizer: vocab.bpe, merges.txt or llm.c's gpt2_tokenizer.bin",
-     "Reads and writes text for models with GPT-2's vocabulary. Without the flag the trainer looks for merges.txt or "
-     "vocab.bpe in -e, beside -e and in -o, then for the merges that --tokenize wrote beside -i, then for "
-     "gpt2_tokenizer.bin in the current folder. Models of bytes need no tokenizer.",
-     "./train_gpt2 --generate 50 -e gpt2 --tokenizer vocab.bpe --prompt Hello", "--tokenize, --prompt; doc/files.md"},
+     "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or llm.c's .bin",
+     "Reads and writes text for models that are no byte models. Without the flag the trainer looks for merges.txt, "
+     "vocab.bpe, then tokenizer.json: in -e or its last checkpoint, beside -e, in -o or its last checkpoint. Then it "
+     "looks for the merges that --tokenize wrote beside the shards, then for llm.c's gpt2_tokenizer.bin in the current "
+     "folder. The tokens must be those of the model's training.",
+     "./train_gpt2 --generate 50 -e models/gpt2 --tokenizer vocab.bpe --prompt Hello",
+     "--tokenize, --prompt; doc/training.md"},
 
     FLAG_HEADING("Token shards"),
     {NULL, "tokenize", FLAG_STRING, ARG(tokenize), 0, 0, NULL, "OUT", NULL,
@@ -369,8 +371,10 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --shard-tokens 10000000", "--tokenize; doc/files.md"},
     {NULL, "val-share", FLAG_REAL, ARG(val_share), 0, 0.5, NULL, "X", NULL,
      "with --tokenize, share of validation tokens (default %s)",
-     "Documents from the whole corpus go to OUT_val_000000.bin, as often as the share asks for. A text of more than 64 "
-     "KiB counts as several documents. 0 writes no validation shard.",
+     "Whole pieces go to OUT_val_000000.bin, from all over the corpus, as often as the share asks for. A piece is a "
+     "document, or about 64 KiB of a longer one. The second piece is the first of them, so a corpus of few pieces "
+     "holds "
+     "out more than X, and one of a single piece nothing. 0 writes no validation shard.",
      "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --val-share 0.1", "--tokenize; doc/files.md"},
 
     {NULL, "train-bpe", FLAG_INT, ARG(train_bpe), 257, 65536, NULL, "N", "tokens",
@@ -386,7 +390,7 @@ static const Flag flag_table[] = {
      "A gguf file has the tokenizer in it. llmc is llm.c's .bin, version 3 (f32) or 5 (bf16). -e is a checkpoint, a "
      "run "
      "directory (its last checkpoint) or a model's file. -o names the file to write; only a file of the same format is "
-     "replaced. Models of bytes need no tokenizer; for other models --tokenizer is found as for --generate. The memory "
+     "replaced. Byte models need no tokenizer; for other models --tokenizer is found as for --generate. The memory "
      "does not grow with the model.",
      "./train_gpt2 --export gguf -e runs/mine -o model.gguf", "--type, -e, --tokenizer; doc/files.md"},
     {NULL, "type", FLAG_CHOICE, ARG(export_type), 0, 0, EXPORT_TYPE_CHOICES, "TYPE", NULL,

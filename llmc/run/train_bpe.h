@@ -62,8 +62,8 @@ static inline void train_bpe(const TrainArgs *a) {
     make_run_dir(folder);
     train_bpe_check_written(tokenizer_write_vocab(&tokenizer, vocab), vocab);
     train_bpe_check_written(tokenizer_write_merges(&tokenizer, merges), merges);
-    printf("%s and %s: %d tokens from %zu different words, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
-           now_seconds() - started);
+    printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
+           plural_s(words), now_seconds() - started);
     if (tokenizer.vocab_size < a->train_bpe) {
         printf("note      no pair occurs twice any more: %d tokens instead of %d\n", tokenizer.vocab_size,
                a->train_bpe);

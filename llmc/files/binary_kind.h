@@ -1,0 +1,43 @@
+/*
+Binary formats by the first bytes of a file, so that a model or an archive is not read as text.
+defines: binary_refuse
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include <unistd.h>
+
+// The format of a file that begins with `head` (bytes), in words that follow "is"; NULL: none of those known here. A
+// safetensors file begins with a length of 8 bytes, whose last ones are 0, and JSON.
+static inline const char *binary_kind(const char *head, size_t bytes) {
+    static const struct {
+        const char *magic;
+        size_t length;
+        const char *kind;
+    } kinds[] = {{"GGUF", 4, "a GGUF model"},
+                 {"PK\3\4", 4, "a zip archive"},
+                 {"\x1f\x8b", 2, "compressed with gzip"},
+                 {"BZh", 3, "compressed with bzip2"},
+                 {"\xfd"
+                  "7zXZ",
+                  5, "compressed with xz"},
+                 {"\x28\xb5\x2f\xfd", 4, "compressed with zstd"},
+                 {"PAR1", 4, "a Parquet table"},
+                 {"%PDF-", 5, "a PDF document"},
+                 {"\x89PNG", 4, "a PNG picture"},
+                 {"\x7f"
+                  "ELF",
+                  4, "a program"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (bytes >= kinds[i].length && memcmp(head, kinds[i].magic, kinds[i].length) == 0) { return kinds[i].kind; }
+    }
+    if (bytes > 8 && memcmp(head + 5, "\0\0\0{", 4) == 0) { return "a safetensors model"; }
+    return NULL;
+}
+
+// Stops if a file that should be text, open as fd, begins as a known binary format. flag: that named it, for messages.
+static inline void binary_refuse(const char *flag, const char *path, int fd) {
+    char head[16];
+    ssize_t bytes = pread(fd, head, sizeof head, 0);
+    const char *kind = bytes > 0 ? binary_kind(head, (size_t)bytes) : NULL;
+    if (kind) { input_error("%s: %s is %s; expected text, so unpack or convert it first", flag, path, kind); }
+}
