@@ -55,9 +55,7 @@ report "the emulated GPU gives the losses of the CPU: no CUDA graph replays anot
 report "validation covers all rows, also where -b does not divide their number" "$(
     whole=(-i few.jsonl -e l2h4c32 -t 48 -x 1 -v 1 -m -1 -s 0)
     run 0 "$trainer" "${whole[@]}" -b 1 -d 48 -o rows_1
-    rows=$(sed -nE 's/^examples .* for validation ([0-9]+) rows.*/\1/p' "$out")
-    [ "${rows:-0}" -gt 4 ] || echo "expected some rows for validation:" "$(head -n 20 "$out")"
-    for b in $((rows - 1)) $((rows + 2)); do
+    for b in 7 11 64; do  # at most 40 rows: 64 leaves blank rows; 7 and 11 cannot both divide their number
         run 0 "$trainer" "${whole[@]}" -b $b -d $((48 * b)) -o rows_$b
         # 2e-6: a mean of up to 1000 losses in fp32
         paste -d ' ' <(losses rows_1) <(losses rows_$b) | awk -v b=$b '$2 == "val_loss" && $1 == 0 {
