@@ -30,7 +30,8 @@ static inline OpShape embedding_shape_of(const GPT2Config *c, const LocalShape *
     return s;
 }
 
-// Of a call on N rows of sequences of T positions, by the shape of all calls: rows of one sequence, or this rank's rows.
+// Of a call on N rows of sequences of T positions, by the shape of all calls: rows of one sequence, or this rank's
+// rows.
 static inline OpShape position_rows_shape(OpShape all, int N, int T) {
     if (N > T) { return all; }
     all.B = 1;
