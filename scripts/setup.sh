@@ -103,7 +103,7 @@ install_packages() {
 }
 install_peers() {
     local package module
-    for package in torch:torch lm_eval:lm_eval llama-cpp-python:llama_cpp; do
+    for package in torch:torch lm_eval:lm_eval accelerate:accelerate llama-cpp-python:llama_cpp; do
         module=${package#*:} package=${package%:*}
         $packages/bin/python3 -c "import $module" 2>/dev/null && continue
         echo "setup: installing $package with pip into $packages"

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Compares --eval with transformers, and with lm-eval if it is installed, on a small random GPT-2.
 
-    python3 dev/oracle/eval_check.py FOLDER     FOLDER is made: a model, its tokenizer, texts and examples
+    python3 dev/oracle/eval_check.py FOLDER                FOLDER is made: a model, its tokenizer, texts and examples
+    python3 dev/oracle/eval_check.py FOLDER CHECKPOINT     the same with a copy of a checkpoint, and lm-eval only
 
-Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval`. TRAIN_GPT2 names the program. The
-texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are its own
-hellaswag, lambada_openai and wikitext with the files of FOLDER as data, and a multiple-choice and a perplexity task.
+Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval accelerate`. TRAIN_GPT2 names the
+program. The texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are
+its own hellaswag, lambada_openai and wikitext with the files of FOLDER as data, and a multiple-choice and a perplexity
+task. lm-eval begins a text with the model's bos_token_id: a newline of a byte model, whose tokenizer has no such token.
 Prints a line for each number: this program's, the other's, and their relative difference. A difference above 2e-5
 fails.
 """
@@ -14,6 +16,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 
@@ -102,7 +105,8 @@ def write_data(folder, model, tokenizer):
         tokens = tokenizer.encode(phrase(words, 12))
         with torch.no_grad():
             best = model(torch.tensor([tokens])).logits[0, -1].argsort(descending=True)
-        word = next(word for word in map(tokenizer.decode, best.tolist()) if word[0] == " " and word[1:].isalpha())
+        likely = map(tokenizer.decode, best.tolist())  # bytes are no words
+        word = next((word for word in likely if word[:1] == " " and word[1:].isalpha()), "")
         texts[i] = tokenizer.decode(tokens) + word
     write_lines(folder / "lambada.jsonl", [{"text": text} for text in texts])
     ends = ["", "\n", " \u00e9\u2003x\x1c y"]
@@ -209,8 +213,10 @@ def lm_eval_results(folder):
         (tasks / f"{name}.yaml").write_text(
             f"task: check_{name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / name}.jsonl\n"
             "test_split: test\n" + body)
+    start = json.loads((folder / "config.json").read_text())["bos_token_id"]
     found = lm_eval.simple_evaluate(
-        model="hf", model_args={"pretrained": str(folder), "dtype": "float32", "device": "cpu"}, batch_size=4,
+        model="hf", batch_size=4,
+        model_args={"pretrained": str(folder), "dtype": "float32", "device": "cpu", "prefix_token_id": start},
         tasks=[f"check_{name}" for name in bodies], bootstrap_iters=0,
         task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False))
     return {name: {metric.split(",")[0]: value for metric, value in found["results"][f"check_{name}"].items()}
@@ -226,15 +232,24 @@ def compare_with_lm_eval(folder, compare):
                 compare.line(f"lm-eval {name} {metric}", found[metric], results[metric])
 
 
+def copy_model(checkpoint, folder):
+    shutil.copytree(checkpoint, folder)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder)
+
+
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     folder, compare = pathlib.Path(sys.argv[1]).resolve(), Comparison()
-    folder.mkdir(parents=True)
     torch.set_num_threads(2)
-    model, tokenizer = write_model(folder)
-    write_data(folder, model, tokenizer)
-    compare_with_transformers(folder, model, tokenizer, compare)
+    if len(sys.argv) == 3:
+        write_data(folder, *copy_model(sys.argv[2], folder))
+    else:
+        folder.mkdir(parents=True)
+        model, tokenizer = write_model(folder)
+        write_data(folder, model, tokenizer)
+        compare_with_transformers(folder, model, tokenizer, compare)
     try:
         compare_with_lm_eval(folder, compare)
     except ModuleNotFoundError as error:

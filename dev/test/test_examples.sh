@@ -5,7 +5,8 @@ set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"
 
-trainer=$(realpath "${TRAINER:-./train_gpt2}")
+root=$(realpath "$(dirname "$0")/../..")
+trainer=$(realpath "${TRAINER:-./train_gpt2}") emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out
 trap 'rm -rf "$scratch"' EXIT
@@ -46,6 +47,42 @@ report "other micro-batches and -r 4" "$(
     close whole alone
     cmp <(losses recomputed) <(losses alone) 2>&1
 )"
+# Each row has other sequences: a CUDA graph of an earlier micro-batch would compute the attention of that row's.
+report "the emulated GPU gives the losses of the CPU: no CUDA graph replays another row's sequences" "$(
+    run 0 "$emulated" "${short[@]}" -b 4 -o gpu --device cuda
+    close gpu alone
+)"
+report "validation covers all rows, also where -b does not divide their number" "$(
+    whole=(-i few.jsonl -e l2h4c32 -t 48 -x 1 -v 1 -m -1 -s 0)
+    run 0 "$trainer" "${whole[@]}" -b 1 -d 48 -o rows_1
+    for b in 7 11 64; do  # at most 40 rows: 64 leaves blank rows; 7 and 11 cannot both divide their number
+        run 0 "$trainer" "${whole[@]}" -b $b -d $((48 * b)) -o rows_$b
+        # 2e-6: a mean of up to 1000 losses in fp32
+        paste -d ' ' <(losses rows_1) <(losses rows_$b) | awk -v b=$b '$2 == "val_loss" && $1 == 0 {
+                compared++
+                d = $3 - $6
+                if ($2 != $5 || d > 2e-6 * $3 || d < -2e-6 * $3) print "-b " b ":", $0
+            }
+            END { if (compared != 1) print "compared", compared, "validation losses" }'
+    done
+)"
+# plan ARGUMENT...: the line `memory` of a run, from --plan=json
+plan() {
+    "$trainer" "$@" --plan=json 2>"$out" | python3 -c 'import json, sys
+rank = json.load(sys.stdin)["ranks"][0]
+print("memory    {:.1f} MiB: state {:.1f}, saved activations {:.1f}, scratch {:.1f}".format(
+    *(rank[key] / 2**20 for key in ("total", "state", "saved", "scratch"))))' 2>&1
+}
+report "--plan is the memory of the run, with the vocabulary of the tokenizer that encodes the examples" "$(
+    for tokenizer in "$root/dev/test/golden/gpt2_2500.bpe" ""; do
+        flags=(-i few.jsonl -e l1h2c64 -t 48 -b 8 -d 384 -r 0 -x 1 -v 0 -s 0 ${tokenizer:+--tokenizer "$tokenizer"})
+        expected=$(plan "${flags[@]}")
+        run 0 "$trainer" "${flags[@]}"
+        says "$expected"
+        echo "$expected" >>plans
+    done
+    [ "$(sort -u plans | wc -l)" -eq 2 ] || echo "both vocabularies have one plan: $(cat plans)"
+)"
 report "a resumed run has the bits of an uninterrupted one" "$(
     run 0 "$trainer" "${short[@]}" -b 4 -n 3 -x 3 -o resumed
     run 0 "$trainer" -o resumed -y 1 -x 6
@@ -71,6 +108,25 @@ report "a model of a learned vocabulary is tuned with its own tokenizer, and res
     sed '2{h;d};3{G}' tokens/merges.txt >other.txt
     run 2 "$trainer" -o tuned -y 1 -x 6 --tokenizer other.txt
     says "with another tokenizer"
+)"
+# A tokenizer.json of another program must not hide the model's own tokenizer.
+report "a foreign tokenizer.json beside the model is skipped" "$(
+    echo '{"model":{"type":"WordPiece","vocab":{"[UNK]":0,"a":1}},"pre_tokenizer":{"type":"BertPreTokenizer"}}' >foreign
+    echo '{"normalizer":{"type":"NFC"},"pre_tokenizer":null,"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}' >bpe
+    echo '{"model":' >broken
+    flags=(-i few.jsonl -b 4 -d 192 -t 48 -x 2 -v 0 -s 0)
+    run 0 "$trainer" "${flags[@]}" -e alone -o of_bytes
+    run 0 "$trainer" "${flags[@]}" -e base -o of_merges
+    for kind in foreign bpe broken; do
+        rm -rf moved && cp -r alone/step_00000006 moved && cp $kind moved/tokenizer.json
+        run 0 "$trainer" "${flags[@]}" -e moved -o "bytes_$kind"
+        cmp <(losses of_bytes) <(losses "bytes_$kind") 2>&1
+        rm -rf moved && mkdir moved && cp -r base/step_00000002 moved/model
+        mv moved/model/merges.txt moved/ && cp $kind moved/model/tokenizer.json  # the folder above has the merges
+        run 0 "$trainer" "${flags[@]}" -e moved/model -o "merges_$kind"
+        cmp <(losses of_merges) <(losses "merges_$kind") 2>&1
+    done
+    [ "$(losses of_bytes | wc -l)" -eq 2 ] || echo "found no losses"
 )"
 report "long examples are truncated, and a note counts them" "$(
     printf '{"prompt":"%040d","completion":"x"}\n{"prompt":"p","completion":"%040d"}\n' 0 0 |

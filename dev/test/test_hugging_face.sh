@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text of
-# transformers' pipeline. `scripts/setup.sh peers` installs torch and transformers; without them their part is skipped.
+# A checkpoint's folder in Hugging Face's programs, and theirs here: the tokenizer that travels with a model, the text
+# of transformers' pipeline, conversations, lm-eval. `scripts/setup.sh peers` installs torch, transformers and lm_eval;
+# without them their part is skipped.
 #   PYTHON=build/py/bin/python3 dev/test/test_hugging_face.sh
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
@@ -66,6 +67,15 @@ for skip in False, True:
 config = GenerationConfig.from_pretrained(folder)
 if (config.bos_token_id, config.eos_token_id) != (bos, eos):
     print("generation_config:", config.bos_token_id, config.eos_token_id, "expected", bos, eos)
+if folder.startswith("bytes"):
+    name = "a<0xFF>b"  # a token's name in a text is text
+    if tokenizer(name)["input_ids"] != list(name.encode()) or tokenizer.decode(list(name.encode())) != name:
+        print("the ids of", name, "are", tokenizer(name)["input_ids"])
+    if (tokenizer.eos_token_id, tokenizer.pad_token_id) != (255, 255):
+        print("the end token is", tokenizer.eos_token_id, "and the padding token", tokenizer.pad_token_id)
+    padded = tokenizer(["abcd", "é\n"], padding=True)["input_ids"]
+    if padded != [list(b"abcd"), [195, 169, 10, 255]]:
+        print("a padded batch:", padded)
 if len(tokenizer) != json.load(open(folder + "/config.json"))["vocab_size"]:
     print("a vocabulary of", len(tokenizer))
 tokenizer.save_pretrained(saved)
@@ -110,6 +120,55 @@ PYTHON
             cmp theirs ours 2>&1 || head -n 8 theirs ours
         )"
     done
+    cat >talks.py <<'PYTHON'
+"""The mean loss of the answers in talks.jsonl, each conversation by the template of a folder."""
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+
+def ids(messages, cue):
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=cue, tokenize=True, return_dict=False)
+
+loss = targets = 0
+for talk in map(json.loads, open("talks.jsonl")):
+    messages = talk["messages"]
+    whole = ids(messages, False)
+    with torch.no_grad():
+        logits = model(torch.tensor([whole])).logits[0]
+    for i in range(len(messages)):
+        if messages[i]["role"] != "assistant":
+            continue
+        asked, answered = ids(messages[:i], True), ids(messages[:i + 1], False)
+        if whole[:len(asked)] != asked or whole[:len(answered)] != answered:
+            print("the template with an answer does not begin as without:", asked, answered)
+        here = slice(len(asked), len(answered))
+        loss += torch.nn.functional.cross_entropy(logits[here.start - 1:here.stop - 1], torch.tensor(whole[here]),
+                                                  reduction="sum").item()
+        targets += here.stop - here.start
+print(loss / targets)
+PYTHON
+    python3 - >talks.jsonl <<'PYTHON'
+import json
+turns = [["system", "Be\nbrief."], ["user", "The loss?"], ["assistant", "(Nats) per token."],
+         ["user", "2:\n\n- wörld?"], ["assistant", "  No.\n日本"]]
+for talk in turns, turns[1:], turns[1:3], turns[3:], [turns[0], turns[3], turns[2]]:
+    print(json.dumps({"messages": [{"role": role, "content": text} for role, text in talk]}))
+PYTHON
+    # the tolerance is for the order of sums in fp32, about 1e-7 of the loss for each of a few operations
+    for model in "$bytes" "$bpe"; do
+        report "conversations by transformers' chat template have the trainer's loss: ${model%/*}" "$(
+            run 0 -i talks.jsonl -j talks.jsonl -e "$model" -t 128 -b 2 -d 256 -x 1 -v 1 -m -1 -s 0 \
+                -o "talks_${model%/*}"
+            theirs=$("$python" talks.py "$model" 2>"$out") || cat "$out"
+            ours=$(sed -nE 's/.*"step":0,"val_loss":([^,}]*).*/\1/p' "talks_${model%/*}/metrics.jsonl")
+            awk -v ours="$ours" -v theirs="$theirs" 'BEGIN {
+                d = ours - theirs
+                if (!(ours > 0) || d > 1e-5 || d < -1e-5) print "loss", ours, "expected", theirs
+            }'
+        )"
+    done
     report "a folder that transformers saves is read here" "$(
         "$python" - "$bpe" saved_model >"$out" 2>&1 <<'PYTHON' || cat "$out"
 import sys
@@ -123,6 +182,15 @@ PYTHON
         done
         cmp text_bpe text_saved_model 2>&1
     )"
+    if "$python" -c 'import lm_eval, accelerate' 2>/dev/null; then
+        report "lm-evaluation-harness scores a byte model's folder as --eval does" "$(
+            TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/eval_check.py" lm_eval "$bytes" >"$out" 2>trouble ||
+                tail -n 3 trouble
+            for number in "hellaswag acc_norm" "documents bits_per_byte"; do says "$out" "lm-eval $number"; done
+        )"
+    else
+        echo "without lm_eval and accelerate from pip (scripts/setup.sh peers): lm-eval does not score a byte model"
+    fi
 else
     echo "without torch and transformers from pip (scripts/setup.sh peers): texts are not compared with the pipeline's"
 fi

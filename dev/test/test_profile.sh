@@ -162,6 +162,54 @@ if counts(events)["attention_forward"] != 300:
 END
 )"
 
+# ---- examples: attention and position embeddings of each of the sequences in a row
+
+python3 - >talks.jsonl <<'END'
+import json
+for i in range(40):  # 24 tokens in a row: two conversations, and 2 unused positions, fill a row of 50
+    print(json.dumps({"messages": [{"role": "user", "content": f"{i:03}"}, {"role": "assistant", "content": "ab"}]}))
+END
+talks=(-i talks.jsonl -e l3h2c32 -b 1 -t 50 -d 100 -lc 32 -r 0 -x 4 "${quiet[@]}")
+cat >check_talks.py <<'END'
+"""The traces of all ranks of a run with 2 micro-batches an update: a row of 50 has sequences of 24, 24 and 2 tokens."""
+import collections
+import sys
+
+from check_trace import C, G, L, V, counts, read, same
+
+TOKENS, FLOAT = 100, 4
+SEQUENCES = [24, 24, 2]
+FIRST, PARTS = {1: ([24], 3), 2: ([24, 23], 2)}[len(sys.argv) - 1]  # rank 1 of 2 has the rows from 25 on
+flops, moved = 0, collections.Counter()
+for rank, path in enumerate(sys.argv[1:]):
+    for top, events in read(path, [3, 4]):
+        found = counts(events)
+        for name, number in (("attention", L * len(SEQUENCES)), ("position_embedding", PARTS), ("token_embedding", 1)):
+            same(name, (found[name + "_forward"], found[name + "_backward"]), (G * number, G * number))
+        flops += sum(e["args"]["flops"] for e in events)
+        for e in events:
+            moved[e["name"]] += e["args"]["bytes"]
+per_token = 6 * (12 * L * C * C + V * C)
+attention = 7 * L * C * sum(n * (n + 1) for n in SEQUENCES)
+same("FLOPs of two steps", flops, 2 * (TOKENS * per_token + G * attention))
+same("bytes of the position embeddings", moved["position_embedding_forward"], 2 * TOKENS * 3 * C * FLOAT)
+# the first sequence of a step, on each rank, sets the gradient of all 50 positions; the others add to it
+added = TOKENS - sum(FIRST)
+same("bytes of their gradient", moved["position_embedding_backward"],
+     2 * C * FLOAT * (3 * added + sum(50 + n for n in FIRST)))
+ranks = len(FIRST)  # each writes all rows, and reads the embeddings of its share of the tokens
+same("bytes of the token embeddings", moved["token_embedding_forward"],
+     2 * TOKENS * (ranks * (C * FLOAT + 4) + C * FLOAT))
+END
+report "examples: operations of each sequence in a row, and the bits of the run" "$(
+    train "$trainer" 0 "${talks[@]}" -o talks --profile 2
+    python3 check_talks.py talks/profile.json 2>&1
+    train "$trainer" 0 "${talks[@]}" -o talks_plain
+    same "$(losses talks_plain)" "$(losses talks)"
+    train "$emulated" 0 "${talks[@]}" -o talks_gpu --device cuda --profile 2
+    python3 check_talks.py talks_gpu/profile.json 2>&1
+)"
+
 # ---- a run that is stopped
 
 report "a run stopped by a signal leaves its whole steps" "$(
@@ -224,7 +272,7 @@ report "a trace that could not be written leaves nothing behind" "$(
 mpi=$("$trainer" --version | grep -o MPI)
 if ! command -v mpirun >/dev/null || [ -z "$mpi" ]; then
     echo "there is no mpirun or no MPI in this build: traces of several ranks are skipped"
-    echo "[  SKIPPED ] 2 test(s)."
+    echo "[  SKIPPED ] 3 test(s)."
     end_tests
     exit
 fi
@@ -278,5 +326,11 @@ for rank in 0, 1:
         flops += sum(e["args"]["flops"] for e in events)
 same("FLOPs of both ranks in two steps", flops, 2 * TOKENS * (6 * (12 * L * C * C + V * C) + 7 * L * C * (T + 1)))
 END
+)"
+report "tensor parallelism with examples: a rank embeds its own rows of each sequence" "$(
+    on 2 "${talks[@]}" -o talks_sliced -tp 2 --profile 2
+    python3 check_talks.py talks_sliced/profile_{0,1}.json 2>&1
+    on 2 "${talks[@]}" -o talks_sliced_plain -tp 2
+    same "$(losses talks_sliced_plain)" "$(losses talks_sliced)"
 )"
 end_tests

@@ -20,6 +20,8 @@ A newline ends an answer of a byte model: the content of each of its turns is on
 typedef enum { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT } ChatRole;
 
 // The format as a Jinja template, which transformers applies: of a tokenizer with end-of-text, and of bytes.
+// transformers encodes the text as a whole: where a turn's content ends with white space, BPE tokens can differ from
+// the trainer's.
 #define CHAT_TEMPLATE_WITH(END, CONTENT)                                                                               \
     "{{ '" END "' }}{% for m in messages %}{% if m['role'] == 'assistant' %}" CHAT_ANSWER_CUE " {{ " CONTENT           \
     " }}{{ '" END "' }}{% else %}{{ m['role'] | capitalize }}: {{ " CONTENT " }}{{ '\\n' }}{% endif %}{% endfor %}"    \

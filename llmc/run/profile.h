@@ -199,7 +199,7 @@ static inline void profiled_embedding_forward(floatX *out, const int *tokens, co
 
 static inline void profiled_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first,
                                                     int rows, int N, int C, Exec *ex) {
-    Problem call = call_of("token_embedding_forward", token_rows_shape(ex->profile->embedding, first, rows, N), 0);
+    Problem call = call_of("token_embedding_forward", ex->profile->embedding, 0);
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->token_embedding_forward(out, tokens, wte, first, rows, N, C, ex);
     profile_operation(begin, &call, ex);
@@ -340,8 +340,7 @@ static inline void profiled_embedding_backward(Gradient dwte, Gradient dwpe, con
 
 static inline void profiled_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
                                                      int rows, int N, int C, Exec *ex) {
-    OpShape shape = token_rows_shape(ex->profile->embedding, first, rows, N);
-    Problem call = call_of("token_embedding_backward", shape, dwte.dtype != DT_REAL);
+    Problem call = call_of("token_embedding_backward", ex->profile->embedding, dwte.dtype != DT_REAL);
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->token_embedding_backward(dwte, dout, tokens, first, rows, N, C, ex);
     profile_operation(begin, &call, ex);

@@ -1,9 +1,9 @@
 /*
 Describes a call of an operation as a Problem of cases.h, to count its bytes and FLOPs. Nothing is allocated;
 problem_bytes(&p) and p.flops are the result.
-defines: embedding_shape_of, token_rows_shape, position_rows_shape, gradient_variant, call_of, call_rows, call_matmul_forward, call_matmul_gelu_forward,
-         call_matmul_backward, call_residual_forward, call_attention, call_classifier, call_rank_classifier, call_flat,
-         call_adamw_update
+defines: embedding_shape_of, position_rows_shape, gradient_variant, call_of, call_rows, call_matmul_forward,
+         call_matmul_gelu_forward, call_matmul_backward, call_residual_forward, call_attention, call_classifier,
+         call_rank_classifier, call_flat, call_adamw_update
 */
 #pragma once
 #include "llmc/parallel/slices.h"
@@ -30,16 +30,8 @@ static inline OpShape embedding_shape_of(const GPT2Config *c, const LocalShape *
     return s;
 }
 
-// Of a call on N rows with rows [first, first + rows) of the token embeddings, by the shape of all calls.
-static inline OpShape token_rows_shape(OpShape all, int first, int rows, int N) {
-    all.B = 1;
-    all.T = N;
-    all.Vp = rows;
-    all.rank = first / rows;
-    return all;
-}
-
-// Of a call on N rows of sequences of T positions, by the shape of all calls: rows of one sequence, or this rank's rows.
+// Of a call on N rows of sequences of T positions, by the shape of all calls: rows of one sequence, or this rank's
+// rows.
 static inline OpShape position_rows_shape(OpShape all, int N, int T) {
     if (N > T) { return all; }
     all.B = 1;
