@@ -1300,7 +1300,7 @@ static void check_resume(TrainArgs *args, const Run *straight, const StepReport 
     int saved = capture_stdout("/dev/null");
     evaluate(&run, false);
     show_sample(&run);
-    save_checkpoint(&run);
+    save_checkpoint(&run, true);
     release_stdout(saved);
     run_close(&run);
 

@@ -1049,8 +1049,8 @@ static double sum_over_ranks(void *model, double x) {
     return (double)device_number(m, m->loss);
 }
 
-// The mean loss of the B*T rows of a micro-batch, without gradients. losses (B,T): NULL, or the loss at each position, on
-// the host.
+// The mean loss of the B*T rows of a micro-batch, without gradients. losses (B,T): NULL, or the loss at each position,
+// on the host.
 static real gpt2_losses(void *model, int B, int T, const int *inputs, const int *targets, Documents documents,
                         real *losses) {
     GPT2 *m = (GPT2 *)model;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|peers
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
-# disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare with:
-# PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an hour.
+# disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
+# with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
+# hour.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail

@@ -73,7 +73,10 @@ static void check_text(int length, int B, int T, int stride, bool in_parts) {
     int ids[256];
     FakeModel m;
     TextScore s;
-    for (int i = 0; i < length; i++) { ids[i] = text[i] = (char)('a' + i * 7 % 26); }
+    for (int i = 0; i < length; i++) {
+        ids[i] = 'a' + i * 7 % 26;
+        text[i] = (char)ids[i];
+    }
     fake_open(&m, B, T, single);
     score_text_open(&s, &m.eval, stride);
     score_text_begin(&s, '\n');
@@ -219,7 +222,7 @@ static void test_greedy(void **state) {
     memset(sums, 0, sizeof sums);
     for (int i = 0; i < 5; i++) {
         int ids[8], length = (int)strlen(rows[i].row);
-        for (int t = 0; t < length; t++) { ids[t] = rows[i].row[t]; }
+        for (int t = 0; t < length; t++) { ids[t] = (unsigned char)rows[i].row[t]; }
         if (!score_batch_fits(&b, length)) { score_batch_run(&b); }
         score_batch_add(&b, ids, length, rows[i].scored, &sums[i], &greedy[i]);
     }

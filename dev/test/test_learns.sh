@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A small model learns a made task from conversations: to spell words backwards. --chat asks it for words that it has not
-# seen. Takes a minute on two quiet cores.
+# A small model learns a made task from conversations: to spell words backwards. --chat asks it for words that it has
+# not seen. Takes a minute on two quiet cores.
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
 . "$(dirname "$0")/harness.sh"

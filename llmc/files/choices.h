@@ -13,6 +13,7 @@ Choice      the ending of lowest loss, the first of equal ones; NaN is never the
 */
 #pragma once
 #include "llmc/common/check.h"
+#include <assert.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -85,6 +86,7 @@ static inline bool choices_add_row(Choices *set, const int *ids, size_t context,
 // The last example has the rows of both forms. Removes the rows of lm-eval's form if they are those of llm.c's.
 static inline void choices_share_rows(Choices *set) {
     ChoiceExample *example = &set->examples[set->num_examples - 1];
+    assert(set->rows);
     for (int i = 0; i < example->num_endings; i++) {
         const ChoiceRow *a = &set->rows[example->first + i], *b = &set->rows[example->first_whole + i];
         bool same = a->length == b->length && a->scored == b->scored && a->characters == b->characters;

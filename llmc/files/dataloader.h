@@ -346,11 +346,12 @@ typedef struct {
     const int *inputs, *targets;  // (B,T) each, valid until the next dataloader_next
     Documents documents;          // of examples, the sequences in the batch; valid as long
     int num_targets;              // in the batch; of token files B*T
+    int state;                    // BATCH_WANTED, BATCH_READY or BATCH_QUIT
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t turn;
-    int state;    // BATCH_WANTED, BATCH_READY or BATCH_QUIT
     int reading;  // index of the batch in `batches` that is filled
+    int read_targets;
     // source
     TokenFiles files;
     const ExampleRows *rows;  // NULL: token files
@@ -369,7 +370,6 @@ typedef struct {
     int *batches[2];   // (2,B,T) each, inputs and targets: one is with the caller, the other is filled
     Range *ranges[2];  // (B,T) each, of examples: the ranges of the sequences in the batch
     Documents read_documents;
-    int read_targets;
 } DataLoader;
 
 static inline uint64_t token_file_sequences(const TokenFile *file, int T) {

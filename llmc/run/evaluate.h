@@ -18,6 +18,7 @@ Rows        Sequences of a micro-batch have the length of the longest one, round
 #include "llmc/run/ranks.h"
 #include "llmc/run/signals.h"
 #include "llmc/run/text.h"
+#include <assert.h>
 
 // a model as an evaluation sees it
 typedef struct {
@@ -136,6 +137,7 @@ static inline void score_batch_close(ScoreBatch *b) {
 static inline int score_batch_length(const ScoreBatch *b, int length) {
     const EvalModel *m = b->m;
     int T = (length - 1 + 15) / 16 * 16, t = m->groups->tp->size;
+    assert(T > 0);
     if (T > m->T || row_range(m->B * m->T / T * T, t, t - 1).count <= 0) { T = m->T; }
     return T > b->T ? T : b->T;
 }

@@ -5,9 +5,9 @@ defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_l
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
-               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first with
-               "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the lines
-               of steps after its checkpoint.
+               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first
+               with "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the
+               lines of steps after its checkpoint.
 main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
                a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
