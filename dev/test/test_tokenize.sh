@@ -246,9 +246,15 @@ report "bad input before the first saved place leaves no file, and a run killed 
 )"
 printf 'GGUF\3\0\0\0' >model.txt
 refused "a model of llama.cpp as text" 2 "-i: model.txt is a GGUF model; expected text" e6 -i model.txt
+report "a text may begin with the name of a binary format" "$(
+    printf 'GGUF is a file format.\n' >about.txt
+    run 0 about -i about.txt --val-share 0
+    printf 'BZh and PAR1 begin others.\n' >about.txt
+    run 0 others -i about.txt --val-share 0
+)"
 report "training refuses binary files that are given as text" "$(
     train 2 -i model.txt -e l1h1c16
-    says "$err" "-i: model.txt is a GGUF model; expected text, so unpack or convert it first"
+    says "$err" "-i: model.txt is a GGUF model; expected text in UTF-8"
     train 2 -i text -j run/step_00000002/model.safetensors -e l1h1c16
     says "$err" "-j: run/step_00000002/model.safetensors is a safetensors model; expected text"
     printf 'a\0b\0c\0' >wide.txt

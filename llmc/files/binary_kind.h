@@ -7,21 +7,23 @@ defines: binary_refuse
 #include <unistd.h>
 
 // The format of a file that begins with `head` (bytes), in words that follow "is"; NULL: none of those known here. A
-// safetensors file begins with a length of 8 bytes, whose last ones are 0, and JSON.
+// safetensors file begins with a length of 8 bytes, whose last ones are 0, and JSON. Letters alone do not count: a text
+// may begin with "GGUF" or "BZh".
 static inline const char *binary_kind(const char *head, size_t bytes) {
     static const struct {
         const char *magic;
         size_t length;
         const char *kind;
-    } kinds[] = {{"GGUF", 4, "a GGUF model"},
+    } kinds[] = {{"GGUF\3\0\0\0", 8, "a GGUF model"},
+                 {"GGUF\2\0\0\0", 8, "a GGUF model"},
                  {"PK\3\4", 4, "a zip archive"},
                  {"\x1f\x8b", 2, "compressed with gzip"},
-                 {"BZh", 3, "compressed with bzip2"},
+                 {"BZh91AY&SY", 10, "compressed with bzip2"},
                  {"\xfd"
                   "7zXZ",
                   5, "compressed with xz"},
                  {"\x28\xb5\x2f\xfd", 4, "compressed with zstd"},
-                 {"PAR1", 4, "a Parquet table"},
+                 {"PAR1\x15", 5, "a Parquet table"},
                  {"%PDF-", 5, "a PDF document"},
                  {"\x89PNG", 4, "a PNG picture"},
                  {"\x7f"
@@ -39,5 +41,5 @@ static inline void binary_refuse(const char *flag, const char *path, int fd) {
     char head[16];
     ssize_t bytes = pread(fd, head, sizeof head, 0);
     const char *kind = bytes > 0 ? binary_kind(head, (size_t)bytes) : NULL;
-    if (kind) { input_error("%s: %s is %s; expected text, so unpack or convert it first", flag, path, kind); }
+    if (kind) { input_error("%s: %s is %s; expected text in UTF-8", flag, path, kind); }
 }

@@ -408,8 +408,7 @@ static inline cJSON *checkpoint_load_state(const char *folder) {
     cJSON *state = read_json(path);
     if (!state) {
         input_error("'%s' is missing, so the folder is no checkpoint of a run; delete the folder, then resume with -y "
-                    "1 from the "
-                    "checkpoint before it",
+                    "1 from the checkpoint before it",
                     path);
     }
     return state;

@@ -102,13 +102,16 @@ static inline void gguf_encode_block(unsigned char *out, const real *x) {
 // out = one number, or one block of q8_0
 static inline void gguf_encode_unit(unsigned char *out, GgufType type, const real *x) {
     float f = (float)*x;
-    uint16_t half = float_to_f16(f);
-    bf16 rounded = float_to_bf16(f);
-    switch (type) {
-    case GGUF_F32: memcpy(out, &f, sizeof f); return;
-    case GGUF_F16: memcpy(out, &half, sizeof half); return;
-    case GGUF_BF16: memcpy(out, &rounded, sizeof rounded); return;
-    default: gguf_encode_block(out, x);
+    if (type == GGUF_F32) {
+        memcpy(out, &f, sizeof f);
+    } else if (type == GGUF_F16) {
+        uint16_t half = float_to_f16(f);
+        memcpy(out, &half, sizeof half);
+    } else if (type == GGUF_BF16) {
+        bf16 rounded = float_to_bf16(f);
+        memcpy(out, &rounded, sizeof rounded);
+    } else {
+        gguf_encode_block(out, x);
     }
 }
 

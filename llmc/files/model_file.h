@@ -201,13 +201,15 @@ static inline void model_weights_path(char *weights, const char *path) {
 
 // Stops at a file of another program, which its first bytes tell.
 static inline void model_check_format(const char *path) {
+    static const char pytorch[] =
+        "a file of PyTorch; save the model with transformers' save_pretrained and give the folder";
     static const struct {
         const char *magic;  // 4 bytes
         const char *what;
     } others[] = {
         {"GGUF", "a GGUF file, which this trainer only writes; give the model in Hugging Face's or llm.c's format"},
-        {"PK\3\4", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"},
-        {"\x80\2\x8A\n", "a file of PyTorch; save the model with transformers' save_pretrained and give the folder"}};
+        {"PK\3\4", pytorch},
+        {"\x80\2\x8A\n", pytorch}};
     int32_t header[LLMC_HEADER_INTS];
     struct stat info;
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return; }  // the open of a pipe would hang

@@ -41,12 +41,13 @@ static inline void part_put(PartFile *f, const void *data, size_t bytes) {
     f->position += bytes;
 }
 
-// Closes and deletes the unfinished file.
+// Closes and deletes the unfinished file; part_finish then returns ECANCELED, or the errno of an earlier failure.
 static inline void part_discard(PartFile *f) {
     if (!f->file) { return; }
     fclose(f->file);
     unlink(f->part);
     f->file = NULL;
+    if (!f->error) { f->error = ECANCELED; }
 }
 
 // Syncs, closes and renames. Returns 0, or the errno of the first failure: the unfinished file is then deleted. After a

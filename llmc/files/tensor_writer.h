@@ -27,7 +27,7 @@ static inline void write_tensor(PartFile *out, const ModelFile *model, ParamId i
                                 GgufType type) {
     StoredTensor stored = stored_tensor(model, "", id, layer);
     size_t rows = param_used_rows(id, &model->config), cols = param_cols(id, &model->config);
-    size_t most = CHUNK_ELEMENTS / cols + 1, n;
+    size_t most = 4 * CHUNK_ELEMENTS / cols + 1, n;  // fewer rows of a transposed tensor would make short reads
     for (size_t row = 0; row < rows && !out->error; row += n) {
         n = rows - row < most ? rows - row : most;
         Range of_rows = {row, n};

@@ -188,8 +188,10 @@ static inline void rendezvous_file(const Rendezvous *r, const char *folder) {
 // brackets.
 static inline int address_parse(char *host, const char *server) {
     if (server[0] != '[' && strchr(server, ':') != strrchr(server, ':')) {
-        input_error("found '%s' as the address of rank 0; an IPv6 address takes brackets: [fe80::2] or [fe80::2]:%d",
-                    server, LLMC_PORT);
+        input_error(
+            "found '%s' as the address of rank 0, expected HOST:PORT; an IPv6 address takes brackets: [fe80::2] "
+            "or [fe80::2]:%d",
+            server, LLMC_PORT);
     }
     const char *bracket = strrchr(server, ']'), *colon = strrchr(bracket ? bracket : server, ':');
     char *end = NULL;

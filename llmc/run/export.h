@@ -222,7 +222,7 @@ static inline void export_close(const TrainArgs *a, int error) {
                   strerror(error), error == ENOSPC || error == EDQUOT || error == EFBIG ? "make room" : "fix that");
     }
     error = export_sync_folder(a);
-    if (error) {
+    if (error && error != EACCES) {  // a folder may be writable and not readable
         run_error("'%s' is written, but its folder could not be synced: %s; check the disk, then export again",
                   a->run_dir, strerror(error));
     }

@@ -263,16 +263,14 @@ static const Flag flag_table[] = {
     {NULL, "eval-task", FLAG_CHOICE, ARG(eval_task), 0, 0, EVAL_TASKS, "NAME", NULL,
      "with --eval: auto, text, choices or lambada (default %s: by the file)",
      "auto takes JSON lines with endings, and .bin files in llm.c's eval format, as choices, and anything else as "
-     "text. "
-     "lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read the "
-     "field --field.",
+     "text. lambada predicts the last word of each text in JSON lines: accuracy and perplexity. text and lambada read "
+     "the field --field.",
      "./train_gpt2 --eval lambada.jsonl --eval-task lambada -e models/gpt2", "--eval, --field; doc/evaluation.md"},
     {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N", "tokens",
      "with --eval, tokens that each window of -t scores (default %s: all -t)",
      "The first window of a text scores -t tokens. Every later window scores N more, with -t - N + 1 tokens before "
-     "them "
-     "as context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times as "
-     "long.",
+     "them as context. Each token is scored once. A smaller N gives each token more context, and takes -t / N times "
+     "as long.",
      "./train_gpt2 --eval my.txt -e runs/mine -t 256 --stride 128", "--eval, -t; doc/evaluation.md"},
 
     FLAG_HEADING("Sampling and text"),
@@ -348,8 +346,7 @@ static const Flag flag_table[] = {
      "write the text in -i as token shards OUT_*.bin; no training",
      "-i is files of text, files of JSON lines (.jsonl), or - for stdin. Writes OUT_train_000001.bin and so on, and "
      "OUT_val_000000.bin. An end-of-text token follows each document. Runs on all --threads, reads the text once, "
-     "and "
-     "takes the same memory for any size. The same command goes on where it was broken off. Needs --tokenizer.",
+     "and takes the same memory for any size. The same command goes on where it was broken off. Needs --tokenizer.",
      "./train_gpt2 -i 'corpus/*.txt' --tokenizer vocab.bpe --tokenize data/mine",
      "-i, --tokenizer, --field, --separator, --val-share; doc/files.md"},
     {NULL, "field", FLAG_STRING, ARG(field), 0, 0, NULL, "NAME", NULL,
@@ -420,9 +417,8 @@ static const Flag flag_table[] = {
     {NULL, "keep-best", FLAG_OPTION, ARG(keep_best), 0, 0, "0 1", "0|1", NULL,
      "keep the checkpoint with the lowest validation loss as DIR/best",
      "After a validation with a new lowest loss, best in -o becomes a link to a checkpoint of that step: one of -n, "
-     "which "
-     "-nk then spares, or else a folder best_a/ or best_b/, which the next one replaces. best.json in it has the step "
-     "and the loss. Needs -o and -v, but not -n. -y resumes from the last checkpoint of -n, not from best.",
+     "which -nk then spares, or else a folder best_a/ or best_b/, which the next one replaces. best.json in it has "
+     "the step and the loss. Needs -o and -v, but not -n. -y resumes from the last checkpoint of -n, not from best.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -o runs/mine -n 500 -nk 1 --keep-best",
      "-v, -n, -nk, --patience; doc/training.md"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
