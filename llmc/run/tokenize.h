@@ -350,10 +350,15 @@ static inline void tokenize_save_merges(TokenizeJob *job) {
 }
 
 // Writes the corpus -i as token shards --tokenize, with the tokens of tokenizer. Goes on where the same command was
-// broken off.
+// broken off. Stops if tokenizer has no merges.
 static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenizer) {
     TokenizeJob job;
     memset(&job, 0, sizeof job);
+    if (!tokenizer->merges) {
+        input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
+                    "shards give vocab.bpe or merges.txt",
+                    a->tokenizer, a->train_data);
+    }
     job.args = a;
     job.tokenizer = tokenizer;
     job.corpus = corpus_open(a->train_data, a->field, a->separator);
