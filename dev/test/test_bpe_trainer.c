@@ -134,7 +134,16 @@ static void test_files(void **state) {
     Tokenizer loaded = tokenizer_load(temp_path("merges.txt"));
     assert_int_equal(loaded.vocab_size, t.vocab_size);
     assert_true(tokenizer_fingerprint(&loaded) == tokenizer_fingerprint(&t));
-    assert_int_equal(tokenizer_write_vocab(&t, "/dev/full"), ENOSPC);
+    // no room: nothing is left, and a file of the final name stays
+    assert_int_equal(symlink("/dev/full", temp_path("vocab.json.part")), 0);
+    assert_int_equal(tokenizer_write_vocab(&t, temp_path("vocab.json")), ENOSPC);
+    assert_int_not_equal(access(temp_path("vocab.json"), F_OK), 0);
+    assert_int_equal(symlink("/dev/full", temp_path("merges.txt.part")), 0);
+    assert_int_equal(tokenizer_write_merges(&t, temp_path("merges.txt")), ENOSPC);
+    assert_int_not_equal(unlink(temp_path("merges.txt.part")), 0);
+    tokenizer_free(&loaded);
+    loaded = tokenizer_load(temp_path("merges.txt"));
+    assert_int_equal(loaded.vocab_size, t.vocab_size);
     assert_int_equal(tokenizer_write_merges(&t, temp_path("absent/merges.txt")), ENOENT);
     tokenizer_free(&loaded);
     tokenizer_free(&t);

@@ -230,19 +230,82 @@ refused "a line without the field" 1 "-i other.jsonl line 3 has no string in the
 refused "no such file" 2 "no file matches 'absent*'" e3 -i 'absent*'
 refused "a folder" 2 "is a folder; name its files" e4 -i corpus
 refused "an output that exists" 2 "'one_train_000001.bin' exists already" one -i long.txt
+refused "the tokenizer of bytes" 2 "is that of bytes, and text needs no shards then" e4 -i long.txt \
+    --tokenizer bytes/step_00000001/tokenizer.json
 refused "an output in no folder" 2 "could not write 'absent/x_merges.txt'" absent/x -i long.txt
 refused "no text" 2 "holds no text" e5 -i corpus/c.txt
-report "bad input before the first saved place leaves no file, and a run killed there does no harm" "$(
+report "a bad line before the first saved place leaves no file" "$(
     find . -name 'e[0-9]_*'
     run 1 again -i broken.jsonl
     printf '{"text":"a"}\n' >broken.jsonl
     run 0 again -i broken.jsonl --val-share 0
-    printf '{"command":"0123456789abcdef","file":0,"offset":0}\n' >begun_tokenize.json
-    : >begun_train_000001.bin.part
-    run 0 begun -i broken.jsonl --val-share 0
-    same_shards again begun
     no_leftovers
     printf '{"text":"a"}\n{"text":"b"}\n{"text":\n' >broken.jsonl
+)"
+report "an OUT_merges.txt that was there stays as it is; one of other tokens is refused" "$(
+    sed 1d "$merges" >own_merges.txt && cp own_merges.txt own.before
+    run 1 own -i broken.jsonl --tokenizer own_merges.txt
+    cmp own_merges.txt own.before 2>&1
+    run 0 own -i corpus/a.txt --tokenizer own_merges.txt
+    cmp own_merges.txt own.before 2>&1
+    rm own_train_*
+    run 2 own -i corpus/a.txt --tokenizer swapped.txt
+    says "$err" "'own_merges.txt' exists already, with other tokens than --tokenizer swapped.txt"
+    cmp own_merges.txt own.before 2>&1
+    find . -name 'own_*' ! -name own_merges.txt
+    status=0
+    (ulimit -f 8 && tokenize narrow -i corpus/a.txt) || status=$?
+    [ $status -eq 1 ] || echo "exit status $status, expected 1"
+    says "$err" "could not write 'narrow_merges.txt': File too large; make room"
+    find . -name 'narrow_*'
+)"
+# The state of a process that has saved its first place, and may be writing.
+report "another command is refused, also before the first shard, and touches no file" "$(
+    mkfifo slow
+    "$trainer" --tokenizer "$merges" --tokenize live -i - --val-share 0 <slow >"$out" 2>&1 &
+    victim=$!
+    exec 3>slow
+    for _ in {1..600}; do
+        [ ! -e live_tokenize.json ] || break
+        sleep 0.1
+    done
+    cp live_tokenize.json live.before
+    run 2 live -i corpus/a.txt
+    says "$err" "'live_tokenize.json' is of a run with other files in -i or other flags"
+    says "$err" "if that run has ended, you can also delete 'live_tokenize.json' and the files live_*.bin*"
+    cmp live_tokenize.json live.before 2>&1
+    cat corpus/a.txt >&3
+    exec 3>&-
+    wait $victim || echo "the first command failed"
+    run 0 alone -i corpus/a.txt --val-share 0
+    same_shards alone live
+    no_leftovers
+    # a kill between the first shard's rename and its place: the shard stays
+    cp live.before live_tokenize.json && cp live_train_000001.bin shard.before
+    run 2 live -i corpus/a.txt
+    cmp live_train_000001.bin shard.before 2>&1
+    [ -e live_merges.txt ] || echo "the merges are gone"
+    rm -f live_tokenize.json
+)"
+# 1 MiB is saved as a place, and the bad line is in the next block.
+report "a bad line after a saved place leaves all shards, the merges and the place" "$(
+    { head -n 16000 long.jsonl && echo '{"text":'; } >late.jsonl
+    late=(late -i late.jsonl --shard-tokens 100000)
+    run 1 "${late[@]}"
+    mkdir late && cp late_* late
+    [ -e late_train_000003.bin ] || echo "expected three shards"
+    run 1 "${late[@]}"
+    says "$out" "goes on after "
+    says "$err" "is no JSON object"
+    for file in late/late_*; do cmp "$file" "${file#late/}" 2>&1; done
+    # the same place with its first shard unfinished
+    sed -i 's/"shards":\([[:space:]]*\)[0-9]*/"shards":\10/' late_tokenize.json
+    run 1 "${late[@]}"
+    says "$out" "goes on after "
+    for file in late_train_000001.bin.part late_val_000000.bin.part late_merges.txt late_tokenize.json; do
+        [ -e $file ] || echo "$file is gone"
+    done
+    rm -rf late late_*
 )"
 printf 'GGUF\3\0\0\0' >model.txt
 refused "a model of llama.cpp as text" 2 "-i: model.txt is a GGUF model; expected text" e6 -i model.txt

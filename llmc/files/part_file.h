@@ -1,6 +1,6 @@
 /*
 A file that gets its name when it is whole: until then its name is PATH.part.
-defines: PartFile, part_open, part_put, part_discard, part_finish, close_synced
+defines: PartFile, part_open, part_put, part_discard, part_finish
 */
 #pragma once
 #include "llmc/common/check.h"

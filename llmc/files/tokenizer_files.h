@@ -10,6 +10,7 @@ A symbol is a token with its bytes written as characters, as tokenizer.h describ
 */
 #pragma once
 #include "llmc/files/json_file.h"
+#include "llmc/files/part_file.h"
 #include "llmc/files/tokenizer.h"
 
 // the character that stands for a byte
@@ -52,10 +53,11 @@ static inline uint64_t *tokenizer_merges_by_id(const Tokenizer *t) {
     return of_id;
 }
 
-// Writes merges.txt; returns 0 or an errno. t has merges.
+// Writes merges.txt, under its final name when it is whole; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
-    FILE *file = fopen(path, "w");
-    if (!file) { return errno; }
+    PartFile part = part_open(path);
+    FILE *file = part.file;
+    if (!file) { return part.error; }
     uint64_t *of_id = tokenizer_merges_by_id(t);
     fputs("#version: 0.2\n", file);
     for (int id = 256; id < t->end_of_text; id++) {
@@ -65,20 +67,21 @@ static inline int tokenizer_write_merges(const Tokenizer *t, const char *path) {
         fputc('\n', file);
     }
     free(of_id);
-    return close_synced(file);
+    return part_finish(&part);
 }
 
-// Writes vocab.json; returns 0 or an errno. t has merges.
+// Writes vocab.json, under its final name when it is whole; returns 0 or an errno. t has merges.
 static inline int tokenizer_write_vocab(const Tokenizer *t, const char *path) {
-    FILE *file = fopen(path, "w");
-    if (!file) { return errno; }
+    PartFile part = part_open(path);
+    FILE *file = part.file;
+    if (!file) { return part.error; }
     for (int id = 0; id < t->end_of_text; id++) {
         fputs(id ? ",\"" : "{\"", file);
         tokenizer_write_symbol(t, id, true, file);
         fprintf(file, "\":%d", id);
     }
     fprintf(file, ",\"%s\":%d}\n", TOKENIZER_END_OF_TEXT, t->end_of_text);
-    return close_synced(file);
+    return part_finish(&part);
 }
 
 // ---- reading tokenizer.json

@@ -7,9 +7,11 @@ Blocks      A thread reads a block of about 1 MiB, encodes it, waits for its tur
 Validation  A piece goes to the validation shard while that holds less than its share of the tokens so far. A piece is a
             document, or 64 KiB of a longer one.
 Going on    OUT_tokenize.json holds the place in the corpus and in the open shards. It is written after each shard and
-            each 256 MiB, and deleted at the end. The same command goes on from there. Bad input before the first place
-            leaves no file.
-Tokenizer   OUT_merges.txt, where training on the shards finds it
+            each 256 MiB, and deleted at the end. The same command goes on from there; another command is refused.
+Bad input   A JSON line that is no document, before the first shard or 256 MiB, deletes the files that the run made. A
+            line above CORPUS_MAX_LINE leaves them.
+Tokenizer   OUT_merges.txt, where training on the shards finds it. A file of this name with the same tokens stays as it
+            is. One with other tokens is refused.
 Memory      a block and its tokens for each thread, and the window of corpus.h
 */
 #pragma once
@@ -57,6 +59,7 @@ typedef struct {
     uint64_t documents;
     uint64_t first_byte, saved_byte;  // of the corpus: where this run began, and where the place was last saved
     int saved_shards;
+    bool made_merges;  // this run wrote OUT_merges.txt
     double started, last_line;
     bool terminal;
 } TokenizeJob;
@@ -155,21 +158,18 @@ static inline void tokenize_save_place(TokenizeJob *job, CorpusPosition at) {
     job->saved_shards = w->finished;
 }
 
-// Stops unless the state is that of a run with the same input and flags. Returns false if that run had other ones, and
-// ended before it saved a place after the first: nothing of it is worth keeping.
-static inline bool tokenize_is_same_run(const TokenizeJob *job, const cJSON *state) {
+// Stops unless the state is that of a run with the same input and flags. Such a run may still be going on.
+static inline void tokenize_check_same_run(const TokenizeJob *job, const cJSON *state) {
     const char *command = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "command"));
-    if (command && strcmp(command, job->fingerprint) == 0) { return true; }
-    const char *path = job->state_path;
-    if (json_whole(state, "file", 0, 1e9, path) == 0 && json_whole(state, "offset", 0, 9e15, path) == 0) {
-        return false;
-    }
-    input_error("'%s' is of a run with other files in -i or other flags; give the same command again, or delete "
-                "the files %s_*",
-                path, job->writer.out);
+    if (command && strcmp(command, job->fingerprint) == 0) { return; }
+    input_error(
+        "'%s' is of a run with other files in -i or other flags; give the command of that run again, or another "
+        "name; if that run has ended, you can also delete '%s' and the files %s_*.bin*",
+        job->state_path, job->state_path, job->writer.out);
 }
 
-// Bad input before a place after the first was saved: deletes what this run wrote, so that another command can start.
+// After bad input: if no place after the first was saved, deletes the files that this run made, so that another command
+// can start.
 static inline void tokenize_remove_beginning(const TokenizeJob *job) {
     char path[PATH_LENGTH];
     if (job->saved_byte > 0 || job->writer.finished > 0) { return; }
@@ -178,7 +178,7 @@ static inline void tokenize_remove_beginning(const TokenizeJob *job) {
         unlink(path);
     }
     format_path(path, "%s_merges.txt", job->writer.out);
-    unlink(path);
+    if (job->made_merges) { unlink(path); }
     unlink(job->state_path);
 }
 
@@ -189,7 +189,8 @@ static inline void tokenize_refuse_existing(const ShardWriter *w) {
     for (int i = 0; i < 4; i++) {
         shard_path(path, w->out, numbers[i / 2], endings[i % 2]);
         if (access(path, F_OK) == 0) {
-            input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*", path, w->out);
+            input_error("--tokenize: '%s' exists already; give another name, or delete the files %s_*.bin*", path,
+                        w->out);
         }
     }
 }
@@ -199,12 +200,7 @@ static inline void tokenize_continue(TokenizeJob *job) {
     const char *path = job->state_path;
     cJSON *state = read_json(path);
     if (!state) { return; }
-    if (!tokenize_is_same_run(job, state)) {
-        cJSON_Delete(state);
-        tokenize_remove_beginning(job);
-        tokenize_refuse_existing(&job->writer);
-        return;
-    }
+    tokenize_check_same_run(job, state);
     const double most = 9e15;
     CorpusPosition at;
     memset(&at, 0, sizeof at);
@@ -322,18 +318,47 @@ static inline void tokenize_print_end(const TokenizeJob *job, CorpusPosition at)
     }
 }
 
-static inline void tokenize_save_merges(const TokenizeJob *job) {
+// Stops if OUT_merges.txt exists with other tokens.
+static inline void tokenize_check_merges(const TokenizeJob *job, const char *path) {
+    Tokenizer found = tokenizer_open(path);
+    bool same = tokenizer_fingerprint(&found) == tokenizer_fingerprint(job->tokenizer);
+    tokenizer_free(&found);
+    if (same) { return; }
+    input_error(
+        "--tokenize: '%s' exists already, with other tokens than --tokenizer %s; give another name, or move the "
+        "file away",
+        path, job->args->tokenizer);
+}
+
+// Writes OUT_merges.txt, unless the file exists.
+static inline void tokenize_save_merges(TokenizeJob *job) {
     char path[PATH_LENGTH];
     format_path(path, "%s_merges.txt", job->writer.out);
+    if (access(path, F_OK) == 0) {
+        tokenize_check_merges(job, path);
+        return;
+    }
     int error = tokenizer_write_merges(job->tokenizer, path);
-    if (error) { input_error("could not write '%s': %s; give a name in a folder that exists", path, strerror(error)); }
+    if (error == ENOENT || error == ENOTDIR || error == EACCES) {
+        input_error("could not write '%s': %s; give a name in a folder that exists and can be written", path,
+                    strerror(error));
+    }
+    if (error) {
+        run_error("could not write '%s': %s; make room, then give the same command again", path, strerror(error));
+    }
+    job->made_merges = true;
 }
 
 // Writes the corpus -i as token shards --tokenize, with the tokens of tokenizer. Goes on where the same command was
-// broken off.
+// broken off. Stops if tokenizer has no merges.
 static inline void tokenize_corpus(const TrainArgs *a, const Tokenizer *tokenizer) {
     TokenizeJob job;
     memset(&job, 0, sizeof job);
+    if (!tokenizer->merges) {
+        input_error("--tokenize: --tokenizer %s is that of bytes, and text needs no shards then: train with -i %s; for "
+                    "shards give vocab.bpe or merges.txt",
+                    a->tokenizer, a->train_data);
+    }
     job.args = a;
     job.tokenizer = tokenizer;
     job.corpus = corpus_open(a->train_data, a->field, a->separator);

@@ -371,9 +371,8 @@ static const Flag flag_table[] = {
     {NULL, "val-share", FLAG_REAL, ARG(val_share), 0, 0.5, NULL, "X", NULL,
      "with --tokenize, share of validation tokens (default %s)",
      "Whole pieces go to OUT_val_000000.bin, from all over the corpus, as often as the share asks for. A piece is a "
-     "document, or about 64 KiB of a longer one. The second piece is the first of them, so a corpus of few pieces "
-     "holds "
-     "out more than X, and one of a single piece nothing. 0 writes no validation shard.",
+     "document, or about 64 KiB of a longer one. The first piece always trains and the second validates. A corpus of "
+     "few pieces therefore holds out more than X; a single piece holds out nothing. 0 writes no validation shard.",
      "./train_gpt2 -i my.txt --tokenizer vocab.bpe --tokenize my --val-share 0.1", "--tokenize; doc/files.md"},
 
     {NULL, "train-bpe", FLAG_INT, ARG(train_bpe), 257, 65536, NULL, "N", "tokens",

@@ -36,8 +36,7 @@ static inline void train_bpe_path(char *path, const char *folder, const char *na
 
 static inline void train_bpe_check_written(int error, const char *path) {
     if (!error) { return; }
-    unlink(path);
-    run_error("could not write '%s': %s; the unfinished file is deleted, so make room and try again", path,
+    run_error("could not write '%s': %s; nothing is left of the files, so make room and try again", path,
               strerror(error));
 }
 
@@ -61,7 +60,9 @@ static inline void train_bpe(const TrainArgs *a) {
     }
     make_run_dir(folder);
     train_bpe_check_written(tokenizer_write_vocab(&tokenizer, vocab), vocab);
-    train_bpe_check_written(tokenizer_write_merges(&tokenizer, merges), merges);
+    int error = tokenizer_write_merges(&tokenizer, merges);
+    if (error) { unlink(vocab); }
+    train_bpe_check_written(error, merges);
     printf("%s and %s: %d tokens from %zu different word%s, %.1f s\n", vocab, merges, tokenizer.vocab_size, words,
            plural_s(words), now_seconds() - started);
     if (tokenizer.vocab_size < a->train_bpe) {
