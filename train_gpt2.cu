@@ -943,21 +943,21 @@ static void save_checkpoint(Run *run, bool done) {
     cJSON_Delete(state);
 }
 
-// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has just saved it.
-static void note_validation(Run *run, double loss, bool saved) {
+// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has saved this step.
+// Returns whether there is a new RUN/best.
+static bool note_validation(Run *run, double loss, bool saved) {
     const TrainArgs *a = run->args;
     comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
     best_loss_add(&run->best, run->step, loss);
     best_loss_impatience(&run->best, a->patience, run->impatience);
-    if (!keeps_best(a)) { return; }
+    if (!keeps_best(a)) { return false; }
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
     finish_work(&run->model);
-    if (best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state)) {
-        logger_best(&run->log, run->step, a->run_dir);
-    }
+    bool is_best = best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state);
     cJSON_Delete(state);
+    return is_best;
 }
 
 // Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data,
@@ -1072,15 +1072,17 @@ static EvalModel eval_model(GPT2 *m) {
 }
 
 // Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal cuts an evaluation short;
-// its partial result is not logged. saved: -n has saved this step.
+// its partial result is not logged. saved: -n has saved this step. RUN/best comes before the line in metrics.jsonl: a run
+// that was killed between the two validates again.
 static void evaluate(Run *run, bool saved) {
     EvalModel model = eval_model(&run->model);
     if (run->evaluated.val < run->step) {
         Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
         if (agreed_signal(run->groups.world)) { return; }
+        bool is_best = note_validation(run, v.loss, saved);
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+        if (is_best) { logger_best(&run->log, run->step, run->args->run_dir); }
         run->evaluated.val = run->step;
-        note_validation(run, v.loss, saved);
     }
     if (hellaswag_due(&run->evaluated, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag);
