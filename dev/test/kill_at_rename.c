@@ -1,5 +1,5 @@
 /*
-A rename that kills the program, preloaded by tests of interrupted runs. It sends KILL_SIGNAL, by default SIGKILL, to one
+A rename that kills the program, preloaded by tests of killed runs. It sends KILL_SIGNAL, by default SIGKILL, to one
 process once: before it renames a path that ends with KILL_AT, or after it has renamed one that ends with KILL_AFTER,
 while the file KILL_ONCE exists. Files within a folder that is renamed later do not count.
 */
