@@ -927,6 +927,11 @@ static cJSON *run_state(const Run *run) {
     return state;
 }
 
+// whether DONE_ of this step may be there: that of the last step follows its evaluation; last: the run ends now
+static bool step_is_done(const Run *run, bool last) {
+    return run->step < run->max_steps || !evaluation_due(&run->evaluated, run->args, run->step, last);
+}
+
 // done: DONE_NNNNNNNN is created too
 static void save_checkpoint(Run *run, bool done) {
     const TrainArgs *a = run->args;
@@ -943,21 +948,21 @@ static void save_checkpoint(Run *run, bool done) {
     cJSON_Delete(state);
 }
 
-// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has just saved it.
-static void note_validation(Run *run, double loss, bool saved) {
+// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has saved this step.
+// Returns whether there is a new RUN/best.
+static bool note_validation(Run *run, double loss, bool saved) {
     const TrainArgs *a = run->args;
     comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
     best_loss_add(&run->best, run->step, loss);
     best_loss_impatience(&run->best, a->patience, run->impatience);
-    if (!keeps_best(a)) { return; }
+    if (!keeps_best(a)) { return false; }
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
     finish_work(&run->model);
-    if (best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state)) {
-        logger_best(&run->log, run->step, a->run_dir);
-    }
+    bool is_best = best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state);
     cJSON_Delete(state);
+    return is_best;
 }
 
 // Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data,
@@ -1078,9 +1083,10 @@ static void evaluate(Run *run, bool saved) {
     if (run->evaluated.val < run->step) {
         Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
         if (agreed_signal(run->groups.world)) { return; }
+        bool is_best = note_validation(run, v.loss, saved);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
+        if (is_best) { logger_best(&run->log, run->step, run->args->run_dir); }
         run->evaluated.val = run->step;
-        note_validation(run, v.loss, saved);
     }
     if (hellaswag_due(&run->evaluated, run->step)) {
         double accuracy = score_hellaswag(&model, &run->data.hellaswag);
@@ -1230,8 +1236,7 @@ static void open_run_dir(Run *run) {
     best_loss_impatience(&run->best, a->patience, run->impatience);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
-    bool unfinished = run->step >= run->max_steps && evaluation_due(&run->evaluated, a, run->step, true);
-    if (writes_files(run)) { checkpoint_sync_done(a->run_dir, unfinished ? run->step : -1); }
+    if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
@@ -1353,14 +1358,14 @@ static void train(TrainArgs *a, Comm *host) {
         // before a checkpoint saves corrupt weights
         if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }
         if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
-            save_checkpoint(&run, run.step < run.max_steps || !evaluation_due(&run.evaluated, a, run.step, last));
+            save_checkpoint(&run, step_is_done(&run, last));
             saved = run.step;
         }
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
             bool checkpointed = run.step > 0 && saved == run.step;
             evaluate(&run, checkpointed);
-            bool done = checkpointed && run.step >= run.max_steps && !evaluation_due(&run.evaluated, a, run.step, last);
+            bool done = checkpointed && step_is_done(&run, last);
             if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world); }
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {

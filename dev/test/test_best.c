@@ -1,6 +1,6 @@
 /*
 The evaluations of a run: those of a resumed step in metrics.jsonl, and the lowest validation loss. The checkpoint of
---keep-best is tested by test_best.sh, and killed runs by test_llmc.sh.
+--keep-best is tested by test_best.sh, with killed runs; DONE_ of killed runs by test_llmc.sh.
 */
 #include "testing.h"
 #include "llmc/run/best.h"

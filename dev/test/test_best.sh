@@ -9,6 +9,7 @@ trainer=$(realpath "${TRAINER:-./train_gpt2}")
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
+cc -O2 -shared -fPIC "$(dirname "$0")/kill_at_rename.c" -o "$scratch/kill.so" || exit
 mkdir "$scratch/work"
 cd "$scratch/work" || exit 1
 
@@ -133,6 +134,44 @@ report "a folder of a killed run is no obstacle" "$(
     equal "$(best_json killed)" "$(lowest killed)"
     holds killed | grep -qxE 'best best_[ab] step_00000005 step_00000060' || echo "found $(holds killed)"
 )"
+killed_at() { # ARGUMENTS...: the run is killed where KILL_AT or KILL_AFTER says
+    : >once
+    { LD_PRELOAD=$scratch/kill.so KILL_ONCE=once run 137 "$@"; } 2>/dev/null
+}
+report "a run that was killed at the link of a checkpoint of -n makes the link when it resumes" "$(
+    each=(-v 5 -n 5 -nk 1 --keep-best --patience 4)
+    run 0 "${overfit[@]}" "${each[@]}" -x 400 -o each
+    best=$(best_step each)
+    [ "$best" -gt 5 ] || echo "step $best is the best: nothing was tested"
+    for place in KILL_AT KILL_AFTER; do
+        rm -rf cut
+        run 0 "${overfit[@]}" "${each[@]}" -x $((best - 5)) -o cut
+        export $place=cut/best.tmp
+        killed_at -o cut -y 1 -x "$best"
+        unset $place
+        equal "$(last_step cut)" $((best - 5))
+        run 0 -o cut -y 1 -x "$best"
+        equal "$(readlink cut/best)" "$(folder_of "$best")"
+        equal "$(validations cut)" "$(validations each | head -n $((best / 5 + 1)))"
+        run 0 -o cut -y 1 -x 400
+        equal "$(metrics cut)" "$(metrics each)"
+        equal "$(best_json cut)" "$(best_json each)"
+        equal "$(holds cut)" "$(holds each)"
+        same cut/best/model.safetensors each/best/model.safetensors
+    done
+)"
+report "an evaluation that only the resumed run makes links the checkpoint of -n without a copy" "$(
+    export KILL_AFTER=alone/step_00000005.tmp
+    killed_at "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o alone
+    unset KILL_AFTER
+    equal "$(validations alone | cut -d ' ' -f 1)" 0
+    touch -d @0 alone/step_00000005/model.safetensors
+    run 0 -o alone -y 1
+    equal "$(holds alone)" "best step_00000005"
+    equal "$(readlink alone/best)" step_00000005
+    equal "$(best_json alone)" "$(lowest alone)"
+    equal "$(stat -c %Y alone/best/model.safetensors)" 0
+)"
 report "--keep-best=0 ends a resumed run's --keep-best and leaves its best checkpoint" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o ended
     run 0 -o ended -y 1 -x 20 -nk 1 --keep-best=0
@@ -147,6 +186,16 @@ report "a folder in the place of the link stops the run, and the checkpoint is w
     says "$err" "could not make the link 'blocked/best'"
     equal "$(wc -l <"$err")" 1
     equal "$(cd blocked && echo *.tmp)" "*.tmp"
+)"
+report "a link that failed at a checkpoint of -n leaves no best.json, and is made when the run resumes" "$(
+    run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o later
+    rm later/best && mkdir later/best
+    run 1 -o later -y 1 -x 10
+    says "$err" "could not make the link 'later/best' to step_00000010"
+    [ -d later/step_00000010 ] && [ ! -e later/step_00000010/best.json ] || echo "best.json is in step_00000010"
+    rmdir later/best
+    run 0 -o later -y 1 -x 10
+    equal "$(readlink later/best): $(best_json later)" "step_00000010: $(validations later | tail -n 1)"
 )"
 refused "--keep-best without -o" "there is no -o" "${overfit[@]}" -v 5 --keep-best
 refused "--keep-best without validation" "--keep-best goes by the validation loss" \

@@ -12,26 +12,7 @@ folder=$(mktemp -d)
 out=$folder/out
 trap 'rm -rf "$folder"' EXIT
 cc -O2 -shared -fPIC dev/test/patient_yield.c -o "$folder/patient_yield.so" || exit
-# Sends KILL_SIGNAL, by default SIGKILL, to a process once: before it renames a path with KILL_AT in it, or after it has
-# renamed one with KILL_AFTER in it, while the file KILL_ONCE is there.
-cc -O2 -shared -fPIC -D_GNU_SOURCE -x c - -o "$folder/kill.so" <<'END_OF_C' || exit
-#include <dlfcn.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-static void kill_at(const char *place, const char *path) {
-    const char *part = getenv(place), *once = getenv("KILL_ONCE"), *number = getenv("KILL_SIGNAL");
-    if (part && once && strstr(path, part) && unlink(once) == 0) { raise(number ? atoi(number) : SIGKILL); }
-}
-int rename(const char *from, const char *to) {
-    kill_at("KILL_AT", from);
-    int status = ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
-    kill_at("KILL_AFTER", from);
-    return status;
-}
-END_OF_C
+cc -O2 -shared -fPIC dev/test/kill_at_rename.c -o "$folder/kill.so" || exit
 mkdir "$folder/work"
 cd "$folder/work" || exit
 cp "$trainer" train_gpt2cu
@@ -100,6 +81,7 @@ tiny_line() {
 }
 says() { grep -qE -- "$1" "$out" || echo "expected /$1/"; }
 equal() { [ "$1" = "$2" ] || echo "found '$1', expected '$2'"; }
+steps_of() { sed -nE "s/^s:([0-9]+) $2:.*/\1/p" "$1/main.log" | paste -sd ' '; }
 run() { # STATUS ARGUMENTS...: runs the trainer on one rank, which must exit with STATUS
     local status=0
     ./train_gpt2cu "${@:2}" >"$out" 2>&1 </dev/null || status=$?
@@ -176,6 +158,8 @@ report "without -i: llm.c's default files, if both are there" "$(
     says "^model +1 layers, 1 heads, 16 channels, 16 positions, 50257 tokens"
     mv gpt2_124M_bf16.bin moved.bin
     run 0 -o started -y 1 -x 2
+    run 0 -o started -y 1 -x 3 -e gpt2_124M_bf16.bin # config.json's own words
+    run 2 -o started -y 1 -x 3 -e ./gpt2_124M_bf16.bin
     mv moved.bin gpt2_124M_bf16.bin
     run 0 "${tiny[@]}" -x 1 # -e is given
     ! grep "^note +-[ei]* is not given: llm.c's default, gpt2" "$out"
@@ -246,6 +230,17 @@ report "SIGTERM after the last checkpoint: the same command validates, then crea
     run 0 "${small[@]}" -o ended
     cmp whole/main.log ended/main.log 2>&1
 )"
+report "a larger -x after a kill before the last evaluation: DONE_ of that step comes at once" "$(
+    small=(-i "dev/data/fineweb10B/*_train_*.bin" -j "dev/data/fineweb10B/*_val_*.bin" -e l1h1c16 -b 4 -t 16 -d 64
+        -s 0 -v 3 -n 2 -y 1 -o larger)
+    : >once
+    LD_PRELOAD=$folder/kill.so KILL_AFTER=larger/step_00000004.tmp KILL_ONCE=once KILL_SIGNAL=15 \
+        run 0 "${small[@]}" -x 4
+    equal "$(cd larger && echo DONE_*)" "DONE_00000002"
+    run 0 "${small[@]}" -x 6 # step 4 has no evaluation now
+    equal "$(steps_of larger tel)" "0 3 6"
+    equal "$(cd larger && echo DONE_*)" "DONE_00000002 DONE_00000004 DONE_00000006"
+)"
 
 # ---- the loops
 
@@ -278,7 +273,6 @@ expected_log() {
         if ("hellaswag" in value) printf "s:%d eval:%.4f\n", value["step"], value["hellaswag"]
     }' "$1/metrics.jsonl"
 }
-steps_of() { sed -nE "s/^s:([0-9]+) $2:.*/\1/p" "$1/main.log" | paste -sd ' '; }
 whole_log() { # RUN: a line for each of 8 updates and for each evaluation, once
     expected_log "$1" | diff - "$1/main.log"
     equal "$(steps_of "$1" trl)" "0 1 2 3 4 5 6 7"

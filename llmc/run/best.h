@@ -5,7 +5,7 @@ defines: Evaluated, hellaswag_due, evaluation_due, evaluated_read, BestLoss, bes
          best_loss_impatience, best_checkpoint_save
 
 RUN/best               a symbolic link to a checkpoint: step_00000100, or best_a or best_b if -n saved none of that step
-RUN/best/best.json     {"step":100,"val_loss":1.2345}; no other checkpoint has such a file
+RUN/best/best.json     {"step":100,"val_loss":1.2345}. A killed run may leave an older best.json in another checkpoint.
 The link is replaced when the new checkpoint is whole, so RUN/best always exists whole. A new best_a is written while
 the link names best_b.
 metrics.jsonl holds the validations before a resumed step. A loss counts as the number that metrics.jsonl has, so that a
@@ -123,14 +123,15 @@ static inline void best_loss_impatience(const BestLoss *best, int patience, char
 
 // ---- RUN/best
 
-// Writes best.json into the checkpoint RUN/name, then makes RUN/best a link to it. Returns 0 or an errno.
-static inline int best_link(const char *run_dir, const char *name, long long step, double loss) {
-    char path[PATH_LENGTH], aside[PATH_LENGTH];
+// Writes best.json into the checkpoint RUN/name, then makes RUN/best a link to it. If the link fails, best.json is
+// deleted again. old: the target of the link so far, or "". Returns 0 or an errno.
+static inline int best_link(const char *run_dir, const char *old, const char *name, long long step, double loss) {
+    char path[PATH_LENGTH], aside[PATH_LENGTH], note[PATH_LENGTH];
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "step", (double)step);
     cJSON_AddNumberToObject(json, "val_loss", loss);
-    format_path(path, "%s/%s/best.json", run_dir, name);
-    int error = write_json(path, json);
+    format_path(note, "%s/%s/best.json", run_dir, name);
+    int error = write_json(note, json);
     cJSON_Delete(json);
     if (error) { return error; }
     format_path(path, "%s/best", run_dir);
@@ -139,6 +140,7 @@ static inline int best_link(const char *run_dir, const char *name, long long ste
     if (symlink(name, aside) != 0 || rename(aside, path) != 0) {
         error = errno;
         unlink(aside);
+        if (strcmp(old, name) != 0) { unlink(note); }
         return error;
     }
     return sync_folder(run_dir);
@@ -165,7 +167,7 @@ static inline void best_forget(const char *run_dir, const char *old, const char 
 }
 
 // Makes RUN/best the checkpoint of `step`, the present step, if its validation loss is lower than that of RUN/best.
-// saved: -n has just saved the checkpoint; otherwise it is saved as best_a or best_b. All ranks call it with the same
+// saved: -n has saved this step; otherwise the checkpoint is saved as best_a or best_b. All ranks call it with the same
 // loss. A failure stops the run and leaves the old RUN/best. Returns whether there is a new RUN/best.
 static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long long step, double loss, bool saved,
                                         const ModelState *s, const cJSON *state) {
@@ -186,7 +188,7 @@ static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long
     } else {
         checkpoint_save_as(a->run_dir, name, s, state);
     }
-    int error = agree_on_error(first ? best_link(a->run_dir, name, step, best->kept) : 0, s->world, &failed_rank);
+    int error = agree_on_error(first ? best_link(a->run_dir, old, name, step, best->kept) : 0, s->world, &failed_rank);
     if (error) {
         run_error(
             "could not make the link '%s/best' to %s: %s; make room, and make -o a folder where links can be made, "

@@ -94,7 +94,7 @@ typedef struct {
     int check_replicas;
     // information
     const char *plan, *help, *manual, *version, *self_check;
-    // no flags: the set of ChosenFlag that -r auto has set; whether config.json of a resumed run gave -e
+    // no flags: the set of ChosenFlag that -r auto has set; whether a resumed run has the -e of its config.json
     int chosen;
     bool saved_model;
 } TrainArgs;
@@ -910,7 +910,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     args_end_choice(args, &before);
-    args->saved_model = args->model == before.model;
+    args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
     return json;
 }
 
