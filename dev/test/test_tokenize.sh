@@ -226,6 +226,7 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     train 0 -i 'whole_train_*.bin' -j whole_val_000000.bin -e run
     [ ! -s "$err" ] || cat "$err"
     train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
+    train 0 -i 'swapped_train_*.bin' -e run --tokenizer run/step_00000002/merges.txt
     train 0 --eval text -e run --tokenizer swapped.txt
     train 0 -i 'whole_train_*.bin' -e run
     [ ! -s "$err" ] || cat "$err"
