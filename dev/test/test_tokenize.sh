@@ -222,7 +222,7 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e run
     says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
     train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e l1h1c16
-    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -i whole_train_*.bin has those of"
+    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -i whole_train_*.bin"
     train 0 -i 'whole_train_*.bin' -j whole_val_000000.bin -e run
     [ ! -s "$err" ] || cat "$err"
     train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt

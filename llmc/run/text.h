@@ -1,7 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: given_tokenizer, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens, print_bytes,
-         print_token
+defines: given_tokenizer, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens,
+         print_bytes, print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
