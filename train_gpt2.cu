@@ -1401,7 +1401,7 @@ static void generate_text(const TrainArgs *a, Comm *host) {
     int *prompt;
     size_t bytes, length;
     char *text = prompt_text(a, &bytes);
-    length = a->chat ? chat_opening(tokenizer, text, bytes, c->max_seq_len, &prompt)
+    length = a->chat ? chat_opening(tokenizer, text, bytes, c->vocab_size, c->max_seq_len, &prompt)
                      : prompt_tokens(tokenizer, text, bytes, c->vocab_size, &prompt);
     free(text);
     GPT2 model;

@@ -202,6 +202,9 @@ report "-h 1 reads HellaSwag's JSON lines with the run's tokenizer" "$(
 )"
 refused "-h 1 without a tokenizer" "is text, and a model of 2757 tokens needs a tokenizer" \
     -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -h 1
+refused "-h 1 with text for a model of another vocabulary" \
+    "-h 1 needs a tokenizer, and -i learn.txt is read as bytes by a model of 50257 tokens; give a shape of the data's" \
+    -i learn.txt -e d6 -t 8 -b 1 -h 1
 report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "$(
     cp eval.bin dev/data/hellaswag/hellaswag_val.bin
     run 0 -i train.bin -j val.bin -e l1h1c4 -t 8 -b 1 -x 1 -v 1 -s 0 -h 1
@@ -221,8 +224,11 @@ refused "no model" "--eval needs a trained model" --eval four.txt
 refused "a line that is no JSON" "--eval broken.jsonl line 2 is no JSON object" --eval broken.jsonl -e half
 refused "a line without the field" "line 1 has no string in the field" --eval two.jsonl -e half --field none
 printf '{"messages":[{"role":"user","content":"a"}]}\n' >talk.jsonl
-refused "conversations" "line 1 is an example to fine-tune on, which --eval does not score; give the file to training" \
+refused "conversations" "line 1 is an example to fine-tune on, and --eval scores texts; give the file with -j in" \
     --eval talk.jsonl -e half
+printf '{"prompt":"a","story":"b"}\n' >story.jsonl
+refused "a misspelt field" "line 1 has no string in the field; name the field of the text with --field" \
+    --eval story.jsonl -e half --field stroy
 refused "an example without a label" 'unlabelled.jsonl line 2 has no "label"' --eval unlabelled.jsonl -e half
 refused "LAMBADA without text" "line 1 has no string in the field" --eval some.jsonl --eval-task lambada -e half
 refused "text as examples" "four.txt does not end in .jsonl" --eval four.txt --eval-task choices -e half

@@ -90,7 +90,7 @@ report "bad input" "$(
     refuses "-o bytes exists and is no GGUF file" -e bytes -o bytes
     refuses "could not be written: No such file or directory" -e bytes -o absent/x.gguf
     mkdir bare && cp learned/run/step_00000060/{model.safetensors,config.json} bare
-    refuses "none was found for the model's 300 tokens; give its vocab.bpe, merges.txt" -e bare -o x.gguf
+    refuses "a model of 300 tokens needs one: give the merges.txt or tokenizer.json" -e bare -o x.gguf
     refuses "has 300 tokens and the model only 256" -e bytes -o x.gguf --tokenizer learned/merges.txt
     refuses "found 2: start it without mpirun" -e bytes -o x.gguf -pn 2 -pi fs -pf .
     run 2 --export pth -e bytes -o x.gguf

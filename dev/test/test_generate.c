@@ -334,7 +334,7 @@ static void test_chat_format(void **state) {
 static char *conversation(const Generator *g, const char *system, const char *input, char **errors) {
     const char *out = temp_path("chat_out"), *err = temp_path("chat_err");
     int *opening;
-    size_t count = chat_opening(g->tokenizer, system, strlen(system), g->positions, &opening);
+    size_t count = chat_opening(g->tokenizer, system, strlen(system), g->vocab_size, g->positions, &opening);
     int in = redirected(STDIN_FILENO, write_file("chat_in", input, strlen(input)), O_RDONLY);
     int saved_out = redirected(STDOUT_FILENO, out, O_WRONLY | O_CREAT | O_TRUNC);
     int saved_err = redirected(STDERR_FILENO, err, O_WRONLY | O_CREAT | O_TRUNC);
@@ -452,24 +452,24 @@ static void test_full_context(void **state) {
 static void open_without_tokenizer(void *unused) {
     (void)unused;
     int *tokens;
-    chat_opening(NULL, "", 0, 8, &tokens);
+    chat_opening(NULL, "", 0, 256, 8, &tokens);
 }
 
 static void open_with_long_message(void *unused) {
     (void)unused;
     Tokenizer t = tokenizer_bytes();
     int *tokens;
-    chat_opening(&t, "0123456", 7, 16, &tokens);
+    chat_opening(&t, "0123456", 7, 256, 16, &tokens);
 }
 
 static void test_chat_opening(void **state) {
     (void)state;
     Tokenizer t = tokenizer_bytes();
     int *tokens;
-    assert_int_equal(chat_opening(&t, "", 0, 1, &tokens), 1);
+    assert_int_equal(chat_opening(&t, "", 0, 256, 1, &tokens), 1);
     assert_int_equal(tokens[0], '\n');
     free(tokens);
-    assert_int_equal(chat_opening(&t, "012345", 6, 16, &tokens), 16);
+    assert_int_equal(chat_opening(&t, "012345", 6, 256, 16, &tokens), 16);
     free(tokens);
     assert_stops(2, "is a system message of 16 tokens", open_with_long_message, NULL);
     assert_stops(2, "with --tokenizer", open_without_tokenizer, NULL);

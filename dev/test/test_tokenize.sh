@@ -179,13 +179,30 @@ train() {
     "$trainer" "${@:2}" -b 1 -t 16 -x 1 -v 0 -s 0 >"$out" 2>"$err" </dev/null || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1: ${*:2}" && tail -n 3 "$err"; }
 }
+# index_of FILE: the index of a model in one safetensors file
+index_of() {
+    python3 - "$1" <<'PYTHON'
+import json, os, struct, sys
+with open(sys.argv[1], "rb") as file:
+    names = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+names.pop("__metadata__", None)
+print(json.dumps({"metadata": {}, "weight_map": {name: os.path.basename(sys.argv[1]) for name in names}}))
+PYTHON
+}
 printf 'thequick brown foxes, the quick brown foxes, thequick\n' >text
 sed '2{h;d};3{G}' "$merges" >swapped.txt
 report "a model whose vocabulary is larger than the data's: a note" "$(
     train 0 -i 'whole_train_*.bin' -e d6
-    says "$out" "note      -i has another vocabulary: only 2757 of the model's 50257 tokens occur"
-    train 0 -i 'whole_train_*.bin' -e l1h1c16
-    grep -F "tokens occur" "$out"
+    says "$out" "note      -i has 2757 of the model's 50257 tokens; a shape such as -e l6h6c384 has the data's"
+    train 0 -i 'whole_train_*.bin' -e l1h1c16 -n 1 -o fitting
+    grep -F "a shape such as" "$out"
+    train 0 -i text -e d6 -n 1 -o larger
+    "$trainer" -o larger -y 1 -x 2 >"$out" 2>"$err" </dev/null || cat "$err"
+    says "$out" "resumed   at step 1"
+    rm -r larger/step_00000001
+    grep -F "a shape such as" "$out"
+    train 0 -i 'whole_train_*.bin' -e larger
+    grep -F "a shape such as" "$out"
 )"
 report "shards of another tokenizer than the weights' are refused, unless --tokenizer says which one counts" "$(
     run 0 swapped -i long.txt --tokenizer swapped.txt
@@ -194,12 +211,28 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     [ "$(wc -l <"$err")" -eq 1 ] && [ ! -e strange ] || echo "expected one sentence and no folder"
     train 2 --eval swapped_val_000000.bin -e run
     says "$err" "--eval swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
-    train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
-    says "$err" "note      --tokenizer swapped_merges.txt has other tokens than 'run/step_00000002/merges.txt'"
-    train 0 --eval text -e run --tokenizer swapped.txt
-    says "$err" "note      --tokenizer swapped.txt has other tokens than 'run/step_00000002/merges.txt'"
-    train 0 -i 'whole_train_*.bin' -e run --tokenizer "$merges"
+    mkdir files && cp run/step_00000002/{config.json,merges.txt,model.safetensors} files
+    index_of files/model.safetensors >files/model.safetensors.index.json
+    for file in model.safetensors model.safetensors.index.json; do # -e is one file
+        train 2 -i 'swapped_train_*.bin' -e files/$file
+        says "$err" "-i swapped_train_*.bin has the tokens of 'swapped_merges.txt', and -e files/$file has those of"
+        (cd files && train 2 -i '../swapped_train_*.bin' -e $file)
+        says "$err" "and -e $file has those of './merges.txt'"
+    done
+    train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e run
+    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -e run has those of"
+    train 2 -i 'whole_train_*.bin' -j swapped_val_000000.bin -e l1h1c16
+    says "$err" "-j swapped_val_000000.bin has the tokens of 'swapped_merges.txt', and -i whole_train_*.bin"
+    train 0 -i 'whole_train_*.bin' -j whole_val_000000.bin -e run
     [ ! -s "$err" ] || cat "$err"
+    train 0 -i 'swapped_train_*.bin' -e run --tokenizer swapped_merges.txt
+    train 0 -i 'swapped_train_*.bin' -e run --tokenizer run/step_00000002/merges.txt
+    train 0 --eval text -e run --tokenizer swapped.txt
+    train 0 -i 'whole_train_*.bin' -e run
+    [ ! -s "$err" ] || cat "$err"
+    cp -r run/step_00000002 malformed && echo "not merges" >malformed/merges.txt
+    train 0 -i 'whole_train_*.bin' -e malformed --tokenizer "$merges"
+    train 2 -i 'whole_train_*.bin' -e malformed
 )"
 report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     train 2 -i text -e d6 --tokenizer "$merges" -n 1 -o wrong
@@ -210,6 +243,13 @@ report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     train 0 -i text -e l1h1c16 -n 1 -o bytes
     train 0 -i text -e d6 --tokenizer bytes/step_00000001/tokenizer.json -n 1 -o wider
     [ ! -e wider/step_00000001/tokenizer.json ] || echo "a model of 50257 tokens has the tokenizer of bytes"
+    sed -i "s|\"train-data\"|\"tokenizer\": \"$merges\",\n&|" larger/config.json # an old run, with --tokenizer
+    status=0
+    "$trainer" -o larger -y 1 -x 3 >"$out" 2>"$err" </dev/null || status=$?
+    [ $status -eq 2 ] || echo "exit status $status, expected 2"
+    says "$err" "with --tokenize, or give --tokenizer '' to resume without it"
+    "$trainer" -o larger -y 1 -x 3 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
+    says "$out" "resumed   at step 2"
     train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
     says "$err" "tokenizer.json' is that of bytes and the model has 2757 tokens; give the model's own tokenizer"
 )"
@@ -322,7 +362,7 @@ report "training refuses binary files that are given as text" "$(
     says "$err" "-j: run/step_00000002/model.safetensors is a safetensors model; expected text"
     printf 'a\0b\0c\0' >wide.txt
     train 2 -i wide.txt -e l1h1c16
-    says "$err" "-i: wide.txt has a NUL as byte 1, so it is no text, or text in UTF-16; expected UTF-8"
+    says "$err" "-i: wide.txt holds a NUL at byte 1: it is binary or UTF-16; expected UTF-8"
 )"
 refused "a separator of two lines" 2 "expected one line" e6 -i long.txt --separator $'a\nb'
 refused "an empty separator" 2 "expected one line" e6 -i long.txt --separator ''

@@ -702,7 +702,7 @@ report "--plan plans --generate and a resumed run" "$(
 report "bytes as training data of a model with GPT-2's vocabulary give a note" "$(
     run 0 -i text -e gpt3:c384 -b 1 -t 16 "${quiet[@]}" --plan
     run 0 -i text -e d6 -b 1 -t 4 "${quiet[@]}" -x 1
-    says "$out" "note      -i is read as bytes: only 256 of the model's 50257 tokens occur"
+    says "$out" "note      -i, read as bytes, has 256 of the model's 50257 tokens; a shape such as"
 )"
 report "a full stdout gives exit 1" "$(
     for words in "--help" "--plan=json -e d12" "--generate 3 -e whole"; do
@@ -736,6 +736,9 @@ report "-h 1 without HellaSwag's file goes on, and says so" "$(
     says "$out" "note      no HellaSwag score: fetch dev/data/hellaswag/hellaswag_val.jsonl with scripts/get_data.sh"
 )"
 refused "-h without validation" "-v 0 turns validation off" "${tiny[@]}" -h 1
+refused "--prompt for a model of another vocabulary than its text" \
+    "--prompt needs a tokenizer, and -i text is read as bytes by a model of 50257 tokens; give a shape of the data's" \
+    -i text -e d6 -b 1 -t 16 --prompt hello
 refused "text for a model with GPT-2's vocabulary" "first make a token shard of it" -i text -e shards -b 2 -t 16
 refused "--tokenize without a tokenizer" "give both" -i text --tokenize new.bin
 refused "a folder without a model" "without model.safetensors" -i text -e dev_null

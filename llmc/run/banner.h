@@ -69,13 +69,18 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
+// note: a new model of a shape has more tokens than the data
+static inline void print_vocabulary_note(const TrainArgs *a, const GPT2Config *c, const RunData *data) {
+    GPT2Config shape;
+    bool is_shape = config_from_descriptor(&shape, a->model ? a->model : "d12", data->files.vocab_size, a->T);
+    if (!is_shape || data->has_examples || c->vocab_size <= data->files.vocab_size) { return; }
+    printf("note      -i%s has %d of the model's %d tokens; a shape such as -e l6h6c384 has the data's\n",
+           data_are_bytes(data) ? ", read as bytes," : "", data->files.vocab_size, c->vocab_size);
+}
+
 // notes: data of a smaller vocabulary, a run that saves nothing, flags without an effect; the step of a resumed run
 static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const RunData *data, long long step) {
-    if (!data->has_examples && c->vocab_size > data->files.vocab_size) {
-        printf("note      -i %s: only %d of the model's %d tokens occur; a shape such as -e l6h6c384 has the data's\n",
-               data_are_bytes(data) ? "is read as bytes" : "has another vocabulary", data->files.vocab_size,
-               c->vocab_size);
-    }
+    if (step == 0) { print_vocabulary_note(a, c, data); }
     if (!a->run_dir) {
         printf("note      nothing will be saved: -o is not given\n");
     } else if (a->checkpoint_every == 0) {

@@ -15,11 +15,11 @@ static inline bool chat_of_bytes(const Tokenizer *tokenizer) { return !tokenizer
 
 // *tokens (malloced) = the start token and, if text (bytes) is not empty, a system turn. Returns the number of tokens.
 // Stops if the model has no tokenizer or fewer positions.
-static inline size_t chat_opening(const Tokenizer *tokenizer, const char *text, size_t bytes, int positions,
-                                  int **tokens) {
+static inline size_t chat_opening(const Tokenizer *tokenizer, const char *text, size_t bytes, int vocab_size,
+                                  int positions, int **tokens) {
     if (!tokenizer) {
-        input_error("--chat reads and writes text, but the model has no tokenizer: give the merges.txt or "
-                    "tokenizer.json of its vocabulary with --tokenizer");
+        input_error("--chat reads and writes text, and a model of %d tokens needs a tokenizer: %s", vocab_size,
+                    tokenizer_advice(vocab_size));
     }
     int *turn = NULL;
     size_t length, count = 0;

@@ -43,15 +43,15 @@ static inline void data_check_text(const char *flag, const char *path) {
     const char *nul = bytes > 0 ? (const char *)memchr(text, 0, (size_t)bytes) : NULL;
     if (fd >= 0) { binary_refuse(flag, path, fd); }
     if (nul) {
-        input_error("%s: %s has a NUL as byte %td, so it is no text, or text in UTF-16; expected UTF-8: convert it "
-                    "with iconv, or remove the NULs with tr -d '\\0'",
+        input_error("%s: %s holds a NUL at byte %td: it is binary or UTF-16; expected UTF-8: convert it with iconv, or "
+                    "remove the NULs with tr -d '\\0'",
                     flag, path, nul - text);
     }
     if (fd >= 0) { close(fd); }
     free(text);
 }
 
-// token_files_open for -i or -j; stops also at text that is none
+// token_files_open; also stops at a binary file
 static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
     TokenFiles files = token_files_open(flag, pattern);
     for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
@@ -153,18 +153,29 @@ static inline void check_text_fits(const RunData *d, const TrainArgs *a, const M
     }
 }
 
+// Text that is read as bytes by a model of V tokens, not 256, has no tokenizer. Stops at a flag that needs one.
+static inline void data_check_no_tokenizer(const TrainArgs *a, int V) {
+    bool scores = a->hellaswag && access(HELLASWAG_JSON, R_OK) == 0 && access(HELLASWAG_BIN, R_OK) != 0;
+    if (!*a->prompt && !scores) { return; }
+    input_error("%s needs a tokenizer, and -i %s is read as bytes by a model of %d tokens; give a shape of the data's "
+                "vocabulary such as -e l6h6c384, make token shards with --tokenize, or give %s",
+                *a->prompt ? "--prompt" : "-h 1", a->train_data, V, *a->prompt ? "--prompt ''" : "-h 0");
+}
+
 // *tokenizer = the tokenizer of the run's data. Returns false if there is none: it is not known, or text is read as
-// bytes by a model of another vocabulary. Stops if --tokenizer does not fit.
+// bytes by a model of another vocabulary. Stops at a BPE --tokenizer for bytes.
 static inline bool data_find_tokenizer(Tokenizer *tokenizer, const RunData *d, const TrainArgs *a, int vocab_size) {
     if (!data_are_bytes(d)) { return find_tokenizer(tokenizer, a, vocab_size); }
-    *tokenizer = a->tokenizer ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
+    *tokenizer = given_tokenizer(a) ? tokenizer_open(a->tokenizer) : tokenizer_bytes();
     if (tokenizer->merges) {
         input_error("-i %s is text, which is read as bytes and not with --tokenizer %s; first make token shards of it "
-                    "with --tokenize, or leave out --tokenizer",
-                    a->train_data, a->tokenizer);
+                    "with --tokenize, or %s",
+                    a->train_data, a->tokenizer,
+                    a->resume ? "give --tokenizer '' to resume without it" : "leave out --tokenizer");
     }
     if (vocab_size == BYTE_VOCABULARY) { return true; }
     tokenizer_free(tokenizer);
+    data_check_no_tokenizer(a, vocab_size);
     return false;
 }
 

@@ -451,15 +451,15 @@ static inline void eval_encode(TextScore *s, const EvalFile *f, TokenizerEncoder
     free(ids);
 }
 
-// Stops at a line of JSON without a text. json: NULL if it is no JSON.
+// Stops at a line of JSON without a text. json: NULL if it is no JSON, or if --field names the text.
 __attribute__((noreturn)) static inline void eval_stop_at_line(const Corpus *corpus, const CorpusPiece *piece,
                                                                const cJSON *json, const char *trouble) {
     bool example =
         cJSON_GetObjectItemCaseSensitive(json, "messages") || cJSON_GetObjectItemCaseSensitive(json, "prompt");
     if (example) {
         trouble =
-            "is an example to fine-tune on, which --eval does not score; give the file to training with -j, whose "
-            "validation loss is that of the answers";
+            "is an example to fine-tune on, and --eval scores texts; give the file with -j in training to see the loss "
+            "of its answers";
     }
     input_error("--eval %s line %" PRIu64 " %s: found '%.*s'", corpus->files[piece->file].path, piece->line, trouble,
                 (int)(piece->bytes < 60 ? piece->bytes : 60), piece->text);
@@ -475,7 +475,7 @@ static inline void eval_json_line(TextScore *s, const EvalFile *f, TokenizerEnco
     memcpy(line, piece->text, piece->bytes);
     const char *text = corpus_document(line, piece->bytes, corpus->field, &json, &trouble);
     if (!text && !f->args->field) { page = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "page")); }
-    if (!text && !page) { eval_stop_at_line(corpus, piece, json, trouble); }
+    if (!text && !page) { eval_stop_at_line(corpus, piece, f->args->field ? NULL : json, trouble); }
     score_text_begin(s, f->tokenizer.end_of_text);
     score_text_count(s, page ? page : text, strlen(page ? page : text));
     if (page) { wikitext_clean(page); }

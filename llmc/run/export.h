@@ -183,9 +183,8 @@ static inline void export_check_path(const TrainArgs *a) {
 static inline Tokenizer export_tokenizer(const TrainArgs *a, int vocab_size) {
     Tokenizer tokenizer;
     if (!find_tokenizer(&tokenizer, a, vocab_size)) {
-        input_error("--export gguf puts the tokenizer into the file, but none was found for the model's %d tokens; "
-                    "give its vocab.bpe, merges.txt or tokenizer.json with --tokenizer",
-                    vocab_size);
+        input_error("--export gguf puts the tokenizer into the file, and a model of %d tokens needs one: %s",
+                    vocab_size, tokenizer_advice(vocab_size));
     }
     return tokenizer;
 }

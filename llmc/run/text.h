@@ -1,7 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens, print_bytes,
-         print_token
+defines: given_tokenizer, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens,
+         print_bytes, print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -10,7 +10,13 @@ defines: find_tokenizer, tokenizer_advice, prompt_text, document_start, document
 #include "llmc/run/train_args.h"
 #include <ctype.h>
 #include <glob.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+// --tokenizer, or NULL. An empty path is none: a run resumes with it without the --tokenizer of its config.json.
+static inline const char *given_tokenizer(const TrainArgs *a) {
+    return a->tokenizer && *a->tokenizer ? a->tokenizer : NULL;
+}
 
 // path = the merges that --tokenize wrote beside shards, or "": data/my_merges.txt of data/my_train_*.bin
 static inline void find_merges_of_shards(char *path, const char *shards) {
@@ -38,15 +44,39 @@ static inline void find_tokenizer_in(char *path, const char *folder) {
     }
 }
 
-// path = the tokenizer's file in the folder -e, or else in the last checkpoint of the run directory -e; or ""
+// folder = the folder that holds a file or folder
+static inline void folder_beside(char *folder, const char *path) {
+    const char *slash = strrchr(path, '/');
+    int length = slash && slash > path ? (int)(slash - path) : 1;  // 1: "/" or "."
+    format_path(folder, "%.*s", length, slash ? path : ".");
+}
+
+// Whether a path is a file in the format of Hugging Face, which has a folder of its own. llm.c's .bin has none.
+static inline bool is_safetensors_file(const char *path) {
+    static const char *const ends[] = {".safetensors", ".safetensors.index.json"};
+    struct stat info;
+    size_t length = strlen(path);
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return false; }
+    for (int i = 0; i < 2; i++) {
+        if (length >= strlen(ends[i]) && strcmp(path + length - strlen(ends[i]), ends[i]) == 0) { return true; }
+    }
+    return false;
+}
+
+// path = the tokenizer's file in the folder -e, in the folder of the safetensors file -e, or in the last checkpoint of
+// the run directory -e; or ""
 static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
-    char checkpoint[PATH_LENGTH] = "";
+    char folder[PATH_LENGTH] = "";
     *path = 0;
     if (!a->model || access(a->model, F_OK) != 0) { return; }
     find_tokenizer_in(path, a->model);
     if (*path) { return; }
-    checkpoint_of_run(checkpoint, a->model);
-    find_tokenizer_in(path, checkpoint);
+    if (is_safetensors_file(a->model)) {
+        folder_beside(folder, a->model);
+    } else {
+        checkpoint_of_run(folder, a->model);
+    }
+    find_tokenizer_in(path, folder);
 }
 
 // path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
@@ -58,14 +88,10 @@ static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
 // find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
     char beside[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
-    format_path(path, "%s", a->tokenizer ? a->tokenizer : "");
+    format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
     if (*path) { return; }
     find_tokenizer_of_model(path, a);
-    if (a->model && access(a->model, F_OK) == 0) {
-        const char *slash = strrchr(a->model, '/');
-        int length = slash && slash > a->model ? (int)(slash - a->model) : 1;  // 1: "/" or "."
-        format_path(beside, "%.*s", length, slash ? a->model : ".");
-    }
+    if (a->model && access(a->model, F_OK) == 0) { folder_beside(beside, a->model); }
     if (a->run_dir) { checkpoint_of_run(of_run, a->run_dir); }
     const char *const folders[] = {beside, a->run_dir, of_run};
     for (int i = 0; i < 3 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
@@ -83,43 +109,41 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
     return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
 }
 
-static inline uint64_t tokenizer_file_fingerprint(const char *path) {
-    Tokenizer tokenizer = tokenizer_open(path);
-    uint64_t hash = tokenizer_fingerprint(&tokenizer);
-    tokenizer_free(&tokenizer);
-    return hash;
+// whether a file holds the tokens of `tokenizer`, with the same ids
+static inline bool tokenizer_file_is(const Tokenizer *tokenizer, const char *path) {
+    Tokenizer other = tokenizer_open(path);
+    bool same = tokenizer_fingerprint(&other) == tokenizer_fingerprint(tokenizer);
+    tokenizer_free(&other);
+    return same;
 }
 
-// The tokenizer in -e should be that of the data. Shards of another tokenizer stop the program; with --tokenizer, which
-// may be another one on purpose, there is a note on stderr.
-static inline void check_tokenizer_of_model(const TrainArgs *a) {
-    char own[PATH_LENGTH], other[PATH_LENGTH] = "";
-    const char *flag = a->eval ? "--eval" : "-i", *data = a->eval ? a->eval : a->train_data;
+// Stops if the shards of -i, --eval or -j have other tokens than `tokenizer`, of the file `path` that
+// find_tokenizer_file found in -e, or else beside the shards of -i. A file beside -e or in -o need not belong to the
+// model: it is not compared.
+static inline void check_shards(const Tokenizer *tokenizer, const char *path, const TrainArgs *a) {
+    char own[PATH_LENGTH], of_data[PATH_LENGTH], other[PATH_LENGTH];
+    const char *const flags[] = {a->eval ? "--eval" : "-i", "-j"};
+    const char *const shards[] = {a->eval ? a->eval : a->train_data, a->eval ? NULL : a->val_data};
     find_tokenizer_of_model(own, a);
-    if (a->tokenizer) {
-        format_path(other, "%s", a->tokenizer);
-    } else if (data && token_path_is_shard(data)) {
-        find_merges_of_shards(other, data);
-    }
-    if (!*own || !*other || tokenizer_file_fingerprint(own) == tokenizer_file_fingerprint(other)) { return; }
-    if (!a->tokenizer) {
-        input_error("%s %s has the tokens of '%s', and -e %s has those of '%s': an id is another token there; make "
-                    "shards with --tokenizer %s, or give --tokenizer %s to go on all the same",
-                    flag, data, other, a->model, own, own, other);
-    }
-    if (a->rank == 0) {
-        fprintf(stderr, "note      --tokenizer %s has other tokens than '%s', the tokenizer of -e %s\n", other, own,
-                a->model);
+    find_merges_of_shards(of_data, shards[0]);
+    if (strcmp(path, own) != 0 && strcmp(path, of_data) != 0) { return; }
+    for (int i = 0; i < 2; i++) {
+        *other = 0;
+        if (shards[i] && token_path_is_shard(shards[i])) { find_merges_of_shards(other, shards[i]); }
+        if (!*other || strcmp(other, path) == 0 || tokenizer_file_is(tokenizer, other)) { continue; }
+        input_error("%s %s has the tokens of '%s', and %s %s has those of '%s': an id is another token there; make "
+                    "shards with --tokenizer %s, or say with --tokenizer which of the two counts",
+                    flags[i], shards[i], other, *own ? "-e" : flags[0], *own ? a->model : shards[0], path, path);
     }
 }
 
 // *tokenizer = the tokenizer of a file, or the byte tokenizer if the vocabulary is 256. Returns false if there is none:
 // text is then printed as numbers. Stops if the tokenizer has more tokens than the model, or is the byte tokenizer and
-// the model has more tokens. See check_tokenizer_of_model.
+// the model has more tokens. See check_shards.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
     find_tokenizer_file(path, a);
-    if (!a->tokenizer && vocab_size == BYTE_VOCABULARY) {
+    if (!given_tokenizer(a) && vocab_size == BYTE_VOCABULARY) {
         *tokenizer = tokenizer_bytes();
         return true;
     }
@@ -136,7 +160,7 @@ static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int 
                     "with --tokenizer",
                     path, vocab_size);
     }
-    check_tokenizer_of_model(a);
+    if (!given_tokenizer(a)) { check_shards(tokenizer, path, a); }
     return true;
 }
 
