@@ -360,9 +360,9 @@ report "training refuses binary files that are given as text" "$(
     says "$err" "-i: model.txt is a GGUF model; expected text in UTF-8"
     train 2 -i text -j run/step_00000002/model.safetensors -e l1h1c16
     says "$err" "-j: run/step_00000002/model.safetensors is a safetensors model; expected text"
-    printf 'a\0b\0c\0' >wide.txt
+    printf '\xff\xfea\0b\0c\0' >wide.txt
     train 2 -i wide.txt -e l1h1c16
-    says "$err" "-i: wide.txt holds a NUL at byte 1: it is binary or UTF-16; expected UTF-8"
+    says "$err" "-i: wide.txt is text in UTF-16; expected text in UTF-8"
 )"
 refused "a separator of two lines" 2 "expected one line" e6 -i long.txt --separator $'a\nb'
 refused "an empty separator" 2 "expected one line" e6 -i long.txt --separator ''

@@ -4,7 +4,6 @@ defines: binary_refuse
 */
 #pragma once
 #include "llmc/common/check.h"
-#include <unistd.h>
 
 // The format of a file that begins with `head` (bytes), in words that follow "is"; NULL: none of those known here. A
 // safetensors file begins with a length of 8 bytes, whose last ones are 0, and JSON. Letters alone do not count: a text
@@ -17,6 +16,8 @@ static inline const char *binary_kind(const char *head, size_t bytes) {
     } kinds[] = {{"GGUF\3\0\0\0", 8, "a GGUF model"},
                  {"GGUF\2\0\0\0", 8, "a GGUF model"},
                  {"PK\3\4", 4, "a zip archive"},
+                 {"\xff\xfe", 2, "text in UTF-16"},
+                 {"\xfe\xff", 2, "text in UTF-16"},
                  {"\x1f\x8b", 2, "compressed with gzip"},
                  {"BZh91AY&SY", 10, "compressed with bzip2"},
                  {"\xfd"
@@ -36,10 +37,13 @@ static inline const char *binary_kind(const char *head, size_t bytes) {
     return NULL;
 }
 
-// Stops if a file that should be text, open as fd, begins as a known binary format. flag: that named it, for messages.
-static inline void binary_refuse(const char *flag, const char *path, int fd) {
+// Stops if a regular file that should be text begins as a known binary format. flag: the flag that gave the file; the
+// message names it. A file that cannot be read passes.
+static inline void binary_refuse(const char *flag, const char *path) {
     char head[16];
-    ssize_t bytes = pread(fd, head, sizeof head, 0);
-    const char *kind = bytes > 0 ? binary_kind(head, (size_t)bytes) : NULL;
+    FILE *file = fopen(path, "rb");
+    size_t bytes = file ? fread(head, 1, sizeof head, file) : 0;
+    if (file) { fclose(file); }
+    const char *kind = binary_kind(head, bytes);
     if (kind) { input_error("%s: %s is %s; expected text in UTF-8", flag, path, kind); }
 }

@@ -85,11 +85,7 @@ static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     if (!is_stdin && access(path, R_OK) != 0) {
         input_error("%s: could not open %s: %s; name files that can be read", c->flag, path, strerror(errno));
     }
-    int fd = S_ISREG(info.st_mode) && !is_stdin && !is_json ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        binary_refuse(c->flag, path, fd);
-        close(fd);
-    }
+    if (S_ISREG(info.st_mode) && !is_stdin && !is_json) { binary_refuse(c->flag, path); }
     file->path = xstrdup(path);
     file->bytes = S_ISREG(info.st_mode) ? (uint64_t)info.st_size : 0;
     file->is_json = is_json;

@@ -34,28 +34,11 @@ static inline bool data_are_examples(const TokenFiles *files) {
     return json > 0;
 }
 
-// Stops at a text that begins as a known binary format, or has a NUL in its first 64 KiB.
-static inline void data_check_text(const char *flag, const char *path) {
-    enum { CHECKED = 64 << 10 };
-    char *text = (char *)xmalloc(CHECKED);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t bytes = fd < 0 ? 0 : pread(fd, text, CHECKED, 0);
-    const char *nul = bytes > 0 ? (const char *)memchr(text, 0, (size_t)bytes) : NULL;
-    if (fd >= 0) { binary_refuse(flag, path, fd); }
-    if (nul) {
-        input_error("%s: %s holds a NUL at byte %td: it is binary or UTF-16; expected UTF-8: convert it with iconv, or "
-                    "remove the NULs with tr -d '\\0'",
-                    flag, path, nul - text);
-    }
-    if (fd >= 0) { close(fd); }
-    free(text);
-}
-
 // token_files_open; also stops at a binary file
 static inline TokenFiles data_open_files(const char *flag, const char *pattern) {
     TokenFiles files = token_files_open(flag, pattern);
     for (int f = 0; f < files.num_files && token_files_are_text(&files); f++) {
-        if (!corpus_is_json(files.files[f].path)) { data_check_text(flag, files.files[f].path); }
+        if (!corpus_is_json(files.files[f].path)) { binary_refuse(flag, files.files[f].path); }
     }
     return files;
 }
