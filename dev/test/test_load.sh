@@ -79,8 +79,9 @@ report "a run resumes without the file that it started from, unless it has no ch
     run 0 -o moved -y 1
     cmp moved/step_00000004/model.safetensors tuned_too/step_00000004/model.safetensors 2>&1
     cp moved/step_00000004/model.safetensors before
-    run 2 -o moved -y 1 -e moved.bin
-    grep -qF -- "-e moved.bin is neither a shape" "$err" || cat "$err"
+    run 0 -o moved -y 1 -e moved.bin
+    run 2 -o moved -y 1 -e other.bin
+    grep -qF -- "-e other.bin is neither a shape" "$err" || cat "$err"
     run 2 -o moved -y 1 -e l1h2c16
     grep -qF "leave out -e to resume the checkpoint" "$err" || cat "$err"
     run 0 -o moved -y 1 -e model
