@@ -1,7 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
 defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path,
-         plural_s
+         has_ending, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -9,6 +9,7 @@ A sentence names the file, flag or rank, says what was found and what was expect
 #pragma once
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +18,7 @@ A sentence names the file, flag or rank, says what was found and what was expect
 enum { EXIT_RUN_FAILED = 1, EXIT_BAD_INPUT = 2 };
 
 // With several ranks, an error prints one sentence and stops all ranks: comm_mpi.h sets the hook, or comm_nccl.cuh
-// without MPI. The hook is a global, because an error can arise
-// anywhere. The only other globals are in run/signals.h.
+// without MPI. The hook is a global, because an error can arise anywhere. The only other globals are in run/signals.h.
 typedef struct {
     void (*stop)(void *of, int status, const char *sentence);  // does not return; NULL: one rank
     void *of;
@@ -94,6 +94,12 @@ __attribute__((format(printf, 2, 3))) static inline void format_path(char *path,
     if (length >= PATH_LENGTH) {
         input_error("the path '%.60s...' is longer than %d characters", path, PATH_LENGTH - 1);
     }
+}
+
+// whether the last characters of a path or name are `ending`
+static inline bool has_ending(const char *name, const char *ending) {
+    size_t length = strlen(name), last = strlen(ending);
+    return length >= last && strcmp(name + length - last, ending) == 0;
 }
 
 // the ending of a noun after its number

@@ -67,10 +67,7 @@ typedef struct {
 
 // ---- the files
 
-static inline bool corpus_is_json(const char *path) {
-    size_t length = strlen(path);
-    return length >= 6 && strcmp(path + length - 6, ".jsonl") == 0;
-}
+static inline bool corpus_is_json(const char *path) { return has_ending(path, ".jsonl"); }
 
 static inline void corpus_add_file(Corpus *c, const char *path, bool is_json) {
     CorpusFile *file = &c->files[c->num_files++];

@@ -56,10 +56,7 @@ typedef struct {
     const char *use;                // for messages: "", " to train on" or " held out for validation"
 } TokenFiles;
 
-static inline bool token_path_is_shard(const char *path) {
-    size_t length = strlen(path);
-    return length >= 4 && strcmp(path + length - 4, ".bin") == 0;
-}
+static inline bool token_path_is_shard(const char *path) { return has_ending(path, ".bin"); }
 
 // the number of tokens in a shard's header, and *vocab_size; stops unless the size of the file agrees
 static inline uint64_t token_header_read(const char *flag, const char *path, int fd, uint64_t file_bytes,

@@ -2,8 +2,8 @@
 Writes GGUF files, which llama.cpp reads: keys with values, then tensors.
 defines: GGUF_MAGIC, GgufType, GgufValue, GgufWriter, gguf_create, gguf_put_string, gguf_key_u32, gguf_key_f32,
          gguf_key_bool, gguf_key_string, gguf_key_array, gguf_put, gguf_declare, gguf_begin, gguf_end_tensor,
-         gguf_finish, gguf_bytes, gguf_type_name, gguf_find_unheld, gguf_encode,
-         float_to_f16, GGUF_BLOCK
+         gguf_finish, gguf_bytes, gguf_type_name, gguf_find_unheld, gguf_encode, float_to_f16,
+         GGUF_BLOCK
 
 The file, version 3, little-endian:
   header    "GGUF", u32 3, u64 number of tensors, u64 number of keys

@@ -39,9 +39,8 @@ static inline size_t llmc_read_header(int32_t header[LLMC_HEADER_INTS], const ch
 // whether the name ends in .bin or the file begins with llm.c's magic number
 static inline bool llmc_is_model(const char *path) {
     struct stat info;
-    size_t length = strlen(path);
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return false; }
-    if (length >= 4 && strcmp(path + length - 4, ".bin") == 0) { return true; }
+    if (has_ending(path, ".bin")) { return true; }
     int32_t header[LLMC_HEADER_INTS];
     llmc_read_header(header, path);
     return header[0] == LLMC_MAGIC && header[1] != 0;  // 0: a .safetensors file with a header of LLMC_MAGIC bytes

@@ -10,10 +10,7 @@ are ignored, as in transformers.
 #include "llmc/files/json_file.h"
 #include "llmc/files/safetensors.h"
 
-static inline bool is_json_name(const char *path) {
-    size_t length = strlen(path);
-    return length >= 5 && strcmp(path + length - 5, ".json") == 0;
-}
+static inline bool is_json_name(const char *path) { return has_ending(path, ".json"); }
 
 // Returns the position of file `name` in st->shards. The first call for a file opens it.
 static inline int index_open_shard(SafeTensors *st, const char *name, const char *tensor) {

@@ -207,7 +207,5 @@ static inline Tokenizer tokenizer_load_json(const char *path) {
 // Loads a tokenizer from a merges file, gpt2_tokenizer.bin or, if the name ends in .json, tokenizer.json. Stops at a
 // malformed file. Free with tokenizer_free.
 static inline Tokenizer tokenizer_open(const char *path) {
-    size_t length = strlen(path);
-    bool json = length > 5 && strcmp(path + length - 5, ".json") == 0;
-    return json ? tokenizer_load_json(path) : tokenizer_load(path);
+    return has_ending(path, ".json") ? tokenizer_load_json(path) : tokenizer_load(path);
 }

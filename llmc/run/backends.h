@@ -32,7 +32,7 @@ static inline void cpu_open(Exec *ex, void *partials, size_t partials_bytes, voi
 
 static inline void cpu_describe(char *text, size_t room) {
     int threads = omp_get_max_threads();
-    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, threads == 1 ? "" : "s", matmul_library());
+    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, plural_s((uint64_t)threads), matmul_library());
 }
 
 static inline double cpu_peak_flops(bool tf32) {

@@ -209,8 +209,7 @@ static inline PartFile export_open(const TrainArgs *a) {
 // syncs the folder of -o; returns 0 or an errno
 static inline int export_sync_folder(const TrainArgs *a) {
     char folder[PATH_LENGTH];
-    const char *slash = strrchr(a->run_dir, '/');
-    format_path(folder, "%.*s", slash ? (int)(slash - a->run_dir) + 1 : 1, slash ? a->run_dir : ".");
+    folder_beside(folder, a->run_dir);
     return sync_folder(folder);
 }
 

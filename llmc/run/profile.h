@@ -601,7 +601,7 @@ static inline void profile_close(Profile *p) {
         unlink(part);
         fclose(p->file);
     }
-    if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, p->done == 1 ? "" : "s", p->path); }
+    if (p->done > 0) { printf("profile   %d step%s in %s\n", p->done, plural_s((uint64_t)p->done), p->path); }
     if (p->step_begin) { p->device->event_destroy(p->step_begin); }
     free(p->calls);
 }

@@ -1,7 +1,7 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: given_tokenizer, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end, prompt_tokens,
-         print_bytes, print_token
+defines: given_tokenizer, folder_beside, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end,
+         prompt_tokens, print_bytes, print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
@@ -33,8 +33,7 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is
-// passed over.
+// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is skipped.
 static inline void find_tokenizer_in(char *path, const char *folder) {
     static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     *path = 0;
@@ -53,14 +52,9 @@ static inline void folder_beside(char *folder, const char *path) {
 
 // Whether a path is a file in the format of Hugging Face, which has a folder of its own. llm.c's .bin has none.
 static inline bool is_safetensors_file(const char *path) {
-    static const char *const ends[] = {".safetensors", ".safetensors.index.json"};
     struct stat info;
-    size_t length = strlen(path);
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return false; }
-    for (int i = 0; i < 2; i++) {
-        if (length >= strlen(ends[i]) && strcmp(path + length - strlen(ends[i]), ends[i]) == 0) { return true; }
-    }
-    return false;
+    return has_ending(path, ".safetensors") || has_ending(path, ".safetensors.index.json");
 }
 
 // path = the tokenizer's file in the folder -e, in the folder of the safetensors file -e, or in the last checkpoint of

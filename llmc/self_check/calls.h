@@ -30,8 +30,8 @@ static inline OpShape embedding_shape_of(const GPT2Config *c, const LocalShape *
     return s;
 }
 
-// Of a call on N rows of sequences of T positions, by the shape of all calls: rows of one sequence, or this rank's
-// rows.
+// The shape of a position embedding's call on N rows: `all`, this rank's rows of B sequences of T positions, or for at
+// most T rows one sequence of N.
 static inline OpShape position_rows_shape(OpShape all, int N, int T) {
     if (N > T) { return all; }
     all.B = 1;
