@@ -149,7 +149,7 @@ static const void *on_host(const GPT2 *m, const void *at) {
     int k = 0;
     while (k < MODELS && mirrors[k].arena != m->arena) { k++; }
     if (k == MODELS) { k = next++ % MODELS; }
-    size_t arena_bytes = plan_bytes(&m->plan, NUM_LIFETIMES), offset = (size_t)((const unsigned char *)at - m->arena);
+    size_t arena_bytes = plan_device_bytes(&m->plan), offset = (size_t)((const unsigned char *)at - m->arena);
     if (mirrors[k].arena != m->arena || mirrors[k].bytes != arena_bytes) {
         free(mirrors[k].copy);
         mirrors[k].arena = m->arena;
@@ -1036,7 +1036,7 @@ static void check_plan(const GPT2Config *c, ModelOptions p) {
         end += t->bytes;
     }
     size_t sum = plan_bytes(&m.plan, STATE) + plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH);
-    assert_int_equal(plan_bytes(&m.plan, NUM_LIFETIMES), end);
+    assert_int_equal(plan_device_bytes(&m.plan), end);
     assert_int_equal(sum, end);
     gpt2_free(&m);
 }
@@ -1235,7 +1235,7 @@ static void test_plan_allocates_nothing(void **state) {
         assert_true(config_from_descriptor(&config, model, 0, 0));
         ModelOptions options = model_options(&args, &config, backend);
         Plan plan = gpt2_plan(&config, &options);
-        assert_true(total == (double)plan_bytes(&plan, NUM_LIFETIMES) && total == bytes && total == lifetimes);
+        assert_true(total == (double)plan_device_bytes(&plan) && total == bytes && total == lifetimes);
         assert_true(total > 2e9);
         plan_free(&plan);
         cJSON_Delete(json);

@@ -25,9 +25,11 @@ nothing.
 #include "llmc/memory/plan.h"               // Plan, arena_create, Scratch
 #include "llmc/memory/activations.h"        // ActivationId, activation_slot: saved or recomputed
 #include "llmc/memory/gpt2_plan.h"          // ModelOptions, GPT2Tensors, gpt2_plan
+#include "llmc/memory/block_inputs.h"       // BlockInputs: --offload 4
 #include "llmc/memory/flops.h"              // model_flops_per_token, for MFU
 #include "llmc/parallel/layout.h"           // Sharding, ParamLayout, Bucket
-#include "llmc/parallel/zero.h"             // Zero: -z
+#include "llmc/parallel/zero.h"             // Zero: -z, --offload
+#include "llmc/parallel/update.h"           // Update: AdamW piece by piece
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
 #include "llmc/parallel/replicas.h"         // check_replicas
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_save, checkpoint_load
@@ -60,8 +62,8 @@ nothing.
 // 1. the model
 
 // Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
-// the slices of this rank. At -z 3 parameters are valid from wait_for_params(l) on, until a later layer reuses the
-// buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other
+// the slices of this rank. At -z 3 or --offload 3 parameters are valid from wait_for_params(l) on, until a later layer
+// reuses the buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other
 // recomputed activations share a slot with other blocks.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
@@ -94,7 +96,7 @@ typedef struct {
     Exec exec;
     // ---- memory
     Plan plan;
-    unsigned char *arena;  // device memory of the plan
+    Arena arena;  // memory of the plan
     GPT2Tensors tensors;
     BlockParams *block_params;            // (L) pointers into the tensors
     BlockGrads *block_grads;              // (L)
@@ -109,16 +111,16 @@ typedef struct {
     Zero zero;
     // ---- optimizer
     OptimizerState optimizer;   // params: the shard at -z 3; the rest: the shard from -z 1 on
-    Gradient grads;             // (layout.total), from -z 2 on buffers of buckets
+    Gradient grads;             // (layout.total), from -z 2 or --offload 2 on buffers of buckets
+    Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
-    int *first_range;           // (buckets + 1) index of each bucket's first update range
+    BlockInputs inputs;
     // ---- the current micro-batch
     int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
     int decode_from;      // position of the first row in the key-value cache; -1: not decoding
     Documents documents;  // sequences of other lengths than T
     real update_targets;  // targets of the whole update, over all micro-batches and ranks
-    int *staged;          // (num_slots,2,B,T) host memory of micro-batches that are being uploaded
-    int num_slots, next_slot;
+    int next_slot;        // of tensors.staged
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
     int runs[4];             // micro-steps without a graph, by the same index
 } GPT2;
@@ -223,7 +225,7 @@ static Scratch scratch_create(GPT2 *m, floatX *memory) {
     Scratch s = {memory, 0, NULL, m->device, &m->exec};
     for (int i = 0; memory && i < m->plan.count; i++) {
         const PlanTensor *t = &m->plan.tensors[i];
-        if (m->arena + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
+        if (m->arena.device + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
     }
     return s;
 }
@@ -240,12 +242,37 @@ static void open_optimizer(GPT2 *m) {
 
 static void open_zero(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
+    DType stored = stored_gradients(&m->options);
+    const Gradient stored_grads = {t->stored_grads, stored}, chunks = {t->reduced_chunks, stored};
     zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, &m->exec);
     m->zero.params = t->gathered_params ? t->gathered_params : t->params;
-    m->zero.params_shard = t->params;
+    m->zero.stored_params = t->params;
     m->zero.grads = m->grads;
-    m->zero.grads_shard.at = t->grads_shard;
-    m->zero.grads_shard.dtype = stored_gradients(&m->options);
+    m->zero.stored_grads = t->stored_grads ? stored_grads : m->grads;
+    m->zero.reduced_chunks = chunks;
+}
+
+static void open_update(GPT2 *m) {
+    const GPT2Tensors *t = &m->tensors;
+    OptimizerState slots = {t->slot_params,     t->slot_master, t->slot_remainder, t->slot_m, t->slot_v,
+                            m->options.moments, t->slot_m_scales, t->slot_v_scales};
+    update_open(&m->update, &m->zero, &m->optimizer, t->update_ranges);
+    m->update.slots = slots;
+    m->update.grad_slots.at = t->slot_grads;
+    m->update.grad_slots.dtype = stored_gradients(&m->options);
+}
+
+static void open_inputs(GPT2 *m) {
+    BlockInputs inputs = {
+        .device = m->device,
+        .ex = &m->exec,
+        .host = (char *)m->tensors.block_inputs,
+        .slots = (char *)m->tensors.activations[RESIDUAL3],
+        .bytes = activation_bytes(m, RESIDUAL3),
+        .count = num_block_inputs(&m->options, m->config.num_layers),
+        .copies = {0, 0},
+    };
+    m->inputs = inputs;
 }
 
 static void open_tensor_parallel(GPT2 *m) {
@@ -274,21 +301,6 @@ static void open_backend(GPT2 *m) {
     m->exec.rounded.params = t->rounded_params;
 }
 
-static void upload_update_ranges(GPT2 *m) {
-    int buckets = num_buckets(&m->layout), count = 0;
-    UpdateRange *ranges = (UpdateRange *)xmalloc((size_t)num_param_tensors(&m->config) * sizeof *ranges);
-    m->first_range = (int *)xmalloc((size_t)(buckets + 1) * sizeof *m->first_range);
-    for (int b = 0; b < buckets; b++) {
-        m->first_range[b] = count;
-        count += bucket_update_ranges(ranges + count, &m->layout, b);
-    }
-    m->first_range[buckets] = count;
-    if (m->tensors.update_ranges) {
-        m->device->upload(m->tensors.update_ranges, ranges, (size_t)count * sizeof *ranges);
-    }
-    free(ranges);
-}
-
 // Sets the shape of the next micro-batch: B sequences of T tokens, or with decode_from >= 0 T new tokens of one.
 static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     m->B = B;
@@ -297,14 +309,6 @@ static void set_batch(GPT2 *m, int B, int T, int decode_from) {
     m->documents = no_documents;
     m->exec.rare_shapes = B != m->options.B || T != m->options.T || decode_from >= 0;
     tp_set_rows(&m->tp, B * T, m->config.channels, decode_from >= 0);
-}
-
-// Pinned host memory for all micro-batches that may be in upload at once.
-static void allocate_staging(GPT2 *m) {
-    const ModelOptions *o = &m->options;
-    m->num_slots = o->micro_steps * (1 + m->device->steps_ahead);
-    size_t ints = (size_t)m->num_slots * 2 * (size_t)o->B * (size_t)o->T;
-    m->staged = (int *)m->device->allocate_host(ints * sizeof(int));
 }
 
 // Allocates the plan; the parameters are zero. *m must not move: Scratch, Zero and TensorParallel point into it. Free
@@ -330,8 +334,8 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     open_zero(m);
     open_tensor_parallel(m);
     open_backend(m);
-    upload_update_ranges(m);
-    allocate_staging(m);
+    open_update(m);
+    open_inputs(m);
     size_t L = (size_t)config.num_layers;
     m->block_params = (BlockParams *)xmalloc(L * sizeof *m->block_params);
     m->block_grads = (BlockGrads *)xmalloc(L * sizeof *m->block_grads);
@@ -350,10 +354,9 @@ static void gpt2_free(GPT2 *m) {
         if (m->graphs[i]) { m->device->graph_destroy(m->graphs[i]); }
     }
     m->options.backend->close(&m->exec);
-    m->device->release_host(m->staged);
-    m->device->release(m->arena);
+    arena_release(m->arena, m->device);
     zero_close(&m->zero);
-    free(m->first_range);
+    update_close(&m->update);
     free(m->block_params);
     free(m->block_grads);
     free(m->block_activations);
@@ -369,7 +372,7 @@ static ModelState gpt2_state(GPT2 *m) {
 
 // Called after this rank's parameters were written by other means than gpt2_update.
 static void gpt2_params_changed(GPT2 *m) {
-    size_t count = m->layout.sharding.stage < 3 ? m->layout.total : m->layout.shard;
+    size_t count = shards_params(&m->layout.sharding) ? m->layout.shard : m->layout.total;
     m->ops->params_changed(m->optimizer.params, count, &m->exec);
     zero_params_changed(&m->zero);
 }
@@ -486,8 +489,11 @@ static void block_forward(GPT2 *m, int l) {
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 }
 
-// Waits for the parameters of block l. At -z 3 it begins to all-gather those of block `next`, the block read after l;
-// -1 or L: none.
+// --offload 4: number of the input of block l among the saved inputs; -1: the embeddings
+static int input_index(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
+
+// Waits for the parameters of block l. At -z 3 or --offload 3 it begins to fetch those of block `next`, the block read
+// after l; -1 or L: none.
 static void wait_for_params(GPT2 *m, int l, int next) {
     zero_params_wait(&m->zero, layer_bucket(l),
                      next >= 0 && next < m->config.num_layers ? layer_bucket(next) : NO_BUCKET);
@@ -532,8 +538,8 @@ static void poison_recomputed(GPT2 *m, int l, ActivationId first, ActivationId l
 // ranges of documents must stay until the micro-step is done.
 static void gpt2_stage_batch(GPT2 *m, const int *inputs, const int *targets, Documents documents) {
     size_t N = (size_t)m->B * (size_t)m->T, bytes = N * sizeof(int);
-    int *slot = m->staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
-    m->next_slot = (m->next_slot + 1) % m->num_slots;
+    int *slot = m->tensors.staged + (size_t)m->next_slot * 2 * (size_t)m->options.B * (size_t)m->options.T;
+    m->next_slot = (m->next_slot + 1) % staging_slots(&m->options);
     memcpy(slot, inputs, bytes);
     memcpy(slot + N, targets, bytes);
     m->device->enqueue_upload(m->tensors.tokens, slot, bytes, &m->exec);
@@ -547,7 +553,9 @@ static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
         wait_for_params(m, l, l + 1);
+        if (is_saved(m, RESIDUAL3, l)) { inputs_acquire(&m->inputs, input_index(m, l + 1)); }
         block_forward(m, l);
+        if (is_saved(m, RESIDUAL3, l)) { inputs_store(&m->inputs, input_index(m, l + 1)); }
         poison_recomputed(m, l, LN1, FCH_GELU);
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
@@ -724,15 +732,20 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
+    zero_grads_acquire(&m->zero, embeddings_bucket());
+    zero_grads_acquire(&m->zero, final_bucket(&m->layout));
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // -r 4 -rk: l's checkpoint segment
-        for (int before = recompute_from(&m->options.recompute, l); before < l; before++) {
+        int from = recompute_from(&m->options.recompute, l);
+        if (from <= l) { inputs_fetch(&m->inputs, input_index(m, from)); }
+        for (int before = from; before < l; before++) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
         }
         wait_for_params(m, l, read_after(m, l));
+        zero_grads_acquire(&m->zero, layer_bucket(l));
         block_backward(m, l, dresidual, mode);
         poison_recomputed(m, l, LN1, RESIDUAL3);
         zero_grads_reduce(&m->zero, layer_bucket(l));
@@ -740,11 +753,12 @@ static void gpt2_backward(GPT2 *m, real scale) {
     embedding_backward(m, dresidual, mode);
     zero_grads_reduce(&m->zero, embeddings_bucket());
     zero_grads_wait(&m->zero);
+    inputs_wait(&m->inputs);
 }
 
 // Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
 // device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
-// for a collective that began outside of it: zero_wait_all waits for these before the capture and each launch.
+// for a collective or a copy that began outside of it: these are waited for before the capture and each launch.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
@@ -752,12 +766,16 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
                  !m->documents.ranges && m->runs[graph_kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
-    if (graph) { zero_wait_all(&m->zero); }
+    if (graph) {
+        zero_wait_all(&m->zero);
+        inputs_wait(&m->inputs);
+    }
     if (graph && m->graphs[graph_kind]) {
         device->graph_launch(m->graphs[graph_kind], &m->exec);
         return;
     }
     if (graph) { device->capture_begin(&m->exec); }
+    zero_grads_prefetch(&m->zero);
     gpt2_forward(m);
     gpt2_backward(m, scale);
     m->runs[graph_kind]++;
@@ -782,7 +800,7 @@ static void finish_work(GPT2 *m) {
 static void gpt2_norm(GPT2 *m) {
     Comm *world = m->groups.world;
     if (world->size == 1) {
-        m->ops->global_norm_squared(m->norm_squared, m->grads, GRAD_SET, m->layout.total, &m->exec);
+        m->ops->global_norm_squared(m->norm_squared, m->zero.stored_grads, GRAD_SET, m->layout.total, &m->exec);
         return;
     }
     replicated_grads_all_reduce(&m->tp, &m->zero, m->tensors.replicated_grads);
@@ -793,37 +811,16 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// the optimizer state of this rank's chunk of a bucket
-static OptimizerState bucket_optimizer(const GPT2 *m, int bucket) {
-    OptimizerState o = m->optimizer;
-    size_t offset = param_bucket(&m->layout, bucket).shard_offset, bytes = offset * dtype_size(o.moments);
-    o.params = zero_owned_params(&m->zero, bucket);
-    if (o.master) { o.master += offset; }
-    if (o.remainder) { o.remainder += offset; }
-    o.m = (char *)o.m + bytes;
-    o.v = (char *)o.v + bytes;
-    if (o.m_scales) {
-        o.m_scales += offset / MOMENT_BLOCK;
-        o.v_scales += offset / MOMENT_BLOCK;
-    }
-    return o;
-}
-
-// AdamW: at -z 0 on everything at once. From -z 1 on bucket by bucket: this rank's chunks lie apart in the parameters,
-// and one after another in the optimizer state.
+// AdamW, piece by piece: at -z 0 everything at once, from -z 1 on a bucket's chunk that this rank owns at a time. With
+// --offload a piece comes from host memory and returns there.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
-    const int *first = m->first_range;
-    const UpdateRange *ranges = m->tensors.update_ranges;
-    int buckets = num_buckets(&m->layout);
-    if (m->layout.sharding.stage == 0) {
-        m->ops->adamw_update(&m->optimizer, m->grads, m->norm_squared, ranges, first[buckets], hyper, &m->exec);
-        return;
+    for (int i = 0; i < m->update.num_pieces; i++) {
+        PieceState piece = update_acquire(&m->update, i);
+        m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges, hyper,
+                             &m->exec);
+        update_release(&m->update, i);
     }
-    for (int b = 0; b < buckets; b++) {
-        OptimizerState owned = bucket_optimizer(m, b);
-        m->ops->adamw_update(&owned, zero_owned_grads(&m->zero, b), m->norm_squared, ranges + first[b],
-                             first[b + 1] - first[b], hyper, &m->exec);
-    }
+    update_wait(&m->update);
     zero_params_changed(&m->zero);
 }
 
@@ -899,8 +896,7 @@ typedef struct {
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
     StepReport reports[2];        // of the steps on the device, step n at n % 2
-    real *results[2];             // loss and squared norm, in host memory that the device writes before its event
-    bool known[2];                // loss and norm were read from results
+    bool known[2];                // loss and norm were read from tensors.read_results
     double began[2];              // seconds
     double peak_rate;             // of StepReport
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
@@ -1118,8 +1114,9 @@ static void read_results(Run *run, long long n) {
     StepReport *report = &run->reports[slot];
     if (run->known[slot]) { return; }
     comm_event_synchronize(slot, run->groups.world, &run->model.exec);
-    report->loss = (double)run->results[slot][0];
-    report->grad_norm = sqrt((double)run->results[slot][1]);
+    const real *results = run->model.tensors.read_results + 2 * slot;
+    report->loss = (double)results[0];
+    report->grad_norm = sqrt((double)results[1]);
     double z_loss = outlier_zscore(&run->loss_outliers, report->loss);
     double z_norm = outlier_zscore(&run->norm_outliers, report->grad_norm);
     if (a->skip_loss > 0 && z_loss > a->skip_loss) {
@@ -1157,7 +1154,7 @@ static bool start_step(Run *run) {
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
-    m->device->enqueue_download(run->results[slot], m->loss, 2 * sizeof(real), &m->exec);
+    m->device->enqueue_download(m->tensors.read_results + 2 * slot, m->loss, 2 * sizeof(real), &m->exec);
     m->device->event_record(slot, &m->exec);
     AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
@@ -1240,11 +1237,6 @@ static void open_run_dir(Run *run) {
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
-static void allocate_results(Run *run) {
-    for (int i = 0; i < 2; i++) { run->results[i] = (real *)run->model.device->allocate_host(2 * sizeof(real)); }
-    run->enqueued = run->step;
-}
-
 // Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
 // first byte is written. --fit and -r auto change the flags.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
@@ -1283,9 +1275,9 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     options.plain = self_check_at_start(run->backend, world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);
-    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, c, &run->groups);
+    profile_attach(&run->profile, a, &run->model.exec, &run->model.update, c, &run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
-    allocate_results(run);
+    run->enqueued = run->step;
     load_weights(&run->model, &source, (uint64_t)a->seed);
     comm_barrier(world);  // nothing is written before every rank has passed its checks
     open_run_dir(run);
@@ -1297,7 +1289,6 @@ static void run_close(Run *run) {
     data_close(&run->data, run->args);
     if (run->has_tokenizer) { tokenizer_free(&run->tokenizer); }
     free(run->prompt);
-    for (int i = 0; i < 2; i++) { run->model.device->release_host(run->results[i]); }
     gpt2_free(&run->model);
     close_groups(&run->groups, run->host);
     if (run->lock >= 0) { close(run->lock); }

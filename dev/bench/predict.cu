@@ -436,7 +436,7 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     Prediction p = predict(recorder, r);
     double all = p.all.seconds[EXPECTED], tokens = update_tokens(m);
     printf("%s%sin %s on one %s: %.2f of %.1f GiB\n\n", flags, *flags ? " " : "",
-           DT_FLOATX == DT_BF16 ? "bf16" : "fp32", r->gpu.name, (double)plan_bytes(&m->plan, NUM_LIFETIMES) / GPU_GIB,
+           DT_FLOATX == DT_BF16 ? "bf16" : "fp32", r->gpu.name, (double)plan_device_bytes(&m->plan) / GPU_GIB,
            r->gpu.memory / GPU_GIB);
     printf("| group | launches | GB | TFLOP | ms | floor, ms | share |\n|---|---|---|---|---|---|---|\n");
     for (int g = 0; g < GROUPS; g++) {
@@ -485,7 +485,7 @@ static void print_json(const Recorder *recorder, const Roofline *r) {
            "\"launches\":%.0f,\"bytes\":%.0f,"
            "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
            r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps,
-           plan_bytes(&m->plan, NUM_LIFETIMES), p.all.launches, p.all.bytes, p.all.flops,
+           plan_device_bytes(&m->plan), p.all.launches, p.all.bytes, p.all.flops,
            step_flops_per_token(&m->config, &m->options.recompute, m->T), model_flops_per_token(&m->config, m->T));
     print_milliseconds("ms", p.all.seconds);
     print_milliseconds("micro_step_ms", p.micro_step);
@@ -565,7 +565,7 @@ static void check_one_gpu(const TrainArgs *a) {
 }
 
 static void check_fits(const GPT2 *m, const GpuModel *gpu) {
-    double bytes = (double)plan_bytes(&m->plan, NUM_LIFETIMES);
+    double bytes = (double)plan_device_bytes(&m->plan);
     if (bytes <= gpu->memory) { return; }
     input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b, a larger -r or -om bf16",
                 bytes / GPU_GIB, gpu->name, gpu->memory / GPU_GIB);

@@ -48,8 +48,8 @@ static void test_sums(void **state) {
     assert_int_equal(plan_bytes(&plan, STATE), 256);
     assert_int_equal(plan_bytes(&plan, SAVED), 256 + 1792);
     assert_int_equal(plan_bytes(&plan, SCRATCH), 512 + 256);
-    assert_int_equal(plan_bytes(&plan, NUM_LIFETIMES), 3072);
-    assert_int_equal(plan_bytes(&empty, NUM_LIFETIMES), 0);
+    assert_int_equal(plan_device_bytes(&plan), 3072);
+    assert_int_equal(plan_device_bytes(&empty), 0);
     plan_free(&plan);
 }
 
@@ -165,7 +165,7 @@ static void test_arena(void **state) {
     Plan plan = example_plan();
     unsigned char *arena = arena_create(&plan, &dirty_device);
     assert_int_equal(allocated, 3072);
-    assert_int_equal(plan_bytes(&plan, NUM_LIFETIMES), allocated);
+    assert_int_equal(plan_device_bytes(&plan), allocated);
     for (size_t i = 0; i < allocated; i++) { assert_int_equal(arena[i], 0); }
     Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     arena_bind(arena, &plan, &pointers);

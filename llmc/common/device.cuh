@@ -1,8 +1,8 @@
 /*
 The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
-operations and their shared scratch.
-defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda_device, cuda_device_count,
-         cuda_current_device, cuda_capability
+operations, their shared scratch, and the copy streams.
+defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, wait_for_copies, cuda_device,
+         cuda_device_count, cuda_current_device, cuda_capability
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"
@@ -10,9 +10,16 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, cuda
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
+enum { COPY_EVENTS = 256 };  // more than the copies that may be begun and not waited for
+
 struct CudaExec {
     cudaStream_t stream;
     cudaEvent_t events[2];
+    cudaStream_t copy_streams[COPY_STREAMS];
+    cudaEvent_t enqueued;             // in `stream`, at the latest copy
+    cudaEvent_t copied[COPY_EVENTS];  // copy n's is n % COPY_EVENTS
+    CopyWork num_copies;
+    CopyWork pending[COPY_STREAMS];  // the latest copy of each copy stream, if none has waited for it; else 0
     int multiprocessors, shared_bytes, block_shared_bytes;  // shared memory of a multiprocessor, and of a block at most
     // partial sums of a first stage; a second stage adds them in a fixed order. Shared by all operations of the stream
     void *partials;
@@ -33,6 +40,15 @@ template <class T> static inline T *partials_of(const Exec *ex, size_t count, co
                   count * sizeof(T), ex->cuda->partials_bytes);
     }
     return static_cast<T *>(ex->cuda->partials);
+}
+
+// Work enqueued on `stream` from now on runs after all copies that were begun.
+static inline void wait_for_copies(cudaStream_t stream, const Exec *ex) {
+    const CudaExec *cuda = ex->cuda;
+    for (int i = 0; i < COPY_STREAMS; i++) {
+        if (!cuda->pending[i]) { continue; }
+        CUDA_CHECK(cudaStreamWaitEvent(stream, cuda->copied[cuda->pending[i] % COPY_EVENTS], 0));
+    }
 }
 
 // The number of usable GPUs. If 0, *why is the reason in the words of the CUDA runtime.
@@ -95,6 +111,13 @@ static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_byte
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
     CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking));
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming)); }
+    for (int i = 0; i < COPY_STREAMS; i++) {
+        CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->copy_streams[i], cudaStreamNonBlocking));
+    }
+    CUDA_CHECK(cudaEventCreateWithFlags(&cuda->enqueued, cudaEventDisableTiming));
+    for (int i = 0; i < COPY_EVENTS; i++) {
+        CUDA_CHECK(cudaEventCreateWithFlags(&cuda->copied[i], cudaEventDisableTiming));
+    }
 #ifdef __CUDACC__
     cuda_try_early_launches(cuda->stream);
 #endif
@@ -108,10 +131,14 @@ static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_byte
 }
 
 static inline void cuda_exec_close(Exec *ex) {
-    CUDA_CHECK(cudaStreamSynchronize(ex->cuda->stream));
-    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(ex->cuda->events[i])); }
-    CUDA_CHECK(cudaStreamDestroy(ex->cuda->stream));
-    free(ex->cuda);
+    CudaExec *cuda = ex->cuda;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(cuda->events[i])); }
+    for (int i = 0; i < COPY_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(cuda->copied[i])); }
+    CUDA_CHECK(cudaEventDestroy(cuda->enqueued));
+    for (int i = 0; i < COPY_STREAMS; i++) { CUDA_CHECK(cudaStreamDestroy(cuda->copy_streams[i])); }
+    CUDA_CHECK(cudaStreamDestroy(cuda->stream));
+    free(cuda);
     ex->cuda = NULL;
 }
 
@@ -154,8 +181,13 @@ static inline void cuda_release(void *p) { CUDA_CHECK(cudaFree(p)); }
 
 static inline void *cuda_allocate_host(size_t bytes) {
     void *p = NULL;
-    CUDA_CHECK(cudaMallocHost(&p, bytes ? bytes : 256));
-    return p;
+    cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 256);
+    if (error != cudaSuccess) {
+        run_error("out of pinned host memory: the plan needs %.1f MiB (%s); use a smaller --offload or model, or free "
+                  "memory of other programs (see --plan)",
+                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error));
+    }
+    return memset(p, 0, bytes);
 }
 
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
@@ -170,13 +202,13 @@ static inline void cuda_fill(void *p, int byte, size_t bytes) {
 
 static inline void cuda_upload(void *device, const void *host, size_t bytes) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(device, host, bytes, cudaMemcpyDefault));
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 static inline void cuda_download(void *host, const void *device, size_t bytes) {
     CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(host, device, bytes, cudaMemcpyDefault));
 }
 
 // ---- asynchronous work in the stream of an Exec
@@ -194,7 +226,39 @@ static inline void cuda_enqueue_download(void *host, const void *device, size_t 
 }
 
 static inline void cuda_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
-    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_of(ex)));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(ex)));
+}
+
+// ---- copies beside the work
+
+static inline CopyWork cuda_copy_begin(int stream, void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                       Exec *ex) {
+    CudaExec *cuda = ex->cuda;
+    cudaStream_t copies = cuda->copy_streams[stream];
+    CUDA_CHECK(cudaEventRecord(cuda->enqueued, cuda->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(copies, cuda->enqueued, 0));
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, copies));
+    CopyWork copy = ++cuda->num_copies;
+    CUDA_CHECK(cudaEventRecord(cuda->copied[copy % COPY_EVENTS], copies));
+    cuda->pending[stream] = copy;
+    return copy;
+}
+
+static inline CopyWork cuda_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
+    return cuda_copy_begin(stream, device, host, bytes, cudaMemcpyHostToDevice, ex);
+}
+
+static inline CopyWork cuda_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
+    return cuda_copy_begin(stream, host, device, bytes, cudaMemcpyDeviceToHost, ex);
+}
+
+static inline void cuda_copy_wait(CopyWork copy, Exec *ex) {
+    CudaExec *cuda = ex->cuda;
+    if (copy == 0) { return; }
+    CUDA_CHECK(cudaStreamWaitEvent(cuda->stream, cuda->copied[copy % COPY_EVENTS], 0));
+    for (int i = 0; i < COPY_STREAMS; i++) {
+        if (cuda->pending[i] == copy) { cuda->pending[i] = 0; }
+    }
 }
 
 static inline void cuda_event_record(int which, Exec *ex) {
@@ -266,6 +330,9 @@ static const Device cuda_device = {
     .enqueue_upload = cuda_enqueue_upload,
     .enqueue_download = cuda_enqueue_download,
     .enqueue_copy = cuda_enqueue_copy,
+    .upload_begin = cuda_upload_begin,
+    .download_begin = cuda_download_begin,
+    .copy_wait = cuda_copy_wait,
     .event_record = cuda_event_record,
     .event_synchronize = cuda_event_synchronize,
     .event_timed = cuda_event_timed,

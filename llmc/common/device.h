@@ -2,10 +2,16 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, PCI_BUS_ID_LENGTH, cpu_device, now_seconds
+defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_STREAMS, PCI_BUS_ID_LENGTH,
+         cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
+Copies between host and device also run beside the work, in copy streams. Such a copy begins and returns a CopyWork. It
+runs after all work enqueued so far, and after all earlier copies of its stream. It runs beside work enqueued later,
+which must not write to its source or touch its destination before copy_wait. A collective (parallel/comm.h) runs after
+the copies that were begun before it. A CUDA graph must wait for every copy that it begins, and for no copy begun
+outside of it.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -49,7 +55,9 @@ enum { NO_LAYER = -1 };
 typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
 typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and the time at which the device reaches it
 
-enum { PCI_BUS_ID_LENGTH = 32 };
+typedef uint64_t CopyWork;               // a copy that may still run; 0: none
+
+enum { PCI_BUS_ID_LENGTH = 32, COPY_STREAMS = 5 };
 
 typedef struct {
     const char *name;
@@ -61,10 +69,11 @@ typedef struct {
     void (*release)(void *p);
     size_t (*free_bytes)(void);   // free for a plan, without a reserve for all other memory
     size_t (*whole_bytes)(void);  // for a plan if nothing else used the device: the same number at every start
-    void *(*allocate_host)(size_t bytes);
+    void *(*allocate_host)(size_t bytes);  // zeroed; pinned: the device reads and writes it without the host
     void (*release_host)(void *p);
 
-    // ---- blocking: these wait for all earlier work, and return when they are done
+    // ---- blocking: these wait for all earlier work, and return when they are done. `device` may be host memory of
+    // allocate_host, where a part of the state is in host memory
     void (*fill)(void *p, int byte, size_t bytes);
     void (*upload)(void *device, const void *host, size_t bytes);
     void (*download)(void *host, const void *device, size_t bytes);
@@ -73,7 +82,12 @@ typedef struct {
     void (*enqueue_fill)(void *p, int byte, size_t bytes, Exec *ex);
     void (*enqueue_upload)(void *device, const void *host, size_t bytes, Exec *ex);    // host: from allocate_host
     void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: from allocate_host
-    void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);          // device to device
+    void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);  // ends: the device or allocate_host
+
+    // ---- copies beside the work, in copy stream 0 to COPY_STREAMS - 1; host: from allocate_host
+    CopyWork (*upload_begin)(int stream, void *device, const void *host, size_t bytes, Exec *ex);
+    CopyWork (*download_begin)(int stream, void *host, const void *device, size_t bytes, Exec *ex);
+    void (*copy_wait)(CopyWork copy, Exec *ex);  // work enqueued from now on runs after the copy
 
     // ---- event 0 or 1: record it after the work enqueued so far; synchronize returns when that work is done
     void (*event_record)(int which, Exec *ex);
@@ -99,6 +113,8 @@ static inline void *host_allocate(size_t bytes) {
     }
     return p;
 }
+
+static inline void *host_allocate_zeroed(size_t bytes) { return memset(host_allocate(bytes), 0, bytes); }
 
 // the number in a file; SIZE_MAX if the file is missing or holds "max"
 static inline size_t number_in_file(const char *path) {
@@ -146,6 +162,12 @@ static inline void host_enqueue_copy(void *to, const void *from, size_t bytes, E
     (void)ex;
     memcpy(to, from, bytes);
 }
+static inline CopyWork host_copy_begin(int stream, void *to, const void *from, size_t bytes, Exec *ex) {
+    (void)stream, (void)ex;
+    memcpy(to, from, bytes);
+    return 0;
+}
+static inline void host_copy_wait(CopyWork copy, Exec *ex) { (void)copy, (void)ex; }
 static inline void host_event(int which, Exec *ex) {
     (void)which;
     (void)ex;
@@ -178,7 +200,7 @@ static const Device cpu_device = {
     .release = free,
     .free_bytes = host_free_bytes,
     .whole_bytes = host_whole_bytes,
-    .allocate_host = host_allocate,
+    .allocate_host = host_allocate_zeroed,
     .release_host = free,
     .fill = host_fill,
     .upload = host_copy,
@@ -187,6 +209,9 @@ static const Device cpu_device = {
     .enqueue_upload = host_enqueue_copy,
     .enqueue_download = host_enqueue_copy,
     .enqueue_copy = host_enqueue_copy,
+    .upload_begin = host_copy_begin,
+    .download_begin = host_copy_begin,
+    .copy_wait = host_copy_wait,
     .event_record = host_event,
     .event_synchronize = host_event,
     .event_timed = host_event_timed,

@@ -14,14 +14,15 @@ blocks runs again. The last block is recomputed within its backward. The last bl
 backward does not need its output. A recomputed tensor is in a slot that all segments share (one slot per block of a
 segment), or in scratch. With tensor parallelism a rank holds its own heads and MLP units, and its own rows of
 layernorms and the residual stream. Where layernorms are saved, -ra 0 saves the all-gathered rows; -ra 1 all-gathers
-them again in the backward.
+them again in the backward. With --offload 4 the saved residual3 tensors take turns in two slots (block_inputs.h).
 defines: ActivationId, ActivationSpec, activation_specs, is_layernorm, activation_rows, activation_elements, Recompute,
-         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, num_activation_slots,
+         forward_only, layer_level, segment_end, activation_is_saved, recompute_from, num_saved, num_activation_slots,
          activation_slot
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/parallel/slices.h"
+#include <limits.h>
 
 typedef enum {
     ENCODED,  // sum of the embeddings: the first block's input
@@ -112,11 +113,12 @@ typedef struct {
     int level;   // of the first `layers` blocks; later blocks: level - 1, at least 0
     int every;   // blocks per checkpoint segment, at least 1
     int layers;  // 0..L
+    bool offload_inputs;  // --offload 4
 } Recompute;
 
 // a model without a backward: all blocks share their slots
 static inline Recompute forward_only(int L) {
-    Recompute r = {FORWARD_ONLY, 1, L};
+    Recompute r = {FORWARD_ONLY, 1, L, false};
     return r;
 }
 
@@ -158,6 +160,12 @@ static inline int index_in_segment(const Recompute *r, int layer) {
     return layer_level(r, layer) == RECOMPUTE_BLOCK ? layer % r->every : 0;
 }
 
+// slots of the saved tensors of an activation in `layers` blocks
+static inline int num_saved_slots(const Recompute *r, ActivationId id, int layers) {
+    int saved = num_saved(r, id, layers);
+    return id == RESIDUAL3 && r->offload_inputs && saved > 2 ? 2 : saved;
+}
+
 // slots of an activation in a model of L blocks
 static inline int num_activation_slots(const Recompute *r, ActivationId id, int L) {
     int layers = activation_specs[id].layered ? L : 1, shared = 0;
@@ -165,11 +173,12 @@ static inline int num_activation_slots(const Recompute *r, ActivationId id, int 
         int needed = activation_is_saved(r, id, l) ? 0 : index_in_segment(r, l) + 1;
         shared = needed > shared ? needed : shared;
     }
-    return num_saved(r, id, layers) + shared;
+    return num_saved_slots(r, id, layers) + shared;
 }
 
 // the slot of one layer's tensor; a recomputed tensor may live in scratch instead
 static inline int activation_slot(const Recompute *r, ActivationId id, int layer, int L) {
-    if (activation_is_saved(r, id, layer)) { return num_saved(r, id, layer); }
-    return num_saved(r, id, activation_specs[id].layered ? L : 1) + index_in_segment(r, layer);
+    bool in_turn = id == RESIDUAL3 && r->offload_inputs;
+    if (activation_is_saved(r, id, layer)) { return num_saved(r, id, layer) % (in_turn ? 2 : INT_MAX); }
+    return num_saved_slots(r, id, activation_specs[id].layered ? L : 1) + index_in_segment(r, layer);
 }

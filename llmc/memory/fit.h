@@ -67,7 +67,7 @@ static inline int largest_chunk(const GPT2Config *c, ModelOptions o, size_t budg
 // The options with the least recomputation that fits in `budget` bytes; -r 4 if none fits. Recomputation of GELU
 // differs from the fused GELU in the last bit, so only -r 0 fuses.
 static inline ModelOptions least_recomputation(const GPT2Config *c, ModelOptions o, const FitFree *may, size_t budget) {
-    Recompute r = {0, 1, c->num_layers};
+    Recompute r = {0, 1, c->num_layers, o.recompute.offload_inputs};
     for (o.recompute = r; o.recompute.level < RECOMPUTE_BLOCK; o.recompute.level++) {
         if (gpt2_plan_bytes(c, &o) <= budget) { break; }
     }

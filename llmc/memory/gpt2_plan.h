@@ -1,15 +1,16 @@
 /*
-Everything a GPT-2 holds on its device: the tensors, the options that decide which of them exist, and the memory plan.
-This header includes no kernel and no communicator.
+Everything a GPT-2 holds on its device and in pinned host memory: the tensors, the options that decide which of them
+exist, and the memory plan. This header includes no kernel and no communicator.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
-         GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, gpt2_plan, gpt2_plan_bytes, best_segment, llmc_bytes
+         GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, staging_slots, num_block_inputs, gpt2_plan,
+         gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "llmc/backend.h"
 #include "llmc/memory/activations.h"
 #include "llmc/memory/plan.h"
 #include "llmc/moments.h"
-#include "llmc/parallel/layout.h"
+#include "llmc/parallel/update_pieces.h"
 
 // -w: the fp32 master copy of bf16 weights: none, whole, or the low 16 bits
 typedef enum { MASTER_NONE, MASTER_FP32, MASTER_SPLIT } MasterKind;  // in the order of MASTER_CHOICES
@@ -50,21 +51,24 @@ static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOpt
 // A the channels of this rank's heads, R = t * chunk_size(B*T,t) rows, which is B*T without -tp.
 typedef struct {
     // ---- state
-    // All parameter tensors in one flat buffer (layout.total); param_offset finds one. At -z 3 this rank's shard.
+    // All parameter tensors in one flat buffer (layout.total); param_offset finds one. At -z 3 this rank's shard. In
+    // host memory from --offload 3 on.
     floatX *params;
-    floatX *gathered_params;  // -z 3: all-gathered buckets (bucket_buffers)
-    // AdamW's state: (layout.total); from -z 1 on this rank's shard
+    floatX *gathered_params;  // -z 3, --offload 3: uploaded and all-gathered buckets (bucket_buffers)
+    // AdamW's state: (layout.total); from -z 1 on this rank's shard. In host memory from --offload 1 on
     real *master;                // -w fp32: params before rounding
     int16_t *remainder;          // -w split
     void *m, *v;                 // moments
     float *m_scales, *v_scales;  // 8-bit moments: one scale per MOMENT_BLOCK
     // gradients
-    void *grads;                          // (layout.total); from -z 2 on buffers of buckets
-    void *grads_shard;                    // -z 2 and 3
+    void *grads;                          // (layout.total); from -z 2 or --offload 2 on buffers of buckets
+    void *stored_grads;                   // from -z 2 on this rank's shard. In host memory from --offload 2 on
+    void *reduced_chunks;                 // -z 2 and 3 with --offload 2: buffers of this rank's chunks of buckets
     void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
-    UpdateRange *update_ranges;           // (tensors)
+    UpdateRange *update_ranges;           // (num_update_ranges)
     floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
     bf16 *rounded_params;                 // -f 2: (layout.total)
+    floatX *block_inputs;                 // --offload 4: (inputs,R/t,C) in host memory
     // ---- saved
     int *tokens, *targets;               // (B,T)
     void *activations[NUM_ACTIVATIONS];  // (slots,B,T,width); with -tp, activation_rows of layernorms and residuals
@@ -78,8 +82,18 @@ typedef struct {
     floatX *gathered_gradient;          // -tp: (R,C) dresidual of all ranks
     real *statistics;                   // -tp: (t,rows of a logits chunk,3)
     bf16 *rounded_in, *rounded_dout;    // -f 2: the inputs of one matmul
+    // --offload: two slots of each array of the optimizer state in host memory (update.h)
+    floatX *slot_params;
+    real *slot_master;
+    int16_t *slot_remainder;
+    void *slot_m, *slot_v;
+    float *slot_m_scales, *slot_v_scales;
+    void *slot_grads;
     real *results;                      // (2): loss, and the squared norm of the gradients
     void *partials, *matmul_workspace;  // of the backend (backend.h)
+    // ---- host
+    int *staged;         // (staging_slots,2,B,T) micro-batches that are being uploaded
+    real *read_results;  // (2,2) results of the steps on the device, step n at n % 2
 } GPT2Tensors;
 
 // rows of each of `chunks` equal logits chunks, in whole matmul tiles
@@ -107,34 +121,73 @@ static inline DType stored_gradients(const ModelOptions *o) {
     return o->sharding.stage >= 2 && o->micro_steps > 1 ? DT_REAL : o->gradients;
 }
 
+// micro-batches that may be in upload at once
+static inline int staging_slots(const ModelOptions *o) {
+    return o->micro_steps * (1 + o->backend->device->steps_ahead);
+}
+
+// inputs of blocks in host memory: all that are saved but the output of the last block
+static inline int num_block_inputs(const ModelOptions *o, int L) {
+    bool offload = o->training && o->recompute.offload_inputs;
+    return offload ? num_saved(&o->recompute, RESIDUAL3, L) - 1 : 0;
+}
+
 // one tensor: PLAN_ADD(member of GPT2Tensors, lifetime, type, dimensions...)
 #define PLAN_ADD(...) PLAN_ADD_MEMBER(plan, GPT2Tensors, __VA_ARGS__)
 
-static inline void plan_optimizer(Plan *plan, size_t count, const ModelOptions *o) {
+// lifetime: HOST or STATE
+static inline void plan_optimizer(Plan *plan, size_t count, const ModelOptions *o, Lifetime lifetime) {
     bool rounded = DT_FLOATX == DT_BF16;
-    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, STATE, DT_REAL, count); }
-    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, STATE, DT_I16, count); }
-    PLAN_ADD(m, STATE, o->moments, count);
-    PLAN_ADD(v, STATE, o->moments, count);
+    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(master, lifetime, DT_REAL, count); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(remainder, lifetime, DT_I16, count); }
+    PLAN_ADD(m, lifetime, o->moments, count);
+    PLAN_ADD(v, lifetime, o->moments, count);
     if (o->moments == DT_U8) {
-        PLAN_ADD(m_scales, STATE, DT_F32, moment_blocks(count));
-        PLAN_ADD(v_scales, STATE, DT_F32, moment_blocks(count));
+        PLAN_ADD(m_scales, lifetime, DT_F32, moment_blocks(count));
+        PLAN_ADD(v_scales, lifetime, DT_F32, moment_blocks(count));
     }
+}
+
+// --offload: the slots of update.h, two of each array in host memory
+static inline void plan_slots(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
+    size_t n = piece_elements(layout), blocks = moment_blocks(n);
+    bool rounded = DT_FLOATX == DT_BF16;
+    if (layout->sharding.offload >= OFFLOAD_PARAMS) { PLAN_ADD(slot_params, SCRATCH, DT_FLOATX, 2, n); }
+    if (layout->sharding.offload >= OFFLOAD_GRADIENTS) { PLAN_ADD(slot_grads, SCRATCH, stored_gradients(o), 2, n); }
+    if (rounded && o->master == MASTER_FP32) { PLAN_ADD(slot_master, SCRATCH, DT_REAL, 2, n); }
+    if (rounded && o->master == MASTER_SPLIT) { PLAN_ADD(slot_remainder, SCRATCH, DT_I16, 2, n); }
+    PLAN_ADD(slot_m, SCRATCH, o->moments, 2, n);
+    PLAN_ADD(slot_v, SCRATCH, o->moments, 2, n);
+    if (o->moments == DT_U8) {
+        PLAN_ADD(slot_m_scales, SCRATCH, DT_F32, 2, blocks);
+        PLAN_ADD(slot_v_scales, SCRATCH, DT_F32, 2, blocks);
+    }
+}
+
+static inline void plan_gradients(Plan *plan, const ParamLayout *layout, const ModelOptions *o) {
+    const Sharding *s = &layout->sharding;
+    bool shards = shards_gradients(s), offload = s->offload >= OFFLOAD_GRADIENTS;
+    size_t buffers = bucket_buffers(layout);
+    PLAN_ADD(grads, STATE, o->gradients, buffers_gradients(s) ? buffers : layout->total);
+    if (buffers_gradients(s)) {
+        PLAN_ADD(stored_grads, offload ? HOST : STATE, stored_gradients(o), shards ? layout->shard : layout->total);
+    }
+    if (shards && offload) { PLAN_ADD(reduced_chunks, STATE, stored_gradients(o), buffers / (size_t)s->dp_size); }
+    if (s->tp_size > 1) { PLAN_ADD(replicated_grads, STATE, stored_gradients(o), max_replicated(layout)); }
 }
 
 static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
     ParamLayout layout = param_layout_sharded(c, o->sharding);
     LocalShape shape = options_local_shape(c, o);
-    int stage = o->sharding.stage;
-    size_t total = layout.total, shard = layout.shard, buffers = bucket_buffers(&layout);
-    PLAN_ADD(params, STATE, DT_FLOATX, stage < 3 ? total : shard);
-    if (stage >= 3) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, buffers); }
+    const Sharding *s = &layout.sharding;
+    size_t total = layout.total, shard = layout.shard;
+    PLAN_ADD(params, s->offload >= OFFLOAD_PARAMS ? HOST : STATE, DT_FLOATX, shards_params(s) ? shard : total);
+    if (buffers_params(s)) { PLAN_ADD(gathered_params, STATE, DT_FLOATX, bucket_buffers(&layout)); }
     if (o->training) {
-        PLAN_ADD(grads, STATE, o->gradients, stage < 2 ? total : buffers);
-        if (stage >= 2) { PLAN_ADD(grads_shard, STATE, stored_gradients(o), shard); }
-        if (shape.tp_size > 1) { PLAN_ADD(replicated_grads, STATE, stored_gradients(o), max_replicated(&layout)); }
-        plan_optimizer(plan, stage < 1 ? total : shard, o);
-        PLAN_ADD(update_ranges, STATE, DT_U8, (size_t)num_param_tensors(c), sizeof(UpdateRange));
+        plan_gradients(plan, &layout, o);
+        plan_optimizer(plan, s->stage < 1 ? total : shard, o, s->offload > 0 ? HOST : STATE);
+        PLAN_ADD(update_ranges, STATE, DT_U8, num_update_ranges(&layout), sizeof(UpdateRange));
+        if (s->offload > 0) { plan_slots(plan, &layout, o); }
     }
     if (o->decode_positions > 0) {
         size_t L = (size_t)c->num_layers, positions = (size_t)o->decode_positions, A = (size_t)shape.attention;
@@ -160,6 +213,11 @@ static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOption
         size_t member = offsetof(GPT2Tensors, activations) + (size_t)id * sizeof(void *);
         plan_add(plan, member, spec->name, SAVED, spec->statistic ? DT_REAL : DT_FLOATX, all ? 4 : 3,
                  all ? of_all : of_own);
+    }
+    size_t inputs = (size_t)num_block_inputs(o, c->num_layers);
+    if (inputs > 0) {
+        size_t rows = activation_rows(RESIDUAL3, o->B * o->T, &shape, false);
+        PLAN_ADD(block_inputs, HOST, DT_FLOATX, inputs, rows, (size_t)c->channels);
     }
 }
 
@@ -198,12 +256,15 @@ static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *o) {
     plan_state(&plan, c, o);
     plan_saved(&plan, c, o);
     plan_scratch(&plan, c, o);
+    PLAN_ADD_MEMBER(&plan, GPT2Tensors, staged, HOST, DT_I32, (size_t)staging_slots(o), 2, (size_t)o->B, (size_t)o->T);
+    PLAN_ADD_MEMBER(&plan, GPT2Tensors, read_results, HOST, DT_REAL, 2, 2);
     return plan;
 }
 
+// bytes on the device
 static inline size_t gpt2_plan_bytes(const GPT2Config *c, const ModelOptions *o) {
     Plan plan = gpt2_plan(c, o);
-    size_t bytes = plan_bytes(&plan, NUM_LIFETIMES);
+    size_t bytes = plan_device_bytes(&plan);
     plan_free(&plan);
     return bytes;
 }

@@ -1,15 +1,16 @@
 /*
-The memory plan: a list of every tensor on the device, made before anything is allocated; and the arena, which allocates
-exactly that list.
-defines: Lifetime, PlanTensor, Plan, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_print, plan_json, plan_free,
-         arena_create, arena_bind, Scratch, scratch_acquire, scratch_release
+The memory plan: a list of every tensor on the device and in pinned host memory, made before anything is allocated; and
+the arenas, which allocate exactly that list.
+defines: Lifetime, PlanTensor, Plan, plan_add, PLAN_ADD_MEMBER, plan_bytes, plan_device_bytes, mebibytes, plan_print,
+         plan_json, plan_free, Arena, arena_create, arena_release, arena_bind, Scratch, scratch_acquire, scratch_release
 Lifetimes
   state     parameters, gradients, optimizer state: as long as the run
   saved     written by the forward, read by the backward of the same micro-step
   scratch   named buffers that are acquired and released within a micro-step
-Every tensor starts at a multiple of PLAN_ALIGN bytes, and its bytes are rounded up to that. The sum of the list is the
-size of the arena, byte for byte. Each entry names a member of a struct of pointers (GPT2Tensors); arena_bind sets the
-member.
+  host      pinned host memory: micro-batches and results on their way, and tensors of --offload
+Every tensor starts at a multiple of PLAN_ALIGN bytes, and its bytes are rounded up to that. The sums of the list are
+the sizes of the arenas, byte for byte: `host` of the arena in host memory, the others of the arena on the device. Each
+entry names a member of a struct of pointers (GPT2Tensors); arena_bind sets the member.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -18,11 +19,11 @@ member.
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-typedef enum { STATE, SAVED, SCRATCH, NUM_LIFETIMES } Lifetime;
+typedef enum { STATE, SAVED, SCRATCH, HOST, NUM_LIFETIMES } Lifetime;
 
 enum { PLAN_MAX_DIMS = 4, PLAN_ALIGN = 256 };
 
-static const char *const lifetime_names[NUM_LIFETIMES] = {"state", "saved", "scratch"};
+static const char *const lifetime_names[NUM_LIFETIMES] = {"state", "saved", "scratch", "host"};
 
 typedef struct {
     const char *name;
@@ -31,7 +32,7 @@ typedef struct {
     int num_dims;
     size_t shape[PLAN_MAX_DIMS];
     size_t bytes;   // rounded up to PLAN_ALIGN
-    size_t offset;  // in the arena
+    size_t offset;  // in the arena on the device, or of `host`
     size_t member;  // offset of the tensor's pointer in the struct that arena_bind sets
 } PlanTensor;
 
@@ -39,6 +40,25 @@ typedef struct {
     PlanTensor *tensors;
     int count;
 } Plan;
+
+// bytes of one lifetime
+static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
+    size_t bytes = 0;
+    for (int i = 0; i < plan->count; i++) {
+        if (plan->tensors[i].lifetime == lifetime) { bytes += plan->tensors[i].bytes; }
+    }
+    return bytes;
+}
+
+// bytes of an arena
+static inline size_t arena_bytes(const Plan *plan, bool host) {
+    for (int i = plan->count - 1; i >= 0; i--) {
+        const PlanTensor *last = &plan->tensors[i];
+        if ((last->lifetime == HOST) == host) { return last->offset + last->bytes; }
+    }
+    return 0;
+}
+static inline size_t plan_device_bytes(const Plan *plan) { return arena_bytes(plan, false); }
 
 // Appends a tensor with num_dims dimensions, in `shape`; stops if the sum exceeds the address space. `name` must
 // outlive the plan.
@@ -60,7 +80,7 @@ static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetim
         t->shape[i] = shape[i];
         fits &= !__builtin_mul_overflow(bytes, shape[i], &bytes);
     }
-    t->offset = plan->count > 0 ? t[-1].offset + t[-1].bytes : 0;
+    t->offset = arena_bytes(plan, lifetime == HOST);
     fits &= !__builtin_add_overflow(t->offset, bytes, &end) && end <= PTRDIFF_MAX - PLAN_ALIGN;
     if (!fits) { input_error("%s would take more memory than can be addressed; give a smaller model, -b or -t", name); }
     t->bytes = (bytes + PLAN_ALIGN - 1) / PLAN_ALIGN * PLAN_ALIGN;
@@ -74,44 +94,41 @@ static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetim
         plan_add(plan, offsetof(type, member), #member, lifetime, dtype, (int)(sizeof dims / sizeof dims[0]), dims);   \
     } while (0)
 
-// bytes of one lifetime, or of all with NUM_LIFETIMES
-static inline size_t plan_bytes(const Plan *plan, Lifetime lifetime) {
-    size_t bytes = 0;
-    for (int i = 0; i < plan->count; i++) {
-        if (lifetime == NUM_LIFETIMES || plan->tensors[i].lifetime == lifetime) { bytes += plan->tensors[i].bytes; }
-    }
-    return bytes;
-}
-
 static inline double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }
+
+// the rows of one lifetime and their sum
+static inline void plan_print_lifetime(FILE *out, const Plan *plan, Lifetime lifetime) {
+    const char *name = lifetime_names[lifetime];
+    for (int i = 0; i < plan->count; i++) {
+        const PlanTensor *t = &plan->tensors[i];
+        if (t->lifetime != lifetime) { continue; }
+        char shape[96] = "";
+        for (int d = 0, at = 0; d < t->num_dims; d++) {
+            at += snprintf(shape + at, sizeof shape - (size_t)at, d ? " x %zu" : "%zu", t->shape[d]);
+        }
+        fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", name, t->name, shape, dtype_name(t->dtype),
+                mebibytes(t->bytes));
+    }
+    fprintf(out, "%-8s %-51s %12.2f\n", name, "in all", mebibytes(plan_bytes(plan, lifetime)));
+}
 
 // the table that --plan shows, in MiB
 static inline void plan_print(FILE *out, const Plan *plan) {
     fprintf(out, "%-8s %-22s %-22s %-5s %12s\n", "lifetime", "tensor", "shape", "type", "MiB");
-    for (int l = 0; l < NUM_LIFETIMES; l++) {
-        for (int i = 0; i < plan->count; i++) {
-            const PlanTensor *t = &plan->tensors[i];
-            if (t->lifetime != (Lifetime)l) { continue; }
-            char shape[96] = "";
-            for (int d = 0, at = 0; d < t->num_dims; d++) {
-                at += snprintf(shape + at, sizeof shape - (size_t)at, d ? " x %zu" : "%zu", t->shape[d]);
-            }
-            fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", lifetime_names[l], t->name, shape, dtype_name(t->dtype),
-                    mebibytes(t->bytes));
-        }
-        fprintf(out, "%-8s %-51s %12.2f\n", lifetime_names[l], "in all", mebibytes(plan_bytes(plan, (Lifetime)l)));
-    }
-    fprintf(out, "%-60s %12.2f\n", "total", mebibytes(plan_bytes(plan, NUM_LIFETIMES)));
+    for (int l = 0; l < HOST; l++) { plan_print_lifetime(out, plan, (Lifetime)l); }
+    fprintf(out, "%-60s %12.2f\n", "total on the device", mebibytes(plan_device_bytes(plan)));
+    plan_print_lifetime(out, plan, HOST);
 }
 
-// {"rank":0,"state":bytes,...,"tensors":[{"name","lifetime","shape","dtype","bytes"}]}; the caller deletes it
+// {"rank":0,"state":bytes,...,"host":bytes,"total":bytes,"tensors":[{"name","lifetime","shape","dtype","bytes"}]}, where
+// total counts the device alone; the caller deletes it
 static inline cJSON *plan_json(const Plan *plan, int rank) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "rank", rank);
     for (int l = 0; l < NUM_LIFETIMES; l++) {
         cJSON_AddNumberToObject(json, lifetime_names[l], (double)plan_bytes(plan, (Lifetime)l));
     }
-    cJSON_AddNumberToObject(json, "total", (double)plan_bytes(plan, NUM_LIFETIMES));
+    cJSON_AddNumberToObject(json, "total", (double)plan_device_bytes(plan));
     cJSON *tensors = cJSON_AddArrayToObject(json, "tensors");
     for (int i = 0; i < plan->count; i++) {
         const PlanTensor *t = &plan->tensors[i];
@@ -129,18 +146,29 @@ static inline cJSON *plan_json(const Plan *plan, int rank) {
 
 static inline void plan_free(Plan *plan) { free(plan->tensors); }
 
-// The arena: one zeroed allocation of device memory for the whole plan. Free with device->release.
-static inline unsigned char *arena_create(const Plan *plan, const Device *device) {
-    size_t bytes = plan_bytes(plan, NUM_LIFETIMES);
-    unsigned char *arena = (unsigned char *)device->allocate(bytes);
-    device->fill(arena, 0, bytes);
+// the memory of a plan: one allocation on the device and one in pinned host memory
+typedef struct {
+    unsigned char *device, *host;
+} Arena;
+
+// Allocates the plan, zeroed. Free with arena_release.
+static inline Arena arena_create(const Plan *plan, const Device *device) {
+    size_t bytes = plan_device_bytes(plan), host_bytes = plan_bytes(plan, HOST);
+    Arena arena = {(unsigned char *)device->allocate(bytes), (unsigned char *)device->allocate_host(host_bytes)};
+    device->fill(arena.device, 0, bytes);
     return arena;
 }
 
+static inline void arena_release(Arena arena, const Device *device) {
+    device->release(arena.device);
+    device->release_host(arena.host);
+}
+
 // Sets the pointer to each planned tensor in *tensors, a zeroed struct; pointers of tensors outside the plan stay NULL.
-static inline void arena_bind(unsigned char *arena, const Plan *plan, void *tensors) {
+static inline void arena_bind(Arena arena, const Plan *plan, void *tensors) {
     for (int i = 0; i < plan->count; i++) {
-        void *tensor = arena + plan->tensors[i].offset;
+        bool host = plan->tensors[i].lifetime == HOST;
+        void *tensor = (host ? arena.host : arena.device) + plan->tensors[i].offset;
         memcpy((char *)tensors + plan->tensors[i].member, &tensor, sizeof tensor);
     }
 }

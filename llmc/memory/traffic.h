@@ -1,5 +1,6 @@
 /*
-Bytes that a rank sends to others for one update, from the flags alone. Comm.sent_bytes counts the same while training.
+Bytes that a rank moves for one update, from the flags alone: to other ranks, and between host and device.
+Sent to other ranks; Comm.sent_bytes counts the same while training:
   ZeRO (zero.h), with P parameters and G micro-batches, times (N - 1) / N of N data-parallel ranks:
     -z 0   2 P gradients                       all-reduce
     -z 1   P gradients + P parameters          reduce-scatter, all-gather
@@ -7,7 +8,15 @@ Bytes that a rank sends to others for one update, from the flags alone. Comm.sen
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes
+Between host and device with --offload, of P stored parameters and G micro-batches. Tokens and targets are not counted:
+                          up                                       down
+  1  optimizer state      P (moments, masters or remainders)       the same
+  2  gradients            G - 1 times P sums; norm and AdamW: 2 P  G times P
+  3  parameters           embeddings, lnf; layers for every        P, after AdamW
+                          forward and backward; AdamW: P
+  4  inputs of blocks     G times all but one                      G times all
+defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes, LinkBytes, micro_step_link_bytes, update_link_bytes,
+         gpt2_link_bytes
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
@@ -84,5 +93,75 @@ static inline uint64_t gpt2_sent_bytes(const GPT2Config *c, const ModelOptions *
     uint64_t bytes = zero_sent_bytes(&layout, o->gradients, o->micro_steps, &o->recompute);
     bytes += all_reduce_bytes(2, DT_REAL, s->dp_rank * s->tp_size + s->tp_rank, s->dp_size * s->tp_size);
     if (s->tp_size > 1) { bytes += tensor_parallel_sent_bytes(c, o, &layout); }
+    return bytes;
+}
+
+// ---- --offload
+
+// bytes from the host to the device, and from the device to the host
+typedef struct {
+    uint64_t up, down;
+} LinkBytes;
+
+// parameters of a bucket that this rank uploads, in bytes
+static inline uint64_t uploaded_bytes(const ParamLayout *layout, int bucket) {
+    Bucket b = param_bucket(layout, bucket);
+    return (layout->sharding.stage == 0 ? b.size : b.chunk) * sizeof(floatX);
+}
+
+// Copies of micro-step `micro` of an update.
+static inline LinkBytes micro_step_link_bytes(const GPT2Config *c, const ModelOptions *o, int micro) {
+    ParamLayout layout = param_layout_sharded(c, o->sharding);
+    LocalShape shape = options_local_shape(c, o);
+    const Sharding *s = &layout.sharding;
+    LinkBytes bytes = {0, 0};
+    if (s->offload >= OFFLOAD_GRADIENTS && o->training) {
+        uint64_t size = dtype_size(stored_gradients(o)), all = shards_gradients(s) ? layout.shard : layout.total;
+        bool reduced = s->stage == 1 && micro == o->micro_steps - 1;
+        bytes.up += micro > 0 ? all * size : 0;
+        bytes.down += (reduced ? layout.shard : all) * size;
+    }
+    if (s->offload >= OFFLOAD_PARAMS) {
+        int layers = zero_layer_gathers(&o->recompute, c->num_layers);
+        bytes.up += (uint64_t)layers * uploaded_bytes(&layout, layer_bucket(0));
+        if (micro == 0) {
+            bytes.up += uploaded_bytes(&layout, embeddings_bucket()) + uploaded_bytes(&layout, final_bucket(&layout));
+        }
+    }
+    uint64_t inputs = (uint64_t)num_block_inputs(o, c->num_layers);
+    uint64_t input = activation_elements(RESIDUAL3, o->B * o->T, c, &shape, false) * sizeof(floatX);
+    bytes.down += inputs * input;
+    bytes.up += inputs > 0 ? (inputs - 1) * input : 0;
+    return bytes;
+}
+
+// Copies of the norm and of AdamW. The norm reads gradients in host memory over the link.
+static inline LinkBytes update_link_bytes(const GPT2Config *c, const ModelOptions *o) {
+    ParamLayout layout = param_layout_sharded(c, o->sharding);
+    const Sharding *s = &layout.sharding;
+    uint64_t elements = s->stage == 0 ? layout.total : layout.shard, state = 2 * elements * dtype_size(o->moments);
+    LinkBytes bytes = {0, 0};
+    if (s->offload == 0 || !o->training) { return bytes; }
+    if (o->moments == DT_U8) { state += 2 * elements / MOMENT_BLOCK * sizeof(float); }
+    if (DT_FLOATX == DT_BF16 && o->master == MASTER_FP32) { state += elements * sizeof(real); }
+    if (DT_FLOATX == DT_BF16 && o->master == MASTER_SPLIT) { state += elements * sizeof(int16_t); }
+    if (s->offload >= OFFLOAD_PARAMS) { state += elements * sizeof(floatX); }
+    bytes.up = bytes.down = state;
+    if (s->offload >= OFFLOAD_GRADIENTS) {
+        uint64_t size = dtype_size(stored_gradients(o)), replicated = s->tp_size > 1 ? num_replicated(&layout) : 0;
+        bytes.up += (2 * elements + replicated) * size;
+        bytes.down += replicated * size;
+    }
+    return bytes;
+}
+
+// of one update
+static inline LinkBytes gpt2_link_bytes(const GPT2Config *c, const ModelOptions *o) {
+    LinkBytes bytes = update_link_bytes(c, o);
+    for (int micro = 0; micro < o->micro_steps; micro++) {
+        LinkBytes step = micro_step_link_bytes(c, o, micro);
+        bytes.up += step.up;
+        bytes.down += step.down;
+    }
     return bytes;
 }

@@ -20,9 +20,9 @@ Chunks    Sizes are in elements. A scattered or gathered buffer is `size` chunks
 Types     DT_F32 and DT_BF16; all_gather and broadcast also take DT_U8, any bytes.
 Sums      MPI adds ((x0 + x1) + x2) + ... in fp32, in the order of ranks, and rounds to bf16 once: the same bits on
           every rank and in every run. NCCL adds in its own order, with the same bits on every rank.
-Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex so far, so it may read the
-and wait  results of that work and overwrite its inputs. It runs beside work enqueued later, which must not touch its
-          buffers before comm_wait(work, comm, ex). Work enqueued after comm_wait runs after the collective.
+Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex and all copies begun so far,
+and wait  so it may read their results and overwrite their inputs. It runs beside work enqueued later, which must not
+          touch its buffers before comm_wait(work, comm, ex). Work enqueued after comm_wait runs after the collective.
           Collectives of one group run in order, so waiting for one also waits for all before it.
               work = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...

@@ -77,6 +77,7 @@ static inline void nccl_begin(Comm *comm, Exec *ex) {
     struct NcclGroup *g = comm->nccl;
     CUDA_CHECK(cudaEventRecord(g->enqueued, stream_of(ex)));
     CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));
+    wait_for_copies(g->stream, ex);
 }
 
 static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {

@@ -1,9 +1,11 @@
 /*
-One flat buffer of parameters, laid out layer by layer, and how ZeRO and tensor parallelism divide it.
-defines: Sharding, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count, param_used, Bucket,
-         NO_BUCKET, num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket, bucket_kind, layer_buffer,
-         bucket_buffer, bucket_buffers, param_bucket_of, ParamRange, param_owned_range, param_updated_range,
-         bucket_ranges, num_replicated, max_replicated, bucket_update_ranges
+One flat buffer of parameters, laid out layer by layer, and how ZeRO, tensor parallelism and --offload divide it.
+defines: Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS, shards_gradients, shards_params,
+         buffers_gradients, buffers_params, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count,
+         param_used, Bucket, NO_BUCKET, num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket,
+         bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket, bucket_buffer, bucket_buffers, param_bucket_of,
+         ParamRange, param_owned_range, param_updated_range, bucket_ranges, num_replicated, max_replicated,
+         bucket_update_ranges
 
 Flat buffer wte, wpe, then the 12 tensors of layer 0, of layer 1, ..., then lnf: a layer is contiguous. Every tensor
             starts at a multiple of PARAM_ALIGN elements; the gaps are zero and stay zero. With tensor parallelism the
@@ -42,12 +44,26 @@ belongs to head 7 of K. test_params.c computes the same numbers.
 #pragma once
 #include "llmc/parallel/slices.h"
 
-// How -z and -tp divide the state of a model, and which rank this is. 0 as a size means 1.
+// How -z, -tp and --offload divide the state of a model, and which rank this is. 0 as a size means 1.
 typedef struct {
     int dp_size, dp_rank;  // data-parallel group: the ranks that train on different data
     int stage;             // ZeRO stage: 0 nothing is sharded, 1 optimizer state, 2 gradients too, 3 parameters too
     int tp_size, tp_rank;  // tensor-parallel group: the ranks that hold the slices of one model
+    int offload;           // stage of --offload: 0, or the last of the list below that is in pinned host memory
 } Sharding;
+
+enum { OFFLOAD_OPTIMIZER = 1, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS };
+
+// Whether a rank stores its shard alone. Parameters in host memory are uploaded for each use, so every rank uploads its
+// shard, and the ranks all-gather the bucket.
+static inline bool shards_gradients(const Sharding *s) { return s->stage >= 2; }
+static inline bool shards_params(const Sharding *s) {
+    return s->stage >= 3 || (s->stage >= 1 && s->offload >= OFFLOAD_PARAMS);
+}
+
+// whether operations use them in buffers of buckets, which the buckets take in turn
+static inline bool buffers_gradients(const Sharding *s) { return s->stage >= 2 || s->offload >= OFFLOAD_GRADIENTS; }
+static inline bool buffers_params(const Sharding *s) { return s->stage >= 3 || s->offload >= OFFLOAD_PARAMS; }
 
 enum { EMBEDDINGS_BUCKET, LAYER_BUCKET, FINAL_BUCKET, BUCKET_KINDS };
 
@@ -93,7 +109,7 @@ static inline ParamLayout param_layout_sharded(const GPT2Config *c, Sharding sha
 
 // the layout of one rank
 static inline ParamLayout param_layout(const GPT2Config *c) {
-    const Sharding single = {1, 0, 0, 1, 0};
+    const Sharding single = {1, 0, 0, 1, 0, 0};
     return param_layout_sharded(c, single);
 }
 
@@ -149,8 +165,14 @@ static inline Bucket param_bucket(const ParamLayout *layout, int bucket) {
 // which of the two buffers of layers a layer's bucket uses
 static inline int layer_buffer(int bucket) { return (bucket + 1) % 2; }
 
-// Offset of a bucket in the buffers of buckets, for state that a rank does not store whole. The embeddings have one
-// buffer, layers use two in turn, lnf has one.
+// number of a bucket's buffer: 0 the embeddings, 1 and 2 the layers in turn, 3 lnf
+enum { BUCKET_BUFFERS = 4 };
+static inline int buffer_of_bucket(const ParamLayout *layout, int bucket) {
+    int kind = bucket_kind(layout, bucket);
+    return kind == LAYER_BUCKET ? 1 + layer_buffer(bucket) : kind == EMBEDDINGS_BUCKET ? 0 : 3;
+}
+
+// Offset of a bucket in the buffers of buckets, for state that the device of a rank does not hold whole.
 static inline size_t bucket_buffer(const ParamLayout *layout, int bucket) {
     size_t ranks = (size_t)layout->sharding.dp_size, layer_buffers = layout->num_layers < 2 ? 1 : 2;
     switch (bucket_kind(layout, bucket)) {
@@ -175,7 +197,7 @@ static inline int param_bucket_of(const ParamLayout *layout, ParamId id, int lay
 // elements [offset, offset + count) of this rank's slice of a tensor
 typedef struct {
     size_t offset, count;
-    size_t params, state;  // offsets of the first of them in this rank's parameters and in its optimizer state
+    size_t params, state;  // offsets of the first of them in this rank's stored parameters and in its optimizer state
 } ParamRange;
 
 // the elements that this rank owns of a tensor's first `used` elements; count may be 0
@@ -188,7 +210,7 @@ static inline ParamRange param_owned_range(const ParamLayout *layout, ParamId id
     size_t in_shard = b.shard_offset + owned.offset - b.owned_offset;
     range.offset = owned.offset - tensor.offset;
     range.count = owned.count;
-    range.params = layout->sharding.stage < 3 ? owned.offset : in_shard;
+    range.params = shards_params(&layout->sharding) ? in_shard : owned.offset;
     range.state = layout->sharding.stage < 1 ? owned.offset : in_shard;
     return range;
 }

@@ -38,8 +38,10 @@ static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o
     const Device *device = z->dp->device;
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
-        if (zero_gathers_layers(z, b)) { continue; }
-        hash = hash_device(hash, device, zero_params(z, b), param_bucket(&z->layout, b).size * sizeof(floatX));
+        bool stored = z->layout.sharding.stage == 0;
+        if (zero_gathers_layers(z, b) && !stored) { continue; }
+        const floatX *params = stored ? zero_stored_params(z, b) : zero_params(z, b);
+        hash = hash_device(hash, device, params, param_bucket(&z->layout, b).size * sizeof(floatX));
     }
     return z->layout.sharding.stage > 0 ? hash : hash_optimizer(hash, o, device, 0, z->layout.total);
 }
@@ -51,7 +53,7 @@ static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerSta
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         Bucket bucket = param_bucket(&z->layout, b);
-        const floatX *params = whole ? zero_params(z, b) : zero_owned_params(z, b);
+        const floatX *params = zero_stored_params(z, b);
         Range ranges[LAYER_PARAMS];
         int count = bucket_ranges(ranges, &z->layout, b, false, false);
         for (int i = 0; i < count; i++) {

@@ -13,9 +13,22 @@ layers later. With several micro-batches the shard accumulates them in real; wit
 gradients (stored_gradients). At stage 3 the parameters of a layer live in one of two buffers too, and the next layer is
 prefetched. Order and rounding of sums: comm.h. With MPI they do not depend on the stage: a step of one micro-batch has
 the same bits at every stage. Bytes sent: traffic.h.
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_grads,
-         zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step, zero_grad_mode,
-         zero_grads_reduce, zero_grads_wait, zero_gathers_layers, zero_norm_squared
+--offload works in the same way, at any number of ranks: the host is another owner. A bucket of parameters is uploaded
+to its buffer before it is all-gathered, one layer ahead. A bucket of gradients leaves its buffer for host memory when
+its backward and its reduction are done.
+  --offload   in pinned host memory        buffers on the device
+  1           optimizer state              pieces (update.h)
+  2           and gradients                the embeddings, two layers, lnf. Later micro-batches: the sum so far is
+                                           uploaded before the bucket's backward, one layer ahead
+  3           and parameters               the embeddings, two layers, lnf
+  4           and inputs of blocks         two (memory/block_inputs.h)
+Sums over micro-batches are computed on the device. With fp32 sums of P parameters a micro-batch then moves 4 P bytes
+each way, and as many through the host's memory. Sums on the host would move 2 P bytes down, and 10 P bytes through the
+host's memory, which is slower than the link of a GPU.
+defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_params,
+         zero_stored_grads, zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step,
+         zero_grad_mode, zero_grads_prefetch, zero_grads_acquire, zero_grads_reduce, zero_grads_wait,
+         zero_gathers_layers, zero_norm_squared
 */
 #pragma once
 #include "llmc/ops.h"
@@ -27,18 +40,23 @@ typedef struct {
     Comm *dp;
     const Ops *ops;
     Exec *ex;
-    floatX *params;        // read by operations: the flat buffer, or at stage 3 buffers of buckets
-    floatX *params_shard;  // stage 3: this rank's shard
-    Gradient grads;        // written by operations: the flat buffer, or at stages 2 and 3 buffers of buckets
-    Gradient grads_shard;  // stages 2 and 3: this rank's shard
-    bool changed;          // this rank's shard of the parameters changed and was not all-gathered since
+    floatX *params;           // read by operations: the flat buffer, or buffers of buckets (buffers_params)
+    floatX *stored_params;    // stored by this rank: the flat buffer or its shard; in host memory from --offload 3 on
+    Gradient grads;           // written by operations: the flat buffer, or buffers of buckets (buffers_gradients)
+    Gradient stored_grads;    // stored by this rank: the flat buffer or its shard; in host memory from --offload 2 on
+    Gradient reduced_chunks;  // stages 2 and 3 at --offload 2: buffers of this rank's chunks of buckets
+    bool changed;             // parameters changed and were not uploaded and all-gathered since
     // the current micro-step
     GradMode mode;
     bool first_and_last, last;  // the micro-step is the only one of its step, the last one
     // collectives not waited for, one a bucket; 0: none
     CommWork *gathers, *reductions;
-    int buffered[2];  // stage 3: the bucket in each layer buffer; 0: none
+    // --offload: the latest copy of each buffer; 0: none, or waited for
+    CopyWork param_copies[BUCKET_BUFFERS], grad_copies[BUCKET_BUFFERS];
+    int buffered[2];  // buffers_params: the bucket in each layer buffer; 0: none
 } Zero;
+
+enum { COPY_PARAMS, COPY_GRADIENTS, COPY_UPDATE = 3 };  // copy streams; block_inputs.h has 2, update.h 3 and 4
 
 // dp: a group of layout.sharding.dp_size ranks
 static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const Ops *ops, Exec *ex) {
@@ -53,15 +71,17 @@ static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const
 
 static inline void zero_close(Zero *z) { free(z->gathers); }
 
+static inline int zero_offload(const Zero *z) { return z->layout.sharding.offload; }
+
 // ---- where a bucket is
 
 static inline floatX *zero_params(const Zero *z, int bucket) {
-    bool buffered = z->layout.sharding.stage >= 3;
+    bool buffered = buffers_params(&z->layout.sharding);
     return z->params + (buffered ? bucket_buffer(&z->layout, bucket) : param_bucket(&z->layout, bucket).offset);
 }
 
 static inline Gradient zero_grads(const Zero *z, int bucket) {
-    bool buffered = z->layout.sharding.stage >= 2;
+    bool buffered = buffers_gradients(&z->layout.sharding);
     size_t offset = buffered ? bucket_buffer(&z->layout, bucket) : param_bucket(&z->layout, bucket).offset;
     return gradient_at(z->grads, offset);
 }
@@ -69,18 +89,29 @@ static inline Gradient zero_grads(const Zero *z, int bucket) {
 // the chunk of the bucket that this rank owns and its optimizer updates
 static inline floatX *zero_owned_params(const Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
-    return z->layout.sharding.stage < 3 ? z->params + b.owned_offset : z->params_shard + b.shard_offset;
+    return z->stored_params + (shards_params(&z->layout.sharding) ? b.shard_offset : b.owned_offset);
 }
 
 static inline Gradient zero_owned_grads(const Zero *z, int bucket) {
     Bucket b = param_bucket(&z->layout, bucket);
-    bool whole = z->layout.sharding.stage < 2;
-    return whole ? gradient_at(z->grads, b.owned_offset) : gradient_at(z->grads_shard, b.shard_offset);
+    return gradient_at(z->stored_grads, shards_gradients(&z->layout.sharding) ? b.shard_offset : b.owned_offset);
 }
 
-// the reduced gradients that this rank stores: the bucket at stage 0, the owned chunk at 1 to 3
+// the parameters and the reduced gradients that this rank updates: the bucket at stage 0, the owned chunk at 1 to 3
+static inline floatX *zero_stored_params(const Zero *z, int bucket) {
+    bool whole = z->layout.sharding.stage == 0;
+    return whole ? z->stored_params + param_bucket(&z->layout, bucket).offset : zero_owned_params(z, bucket);
+}
+
 static inline Gradient zero_stored_grads(const Zero *z, int bucket) {
-    return z->layout.sharding.stage == 0 ? zero_grads(z, bucket) : zero_owned_grads(z, bucket);
+    bool whole = z->layout.sharding.stage == 0;
+    return whole ? gradient_at(z->stored_grads, param_bucket(&z->layout, bucket).offset) : zero_owned_grads(z, bucket);
+}
+
+// Stages 2 and 3: device memory where this rank's chunk is summed over ranks and micro-batches.
+static inline Gradient zero_reduced_chunk(const Zero *z, int bucket) {
+    size_t offset = bucket_buffer(&z->layout, bucket) / (size_t)z->layout.sharding.dp_size;
+    return zero_offload(z) >= OFFLOAD_GRADIENTS ? gradient_at(z->reduced_chunks, offset) : zero_owned_grads(z, bucket);
 }
 
 // ---- a POISON_SCRATCH build fills reused buffers with NaN between uses, so that a stale read shows
@@ -106,23 +137,39 @@ static inline void zero_poison_grads(const Zero *z, int bucket) {
 // Marks both layer buffers empty.
 static inline void zero_empty_buffers(Zero *z) {
     z->buffered[0] = z->buffered[1] = 0;
-    if (z->layout.sharding.stage < 3) { return; }
+    if (!buffers_params(&z->layout.sharding)) { return; }
     size_t first = bucket_buffer(&z->layout, 1), end = bucket_buffer(&z->layout, num_buckets(&z->layout) - 1);
     zero_poison(z, zero_params(z, 1), (end - first) * sizeof(floatX));
 }
 
 // ---- parameters
 
-static inline void zero_gather(Zero *z, int bucket) {
-    size_t chunk = param_bucket(&z->layout, bucket).chunk, size = param_bucket(&z->layout, bucket).size;
-    if (z->layout.sharding.stage >= 3) { zero_poison(z, zero_params(z, bucket), size * sizeof(floatX)); }
-    z->gathers[bucket] =
-        comm_all_gather(zero_params(z, bucket), zero_owned_params(z, bucket), chunk, DT_FLOATX, z->dp, z->ex);
+// --offload 3: begins to upload the part of a bucket that this rank stores.
+static inline void zero_upload(Zero *z, int bucket) {
+    Bucket b = param_bucket(&z->layout, bucket);
+    bool whole = z->layout.sharding.stage == 0;
+    floatX *to = zero_params(z, bucket) + (whole ? 0 : b.owned_offset - b.offset);
+    size_t bytes = (whole ? b.size : b.chunk) * sizeof(floatX);
+    z->param_copies[buffer_of_bucket(&z->layout, bucket)] =
+        z->dp->device->upload_begin(COPY_PARAMS, to, zero_stored_params(z, bucket), bytes, z->ex);
 }
 
-// Stage 3: a layer is all-gathered each time it is read.
+static inline void zero_gather(Zero *z, int bucket) {
+    Bucket b = param_bucket(&z->layout, bucket);
+    floatX *params = zero_params(z, bucket);
+    const floatX *own = zero_owned_params(z, bucket);
+    if (buffers_params(&z->layout.sharding)) { zero_poison(z, params, b.size * sizeof(floatX)); }
+    if (zero_offload(z) >= OFFLOAD_PARAMS) {
+        zero_upload(z, bucket);
+        own = params + b.owned_offset - b.offset;
+    }
+    if (z->layout.sharding.stage == 0) { return; }
+    z->gathers[bucket] = comm_all_gather(params, own, b.chunk, DT_FLOATX, z->dp, z->ex);
+}
+
+// Stage 3 or --offload 3: a layer is uploaded and all-gathered each time it is read.
 static inline bool zero_gathers_layers(const Zero *z, int bucket) {
-    return z->layout.sharding.stage >= 3 && bucket_kind(&z->layout, bucket) == LAYER_BUCKET;
+    return buffers_params(&z->layout.sharding) && bucket_kind(&z->layout, bucket) == LAYER_BUCKET;
 }
 
 // Begins to all-gather a layer, unless it is in its buffer.
@@ -132,7 +179,7 @@ static inline void zero_prefetch(Zero *z, int bucket) {
     zero_gather(z, bucket);
 }
 
-// Begins to all-gather changed parameters in the order of the forward; at stage 3 without the layers.
+// Begins to all-gather changed parameters in the order of the forward; without layers that are gathered for each use.
 static inline void zero_gather_changed(Zero *z) {
     if (!z->changed) { return; }
     z->changed = false;
@@ -141,36 +188,43 @@ static inline void zero_gather_changed(Zero *z) {
     }
 }
 
-// Work enqueued from now on may read the bucket's parameters. At stage 3 they stay valid until the next bucket with the
-// same buffer. `next`: the bucket read after this one, or NO_BUCKET; at stage 3 it is prefetched if it has another
-// buffer.
+static inline void zero_bucket_params_wait(Zero *z, int bucket) {
+    CopyWork *copy = &z->param_copies[buffer_of_bucket(&z->layout, bucket)];
+    z->dp->device->copy_wait(*copy, z->ex);
+    *copy = 0;
+    if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
+    z->gathers[bucket] = 0;
+}
+
+// Work enqueued from now on may read the bucket's parameters. In buffers they stay valid until the next bucket with the
+// same buffer. `next`: the bucket read after this one, or NO_BUCKET; it is prefetched if it has another buffer.
 static inline void zero_params_wait(Zero *z, int bucket, int next) {
     z->ex->layer = bucket_kind(&z->layout, bucket) == LAYER_BUCKET ? bucket - 1 : NO_LAYER;
     zero_gather_changed(z);
     if (zero_gathers_layers(z, bucket)) { zero_prefetch(z, bucket); }
-    if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
-    z->gathers[bucket] = 0;
+    zero_bucket_params_wait(z, bucket);
     if (zero_gathers_layers(z, next) && layer_buffer(next) != layer_buffer(bucket)) { zero_prefetch(z, next); }
 }
 
-// Work enqueued from now on may read every bucket whose all-gather has begun.
+// Work enqueued from now on may read every bucket whose all-gather or upload has begun.
 static inline void zero_wait_all(Zero *z) {
-    for (int b = 0; b < num_buckets(&z->layout); b++) {
-        if (z->gathers[b]) { comm_wait(z->gathers[b], z->dp, z->ex); }
-        z->gathers[b] = 0;
-    }
+    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_params_wait(z, b); }
 }
 
-// Work enqueued from now on may read all parameters; at stage 3 without the layers.
+// Work enqueued from now on may read all parameters, without layers that are gathered for each use.
 static inline void zero_all_params_wait(Zero *z) {
     zero_gather_changed(z);
     zero_wait_all(z);
 }
 
-// This rank's shard changed; it is all-gathered before the next read. At stage 0 there is nothing to all-gather.
+// whether operations read other memory than this rank stores
+static inline bool zero_gathers(const Zero *z) { return z->layout.sharding.stage > 0 || zero_offload(z) >= OFFLOAD_PARAMS; }
+
+// The stored parameters changed; they are uploaded and all-gathered before the next read. At stage 0 without --offload
+// there is nothing to do.
 static inline void zero_params_changed(Zero *z) {
     zero_empty_buffers(z);
-    z->changed = z->layout.sharding.stage > 0;
+    z->changed = zero_gathers(z);
 }
 
 // ---- gradients
@@ -178,7 +232,7 @@ static inline void zero_params_changed(Zero *z) {
 // Begins micro-step `micro` of a step. A micro-step makes the same calls every time, so a CUDA graph can capture it:
 // the first one all-gathers parameters even if an evaluation has done so, and the layer buffers begin empty.
 static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
-    z->changed = micro == 0 && z->layout.sharding.stage > 0;
+    z->changed = micro == 0 && zero_gathers(z);
     z->mode = micro == 0 ? GRAD_SET : GRAD_ADD;
     z->last = micro == micro_steps - 1;
     z->first_and_last = micro_steps == 1;
@@ -188,36 +242,112 @@ static inline void zero_micro_step(Zero *z, int micro, int micro_steps) {
 // Whether the backward sets gradients or adds to them. At stages 2 and 3 it sets them: a buffer holds one micro-batch.
 static inline GradMode zero_grad_mode(const Zero *z) { return z->layout.sharding.stage >= 2 ? GRAD_SET : z->mode; }
 
-// Work enqueued from now on may read the bucket's reduced gradients.
+static inline bool zero_offloads_grads(const Zero *z) { return zero_offload(z) >= OFFLOAD_GRADIENTS; }
+
+static inline CopyWork *zero_grad_copy(Zero *z, int bucket) {
+    return &z->grad_copies[buffer_of_bucket(&z->layout, bucket)];
+}
+
+// Work enqueued from now on runs after the latest copy of the bucket's buffer.
+static inline void zero_grad_copy_wait(Zero *z, int bucket) {
+    z->dp->device->copy_wait(*zero_grad_copy(z, bucket), z->ex);
+    *zero_grad_copy(z, bucket) = 0;
+}
+
+// --offload 2: begins to copy gradients of a bucket between host memory and their buffer. At stages 2 and 3 that is this
+// rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
+static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
+    const Device *device = z->dp->device;
+    Bucket b = param_bucket(&z->layout, bucket);
+    Gradient buffer = zero_grads(z, bucket), stored = gradient_at(z->stored_grads, b.offset);
+    size_t count = b.size;
+    if (shards_gradients(&z->layout.sharding)) {
+        buffer = zero_reduced_chunk(z, bucket);
+        stored = zero_owned_grads(z, bucket);
+        count = b.chunk;
+    } else if (z->layout.sharding.stage == 1 && z->last && !upload) {
+        buffer = gradient_at(buffer, b.owned_offset - b.offset);
+        stored = zero_owned_grads(z, bucket);
+        count = b.chunk;
+    }
+    size_t bytes = count * dtype_size(buffer.dtype);
+    *zero_grad_copy(z, bucket) = upload ? device->upload_begin(COPY_GRADIENTS, buffer.at, stored.at, bytes, z->ex)
+                                        : device->download_begin(COPY_GRADIENTS, stored.at, buffer.at, bytes, z->ex);
+}
+
+// --offload 2, later micro-steps: begins to upload the sum of a bucket's gradients, to which its backward adds. At
+// stages 2 and 3 the backward sets gradients.
+static inline void zero_fetch_grads(Zero *z, int bucket) {
+    if (!zero_offloads_grads(z) || zero_grad_mode(z) == GRAD_SET) { return; }
+#ifdef POISON_SCRATCH
+    zero_grad_copy_wait(z, bucket);
+    zero_poison_grads(z, bucket);
+#endif
+    zero_copy_grads(z, bucket, true);
+}
+
+// Begins to upload the gradients that a micro-step needs first: of the embeddings, lnf and the last two layers.
+static inline void zero_grads_prefetch(Zero *z) {
+    int buckets = num_buckets(&z->layout);
+    zero_fetch_grads(z, embeddings_bucket());
+    for (int b = buckets - 1; b > embeddings_bucket() && b >= buckets - 3; b--) { zero_fetch_grads(z, b); }
+}
+
+// Work enqueued from now on may write the bucket's gradients, with zero_grad_mode.
+static inline void zero_grads_acquire(Zero *z, int bucket) {
+    if (!zero_offloads_grads(z) || shards_gradients(&z->layout.sharding)) { return; }
+    zero_grad_copy_wait(z, bucket);
+    if (zero_grad_mode(z) == GRAD_SET) { zero_poison_grads(z, bucket); }
+}
+
+// Reduced gradients of a bucket: adds them to the sum over micro-batches, and with --offload 2 begins to store them.
+static inline void zero_store_grads(Zero *z, int bucket) {
+    bool shards = shards_gradients(&z->layout.sharding), offloads = zero_offloads_grads(z);
+    if (shards && !z->first_and_last) {
+        Bucket b = param_bucket(&z->layout, bucket);
+        Gradient reduced = gradient_at(zero_grads(z, bucket), b.owned_offset - b.offset);
+        if (offloads) { zero_grad_copy_wait(z, bucket); }
+        z->ops->gradient_accumulate((real *)zero_reduced_chunk(z, bucket).at, reduced, z->mode, b.chunk, z->ex);
+    }
+    if (shards) { zero_poison_grads(z, bucket); }
+    if (!offloads) { return; }
+    zero_copy_grads(z, bucket, false);
+    int next = bucket - 2;  // with the same buffer
+    if (!shards && bucket_kind(&z->layout, bucket) == LAYER_BUCKET && next >= layer_bucket(0)) {
+        zero_fetch_grads(z, next);
+    }
+}
+
+// Work enqueued from now on may read the bucket's reduced gradients; with --offload 2 after zero_grads_wait.
 static inline void zero_bucket_wait(Zero *z, int bucket) {
     if (!z->reductions[bucket]) { return; }
     comm_wait(z->reductions[bucket], z->dp, z->ex);
     z->reductions[bucket] = 0;
-    if (z->layout.sharding.stage < 2) { return; }
-    if (!z->first_and_last) {
-        Bucket b = param_bucket(&z->layout, bucket);
-        Gradient reduced = gradient_at(zero_grads(z, bucket), b.owned_offset - b.offset);
-        z->ops->gradient_accumulate((real *)zero_owned_grads(z, bucket).at, reduced, z->mode, b.chunk, z->ex);
-    }
-    zero_poison_grads(z, bucket);
+    if (buffers_gradients(&z->layout.sharding)) { zero_store_grads(z, bucket); }
 }
 
-// Begins to reduce a bucket's gradients, which the backward has enqueued. Stages 2 and 3 then wait for bucket + 1,
-// reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
+// Begins to reduce a bucket's gradients, which the backward has enqueued. Gradients in buffers then wait for
+// bucket + 1, reduced before it: the next layer of the backward reuses the buffer of bucket + 1.
 static inline void zero_reduce_bucket(Zero *z, int bucket) {
     int stage = z->layout.sharding.stage;
-    if (z->layout.sharding.dp_size == 1 || (stage < 2 && !z->last)) { return; }
+    bool shards = shards_gradients(&z->layout.sharding), offloads = zero_offloads_grads(z);
+    if (z->layout.sharding.dp_size == 1 || (!shards && !z->last)) {
+        if (offloads) { zero_store_grads(z, bucket); }
+        return;
+    }
     Bucket b = param_bucket(&z->layout, bucket);
     Gradient whole = zero_grads(z, bucket);
     if (stage == 0) {
         z->reductions[bucket] = comm_all_reduce(whole.at, b.size, whole.dtype, z->dp, z->ex);
     } else {
-        bool accumulates = stage >= 2 && !z->first_and_last;  // in place; zero_bucket_wait adds it to the shard
+        bool accumulates = shards && !z->first_and_last;  // in place; zero_store_grads adds it to the shard
         Gradient chunk = gradient_at(whole, b.owned_offset - b.offset);
-        Gradient out = stage >= 2 && !accumulates ? zero_owned_grads(z, bucket) : chunk;
+        Gradient out = shards && !accumulates ? zero_reduced_chunk(z, bucket) : chunk;
         z->reductions[bucket] = comm_reduce_scatter(out.at, whole.at, b.chunk, whole.dtype, z->dp, z->ex);
+        if (accumulates && offloads && z->mode == GRAD_ADD) { zero_copy_grads(z, bucket, true); }
     }
-    if (stage >= 2 && bucket < num_buckets(&z->layout) - 1) { zero_bucket_wait(z, bucket + 1); }
+    bool buffered = buffers_gradients(&z->layout.sharding);
+    if (buffered && bucket < num_buckets(&z->layout) - 1) { zero_bucket_wait(z, bucket + 1); }
 }
 
 static inline void zero_grads_reduce(Zero *z, int bucket) {
@@ -228,6 +358,7 @@ static inline void zero_grads_reduce(Zero *z, int bucket) {
 // Work enqueued from now on may read all gradients that this rank stores.
 static inline void zero_grads_wait(Zero *z) {
     for (int b = 0; b < num_buckets(&z->layout); b++) { zero_bucket_wait(z, b); }
+    for (int b = 0; b < num_buckets(&z->layout); b++) { zero_grad_copy_wait(z, b); }
 }
 
 // *norm_squared += squares of the gradients that this rank owns; replicated tensors count on tensor-parallel

@@ -30,7 +30,7 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
            c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
     printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
-           mebibytes(plan_bytes(plan, NUM_LIFETIMES)), mebibytes(plan_bytes(plan, STATE)),
+           mebibytes(plan_device_bytes(plan)), mebibytes(plan_bytes(plan, STATE)),
            mebibytes(plan_bytes(plan, SAVED)), mebibytes(plan_bytes(plan, SCRATCH)));
     if (data->has_examples) { print_examples(data, a->T); }
     printf("data      ");

@@ -11,7 +11,7 @@ defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_
 // -r -rk -rn for a model of L blocks. -r auto is level 0 until choose_recomputation sets the level.
 static inline Recompute recompute_of(const TrainArgs *a, int L) {
     Recompute r = {a->recompute == RECOMPUTE_AUTO ? 0 : a->recompute, a->recompute_every > 0 ? a->recompute_every : 1,
-                   a->recompute_layers};
+                   a->recompute_layers, false};
     if (r.layers < 0 || r.layers > L) { r.layers = L; }
     return r;
 }
@@ -27,8 +27,9 @@ static inline DType gradients_of(const TrainArgs *a) {
     return types[a->gradients];
 }
 
-// Neighbouring ranks of the world hold the slices of one model. Rank 3 of 4 at -tp 2 has dp_rank 1 and tp_rank 1.
-static inline Sharding sharding_of(const TrainArgs *a, int rank) {
+// Neighbouring ranks of the world hold the slices of one model. Rank 3 of 4 at -tp 2 has dp_rank 1 and tp_rank 1. On a
+// CPU the device's memory is the host's, and --offload does nothing.
+static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, int rank) {
     int t = a->tensor_parallel;
     Sharding s = {
         .dp_size = data_ranks(a),
@@ -36,6 +37,7 @@ static inline Sharding sharding_of(const TrainArgs *a, int rank) {
         .stage = data_ranks(a) > 1 ? a->zero : 0,
         .tp_size = t,
         .tp_rank = rank % t,
+        .offload = backend->device == &cpu_device ? 0 : a->offload,
     };
     return s;
 }
@@ -49,7 +51,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.T = a->generate ? 64 : a->T;
     o.micro_steps = o.training ? accumulation_steps(a) : 1;
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
-    o.sharding = sharding_of(a, a->rank);
+    o.sharding = sharding_of(a, backend, a->rank);
     o.gather_again = a->gather_again != 0;
     // From -z 1 on, other ranks' updates would not reach the rounded copy of the parameters.
     o.round_matmul_inputs =
@@ -58,6 +60,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
     o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
+    o.recompute.offload_inputs = o.training && o.sharding.offload >= OFFLOAD_INPUTS;
     o.classifier_rows = a->classifier_rows;
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];

@@ -20,7 +20,7 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
     }
     cJSON *ranks = cJSON_AddArrayToObject(json, "ranks");
     for (int r = 0; r < num_ranks(a); r++) {
-        options.sharding = sharding_of(a, r);
+        options.sharding = sharding_of(a, options.backend, r);
         Plan plan = gpt2_plan(c, &options);
         cJSON *rank = plan_json(&plan, r);
         cJSON_AddItemToArray(ranks, rank);

@@ -14,7 +14,7 @@ Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQt
 */
 #pragma once
 #include "llmc/backend.h"
-#include "llmc/parallel/zero.h"
+#include "llmc/parallel/update.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
 #include "llmc/self_check/calls.h"
@@ -49,7 +49,7 @@ typedef struct Profile {
     Device wrapped_device;
     Backend backend;
     // the model
-    const Zero *zero;
+    const Update *update;
     Comm *world;
     OpShape embedding;
     int units;
@@ -182,9 +182,9 @@ static inline void profile_weighted(DeviceEvent *begin, const Problem *problem, 
     if (!begin || !weight) { return; }
     char *name = p->calls[p->num_calls - 1].tensor;
     const size_t size = sizeof p->calls->tensor;
-    if (ex->layer != NO_LAYER) { profile_name_tensor(name, size, p->zero, layer_bucket(ex->layer), weight); }
-    profile_name_tensor(name, size, p->zero, embeddings_bucket(), weight);
-    profile_name_tensor(name, size, p->zero, final_bucket(&p->zero->layout), weight);
+    if (ex->layer != NO_LAYER) { profile_name_tensor(name, size, p->update->zero, layer_bucket(ex->layer), weight); }
+    profile_name_tensor(name, size, p->update->zero, embeddings_bucket(), weight);
+    profile_name_tensor(name, size, p->update->zero, final_bucket(&p->update->zero->layout), weight);
 }
 
 // ---- the operations, in the order of ops.h. No step calls attention_decode or params_changed
@@ -369,18 +369,9 @@ static inline void profiled_global_norm_squared(real *out, Gradient x, GradMode 
     profile_operation(begin, &call, ex);
 }
 
-// elements that one adamw_update covers: all parameters at -z 0, from -z 1 on this rank's chunk of a bucket
-static inline size_t profile_updated(const Zero *z, Gradient grads) {
-    if (z->layout.sharding.stage == 0) { return z->layout.total; }
-    for (int b = 0; b < num_buckets(&z->layout); b++) {
-        if (zero_owned_grads(z, b).at == grads.at) { return param_bucket(&z->layout, b).chunk; }
-    }
-    return 0;
-}
-
 static inline void profiled_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                          const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
-    Problem call = call_adamw_update(state, grads, profile_updated(ex->profile->zero, grads));
+    Problem call = call_adamw_update(state, grads, update_elements(ex->profile->update, ranges));
     DeviceEvent *begin = profile_begin(ex);
     ex->profile->ops->adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
     profile_operation(begin, &call, ex);
@@ -530,13 +521,13 @@ static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, con
     return &p->backend;
 }
 
-// Call it after the model is built, before its first operation. ex, zero: the model's.
-static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, const Zero *zero, const GPT2Config *c,
+// Call it after the model is built, before its first operation. ex, update: the model's.
+static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, const Update *update, const GPT2Config *c,
                                   const Groups *groups) {
     if (p->wanted == 0) { return; }
     LocalShape local = local_shape(c, groups->tp->size, groups->tp->rank);
     ex->profile = p;
-    p->zero = zero;
+    p->update = update;
     p->world = groups->world;
     p->embedding = embedding_shape_of(c, &local, a->B, a->T);
     p->units = local.units;

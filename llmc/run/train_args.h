@@ -77,7 +77,8 @@ typedef struct {
     const char *keep_best;
     // memory
     const char *fit;
-    int recompute, recompute_every, recompute_layers, classifier_rows;
+    int recompute, recompute_every, recompute_layers, offload, classifier_rows;
+    double link;
     int master, moments, gradients;
     // optimizer
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
@@ -453,6 +454,18 @@ static const Flag flag_table[] = {
      "Blocks 0 to N - 1 recompute at level -r, the others at the level below. The flag sets memory in steps of one "
      "block, between two levels of -r.",
      "./train_gpt2 --plan -e d48 -b 4 -r 4 -rn 24", "-r, -rk; doc/memory.md"},
+    {NULL, "offload", FLAG_INT, ARG(offload), 0, 4, NULL, "0..4", NULL,
+     "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs too (default %s)",
+     "Pinned host memory holds AdamW's moments and masters (1), also the gradients (2), also the weights (3), also the "
+     "inputs of blocks that -r saves (4). The GPU holds the embeddings and two layers of each, and copies run beside "
+     "its work. The bits are those of stage 0. --plan prints the bytes that an update moves. On a CPU the flag does "
+     "nothing.",
+     "./train_gpt2 --plan -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link, --plan; doc/memory.md"},
+    {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X", "GB/s",
+     "rate of host-to-device copies for --offload and --fit (default %s: measured)",
+     "GB (10^9 bytes) per second in one direction. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at "
+     "5; x8 has half. --plan without a GPU takes 25.",
+     "./train_gpt2 --plan -e d48 -b 4 -r 4 --offload 4 --link 12", "--offload, --fit; doc/memory.md"},
     {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N", "rows",
      "rows of logits computed at once (default %s: automatic)",
      "Logits never exist whole: a chunk of N rows goes through matmul, loss and gradient before the next. 0 takes "

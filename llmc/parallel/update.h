@@ -1,0 +1,151 @@
+/*
+AdamW's update, piece by piece (update_pieces.h). With --offload the state of a piece in host memory passes through one of
+two slots on the device.
+  piece i - 1    downloads to host memory       beside the upload of piece i
+  piece i        uploads, one piece ahead       then adamw_update reads and writes the slot
+Each slot has a copy stream: piece i + 2 is uploaded after piece i was downloaded. With --offload 1 a piece has moments
+and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
+defines: Update, update_open, update_close, PieceState, update_acquire, update_release, update_wait, update_elements
+*/
+#pragma once
+#include "llmc/parallel/update_pieces.h"
+#include "llmc/parallel/zero.h"
+
+typedef struct {
+    const Zero *zero;
+    OptimizerState stored;      // of this rank; at --offload 1 to 4 moments, masters and remainders are in host memory
+    OptimizerState slots;       // --offload: two slots of each array in host memory, one after another; else NULL
+    Gradient grad_slots;        // --offload 2: two slots
+    size_t slot_elements;       // of one slot
+    const UpdateRange *ranges;  // on the device
+    UpdatePiece *pieces;
+    int num_pieces;
+    CopyWork copies[2];  // --offload: the latest copy of each slot
+} Update;
+
+// Cuts the update into pieces and uploads their ranges to `ranges`, (num_update_ranges) on the device; NULL: the model
+// does not train. Free with update_close.
+static inline void update_open(Update *u, const Zero *zero, const OptimizerState *stored, UpdateRange *ranges) {
+    const ParamLayout *layout = &zero->layout;
+    memset(u, 0, sizeof *u);
+    u->zero = zero;
+    u->stored = *stored;
+    u->ranges = ranges;
+    if (!ranges) { return; }
+    size_t most = num_update_ranges(layout);
+    UpdateRange *all = (UpdateRange *)xmalloc(most * sizeof *all);
+    u->pieces = (UpdatePiece *)xmalloc((size_t)update_pieces(NULL, layout) * sizeof *u->pieces);
+    u->num_pieces = update_pieces(u->pieces, layout);
+    u->slot_elements = piece_elements(layout);
+    int count = piece_update_ranges(all, u->pieces, u->num_pieces, layout);
+    zero->dp->device->upload(ranges, all, (size_t)count * sizeof *all);
+    free(all);
+}
+
+static inline void update_close(Update *u) { free(u->pieces); }
+
+// what adamw_update reads and writes for a piece: pointers to the first element of each array
+typedef struct {
+    OptimizerState state;
+    Gradient grads;
+    const UpdateRange *ranges;
+    int num_ranges;
+} PieceState;
+
+static inline void *elements_at(const void *array, size_t offset, DType dtype) {
+    return array ? (char *)array + offset * dtype_size(dtype) : NULL;
+}
+
+// the state from element `offset` on; `params` may be at another offset
+static inline OptimizerState optimizer_at(const OptimizerState *o, floatX *params, size_t offset) {
+    OptimizerState at = {
+        .params = params,
+        .master = (real *)elements_at(o->master, offset, DT_REAL),
+        .remainder = (int16_t *)elements_at(o->remainder, offset, DT_I16),
+        .m = elements_at(o->m, offset, o->moments),
+        .v = elements_at(o->v, offset, o->moments),
+        .moments = o->moments,
+        .m_scales = (float *)elements_at(o->m_scales, offset / MOMENT_BLOCK, DT_F32),
+        .v_scales = (float *)elements_at(o->v_scales, offset / MOMENT_BLOCK, DT_F32),
+    };
+    return at;
+}
+
+// a piece where this rank stores it
+static inline PieceState piece_stored(const Update *u, const UpdatePiece *piece) {
+    const Zero *z = u->zero;
+    size_t shard = z->layout.sharding.stage == 0 ? 0 : param_bucket(&z->layout, piece->bucket).shard_offset;
+    floatX *params = zero_stored_params(z, piece->bucket) + piece->offset;
+    PieceState at = {optimizer_at(&u->stored, params, shard + piece->offset),
+                     gradient_at(zero_stored_grads(z, piece->bucket), piece->offset), u->ranges + piece->first_range,
+                     piece->num_ranges};
+    return at;
+}
+
+// a piece where adamw_update finds it: arrays in host memory are in a slot
+static inline PieceState piece_on_device(const Update *u, int i) {
+    PieceState at = piece_stored(u, &u->pieces[i]);
+    if (!u->zero->layout.sharding.offload) { return at; }
+    size_t slot = (size_t)(i % 2) * u->slot_elements;
+    floatX *params = u->slots.params ? u->slots.params + slot : at.state.params;
+    at.state = optimizer_at(&u->slots, params, slot);
+    if (u->grad_slots.at) { at.grads = gradient_at(u->grad_slots, slot); }
+    return at;
+}
+
+// Begins to copy an array of a piece between host memory and its slot, unless both are the same memory or NULL.
+static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t bytes, bool upload) {
+    const Device *device = u->zero->dp->device;
+    int stream = COPY_UPDATE + i % 2;
+    if (stored == slot) { return; }
+#ifdef POISON_SCRATCH
+    device->copy_wait(u->copies[i % 2], u->zero->ex);
+    if (upload) { device->enqueue_fill(slot, 0xFF, bytes, u->zero->ex); }
+#endif
+    u->copies[i % 2] = upload ? device->upload_begin(stream, slot, stored, bytes, u->zero->ex)
+                              : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
+}
+
+static inline void copy_piece(Update *u, int i, bool upload) {
+    PieceState stored = piece_stored(u, &u->pieces[i]), slot = piece_on_device(u, i);
+    const OptimizerState *from = &stored.state, *to = &slot.state;
+    size_t n = u->pieces[i].count, moments = n * dtype_size(from->moments), scales = n / MOMENT_BLOCK * sizeof(float);
+    copy_array(u, i, from->params, to->params, n * sizeof *from->params, upload);
+    copy_array(u, i, from->master, to->master, n * sizeof *from->master, upload);
+    copy_array(u, i, from->remainder, to->remainder, n * sizeof *from->remainder, upload);
+    copy_array(u, i, from->m, to->m, moments, upload);
+    copy_array(u, i, from->v, to->v, moments, upload);
+    copy_array(u, i, from->m_scales, to->m_scales, scales, upload);
+    copy_array(u, i, from->v_scales, to->v_scales, scales, upload);
+    if (upload) { copy_array(u, i, stored.grads.at, slot.grads.at, n * dtype_size(stored.grads.dtype), true); }
+}
+
+// Piece i of the update, ready to be read and written by work enqueued from now on. Pieces are acquired in order.
+static inline PieceState update_acquire(Update *u, int i) {
+    if (!u->zero->layout.sharding.offload) { return piece_on_device(u, i); }
+    if (i == 0) { copy_piece(u, 0, true); }
+    if (i + 1 < u->num_pieces) { copy_piece(u, i + 1, true); }
+    u->zero->dp->device->copy_wait(u->copies[i % 2], u->zero->ex);
+    return piece_on_device(u, i);
+}
+
+// Begins to store piece i, after its adamw_update was enqueued.
+static inline void update_release(Update *u, int i) {
+    if (u->zero->layout.sharding.offload) { copy_piece(u, i, false); }
+}
+
+// Work enqueued from now on may read the stored state.
+static inline void update_wait(Update *u) {
+    for (int slot = 0; slot < 2; slot++) {
+        u->zero->dp->device->copy_wait(u->copies[slot], u->zero->ex);
+        u->copies[slot] = 0;
+    }
+}
+
+// elements of the piece that has these update ranges, for --profile
+static inline size_t update_elements(const Update *u, const UpdateRange *ranges) {
+    for (int i = 0; i < u->num_pieces; i++) {
+        if (u->ranges + u->pieces[i].first_range == ranges) { return u->pieces[i].count; }
+    }
+    return 0;
+}
