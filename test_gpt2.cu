@@ -41,7 +41,7 @@ static Groups alone(void) {
     return groups;
 }
 
-static int num_ranges(const GPT2 *m) { return m->first_range[num_buckets(&m->layout)]; }
+static int num_ranges(const GPT2 *m) { return m->update.pieces[0].num_ranges; }  // of the only piece
 
 // relative errors: norm of the difference / norm; of gradients and parameters, for each tensor alone
 typedef struct {
@@ -147,19 +147,21 @@ static const void *on_host(const GPT2 *m, const void *at) {
     static int next;
     if (m->device == &cpu_device) { return at; }
     int k = 0;
-    while (k < MODELS && mirrors[k].arena != m->arena) { k++; }
+    while (k < MODELS && mirrors[k].arena != m->arena.device) { k++; }
     if (k == MODELS) { k = next++ % MODELS; }
-    size_t arena_bytes = plan_device_bytes(&m->plan), offset = (size_t)((const unsigned char *)at - m->arena);
-    if (mirrors[k].arena != m->arena || mirrors[k].bytes != arena_bytes) {
+    size_t arena_bytes = plan_device_bytes(&m->plan), offset = (size_t)((const unsigned char *)at - m->arena.device);
+    if (mirrors[k].arena != m->arena.device || mirrors[k].bytes != arena_bytes) {
         free(mirrors[k].copy);
-        mirrors[k].arena = m->arena;
+        mirrors[k].arena = m->arena.device;
         mirrors[k].bytes = arena_bytes;
         mirrors[k].copy = (unsigned char *)xmalloc(arena_bytes);
     }
     int i = 0;
-    while (m->plan.tensors[i].offset + m->plan.tensors[i].bytes <= offset) { i++; }
+    while (m->plan.tensors[i].lifetime == HOST || m->plan.tensors[i].offset + m->plan.tensors[i].bytes <= offset) {
+        i++;
+    }
     const PlanTensor *t = &m->plan.tensors[i];
-    m->device->download(mirrors[k].copy + t->offset, m->arena + t->offset, t->bytes);
+    m->device->download(mirrors[k].copy + t->offset, m->arena.device + t->offset, t->bytes);
     return mirrors[k].copy + offset;
 }
 
@@ -207,7 +209,7 @@ static void assert_models_equal(const GPT2 *a, const GPT2 *b) {
         bool saved = t->lifetime == STATE;
         for (int k = 0; k < 4; k++) { saved &= strcmp(t->name, unsaved[k]) != 0; }
         if (!saved) { continue; }
-        const void *ours = on_host(a, a->arena + t->offset), *theirs = on_host(b, b->arena + t->offset);
+        const void *ours = on_host(a, a->arena.device + t->offset), *theirs = on_host(b, b->arena.device + t->offset);
         if (memcmp(ours, theirs, t->bytes) != 0) { fail_msg("%s differs", t->name); }
     }
 }
@@ -357,14 +359,14 @@ static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
 static ModelOptions training(int B, int T) {
     ModelOptions p = {backend,     B,          T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
                       true,        0,          false,     false,
-                      true,        true,       {0, 1, 0}, 0,
-                      MASTER_FP32, DT_REAL,    DT_REAL,   {1, 0, 0, 1, 0},
+                      true,        true,       {0, 1, 0, false}, 0,
+                      MASTER_FP32, DT_REAL,    DT_REAL,   {1, 0, 0, 1, 0, 0},
                       true,        {{0, 0, 0}}};
     return p;
 }
 
 static ModelOptions decoding(int T, int positions) {
-    const Recompute nothing_saved = {FORWARD_ONLY, 1, 1000};
+    const Recompute nothing_saved = {FORWARD_ONLY, 1, 1000, false};
     ModelOptions p = training(1, T);
     p.micro_steps = 1;
     p.training = false;
@@ -734,7 +736,7 @@ static RecomputeCase recompute_case(ModelOptions options) {
     }
     c.options.fuse_gelu = false;
     GPT2 plain;
-    recompute_model(&plain, &c, (Recompute){0, 1, 0});
+    recompute_model(&plain, &c, (Recompute){0, 1, 0, false});
     size_t bytes = plain.layout.total * dtype_size(plain.grads.dtype);
     c.loss = gradients(&plain, c.tokens, c.targets);
     c.first_loss = (double)gpt2_loss(&plain, c.tokens, c.targets);
@@ -751,7 +753,7 @@ static void test_recompute(void **state) {
     for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
         for (int layers = RECOMPUTE_L; layers >= 0; layers -= fast ? 1 : 2) {
             for (int every = 1; every <= (level < RECOMPUTE_BLOCK ? 1 : fast ? RECOMPUTE_L : 2); every++) {
-                Recompute recompute = {level, every, layers};
+                Recompute recompute = {level, every, layers, false};
                 check_recompute(&c, recompute);
             }
         }
@@ -769,7 +771,7 @@ static void test_recompute_with_other_options(void **state) {
     for (int i = 0; i < 3; i++) {
         RecomputeCase c = recompute_case(options[i]);
         for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
-            Recompute all = {level, 1, RECOMPUTE_L}, some = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2};
+            Recompute all = {level, 1, RECOMPUTE_L, false}, some = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2, false};
             check_recompute(&c, all);
             check_recompute(&c, some);
         }
@@ -1018,26 +1020,28 @@ static int list_pointers(const void **list, const GPT2 *m) {
     return count;
 }
 
-// The plan's tensors are adjacent and fill the arena. Exactly one pointer of GPT2Tensors points to each.
+// The plan's tensors are adjacent and fill the two arenas. Exactly one pointer of GPT2Tensors points to each.
 static void check_plan(const GPT2Config *c, ModelOptions p) {
     const void *pointers[MAX_POINTERS];
     GPT2 m;
     gpt2_build(&m, *c, p, alone());
     int num_pointers = list_pointers(pointers, &m);
     assert_int_equal(num_pointers, m.plan.count);
-    size_t end = 0;
+    size_t ends[2] = {0, 0};
     for (int i = 0; i < m.plan.count; i++) {
         const PlanTensor *t = &m.plan.tensors[i];
+        bool host = t->lifetime == HOST;
         int uses = 0;
-        for (int k = 0; k < num_pointers; k++) { uses += pointers[k] == m.arena + t->offset; }
+        for (int k = 0; k < num_pointers; k++) { uses += pointers[k] == (host ? m.arena.host : m.arena.device) + t->offset; }
         assert_int_equal(uses, 1);
-        assert_int_equal(t->offset, end);
+        assert_int_equal(t->offset, ends[host]);
         assert_in_range(t->bytes, tensor_bytes(t), tensor_bytes(t) + PLAN_ALIGN - 1);
-        end += t->bytes;
+        ends[host] += t->bytes;
     }
     size_t sum = plan_bytes(&m.plan, STATE) + plan_bytes(&m.plan, SAVED) + plan_bytes(&m.plan, SCRATCH);
-    assert_int_equal(plan_device_bytes(&m.plan), end);
-    assert_int_equal(sum, end);
+    assert_int_equal(plan_device_bytes(&m.plan), ends[0]);
+    assert_int_equal(sum, ends[0]);
+    assert_int_equal(plan_bytes(&m.plan, HOST), ends[1]);
     gpt2_free(&m);
 }
 
@@ -1113,16 +1117,18 @@ static void test_planned_is_allocated_for_all_flags(void **state) {
     }
 }
 
-// Fills the gaps between the arena's tensors, or fails if a byte of them changed. Returns the bytes of all gaps.
+// Fills the gaps between the arenas' tensors, or fails if a byte of them changed. Returns the bytes of all gaps.
 static int visit_gaps(GPT2 *m, bool fill) {
     const unsigned char filler = 0xFF;  // a POISON_SCRATCH build writes the same value
     int count = 0;
     for (int i = 0; i < m->plan.count; i++) {
         const PlanTensor *t = &m->plan.tensors[i];
         for (size_t b = tensor_bytes(t); b < t->bytes; b++, count++) {
-            if (fill) { m->device->fill(m->arena + t->offset + b, filler, 1); }
+            if (fill && t->lifetime == HOST) { m->arena.host[t->offset + b] = filler; }
+            if (fill && t->lifetime != HOST) { m->device->fill(m->arena.device + t->offset + b, filler, 1); }
         }
-        const unsigned char *host = (const unsigned char *)on_host(m, m->arena + t->offset);
+        const unsigned char *host = m->arena.host + t->offset;
+        if (t->lifetime != HOST) { host = (const unsigned char *)on_host(m, m->arena.device + t->offset); }
         for (size_t b = tensor_bytes(t); b < t->bytes; b++) {
             if (host[b] != filler) { fail_msg("an operation writes past the end of %s", t->name); }
         }
@@ -1228,14 +1234,15 @@ static void test_plan_allocates_nothing(void **state) {
         args.device = backend == &cpu_backend ? DEVICE_CPU : DEVICE_CUDA;  // the child looks for no GPU
         cJSON *json = planned_in_little_memory(&args);
         const cJSON *rank = cJSON_GetArrayItem(cJSON_GetObjectItem(json, "ranks"), 0), *tensor;
-        double bytes = 0, total = number_of(rank, "total"), lifetimes = 0;
+        double bytes = 0, total = number_of(rank, "total"), lifetimes = 0, host = number_of(rank, "host");
         cJSON_ArrayForEach(tensor, cJSON_GetObjectItem(rank, "tensors")) { bytes += number_of(tensor, "bytes"); }
         for (int l = 0; l < NUM_LIFETIMES; l++) { lifetimes += number_of(rank, lifetime_names[l]); }
         GPT2Config config = {0, 0, 0, 0, 0, 0};
         assert_true(config_from_descriptor(&config, model, 0, 0));
         ModelOptions options = model_options(&args, &config, backend);
         Plan plan = gpt2_plan(&config, &options);
-        assert_true(total == (double)plan_device_bytes(&plan) && total == bytes && total == lifetimes);
+        assert_true(total == (double)plan_device_bytes(&plan) && host == (double)plan_bytes(&plan, HOST));
+        assert_true(total + host == bytes && total + host == lifetimes);
         assert_true(total > 2e9);
         plan_free(&plan);
         cJSON_Delete(json);

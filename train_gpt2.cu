@@ -110,17 +110,17 @@ typedef struct {
     TensorParallel tp;
     Zero zero;
     // ---- optimizer
-    OptimizerState optimizer;   // params: the shard at -z 3; the rest: the shard from -z 1 on
-    Gradient grads;             // (layout.total), from -z 2 or --offload 2 on buffers of buckets
+    OptimizerState optimizer;  // params: the shard at -z 3; the rest: the shard from -z 1 on
+    Gradient grads;            // (layout.total), from -z 2 or --offload 2 on buffers of buckets
     Update update;
     real *loss, *norm_squared;  // tensors.results[0] and [1]
     BlockInputs inputs;
     // ---- the current micro-batch
-    int B, T;             // HellaSwag and decoding use another shape than options.B and options.T
-    int decode_from;      // position of the first row in the key-value cache; -1: not decoding
-    Documents documents;  // sequences of other lengths than T
-    real update_targets;  // targets of the whole update, over all micro-batches and ranks
-    int next_slot;        // of tensors.staged
+    int B, T;                // HellaSwag and decoding use another shape than options.B and options.T
+    int decode_from;         // position of the first row in the key-value cache; -1: not decoding
+    Documents documents;     // sequences of other lengths than T
+    real update_targets;     // targets of the whole update, over all micro-batches and ranks
+    int next_slot;           // of tensors.staged
     DeviceGraph *graphs[4];  // of a micro-step, NULL: none; index: (not the first of its step) + 2 * (the last)
     int runs[4];             // micro-steps without a graph, by the same index
 } GPT2;
@@ -254,8 +254,8 @@ static void open_zero(GPT2 *m) {
 
 static void open_update(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
-    OptimizerState slots = {t->slot_params,     t->slot_master, t->slot_remainder, t->slot_m, t->slot_v,
-                            m->options.moments, t->slot_m_scales, t->slot_v_scales};
+    OptimizerState slots = {t->slot_params, t->slot_master,     t->slot_remainder, t->slot_m,
+                            t->slot_v,      m->options.moments, t->slot_m_scales,  t->slot_v_scales};
     update_open(&m->update, &m->zero, &m->optimizer, t->update_ranges);
     m->update.slots = slots;
     m->update.grad_slots.at = t->slot_grads;

@@ -163,22 +163,22 @@ static void test_arena(void **state) {
     dirty_device.allocate = dirty_allocate;
     dirty_device.release = dirty_release;
     Plan plan = example_plan();
-    unsigned char *arena = arena_create(&plan, &dirty_device);
+    Arena arena = arena_create(&plan, &dirty_device);
     assert_int_equal(allocated, 3072);
     assert_int_equal(plan_device_bytes(&plan), allocated);
-    for (size_t i = 0; i < allocated; i++) { assert_int_equal(arena[i], 0); }
+    for (size_t i = 0; i < allocated; i++) { assert_int_equal(arena.device[i], 0); }
     Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     arena_bind(arena, &plan, &pointers);
     void *const bound[NUM_TENSORS] = {pointers.a, pointers.b, pointers.c, pointers.d, pointers.e, pointers.f};
     assert_null(pointers.unplanned);
     for (int i = 0; i < NUM_TENSORS; i++) {
-        unsigned char *tensor = arena + plan.tensors[i].offset;
+        unsigned char *tensor = arena.device + plan.tensors[i].offset;
         assert_ptr_equal(tensor, bound[i]);
         assert_int_equal((uintptr_t)tensor % 256, 0);
         for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // no other tensor's bytes
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }
     }
-    dirty_device.release(arena);
+    arena_release(arena, &dirty_device);
     assert_int_equal(released, 1);
     plan_free(&plan);
 }

@@ -605,7 +605,7 @@ static void test_large_tensors(void **state) {
         Kind kind = kind_of(0, k);
         ModelState whole = save_whole(folder, name, &c, kind);
         for (int stage = 0; stage < 4; stage += 3) {
-            Sharding sharding = {2, 0, stage, 1, 0};
+            Sharding sharding = {2, 0, stage, 1, 0, 0};
             check_ranks(folder, &whole, kind, sharding);
         }
         free_model(&whole);
@@ -656,7 +656,7 @@ static void test_codes_of_slices(void **state) {
     ModelState whole = save_whole(folder, "slices", &c, kind_of(0, 2));
     for (int slices = 2; slices <= MOST_SLICES; slices++) {
         ModelState ranks[2 * MOST_SLICES];
-        Sharding sharding = {2, 0, 3, slices, 0};
+        Sharding sharding = {2, 0, 3, slices, 0, 0};
         const char *of_slices = new_run(slices == 2 ? "of2" : "of3");
         for (int rank = 0; rank < sharding_size(sharding); rank++) {
             ranks[rank] = empty_shard(&c, kind_of(0, 2), sharding_of(sharding, rank));

@@ -434,7 +434,7 @@ static void test_llmc_slices(void **state) {
     write_llmc(path, 3, 128);
     ModelFile a = model_open(path), b = model_open(folder);
     for (int rank = 0; rank < 4; rank++) {
-        const Sharding sharding = {2, rank / 2, 3, 2, rank % 2};
+        const Sharding sharding = {2, rank / 2, 3, 2, rank % 2, 0};
         ParamLayout layout = param_layout_sharded(&a.config, sharding);
         real *of_a = (real *)xcalloc(layout.shard, sizeof(real)), *of_b = (real *)xcalloc(layout.shard, sizeof(real));
         ModelState s = {&a.config, &cpu_device, {0}, sharding, NULL, NULL};

@@ -245,7 +245,7 @@ static void test_one_element_at_its_five_addresses(void **state) {
     assert_true(k.local == 384 * 768 && k.global == (768 + 384) * 768 && k.count == 384 * 768);
     assert_int_equal(k.local + element - k.global, in_slice.offset);
     // flat buffer
-    Sharding sharding = {2, 0, 3, 2, tp_rank};
+    Sharding sharding = {2, 0, 3, 2, tp_rank, 0};
     ParamLayout layout = param_layout_sharded(&c, sharding);
     assert_int_equal(layout.total, 62710272);
     assert_int_equal(param_offset(&layout, QKVW, LAYER), 30792960);
@@ -329,7 +329,7 @@ static void test_views_of_the_whole_tensor(void **state) {
         GPT2Config c = described(words[k % 4]);
         int t = slices[k / 4 % 5], ranks = 1 + 2 * (k / 20);
         for (int r = 0; r < t * ranks; r++) {
-            Sharding sharding = {ranks, r / t, k / 20, t, r % t};
+            Sharding sharding = {ranks, r / t, k / 20, t, r % t, 0};
             ParamLayout layout = param_layout_sharded(&c, sharding);
             check_views(&layout);
         }
@@ -366,7 +366,7 @@ static void test_shards(void **state) {
     static const char *const words[] = {"l1h1c1", "l3h2c6", "l4h4c64"};
     for (int k = 0; k < 3 * 4 * 7; k++) {
         GPT2Config c = described(words[k % 3]);
-        Sharding sharding = {1 + k / 12, 0, k / 3 % 4, 1, 0};
+        Sharding sharding = {1 + k / 12, 0, k / 3 % 4, 1, 0, 0};
         ParamLayout layout = param_layout_sharded(&c, sharding);
         signed char *owners = (signed char *)calloc(layout.total, 1);
         for (; sharding.dp_rank < sharding.dp_size; sharding.dp_rank++) {

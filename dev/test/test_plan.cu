@@ -26,12 +26,12 @@ static ModelOptions training(int B, int level, int every) {
     return p;
 }
 
-// MiB of one lifetime, or of all (NUM_LIFETIMES)
+// MiB of one lifetime, or of the device (NUM_LIFETIMES)
 static double planned(const GPT2Config *c, ModelOptions p, Lifetime lifetime) {
     if (p.recompute.layers > c->num_layers) { p.recompute.layers = c->num_layers; }
     if (p.recompute.every == 0) { p.recompute.every = best_segment(c, p); }
     Plan plan = gpt2_plan(c, &p);
-    double mib = mebibytes(plan_bytes(&plan, lifetime));
+    double mib = mebibytes(lifetime == NUM_LIFETIMES ? plan_device_bytes(&plan) : plan_bytes(&plan, lifetime));
     plan_free(&plan);
     return mib;
 }
@@ -189,7 +189,7 @@ static void test_saved_channels_of_every_level(void **state) {
     enum { L = 7 };
     const int expected[] = {16, 12, 10, 6, 1};
     for (int level = 0; level <= RECOMPUTE_BLOCK; level++) {
-        Recompute r = {level, 1, L};
+        Recompute r = {level, 1, L, false};
         int saved = 0;
         for (int id = LN1; id <= RESIDUAL3; id++) {
             const int channels[] = {0, 0, 1, 1, 3, 4};  // by Width
@@ -228,7 +228,7 @@ static void test_slots(void **state) {
     (void)state;
     for (int L = 1; L <= 6; L++) {
         for (int i = 0; i < 5 * 6 * 7; i++) {
-            Recompute r = {i % 5, 1 + i / 5 % 6, i / 30};
+            Recompute r = {i % 5, 1 + i / 5 % 6, i / 30, false};
             if (r.layers <= L) { check_slots(&r, L); }
         }
     }
@@ -373,7 +373,7 @@ static const FitFree auto_may = {false, true, false, false, true, true, false, f
 
 // the bytes with all blocks at `level`, and with -lc
 static size_t bytes_at(const GPT2Config *c, ModelOptions p, int level, int classifier_rows) {
-    Recompute r = {level, 1, c->num_layers};
+    Recompute r = {level, 1, c->num_layers, false};
     p.recompute = r;
     p.classifier_rows = classifier_rows;
     return gpt2_plan_bytes(c, &p);

@@ -860,7 +860,7 @@ static void test_layer_gathers(void **state) {
                  {4, 3, 12, 12 + 3 + 3 * 4},
                  {4, 12, 12, 12 + 12 + 10}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Recompute r = {cases[i].level, cases[i].every, cases[i].layers};
+        Recompute r = {cases[i].level, cases[i].every, cases[i].layers, false};
         printf("    -r %d -rk %d, %d layers: %d\n", r.level, r.every, r.layers, zero_layer_gathers(&r, r.layers));
         assert_int_equal(zero_layer_gathers(&r, r.layers), cases[i].gathers);
     }

@@ -55,7 +55,7 @@ enum { NO_LAYER = -1 };
 typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
 typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and the time at which the device reaches it
 
-typedef uint64_t CopyWork;               // a copy that may still run; 0: none
+typedef uint64_t CopyWork;  // a copy that may still run; 0: none
 
 enum { PCI_BUS_ID_LENGTH = 32, COPY_STREAMS = 5 };
 
@@ -67,8 +67,8 @@ typedef struct {
     // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);  // 256-byte aligned; stops the program if there is no memory
     void (*release)(void *p);
-    size_t (*free_bytes)(void);   // free for a plan, without a reserve for all other memory
-    size_t (*whole_bytes)(void);  // for a plan if nothing else used the device: the same number at every start
+    size_t (*free_bytes)(void);            // free for a plan, without a reserve for all other memory
+    size_t (*whole_bytes)(void);           // for a plan if nothing else used the device: the same number at every start
     void *(*allocate_host)(size_t bytes);  // zeroed; pinned: the device reads and writes it without the host
     void (*release_host)(void *p);
 

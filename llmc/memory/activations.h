@@ -110,9 +110,9 @@ static inline size_t activation_elements(ActivationId id, int N, const GPT2Confi
 
 // -r -rk -rn for a model of L blocks
 typedef struct {
-    int level;   // of the first `layers` blocks; later blocks: level - 1, at least 0
-    int every;   // blocks per checkpoint segment, at least 1
-    int layers;  // 0..L
+    int level;            // of the first `layers` blocks; later blocks: level - 1, at least 0
+    int every;            // blocks per checkpoint segment, at least 1
+    int layers;           // 0..L
     bool offload_inputs;  // --offload 4
 } Recompute;
 

@@ -48,8 +48,8 @@ static inline void inputs_prefetch(BlockInputs *in, int i) {
     inputs_copy_wait(in, i);
     in->device->enqueue_fill(inputs_slot(in, i), 0xFF, in->bytes, in->ex);
 #endif
-    in->copies[i % 2] = in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i),
-                                                 in->host + (size_t)i * in->bytes, in->bytes, in->ex);
+    in->copies[i % 2] =
+        in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i), in->host + (size_t)i * in->bytes, in->bytes, in->ex);
 }
 
 // Work enqueued from now on may read input i, until input i - 2 is fetched. Inputs are fetched in descending order; the

@@ -76,12 +76,12 @@ typedef struct {
     // wide has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
     // overwrites. At -r 0, dfch overwrites the saved fch_gelu.
     floatX *wide;
-    floatX *normed;                     // (R,C) lnf; layernorms that are recomputed or all-gathered
-    floatX *narrow;                     // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
-    floatX *dresidual;                  // (R/t,C) gradient of the residual stream, from the last block to the first
-    floatX *gathered_gradient;          // -tp: (R,C) dresidual of all ranks
-    real *statistics;                   // -tp: (t,rows of a logits chunk,3)
-    bf16 *rounded_in, *rounded_dout;    // -f 2: the inputs of one matmul
+    floatX *normed;                   // (R,C) lnf; layernorms that are recomputed or all-gathered
+    floatX *narrow;                   // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
+    floatX *dresidual;                // (R/t,C) gradient of the residual stream, from the last block to the first
+    floatX *gathered_gradient;        // -tp: (R,C) dresidual of all ranks
+    real *statistics;                 // -tp: (t,rows of a logits chunk,3)
+    bf16 *rounded_in, *rounded_dout;  // -f 2: the inputs of one matmul
     // --offload: two slots of each array of the optimizer state in host memory (update.h)
     floatX *slot_params;
     real *slot_master;

@@ -106,8 +106,7 @@ static inline void plan_print_lifetime(FILE *out, const Plan *plan, Lifetime lif
         for (int d = 0, at = 0; d < t->num_dims; d++) {
             at += snprintf(shape + at, sizeof shape - (size_t)at, d ? " x %zu" : "%zu", t->shape[d]);
         }
-        fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", name, t->name, shape, dtype_name(t->dtype),
-                mebibytes(t->bytes));
+        fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", name, t->name, shape, dtype_name(t->dtype), mebibytes(t->bytes));
     }
     fprintf(out, "%-8s %-51s %12.2f\n", name, "in all", mebibytes(plan_bytes(plan, lifetime)));
 }

@@ -218,7 +218,9 @@ static inline void zero_all_params_wait(Zero *z) {
 }
 
 // whether operations read other memory than this rank stores
-static inline bool zero_gathers(const Zero *z) { return z->layout.sharding.stage > 0 || zero_offload(z) >= OFFLOAD_PARAMS; }
+static inline bool zero_gathers(const Zero *z) {
+    return z->layout.sharding.stage > 0 || zero_offload(z) >= OFFLOAD_PARAMS;
+}
 
 // The stored parameters changed; they are uploaded and all-gathered before the next read. At stage 0 without --offload
 // there is nothing to do.
