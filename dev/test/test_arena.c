@@ -1,12 +1,12 @@
-// plan.h: the plan's offsets, sums and JSON; the arena that is exactly the plan; scratch with one owner at a time.
+// plan.h: the plan's offsets, sums and JSON; the arenas that are exactly the plan; scratch with one owner at a time.
 #include "testing.h"
 #define POISON_SCRATCH
 #include "plan_bytes.h"
 
-enum { NUM_TENSORS = 6 };
+enum { NUM_TENSORS = 8 };
 
 typedef struct {
-    void *a, *b, *unplanned, *c, *d, *e, *f;
+    void *a, *b, *unplanned, *c, *d, *e, *f, *g, *h;
 } Example;
 
 #define EXAMPLE(...) PLAN_ADD_MEMBER(&plan, Example, __VA_ARGS__)
@@ -17,27 +17,30 @@ static Plan example_plan(void) {
     EXAMPLE(a, STATE, DT_F32, 1);
     EXAMPLE(b, SAVED, DT_BF16, 128, 1);
     EXAMPLE(c, SCRATCH, DT_F32, 5, 13, 1);
+    EXAMPLE(g, HOST, DT_I16, 100);
     EXAMPLE(d, STATE, DT_U8, 0);
     EXAMPLE(e, SAVED, DT_F64, 2, 3, 5, 7);
     EXAMPLE(f, SCRATCH, DT_I32, 64);
+    EXAMPLE(h, HOST, DT_F32, 65);
     return plan;
 }
 
-static const size_t example_bytes[NUM_TENSORS] = {256, 256, 512, 0, 1792, 256};
+static const size_t example_bytes[NUM_TENSORS] = {256, 256, 512, 256, 0, 1792, 256, 512};
 
 // ---- the plan
 
 static void test_offsets(void **state) {
     (void)state;
     Plan plan = example_plan();
-    size_t at = 0;
+    size_t ends[2] = {0, 0};
     assert_int_equal(plan.count, NUM_TENSORS);
     for (int i = 0; i < NUM_TENSORS; i++) {
         assert_int_equal(plan.tensors[i].bytes, example_bytes[i]);
-        assert_int_equal(plan.tensors[i].offset, at);
+        size_t *end = &ends[plan.tensors[i].lifetime == HOST];
+        assert_int_equal(plan.tensors[i].offset, *end);
         assert_int_equal(plan.tensors[i].offset % PLAN_ALIGN, 0);
         assert_int_equal(plan_tensor_bytes(&plan, plan.tensors[i].name), example_bytes[i]);
-        at += example_bytes[i];
+        *end += example_bytes[i];
     }
     plan_free(&plan);
 }
@@ -48,8 +51,10 @@ static void test_sums(void **state) {
     assert_int_equal(plan_bytes(&plan, STATE), 256);
     assert_int_equal(plan_bytes(&plan, SAVED), 256 + 1792);
     assert_int_equal(plan_bytes(&plan, SCRATCH), 512 + 256);
+    assert_int_equal(plan_bytes(&plan, HOST), 768);
     assert_int_equal(plan_device_bytes(&plan), 3072);
     assert_int_equal(plan_device_bytes(&empty), 0);
+    assert_int_equal(plan_bytes(&empty, HOST), 0);
     plan_free(&plan);
 }
 
@@ -97,15 +102,17 @@ static const char *string(const cJSON *object, const char *key) {
 
 static void test_json(void **state) {
     (void)state;
-    static const char *const lifetimes[NUM_TENSORS] = {"state", "saved", "scratch", "state", "saved", "scratch"};
-    static const char *const dtypes[NUM_TENSORS] = {"F32", "BF16", "F32", "U8", "F64", "I32"};
+    static const char *const lifetimes[NUM_TENSORS] = {"state", "saved", "scratch", "host",
+                                                       "state", "saved", "scratch", "host"};
+    static const char *const dtypes[NUM_TENSORS] = {"F32", "BF16", "F32", "I16", "U8", "F64", "I32", "F32"};
     Plan plan = example_plan();
     cJSON *json = plan_json(&plan, 3);
-    assert_int_equal(cJSON_GetArraySize(json), 6);
+    assert_int_equal(cJSON_GetArraySize(json), 7);
     assert_true(number(json, "rank") == 3);
     assert_true(number(json, "state") == 256);
     assert_true(number(json, "saved") == 2048);
     assert_true(number(json, "scratch") == 768);
+    assert_true(number(json, "host") == 768);
     assert_true(number(json, "total") == 3072);
     const cJSON *tensors = cJSON_GetObjectItemCaseSensitive(json, "tensors");
     assert_int_equal(cJSON_GetArraySize(tensors), NUM_TENSORS);
@@ -123,11 +130,12 @@ static void test_json(void **state) {
     plan_free(&plan);
 }
 
-// The table has a header, a line per tensor, a line per lifetime, and the total.
+// The table has a header, a line per tensor, a line per lifetime, and the device's total before the host's lines.
 static void test_print(void **state) {
     (void)state;
     Plan plan = {NULL, 0};
     plan_add(&plan, 0, "widest", SAVED, DT_F32, 4, (const size_t[]){(size_t)1 << 20, 1, 1, 3});
+    plan_add(&plan, 0, "pinned", HOST, DT_F32, 1, (const size_t[]){1 << 20});
     char *text = NULL;
     size_t length;
     FILE *out = open_memstream(&text, &length);
@@ -136,20 +144,28 @@ static void test_print(void **state) {
     fclose(out);
     int lines = 0;
     for (char *c = text; *c; c++) { lines += *c == '\n'; }
-    assert_int_equal(lines, 1 + 1 + NUM_LIFETIMES + 1);
+    assert_int_equal(lines, 1 + 2 + NUM_LIFETIMES + 1);
     assert_non_null(strstr(text, "1048576 x 1 x 1 x 3"));
-    assert_string_equal(text + length - 6, "12.00\n");
+    const char *total = strstr(text, "total on the device");
+    assert_non_null(total);
+    assert_non_null(strstr(total, " 12.00\nhost     pinned"));
+    assert_string_equal(text + length - 5, "4.00\n");
     free(text);
     plan_free(&plan);
 }
 
 // ---- the arena
 
-static size_t allocated, released;  // of dirty_device
+static size_t allocated, allocated_host, released;  // of dirty_device
 
 static void *dirty_allocate(size_t bytes) {
     allocated += bytes;
     return memset(host_allocate(bytes), 0xAB, bytes);
+}
+
+static void *zeroed_host(size_t bytes) {
+    allocated_host += bytes;
+    return cpu_device.allocate_host(bytes);
 }
 
 static void dirty_release(void *p) {
@@ -161,25 +177,28 @@ static void test_arena(void **state) {
     (void)state;
     Device dirty_device = cpu_device;
     dirty_device.allocate = dirty_allocate;
-    dirty_device.release = dirty_release;
+    dirty_device.allocate_host = zeroed_host;
+    dirty_device.release = dirty_device.release_host = dirty_release;
     Plan plan = example_plan();
     Arena arena = arena_create(&plan, &dirty_device);
     assert_int_equal(allocated, 3072);
-    assert_int_equal(plan_device_bytes(&plan), allocated);
+    assert_int_equal(allocated_host, 768);
     for (size_t i = 0; i < allocated; i++) { assert_int_equal(arena.device[i], 0); }
-    Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    Example pointers = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
     arena_bind(arena, &plan, &pointers);
-    void *const bound[NUM_TENSORS] = {pointers.a, pointers.b, pointers.c, pointers.d, pointers.e, pointers.f};
+    void *const bound[NUM_TENSORS] = {pointers.a, pointers.b, pointers.c, pointers.g,
+                                      pointers.d, pointers.e, pointers.f, pointers.h};
     assert_null(pointers.unplanned);
     for (int i = 0; i < NUM_TENSORS; i++) {
-        unsigned char *tensor = arena.device + plan.tensors[i].offset;
+        bool host = plan.tensors[i].lifetime == HOST;
+        unsigned char *tensor = (host ? arena.host : arena.device) + plan.tensors[i].offset;
         assert_ptr_equal(tensor, bound[i]);
         assert_int_equal((uintptr_t)tensor % 256, 0);
         for (size_t j = 0; j < example_bytes[i]; j++) { assert_int_equal(tensor[j], 0); }  // no other tensor's bytes
         if (example_bytes[i]) { memset(tensor, i + 1, example_bytes[i]); }
     }
     arena_release(arena, &dirty_device);
-    assert_int_equal(released, 1);
+    assert_int_equal(released, 2);
     plan_free(&plan);
 }
 

@@ -6,6 +6,8 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same checks;
                                         padding after 50 updates; decoding
     mpirun test_processes late T        the same bits through a late communicator (late_comm.h)
+    mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the bits
+                                        of --offload 0, also with late copies (late_copies.h); allocated and moved bytes
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
@@ -22,6 +24,7 @@ dev/test/test_processes.sh runs these commands and the trainer.
 #include "../../train_gpt2.cu"
 #pragma GCC diagnostic pop
 #include "late_comm.h"
+#include "late_copies.h"
 #include "slice_copy.h"
 #include "testing.h"
 
@@ -483,8 +486,8 @@ static uint64_t hash_logits(uint64_t hash, GPT2 *m) {
     return hash_bytes(hash, logits, (size_t)config.vocab_size * sizeof logits[0]);
 }
 
-// a hash of all results and state of this rank after two updates, with a validation and decoding between them
-static uint64_t hash_training(GPT2 *m) {
+// a hash of all results of this rank in two updates, with a validation and decoding between them
+static uint64_t hash_updates(GPT2 *m) {
     uint64_t hash = 0;
     for (int step = 0; step < 2; step++) {
         make_gradients(m, step, 1);
@@ -496,12 +499,22 @@ static uint64_t hash_training(GPT2 *m) {
         hash = hash_number(hash, evaluate_once(m));
         hash = hash_logits(hash, m);
     }
+    return hash;
+}
+
+static uint64_t hash_state(uint64_t hash, const GPT2 *m) {
+    size_t count = m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard;
+    return hash_optimizer(hash, &m->optimizer, m->device, 0, count);
+}
+
+// hash_updates, and all state of this rank
+static uint64_t hash_training(GPT2 *m) {
+    uint64_t hash = hash_updates(m);
     for (int slices = 0; slices < 2; slices++) {
         uint64_t params = hash_replica(m, slices);
         hash = hash_bytes(hash, &params, sizeof params);
     }
-    size_t count = m->layout.sharding.stage < 1 ? m->layout.total : m->layout.shard;
-    return hash_optimizer(hash, &m->optimizer, m->device, 0, count);
+    return hash_state(hash, m);
 }
 
 static uint64_t hash_usual_training(ModelOptions p, const Groups *groups) {
@@ -543,6 +556,102 @@ static void check_late(const Groups *groups) {
             CHECK(hash_late_training(p, groups, (LateKind)kind) == expected,
                   "-tp %d -z %d -r %d -ra %d, %d micro-batches: other bits %s", groups->tp->size, stage, r, again,
                   p.micro_steps, kinds[kind]);
+        }
+    }
+}
+
+// ---- --offload
+
+// counts the gradients that the norm reads in pinned memory
+static void counted_norm(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
+    if (in_pinned_memory(x.at)) { late_copies()->up += n * dtype_size(x.dtype); }
+    cpu_ops.global_norm_squared(out, x, mode, n, ex);
+}
+
+// Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.
+static void check_waited(const GPT2 *m, const char *work) {
+    CHECK(late_copies()->num_pending == 0, "--offload %d -z %d: %d copies of the %s are not waited for",
+          m->options.sharding.offload, m->options.sharding.stage, late_copies()->num_pending, work);
+}
+
+// the parameters that this rank owns, where it stores them
+static uint64_t hash_own_params(uint64_t hash, const GPT2 *m) {
+    for (int b = 0; b < num_buckets(&m->layout); b++) {
+        hash = hash_bytes(hash, zero_owned_params(&m->zero, b), param_bucket(&m->layout, b).chunk * sizeof(floatX));
+    }
+    return hash;
+}
+
+// Moved and sent bytes of one more update are those of the formulas.
+static void check_moved(GPT2 *m) {
+    uint64_t sent = sent_by(&m->groups);
+    late_copies()->up = late_copies()->down = 0;
+    make_gradients(m, 2, 1);
+    check_waited(m, "micro-steps");
+    change_params(m, 2);
+    check_waited(m, "update");
+    check_sent(m, sent_by(&m->groups) - sent);
+    LinkBytes planned = gpt2_link_bytes(&config, &m->options);
+    CHECK(late_copies()->up == planned.up && late_copies()->down == planned.down,
+          "--offload %d -tp %d -z %d -r %d, %d micro-batches: %zu bytes up and %zu down, planned %zu and %zu",
+          m->options.sharding.offload, m->local.tp_size, m->options.sharding.stage, m->options.recompute.level,
+          m->options.micro_steps, (size_t)late_copies()->up, (size_t)late_copies()->down, (size_t)planned.up,
+          (size_t)planned.down);
+}
+
+// a hash of two updates and of this rank's state after them
+static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyKind kind) {
+    static Device device;
+    static Backend backend;
+    static Ops ops;
+    Comm *const comms[] = {groups.world, groups.dp, groups.tp};
+    device = late_device(kind);
+    ops = cpu_ops;
+    ops.global_norm_squared = counted_norm;
+    backend = cpu_backend;
+    backend.device = &device;
+    backend.ops = &ops;
+    p.backend = &backend;
+    p.sharding.offload = offload;
+    p.recompute.offload_inputs = offload >= OFFLOAD_INPUTS;
+    for (int i = 0; i < 3; i++) { comms[i]->device = &device; }
+    GPT2 *m = (GPT2 *)xmalloc(sizeof *m);
+    gpt2_build(m, config, p, groups);
+    gpt2_init(m, 7);
+    Plan plan = gpt2_plan(&config, &p);
+    CHECK((size_t)(late_copies()->host_end - late_copies()->host) == plan_bytes(&plan, HOST),
+          "--offload %d: %zu bytes of pinned host memory, planned %zu", offload,
+          (size_t)(late_copies()->host_end - late_copies()->host), plan_bytes(&plan, HOST));
+    plan_free(&plan);
+    uint64_t hash = hash_updates(m);
+    check_waited(m, "two updates");
+    hash = hash_state(hash_own_params(hash, m), m);
+    check_replicas_agree(m);
+    check_moved(m);
+    for (int i = 0; i < 3; i++) { comms[i]->device = &cpu_device; }
+    model_free(m);
+    return hash;
+}
+
+// every -z with -r 0, 2 and 4, one micro-batch and three
+static void check_offload(const Groups *groups) {
+    static const char *const kinds[NUM_COPY_KINDS] = {"", " with late results of copies", " with late copies"};
+    Comm *const comms[] = {groups->world, groups->dp, groups->tp};
+    for (int i = 0; i < 3; i++) { comm_after_copies(comms[i]); }
+    for (int k = 0; k < 4 * 3 * 2; k++) {
+        int stage = k / 6, r = k / 2 % 3 * 2, micro_steps = k % 2 == 0 ? 1 : MICRO_STEPS;
+        if (stage > 0 && groups->dp->size == 1) { break; }
+        ModelOptions p = options_for(stage, r, micro_steps, groups->dp);
+        p.sharding.tp_size = groups->tp->size;
+        p.sharding.tp_rank = groups->tp->rank;
+        p.gather_again = k % 4 < 2;
+        p.decode_positions = config.max_seq_len;
+        uint64_t expected = hash_offloaded(p, *groups, 0, EARLY_COPIES);
+        for (int i = 0; i < 4 * NUM_COPY_KINDS; i++) {
+            int offload = 1 + i / NUM_COPY_KINDS, kind = i % NUM_COPY_KINDS;
+            CHECK(hash_offloaded(p, *groups, offload, (CopyKind)kind) == expected,
+                  "--offload %d -tp %d -z %d -r %d, %d micro-batches: other bits than --offload 0%s", offload,
+                  groups->tp->size, stage, r, micro_steps, kinds[kind]);
         }
     }
 }
@@ -754,6 +863,8 @@ static int run_groups(int t, const char *command) {
         check_all_files(&groups);
     } else if (strcmp(command, "late") == 0) {
         check_late(&groups);
+    } else if (strcmp(command, "offload") == 0) {
+        check_offload(&groups);
     } else if (strcmp(command, "bytes") == 0) {
         check_device_bytes(t, groups.world);
         if (t == 1 && groups.world->size == 2) { check_volumes(groups.world); }

@@ -21,7 +21,7 @@ defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes, LinkBytes, micro_
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
 
-// All-gathers of layers in a micro-step at stage 3. The forward reads every layer; the backward of block l reads layers
+// All-gathers, or uploads, of layers in a micro-step at stage 3 or --offload 3. The forward reads every layer; the backward of block l reads layers
 // recompute_from(l) to l. A layer in neither of the two buffers is all-gathered before the read.
 static inline int zero_layer_gathers(const Recompute *r, int L) {
     int buffered[2] = {-1, -1}, gathers = 0;
@@ -46,12 +46,12 @@ static inline uint64_t zero_sent_bytes(const ParamLayout *layout, DType gradient
     uint64_t sent = 0, reductions = stage < 2 ? 1 : (uint64_t)micro_steps;
     for (int i = 0; i < num_buckets(layout); i++) {
         Bucket b = param_bucket(layout, i);
-        bool by_layer = stage >= 3 && bucket_kind(layout, i) == LAYER_BUCKET;
+        bool by_layer = buffers_params(&layout->sharding) && bucket_kind(layout, i) == LAYER_BUCKET;
         sent += stage == 0 ? all_reduce_bytes(b.size, gradients, rank, ranks)
                            : reductions * all_gather_bytes(b.chunk, gradients, ranks);
         if (stage > 0 && !by_layer) { sent += all_gather_bytes(b.chunk, DT_FLOATX, ranks); }
     }
-    if (stage < 3) { return sent; }
+    if (!buffers_params(&layout->sharding) || stage == 0) { return sent; }
     uint64_t gathers = (uint64_t)micro_steps * (uint64_t)zero_layer_gathers(r, layout->num_layers);
     return sent + gathers * all_gather_bytes(layout->chunk[LAYER_BUCKET], DT_FLOATX, ranks);
 }
@@ -135,7 +135,19 @@ static inline LinkBytes micro_step_link_bytes(const GPT2Config *c, const ModelOp
     return bytes;
 }
 
-// Copies of the norm and of AdamW. The norm reads gradients in host memory over the link.
+// gradients that the norm reads on this rank: its shard; with tensor parallelism replicated tensors on tp_rank 0 alone
+static inline uint64_t norm_elements(const ParamLayout *layout) {
+    uint64_t elements = 0;
+    if (layout->sharding.tp_rank == 0) { return layout->shard; }
+    for (int b = 0; b < num_buckets(layout); b++) {
+        Range ranges[LAYER_PARAMS];
+        int count = bucket_ranges(ranges, layout, b, true, true);
+        for (int i = 0; i < count; i++) { elements += ranges[i].count; }
+    }
+    return elements;
+}
+
+// Bytes of the norm and of AdamW. The norm reads gradients in host memory over the link.
 static inline LinkBytes update_link_bytes(const GPT2Config *c, const ModelOptions *o) {
     ParamLayout layout = param_layout_sharded(c, o->sharding);
     const Sharding *s = &layout.sharding;
@@ -149,7 +161,7 @@ static inline LinkBytes update_link_bytes(const GPT2Config *c, const ModelOption
     bytes.up = bytes.down = state;
     if (s->offload >= OFFLOAD_GRADIENTS) {
         uint64_t size = dtype_size(stored_gradients(o)), replicated = s->tp_size > 1 ? num_replicated(&layout) : 0;
-        bytes.up += (2 * elements + replicated) * size;
+        bytes.up += (norm_elements(&layout) + elements + replicated) * size;
         bytes.down += replicated * size;
     }
     return bytes;

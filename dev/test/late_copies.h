@@ -1,0 +1,168 @@
+/*
+Late copies between host and device, for tests. A copy of cpu_device is done when the call returns, so a missing
+copy_wait changes nothing. This device's memory is the host's, and its copies are as late as device.h allows:
+  EARLY_COPIES        a copy is done when the call returns
+  LATE_COPY_RESULTS   the destination is NaN from the call until copy_wait
+  LATE_COPY_CALLS     the whole copy runs at copy_wait, and so reads a source that was written in between
+Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late. A
+collective of comm_after_copies runs after all copies.
+The device counts the bytes that its copies move, and the copies that were never waited for.
+defines: CopyKind, LateCopies, late_copies, late_device, copies_finish, comm_after_copies
+*/
+#pragma once
+#include "llmc/common/device.h"
+#include "llmc/parallel/comm.h"
+
+typedef enum { EARLY_COPIES, LATE_COPY_RESULTS, LATE_COPY_CALLS, NUM_COPY_KINDS } CopyKind;
+
+typedef struct {
+    int stream;
+    void *to;
+    const void *from;
+    size_t bytes;
+    CopyWork copy;
+    void *data;  // LATE_COPY_RESULTS: the source at the call
+} PendingCopy;
+
+enum { MAX_PENDING = 64 };
+
+typedef struct {
+    CopyKind kind;
+    PendingCopy pending[MAX_PENDING];
+    int num_pending;
+    CopyWork num_copies;
+    uint64_t up, down;            // bytes of copies
+    const char *host, *host_end;  // the latest allocation of pinned host memory
+} LateCopies;
+
+// of this process
+static inline LateCopies *late_copies(void) {
+    static LateCopies all;
+    return &all;
+}
+
+static inline bool in_pinned_memory(const void *p) {
+    return (const char *)p >= late_copies()->host && (const char *)p < late_copies()->host_end;
+}
+
+// runs the oldest pending copy of a stream up to number `last`; false if there is none
+static inline bool copies_run_one(int stream, CopyWork last) {
+    LateCopies *all = late_copies();
+    int i = 0;
+    while (i < all->num_pending && (all->pending[i].stream != stream || all->pending[i].copy > last)) { i++; }
+    if (i == all->num_pending) { return false; }
+    PendingCopy *c = &all->pending[i];
+    memcpy(c->to, c->data ? c->data : c->from, c->bytes);
+    free(c->data);
+    all->num_pending--;
+    memmove(c, c + 1, (size_t)(all->num_pending - i) * sizeof *c);
+    return true;
+}
+
+// Runs all pending copies.
+static inline void copies_finish(void) {
+    for (int stream = 0; stream < COPY_STREAMS; stream++) {
+        while (copies_run_one(stream, UINT64_MAX)) {}
+    }
+}
+
+static inline CopyWork late_copy_begin(int stream, void *to, const void *from, size_t bytes) {
+    LateCopies *all = late_copies();
+    PendingCopy c = {stream, to, from, bytes, ++all->num_copies, NULL};
+    if (all->num_pending == MAX_PENDING) { run_error("%d copies are not waited for: a bug", MAX_PENDING); }
+    if (all->kind == LATE_COPY_RESULTS) {
+        c.data = memcpy(xmalloc(bytes), from, bytes);
+        memset(to, 0xFF, bytes);
+    }
+    all->pending[all->num_pending++] = c;
+    if (all->kind == EARLY_COPIES) { copies_run_one(stream, c.copy); }
+    return c.copy;
+}
+
+static inline CopyWork late_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
+    (void)ex;
+    if (!in_pinned_memory(host) || in_pinned_memory(device)) { run_error("an upload is from host to device: a bug"); }
+    late_copies()->up += bytes;
+    return late_copy_begin(stream, device, host, bytes);
+}
+
+static inline CopyWork late_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
+    (void)ex;
+    if (!in_pinned_memory(host) || in_pinned_memory(device)) { run_error("a download is from device to host: a bug"); }
+    late_copies()->down += bytes;
+    return late_copy_begin(stream, host, device, bytes);
+}
+
+static inline void late_copy_wait(CopyWork copy, Exec *ex) {
+    LateCopies *all = late_copies();
+    (void)ex;
+    for (int i = 0; i < all->num_pending; i++) {
+        if (all->pending[i].copy != copy) { continue; }
+        int stream = all->pending[i].stream;
+        while (copies_run_one(stream, copy)) {}
+        return;
+    }
+}
+
+// a copy in the order of the work; it counts if one end is in pinned memory
+static inline void counted_enqueue_copy(void *to, const void *from, size_t bytes, Exec *ex) {
+    if (in_pinned_memory(from)) { late_copies()->up += bytes; }
+    if (in_pinned_memory(to)) { late_copies()->down += bytes; }
+    cpu_device.enqueue_copy(to, from, bytes, ex);
+}
+
+static inline void *noted_allocate_host(size_t bytes) {
+    char *p = (char *)cpu_device.allocate_host(bytes);
+    late_copies()->host = p;
+    late_copies()->host_end = p + bytes;
+    return p;
+}
+
+static inline Device late_device(CopyKind kind) {
+    Device device = cpu_device;
+    late_copies()->kind = kind;
+    device.allocate_host = noted_allocate_host;
+    device.upload_begin = late_upload_begin;
+    device.download_begin = late_download_begin;
+    device.copy_wait = late_copy_wait;
+    device.enqueue_copy = counted_enqueue_copy;
+    return device;
+}
+
+// ---- a communicator whose collectives run after all copies, as comm.h says
+
+static inline const CommBackend **wrapped_backend(void) {
+    static const CommBackend *backend;
+    return &backend;
+}
+
+static inline void all_reduce_after_copies(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
+    copies_finish();
+    (*wrapped_backend())->all_reduce(buffer, count, dtype, comm, ex);
+}
+static inline void reduce_scatter_after_copies(void *out, const void *in, size_t chunk, DType dtype, Comm *comm,
+                                               Exec *ex) {
+    copies_finish();
+    (*wrapped_backend())->reduce_scatter(out, in, chunk, dtype, comm, ex);
+}
+static inline void all_gather_after_copies(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
+    copies_finish();
+    (*wrapped_backend())->all_gather(out, in, chunk, dtype, comm, ex);
+}
+static inline void broadcast_after_copies(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
+    copies_finish();
+    (*wrapped_backend())->broadcast(buffer, count, dtype, root, comm, ex);
+}
+
+// All groups of several ranks must have the same backend.
+static inline void comm_after_copies(Comm *comm) {
+    static CommBackend after_copies;
+    if (comm->size == 1 || comm->backend == &after_copies) { return; }
+    *wrapped_backend() = comm->backend;
+    after_copies = *comm->backend;
+    after_copies.all_reduce = all_reduce_after_copies;
+    after_copies.reduce_scatter = reduce_scatter_after_copies;
+    after_copies.all_gather = all_gather_after_copies;
+    after_copies.broadcast = broadcast_after_copies;
+    comm->backend = &after_copies;
+}
