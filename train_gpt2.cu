@@ -716,10 +716,12 @@ static void embedding_backward(GPT2 *m, floatX *dresidual, GradMode mode) {
 static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, GradMode mode) {
     int C = m->config.channels;
     floatX *dlnf = scratch_acquire(&m->narrow, "dlnf", m->tp.all_elements);
+    zero_grads_acquire(&m->zero, embeddings_bucket());
     gpt2_classify(m, dlnf, scale, mode);
     ParallelRows sum = rows_reduce_scatter(&m->tp, dlnf);
     m->device->enqueue_fill(dresidual, 0, (size_t)m->tp.own_rows * (size_t)C * sizeof(floatX), &m->exec);
     const floatX *own_dlnf = rows_wait(&m->tp, &sum);
+    zero_grads_acquire(&m->zero, final_bucket(&m->layout));
     m->ops->layernorm_backward(dresidual, grad(m, LNFW, 0), grad(m, LNFB, 0), own_dlnf, last_residual(m),
                                param(m, LNFW, 0), statistic(m, LNF_MEAN, 0), statistic(m, LNF_RSTD, 0), mode,
                                m->tp.own_rows, C, &m->exec);
@@ -732,8 +734,6 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
-    zero_grads_acquire(&m->zero, embeddings_bucket());
-    zero_grads_acquire(&m->zero, final_bucket(&m->layout));
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
@@ -753,7 +753,6 @@ static void gpt2_backward(GPT2 *m, real scale) {
     embedding_backward(m, dresidual, mode);
     zero_grads_reduce(&m->zero, embeddings_bucket());
     zero_grads_wait(&m->zero);
-    inputs_wait(&m->inputs);
 }
 
 // Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a

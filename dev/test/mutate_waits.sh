@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Does a test fail without each wait for a collective?   dev/test/mutate_waits.sh [WORDS]
-# Deletes each comm_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
-# llmc/parallel/tensor_parallel.h and train_gpt2.cu in a copy of the sources, one at a time. Then runs `test_processes`:
-# late with -z on 3 ranks and with -tp 2 on 4, and layouts on 3. WORDS: only waits with WORDS in "file:line statement".
-# Prints each wait with the failure of its deletion. Fails if no test notices a deletion. About 3 minutes on two free
-# cores.
+# Does a test fail without each wait for a collective or a copy?   dev/test/mutate_waits.sh [WORDS]
+# Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
+# llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/block_inputs.h and train_gpt2.cu in a copy of the
+# sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
+# offload on 1, 3 and 4. WORDS: only waits with WORDS in "file:line statement". Prints each wait with the failure of its
+# deletion. Fails if no test notices a deletion. About 8 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -22,7 +22,7 @@ waits=(
     'train_gpt2.cu|comm_wait\(|no_comm_wait('
     'train_gpt2.cu|= rows_wait\(|= not_waited('
     'train_gpt2.cu|^    rows_wait\(|    (void)not_waited('
-    'llmc/parallel/zero.h|if \(stage >= 2 && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
+    'llmc/parallel/zero.h|if \(buffered && bucket < .*\{ zero_bucket_wait\(z, bucket \+ 1\); \}|'
     'llmc/parallel/zero.h|\{ zero_bucket_wait\(z, b\); \}|{ (void)b; }'
     'llmc/parallel/zero.h| && layer_buffer\(next\) != layer_buffer\(bucket\)|'
     'llmc/parallel/zero.h|^    if \(z->buffered\[layer_buffer\(bucket\)\] == bucket\)|    if (z->buffered[bucket % 2])'
@@ -32,6 +32,16 @@ waits=(
     'llmc/parallel/replicas.h|^    zero_all_params_wait\(|    no_wait('
     'train_gpt2.cu|^    zero_params_wait\(|    no_wait('
     'train_gpt2.cu|^ +wait_for_params\(|    no_wait('
+    'llmc/parallel/zero.h|z->dp->device->copy_wait\(|no_wait('
+    'llmc/parallel/zero.h|^ +zero_grad_copy_wait\(|    no_wait('
+    'llmc/parallel/zero.h|\{ zero_grad_copy_wait\(|{ no_wait('
+    'llmc/parallel/update.h|u->zero->dp->device->copy_wait\(|no_wait('
+    'llmc/memory/block_inputs.h|in->device->copy_wait\(|no_wait('
+    'llmc/memory/block_inputs.h|^ +inputs_copy_wait\(|    no_wait('
+    'llmc/memory/block_inputs.h|\{ inputs_copy_wait\(|{ no_wait('
+    'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
+    'train_gpt2.cu|\{ inputs_acquire\(|{ no_wait('
+    'train_gpt2.cu|^ +update_wait\(|    no_wait('
 )
 
 build() {
@@ -44,12 +54,12 @@ build() {
 # first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {
     local test ranks arguments
-    for test in "3 late 1" "4 late 2" "3 layouts"; do
+    for test in "3 late 1" "4 late 2" "3 layouts" "1 offload 1" "3 offload 1" "4 offload 2"; do
         read -r ranks arguments <<<"$test"
         # shellcheck disable=SC2086
         timeout -k 5 100 mpirun --oversubscribe --bind-to none -np "$ranks" ./processes $arguments >log 2>&1 \
             </dev/null && continue
-        sed -nE 's/^train_gpt2: rank [0-9]: //p; /signal/ { p; q }' log | head -n 1 | grep . || tail -n 1 log
+        sed -nE 's/^train_gpt2: (rank [0-9]: )?//p; /signal/ { p; q }' log | head -n 1 | grep . || tail -n 1 log
         return
     done
 }

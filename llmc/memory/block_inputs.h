@@ -44,10 +44,6 @@ static inline void inputs_store(BlockInputs *in, int i) {
 // Begins to fetch input i. The last input is still in its slot.
 static inline void inputs_prefetch(BlockInputs *in, int i) {
     if (i < 0 || i == in->count - 1) { return; }
-#ifdef POISON_SCRATCH
-    inputs_copy_wait(in, i);
-    in->device->enqueue_fill(inputs_slot(in, i), 0xFF, in->bytes, in->ex);
-#endif
     in->copies[i % 2] =
         in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i), in->host + (size_t)i * in->bytes, in->bytes, in->ex);
 }

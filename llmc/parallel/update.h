@@ -98,10 +98,6 @@ static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t
     const Device *device = u->zero->dp->device;
     int stream = COPY_UPDATE + i % 2;
     if (stored == slot) { return; }
-#ifdef POISON_SCRATCH
-    device->copy_wait(u->copies[i % 2], u->zero->ex);
-    if (upload) { device->enqueue_fill(slot, 0xFF, bytes, u->zero->ex); }
-#endif
     u->copies[i % 2] = upload ? device->upload_begin(stream, slot, stored, bytes, u->zero->ex)
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);
 }

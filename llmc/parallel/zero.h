@@ -281,10 +281,6 @@ static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
 // stages 2 and 3 the backward sets gradients.
 static inline void zero_fetch_grads(Zero *z, int bucket) {
     if (!zero_offloads_grads(z) || zero_grad_mode(z) == GRAD_SET) { return; }
-#ifdef POISON_SCRATCH
-    zero_grad_copy_wait(z, bucket);
-    zero_poison_grads(z, bucket);
-#endif
     zero_copy_grads(z, bucket, true);
 }
 
