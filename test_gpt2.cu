@@ -1579,13 +1579,14 @@ static void start_diverging(void *path) {
 }
 
 // After two steps, matmuls are autotuned and micro-steps are CUDA graphs. Then start_step launches a graph for each
-// micro-step, never waits for the device, and copies only from pinned memory.
-static void test_start_step_does_not_wait(void **state) {
-    (void)state;
+// micro-step, never waits for the device, and copies only from pinned memory: at every --offload.
+static void check_start_step(int offload) {
 #ifdef SIMT
     TrainArgs args = small_run(random_file("stream.txt", 2000));
+    args.offload = offload;
     Run run;
     run_open(&run, &args, alone_host());
+    assert_int_equal(run.model.options.sharding.offload, backend == &cpu_backend ? 0 : offload);
     for (int i = 0; i < 2; i++) { train_step(&run); }
     const auto &count = simt::runtime();
     uint64_t graphs = count.graph_launches, waits = count.host_synchronisations, copies = count.pageable_copies;
@@ -1597,8 +1598,14 @@ static void test_start_step_does_not_wait(void **state) {
     finish_step(&run);
     run_close(&run);
 #else
+    (void)offload;
     skip();  // only the emulator counts waits and copies
 #endif
+}
+
+static void test_start_step_does_not_wait(void **state) {
+    (void)state;
+    for (int offload = 0; offload <= 4; offload++) { check_start_step(offload); }
 }
 
 // The loop waits once a step: for the results of one step after it has enqueued the next. The device is idle only after
@@ -1609,6 +1616,7 @@ static void test_loop_waits_a_step_behind(void **state) {
     TrainArgs args = small_run(random_file("stream.txt", 2000));
     args.val_every = args.sample_every = 0;
     args.max_steps = 6;
+    args.offload = 4;
     Run run;
     run_open(&run, &args, alone_host());
     for (int i = 0; i < 2; i++) { train_step(&run); }

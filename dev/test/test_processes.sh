@@ -94,6 +94,15 @@ for layout in "3 1" "2 2" "4 2"; do
     launch "$ranks" "$program" late "$slices"
     report "late collectives change no bit, -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
 done
+for layout in "1 1" "3 1" "2 2" "4 2"; do
+    read -r ranks slices <<<"$layout"
+    launch "$ranks" "$program" offload "$slices"
+    report "--offload changes no bit, -tp $slices on $ranks ranks" "$(says "^every layout agrees")"
+done
+if [ -x "${program}_bf16" ]; then
+    launch 4 "${program}_bf16" offload 2
+    report "--offload changes no bit, -tp 2 on 4 ranks in bf16" "$(says "^every layout agrees")"
+fi
 for layout in "2 1" "3 1" "4 2"; do
     read -r ranks slices <<<"$layout"
     launch "$ranks" "$program" bytes "$slices"

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# --offload on an emulated GPU, with copies that land late, early and in a random order: the bits of --offload 0, in
+# CUDA graphs, beside validation, samples and checkpoints, and resumed with another stage.
+#   EMULATED=build/emulated/train_gpt2 BF16=build/emulated/train_gpt2_bf16 dev/test/test_offload.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+emulated=$(realpath "${EMULATED:-build/emulated/train_gpt2}")
+bf16=$(realpath "${BF16:-build/emulated/train_gpt2_bf16}")
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit
+seq 3000 >text
+export OMP_NUM_THREADS=2
+model=(-i text -e l4h2c32 -t 16 -b 2 -l 3e-3 -s 0 -x 3 -n 3)
+
+# train PROGRAM RUN FLAGS...: prints a sentence if the run fails
+train() {
+    local status=0
+    timeout -k 5 300 "$1" "${model[@]}" -o "$2" "${@:3}" >"$2.log" 2>&1 </dev/null || status=$?
+    [ "$status" -eq 0 ] || { echo "exit status $status: ${*:2}"; grep train_gpt2: "$2.log"; }
+}
+metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+same_run() { # RUN RUN STEP: the same losses, norms and bits
+    cmp <(metrics "$1") <(metrics "$2") 2>&1
+    local file
+    for file in model.safetensors optimizer.safetensors; do cmp "$1/$3/$file" "$2/$3/$file" 2>&1; done
+}
+
+# check NAME PROGRAM FLAGS...: every --offload, in every order of the streams, has the bits of --offload 0
+check() {
+    local failures stage order
+    failures=$(train "$2" whole "${@:3}")
+    for stage in 1 2 3 4; do
+        for order in 1 2 $((2 + stage)); do
+            failures+=$(SIMT_STREAMS=$order train "$2" offload "${@:3}" --offload "$stage")
+            failures+=$(same_run whole offload step_00000003 | sed "s/^/--offload $stage, SIMT_STREAMS=$order: /")
+            rm -rf offload
+        done
+    done
+    rm -rf whole
+    report "$1" "$failures"
+}
+
+check "-r 0, three micro-batches, with validation" "$emulated" -r 0 -d 96 -v 1
+check "-r 4, fp32" "$emulated" -r 4
+check "-r 2 -om 8bit -w split, three micro-batches, bf16" "$bf16" -r 2 -om 8bit -d 96
+check "-r 4 -rk 2 -rn 3 -w fp32 -om bf16, with validation and samples, bf16" "$bf16" \
+    -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4 -lc 8
+check "-r 4 -w none -gd bf16 --graph 0, bf16" "$bf16" -r 4 -w none -gd bf16 -d 64 --graph 0
+
+# with a constant learning rate the number of steps changes nothing
+failures=$(train "$emulated" whole -r 4 -d 64 -k constant -v 0 -x 5) step=0
+for stage in 4 0 3 1 2; do
+    step=$((step + 1))
+    failures+=$(SIMT_STREAMS=1 train "$emulated" parts -r 4 -d 64 -k constant -v 0 -x $step -y 1 --offload $stage)
+done
+failures+=$(same_run whole parts step_00000005)
+report "resumed with another --offload after every step" "$failures"
+
+end_tests
