@@ -1750,6 +1750,7 @@ static void test_unjoined_capture(void **state) {
     CUDA_CHECK(cudaEventRecord(event, other));
     CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));  // `side` is joined already, before this wait
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    assert_int_equal(cudaStreamWaitEvent(other, event, 0), cudaErrorCapturedEvent);  // its capture has ended
     cudaGetLastError();
     CUDA_CHECK(cudaEventDestroy(event));
     CUDA_CHECK(cudaStreamDestroy(other));
