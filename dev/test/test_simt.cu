@@ -1555,6 +1555,10 @@ static std::string graph_beside_streams(int order) {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     CUDA_CHECK(cudaStreamBeginCapture(x.streams[0], cudaStreamCaptureModeGlobal));
+    x.write(0, "xyz");  // the next capture does not wait for nodes of this one
+    CUDA_CHECK(cudaStreamEndCapture(x.streams[0], &graph));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamBeginCapture(x.streams[0], cudaStreamCaptureModeGlobal));
     x.write(0, "2");
     x.record(0, 0), x.wait(1, 0);
     x.write(1, "34");
@@ -1751,6 +1755,10 @@ static void test_unjoined_capture(void **state) {
     CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));  // `side` is joined already, before this wait
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
     assert_int_equal(cudaStreamWaitEvent(other, event, 0), cudaErrorCapturedEvent);  // its capture has ended
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));  // without work
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
     cudaGetLastError();
     CUDA_CHECK(cudaEventDestroy(event));
     CUDA_CHECK(cudaStreamDestroy(other));
@@ -1837,8 +1845,9 @@ int main(void) {
         settings.eager_async = run == 2;
         failures += run_group(names[run], portable_tests, settings);
     }
-    simt::Settings at_the_call;  // a launch aborts or races in the call, whatever the environment says
-    at_the_call.late_streams = at_the_call.stream_order = 0;
-    return failures + run_group("emulator", emulator_tests, at_the_call);
+    // These tests expect an abort or a race in the call of the launch, and read device memory, in any environment.
+    simt::Settings settings;
+    settings.late_streams = settings.stream_order = settings.private_memory = 0;
+    return failures + run_group("emulator", emulator_tests, settings);
 }
 #endif
