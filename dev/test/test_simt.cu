@@ -15,6 +15,8 @@ extern "C" {  // cmocka.h has no extern "C" of its own
 #include "testing.h"
 #include "device_array.h"
 #include "llmc/common/device.cuh"
+#include <set>
+#include <string>
 
 static float normal(uint64_t index) { return (float)rng_normal(7, 1, index); }
 
@@ -1086,6 +1088,36 @@ static void test_memory(void **state) {
     CUDA_CHECK(cudaFree(x));
 }
 
+// cudaMemcpyDefault between pinned host memory, and pinned memory of a dry run: address space that the host may access.
+static void test_pinned_memory(void **state) {
+    (void)state;
+    const size_t bytes = size_t{1} << 40;
+    float *x, *y;
+    cudaStream_t stream;
+    CUDA_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaMallocHost(&x, sizeof *x));
+    CUDA_CHECK(cudaMallocHost(&y, sizeof *y));
+    *x = 3;
+    CUDA_CHECK(cudaMemcpyAsync(y, x, sizeof *x, cudaMemcpyDefault, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    assert_true(*y == 3);
+    *x = 4;
+    CUDA_CHECK(cudaMemcpy(y, x, sizeof *x, cudaMemcpyDefault));
+    assert_true(*y == 4);
+    assert_int_equal(simt::runtime().pageable_copies, 0);
+    CUDA_CHECK(cudaFreeHost(x));
+    simt::runtime().dry_run = true;
+    CUDA_CHECK(cudaMallocHost(&x, bytes));
+    assert_int_equal(simt::memory_kind(x, bytes), simt::PINNED);
+    x[0] = x[bytes / sizeof *x - 1] = 5;
+    CUDA_CHECK(cudaMemcpy(y, x, sizeof *x, cudaMemcpyDefault));  // checked alone
+    assert_true(x[0] == 5 && *y == 4);
+    assert_int_equal(simt::runtime().device_bytes_used, 0);
+    CUDA_CHECK(cudaFreeHost(x));
+    CUDA_CHECK(cudaFreeHost(y));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+}
+
 static void test_counters(void **state) {
     (void)state;
     DeviceArray<float> x(4);
@@ -1323,6 +1355,304 @@ static void test_late_streams(void **state) {
     CUDA_CHECK(cudaEventDestroy(late));
 }
 
+// ---- SIMT_STREAMS
+
+// the oldest stream first, the youngest first, and seeds of random orders
+enum { FIRST_STREAM_ORDER = 1, LAST_STREAM_ORDER = 10 };
+
+static __global__ void double_plus_one(float *out, const float *in) {
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) { *out = 2 * *in + 1; }
+}
+
+// Parameters in pinned host memory that a device with two buffers of one parameter updates: an upload fills an input
+// buffer while a kernel reads the other, and a download drains an output buffer while a kernel fills the other.
+struct Offload {
+    enum { PARAMETERS = 5, STEPS = 3 };
+    enum { COMPUTE, UPLOAD, DOWNLOAD, STREAMS };
+    cudaStream_t streams[STREAMS];
+    cudaEvent_t start, end, done[STREAMS][PARAMETERS];
+    float *host, *in, *out;
+    int waits = 0, left_out;  // waits of the step so far, and the number of the wait that is left out, or -1
+    cudaError_t error = cudaSuccess;
+
+    explicit Offload(int left_out_) : left_out(left_out_) {
+        for (cudaStream_t &stream : streams) { CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+        for (cudaEvent_t *event : events()) { CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming)); }
+        CUDA_CHECK(cudaMallocHost(&host, PARAMETERS * sizeof(float)));
+        CUDA_CHECK(cudaMalloc(&in, 2 * sizeof(float)));
+        CUDA_CHECK(cudaMalloc(&out, 2 * sizeof(float)));
+        for (int i = 0; i < PARAMETERS; i++) { host[i] = 100 * (float)i; }
+    }
+    Offload(const Offload &) = delete;
+    Offload &operator=(const Offload &) = delete;
+    ~Offload() {
+        cudaFree(in);
+        cudaFree(out);
+        cudaFreeHost(host);
+        for (cudaEvent_t *event : events()) { cudaEventDestroy(*event); }
+        for (cudaStream_t stream : streams) { cudaStreamDestroy(stream); }
+    }
+    std::vector<cudaEvent_t *> events() {
+        std::vector<cudaEvent_t *> all = {&start, &end};
+        for (auto &of_stream : done) {
+            for (cudaEvent_t &event : of_stream) { all.push_back(&event); }
+        }
+        return all;
+    }
+    void check(cudaError_t result) { error = error == cudaSuccess ? result : error; }
+    void wait(int stream, cudaEvent_t event) {
+        if (waits++ != left_out) { check(cudaStreamWaitEvent(streams[stream], event, 0)); }
+    }
+    void copy(int stream, float *to, const float *from) {
+        check(cudaMemcpyAsync(to, from, sizeof(float), cudaMemcpyDefault, streams[stream]));
+    }
+    void step() {
+        waits = 0;
+        check(cudaEventRecord(start, streams[COMPUTE]));
+        wait(UPLOAD, start);
+        for (int i = 0; i < PARAMETERS; i++) {
+            if (i >= 2) { wait(UPLOAD, done[COMPUTE][i - 2]); }
+            copy(UPLOAD, in + i % 2, host + i);
+            check(cudaEventRecord(done[UPLOAD][i], streams[UPLOAD]));
+            wait(COMPUTE, done[UPLOAD][i]);
+            if (i >= 2) { wait(COMPUTE, done[DOWNLOAD][i - 2]); }
+            if (error != cudaSuccess) { return; }  // a missing wait made the capture invalid
+            LAUNCH(double_plus_one, 1, 32, 0, streams[COMPUTE], out + i % 2, in + i % 2);
+            check(cudaEventRecord(done[COMPUTE][i], streams[COMPUTE]));
+            wait(DOWNLOAD, done[COMPUTE][i]);
+            copy(DOWNLOAD, host + i, out + i % 2);
+            check(cudaEventRecord(done[DOWNLOAD][i], streams[DOWNLOAD]));
+        }
+        wait(COMPUTE, done[DOWNLOAD][PARAMETERS - 1]);
+    }
+    void launch_steps() {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        check(cudaStreamBeginCapture(streams[COMPUTE], cudaStreamCaptureModeGlobal));
+        step();
+        check(cudaStreamEndCapture(streams[COMPUTE], &graph));
+        if (error != cudaSuccess) {
+            if (graph) { cudaGraphDestroy(graph); }
+            return;
+        }
+        check(cudaGraphInstantiate(&exec, graph));
+        for (int i = 0; i < STEPS; i++) { check(cudaGraphLaunch(exec, streams[COMPUTE])); }
+        check(cudaGraphExecDestroy(exec));
+        check(cudaGraphDestroy(graph));
+    }
+    // True if all steps succeed and the host finds the updated parameters once the last event is complete.
+    bool works(bool captured) {
+        for (int i = 0; i < STEPS && !captured; i++) { step(); }
+        if (captured) { launch_steps(); }
+        if (error == cudaSuccess) {
+            check(cudaEventRecord(end, streams[COMPUTE]));
+            check(cudaEventSynchronize(end));
+        }
+        bool right = error == cudaSuccess;
+        for (int i = 0; i < PARAMETERS; i++) { right &= host[i] == 100 * (float)i * (1 << STEPS) + (1 << STEPS) - 1; }
+        cudaGetLastError();
+        return right;
+    }
+};
+
+// With all waits every order gives the right parameters. With one wait left out, one of the orders does not. Orders 1
+// and 2 find most missing waits: both run the upload of parameter 2 before the download that its kernel waits for.
+static void test_stream_orders(void **state) {
+    (void)state;
+    enum { WAITS = 4 * Offload::PARAMETERS - 2 };
+    for (int captured = 0; captured < 2; captured++) {
+        for (int left_out = -1; left_out < WAITS; left_out++) {
+            bool works = true;
+            for (int order = FIRST_STREAM_ORDER; order <= LAST_STREAM_ORDER; order++) {
+                simt::settings().stream_order = order;
+                Offload offload(left_out);
+                works &= offload.works(captured);
+                assert_true(offload.error != cudaSuccess || offload.waits == WAITS);
+            }
+            if (works != (left_out < 0)) {
+                fail_msg("captured %d, wait %d left out: all orders work: %d", captured, left_out, works);
+            }
+        }
+    }
+}
+
+static __global__ void append(char *text, char letter) {
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) {
+        text[0]++;  // the length
+        text[(int)text[0]] = letter;
+    }
+}
+
+// Streams whose kernels append a letter to a text in device memory.
+struct Letters {
+    enum { STREAMS = 3, ROOM = 64 };
+    cudaStream_t streams[STREAMS];
+    cudaEvent_t events[STREAMS];
+    char *text;
+    Letters() {
+        for (cudaStream_t &stream : streams) { CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+        for (cudaEvent_t &event : events) { CUDA_CHECK(cudaEventCreate(&event)); }
+        CUDA_CHECK(cudaMalloc(&text, ROOM));
+        CUDA_CHECK(cudaMemset(text, 0, ROOM));
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    Letters(const Letters &) = delete;
+    Letters &operator=(const Letters &) = delete;
+    ~Letters() {
+        cudaFree(text);
+        for (cudaEvent_t event : events) { cudaEventDestroy(event); }
+        for (cudaStream_t stream : streams) { cudaStreamDestroy(stream); }
+    }
+    void write(int stream, const std::string &letters) {
+        for (char letter : letters) { LAUNCH(append, 1, 32, 0, streams[stream], text, letter); }
+    }
+    void record(int event, int stream) { CUDA_CHECK(cudaEventRecord(events[event], streams[stream])); }
+    void wait(int stream, int event) { CUDA_CHECK(cudaStreamWaitEvent(streams[stream], events[event], 0)); }
+    // the text so far, which runs nothing
+    std::string so_far() const { return std::string(text + 1, (size_t)text[0]); }
+    std::string all() const {
+        CUDA_CHECK(cudaDeviceSynchronize());
+        return so_far();
+    }
+};
+
+static std::string three_streams_and_the_default(int order) {
+    simt::settings().stream_order = order;
+    Letters x;
+    for (const char *letters : {"akx", "bly"}) {
+        for (int stream = 0; stream < 3; stream++) { x.write(stream, std::string(1, letters[stream])); }
+    }
+    LAUNCH(append, 1, 32, 0, nullptr, x.text, 'n');
+    assert_true(x.so_far().empty());
+    return x.all();
+}
+
+static void test_order_of_streams(void **state) {
+    (void)state;
+    simt::settings().late_streams = 1;
+    assert_string_equal(three_streams_and_the_default(0).c_str(), "akxblyn");
+    assert_string_equal(three_streams_and_the_default(1).c_str(), "nabklxy");
+    assert_string_equal(three_streams_and_the_default(2).c_str(), "xyklabn");
+    std::set<std::string> random;
+    for (int seed = 3; seed <= LAST_STREAM_ORDER; seed++) {
+        simt::reset_runtime();
+        std::string text = three_streams_and_the_default(seed);
+        simt::reset_runtime();
+        assert_string_equal(three_streams_and_the_default(seed).c_str(), text.c_str());
+        for (const char *letters : {"ab", "kl", "xy"}) { assert_true(text.find(letters[0]) < text.find(letters[1])); }
+        random.insert(text);
+    }
+    assert_true(random.size() > 4);
+}
+
+// Nodes of a graph run on the streams of the capture: after earlier work of the launching stream, before its later
+// work, and in any order with other work of the streams of the capture.
+static std::string graph_beside_streams(int order) {
+    simt::settings().stream_order = order;
+    Letters x;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CUDA_CHECK(cudaStreamBeginCapture(x.streams[0], cudaStreamCaptureModeGlobal));
+    x.write(0, "xyz");  // the next capture does not wait for nodes of this one
+    CUDA_CHECK(cudaStreamEndCapture(x.streams[0], &graph));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamBeginCapture(x.streams[0], cudaStreamCaptureModeGlobal));
+    x.write(0, "2");
+    x.record(0, 0), x.wait(1, 0);
+    x.write(1, "34");
+    x.record(1, 1);
+    x.write(0, "5");
+    x.wait(0, 1);
+    CUDA_CHECK(cudaStreamEndCapture(x.streams[0], &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&exec, graph));
+    x.write(2, "1");
+    x.write(1, "b");  // beside the graph
+    CUDA_CHECK(cudaGraphLaunch(exec, x.streams[2]));
+    x.write(2, "6");
+    x.record(2, 2), x.wait(0, 2);
+    x.write(0, "7");
+    CUDA_CHECK(cudaGraphExecDestroy(exec));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return x.all();
+}
+
+static void test_graph_beside_streams(void **state) {
+    (void)state;
+    assert_string_equal(graph_beside_streams(1).c_str(), "b1253467");
+    assert_string_equal(graph_beside_streams(2).c_str(), "1b234567");
+    bool after_the_graph = false;
+    for (int seed = 3; seed < 40; seed++) {
+        std::string text = graph_beside_streams(seed);
+        after_the_graph |= text.find('b') > text.find('4');
+        text.erase(text.find('b'), 1);
+        assert_true(text == "1234567" || text == "1235467" || text == "1253467");
+    }
+    assert_true(after_the_graph);
+}
+
+// An event is complete after the work that its stream waited for before the record, and waits for nothing later.
+static std::string chain_of_events(int order, bool waits_before_record) {
+    simt::settings().stream_order = order;
+    Letters x;
+    x.write(1, "p");
+    x.record(1, 1);
+    if (waits_before_record) { x.wait(0, 1); }
+    x.record(0, 0);
+    if (!waits_before_record) { x.wait(0, 1); }
+    x.wait(2, 0);
+    x.write(2, "q");
+    return x.all();
+}
+
+// A wait is for the latest record before the wait.
+static std::string event_recorded_again(int order) {
+    simt::settings().stream_order = order;
+    Letters x;
+    x.write(1, "p");
+    x.record(1, 1);
+    x.wait(2, 1);
+    x.write(1, "r");
+    x.record(1, 1);
+    x.write(2, "q");
+    return x.all();
+}
+
+static void test_waits_of_events(void **state) {
+    (void)state;
+    for (int order = FIRST_STREAM_ORDER; order <= LAST_STREAM_ORDER; order++) {
+        assert_string_equal(chain_of_events(order, true).c_str(), "pq");
+        assert_true(event_recorded_again(order)[0] == 'p');
+    }
+    assert_string_equal(chain_of_events(2, false).c_str(), "qp");
+    assert_string_equal(event_recorded_again(1).c_str(), "prq");
+    assert_string_equal(event_recorded_again(2).c_str(), "pqr");
+}
+
+// A wait of the host for an event runs the work that the event waits for alone; a query runs one piece of it.
+static void test_host_waits_for_events(void **state) {
+    (void)state;
+    for (int order = FIRST_STREAM_ORDER; order <= LAST_STREAM_ORDER; order++) {
+        simt::settings().stream_order = order;
+        Letters x;
+        x.write(0, "ab"), x.record(0, 0);
+        x.wait(1, 0);
+        x.write(1, "kl"), x.record(1, 1);
+        x.write(0, "c"), x.write(1, "m"), x.write(2, "x");
+        CUDA_CHECK(cudaEventSynchronize(x.events[0]));
+        assert_string_equal(x.so_far().c_str(), "ab");
+        for (const char *expected : {"abk", "abkl"}) {
+            assert_int_equal(cudaEventQuery(x.events[1]), cudaErrorNotReady);
+            assert_string_equal(x.so_far().c_str(), expected);
+        }
+        cudaGetLastError();
+        assert_int_equal(cudaEventQuery(x.events[1]), cudaSuccess);
+        CUDA_CHECK(cudaStreamSynchronize(x.streams[2]));
+        assert_int_equal(x.so_far().size(), 7);
+    }
+}
+
 // SIMT_PRIVATE: host code crashes at device memory, and a kernel crashes past an allocation
 static __global__ void write_one(float *x, int at) {
     wait_for_previous_kernel();
@@ -1400,7 +1730,7 @@ static void test_forbidden_in_capture(void **state) {
 static void test_unjoined_capture(void **state) {
     (void)state;
     DeviceArray<float> x(4);
-    cudaStream_t stream, side;
+    cudaStream_t stream, side, other;
     cudaEvent_t event;
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamCreate(&stream));
@@ -1413,8 +1743,25 @@ static void test_unjoined_capture(void **state) {
     CUDA_CHECK(cudaMemsetAsync(x.at, 0, 16, side));
     CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
     assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    CUDA_CHECK(cudaStreamCreate(&other));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(other, event, 0));
+    CUDA_CHECK(cudaEventRecord(event, side));
+    CUDA_CHECK(cudaStreamWaitEvent(stream, event, 0));
+    CUDA_CHECK(cudaMemsetAsync(x.at, 0, 16, other));
+    CUDA_CHECK(cudaEventRecord(event, other));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));  // `side` is joined already, before this wait
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
+    assert_int_equal(cudaStreamWaitEvent(other, event, 0), cudaErrorCapturedEvent);  // its capture has ended
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(side, event, 0));  // without work
+    assert_int_equal(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureUnjoined);
     cudaGetLastError();
     CUDA_CHECK(cudaEventDestroy(event));
+    CUDA_CHECK(cudaStreamDestroy(other));
     CUDA_CHECK(cudaStreamDestroy(side));
     CUDA_CHECK(cudaStreamDestroy(stream));
 }
@@ -1450,8 +1797,14 @@ static const struct CMUnitTest emulator_tests[] = {
     cmocka_unit_test(test_races_are_refused),
     cmocka_unit_test(test_kernels_wait),
     cmocka_unit_test(test_late_streams),
+    cmocka_unit_test(test_stream_orders),
+    cmocka_unit_test(test_order_of_streams),
+    cmocka_unit_test(test_graph_beside_streams),
+    cmocka_unit_test(test_waits_of_events),
+    cmocka_unit_test(test_host_waits_for_events),
     cmocka_unit_test(test_private_memory),
     cmocka_unit_test(test_memory),
+    cmocka_unit_test(test_pinned_memory),
     cmocka_unit_test(test_counters),
     cmocka_unit_test(test_clock),
     cmocka_unit_test(test_reset),
@@ -1492,6 +1845,9 @@ int main(void) {
         settings.eager_async = run == 2;
         failures += run_group(names[run], portable_tests, settings);
     }
-    return failures + run_group("emulator", emulator_tests, simt::Settings());
+    // These tests expect an abort or a race in the call of the launch, and read device memory, in any environment.
+    simt::Settings settings;
+    settings.late_streams = settings.stream_order = settings.private_memory = 0;
+    return failures + run_group("emulator", emulator_tests, settings);
 }
 #endif

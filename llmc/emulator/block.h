@@ -88,6 +88,9 @@ struct Settings {
     int tf32_truncates = setting_from_environment("SIMT_TF32", hardware);
     // streams: 0 work runs at the call; 1 work runs when the host waits for it, the latest moment that CUDA allows
     int late_streams = setting_from_environment("SIMT_LATE", hardware);
+    // streams: 0 work runs in the order of the calls. Else late, and in an order that the events allow: 1 the oldest
+    // stream first, 2 the youngest first, 3 and above: seed of a random order
+    int stream_order = setting_from_environment("SIMT_STREAMS", 0);
     // memory: 1 host code that touches device memory crashes, and so does a kernel that passes the end of an allocation
     int private_memory = setting_from_environment("SIMT_PRIVATE", hardware);
     // "name[:threads][:mode]": launches of this kernel, in blocks of that size, fail. cuBLASLt's products are

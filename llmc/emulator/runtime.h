@@ -10,6 +10,15 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
              host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
+  Order      With SIMT_STREAMS work runs late, in any order that CUDA allows. A piece of work waits for the latest piece
+             of its stream and for the events that its stream waited for. Among the pieces that may run, the next one is
+               SIMT_STREAMS=1             of the stream created first: copies on younger streams land late
+               SIMT_STREAMS=2             of the stream created last: copies on younger streams land early
+               SIMT_STREAMS=3 and above   drawn at random; the value is the seed
+             Orders 1 and 2 do not show every missing wait among three streams: a test also runs several seeds.
+             cudaEventSynchronize runs the work that the event waits for, and no other work. cudaEventQuery runs one
+             piece of this work. Every other wait of the host runs all work. The default stream is the oldest stream,
+             and does not synchronise with the others.
   Clock      Events read an emulated clock, so that autotuning makes the same choice on every machine. Time advances by
              the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
@@ -21,9 +30,12 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              the capture, and must be joined back before the capture ends. Synchronisation, allocation, cudaFree, copies
              of pageable host memory and the default stream fail and invalidate the capture: every capture is as strict
              as cudaStreamCaptureModeGlobal. Nodes of a graph stand in the order of the calls. A kernel node has the
-             name from its launch; a cuBLASLt product is one kernel node.
-  Dry run    With simt::runtime().dry_run, device memory is address space without pages, and no work runs: launches and
-             copies are checked and recorded alone. For the plan and the launches of models larger than this machine.
+             name from its launch; a cuBLASLt product is one kernel node. The nodes of a launched graph wait for
+             earlier work of the launching stream, and later work of that stream waits for all nodes. In between,
+             SIMT_STREAMS orders the nodes by the stream of their capture.
+  Dry run    With simt::runtime().dry_run, device memory and pinned host memory are address space without pages, and no
+             work runs: launches and copies are checked and recorded alone. The host may access pinned memory.
+             For the plan and the launches of models larger than this machine.
   Counters   simt::runtime() counts host synchronisations, pageable copies, launches, and graphs launched between an
              event and the wait for the event.
 For one host thread.
@@ -31,8 +43,9 @@ For one host thread.
 #pragma once
 #include "llmc/emulator/simt.h"
 #include <cctype>
-#include <deque>
+#include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -101,14 +114,16 @@ struct cudaDeviceProp {
 
 struct SimtStream;
 struct SimtGraph;
+// Numbers of pieces of work, counted from 1 in the order of the calls; in a capture, numbers of nodes of its graph.
+typedef std::vector<uint64_t> SimtNumbers;
 struct SimtEvent {
     bool recorded = false, timed = true;
     uint64_t nanoseconds = 0;      // clock at the record
     SimtGraph *capture = nullptr;  // capture in which the event was recorded; NULL outside a capture
-    SimtStream *stream = nullptr;  // stream of the record, and the number of captured nodes of the stream before it
-    size_t work_before = 0;
-    uint64_t graphs_before = 0;  // runtime().graph_launches at the record
-    uint64_t submitted = 0;      // runtime().submitted at the record
+    SimtStream *stream = nullptr;  // stream of the record
+    SimtNumbers after;             // the event is complete after these
+    uint64_t graphs_before = 0;    // runtime().graph_launches at the record
+    uint64_t submitted = 0;        // runtime().submitted at the record
 };
 enum cudaGraphNodeType { cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy, cudaGraphNodeTypeMemset };
 struct SimtGraphNode {
@@ -116,19 +131,27 @@ struct SimtGraphNode {
     const char *name;      // a kernel's name as written in the launch
     uint64_t nanoseconds;  // cost on the emulated clock
     std::function<void()> work;
+    size_t stream = 0;  // SimtStream::number of the stream of the call
+    SimtNumbers after = {};
 };
-// a captured graph: its nodes in an order that respects every event
+// a captured graph: its nodes in the order of the calls
 struct SimtGraph {
     std::vector<SimtGraphNode> nodes;
     SimtStream *origin = nullptr;
+    SimtNumbers ends = {};  // the graph is complete after these nodes
     bool invalidated = false;
 };
 struct SimtGraphExec {
     std::vector<SimtGraphNode> nodes;
+    SimtNumbers ends;
 };
 struct SimtStream {
-    SimtGraph *capture = nullptr;     // graph under capture; NULL outside a capture
-    size_t recorded = 0, joined = 0;  // of a stream that joined a capture: its nodes, and how many were waited for
+    size_t number = 0;             // counted from 1 in the order of creation; 0 is the default stream
+    SimtNumbers after = {};        // the stream's next piece waits for these
+    SimtGraph *capture = nullptr;  // graph under capture; NULL outside a capture
+    SimtNumbers node_after = {};   // the same of the stream's next node in the capture
+    bool joined = false;           // of a stream that joined a capture: some stream waited for it
+    SimtNumbers &next_after() { return capture ? node_after : after; }
 };
 typedef SimtStream *cudaStream_t;
 typedef SimtEvent *cudaEvent_t;
@@ -156,14 +179,15 @@ struct Runtime {
     size_t device_bytes = size_t{8} << 30;  // capacity of the device; a test may shrink it
     size_t device_bytes_used = 0;
     bool dry_run = false;
-    uint64_t nanoseconds = 0;  // emulated clock
-    // work that late streams have not run yet, and the number of pieces submitted so far
-    std::deque<SimtGraphNode> pending;
-    uint64_t submitted = 0;
+    uint64_t nanoseconds = 0;                   // emulated clock
+    std::map<uint64_t, SimtGraphNode> pending;  // work that has not run yet, by number
+    uint64_t submitted = 0;                     // number of the latest piece of work
     cudaError_t last_error = cudaSuccess;
     std::map<uintptr_t, Allocation> allocations;          // by address
     std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, set by cudaFuncSetAttribute
     std::vector<cudaStream_t> streams;
+    size_t streams_created = 0;
+    SimtStream default_stream;
     std::vector<cudaGraph_t> captures;  // in progress
 };
 
@@ -196,7 +220,7 @@ enum : uint64_t { LAUNCH_NANOSECONDS = 2000, THREADS_PER_NANOSECOND = 4, BYTES_P
 inline uint64_t kernel_nanoseconds(uint64_t threads) { return LAUNCH_NANOSECONDS + threads / THREADS_PER_NANOSECOND; }
 inline uint64_t copy_nanoseconds(size_t bytes) { return LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND; }
 
-// ---- private device memory, and address space alone
+// ---- private memory, and address space alone
 
 enum : size_t { PAGE = 4096, ALIGNMENT = 256 };
 
@@ -207,7 +231,8 @@ inline void *map_private(size_t bytes, Allocation *allocation) {
     void *pages =
         mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) { return nullptr; }
-    madvise(pages, allocation->page_bytes, MADV_HUGEPAGE);  // mprotect then changes fewer pages
+    // mprotect then changes fewer pages. It never changes pinned memory, where the host touches some pages alone.
+    if (allocation->kind == DEVICE) { madvise(pages, allocation->page_bytes, MADV_HUGEPAGE); }
     allocation->pages = static_cast<char *>(pages);
     return allocation->pages + allocation->page_bytes - used;
 }
@@ -227,20 +252,67 @@ inline void allow_access(const Allocation &a, bool allowed) {
 // Device memory is accessible from here on, or no longer.
 inline void allow_device_access(bool allowed) {
     if (!settings().private_memory) { return; }
-    for (const auto &[address, allocation] : runtime().allocations) { allow_access(allocation, allowed); }
+    for (const auto &[address, allocation] : runtime().allocations) {
+        if (allocation.kind == DEVICE) { allow_access(allocation, allowed); }
+    }
 }
 
-// Runs the pending work of all streams up to the piece number `last`.
-inline void run_pending(uint64_t last = UINT64_MAX) {
+// ---- work that waits
+
+// True if the work that `piece` waits for has run. Forgets the numbers of work that has run.
+inline bool may_run(SimtGraphNode &piece) {
+    SimtNumbers &after = piece.after;
+    while (!after.empty() && !runtime().pending.contains(after.back())) { after.pop_back(); }
+    return after.empty();
+}
+
+// The piece of `needed` that runs next (settings().stream_order). Whatever a piece of `needed` waits for is in `needed`
+// or has run.
+inline uint64_t next_piece(const std::set<uint64_t> &needed) {
     Runtime &r = runtime();
-    if (r.pending.empty()) { return; }
+    int order = settings().stream_order;
+    if (order == 0) { return *needed.begin(); }
+    SimtNumbers ready;
+    std::copy_if(needed.begin(), needed.end(), std::back_inserter(ready),
+                 [&](uint64_t number) { return may_run(r.pending.at(number)); });
+    auto older = [&](uint64_t a, uint64_t b) { return r.pending.at(a).stream < r.pending.at(b).stream; };
+    if (order == 1) { return *std::min_element(ready.begin(), ready.end(), older); }
+    if (order == 2) { return *std::max_element(ready.begin(), ready.end(), older); }
+    uint64_t already_run = r.submitted - r.pending.size();
+    return ready[rng_bits(static_cast<uint64_t>(order), 0, already_run) % ready.size()];
+}
+
+// Runs `count` pieces of `needed`, or all.
+inline void run_pieces(std::set<uint64_t> needed, size_t count = SIZE_MAX) {
+    if (needed.empty()) { return; }
     allow_device_access(true);
-    while (!r.pending.empty() && r.submitted - r.pending.size() < last) {
-        SimtGraphNode node = std::move(r.pending.front());
-        r.pending.pop_front();
-        node.work();
+    for (; count > 0 && !needed.empty(); count--) {
+        uint64_t number = next_piece(needed);
+        needed.erase(number);
+        auto piece = runtime().pending.extract(number);
+        piece.mapped().work();
     }
     allow_device_access(false);
+}
+
+// Runs the pending work of all streams.
+inline void run_pending() {
+    std::set<uint64_t> all;
+    for (const auto &[number, piece] : runtime().pending) { all.insert(all.end(), number); }
+    run_pieces(std::move(all));
+}
+
+// Pending work that the event waits for, directly or not. In the order of the calls: all work before the event.
+inline std::set<uint64_t> pending_before(const SimtEvent &event) {
+    std::set<uint64_t> waited(event.after.begin(), event.after.end()), needed;
+    const auto &pending = runtime().pending;
+    for (auto at = pending.rbegin(); at != pending.rend(); ++at) {
+        const auto &[number, piece] = *at;
+        if (settings().stream_order == 0 ? number > event.submitted : !waited.contains(number)) { continue; }
+        needed.insert(needed.begin(), number);
+        waited.insert(piece.after.begin(), piece.after.end());
+    }
+    return needed;
 }
 
 // Frees all captures, streams and allocations, and resets the clock, the counters and the device's capacity. For the
@@ -268,6 +340,10 @@ inline MemoryKind memory_kind(const void *address, size_t bytes) {
 }
 
 inline bool capturing() { return !runtime().captures.empty(); }
+inline bool in_progress(cudaGraph_t capture) {
+    const auto &all = runtime().captures;
+    return std::find(all.begin(), all.end(), capture) != all.end();
+}
 
 // Fails a call that a capture forbids: every capture in progress becomes invalid.
 inline cudaError_t invalidate_captures(cudaError_t error) {
@@ -284,7 +360,7 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
         return failed(cudaErrorMemoryAllocation);
     }
     Allocation allocation = {bytes, kind, nullptr, 0};
-    bool reserved = r.dry_run && kind == DEVICE;
+    bool reserved = r.dry_run;
     if (reserved || (kind == DEVICE && settings().private_memory)) {
         *address = map_private(bytes, &allocation);
     } else if (posix_memalign(address, ALIGNMENT, bytes)) {
@@ -294,8 +370,8 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     if (!reserved) {
         allow_access(allocation, true);
         std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
-        allow_access(allocation, false);
     }
+    allow_access(allocation, kind == PINNED);
     r.allocations[reinterpret_cast<uintptr_t>(*address)] = allocation;
     if (kind == DEVICE) { r.device_bytes_used += bytes; }
     return cudaSuccess;
@@ -316,21 +392,47 @@ inline cudaError_t release(void *address, MemoryKind kind) {
 
 // ---- work on streams
 
-// Runs work, keeps it for later, or records it if the stream is capturing.
-inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
+inline SimtStream &stream_at(cudaStream_t stream) { return stream ? *stream : runtime().default_stream; }
+
+// number of the latest work: a piece, or a node if the stream is capturing
+inline uint64_t latest_number(const SimtStream &stream) {
+    return stream.capture ? stream.capture->nodes.size() : runtime().submitted;
+}
+
+// Runs work after node.after, keeps it for later, or records it if the stream is capturing.
+inline void add_work(const SimtStream &stream, SimtGraphNode node) {
     Runtime &r = runtime();
-    if (!stream && capturing()) { return invalidate_captures(cudaErrorStreamCaptureImplicit); }
-    if (!stream || !stream->capture) {
-        r.submitted++;
-        r.nanoseconds += node.nanoseconds;
-        if (r.dry_run) { return cudaSuccess; }
-        r.pending.push_back(std::move(node));
-        if (!settings().late_streams) { run_pending(); }
-        return cudaSuccess;
+    if (stream.capture) {
+        stream.capture->nodes.push_back(std::move(node));
+        return;
     }
-    stream->recorded++;
-    stream->capture->nodes.push_back(std::move(node));
+    r.submitted++;
+    r.nanoseconds += node.nanoseconds;
+    if (r.dry_run) { return; }
+    r.pending.emplace(r.submitted, std::move(node));
+    if (!settings().late_streams && !settings().stream_order) { run_pending(); }
+}
+
+// Adds work to the end of a stream.
+inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
+    if (!stream && capturing()) { return invalidate_captures(cudaErrorStreamCaptureImplicit); }
+    SimtStream &at = stream_at(stream);
+    node.stream = at.number;
+    node.after = at.next_after();
+    add_work(at, std::move(node));
+    at.next_after() = {latest_number(at)};
     return cudaSuccess;
+}
+
+// True if the stream that began the capture waits for every node.
+inline bool joins_all(const SimtGraph &graph) {
+    std::set<uint64_t> waited(graph.origin->node_after.begin(), graph.origin->node_after.end());
+    for (uint64_t number = graph.nodes.size(); number > 0; number--) {
+        if (!waited.contains(number)) { return false; }
+        const SimtNumbers &after = graph.nodes[number - 1].after;
+        waited.insert(after.begin(), after.end());
+    }
+    return true;
 }
 
 inline size_t shared_bytes_allowed(const void *kernel) {
@@ -583,7 +685,7 @@ inline cudaError_t cudaMemset(void *to, int value, size_t bytes) { return cudaMe
 // ---- streams and events
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-    *stream = new SimtStream();
+    *stream = new SimtStream{++simt::runtime().streams_created};
     simt::runtime().streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -612,22 +714,22 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr) {
     if (!stream && simt::capturing()) { return simt::invalidate_captures(cudaErrorStreamCaptureImplicit); }
-    event->capture = stream ? stream->capture : nullptr;
-    event->stream = stream;
-    event->work_before = stream ? stream->recorded : 0;
+    event->stream = &simt::stream_at(stream);
+    event->capture = event->stream->capture;
+    event->after = event->stream->next_after();
     event->graphs_before = simt::runtime().graph_launches;
     event->recorded = true;
     event->submitted = simt::runtime().submitted;
     event->nanoseconds = simt::runtime().nanoseconds;
     return cudaSuccess;
 }
-// Late streams: each query runs one more piece of work. As on a GPU, cudaErrorNotReady stays the last error.
+// Late streams: each query runs one more piece of the work that the event waits for. As on a GPU, cudaErrorNotReady
+// stays the last error.
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    const simt::Runtime &r = simt::runtime();
     if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
-    uint64_t done = r.submitted - r.pending.size();
-    if (done >= event->submitted) { return cudaSuccess; }
-    simt::run_pending(done + 1);
+    std::set<uint64_t> needed = simt::pending_before(*event);
+    if (needed.empty()) { return cudaSuccess; }
+    simt::run_pieces(std::move(needed), 1);
     return simt::failed(cudaErrorNotReady);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -635,7 +737,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture) { return simt::invalidate_captures(cudaErrorCapturedEvent); }
     if (simt::capturing()) { return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     r.graphs_meanwhile += r.graph_launches - event->graphs_before;
-    simt::run_pending(event->submitted);
+    simt::run_pieces(simt::pending_before(*event));
     r.host_synchronisations++;
     return cudaSuccess;
 }
@@ -646,20 +748,22 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, c
         static_cast<float>(1e-6 * static_cast<double>(static_cast<int64_t>(to->nanoseconds - from->nanoseconds)));
     return cudaSuccess;
 }
-// Within a capture: a stream that is not capturing joins the capture of the event. The event's stream counts as joined
-// back up to the event.
+// The stream's next work waits for the work before the event. Within a capture: a stream that is not capturing joins
+// the capture of the event, and the event's stream counts as joined back.
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
     bool other_capture = stream && stream->capture && stream->capture != event->capture;
     if (event->capture ? !stream || other_capture : stream && stream->capture) {
         return simt::invalidate_captures(cudaErrorStreamCaptureUnsupported);
     }
-    if (!event->capture) { return cudaSuccess; }
-    if (!stream->capture) {
+    if (event->capture && !simt::in_progress(event->capture)) { return simt::failed(cudaErrorCapturedEvent); }
+    if (event->capture && !stream->capture) {
         stream->capture = event->capture;
-        stream->recorded = 1;  // a stream that joined must be joined back even without work
-        stream->joined = 0;
+        stream->node_after.clear();
+        stream->joined = false;
     }
-    event->stream->joined = std::max(event->stream->joined, event->work_before);
+    if (event->capture) { event->stream->joined = true; }
+    SimtNumbers &after = simt::stream_at(stream).next_after();
+    after.insert(after.end(), event->after.begin(), event->after.end());
     return cudaSuccess;
 }
 
@@ -669,6 +773,7 @@ inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
     if (!stream || stream->capture) { return simt::failed(cudaErrorStreamCaptureUnsupported); }
     stream->capture = new SimtGraph();
     stream->capture->origin = stream;
+    stream->node_after.clear();
     simt::runtime().captures.push_back(stream->capture);
     return cudaSuccess;
 }
@@ -692,10 +797,11 @@ inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
         return simt::failed(cudaErrorStreamCaptureUnmatched);
     }
     SimtGraph *captured = stream->capture;
-    bool unjoined = false;
+    captured->ends = stream->node_after;
+    bool unjoined = !simt::joins_all(*captured);
     for (cudaStream_t other : simt::runtime().streams) {
         if (other->capture != captured) { continue; }
-        unjoined |= other != stream && other->joined < other->recorded;
+        unjoined |= other != stream && !other->joined;  // even without work
         other->capture = nullptr;
     }
     std::erase(simt::runtime().captures, captured);
@@ -720,18 +826,27 @@ inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType 
 }
 enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
-    *exec = new SimtGraphExec{graph->nodes};
+    *exec = new SimtGraphExec{graph->nodes, graph->ends};
     return cudaSuccess;
 }
 inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     delete exec;
     return cudaSuccess;
 }
+// Nodes that wait for no node wait for the stream's earlier work.
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     simt::runtime().graph_launches++;
-    for (const SimtGraphNode &node : exec->nodes) {
-        cudaError_t error = simt::submit(stream, node);
-        if (error != cudaSuccess) { return error; }
+    if (!stream && simt::capturing()) { return simt::invalidate_captures(cudaErrorStreamCaptureImplicit); }
+    SimtStream &at = simt::stream_at(stream);
+    uint64_t before = simt::latest_number(at);
+    auto renumbered = [&](SimtNumbers numbers) {
+        for (uint64_t &number : numbers) { number += before; }
+        return numbers.empty() ? at.next_after() : numbers;
+    };
+    for (SimtGraphNode node : exec->nodes) {
+        node.after = renumbered(std::move(node.after));
+        simt::add_work(at, std::move(node));
     }
+    at.next_after() = renumbered(exec->ends);
     return cudaSuccess;
 }
