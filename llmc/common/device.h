@@ -2,8 +2,8 @@
 The device that holds the model: memory, copies, events and CUDA graphs. Device is a table of functions like Ops, so the
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
-defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_STREAMS, PCI_BUS_ID_LENGTH,
-         cpu_device, now_seconds
+defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
+         COPY_INPUTS, COPY_PIECES, COPY_STREAMS, PCI_BUS_ID_LENGTH, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -57,7 +57,11 @@ typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and 
 
 typedef uint64_t CopyWork;  // a copy that may still run; 0: none
 
-enum { PCI_BUS_ID_LENGTH = 32, COPY_STREAMS = 5 };
+// Copy streams of --offload: parameters; gradients, by buffer; inputs of blocks; pieces of an update, by slot. An upload
+// of one buffer or slot runs beside the download of another.
+enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
+
+enum { PCI_BUS_ID_LENGTH = 32 };
 
 typedef struct {
     const char *name;

@@ -20,8 +20,6 @@ typedef struct {
     CopyWork copies[2];  // the latest copy of each slot; 0: none, or waited for
 } BlockInputs;
 
-enum { COPY_INPUTS = 2 };  // copy stream
-
 static inline void inputs_copy_wait(BlockInputs *in, int i) {
     in->device->copy_wait(in->copies[i % 2], in->ex);
     in->copies[i % 2] = 0;

@@ -96,7 +96,7 @@ static inline PieceState piece_on_device(const Update *u, int i) {
 // Begins to copy an array of a piece between host memory and its slot, unless both are the same memory or NULL.
 static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t bytes, bool upload) {
     const Device *device = u->zero->dp->device;
-    int stream = COPY_UPDATE + i % 2;
+    int stream = COPY_PIECES + i % 2;
     if (stored == slot) { return; }
     u->copies[i % 2] = upload ? device->upload_begin(stream, slot, stored, bytes, u->zero->ex)
                               : device->download_begin(stream, stored, slot, bytes, u->zero->ex);

@@ -56,8 +56,6 @@ typedef struct {
     int buffered[2];  // buffers_params: the bucket in each layer buffer; 0: none
 } Zero;
 
-enum { COPY_PARAMS, COPY_GRADIENTS, COPY_UPDATE = 3 };  // copy streams; block_inputs.h has 2, update.h 3 and 4
-
 // dp: a group of layout.sharding.dp_size ranks
 static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const Ops *ops, Exec *ex) {
     memset(z, 0, sizeof *z);
@@ -273,8 +271,9 @@ static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
         count = b.chunk;
     }
     size_t bytes = count * dtype_size(buffer.dtype);
-    *zero_grad_copy(z, bucket) = upload ? device->upload_begin(COPY_GRADIENTS, buffer.at, stored.at, bytes, z->ex)
-                                        : device->download_begin(COPY_GRADIENTS, stored.at, buffer.at, bytes, z->ex);
+    int stream = COPY_GRADIENTS + buffer_of_bucket(&z->layout, bucket) % 2;
+    *zero_grad_copy(z, bucket) = upload ? device->upload_begin(stream, buffer.at, stored.at, bytes, z->ex)
+                                        : device->download_begin(stream, stored.at, buffer.at, bytes, z->ex);
 }
 
 // --offload 2, later micro-steps: begins to upload the sum of a bucket's gradients, to which its backward adds. At
