@@ -22,8 +22,9 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              of pageable host memory and the default stream fail and invalidate the capture: every capture is as strict
              as cudaStreamCaptureModeGlobal. Nodes of a graph stand in the order of the calls. A kernel node has the
              name from its launch; a cuBLASLt product is one kernel node.
-  Dry run    With simt::runtime().dry_run, device memory is address space without pages, and no work runs: launches and
-             copies are checked and recorded alone. For the plan and the launches of models larger than this machine.
+  Dry run    With simt::runtime().dry_run, device memory and pinned host memory are address space without pages, and no
+             work runs: launches and copies are checked and recorded alone. The host may access pinned memory.
+             For the plan and the launches of models larger than this machine.
   Counters   simt::runtime() counts host synchronisations, pageable copies, launches, and graphs launched between an
              event and the wait for the event.
 For one host thread.
@@ -204,10 +205,13 @@ enum : size_t { PAGE = 4096, ALIGNMENT = 256 };
 inline void *map_private(size_t bytes, Allocation *allocation) {
     size_t used = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     allocation->page_bytes = (used + PAGE - 1) / PAGE * PAGE;
+    // `ulimit -d` counts private memory that the host may write, so pinned memory is shared
+    int shared = allocation->kind == DEVICE ? MAP_PRIVATE : MAP_SHARED;
     void *pages =
-        mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, shared | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) { return nullptr; }
-    madvise(pages, allocation->page_bytes, MADV_HUGEPAGE);  // mprotect then changes fewer pages
+    // mprotect then changes fewer pages. It never changes pinned memory, where the host touches some pages alone.
+    if (allocation->kind == DEVICE) { madvise(pages, allocation->page_bytes, MADV_HUGEPAGE); }
     allocation->pages = static_cast<char *>(pages);
     return allocation->pages + allocation->page_bytes - used;
 }
@@ -227,7 +231,9 @@ inline void allow_access(const Allocation &a, bool allowed) {
 // Device memory is accessible from here on, or no longer.
 inline void allow_device_access(bool allowed) {
     if (!settings().private_memory) { return; }
-    for (const auto &[address, allocation] : runtime().allocations) { allow_access(allocation, allowed); }
+    for (const auto &[address, allocation] : runtime().allocations) {
+        if (allocation.kind == DEVICE) { allow_access(allocation, allowed); }
+    }
 }
 
 // Runs the pending work of all streams up to the piece number `last`.
@@ -284,7 +290,7 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
         return failed(cudaErrorMemoryAllocation);
     }
     Allocation allocation = {bytes, kind, nullptr, 0};
-    bool reserved = r.dry_run && kind == DEVICE;
+    bool reserved = r.dry_run;
     if (reserved || (kind == DEVICE && settings().private_memory)) {
         *address = map_private(bytes, &allocation);
     } else if (posix_memalign(address, ALIGNMENT, bytes)) {
@@ -294,8 +300,8 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     if (!reserved) {
         allow_access(allocation, true);
         std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
-        allow_access(allocation, false);
     }
+    allow_access(allocation, kind == PINNED);
     r.allocations[reinterpret_cast<uintptr_t>(*address)] = allocation;
     if (kind == DEVICE) { r.device_bytes_used += bytes; }
     return cudaSuccess;
