@@ -1,6 +1,6 @@
 /*
-The time of recorded work with copies between host and device beside it (--offload), over a link of a given rate.
-defines: Link, NUM_LINKS, known_links, link_of_rate, LinkEventKind, LinkEvent, Timeline, timeline_add, timeline_find,
+The predicted time of work with copies between host and device beside it (--offload), over a link of a given rate.
+defines: Level, LEVELS, Link, NUM_LINKS, known_links, link_of_rate, LinkEventKind, LinkEvent, Timeline, timeline_add, timeline_find,
          timeline_bytes, timeline_seconds
 
 A timeline has the work, the copies that begin and the waits in the order of the trainer's calls. The simulation has a
@@ -10,11 +10,16 @@ clock of the work, one of each copy stream, and one of each direction of the lin
           direction; it takes COPY_START and its bytes over the rate
   wait    later work runs after the copy
   read    work that reads host memory directly: as a copy upwards that is waited for at once
-The directions are full duplex. A direction takes copies in the order of the calls: a copy that its stream delays also
-delays later copies of the direction. Copies do not slow the kernels that run beside them.
+The directions are full duplex. A direction takes copies in the order of the calls, so a copy that its stream delays
+also delays later copies of its direction. A GPU may take those first: steps of 124M and 1558M on an RTX 4060 and 4090
+would be up to 6 % shorter. Copies do not slow the kernels that run beside them.
 */
 #pragma once
-#include "roofline.h"
+#include "llmc/common/device.h"
+#include <math.h>
+
+// assumptions: a step is predicted at each level
+typedef enum { PESSIMISTIC, EXPECTED, OPTIMISTIC, LEVELS } Level;
 
 // ---- links
 

@@ -18,7 +18,7 @@ An update has different micro-steps: the first sets gradients, later ones add, t
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"
-#include "link.h"
+#include "roofline.h"
 
 typedef enum {
     BLOCK_MATMULS,
