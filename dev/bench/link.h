@@ -113,7 +113,7 @@ static inline double timeline_seconds(const Timeline *t, const Link *link, Level
         switch (e->kind) {
         case LINK_WORK: work += e->seconds[level]; break;
         case LINK_WAIT: work = fmax(work, done[e->at]); break;
-        case LINK_READ: work = *direction = fmax(work, *direction) + e->seconds[level] + over; break;
+        case LINK_READ: work = fmax(work, up) + e->seconds[level] + over; break;
         case LINK_UP:
         case LINK_DOWN:
             done[i] = fmax(work, fmax(stream[e->at], *direction)) + COPY_START[level] + over;

@@ -1,7 +1,7 @@
 /*
 Predicts a training step on a GPU, without the GPU.
     predict [--gpu NAME] [--json] [flags of train_gpt2]      make predict GPU=h200 ARGS='-e d12 -b 64 -r 1'
-NAME: h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in
+NAME: h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in
 sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which a T4
 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
@@ -14,7 +14,13 @@ In the emulator's dry run nothing is computed and no device memory exists, so a 
   bytes       and FLOPs: every call of an operation is described as a row of cases.h
   fused       cuBLASLt is taken to have every epilogue that matmul.cuh asks for
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
-An update has different micro-steps: the first sets gradients, later ones add, the last may be followed by the norm.
+An update has different micro-steps: the first sets gradients, later ones add.
+
+--offload: a second table has a row for each PCIe link, or for --link alone. Operations, copies beside them and waits
+are recorded in the order of the trainer's calls, and link.h simulates the link. The same flags are recorded at
+--offload 0 for the slow-down; that plan may be larger than the GPU. The recorded bytes must be those of traffic.h.
+  hidden_tokens  of --json: the least tokens of an update that is at most HIDDEN slower than at --offload 0; or null
+The times of the first table and `ms` of --json have no waits for the link.
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"
@@ -54,8 +60,8 @@ typedef struct {
     GPT2 model;
     Call *calls;
     int num_calls;
-    Part part;                // of the work that is recorded now
-    double times[PARTS];      // in an update
+    Part part;            // of the work that is recorded now
+    double times[PARTS];  // in an update
     Timeline timeline[PARTS];
     size_t claimed;  // nodes of the current capture that belong to a call
 } Recorder;
@@ -508,8 +514,8 @@ static void time_parts(Recorder *recorder, const Roofline *r) {
             if (t->events[i].kind != LINK_WORK && t->events[i].kind != LINK_READ) { continue; }
             const Call *c = &recorder->calls[t->events[i].at];
             for (int level = 0; level < LEVELS; level++) {
-                t->events[i].seconds[level] = call_seconds(r, c, (Level)level) +
-                                              launch_gaps(r, &c->problem, &c->kernels, (Level)level);
+                t->events[i].seconds[level] =
+                    call_seconds(r, c, (Level)level) + launch_gaps(r, &c->problem, &c->kernels, (Level)level);
             }
         }
     }
@@ -585,7 +591,8 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     print_row("**sum**", &p.all, all);
     int digits = tokens / all < 10e3 ? 2 : tokens / all < 100e3 ? 1 : 0;
     printf("\n%s%.*fK tokens/s (%.*fK to %.*fK), floor %.*fK; MFU %.1f %% (%.1f to %.1f)\n",
-           offloads(m) ? "without waits for the link: " : "", digits, tokens / all / 1e3, digits, tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
+           offloads(m) ? "without waits for the link: " : "", digits, tokens / all / 1e3, digits,
+           tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
            tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),
            100 * mfu(m, r, p.all.seconds[OPTIMISTIC]));
     printf("step %.1f ms (%.1f to %.1f): %d micro-step%s of %.2f ms and an update of %.2f ms\n", 1e3 * all,
@@ -669,9 +676,9 @@ static void print_json(const Recorder *recorder, const Recorder *without, const 
     printf("{\"gpu\":\"%s\",\"memory\":%.0f,\"peak_flops\":%.0f,\"tokens\":%.0f,\"micro_steps\":%d,\"plan_bytes\":%zu,"
            "\"launches\":%.0f,\"bytes\":%.0f,"
            "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
-           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps,
-           plan_device_bytes(&m->plan), p.all.launches, p.all.bytes, p.all.flops,
-           step_flops_per_token(&m->config, &m->options.recompute, m->T), model_flops_per_token(&m->config, m->T));
+           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps, plan_device_bytes(&m->plan),
+           p.all.launches, p.all.bytes, p.all.flops, step_flops_per_token(&m->config, &m->options.recompute, m->T),
+           model_flops_per_token(&m->config, m->T));
     print_milliseconds("ms", p.all.seconds);
     print_milliseconds("micro_step_ms", p.micro_step);
     print_milliseconds("update_ms", p.update);
