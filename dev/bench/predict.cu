@@ -1,9 +1,9 @@
 /*
 Predicts a training step on a GPU, without the GPU.
     predict [--gpu NAME] [--json] [flags of train_gpt2]      make predict GPU=h200 ARGS='-e d12 -b 64 -r 1'
-NAME: h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in
-sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which a T4
-runs, having no bf16.
+NAME: h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB
+as in sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which
+a T4 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
 --json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
 larger than the GPU too, since several GPUs may share the plan.
