@@ -1,9 +1,9 @@
 /*
 Predicts a training step on a GPU, without the GPU.
     predict [--gpu NAME] [--json] [flags of train_gpt2]      make predict GPU=h200 ARGS='-e d12 -b 64 -r 1'
-NAME: h200 h100 h100-pcie a100 a100-40gb 4090 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB as in
-sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which a T4
-runs, having no bf16.
+NAME: h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 t4, or sm_CAPABILITY,MULTIPROCESSORS,TFLOPS,GB/S,GIB
+as in sm_90,132,989,4800,139.8. build/bench/predict is the bf16 build; build/bench/predict_fp32 is the fp32 build, which
+a T4 runs, having no bf16.
 -r auto, the default, chooses for that GPU's memory.
 --json prints a line an operation and a last line with the totals, for scripts/scale.py. It predicts a plan that is
 larger than the GPU too, since several GPUs may share the plan.
@@ -14,7 +14,13 @@ In the emulator's dry run nothing is computed and no device memory exists, so a 
   bytes       and FLOPs: every call of an operation is described as a row of cases.h
   fused       cuBLASLt is taken to have every epilogue that matmul.cuh asks for
   seconds     roofline.h: expected, and from pessimistic to optimistic assumptions; floor: at the published rates
-An update has different micro-steps: the first sets gradients, later ones add, the last may be followed by the norm.
+An update has different micro-steps: the first sets gradients, later ones add.
+
+--offload: a second table has a row for each PCIe link, or for --link alone. Operations, copies beside them and waits
+are recorded in the order of the trainer's calls, and link.h simulates the link. The same flags are recorded at
+--offload 0 for the slow-down; that plan may be larger than the GPU. The recorded bytes must be those of traffic.h.
+  hidden_tokens  of --json: the least tokens of an update that is at most HIDDEN slower than at --offload 0; or null
+The times of the first table and `ms` of --json have no waits for the link.
 */
 #define WITHOUT_MAIN
 #include "../../train_gpt2.cu"
@@ -44,17 +50,20 @@ typedef struct {
     Group group;
     bool in_micro_step, from_host;
     Recorded kernels;
-    double bytes, flops, times;
+    double bytes, flops, times;  // bytes: of device memory, and of copies from_host over the link
 } Call;
+
+// On one GPU the micro-steps after the first are alike.
+typedef enum { FIRST_STEP, LATER_STEP, UPDATE, PARTS } Part;
 
 typedef struct {
     GPT2 model;
     Call *calls;
     int num_calls;
-    bool in_micro_step;
-    double times;      // in an update, of the work that is recorded now
-    size_t claimed;    // nodes of the current capture that belong to a call
-    double all_nodes;  // of an update
+    Part part;            // of the work that is recorded now
+    double times[PARTS];  // in an update
+    Timeline timeline[PARTS];
+    size_t claimed;  // nodes of the current capture that belong to a call
 } Recorder;
 
 static const OpCase copy_case = {"copy", NULL, 1, 1, 0, NULL, NULL, NULL};
@@ -77,17 +86,17 @@ static bool same_call(const Call *a, const Call *b) {
            memcmp(&a->kernels, &b->kernels, sizeof a->kernels) == 0;
 }
 
-static void add_call(Recorder *r, Call *call) {
-    call->in_micro_step = r->in_micro_step;
-    call->times = r->times;
-    for (int i = 0; i < r->num_calls; i++) {
-        if (same_call(&r->calls[i], call)) {
-            r->calls[i].times += call->times;
-            return;
-        }
+// link_bytes: read from host memory by the operation itself
+static void add_call(Recorder *r, Call *call, double link_bytes) {
+    int at = 0;
+    call->in_micro_step = r->part != UPDATE;
+    while (at < r->num_calls && !same_call(&r->calls[at], call)) { at++; }
+    if (at == r->num_calls) {
+        r->calls = (Call *)xrealloc(r->calls, (size_t)(r->num_calls + 1) * sizeof *r->calls);
+        r->calls[r->num_calls++] = *call;
     }
-    r->calls = (Call *)xrealloc(r->calls, (size_t)(r->num_calls + 1) * sizeof *r->calls);
-    r->calls[r->num_calls++] = *call;
+    r->calls[at].times += r->times[r->part];
+    timeline_add(&r->timeline[r->part], link_bytes > 0 ? LINK_READ : LINK_WORK, at, link_bytes, 0);
 }
 
 // the nodes that were captured since the last call
@@ -114,17 +123,21 @@ static void check_claimed(const Recorder *r, const Exec *ex) {
     }
 }
 
-static void record(Exec *ex, Group group, const Problem *problem) {
+// host_bytes: of the problem's bytes, those that the operation reads from host memory
+static void record_read(Exec *ex, Group group, const Problem *problem, size_t host_bytes) {
     Recorder *r = recorder_of(ex);
     Call call;
     memset(&call, 0, sizeof call);
     call.problem = *problem;
     call.group = group;
-    call.bytes = problem_bytes(problem);
+    call.bytes = problem_bytes(problem) - (double)host_bytes;
     call.flops = problem->flops;
+    call.from_host = host_bytes > 0;
     call.kernels = new_nodes(r, ex);
-    add_call(r, &call);
+    add_call(r, &call, (double)host_bytes);
 }
+
+static void record(Exec *ex, Group group, const Problem *problem) { record_read(ex, group, problem, 0); }
 
 static void record_copy(Exec *ex, size_t bytes, double moved, bool from_host) {
     Recorder *r = recorder_of(ex);
@@ -136,7 +149,7 @@ static void record_copy(Exec *ex, size_t bytes, double moved, bool from_host) {
     call.from_host = from_host;
     call.kernels.others = 1;
     if (captured_nodes(ex)) { r->claimed = captured_nodes(ex)->size(); }
-    add_call(r, &call);
+    add_call(r, &call, 0);
 }
 
 static void start_call(Exec *ex) { check_claimed(recorder_of(ex), ex); }
@@ -261,14 +274,19 @@ static void record_global_norm_squared(real *out, Gradient x, GradMode mode, siz
     start_call(ex);
     cuda_ops.global_norm_squared(out, x, mode, n, ex);
     Problem p = call_flat("global_norm_squared", x, mode, n);
-    record(ex, UPDATES, &p);
+    size_t bytes = n * dtype_size(x.dtype);
+    if (simt::memory_kind(x.at, bytes) == simt::PINNED) {  // --offload 2: gradients come over the link
+        record_read(ex, UPDATES, &p, bytes);
+    } else {
+        record(ex, UPDATES, &p);
+    }
 }
 
 static void record_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                 const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     start_call(ex);
     cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
-    Problem p = call_adamw_update(state, grads, recorder_of(ex)->model.layout.total);
+    Problem p = call_adamw_update(state, grads, update_elements(&recorder_of(ex)->model.update, ranges));
     record(ex, UPDATES, &p);
 }
 
@@ -314,20 +332,59 @@ static void record_device_copy(void *to, const void *from, size_t bytes, Exec *e
     record_copy(ex, bytes, 2, false);
 }
 
+// ---- copies of --offload, beside the operations
+
+static void record_copy_begin(Exec *ex, LinkEventKind kind, int stream, size_t bytes, CopyWork copy) {
+    Recorder *r = recorder_of(ex);
+    new_nodes(r, ex);  // the copy
+    timeline_add(&r->timeline[r->part], kind, stream, (double)bytes, copy);
+}
+
+static CopyWork record_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
+    start_call(ex);
+    CopyWork copy = cuda_device.upload_begin(stream, device, host, bytes, ex);
+    record_copy_begin(ex, LINK_UP, stream, bytes, copy);
+    return copy;
+}
+
+static CopyWork record_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
+    start_call(ex);
+    CopyWork copy = cuda_device.download_begin(stream, host, device, bytes, ex);
+    record_copy_begin(ex, LINK_DOWN, stream, bytes, copy);
+    return copy;
+}
+
+static void record_copy_wait(CopyWork copy, Exec *ex) {
+    Recorder *r = recorder_of(ex);
+    Timeline *timeline = &r->timeline[r->part];
+    int at = copy ? timeline_find(timeline, copy) : -1;
+    cuda_device.copy_wait(copy, ex);
+    if (at >= 0) { timeline_add(timeline, LINK_WAIT, at, 0, 0); }
+}
+
+// cuda_allocate_host without its memset: the dry run reserves address space, whose pages are zero when they are touched
+static void *reserve_host(size_t bytes) {
+    void *p = NULL;
+    CUDA_CHECK(cudaMallocHost(&p, bytes ? bytes : 256));
+    return p;
+}
+
 static Device recording_device(void) {
     Device device = cuda_device;
+    device.allocate_host = reserve_host;
     device.enqueue_fill = record_fill;
     device.enqueue_upload = record_upload;
     device.enqueue_download = record_download;
     device.enqueue_copy = record_device_copy;
+    device.upload_begin = record_upload_begin;
+    device.download_begin = record_download_begin;
+    device.copy_wait = record_copy_wait;
     return device;
 }
 
 // ---- one update
 
-static void begin_recording(Recorder *r, bool in_micro_step, double times) {
-    r->in_micro_step = in_micro_step;
-    r->times = times;
+static void begin_recording(Recorder *r) {
     r->claimed = 0;
     cuda_device.capture_begin(&r->model.exec);
 }
@@ -335,20 +392,17 @@ static void begin_recording(Recorder *r, bool in_micro_step, double times) {
 static void end_recording(Recorder *r) {
     Exec *ex = &r->model.exec;
     check_claimed(r, ex);
-    r->all_nodes += r->times * (double)captured_nodes(ex)->size();
     cuda_device.graph_destroy(cuda_device.capture_end(ex));
 }
 
-// Micro-steps between the first and the last are alike and are recorded once.
+// The later micro-step is recorded even if the update has none: link_hidden_tokens asks for it.
 static void record_micro_steps(Recorder *r) {
     GPT2 *m = &r->model;
-    int G = m->options.micro_steps;
     int *tokens = (int *)xcalloc((size_t)m->B * (size_t)m->T, sizeof(int));
-    for (int micro = 0; micro < G; micro = micro == 1 && G > 2 ? G - 1 : micro + 1) {
-        r->in_micro_step = true;
-        r->times = micro == 1 && G > 2 ? G - 2 : 1;
+    for (int micro = 0; micro < 2; micro++) {
+        r->part = micro == 0 ? FIRST_STEP : LATER_STEP;
         gpt2_stage_batch(m, tokens, tokens, no_documents);
-        begin_recording(r, true, r->times);
+        begin_recording(r);
         gpt2_micro_step(m, micro);
         end_recording(r);
     }
@@ -358,12 +412,33 @@ static void record_micro_steps(Recorder *r) {
 static void record_update(Recorder *r) {
     GPT2 *m = &r->model;
     static const AdamW hyper = {(real)1e-4, (real)0.9, (real)0.95, (real)1e-8, 0, 1, 1, 1};
+    r->times[FIRST_STEP] = r->times[UPDATE] = 1;
+    r->times[LATER_STEP] = m->options.micro_steps - 1;
     record_micro_steps(r);
-    begin_recording(r, false, 1);
+    r->part = UPDATE;
+    begin_recording(r);
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
     gpt2_norm(m);
     gpt2_update(m, &hyper);
     end_recording(r);
+}
+
+// the copies of a part, by the flags alone
+static LinkBytes planned_link_bytes(const GPT2 *m, Part part) {
+    return part == UPDATE ? update_link_bytes(&m->config, &m->options)
+                          : micro_step_link_bytes(&m->config, &m->options, part == FIRST_STEP ? 0 : 1);
+}
+
+// Stops if the recorded copies are not those that --plan prints.
+static void check_link_bytes(const Recorder *r) {
+    static const char *const names[PARTS] = {"first micro-step", "later micro-steps", "norm and AdamW"};
+    for (int part = 0; part < PARTS; part++) {
+        LinkBytes planned = planned_link_bytes(&r->model, (Part)part);
+        double up = timeline_bytes(&r->timeline[part], true), down = timeline_bytes(&r->timeline[part], false);
+        if (up == (double)planned.up && down == (double)planned.down) { continue; }
+        run_error("%s: recorded copies have %.0f bytes up and %.0f down, and traffic.h counts %.0f and %.0f: a bug",
+                  names[part], up, down, (double)planned.up, (double)planned.down);
+    }
 }
 
 // ---- the prediction
@@ -379,12 +454,14 @@ typedef struct {
 
 static double call_seconds(const Roofline *r, const Call *c, Level level) {
     if (c->problem.op == &copy_case) { return copy_seconds(r, c->bytes, c->from_host, level); }
+    if (c->from_host) { return c->kernels.kernels * START[level]; }  // and its bytes over the link: link.h
     return roofline_seconds(r, &c->problem, &c->kernels, level) + c->kernels.others * copy_seconds(r, 0, false, level);
 }
 
 static double call_floor(const Roofline *r, const Call *c) {
-    return c->problem.op == &copy_case ? c->bytes / (c->from_host ? PCIE : r->gpu.bandwidth)
-                                       : roofline_floor(r, &c->problem);
+    bool copy = c->problem.op == &copy_case;
+    if (!copy && !c->from_host) { return roofline_floor(r, &c->problem); }
+    return c->bytes / (copy && c->from_host ? PCIE : r->gpu.bandwidth);
 }
 
 static void add_sums(Sums *sums, const Roofline *r, const Call *c) {
@@ -418,9 +495,75 @@ static Prediction predict(const Recorder *recorder, const Roofline *r) {
     return p;
 }
 
+// ---- the link
+
+// an update on one link
+typedef struct {
+    Link link;
+    double seconds[LEVELS], slowdown;  // slowdown: expected, against --offload 0
+    double hidden_tokens;              // an update of at least so many tokens is at most HIDDEN slower; INFINITY: none
+} LinkPrediction;
+
+static const double HIDDEN = 1.05;
+
+// the seconds of work in the timelines
+static void time_parts(Recorder *recorder, const Roofline *r) {
+    for (int part = 0; part < PARTS; part++) {
+        Timeline *t = &recorder->timeline[part];
+        for (int i = 0; i < t->count; i++) {
+            if (t->events[i].kind != LINK_WORK && t->events[i].kind != LINK_READ) { continue; }
+            const Call *c = &recorder->calls[t->events[i].at];
+            for (int level = 0; level < LEVELS; level++) {
+                t->events[i].seconds[level] =
+                    call_seconds(r, c, (Level)level) + launch_gaps(r, &c->problem, &c->kernels, (Level)level);
+            }
+        }
+    }
+}
+
+// Each part waits for all of its copies, so the parts run one after another.
+static double link_update_seconds(const Recorder *r, const Link *link, Level level) {
+    double seconds = 0;
+    for (int part = 0; part < PARTS; part++) {
+        seconds += r->times[part] * timeline_seconds(&r->timeline[part], link, level);
+    }
+    return seconds;
+}
+
+// The least tokens of an update from which on the update is at most HIDDEN slower: a whole number of micro-batches.
+// `more` seconds beyond HIDDEN times the update at --offload 0 are a line in the number of micro-steps.
+static double link_hidden_tokens(const Recorder *r, const Recorder *without, const Link *link) {
+    double more[PARTS];
+    for (int part = 0; part < PARTS; part++) {
+        more[part] = timeline_seconds(&r->timeline[part], link, EXPECTED) -
+                     HIDDEN * timeline_seconds(&without->timeline[part], link, EXPECTED);
+    }
+    double once = more[FIRST_STEP] + more[UPDATE], later = fmax(ceil(once / -more[LATER_STEP]), 0);
+    if (more[LATER_STEP] > 0 || (more[LATER_STEP] == 0 && once > 0)) { return INFINITY; }
+    return (once > 0 ? 1 + later : 1) * r->model.B * r->model.T;
+}
+
+// Predicts the rows of the table, at most NUM_LINKS; returns their number. without: the same flags at --offload 0
+static int predict_links(LinkPrediction rows[NUM_LINKS], const Recorder *r, const Recorder *without, double rate) {
+    Link links[NUM_LINKS] = {link_of_rate(rate)};
+    int count = rate > 0 ? 1 : NUM_LINKS;
+    if (count > 1) { known_links(links); }
+    for (int i = 0; i < count; i++) {
+        rows[i].link = links[i];
+        for (int level = 0; level < LEVELS; level++) {
+            rows[i].seconds[level] = link_update_seconds(r, &links[i], (Level)level);
+        }
+        rows[i].slowdown = rows[i].seconds[EXPECTED] / link_update_seconds(without, &links[i], EXPECTED);
+        rows[i].hidden_tokens = link_hidden_tokens(r, without, &links[i]);
+    }
+    return count;
+}
+
 // ---- output
 
 static double update_tokens(const GPT2 *m) { return (double)m->B * m->T * m->options.micro_steps; }
+
+static bool offloads(const GPT2 *m) { return m->options.sharding.offload > 0; }
 
 static double mfu(const GPT2 *m, const Roofline *r, double seconds) {
     return update_tokens(m) * model_flops_per_token(&m->config, m->T) / seconds / r->peak;
@@ -435,9 +578,10 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
     const GPT2 *m = &recorder->model;
     Prediction p = predict(recorder, r);
     double all = p.all.seconds[EXPECTED], tokens = update_tokens(m);
-    printf("%s%sin %s on one %s: %.2f of %.1f GiB\n\n", flags, *flags ? " " : "",
-           DT_FLOATX == DT_BF16 ? "bf16" : "fp32", r->gpu.name, (double)plan_device_bytes(&m->plan) / GPU_GIB,
-           r->gpu.memory / GPU_GIB);
+    printf("%s%sin %s on one %s: %.2f of %.1f GiB", flags, *flags ? " " : "", DT_FLOATX == DT_BF16 ? "bf16" : "fp32",
+           r->gpu.name, (double)plan_device_bytes(&m->plan) / GPU_GIB, r->gpu.memory / GPU_GIB);
+    if (offloads(m)) { printf(", %.2f GiB of pinned host memory", (double)plan_bytes(&m->plan, HOST) / GPU_GIB); }
+    printf("\n\n");
     printf("| group | launches | GB | TFLOP | ms | floor, ms | share |\n|---|---|---|---|---|---|---|\n");
     for (int g = 0; g < GROUPS; g++) {
         if (p.group[g].launches > 0) { print_row(group_names[g], &p.group[g], all); }
@@ -446,13 +590,41 @@ static void print_table(const Recorder *recorder, const Roofline *r, const char 
            100 * p.gaps[EXPECTED] / all);
     print_row("**sum**", &p.all, all);
     int digits = tokens / all < 10e3 ? 2 : tokens / all < 100e3 ? 1 : 0;
-    printf("\n%.*fK tokens/s (%.*fK to %.*fK), floor %.*fK; MFU %.1f %% (%.1f to %.1f)\n", digits, tokens / all / 1e3,
-           digits, tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
+    printf("\n%s%.*fK tokens/s (%.*fK to %.*fK), floor %.*fK; MFU %.1f %% (%.1f to %.1f)\n",
+           offloads(m) ? "without waits for the link: " : "", digits, tokens / all / 1e3, digits,
+           tokens / p.all.seconds[PESSIMISTIC] / 1e3, digits, tokens / p.all.seconds[OPTIMISTIC] / 1e3, digits,
            tokens / p.all.floor / 1e3, 100 * mfu(m, r, all), 100 * mfu(m, r, p.all.seconds[PESSIMISTIC]),
            100 * mfu(m, r, p.all.seconds[OPTIMISTIC]));
     printf("step %.1f ms (%.1f to %.1f): %d micro-step%s of %.2f ms and an update of %.2f ms\n", 1e3 * all,
            1e3 * p.all.seconds[OPTIMISTIC], 1e3 * p.all.seconds[PESSIMISTIC], m->options.micro_steps,
            m->options.micro_steps == 1 ? "" : "s", 1e3 * p.micro_step[EXPECTED], 1e3 * p.update[EXPECTED]);
+}
+
+// the line and the table of --offload
+static void print_links(const Recorder *recorder, const Recorder *without, double rate) {
+    const GPT2 *m = &recorder->model;
+    LinkPrediction rows[NUM_LINKS];
+    int count = predict_links(rows, recorder, without, rate);
+    LinkBytes bytes = gpt2_link_bytes(&m->config, &m->options);
+    printf("\n--offload %d moves %.2f GB up and %.2f GB down an update; a step at --offload 0 takes %.1f ms\n\n",
+           m->options.sharding.offload, (double)bytes.up / 1e9, (double)bytes.down / 1e9,
+           1e3 * link_update_seconds(without, &rows[0].link, EXPECTED));
+    printf("| link | GB/s | step, ms | range, ms | K tokens/s | slow-down | at most %.2fx from |\n", HIDDEN);
+    printf("|---|---|---|---|---|---|---|\n");
+    for (int i = 0; i < count; i++) {
+        const LinkPrediction *p = &rows[i];
+        double seconds = p->seconds[EXPECTED];
+        printf("| %s | %.1f | %.1f | %.1f to %.1f | %.2f | %.2fx | ", p->link.name, p->link.rate[EXPECTED] / 1e9,
+               1e3 * seconds, 1e3 * p->seconds[OPTIMISTIC], 1e3 * p->seconds[PESSIMISTIC],
+               update_tokens(m) / seconds / 1e3, p->slowdown);
+        if (isinf(p->hidden_tokens)) {
+            printf("never |\n");
+        } else if (p->hidden_tokens <= (double)m->B * m->T) {
+            printf("always |\n");
+        } else {
+            printf("%.0f tokens |\n", p->hidden_tokens);
+        }
+    }
 }
 
 static void print_milliseconds(const char *name, const double seconds[LEVELS]) {
@@ -477,20 +649,42 @@ static void print_call(const Call *c, const Roofline *r) {
     printf(",\"floor_ms\":%.6f}\n", 1e3 * call_floor(r, c));
 }
 
-static void print_json(const Recorder *recorder, const Roofline *r) {
+static void print_json_links(const Recorder *recorder, const Recorder *without, double rate) {
+    const GPT2 *m = &recorder->model;
+    LinkPrediction rows[NUM_LINKS];
+    int count = predict_links(rows, recorder, without, rate);
+    LinkBytes bytes = gpt2_link_bytes(&m->config, &m->options);
+    printf(",\"host_bytes\":%zu,\"bytes_up\":%.0f,\"bytes_down\":%.0f,\"link\":[", plan_bytes(&m->plan, HOST),
+           (double)bytes.up, (double)bytes.down);
+    for (int i = 0; i < count; i++) {
+        const LinkPrediction *p = &rows[i];
+        printf("%s{\"name\":\"%s\",\"bytes_per_s\":%.0f", i ? "," : "", p->link.name, p->link.rate[EXPECTED]);
+        print_milliseconds("ms", p->seconds);
+        printf(",\"slowdown\":%.6f,\"hidden_tokens\":", p->slowdown);
+        printf(isinf(p->hidden_tokens) ? "null}" : "%.0f}", p->hidden_tokens);
+    }
+    printf("]");
+}
+
+// without: the same flags at --offload 0; NULL: --offload is 0
+static void print_json(const Recorder *recorder, const Recorder *without, const Roofline *r, double rate) {
     const GPT2 *m = &recorder->model;
     Prediction p = predict(recorder, r);
-    for (int i = 0; i < recorder->num_calls; i++) { print_call(&recorder->calls[i], r); }
+    for (int i = 0; i < recorder->num_calls; i++) {
+        if (recorder->calls[i].times > 0) { print_call(&recorder->calls[i], r); }
+    }
     printf("{\"gpu\":\"%s\",\"memory\":%.0f,\"peak_flops\":%.0f,\"tokens\":%.0f,\"micro_steps\":%d,\"plan_bytes\":%zu,"
            "\"launches\":%.0f,\"bytes\":%.0f,"
            "\"flops\":%.0f,\"flops_per_token\":%.0f,\"model_flops_per_token\":%.0f",
-           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps,
-           plan_device_bytes(&m->plan), p.all.launches, p.all.bytes, p.all.flops,
-           step_flops_per_token(&m->config, &m->options.recompute, m->T), model_flops_per_token(&m->config, m->T));
+           r->gpu.name, r->gpu.memory, r->peak, update_tokens(m), m->options.micro_steps, plan_device_bytes(&m->plan),
+           p.all.launches, p.all.bytes, p.all.flops, step_flops_per_token(&m->config, &m->options.recompute, m->T),
+           model_flops_per_token(&m->config, m->T));
     print_milliseconds("ms", p.all.seconds);
     print_milliseconds("micro_step_ms", p.micro_step);
     print_milliseconds("update_ms", p.update);
-    printf(",\"floor_ms\":%.6f,\"mfu\":%.6f}\n", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
+    printf(",\"floor_ms\":%.6f,\"mfu\":%.6f", 1e3 * p.all.floor, mfu(m, r, p.all.seconds[EXPECTED]));
+    if (without) { print_json_links(recorder, without, rate); }
+    printf("}\n");
 }
 
 // ---- the command line
@@ -586,6 +780,25 @@ static void record_training(Recorder *r, TrainArgs *a, const GpuModel *gpu, Comm
     gpt2_build(&r->model, config, options, groups);
     r->model.exec.rare_shapes = true;  // cuBLASLt's first choice, with all epilogues: nothing is timed
     record_update(r);
+    check_link_bytes(r);
+}
+
+// The same flags at --offload 0, with the level of -r that record_training chose.
+static Recorder *record_without_offload(const TrainArgs *a, const GpuModel *gpu, Comm *alone, const Backend *backend) {
+    Recorder *r = (Recorder *)xcalloc(1, sizeof *r);
+    TrainArgs at_0 = *a;
+    char chosen[FLAG_TEXT];
+    at_0.offload = 0;
+    record_training(r, &at_0, gpu, alone, backend, chosen);
+    return r;
+}
+
+static void recorder_free(Recorder *r) {
+    if (!r) { return; }
+    gpt2_free(&r->model);
+    for (int part = 0; part < PARTS; part++) { free(r->timeline[part].events); }
+    free(r->calls);
+    free(r);
 }
 
 int main(int argc, char **argv) {
@@ -624,14 +837,19 @@ int main(int argc, char **argv) {
     const GPT2 *m = &recorder->model;
     Roofline roofline =
         roofline_open(&gpu, backend.matmul_workspace_bytes(&m->config, &m->local, m->B, m->T), m->options.tf32);
+    Recorder *without = offloads(m) ? record_without_offload(&args, &gpu, alone, &backend) : NULL;
+    if (without) {
+        time_parts(recorder, &roofline);
+        time_parts(without, &roofline);
+    }
     if (json) {
-        print_json(recorder, &roofline);
+        print_json(recorder, without, &roofline, args.link);
     } else {
         print_table(recorder, &roofline, flags);
+        if (without) { print_links(recorder, without, args.link); }
     }
-    gpt2_free(&recorder->model);
+    recorder_free(without);
+    recorder_free(recorder);
     comm_close(alone);
-    free(recorder->calls);
-    free(recorder);
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
 The predicted time of an operation on a GPU: a roofline, with the shares of the published rates that kernels reach.
-defines: Roofline, Level, LEVELS, roofline_open, roofline_seconds, roofline_floor, launch_gaps, copy_seconds
+defines: Roofline, roofline_open, roofline_seconds, roofline_floor, launch_gaps, copy_seconds
 
 Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the operation (recorded.h).
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
@@ -21,10 +21,9 @@ Floor: the larger of FLOPs and bytes over the published rates, without anything 
 #include "llmc/files/json_file.h"
 #include "llmc/run/gpus.h"
 #include "llmc/self_check/cases.h"
+#include "link.h"
 #include "recorded.h"
 #include <unistd.h>
-
-typedef enum { PESSIMISTIC, EXPECTED, OPTIMISTIC, LEVELS } Level;
 
 // ---- assumptions. Only the copy and the 8192^3 GEMM of an H200 are measured: 4.3 of 4.8 TB/s, 790 of 989 TFLOP/s
 

@@ -131,7 +131,7 @@ for flags, row, want in zip(("0", "1", "2", "3", "4", "4 -rk 2", "0 -ge 1"), row
         print(f"-r {flags}: found {(row[0] - base, *row[1:])} more FLOPs, GELUs, layernorms, expected {want}")'
 )"
 report "every GPU: floor, optimistic, expected, pessimistic in this order" "$(
-    for gpu in h200 h100 h100-pcie a100 a100-40gb 4090 5090 sm_100,148,2250,8000,180; do
+    for gpu in h200 h100 h100-pcie a100 a100-40gb 4090 4070 4060 3060 5090 sm_100,148,2250,8000,180; do
         record --gpu "$gpu" -e d12 -b 4 -d 4096
         judge '
 for call in [*calls, total]:
@@ -189,6 +189,115 @@ if not 3000 < rate < 9800:  # 0.83 GFLOP a token at the full rate are 9800
 report "a model larger than this machine: address space alone" "$(
     record -e d48 -b 64 -d 65536 -r 0
     judge 'print("" if total["plan_bytes"] > 100e9 else f"a plan of {total}")'
+)"
+
+# ---- --offload: predict stops if its copies are not those of traffic.h
+
+report "bytes over the link by hand, at every stage" "$(
+    for stage in 1 2 3 4; do
+        for steps in 1 3; do
+            record -e l3h2c128 -b 2 -t 64 -d $((128 * steps)) -r 4 --offload $stage
+            judge "stage, G = $stage, $steps"'
+L, C, T, Vp, N = 3, 128, 64, 50304, 128
+layer, embeddings = 12 * C * C + 13 * C, (Vp + T) * C
+P = L * layer + embeddings + 2 * C
+up = down = (4 + 4 + 2) * P                      # AdamW: two moments, the low bits of the weights
+if stage >= 2:
+    size = 4 if G > 1 else 2                     # gradients
+    up, down = up + (G - 1 + 2) * size * P, down + G * size * P
+if stage >= 3:
+    up, down = up + 2 * P, down + 2 * P          # AdamW
+    # 3 layers forward, of which two are there backward, and the first one again
+    up += 2 * (G * (L + L - 2) * layer + embeddings + 2 * C)
+if stage >= 4:
+    up, down = up + G * (L - 2) * 2 * N * C, down + G * (L - 1) * 2 * N * C
+expect(f"stage {stage}, {G} micro-steps", (total["bytes_up"], total["bytes_down"]), (up, down))'
+        done
+    done
+)"
+report "a link between hidden copies and nothing but copies" "$(
+    for stage in 1 2 3 4; do
+        record --gpu 4060 -e d12 -b 4 -d 8192 -r 4 --offload $stage
+        judge '
+work, before = total["ms"][1], 1e9
+names = [link["name"] for link in total["link"]]
+expect("links", names, [f"PCIe {version} x{lanes}" for version in (3, 4, 5) for lanes in (8, 16)])
+for link in sorted(total["link"], key=lambda link: link["bytes_per_s"]):
+    up, down = (1e3 * total[way] / link["bytes_per_s"] for way in ("bytes_up", "bytes_down"))
+    slow, ms, fast = link["ms"]
+    if not max(work, up, down) <= ms <= 1.01 * (work + up + down):
+        print(link, "found", ms, "expected from", max(work, up, down), "to", work + up + down)
+    if not fast < ms < slow:
+        print("levels of", link)
+    if not ms <= before:
+        print(link, "found", ms, "expected at most", before, "of the slower link")
+    before = ms'
+    done
+)"
+report "a slow link: AdamW's pieces pass both ways at once" "$(
+    record -e l2h2c128 -b 2 -t 64 -d 128 -r 0 --offload 1 --link 0.0001
+    judge '
+L, C, T, Vp = 2, 128, 64, 50304
+P = L * (12 * C * C + 13 * C) + (Vp + T + 2) * C
+piece = (P // 16 + 127) // 128 * 128
+last = P - 15 * piece
+expect("links", [link["name"] for link in total["link"]], ["--link"])
+wanted = 1e3 * 10 * (P + last) / 1e5  # the last download follows its upload
+if not 1 < total["link"][0]["ms"][1] / wanted < 1.001:
+    print("found", total["link"], "expected", wanted)'
+)"
+report "a link of any speed: the time without --offload" "$(
+    for stage in 1 2 3 4; do
+        flags=(--gpu 4060 -e d36 -b 4 -t 1024 -d 65536 -r 4 -om bf16)
+        record "${flags[@]}"
+        judge 'print(total["ms"][1]) if "link" not in total else print("a link without --offload")' >"$folder/alone"
+        record "${flags[@]}" --offload $stage --link 10000
+        judge '
+alone = float(open("'"$folder/alone"'").read())
+link, = total["link"]
+if abs(link["ms"][1] / link["slowdown"] / alone - 1) > 1e-5:
+    print("found", link["ms"][1] / link["slowdown"], "ms at --offload 0, expected", alone)
+if not 0.999 < link["slowdown"] < 1.005:
+    print("stage", '$stage', "found a slow-down of", link["slowdown"])'
+    done
+)"
+report "the tokens that hide the link: one micro-batch fewer does not" "$(
+    flags=(--gpu 4090 -e d12 -b 4 -r 4 --offload 1 --link 12)
+    record "${flags[@]}" -d 4096
+    hidden=$(judge 'print(total["link"][0]["hidden_tokens"])')
+    for tokens in "$hidden" $((hidden - 4096)); do
+        record "${flags[@]}" -d "$tokens"
+        judge '
+link, tokens = total["link"][0], '"$tokens"'
+expect(f"{tokens} tokens: hidden", link["slowdown"] <= 1.05, tokens >= link["hidden_tokens"])
+expect("hidden tokens", link["hidden_tokens"], '"$hidden"')'
+    done
+    record --gpu 4090 -e d48 -b 1 -r 4 -om bf16 -d 4096 --offload 4 --link 6
+    judge 'expect("never", total["link"][0]["hidden_tokens"], None)'
+)"
+report "the table of --offload; none without" "$(
+    flags=(--gpu 4060 -e d12 -b 4 -d 8192 -r 4)
+    record "${flags[@]}" --offload 3
+    "$PREDICT" "${flags[@]}" --offload 3 >"$folder/table" 2>"$err" || cat "$err"
+    judge '
+rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in open("'"$folder/table"'") if line[:2] == "| "]
+rows = [row for row in rows if row[0].startswith("PCIe")]
+expect("rows", [(row[0], float(row[2]), row[5]) for row in rows],
+       [(link["name"], round(link["ms"][1], 1), "%.2fx" % link["slowdown"]) for link in total["link"]])
+text = open("'"$folder/table"'").read()
+for words in ("--offload 3 moves %.2f GB up" % (total["bytes_up"] / 1e9), "GiB of pinned host memory"):
+    if words not in text:
+        print("expected", words, "in", text)'
+    "$PREDICT" "${flags[@]}" >"$folder/table" 2>"$err" || cat "$err"
+    [ "$(grep -c "PCIe\|--offload\|pinned" "$folder/table")" -eq 0 ] || echo "a link without --offload"
+)"
+report "1558M with 18 GiB of host memory, beside a plan larger than the GPU" "$(
+    "$PREDICT" --gpu 4060 -e d48 -b 4 -d 524288 -r 4 -om bf16 -s 0 --offload 4 >"$folder/table" 2>"$err" || cat "$err"
+    grep '^| PCIe 4 x16 ' "$folder/table" | python3 2>&1 -c '
+import sys
+row = sys.stdin.readline().split("|")
+if not 1 < float(row[6].strip(" x")) < 1.6:
+    print("found", row)'
 )"
 
 # ---- bad input: one sentence, exit status 2

@@ -228,8 +228,10 @@ enum : size_t { PAGE = 4096, ALIGNMENT = 256 };
 inline void *map_private(size_t bytes, Allocation *allocation) {
     size_t used = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     allocation->page_bytes = (used + PAGE - 1) / PAGE * PAGE;
+    // `ulimit -d` counts private memory that the host may write, so pinned memory is shared
+    int shared = allocation->kind == DEVICE ? MAP_PRIVATE : MAP_SHARED;
     void *pages =
-        mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mmap(nullptr, allocation->page_bytes + PAGE, PROT_NONE, shared | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) { return nullptr; }
     // mprotect then changes fewer pages. It never changes pinned memory, where the host touches some pages alone.
     if (allocation->kind == DEVICE) { madvise(pages, allocation->page_bytes, MADV_HUGEPAGE); }
