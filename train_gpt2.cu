@@ -225,7 +225,7 @@ static Scratch scratch_create(GPT2 *m, floatX *memory) {
     Scratch s = {memory, 0, NULL, m->device, &m->exec};
     for (int i = 0; memory && i < m->plan.count; i++) {
         const PlanTensor *t = &m->plan.tensors[i];
-        if (m->arena.device + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
+        if (t->lifetime == SCRATCH && m->arena.device + t->offset == (unsigned char *)memory) { s.bytes = t->bytes; }
     }
     return s;
 }

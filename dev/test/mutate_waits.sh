@@ -3,8 +3,9 @@
 # Deletes each comm_wait, each copy_wait, and each wait before a buffer is used again, of llmc/parallel/zero.h,
 # llmc/parallel/tensor_parallel.h, llmc/parallel/update.h, llmc/memory/block_inputs.h and train_gpt2.cu in a copy of the
 # sources, one at a time. Then runs `test_processes`: late with -z on 3 ranks and with -tp 2 on 4, layouts on 3, and
-# offload on 1, 3 and 4. WORDS: only waits with WORDS in "file:line statement". Prints each wait with the failure of its
-# deletion. Fails if no test notices a deletion. About 8 minutes on two free cores.
+# offload on 1, 3 and 4. The waits of the GPU's streams and graphs meet dev/test/test_offload.sh instead. WORDS: only
+# waits with WORDS in "file:line statement". Prints each wait with the failure of its deletion. Fails if no test notices
+# a deletion. About 15 minutes on two free cores.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 
@@ -13,7 +14,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 read -ra with_mpi <<<"$(pkg-config --cflags --libs ompi-c 2>/dev/null || mpicc --showme)"
 
-# "file|extended regular expression|replacement", for each line that matches, one line at a time
+# "file|extended regular expression|replacement|test", for each line that matches, one line at a time. test: `emulated`
+# for test_offload.sh on an emulated GPU, else empty
 waits=(
     'llmc/parallel/zero.h|comm_wait\(|no_comm_wait('
     'llmc/parallel/tensor_parallel.h|comm_wait\(|no_comm_wait('
@@ -42,6 +44,9 @@ waits=(
     'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
     'train_gpt2.cu|\{ inputs_acquire\(|{ no_wait('
     'train_gpt2.cu|^ +update_wait\(|    no_wait('
+    'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
+    'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.cuda->stream,)|if (false) CUDA_CHECK\1|emulated'
+    'train_gpt2.cu|^ +inputs_wait\(|if (false) inputs_wait(|emulated'
 )
 
 build() {
@@ -50,6 +55,9 @@ build() {
         '-Dnot_waited(tp,rows)=((rows)->all)' \
         '-Dno_wait(...)=(void)0' "${with_mpi[@]}" -lcmocka -lcjson -lm -lpthread
 }
+
+build_emulated() { make build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 >/dev/null; }
+first_failure_emulated() { dev/test/test_offload.sh >log 2>&1 || grep -A 1 '^not ok' log | head -n 2 | tail -n 1; }
 
 # first_failure: prints the first failure of the tests; nothing if all pass
 first_failure() {
@@ -64,30 +72,34 @@ first_failure() {
     done
 }
 
-# mutant FILE LINE PATTERN REPLACEMENT: prints how FILE with a changed LINE fails; line 0 changes nothing
+# mutant FILE LINE PATTERN REPLACEMENT [emulated]: prints how FILE with a changed LINE fails; line 0 changes nothing
 mutant() {
     local folder=$scratch/$2.${1//\//.} caught=
     cp -r "$scratch/sources" "$folder"
     cd "$folder" || return
     [ "$2" -eq 0 ] || sed -i -E "$2 s/$3/$4/" "$1"
-    if build 2>log; then caught=$(first_failure); else caught="does not compile: $(head -n 1 log)"; fi
+    if "build${5:+_$5}" 2>log; then
+        caught=$("first_failure${5:+_$5}")
+    else
+        caught="does not compile: $(head -n 1 log)"
+    fi
     cd "$scratch" && rm -r "$folder"
     echo "$caught"
 }
 
-mkdir "$scratch/sources" && cp -r llmc dev train_gpt2.cu "$scratch/sources"
+mkdir "$scratch/sources" && cp -r llmc dev scripts Makefile train_gpt2.cu test_gpt2.cu "$scratch/sources"
 caught=$(mutant llmc/parallel/zero.h 0 x x)
 [ -z "$caught" ] || { echo "a test fails on the unchanged sources: $caught"; exit 1; }
 
 tried=0 missed=0
 for wait in "${waits[@]}"; do
-    IFS='|' read -r file pattern replacement <<<"$wait"
+    IFS='|' read -r file pattern replacement test <<<"$wait"
     matches=$(grep -nE "$pattern" "$file") || { echo "$file: no line matches $pattern"; missed=$((missed + 1)); }
     while IFS=: read -r line statement; do
         statement=$(sed -E 's/^ +//' <<<"$statement")
         [[ -n "$line" && "$file:$line $statement" == *"${1:-}"* ]] || continue
         tried=$((tried + 1))
-        caught=$(mutant "$file" "$line" "$pattern" "$replacement")
+        caught=$(mutant "$file" "$line" "$pattern" "$replacement" "$test")
         [ -n "$caught" ] || missed=$((missed + 1))
         printf '%s:%s %s\n    %s\n' "$file" "$line" "$statement" "${caught:-SURVIVES}"
     done <<<"$matches"
