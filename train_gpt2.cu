@@ -244,7 +244,7 @@ static void open_zero(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
     DType stored = stored_gradients(&m->options);
     const Gradient stored_grads = {t->stored_grads, stored}, chunks = {t->reduced_chunks, stored};
-    zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, &m->exec);
+    zero_open(&m->zero, &m->layout, m->groups.dp, m->ops, m->device, &m->exec);
     m->zero.params = t->gathered_params ? t->gathered_params : t->params;
     m->zero.stored_params = t->params;
     m->zero.grads = m->grads;
@@ -489,8 +489,11 @@ static void block_forward(GPT2 *m, int l) {
     if (!a->fch_gelu) { scratch_release(&m->wide); }
 }
 
-// --offload 4: number of the input of block l among the saved inputs; -1: the embeddings
-static int input_index(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
+// --offload 4: number of the saved input that block l reads; -1: the embeddings
+static int input_of_block(const GPT2 *m, int l) { return num_saved(&m->options.recompute, RESIDUAL3, l) - 1; }
+
+// --offload 4: number of the saved input that block l writes; -1: its output is not saved
+static int output_of_block(const GPT2 *m, int l) { return is_saved(m, RESIDUAL3, l) ? input_of_block(m, l + 1) : -1; }
 
 // Waits for the parameters of block l. At -z 3 or --offload 3 it begins to fetch those of block `next`, the block read
 // after l; -1 or L: none.
@@ -553,9 +556,9 @@ static void gpt2_forward(GPT2 *m) {
     embedding_forward(m);
     for (int l = 0; l < m->config.num_layers; l++) {
         wait_for_params(m, l, l + 1);
-        if (is_saved(m, RESIDUAL3, l)) { inputs_acquire(&m->inputs, input_index(m, l + 1)); }
+        inputs_acquire(&m->inputs, output_of_block(m, l));
         block_forward(m, l);
-        if (is_saved(m, RESIDUAL3, l)) { inputs_store(&m->inputs, input_index(m, l + 1)); }
+        inputs_store(&m->inputs, output_of_block(m, l));
         poison_recomputed(m, l, LN1, FCH_GELU);
         if (l > 0 && m->block_activations[l].input != m->block_activations[l].residual3) {
             poison_recomputed(m, l - 1, RESIDUAL3, RESIDUAL3);
@@ -739,7 +742,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // -r 4 -rk: l's checkpoint segment
         int from = recompute_from(&m->options.recompute, l);
-        if (from <= l) { inputs_fetch(&m->inputs, input_index(m, from)); }
+        if (from <= l) { inputs_fetch(&m->inputs, input_of_block(m, from)); }
         for (int before = from; before < l; before++) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward

@@ -25,16 +25,16 @@ static inline void inputs_copy_wait(BlockInputs *in, int i) {
     in->copies[i % 2] = 0;
 }
 
-// Work enqueued from now on may write input i.
+// Inputs are numbered from 0; number -1 is not offloaded. Work enqueued from now on may write input i.
 static inline void inputs_acquire(BlockInputs *in, int i) {
-    if (in->host) { inputs_copy_wait(in, i); }
+    if (in->host && i >= 0) { inputs_copy_wait(in, i); }
 }
 
 static inline char *inputs_slot(const BlockInputs *in, int i) { return in->slots + (size_t)(i % 2) * in->bytes; }
 
 // Begins to store input i, which enqueued work wrote.
 static inline void inputs_store(BlockInputs *in, int i) {
-    if (!in->host || i >= in->count) { return; }
+    if (!in->host || i < 0 || i >= in->count) { return; }
     in->copies[i % 2] = in->device->download_begin(COPY_INPUTS, in->host + (size_t)i * in->bytes, inputs_slot(in, i),
                                                    in->bytes, in->ex);
 }

@@ -35,7 +35,7 @@ static inline uint64_t hash_optimizer(uint64_t hash, const OptimizerState *o, co
 
 // the state that all ranks of a data-parallel group hold, after replicas_wait
 static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o) {
-    const Device *device = z->dp->device;
+    const Device *device = z->device;
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {
         bool stored = z->layout.sharding.stage == 0;
@@ -48,7 +48,7 @@ static inline uint64_t hash_data_parallel(const Zero *z, const OptimizerState *o
 
 // the state that all ranks of a tensor-parallel group hold, after replicas_wait
 static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerState *o) {
-    const Device *device = z->dp->device;
+    const Device *device = z->device;
     bool whole = z->layout.sharding.stage == 0;
     uint64_t hash = 0;
     for (int b = 0; b < num_buckets(&z->layout); b++) {

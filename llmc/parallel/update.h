@@ -38,7 +38,7 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
     u->num_pieces = update_pieces(u->pieces, layout);
     u->slot_elements = piece_elements(layout);
     int count = piece_update_ranges(all, u->pieces, u->num_pieces, layout);
-    zero->dp->device->upload(ranges, all, (size_t)count * sizeof *all);
+    zero->device->upload(ranges, all, (size_t)count * sizeof *all);
     free(all);
 }
 
@@ -95,7 +95,7 @@ static inline PieceState piece_on_device(const Update *u, int i) {
 
 // Begins to copy an array of a piece between host memory and its slot, unless both are the same memory or NULL.
 static inline void copy_array(Update *u, int i, void *stored, void *slot, size_t bytes, bool upload) {
-    const Device *device = u->zero->dp->device;
+    const Device *device = u->zero->device;
     int stream = COPY_PIECES + i % 2;
     if (stored == slot) { return; }
     u->copies[i % 2] = upload ? device->upload_begin(stream, slot, stored, bytes, u->zero->ex)
@@ -121,7 +121,7 @@ static inline PieceState update_acquire(Update *u, int i) {
     if (!u->zero->layout.sharding.offload) { return piece_on_device(u, i); }
     if (i == 0) { copy_piece(u, 0, true); }
     if (i + 1 < u->num_pieces) { copy_piece(u, i + 1, true); }
-    u->zero->dp->device->copy_wait(u->copies[i % 2], u->zero->ex);
+    u->zero->device->copy_wait(u->copies[i % 2], u->zero->ex);
     return piece_on_device(u, i);
 }
 
@@ -133,7 +133,7 @@ static inline void update_release(Update *u, int i) {
 // Work enqueued from now on may read the stored state.
 static inline void update_wait(Update *u) {
     for (int slot = 0; slot < 2; slot++) {
-        u->zero->dp->device->copy_wait(u->copies[slot], u->zero->ex);
+        u->zero->device->copy_wait(u->copies[slot], u->zero->ex);
         u->copies[slot] = 0;
     }
 }

@@ -39,6 +39,7 @@ typedef struct {
     ParamLayout layout;
     Comm *dp;
     const Ops *ops;
+    const Device *device;
     Exec *ex;
     floatX *params;           // read by operations: the flat buffer, or buffers of buckets (buffers_params)
     floatX *stored_params;    // stored by this rank: the flat buffer or its shard; in host memory from --offload 3 on
@@ -57,11 +58,13 @@ typedef struct {
 } Zero;
 
 // dp: a group of layout.sharding.dp_size ranks
-static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const Ops *ops, Exec *ex) {
+static inline void zero_open(Zero *z, const ParamLayout *layout, Comm *dp, const Ops *ops, const Device *device,
+                             Exec *ex) {
     memset(z, 0, sizeof *z);
     z->layout = *layout;
     z->dp = dp;
     z->ops = ops;
+    z->device = device;
     z->ex = ex;
     z->gathers = (CommWork *)xcalloc(2 * (size_t)num_buckets(layout), sizeof *z->gathers);
     z->reductions = z->gathers + num_buckets(layout);
@@ -116,7 +119,7 @@ static inline Gradient zero_reduced_chunk(const Zero *z, int bucket) {
 
 static inline void zero_poison(const Zero *z, void *memory, size_t bytes) {
 #ifdef POISON_SCRATCH
-    z->dp->device->enqueue_fill(memory, 0xFF, bytes, z->ex);
+    z->device->enqueue_fill(memory, 0xFF, bytes, z->ex);
 #else
     (void)z, (void)memory, (void)bytes;
 #endif
@@ -149,7 +152,7 @@ static inline void zero_upload(Zero *z, int bucket) {
     floatX *to = zero_params(z, bucket) + (whole ? 0 : b.owned_offset - b.offset);
     size_t bytes = (whole ? b.size : b.chunk) * sizeof(floatX);
     z->param_copies[buffer_of_bucket(&z->layout, bucket)] =
-        z->dp->device->upload_begin(COPY_PARAMS, to, zero_stored_params(z, bucket), bytes, z->ex);
+        z->device->upload_begin(COPY_PARAMS, to, zero_stored_params(z, bucket), bytes, z->ex);
 }
 
 static inline void zero_gather(Zero *z, int bucket) {
@@ -188,7 +191,7 @@ static inline void zero_gather_changed(Zero *z) {
 
 static inline void zero_bucket_params_wait(Zero *z, int bucket) {
     CopyWork *copy = &z->param_copies[buffer_of_bucket(&z->layout, bucket)];
-    z->dp->device->copy_wait(*copy, z->ex);
+    z->device->copy_wait(*copy, z->ex);
     *copy = 0;
     if (z->gathers[bucket]) { comm_wait(z->gathers[bucket], z->dp, z->ex); }
     z->gathers[bucket] = 0;
@@ -250,14 +253,13 @@ static inline CopyWork *zero_grad_copy(Zero *z, int bucket) {
 
 // Work enqueued from now on runs after the latest copy of the bucket's buffer.
 static inline void zero_grad_copy_wait(Zero *z, int bucket) {
-    z->dp->device->copy_wait(*zero_grad_copy(z, bucket), z->ex);
+    z->device->copy_wait(*zero_grad_copy(z, bucket), z->ex);
     *zero_grad_copy(z, bucket) = 0;
 }
 
 // --offload 2: begins to copy gradients of a bucket between host memory and their buffer. At stages 2 and 3 that is this
 // rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
 static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
-    const Device *device = z->dp->device;
     Bucket b = param_bucket(&z->layout, bucket);
     Gradient buffer = zero_grads(z, bucket), stored = gradient_at(z->stored_grads, b.offset);
     size_t count = b.size;
@@ -272,8 +274,8 @@ static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
     }
     size_t bytes = count * dtype_size(buffer.dtype);
     int stream = COPY_GRADIENTS + buffer_of_bucket(&z->layout, bucket) % 2;
-    *zero_grad_copy(z, bucket) = upload ? device->upload_begin(stream, buffer.at, stored.at, bytes, z->ex)
-                                        : device->download_begin(stream, stored.at, buffer.at, bytes, z->ex);
+    *zero_grad_copy(z, bucket) = upload ? z->device->upload_begin(stream, buffer.at, stored.at, bytes, z->ex)
+                                        : z->device->download_begin(stream, stored.at, buffer.at, bytes, z->ex);
 }
 
 // --offload 2, later micro-steps: begins to upload the sum of a bucket's gradients, to which its backward adds. At

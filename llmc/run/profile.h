@@ -436,6 +436,23 @@ static inline void profiled_copy(void *to, const void *from, size_t bytes, Exec 
     profile_copy(begin, "copy", 2 * (double)bytes, ex);
 }
 
+// Copies beside the work are waited for at once, so that their end is an event of the operations' stream.
+static inline CopyWork profiled_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    CopyWork copy = ex->profile->device->upload_begin(stream, device, host, bytes, ex);
+    if (begin) { ex->profile->device->copy_wait(copy, ex); }
+    profile_copy(begin, "offload upload", (double)bytes, ex);
+    return copy;
+}
+
+static inline CopyWork profiled_download_begin(int stream, void *host, const void *device, size_t bytes, Exec *ex) {
+    DeviceEvent *begin = profile_begin(ex);
+    CopyWork copy = ex->profile->device->download_begin(stream, host, device, bytes, ex);
+    if (begin) { ex->profile->device->copy_wait(copy, ex); }
+    profile_copy(begin, "offload download", (double)bytes, ex);
+    return copy;
+}
+
 // ---- collectives
 
 static inline const CommBackend *profile_inner(const Comm *comm, const Profile *p) {
@@ -514,6 +531,8 @@ static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, con
     p->wrapped_device.enqueue_upload = profiled_upload;
     p->wrapped_device.enqueue_download = profiled_download;
     p->wrapped_device.enqueue_copy = profiled_copy;
+    p->wrapped_device.upload_begin = profiled_upload_begin;
+    p->wrapped_device.download_begin = profiled_download_begin;
     p->backend = *inner;
     p->backend.ops = &p->wrapped_ops;
     p->backend.device = &p->wrapped_device;
