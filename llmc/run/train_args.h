@@ -98,6 +98,9 @@ typedef struct {
     // no flags: the set of ChosenFlag that -r auto has set; whether a resumed run has the -e of its config.json
     int chosen;
     bool saved_model;
+    // no flags: GB/s of copies between host and device, and the GPU's FLOPs per second, 0: unknown (host_link.h)
+    double host_link, gpu_flops;
+    bool link_is_measured;
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -433,9 +436,10 @@ static const Flag flag_table[] = {
      "choose memory flags: the fastest that fit in GIB, or in free memory",
      "Chooses -b (with the same -d), -r, -rk, -rn, -ge, -lc, -w, -om and -gd. A flag stays if it is "
      "given with a value other than its default. Every combination is planned exactly and its time is estimated. A "
-     "choice that loses precision counts as 3 to 30 % slower. Prints each choice with its bytes and its time. With "
-     "--plan and without a GPU, give GIB.",
-     "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
+     "choice that loses precision counts as 3 to 30 % slower. If nothing fits on a GPU, --fit also chooses --offload, "
+     "and its time follows --link. Prints each choice with its bytes and its time. With --plan and without a GPU, "
+     "give GIB.",
+     "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om, --offload; doc/memory.md"},
     {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL", NULL,
      "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)",
      "The backward recomputes activations that the forward did not save, with the same operations: losses and "
