@@ -59,8 +59,9 @@ static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const 
     if (o->sharding.offload == 0) { return; }
     printf("offload   ");
     for (int i = 0; i < o->sharding.offload; i++) { printf("%s", tensors[i]); }
-    printf(": %.1f MiB of host memory; an update copies %.1f MiB up, %.1f MiB down at %s\n",
-           mebibytes(gpt2_plan_both(c, o).host), mebibytes(link.up), mebibytes(link.down), host_link_text(rate, a));
+    printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
+    printf("link      %s: an update copies %.1f MiB to the device, %.1f MiB to the host\n", host_link_text(rate, a),
+           mebibytes(link.up), mebibytes(link.down));
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
@@ -109,7 +110,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
         printf("note      -ra 0 does nothing without -tp, and nothing from -r %d on, which saves no layernorms\n",
                RECOMPUTE_LAYERNORMS);
     }
-    if (a->link > 0 && a->offload == 0) { printf("note      --link does nothing without --offload\n"); }
+    if (a->link > 0 && a->offload == 0 && !a->fit) { printf("note      --link does nothing without --offload\n"); }
     if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
         printf("note      -w does nothing in this build, whose weights are fp32\n");
     }

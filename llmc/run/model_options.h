@@ -152,9 +152,9 @@ static inline FitFree fit_free(const TrainArgs *a) {
     return may;
 }
 
-// every flag, with the host memory of *given
+// every flag, but --offload and its host memory as given
 static inline FitFree fit_all(const FitFree *given) {
-    const FitFree all = {true, true, true, true, true, true, true, true, true, true, given->host};
+    const FitFree all = {true, true, true, true, true, true, true, true, true, given->offload, given->host};
     return all;
 }
 
@@ -269,6 +269,7 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     char flags[FLAG_TEXT];
     if (fit.bytes > budget) {
         bool stage3;
+        may.offload = true;
         smallest = fit_any(c, wanted, &may, budget, &stage3);
         fit_flags_text(flags, &smallest.options, &wanted, &may, c);
         input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
@@ -339,8 +340,12 @@ static inline void memory_advice(char *text, size_t size, const TrainArgs *a, co
                  !fits && a->eval ? ", -b or -t" : "");
         return;
     }
-    Fit fit = fit_choose(c, o, may, room, auto_gradients);
-    if (!fit_fits(&fit, may, room)) { fit = fit_any(c, o, may, room, &stage3); }
+    Fit fit = fit_of(c, &o);
+    for (int i = 0; i < 4 && !fit_fits(&fit, may, room); i++) {  // --offload last
+        FitFree tried = *may;
+        tried.offload = i == 3 || (i == 2 && may->offload);
+        fit = i % 2 ? fit_any(c, o, &tried, room, &stage3) : fit_choose(c, o, &tried, room, auto_gradients);
+    }
     ModelOptions given = without_choice(a, o);
     fit_flags_text(flags, &fit.options, &given, may, c);
     if (fit_fits(&fit, may, room)) {
