@@ -72,7 +72,7 @@ report "refused before the run: the host has too little memory" "$(
     [ ! -e refused ] || echo "a refused run wrote a run directory"
 )"
 report "refused before the run: the GPU is too small, and --offload helps" "$(
-    run 2 "$emulated" -i text -e l68h16c1024 -b 1 -t 16 -s 0
+    run 2 "$emulated" -i text -e l90h16c1024 -b 1 -t 16 -s 0
     matches "$err" ' too few; it fits with .*--offload [1-4]$'
 )"
 report "--fit chooses --offload only if nothing fits without, and prints its bytes and its time" "$(
