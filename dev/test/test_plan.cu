@@ -740,6 +740,9 @@ static void test_advice_names_offload(void **state) {
     a.moments = 0;
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)5 << 29);
     assert_stops(2, "it fits with -r 1 -rn 3 -lc 2048 -om bf16\n", check_memory_of, &checked);
+    a.master = MASTER_FP32;
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1 << 30);
+    assert_stops(2, "-w none -om 8bit\n", check_memory_of, &checked);  // other values of given flags
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)600 << 20);
     assert_stops(2, " --offload ", check_memory_of, &checked);
     simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)240 << 20);
