@@ -27,8 +27,8 @@ A lower precision must pay for itself. The weighted time is longer by FIT_LOSS w
 moments, 10 FIT_LOSS without a master copy, and FIT_LOSS with bf16 gradients of fp32 weights, of several micro-batches
 or of more than 16 logits chunks.
 Only ratios of times matter. The rates are rounded figures of the backend (backend.h).
-defines: FitFree, on_gpu, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_seconds, fit_of, fit_fits, fit_choose,
-         FIT_PARTS, fit_take
+defines: FitFree, on_gpu, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_seconds, fit_of, fit_fits,
+         fit_choose, FIT_PARTS, fit_take
 */
 #pragma once
 #include "llmc/memory/flops.h"

@@ -122,8 +122,8 @@ static inline void plan_print(FILE *out, const Plan *plan) {
     fprintf(out, "%-60s %12.2f\n", "total in pinned host memory", mebibytes(plan_bytes(plan, HOST)));
 }
 
-// {"rank":0,"state":bytes,...,"host":bytes,"total":bytes,"tensors":[{"name","lifetime","shape","dtype","bytes"}]}, where
-// total counts the device alone; the caller deletes it
+// {"rank":0,"state":bytes,...,"host":bytes,"total":bytes,"tensors":[{"name","lifetime","shape","dtype","bytes"}]};
+// total counts the device alone. The caller deletes it.
 static inline cJSON *plan_json(const Plan *plan, int rank) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "rank", rank);

@@ -1,9 +1,9 @@
 /*
 The rate of copies between pinned host memory and a GPU, for the estimates of --offload.
 defines: HOST_LINK_ASSUMED, find_host_link, host_link_text, print_offload_note
-A rate is in GB (10^9 bytes) per second of one direction. --link gives it; without --link it is measured on the GPU, and
-all ranks take the slowest, which ranks of one machine that share a link measure together. Without a GPU here,
-HOST_LINK_ASSUMED holds.
+A rate is in GB (10^9 bytes) per second of one direction. --link gives the rate. Without --link the GPU measures it:
+by all ranks at once, because ranks of a machine may share a link, and the slowest rate counts. --plan without a GPU
+takes HOST_LINK_ASSUMED.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
