@@ -1259,6 +1259,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_same_model(&source, world);
     check_length(a, c);
     if (a->fit) { choose_what_fits(stdout, a, c, run->backend, world); }
+    if (a->offload > 0) { find_host_link(a, run->backend, world); }
     choose_recomputation(run->chosen, a, c, run->backend, world);
     check_rows(a, a->B * a->T, "a micro-batch");
     check_text_fits(&run->data, a, &source);
@@ -1377,6 +1378,7 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     const Backend *backend = backend_choose((DeviceChoice)a->device, true, &note);
     ModelOptions options = model_options(a, c, backend);
     Groups groups = open_groups(a, backend->device, host);
+    print_offload_note(stderr, a, backend);
     check_memory(a, c, &options, groups.world);
     options.plain = self_check_at_start(backend, groups.world, stderr);
     gpt2_build(m, *c, options, groups);

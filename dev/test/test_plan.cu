@@ -543,6 +543,218 @@ static void test_fit_keeps_given_options(void **state) {
     assert_true(fit.options.recompute.level >= RECOMPUTE_UP_PROJECTION);
 }
 
+// ---- --offload
+
+static ModelOptions offloading(int B, int stage) {
+    ModelOptions p = training(B, 4, 1);
+    p.host_link = 25e9;
+    options_set_offload(&p, stage);
+    return p;
+}
+
+static void assert_device_under(const char *name, const GPT2Config *c, ModelOptions p, double gib) {
+    p.recompute.layers = c->num_layers;
+    PlanBytes bytes = gpt2_plan_both(c, &p);
+    printf("    %-40s %6.2f GiB of %.1f; %.2f GiB on the host\n", name, (double)bytes.device / (1 << 30), gib,
+           (double)bytes.host / (1 << 30));
+    assert_true((double)bytes.device <= gib * (1 << 30));
+}
+
+static void test_offload_figures(void **state) {
+    (void)state;
+    ModelOptions small = offloading(4, 4);
+    small.moments = DT_F32;
+    assert_device_under("1558M, B 1, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(1, 4), 1.1);
+    assert_device_under("1558M, B 4, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(4, 4), 1.4);
+    assert_device_under("1558M, B 4, --offload 1 -r 4 -om bf16", &gpt2_1558m, offloading(4, 1), 7.5);
+    assert_device_under("124M, B 4, --offload 4 -r 4", &gpt2_124m, small, 0.5);
+    for (int stage = 1; stage <= OFFLOAD_INPUTS; stage++) {  // every stage takes tensors off the device
+        ModelOptions lower = offloading(4, stage - 1), higher = offloading(4, stage);
+        PlanBytes before = gpt2_plan_both(&gpt2_1558m, &lower), after = gpt2_plan_both(&gpt2_1558m, &higher);
+        assert_true(after.device < before.device && after.host > before.host);
+    }
+    ModelOptions none = offloading(4, 0);
+    assert_int_equal(gpt2_plan_both(&gpt2_1558m, &none).host, 0);
+}
+
+// The bytes of an update are those of its micro-steps, one by one.
+static void test_link_bytes_of_micro_steps(void **state) {
+    (void)state;
+    for (int k = 0; k < 5 * 4 * 5; k++) {
+        ModelOptions p = offloading(2, k % 5);
+        p.sharding.dp_size = 3;
+        p.sharding.stage = k / 5 % 4;
+        p.micro_steps = 1 + k / 20;
+        LinkBytes all = gpt2_link_bytes(&gpt2_124m, &p), sum = update_link_bytes(&gpt2_124m, &p);
+        for (int micro = 0; micro < p.micro_steps; micro++) {
+            LinkBytes step = micro_step_link_bytes(&gpt2_124m, &p, micro);
+            sum.up += step.up;
+            sum.down += step.down;
+        }
+        assert_true(all.up == sum.up && all.down == sum.down && (k % 5 == 0) == (all.up == 0));
+    }
+}
+
+// Copies that take less time than the computation cost nothing; of a slow link, they are the whole time.
+static void test_estimate_of_copies(void **state) {
+    (void)state;
+    const GPT2Config *c = &gpt2_1558m;
+    ModelOptions none = offloading(4, 0);
+    none.micro_steps = 16;
+    double before = fit_seconds(c, &none);
+    for (int stage = 1; stage <= OFFLOAD_INPUTS; stage++) {
+        ModelOptions p = none;
+        options_set_offload(&p, stage);
+        p.host_link = 1e15;
+        assert_true(fabs(fit_seconds(c, &p) / fit_seconds(c, &none) - 1) < 1e-12);
+        p.host_link = 25e9;
+        double seconds = fit_seconds(c, &p);
+        printf("    --offload %d: %.2f s instead of %.2f\n", stage, seconds, fit_seconds(c, &none));
+        assert_true(seconds > before * (1 + 1e-9) || stage == 4);  // at -r 4, inputs of blocks hide
+        before = seconds;
+        p.host_link = 1e6;
+        double copies = link_seconds(gpt2_link_bytes(c, &p), p.host_link);
+        if (stage > 1) { assert_true(fit_seconds(c, &p) >= copies * (1 - 1e-12)); }
+    }
+}
+
+// --fit offloads only if nothing fits otherwise, and then the stage with the least time, within the host's memory.
+static void test_fit_offloads_last(void **state) {
+    (void)state;
+    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)64 << 30}, none = may;
+    ModelOptions wanted = offloading(1, 0);
+    wanted.micro_steps = 64;
+    none.offload = false;
+    for (size_t mib = 16 << 10; mib >= 512; mib = mib * 3 / 4) {
+        size_t budget = mib << 20;
+        Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
+        Fit without = fit_choose(&gpt2_1558m, wanted, &none, budget, lossless);
+        int stage = fit.options.sharding.offload;
+        printf("    %5zu MiB: --offload %d -b %2d -r %d -om %s: %.2f GiB, %.2f on the host, %.3f s\n", mib, stage,
+               fit.options.B, fit.options.recompute.level, dtype_name(fit.options.moments),
+               (double)fit.bytes / (1 << 30), (double)fit.host / (1 << 30), fit.seconds);
+        assert_int_equal(stage == 0, without.bytes <= budget);
+        if (stage == 0) { assert_true(fit.bytes == without.bytes && fit.seconds == without.seconds); }
+        assert_true(fit.options.recompute.offload_inputs == (stage == 4));
+        assert_int_equal(fit.host, gpt2_plan_both(&gpt2_1558m, &fit.options).host);
+        for (int other = 1; stage > 0 && other <= OFFLOAD_INPUTS; other++) {
+            options_set_offload(&wanted, other);
+            Fit at = fit_choose(&gpt2_1558m, wanted, &none, budget, lossless);
+            options_set_offload(&wanted, 0);
+            if (at.bytes <= budget) { assert_true(fit.bytes <= budget && fit.weighted <= at.weighted); }
+        }
+    }
+    wanted.backend = &cpu_backend;
+    Fit cpu = fit_choose(&gpt2_1558m, wanted, &may, (size_t)4 << 30, lossless);
+    assert_int_equal(cpu.options.sharding.offload, 0);
+}
+
+// The host's memory bounds the choice: a little less of it costs precision or time, none of it forbids --offload.
+static void test_fit_in_the_memory_of_the_host(void **state) {
+    (void)state;
+    const size_t budget = (size_t)3 << 29;
+    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)64 << 30};
+    ModelOptions wanted = offloading(1, 0);
+    wanted.moments = DT_F32;
+    wanted.micro_steps = 64;
+    double before = 0;
+    for (Fit fit; may.host > 0; may.host = fit.host - 1) {
+        fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
+        printf("    %.2f GiB of the host, %.3f s\n", (double)fit.host / (1 << 30), fit.weighted);
+        assert_true(fit.host <= may.host);
+        if (fit.bytes > budget) { break; }
+        assert_true(fit.options.sharding.offload > 0 && fit.weighted >= before);
+        before = fit.weighted;
+    }
+    assert_true(before > 0 && may.host > (size_t)4 << 30);
+    may.host = 0;
+    assert_int_equal(fit_choose(&gpt2_1558m, wanted, &may, budget, lossless).options.sharding.offload, 0);
+    may.offload = false;  // a given stage whose host memory does not fit: the search finds types that do
+    options_set_offload(&wanted, OFFLOAD_INPUTS);
+    may.host = gpt2_plan_both(&gpt2_1558m, &wanted).host - 1;
+    Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
+    assert_true(fit.host <= may.host && fit.bytes <= budget);
+}
+
+// A choice is shown and taken by parts: the part of --offload keeps the inputs of blocks with the stage.
+static void test_part_of_offload(void **state) {
+    (void)state;
+    char text[FLAG_TEXT];
+    ModelOptions from = offloading(4, 4), to = offloading(4, 0);
+    fit_take(&to, &from, FIT_RECOMPUTE);
+    assert_true(to.sharding.offload == 0 && !to.recompute.offload_inputs);
+    fit_take(&to, &from, FIT_OFFLOAD);
+    assert_true(to.sharding.offload == 4 && to.recompute.offload_inputs);
+    const FitFree may = {true};
+    ModelOptions none = offloading(4, 0);
+    fit_flags_text(text, &from, &none, &may, &gpt2_1558m);
+    assert_string_equal(text, "--offload 4");
+    TrainArgs a = default_args;
+    fit_apply(&a, &from, 48);
+    assert_int_equal(a.offload, 4);
+    from.backend = &cpu_backend;
+    options_set_offload(&from, 0);
+    fit_apply(&a, &from, 48);
+    assert_int_equal(a.offload, 4);  // a CPU ignores the flag and keeps it
+}
+
+typedef struct {
+    ModelOptions options;
+    size_t device, host;
+    int ranks;
+} HostCheck;
+
+static void check_host_of(void *checked) {
+    const HostCheck *h = (const HostCheck *)checked;
+    check_host_memory(&gpt2_1558m, &h->options, h->device, h->host, h->ranks);
+}
+
+// The sentence names a stage that fits on both sides, if there is one.
+static void test_host_is_refused(void **state) {
+    (void)state;
+    HostCheck h = {offloading(4, 4), (size_t)8 << 30, (size_t)12 << 30, 1};
+    assert_stops(2,
+                 "--offload 4 needs 15443.0 MiB of host memory, and 12288.0 are free: 3155.0 too few; --offload 2 "
+                 "fits",
+                 check_host_of, &h);
+    h.ranks = 8;
+    assert_stops(2, " MiB of host memory for each of 8 ranks, and ", check_host_of, &h);
+    h.device = (size_t)1 << 30;
+    assert_stops(2, "3155.0 too few; give a smaller -e, or -om 8bit", check_host_of, &h);
+    h.options.moments = DT_U8;
+    h.host = (size_t)1 << 30;
+    assert_stops(2, " too few; give a smaller -e", check_host_of, &h);
+    options_set_offload(&h.options, 0);
+    h.host = 0;
+    check_host_of(&h);  // without --offload the host's memory is not checked
+}
+
+#ifdef SIMT
+// A GPU that is too small: the error names --offload only if nothing else fits. --eval streams the weights.
+static void test_advice_names_offload(void **state) {
+    (void)state;
+    const size_t before = simt::runtime().device_bytes;
+    TrainArgs a = args_of(4);
+    Checked checked = {&a, &gpt2_124m};
+    a.recompute = 1;
+    a.moments = 0;
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)5 << 29);
+    assert_stops(2, "it fits with -r 1 -rn 3 -lc 2048 -om bf16\n", check_memory_of, &checked);
+    a.master = MASTER_FP32;
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)1 << 30);
+    assert_stops(2, "-w none -om 8bit\n", check_memory_of, &checked);  // other values of given flags
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)600 << 20);
+    assert_stops(2, " --offload ", check_memory_of, &checked);
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)240 << 20);
+    a.eval = "text";
+    a.B = 1;
+    assert_stops(2, "it fits with --offload 3", check_memory_of, &checked);
+    simt::runtime().device_bytes = CUDA_RESERVE + ((size_t)20 << 20);
+    assert_stops(2, "no flags make it fit: give a smaller -e, -b or -t", check_memory_of, &checked);
+    simt::runtime().device_bytes = before;
+}
+#endif
+
 static void choose_backend(void *choice) {
     const char *note;
     simt::settings().capability = DT_FLOATX == DT_BF16 ? 75 : 70;
@@ -584,9 +796,17 @@ int main(void) {
         cmocka_unit_test(test_fit_is_the_best),
         cmocka_unit_test(test_fit_fuses_gelu_and_enlarges_chunks),
         cmocka_unit_test(test_least_recomputation),
+        cmocka_unit_test(test_offload_figures),
+        cmocka_unit_test(test_link_bytes_of_micro_steps),
+        cmocka_unit_test(test_estimate_of_copies),
+        cmocka_unit_test(test_fit_offloads_last),
+        cmocka_unit_test(test_fit_in_the_memory_of_the_host),
+        cmocka_unit_test(test_part_of_offload),
+        cmocka_unit_test(test_host_is_refused),
 #ifdef SIMT
         cmocka_unit_test(test_auto),
         cmocka_unit_test(test_auto_in_a_shared_device),
+        cmocka_unit_test(test_advice_names_offload),
 #endif
         cmocka_unit_test(test_llmc_bytes),
         cmocka_unit_test(test_estimate),

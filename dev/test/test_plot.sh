@@ -158,7 +158,7 @@ if [ -n "$matplotlib" ]; then
         plot --plan "$here/plan.svg" "${flags[@]}"
         for f in "${flags[@]}"; do
             read -ra words <<<"$f"
-            gib=$("$TRAIN_GPT2" --plan "${words[@]}" | awk '$1 == "total" { printf "%.2f", $2 / 1024 }')
+            gib=$("$TRAIN_GPT2" --plan "${words[@]}" | awk '/^total on the/ { printf "%.2f", $NF / 1024 }')
             contains "$here/plan.svg" ">$f<" ">$gib<"
         done
     )"

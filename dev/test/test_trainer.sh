@@ -577,7 +577,8 @@ report "--version prints the version and the build's features" "$(
 )"
 report "--plan needs no data and adds up" "$(
     run 0 --plan -e d12 -b 4 -t 1024
-    matches "$out" '^total +[0-9.]+$'
+    matches "$out" '^total on the device +[0-9.]+$'
+    matches "$out" '^total in pinned host memory +[0-9.]+$'
     run 0 --plan=json -e d12 -b 4 -t 1024
     if command -v python3 >/dev/null; then
         python3 - "$out" <<'EOF' 2>&1
@@ -586,18 +587,20 @@ plan = json.load(open(sys.argv[1]))
 assert list(plan) == ["recompute", "fuse_gelu", "logits_chunk", "ranks"] and len(plan["ranks"]) == 1
 assert plan["recompute"] in range(5) and not plan["fuse_gelu"] and plan["logits_chunk"] == 256, plan
 rank = plan["ranks"][0]
-assert set(rank) == {"rank", "state", "saved", "scratch", "total", "tensors", "llmc_total"}, set(rank)
+keys = {"rank", "state", "saved", "scratch", "host", "total", "tensors", "link_up", "link_down", "llmc_total"}
+assert set(rank) == keys, set(rank)
 for tensor in rank["tensors"]:
     assert set(tensor) == {"name", "lifetime", "shape", "dtype", "bytes"}, tensor
-for lifetime in "state", "saved", "scratch":
+for lifetime in "state", "saved", "scratch", "host":
     assert rank[lifetime] == sum(t["bytes"] for t in rank["tensors"] if t["lifetime"] == lifetime) > 0, lifetime
-assert rank["total"] == sum(t["bytes"] for t in rank["tensors"])
+assert rank["total"] == sum(t["bytes"] for t in rank["tensors"] if t["lifetime"] != "host")
+assert rank["link_up"] == rank["link_down"] == 0
 assert rank["state"] >= 16 * 124439808, rank["state"]
 EOF
     fi
 )"
-# total: MiB of the last --plan
-total() { awk '$1 == "total" { print $2 }' "$out"; }
+# total: MiB of the last --plan, on the device
+total() { awk '/^total on the device/ { print $NF }' "$out"; }
 report "--plan with the flags that --fit chose has the same total, and --fit keeps given flags" "$(
     run 0 --plan -e d48 -b 4 -t 1024 --fit=40
     mib=$(total) flags=$(sed -n '1s/^fit .* GiB: //p' "$out")

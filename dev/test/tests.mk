@@ -106,7 +106,7 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
-MINUTES := $(addprefix dev/test/,test_self_check.sh test_learns.sh)  # in `make test-all`
+MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_learns.sh)  # in `make test-all`
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))

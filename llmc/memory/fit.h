@@ -9,6 +9,7 @@ GELU on a GPU in bf16.
   -ge         1 with -r 0 on a GPU in bf16
   -lc         the given value and 64; on a GPU also the chunks of -r auto
   -w -om -gd  every type
+  --offload   1 to 4 on a GPU, if nothing fits at the given stage and the host has room
 The memory plan of a candidate gives its exact bytes. The time of an update of n tokens with -tp t is an estimate:
   seconds = n (FLOPs per token) / t / (matmul rate) + (bytes moved) / (memory rate)
           + (bytes sent) / (link rate) + (launches) (time of a launch)
@@ -19,12 +20,15 @@ The memory plan of a candidate gives its exact bytes. The time of an update of n
     parameters  every micro-batch reads the weights and writes or adds to the gradients; every update reads and writes
                 the optimizer state that this rank stores
     sent        bytes to other ranks (gpt2_sent_bytes), as if no computation overlapped them
+  With --offload, copies run beside the computation: a micro-step takes the longest of its computation, its copies to
+  the device and its copies to the host, and so does the update (traffic.h).
   A matmul of R rows reaches R / (R + FIT_HALF_RATE) of the matmul rate.
 A lower precision must pay for itself. The weighted time is longer by FIT_LOSS with bf16 moments, 3 FIT_LOSS with 8-bit
 moments, 10 FIT_LOSS without a master copy, and FIT_LOSS with bf16 gradients of fp32 weights, of several micro-batches
 or of more than 16 logits chunks.
 Only ratios of times matter. The rates are rounded figures of the backend (backend.h).
-defines: FitFree, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_seconds, fit_choose, FIT_PARTS, fit_take
+defines: FitFree, on_gpu, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_seconds, fit_of, fit_fits,
+         fit_choose, FIT_PARTS, fit_take
 */
 #pragma once
 #include "llmc/memory/flops.h"
@@ -32,9 +36,11 @@ defines: FitFree, can_fuse_gelu, largest_chunk, least_recomputation, Fit, fit_se
 #include "llmc/memory/traffic.h"
 #include <limits.h>
 
-// the fields of ModelOptions that --fit may change; the other fields stay as they are
+// the fields of ModelOptions that --fit may change, while the other fields stay as they are; and the bytes of host
+// memory that --offload may take
 typedef struct {
-    bool micro_batch, recompute, every, layers, fuse_gelu, classifier, master, moments, gradients;
+    bool micro_batch, recompute, every, layers, fuse_gelu, classifier, master, moments, gradients, offload;
+    size_t host;
 } FitFree;
 
 // ---- -r auto
@@ -80,7 +86,8 @@ static inline ModelOptions least_recomputation(const GPT2Config *c, ModelOptions
 
 typedef struct {
     ModelOptions options;
-    size_t bytes;              // of the memory plan
+    size_t bytes;              // of the memory plan, on the device
+    size_t host;               // of --offload in host memory
     double seconds, weighted;  // estimated time of an update; weighted by the loss of precision
 } Fit;
 
@@ -127,23 +134,33 @@ static inline double fit_sent_bytes(const GPT2Config *c, ModelOptions p) {
     return (double)gpt2_sent_bytes(c, &p);
 }
 
-// estimated seconds of an update
-static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
+// seconds of a micro-step without copies
+static inline double fit_micro_step_seconds(const GPT2Config *c, const ModelOptions *p) {
     const double launches_of_block = 30;
     const Backend *backend = p->backend;
-    double rows = (double)p->B * p->T, tokens = rows * p->micro_steps;
-    double flops = step_flops_per_token(c, &p->recompute, p->T);
-    double bytes =
-        tokens * fit_activation_bytes(c, p) + p->micro_steps * fit_weight_bytes(c, p) + fit_update_bytes(c, p);
-    double launches = (double)p->micro_steps * launches_of_block * c->num_layers;
-    double matmuls =
-        tokens * flops / options_local_shape(c, p).tp_size / backend->flop_rate * (rows + FIT_HALF_RATE) / rows;
-    return matmuls + bytes / backend->memory_rate + fit_sent_bytes(c, *p) / backend->link_rate +
-           launches * backend->launch_seconds;
+    double rows = (double)p->B * p->T, flops = rows * step_flops_per_token(c, &p->recompute, p->T);
+    double bytes = rows * fit_activation_bytes(c, p) + fit_weight_bytes(c, p);
+    double matmuls = flops / options_local_shape(c, p).tp_size / backend->flop_rate * (rows + FIT_HALF_RATE) / rows;
+    return matmuls + bytes / backend->memory_rate + launches_of_block * c->num_layers * backend->launch_seconds;
+}
+
+// estimated seconds of an update
+static inline double fit_seconds(const GPT2Config *c, const ModelOptions *p) {
+    double micro_step = fit_micro_step_seconds(c, p), update = fit_update_bytes(c, p) / p->backend->memory_rate;
+    double sent = fit_sent_bytes(c, *p) / p->backend->link_rate;
+    if (p->sharding.offload == 0) { return p->micro_steps * micro_step + update + sent; }
+    double seconds = sent + fmax(update, link_seconds(update_link_bytes(c, p), p->host_link));
+    for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {
+        MicroSteps alike = micro_steps_alike(kind, p->micro_steps);
+        LinkBytes copies = micro_step_link_bytes(c, p, alike.micro);
+        seconds += alike.times * fmax(micro_step, link_seconds(copies, p->host_link));
+    }
+    return seconds;
 }
 
 static inline Fit fit_of(const GPT2Config *c, const ModelOptions *p) {
-    Fit fit = {*p, gpt2_plan_bytes(c, p), fit_seconds(c, p), 0};
+    PlanBytes bytes = gpt2_plan_both(c, p);
+    Fit fit = {*p, bytes.device, bytes.host, fit_seconds(c, p), 0};
     int64_t chunks = ((int64_t)p->B * p->T - 1) / logits_chunk(c, p) + 1;  // wte's gradient is a sum over the chunks
     bool sums_round = p->gradients == DT_BF16 &&
                       ((p->micro_steps > 1 && p->sharding.stage < 2) || chunks > 16 || DT_FLOATX != DT_BF16);
@@ -153,11 +170,19 @@ static inline Fit fit_of(const GPT2Config *c, const ModelOptions *p) {
     return fit;
 }
 
-// *best = the faster of two candidates that fit; while none fits, the smaller one
-static inline void fit_consider(Fit *best, const GPT2Config *c, const ModelOptions *p, size_t budget) {
+static inline bool fit_fits(const Fit *fit, const FitFree *may, size_t budget) {
+    return fit->bytes <= budget && fit->host <= may->host;
+}
+
+// *best = the faster of two candidates that fit; while none fits, the smaller one on the device. The host must have
+// room for a candidate.
+static inline void fit_consider(Fit *best, const GPT2Config *c, const ModelOptions *p, const FitFree *may,
+                                size_t budget) {
     Fit fit = fit_of(c, p);
-    bool fits = fit.bytes <= budget, best_fits = best->bytes <= budget;
-    if (fits != best_fits ? fits : fits ? fit.weighted < best->weighted : fit.bytes < best->bytes) { *best = fit; }
+    bool fits = fit_fits(&fit, may, budget), best_fits = fit_fits(best, may, budget);
+    if (fit.host > may->host) { return; }
+    bool smaller = fit.bytes < best->bytes || best->host > may->host;
+    if (fits != best_fits ? fits : fits ? fit.weighted < best->weighted : smaller) { *best = fit; }
 }
 
 // Fewest blocks to recompute so that the plan fits. Each further block costs time and saves bytes.
@@ -183,11 +208,11 @@ static inline void fit_levels(Fit *best, const GPT2Config *c, ModelOptions p, co
         p.recompute.layers = given.layers;
         if (may->fuse_gelu) { p.fuse_gelu = p.recompute.level == 0 && can_fuse_gelu(&p); }
         if (may->layers) { p.recompute.layers = fit_layers(c, p, budget); }
-        fit_consider(best, c, &p, budget);
+        fit_consider(best, c, &p, may, budget);
         if (!may->every || p.recompute.level < RECOMPUTE_BLOCK) { continue; }
         p.recompute.layers = may->layers ? c->num_layers : given.layers;
         p.recompute.every = best_segment(c, p);
-        fit_consider(best, c, &p, budget);
+        fit_consider(best, c, &p, may, budget);
     }
 }
 
@@ -219,11 +244,9 @@ static inline void fit_states(Fit *best, const GPT2Config *c, ModelOptions p, co
     }
 }
 
-// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit,
-// the smallest options. gradients_of: the type of gradients without -gd.
-static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
-                             DType (*gradients_of)(int micro_steps, int stage)) {
-    Fit best = fit_of(c, &wanted);
+// every -b and all of the above
+static inline void fit_batches(Fit *best, const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
+                               DType (*gradients_of)(int micro_steps, int stage)) {
     int64_t sequences = (int64_t)wanted.B * wanted.micro_steps, most = INT_MAX / wanted.T;
     for (int64_t B = 1; B <= sequences && B <= most; B++) {
         ModelOptions p = wanted;
@@ -231,7 +254,20 @@ static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const Fit
         p.B = (int)B;
         p.micro_steps = (int)(sequences / B);
         if (may->gradients) { p.gradients = gradients_of(p.micro_steps, p.sharding.stage); }
-        fit_states(&best, c, p, may, budget);
+        fit_states(best, c, p, may, budget);
+    }
+}
+
+// The fastest options for wanted.B x wanted.micro_steps sequences per update in at most `budget` bytes. If none fit,
+// the smallest options. gradients_of: the type of gradients without -gd.
+static inline Fit fit_choose(const GPT2Config *c, ModelOptions wanted, const FitFree *may, size_t budget,
+                             DType (*gradients_of)(int micro_steps, int stage)) {
+    Fit best = fit_of(c, &wanted);
+    fit_batches(&best, c, wanted, may, budget, gradients_of);
+    if (!may->offload || !on_gpu(&wanted) || fit_fits(&best, may, budget)) { return best; }
+    for (int stage = wanted.sharding.offload + 1; stage <= OFFLOAD_INPUTS; stage++) {
+        options_set_offload(&wanted, stage);
+        fit_batches(&best, c, wanted, may, budget, gradients_of);
     }
     return best;
 }
@@ -247,6 +283,7 @@ enum {
     FIT_MASTER,
     FIT_MOMENTS,
     FIT_GRADIENTS,
+    FIT_OFFLOAD,
     FIT_PARTS
 };
 
@@ -257,11 +294,15 @@ static inline void fit_take(ModelOptions *to, const ModelOptions *from, int part
         to->B = from->B;
         to->micro_steps = from->micro_steps;
         return;
-    case FIT_RECOMPUTE: to->recompute = from->recompute; return;
+    case FIT_RECOMPUTE:
+        to->recompute = from->recompute;
+        options_set_offload(to, to->sharding.offload);
+        return;
     case FIT_FUSE_GELU: to->fuse_gelu = from->fuse_gelu; return;
     case FIT_CLASSIFIER: to->classifier_rows = from->classifier_rows; return;
     case FIT_MASTER: to->master = from->master; return;
     case FIT_MOMENTS: to->moments = from->moments; return;
     case FIT_GRADIENTS: to->gradients = from->gradients; return;
+    case FIT_OFFLOAD: options_set_offload(to, from->sharding.offload); return;
     }
 }

@@ -2,8 +2,8 @@
 Everything a GPT-2 holds on its device and in pinned host memory: the tensors, the options that decide which of them
 exist, and the memory plan. This header includes no kernel and no communicator.
 defines: MasterKind, MASTER_CHOICES, MOMENT_CHOICES, GRADIENT_CHOICES, moment_types, ModelOptions, options_local_shape,
-         GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, staging_slots, num_block_inputs, gpt2_plan,
-         gpt2_plan_bytes, best_segment, llmc_bytes
+         options_set_offload, GPT2Tensors, equal_chunk, logits_chunk, stored_gradients, staging_slots, num_block_inputs,
+         gpt2_plan, PlanBytes, gpt2_plan_both, gpt2_plan_bytes, best_segment, llmc_bytes
 */
 #pragma once
 #include "llmc/backend.h"
@@ -40,11 +40,18 @@ typedef struct {
     Sharding sharding;
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
     PlainKernels plain;
+    double host_link;  // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
 } ModelOptions;
 
 // sizes of the slices that this rank holds
 static inline LocalShape options_local_shape(const GPT2Config *c, const ModelOptions *o) {
     return local_shape(c, o->sharding.tp_size > 1 ? o->sharding.tp_size : 1, o->sharding.tp_rank);
+}
+
+// Sets the stage of --offload. Without a backward no input of a block is read again.
+static inline void options_set_offload(ModelOptions *o, int stage) {
+    o->sharding.offload = stage;
+    o->recompute.offload_inputs = o->training && stage >= OFFLOAD_INPUTS;
 }
 
 // Pointers to the tensors of a model; NULL where the options need no such tensor. Shapes are in elements: t is tp_size,
@@ -261,13 +268,19 @@ static inline Plan gpt2_plan(const GPT2Config *c, const ModelOptions *o) {
     return plan;
 }
 
-// bytes on the device
-static inline size_t gpt2_plan_bytes(const GPT2Config *c, const ModelOptions *o) {
+typedef struct {
+    size_t device, host;  // host: pinned host memory with --offload; 0 without
+} PlanBytes;
+
+static inline PlanBytes gpt2_plan_both(const GPT2Config *c, const ModelOptions *o) {
     Plan plan = gpt2_plan(c, o);
-    size_t bytes = plan_device_bytes(&plan);
+    PlanBytes bytes = {plan_device_bytes(&plan), o->sharding.offload > 0 ? plan_bytes(&plan, HOST) : 0};
     plan_free(&plan);
     return bytes;
 }
+
+// bytes on the device
+static inline size_t gpt2_plan_bytes(const GPT2Config *c, const ModelOptions *o) { return gpt2_plan_both(c, o).device; }
 
 // -rk 0: blocks per checkpoint segment that need the fewest bytes
 static inline int best_segment(const GPT2Config *c, ModelOptions o) {

@@ -96,7 +96,7 @@ static inline void plan_add(Plan *plan, size_t member, const char *name, Lifetim
 
 static inline double mebibytes(size_t bytes) { return (double)bytes / (1 << 20); }
 
-// the rows of one lifetime and their sum
+// the rows of one lifetime
 static inline void plan_print_lifetime(FILE *out, const Plan *plan, Lifetime lifetime) {
     const char *name = lifetime_names[lifetime];
     for (int i = 0; i < plan->count; i++) {
@@ -108,19 +108,22 @@ static inline void plan_print_lifetime(FILE *out, const Plan *plan, Lifetime lif
         }
         fprintf(out, "%-8s %-22s %-22s %-5s %12.2f\n", name, t->name, shape, dtype_name(t->dtype), mebibytes(t->bytes));
     }
-    fprintf(out, "%-8s %-51s %12.2f\n", name, "in all", mebibytes(plan_bytes(plan, lifetime)));
 }
 
 // the table that --plan shows, in MiB
 static inline void plan_print(FILE *out, const Plan *plan) {
     fprintf(out, "%-8s %-22s %-22s %-5s %12s\n", "lifetime", "tensor", "shape", "type", "MiB");
-    for (int l = 0; l < HOST; l++) { plan_print_lifetime(out, plan, (Lifetime)l); }
+    for (int l = 0; l < HOST; l++) {
+        plan_print_lifetime(out, plan, (Lifetime)l);
+        fprintf(out, "%-8s %-51s %12.2f\n", lifetime_names[l], "in all", mebibytes(plan_bytes(plan, (Lifetime)l)));
+    }
     fprintf(out, "%-60s %12.2f\n", "total on the device", mebibytes(plan_device_bytes(plan)));
     plan_print_lifetime(out, plan, HOST);
+    fprintf(out, "%-60s %12.2f\n", "total in pinned host memory", mebibytes(plan_bytes(plan, HOST)));
 }
 
-// {"rank":0,"state":bytes,...,"host":bytes,"total":bytes,"tensors":[{"name","lifetime","shape","dtype","bytes"}]}, where
-// total counts the device alone; the caller deletes it
+// {"rank":0,"state":bytes,...,"host":bytes,"total":bytes,"tensors":[{"name","lifetime","shape","dtype","bytes"}]};
+// total counts the device alone. The caller deletes it.
 static inline cJSON *plan_json(const Plan *plan, int rank) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "rank", rank);

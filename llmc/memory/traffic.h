@@ -16,7 +16,7 @@ Between host and device with --offload, of P stored parameters and G micro-batch
                           forward and backward; AdamW: P
   4  inputs of blocks     G times all but one                      G times all
 defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes, LinkBytes, micro_step_link_bytes, update_link_bytes,
-         gpt2_link_bytes
+         MICRO_STEP_KINDS, MicroSteps, micro_steps_alike, gpt2_link_bytes, link_seconds
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
@@ -122,7 +122,7 @@ static inline LinkBytes micro_step_link_bytes(const GPT2Config *c, const ModelOp
         bytes.down += (reduced ? layout.shard : all) * size;
     }
     if (s->offload >= OFFLOAD_PARAMS) {
-        int layers = zero_layer_gathers(&o->recompute, c->num_layers);
+        int layers = o->training ? zero_layer_gathers(&o->recompute, c->num_layers) : c->num_layers;
         bytes.up += (uint64_t)layers * uploaded_bytes(&layout, layer_bucket(0));
         if (micro == 0) {
             bytes.up += uploaded_bytes(&layout, embeddings_bucket()) + uploaded_bytes(&layout, final_bucket(&layout));
@@ -167,13 +167,31 @@ static inline LinkBytes update_link_bytes(const GPT2Config *c, const ModelOption
     return bytes;
 }
 
+enum { MICRO_STEP_KINDS = 3 };
+typedef struct {
+    int micro, times;
+} MicroSteps;
+
+// Micro-steps of an update with the same copies: the first, the last, all others. `times` of them are as `micro`.
+static inline MicroSteps micro_steps_alike(int kind, int micro_steps) {
+    const MicroSteps kinds[MICRO_STEP_KINDS] = {
+        {0, 1}, {micro_steps - 1, micro_steps > 1}, {1, micro_steps > 2 ? micro_steps - 2 : 0}};
+    return kinds[kind];
+}
+
 // of one update
 static inline LinkBytes gpt2_link_bytes(const GPT2Config *c, const ModelOptions *o) {
     LinkBytes bytes = update_link_bytes(c, o);
-    for (int micro = 0; micro < o->micro_steps; micro++) {
-        LinkBytes step = micro_step_link_bytes(c, o, micro);
-        bytes.up += step.up;
-        bytes.down += step.down;
+    for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {
+        MicroSteps alike = micro_steps_alike(kind, o->micro_steps);
+        LinkBytes step = micro_step_link_bytes(c, o, alike.micro);
+        bytes.up += (uint64_t)alike.times * step.up;
+        bytes.down += (uint64_t)alike.times * step.down;
     }
     return bytes;
+}
+
+// Copies up run beside copies down.
+static inline double link_seconds(LinkBytes bytes, double rate) {
+    return (double)(bytes.up > bytes.down ? bytes.up : bytes.down) / rate;
 }

@@ -1,7 +1,7 @@
 /*
 The two backends, and the choice between them.
 defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose, backend_share_autotune_cache
+         backend_choose, is_on_this_machine, backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
@@ -231,4 +231,10 @@ static inline const Backend *backend_choose(DeviceChoice choice, bool here, cons
 #endif
     (void)here;
     return &cpu_backend;
+}
+
+// false: a backend that --plan takes, without a GPU here
+static inline bool is_on_this_machine(const Backend *backend) {
+    const char *note;
+    return backend == &cpu_backend || backend == backend_choose(DEVICE_AUTO, true, &note);
 }

@@ -6,6 +6,7 @@ defines: print_model_lines, print_machine_lines, print_notes
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/memory/traffic.h"
 #include "llmc/run/data.h"
+#include "llmc/run/host_link.h"
 
 // the examples of -i and -j, and their rows
 static inline void print_examples(const RunData *d, int T) {
@@ -29,9 +30,9 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
                                      long long max_steps) {
     printf("model     %d layers, %d heads, %d channels, %d positions, %d tokens: %.1fM parameters\n", c->num_layers,
            c->num_heads, c->channels, c->max_seq_len, c->vocab_size, (double)num_parameters(c) / 1e6);
-    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n",
-           mebibytes(plan_device_bytes(plan)), mebibytes(plan_bytes(plan, STATE)),
-           mebibytes(plan_bytes(plan, SAVED)), mebibytes(plan_bytes(plan, SCRATCH)));
+    printf("memory    %.1f MiB: state %.1f, saved activations %.1f, scratch %.1f\n", mebibytes(plan_device_bytes(plan)),
+           mebibytes(plan_bytes(plan, STATE)), mebibytes(plan_bytes(plan, SAVED)),
+           mebibytes(plan_bytes(plan, SCRATCH)));
     if (data->has_examples) { print_examples(data, a->T); }
     printf("data      ");
     if (!data->has_examples) {
@@ -47,6 +48,20 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     if (a->hellaswag && !data->hellaswag_path) {
         printf("note      no HellaSwag score: fetch " HELLASWAG_JSON " with scripts/get_data.sh hellaswag\n");
     }
+}
+
+// the tensors in host memory, and the copies of an update; or the note that a CPU ignores --offload
+static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
+    const char *const tensors[] = {"optimizer state", ", gradients", ", weights", ", inputs of blocks"};
+    LinkBytes link = gpt2_link_bytes(c, o);
+    char rate[64];
+    print_offload_note(stdout, a, o->backend);
+    if (o->sharding.offload == 0) { return; }
+    printf("offload   ");
+    for (int i = 0; i < o->sharding.offload; i++) { printf("%s", tensors[i]); }
+    printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
+    printf("link      %s: an update copies %.1f MiB to the device, %.1f MiB to the host\n", host_link_text(rate, a),
+           mebibytes(link.up), mebibytes(link.down));
 }
 
 // the device, and the ranks; gpu_note: the reason for the CPU in a CUDA build, else ""
@@ -66,6 +81,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
         printf("ranks     %d through %s,%s -z %d: each sends %.2f MiB an update\n", num_ranks(a), world->backend->name,
                layout, a->zero, mebibytes(gpt2_sent_bytes(c, o)));
     }
+    print_offload(a, c, o);
     if (*gpu_note) { printf("note      this program can use a GPU, but finds none (%s)\n", gpu_note); }
 }
 
@@ -94,6 +110,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
         printf("note      -ra 0 does nothing without -tp, and nothing from -r %d on, which saves no layernorms\n",
                RECOMPUTE_LAYERNORMS);
     }
+    if (a->link > 0 && a->offload == 0 && !a->fit) { printf("note      --link does nothing without --offload\n"); }
     if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
         printf("note      -w does nothing in this build, whose weights are fp32\n");
     }

@@ -1,11 +1,12 @@
 /*
-From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the device's
-memory.
+From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the memory of the
+device, and of the host with --offload.
 defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, choose_recomputation, check_memory
 */
 #pragma once
 #include "llmc/memory/fit.h"
 #include "llmc/run/backends.h"
+#include "llmc/run/host_link.h"
 #include "llmc/run/train_args.h"
 
 // -r -rk -rn for a model of L blocks. -r auto is level 0 until choose_recomputation sets the level.
@@ -42,6 +43,14 @@ static inline Sharding sharding_of(const TrainArgs *a, const Backend *backend, i
     return s;
 }
 
+// Bytes per second between host and device on the time scale of --fit, whose rates are those of a typical machine: a
+// GPU with half the FLOPs needs half the link for the same ratio of copies to computation. A GPU reaches about half of
+// its peak.
+static inline double relative_link(const TrainArgs *a, const Backend *backend) {
+    double rate = 1e9 * (a->host_link > 0 ? a->host_link : a->link > 0 ? a->link : HOST_LINK_ASSUMED);
+    return a->gpu_flops > 0 ? rate * backend->flop_rate / (a->gpu_flops / 2) : rate;
+}
+
 static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     ModelOptions o;
     memset(&o, 0, sizeof o);
@@ -60,7 +69,8 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
     o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
-    o.recompute.offload_inputs = o.training && o.sharding.offload >= OFFLOAD_INPUTS;
+    options_set_offload(&o, o.sharding.offload);
+    o.host_link = relative_link(a, backend);
     o.classifier_rows = a->classifier_rows;
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];
@@ -105,6 +115,7 @@ static inline void fit_part_text(char *text, int part, const ModelOptions *p, co
         snprintf(text, FLAG_TEXT, "-om %.99s", word);
         return;
     case FIT_GRADIENTS: snprintf(text, FLAG_TEXT, "-gd %s", p->gradients == DT_BF16 ? "bf16" : "fp32"); return;
+    case FIT_OFFLOAD: snprintf(text, FLAG_TEXT, "--offload %d", p->sharding.offload); return;
     }
 }
 
@@ -136,9 +147,16 @@ static inline FitFree fit_free(const TrainArgs *a) {
     may.master = a->master == d->master;
     may.moments = a->moments == d->moments;
     may.gradients = a->gradients == d->gradients;
+    may.offload = a->offload == d->offload;
+    may.host = 0;
     return may;
 }
-static const FitFree fit_all = {true, true, true, true, true, true, true, true, true};
+
+// every flag, but --offload and its host memory as given
+static inline FitFree fit_all(const FitFree *given) {
+    const FitFree all = {true, true, true, true, true, true, true, true, true, given->offload, given->host};
+    return all;
+}
 
 // Sets the flags to the options that --fit chose.
 static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
@@ -153,6 +171,7 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
     a->master = (int)o->master;
     a->moments = type_index(moment_types, o->moments);
     a->gradients = o->gradients == DT_REAL ? 1 : 2;
+    if (on_gpu(o)) { a->offload = o->sharding.offload; }
     a->chosen = 0;
 }
 
@@ -160,7 +179,7 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
 static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *wanted, const GPT2Config *c) {
     const char *bf16_gradients = fit->options.gradients == DT_BF16 ? "; the gradients lose precision" : "";
     const char *const precision[FIT_PARTS] = {
-        "", "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients};
+        "", "", "", "", "; the weights lose precision", "; the moments lose precision", bf16_gradients, ""};
     for (int i = 0; i < FIT_PARTS; i++) {
         char text[FLAG_TEXT], before[FLAG_TEXT];
         fit_part_text(text, i, &fit->options, c);
@@ -189,20 +208,51 @@ static inline size_t room_for_each(const Backend *backend, Comm *world) {
     return least_room(backend->device->free_bytes(), ranks_here, backend, world);
 }
 
-// Memory of the whole device for each rank, independent of other programs. --plan takes all ranks to be on this
-// machine.
+// ranks of this machine; --plan takes all ranks to be on it
+static inline int ranks_of_machine(const TrainArgs *a, Comm *world) {
+    return a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
+}
+
+// Memory of the whole device for each rank, independent of other programs.
 static inline size_t whole_for_each(const TrainArgs *a, const Backend *backend, Comm *world) {
-    int ranks_here = a->plan ? num_ranks(a) : (int)comm_max(world->local_rank, world) + 1;
-    return least_room(backend->device->whole_bytes(), ranks_here, backend, world);
+    return least_room(backend->device->whole_bytes(), ranks_of_machine(a, world), backend, world);
+}
+
+// Free memory of the host for each rank.
+static inline size_t host_for_each(const TrainArgs *a, Comm *world) {
+    return least_room(host_free_bytes(), ranks_of_machine(a, world), &cpu_backend, world);
 }
 
 // The best fit if --fit may change every flag. *stage3: nothing fits at the given -z; the fit is at -z 3.
-static inline Fit fit_any(const GPT2Config *c, ModelOptions o, size_t budget, bool *stage3) {
-    Fit fit = fit_choose(c, o, &fit_all, budget, auto_gradients);
+static inline Fit fit_any(const GPT2Config *c, ModelOptions o, const FitFree *given, size_t budget, bool *stage3) {
+    const FitFree all = fit_all(given);
+    Fit fit = fit_choose(c, o, &all, budget, auto_gradients);
     *stage3 = fit.bytes > budget && o.training && o.sharding.dp_size > 1 && o.sharding.stage < 3;
     if (!*stage3) { return fit; }
     o.sharding.stage = 3;
-    return fit_choose(c, o, &fit_all, budget, auto_gradients);
+    return fit_choose(c, o, &all, budget, auto_gradients);
+}
+
+// Stops if the host has too little memory for the tensors of --offload. room: for each rank.
+static inline void check_host_memory(const GPT2Config *c, const ModelOptions *o, size_t device_room, size_t room,
+                                     int ranks) {
+    PlanBytes bytes = gpt2_plan_both(c, o), less = bytes;
+    char each[64] = "", advice[96] = "give a smaller -e";
+    ModelOptions other = *o;
+    if (bytes.host <= room) { return; }
+    do {
+        options_set_offload(&other, other.sharding.offload - 1);
+        less = gpt2_plan_both(c, &other);
+    } while (less.host > room);
+    if (ranks > 1) { snprintf(each, sizeof each, " for each of %d ranks", ranks); }
+    if (less.device <= device_room) {
+        snprintf(advice, sizeof advice, "--offload %d fits", other.sharding.offload);
+    } else if (o->training && o->moments != DT_U8) {
+        snprintf(advice, sizeof advice, "give a smaller -e, or -om 8bit");
+    }
+    input_error("--offload %d needs %.1f MiB of host memory%s, and %.1f are free: %.1f too few; %s",
+                o->sharding.offload, mebibytes(bytes.host), each, mebibytes(room), mebibytes(bytes.host - room),
+                advice);
 }
 
 // Sets the flags that --fit may choose, and prints the choices to `out`. Stops if nothing fits.
@@ -210,6 +260,8 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     size_t budget = *a->fit ? (size_t)(strtod(a->fit, NULL) * (1 << 30)) : room_for_each(backend, world);
     double gib = (double)budget / (1 << 30);
     FitFree may = fit_free(a);
+    may.host = host_for_each(a, world);
+    if (backend->device != &cpu_device && (may.offload || a->offload > 0)) { find_host_link(a, backend, world); }
     int64_t sequences = a->batch_tokens / a->T / data_ranks(a);
     if (may.micro_batch && a->batch_tokens != -1 && sequences % a->B != 0) { a->B = 1; }  // 1 divides every -d
     ModelOptions wanted = model_options(a, c, backend);
@@ -217,7 +269,8 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     char flags[FLAG_TEXT];
     if (fit.bytes > budget) {
         bool stage3;
-        smallest = fit_any(c, wanted, budget, &stage3);
+        may.offload = true;
+        smallest = fit_any(c, wanted, &may, budget, &stage3);
         fit_flags_text(flags, &smallest.options, &wanted, &may, c);
         input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
                     smallest.bytes < fit.bytes ? " with the given flags; " : "; the smallest choice, ",
@@ -225,6 +278,7 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
                     smallest.bytes <= budget ? "remove your flags that differ from the printed ones"
                                              : "give more memory, or a smaller -e, -t or -d");
     }
+    check_host_memory(c, &fit.options, budget, may.host, ranks_of_machine(a, world));
     fit_flags_text(flags, &fit.options, &wanted, &may, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "no change");
     print_fit(out, &fit, &wanted, c);
@@ -272,26 +326,47 @@ static inline ModelOptions without_choice(const TrainArgs *a, ModelOptions o) {
     return o;
 }
 
+// text = the flags with which the model fits into `room` bytes of the device
+static inline void memory_advice(char *text, size_t size, const TrainArgs *a, const GPT2Config *c, ModelOptions o,
+                                 const FitFree *may, size_t room) {
+    char flags[FLAG_TEXT];
+    bool stage3 = false;
+    if (!o.training) {
+        ModelOptions streamed = o;
+        options_set_offload(&streamed, OFFLOAD_PARAMS);
+        PlanBytes bytes = gpt2_plan_both(c, &streamed);
+        bool fits = on_gpu(&o) && bytes.device <= room && bytes.host <= may->host;
+        snprintf(text, size, "%s%s", fits ? "it fits with --offload 3" : "no flags make it fit: give a smaller -e",
+                 !fits && a->eval ? ", -b or -t" : "");
+        return;
+    }
+    Fit fit = fit_of(c, &o);
+    for (int i = 0; i < 4 && !fit_fits(&fit, may, room); i++) {  // --offload last
+        FitFree tried = *may;
+        tried.offload = i == 3 || (i == 2 && may->offload);
+        fit = i % 2 ? fit_any(c, o, &tried, room, &stage3) : fit_choose(c, o, &tried, room, auto_gradients);
+    }
+    ModelOptions given = without_choice(a, o);
+    fit_flags_text(flags, &fit.options, &given, may, c);
+    if (fit_fits(&fit, may, room)) {
+        snprintf(text, size, "it fits with %s%s", stage3 ? "-z 3 " : "", flags);
+    } else {
+        snprintf(text, size, "no flags make it fit: give a smaller -e or -t");
+    }
+}
+
 // Stops if the model needs more memory than is free, and names flags with which it fits.
 static inline void check_memory(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, Comm *world) {
-    size_t bytes = gpt2_plan_bytes(c, o), room = room_for_each(o->backend, world);
-    if (bytes <= room) { return; }
-    char flags[FLAG_TEXT] = "", advice[2 * FLAG_TEXT];
+    size_t bytes = gpt2_plan_bytes(c, o), room = room_for_each(o->backend, world), host = host_for_each(a, world);
+    char advice[2 * FLAG_TEXT];
+    if (bytes <= room) {
+        check_host_memory(c, o, room, host, ranks_of_machine(a, world));
+        return;
+    }
     FitFree may = fit_free(a);
     may.micro_batch = true;  // costs no precision
-    bool stage3 = false;
-    Fit fit = fit_choose(c, *o, &may, room, auto_gradients);
-    if (fit.bytes > room) { fit = fit_any(c, *o, room, &stage3); }
-    ModelOptions given = without_choice(a, *o);
-    if (o->training) { fit_flags_text(flags, &fit.options, &given, &may, c); }
-    if (fit.bytes <= room) {
-        snprintf(advice, sizeof advice, "it fits with %s%s", stage3 ? "-z 3 " : "", flags);
-    } else {
-        snprintf(advice, sizeof advice, "no flags make it fit: give a smaller -e%s",
-                 o->training ? " or -t"
-                 : a->eval   ? ", -b or -t"
-                             : "");
-    }
+    may.host = host;
+    memory_advice(advice, sizeof advice, a, c, *o, &may, room);
     input_error("the model needs %.1f MiB, and %.1f are free: %.1f too few; %s", mebibytes(bytes), mebibytes(room),
                 mebibytes(bytes - room), advice);
 }

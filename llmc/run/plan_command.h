@@ -10,7 +10,7 @@ defines: print_plan, print_version
 #include "llmc/run/version.h"
 
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
-// trains; the plan of each rank, and the bytes it sends for one update
+// trains; the plan of each rank, the bytes that it sends for one update, and the bytes that --offload copies
 static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, ModelOptions options, size_t llmc) {
     cJSON *json = cJSON_CreateObject();
     if (options.training) {
@@ -24,7 +24,10 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
         Plan plan = gpt2_plan(c, &options);
         cJSON *rank = plan_json(&plan, r);
         cJSON_AddItemToArray(ranks, rank);
+        LinkBytes link = gpt2_link_bytes(c, &options);
         if (num_ranks(a) > 1) { cJSON_AddNumberToObject(rank, "sent", (double)gpt2_sent_bytes(c, &options)); }
+        cJSON_AddNumberToObject(rank, "link_up", (double)link.up);
+        cJSON_AddNumberToObject(rank, "link_down", (double)link.down);
         if (llmc) { cJSON_AddNumberToObject(rank, "llmc_total", (double)llmc); }
         plan_free(&plan);
     }
@@ -32,6 +35,20 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
     puts(text);
     free(text);
     cJSON_Delete(json);
+}
+
+// the copies of --offload for one update, or for one forward
+static inline void print_link(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o) {
+    LinkBytes link = gpt2_link_bytes(c, o);
+    char text[112], rate[64];
+    const char *each = o->training ? "update" : "forward";
+    if (o->sharding.offload == 0) { return; }
+    snprintf(text, sizeof text, "copied to the device per %s", each);
+    printf("%-60s %12.2f\n", text, mebibytes(link.up));
+    snprintf(text, sizeof text, "copied to the host per %s", each);
+    printf("%-60s %12.2f\n", text, mebibytes(link.down));
+    snprintf(text, sizeof text, "seconds of the copies at %s", host_link_text(rate, a));
+    printf("%-60s %12.3f\n", text, link_seconds(link, 1e9 * a->host_link));
 }
 
 static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, const ModelOptions *o, size_t llmc) {
@@ -43,13 +60,9 @@ static inline void print_plan_table(const TrainArgs *a, const GPT2Config *c, con
         snprintf(text, sizeof text, "each of %d ranks holds this, and sends per update", num_ranks(a));
         printf("%-60s %12.2f\n", text, mebibytes(gpt2_sent_bytes(c, o)));
     }
+    print_link(a, c, o);
     if (llmc) { printf("%-60s %12.2f\n", name, mebibytes(llmc)); }
     plan_free(&plan);
-}
-
-static inline bool is_on_this_machine(const Backend *backend) {
-    const char *note;
-    return backend == &cpu_backend || backend == backend_choose(DEVICE_AUTO, true, &note);
 }
 
 // --fit and -r auto, with --plan. Without a GPU on this machine, -r auto plans -r 0 for a GPU. -r N looks for no GPU.
@@ -86,6 +99,8 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     bool json = strcmp(a->plan, "json") == 0;
     choose_for_plan(json ? stderr : stdout, a, c, backend, host);
+    print_offload_note(json ? stderr : stdout, a, backend);
+    if (a->offload > 0 && !json) { find_host_link(a, backend, host); }
     if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
     ModelOptions options = model_options(a, c, backend);
     size_t llmc = options.training ? llmc_bytes(c, &options) : 0;

@@ -98,6 +98,9 @@ typedef struct {
     // no flags: the set of ChosenFlag that -r auto has set; whether a resumed run has the -e of its config.json
     int chosen;
     bool saved_model;
+    // no flags: GB/s of copies between host and device, and the GPU's FLOPs per second, 0: unknown (host_link.h)
+    double host_link, gpu_flops;
+    bool link_is_measured;
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
@@ -433,9 +436,10 @@ static const Flag flag_table[] = {
      "choose memory flags: the fastest that fit in GIB, or in free memory",
      "Chooses -b (with the same -d), -r, -rk, -rn, -ge, -lc, -w, -om and -gd. A flag stays if it is "
      "given with a value other than its default. Every combination is planned exactly and its time is estimated. A "
-     "choice that loses precision counts as 3 to 30 % slower. Prints each choice with its bytes and its time. With "
-     "--plan and without a GPU, give GIB.",
-     "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om; doc/memory.md"},
+     "choice that loses precision counts as 3 to 30 % slower. If nothing fits on a GPU, --fit also chooses --offload, "
+     "and its time follows --link. Prints each choice with its bytes and its time. With --plan and without a GPU, "
+     "give GIB.",
+     "./train_gpt2 --plan -e d48 -t 1024 --fit=16", "--plan, -r, -om, --offload; doc/memory.md"},
     {"r", "recompute", FLAG_CHOICE, ARG(recompute), 0, 0, RECOMPUTE_CHOICES, "LEVEL", NULL,
      "recompute activations: 0 none, 1 GELU, ... 4 blocks (default %s)",
      "The backward recomputes activations that the forward did not save, with the same operations: losses and "
@@ -455,16 +459,18 @@ static const Flag flag_table[] = {
      "block, between two levels of -r.",
      "./train_gpt2 --plan -e d48 -b 4 -r 4 -rn 24", "-r, -rk; doc/memory.md"},
     {NULL, "offload", FLAG_INT, ARG(offload), 0, 4, NULL, "0..4", NULL,
-     "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs too (default %s)",
+     "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)",
      "Pinned host memory holds AdamW's moments and masters (1), also the gradients (2), also the weights (3), also the "
      "inputs of blocks that -r saves (4). The GPU holds the embeddings and two layers of each, and copies run beside "
-     "its work. The bits are those of stage 0. --plan prints the bytes that an update moves. On a CPU the flag does "
-     "nothing.",
+     "its work. The bits are those of stage 0. --plan prints the bytes that an update moves. With -z, a rank offloads "
+     "its shard; 3 and 4 shard the weights at -z 1 and 2 too, as -z 3 does. --generate and --eval stream the weights "
+     "at 3 and 4. On a CPU the flag does nothing.",
      "./train_gpt2 --plan -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link, --plan; doc/memory.md"},
     {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X", "GB/s",
-     "rate of host-to-device copies for --offload and --fit (default %s: measured)",
-     "GB (10^9 bytes) per second in one direction. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at "
-     "5; x8 has half. --plan without a GPU takes 25.",
+     "rate of copies between host and GPU (default %s: measured)",
+     "GB (10^9 bytes) per second in one direction, for the estimates of --offload and --fit; the run is the same at "
+     "any rate. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at 5; x8 has half. --plan without a "
+     "GPU takes 25.",
      "./train_gpt2 --plan -e d48 -b 4 -r 4 --offload 4 --link 12", "--offload, --fit; doc/memory.md"},
     {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N", "rows",
      "rows of logits computed at once (default %s: automatic)",
