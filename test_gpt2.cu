@@ -361,7 +361,7 @@ static ModelOptions training(int B, int T) {
                       true,        0,          false,     false,
                       true,        true,       {0, 1, 0, false}, 0,
                       MASTER_FP32, DT_REAL,    DT_REAL,   {1, 0, 0, 1, 0, 0},
-                      true,        {{0, 0, 0}}};
+                      true,        {{0, 0, 0}}, 0};
     return p;
 }
 
