@@ -737,6 +737,7 @@ static void classifier_forward_backward(GPT2 *m, floatX *dresidual, real scale, 
 static void gpt2_backward(GPT2 *m, real scale) {
     GradMode mode = zero_grad_mode(&m->zero);
     floatX *dresidual = m->tensors.dresidual;
+    zero_grads_prefetch(&m->zero);
     classifier_forward_backward(m, dresidual, scale, mode);
     zero_grads_reduce(&m->zero, final_bucket(&m->layout));
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
@@ -777,7 +778,6 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
         return;
     }
     if (graph) { device->capture_begin(&m->exec); }
-    zero_grads_prefetch(&m->zero);
     gpt2_forward(m);
     gpt2_backward(m, scale);
     m->runs[graph_kind]++;

@@ -285,7 +285,7 @@ static inline void zero_fetch_grads(Zero *z, int bucket) {
     zero_copy_grads(z, bucket, true);
 }
 
-// Begins to upload the gradients that a micro-step needs first: of the embeddings, lnf and the last two layers.
+// Begins to upload the gradients that a backward adds to first: of the embeddings, lnf and the last two layers.
 static inline void zero_grads_prefetch(Zero *z) {
     int buckets = num_buckets(&z->layout);
     zero_fetch_grads(z, embeddings_bucket());
