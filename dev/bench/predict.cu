@@ -761,7 +761,8 @@ static void check_one_gpu(const TrainArgs *a) {
 static void check_fits(const GPT2 *m, const GpuModel *gpu) {
     double bytes = (double)plan_device_bytes(&m->plan);
     if (bytes <= gpu->memory) { return; }
-    input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b, a larger -r or -om bf16",
+    input_error("the plan takes %.1f GiB, but --gpu %s has %.1f GiB; give a smaller -b, a larger -r, -om "
+                "bf16 or --offload",
                 bytes / GPU_GIB, gpu->name, gpu->memory / GPU_GIB);
 }
 

@@ -187,7 +187,8 @@ static inline void *cuda_allocate_host(size_t bytes) {
                   "memory of other programs (see --plan)",
                   static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error));
     }
-    return memset(p, 0, bytes);
+    memset(p, 0, bytes);
+    return p;
 }
 
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }

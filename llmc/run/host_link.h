@@ -51,12 +51,17 @@ static inline void find_host_link(TrainArgs *a, const Backend *backend, Comm *wo
 // the rate and its origin, after find_host_link; returns text
 static inline const char *host_link_text(char text[64], const TrainArgs *a) {
     const char *origin = a->link > 0 ? "--link" : a->link_is_measured ? "measured" : "assumed; see --link";
-    snprintf(text, 64, "%.1f GB/s (%s)", a->host_link, origin);
+    snprintf(text, 64, "%.3g GB/s (%s)", a->host_link, origin);
     return text;
 }
 
-// note: --offload on a CPU
+// notes: --offload on a CPU, and below 3 without training
 static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backend *backend) {
-    if (a->offload == 0 || backend->device != &cpu_device) { return; }
-    fprintf(out, "note      --offload %d does nothing on a CPU: the model is in host memory as it is\n", a->offload);
+    bool trains = !a->generate && !a->eval;
+    if (a->offload == 0) { return; }
+    if (backend->device == &cpu_device) {
+        fprintf(out, "note      --offload %d does nothing on a CPU: the model is in host memory as it is\n", a->offload);
+    } else if (!trains && a->offload < 3) {
+        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n", a->offload);
+    }
 }

@@ -281,6 +281,10 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     check_host_memory(c, &fit.options, budget, may.host, ranks_of_machine(a, world));
     fit_flags_text(flags, &fit.options, &wanted, &may, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "no change");
+    if (fit.host > 0) {
+        fprintf(out, "fit       %.2f of %.2f GiB of host memory\n", (double)fit.host / (1 << 30),
+                (double)may.host / (1 << 30));
+    }
     print_fit(out, &fit, &wanted, c);
     fit_apply(a, &fit.options, c->num_layers);
 }

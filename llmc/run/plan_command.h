@@ -47,7 +47,7 @@ static inline void print_link(const TrainArgs *a, const GPT2Config *c, const Mod
     printf("%-60s %12.2f\n", text, mebibytes(link.up));
     snprintf(text, sizeof text, "copied to the host per %s", each);
     printf("%-60s %12.2f\n", text, mebibytes(link.down));
-    snprintf(text, sizeof text, "seconds of the copies at %s", host_link_text(rate, a));
+    snprintf(text, sizeof text, "seconds of the longer of the two at %s", host_link_text(rate, a));
     printf("%-60s %12.3f\n", text, link_seconds(link, 1e9 * a->host_link));
 }
 
@@ -98,8 +98,8 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
     const char *note;
     const Backend *backend = backend_choose((DeviceChoice)a->device, false, &note);
     bool json = strcmp(a->plan, "json") == 0;
-    choose_for_plan(json ? stderr : stdout, a, c, backend, host);
     print_offload_note(json ? stderr : stdout, a, backend);
+    choose_for_plan(json ? stderr : stdout, a, c, backend, host);
     if (a->offload > 0 && !json) { find_host_link(a, backend, host); }
     if (!a->generate) { check_rows(a, a->B * a->T, "a micro-batch"); }
     ModelOptions options = model_options(a, c, backend);
