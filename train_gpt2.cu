@@ -63,8 +63,8 @@ nothing.
 
 // Pointers to the tensors of one transformer block. Parameters and gradients have the shapes of params.h; with -tp, of
 // the slices of this rank. At -z 3 or --offload 3 parameters are valid from wait_for_params(l) on, until a later layer
-// reuses the buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch; other
-// recomputed activations share a slot with other blocks.
+// reuses the buffer. N is B*T; "/ t": with -tp, only this rank's rows. A NULL activation is recomputed into scratch;
+// other recomputed activations share a slot with other blocks.
 typedef struct {
     const floatX *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb, *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
 } BlockParams;
@@ -256,10 +256,8 @@ static void open_update(GPT2 *m) {
     const GPT2Tensors *t = &m->tensors;
     OptimizerState slots = {t->slot_params, t->slot_master,     t->slot_remainder, t->slot_m,
                             t->slot_v,      m->options.moments, t->slot_m_scales,  t->slot_v_scales};
-    update_open(&m->update, &m->zero, &m->optimizer, t->update_ranges);
-    m->update.slots = slots;
-    m->update.grad_slots.at = t->slot_grads;
-    m->update.grad_slots.dtype = stored_gradients(&m->options);
+    const Gradient grad_slots = {t->slot_grads, stored_gradients(&m->options)};
+    update_open(&m->update, &m->zero, &m->optimizer, &slots, grad_slots, t->update_ranges);
 }
 
 static void open_inputs(GPT2 *m) {
@@ -270,6 +268,7 @@ static void open_inputs(GPT2 *m) {
         .slots = (char *)m->tensors.activations[RESIDUAL3],
         .bytes = activation_bytes(m, RESIDUAL3),
         .count = num_block_inputs(&m->options, m->config.num_layers),
+        .stores = false,
         .copies = {0, 0},
     };
     m->inputs = inputs;
@@ -743,7 +742,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
     for (int l = m->config.num_layers - 1; l >= 0; l--) {
         // -r 4 -rk: l's checkpoint segment
         int from = recompute_from(&m->options.recompute, l);
-        if (from <= l) { inputs_fetch(&m->inputs, input_of_block(m, from)); }
+        if (from <= l) { inputs_wait(&m->inputs, input_of_block(m, from)); }
         for (int before = from; before < l; before++) {
             wait_for_params(m, before, before + 1);
             block_forward(m, before);  // with -ge 1 the fused GELU, as in the forward
@@ -769,17 +768,16 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
                  !m->documents.ranges && m->runs[graph_kind] > 0;
     zero_micro_step(&m->zero, micro, micro_steps);
-    if (graph) {
-        zero_wait_all(&m->zero);
-        inputs_wait(&m->inputs);
-    }
+    if (graph) { zero_wait_all(&m->zero); }
     if (graph && m->graphs[graph_kind]) {
         device->graph_launch(m->graphs[graph_kind], &m->exec);
         return;
     }
     if (graph) { device->capture_begin(&m->exec); }
+    m->inputs.stores = true;
     gpt2_forward(m);
     gpt2_backward(m, scale);
+    m->inputs.stores = false;
     m->runs[graph_kind]++;
     if (graph) {
         m->graphs[graph_kind] = device->capture_end(&m->exec);

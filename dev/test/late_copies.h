@@ -4,10 +4,9 @@ copy_wait changes nothing. This device's memory is the host's, and its copies ar
   EARLY_COPIES        a copy is done when the call returns
   LATE_COPY_RESULTS   the destination is NaN from the call until copy_wait
   LATE_COPY_CALLS     the whole copy runs at copy_wait, and so reads a source that was written in between
-Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late. A
-collective of comm_after_copies runs after all copies.
+Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late.
 The device counts the bytes that its copies move, and the copies that were never waited for.
-defines: CopyKind, LateCopies, late_copies, late_device, copies_finish, comm_after_copies
+defines: CopyKind, LateCopies, late_copies, late_device, comm_with_late_copies
 */
 #pragma once
 #include "llmc/common/device.h"
@@ -57,13 +56,6 @@ static inline bool copies_run_one(int stream, CopyWork last) {
     all->num_pending--;
     memmove(c, c + 1, (size_t)(all->num_pending - i) * sizeof *c);
     return true;
-}
-
-// Runs all pending copies.
-static inline void copies_finish(void) {
-    for (int stream = 0; stream < COPY_STREAMS; stream++) {
-        while (copies_run_one(stream, UINT64_MAX)) {}
-    }
 }
 
 static inline CopyWork late_copy_begin(int stream, void *to, const void *from, size_t bytes) {
@@ -129,40 +121,18 @@ static inline Device late_device(CopyKind kind) {
     return device;
 }
 
-// ---- a communicator whose collectives run after all copies, as comm.h says
+// ---- a communicator of comm_after_copy: the copy is done before the next collective
 
-static inline const CommBackend **wrapped_backend(void) {
-    static const CommBackend *backend;
-    return &backend;
-}
-
-static inline void all_reduce_after_copies(void *buffer, size_t count, DType dtype, Comm *comm, Exec *ex) {
-    copies_finish();
-    (*wrapped_backend())->all_reduce(buffer, count, dtype, comm, ex);
-}
-static inline void reduce_scatter_after_copies(void *out, const void *in, size_t chunk, DType dtype, Comm *comm,
-                                               Exec *ex) {
-    copies_finish();
-    (*wrapped_backend())->reduce_scatter(out, in, chunk, dtype, comm, ex);
-}
-static inline void all_gather_after_copies(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex) {
-    copies_finish();
-    (*wrapped_backend())->all_gather(out, in, chunk, dtype, comm, ex);
-}
-static inline void broadcast_after_copies(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex) {
-    copies_finish();
-    (*wrapped_backend())->broadcast(buffer, count, dtype, root, comm, ex);
+static inline void late_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
+    (void)comm;
+    late_copy_wait(copy, ex);
 }
 
 // All groups of several ranks must have the same backend.
-static inline void comm_after_copies(Comm *comm) {
-    static CommBackend after_copies;
-    if (comm->size == 1 || comm->backend == &after_copies) { return; }
-    *wrapped_backend() = comm->backend;
-    after_copies = *comm->backend;
-    after_copies.all_reduce = all_reduce_after_copies;
-    after_copies.reduce_scatter = reduce_scatter_after_copies;
-    after_copies.all_gather = all_gather_after_copies;
-    after_copies.broadcast = broadcast_after_copies;
-    comm->backend = &after_copies;
+static inline void comm_with_late_copies(Comm *comm) {
+    static CommBackend backend;
+    if (comm->size == 1) { return; }
+    backend = *comm->backend;
+    backend.after_copy = late_after_copy;
+    comm->backend = &backend;
 }

@@ -40,13 +40,13 @@ waits=(
     'llmc/parallel/update.h|u->zero->device->copy_wait\(|no_wait('
     'llmc/memory/block_inputs.h|in->device->copy_wait\(|no_wait('
     'llmc/memory/block_inputs.h|^ +inputs_copy_wait\(|    no_wait('
+    'llmc/parallel/zero.h|comm_after_copy\(|no_wait('
     'llmc/memory/block_inputs.h|\{ inputs_copy_wait\(|{ no_wait('
     'train_gpt2.cu|^ +zero_grads_acquire\(|    no_wait('
     'train_gpt2.cu|^ +inputs_acquire\(|    no_wait('
     'train_gpt2.cu|^ +update_wait\(|    no_wait('
     'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.copies,)|if (false) CUDA_CHECK\1|emulated'
-    'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.cuda->stream,)|if (false) CUDA_CHECK\1|emulated'
-    'train_gpt2.cu|^ +inputs_wait\(|if (false) inputs_wait(|emulated'
+    'llmc/common/device.cuh|^ +CUDA_CHECK(.cudaStreamWaitEvent.stream, copied)|if (false) CUDA_CHECK\1|emulated'
 )
 
 build() {

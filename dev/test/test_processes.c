@@ -637,7 +637,7 @@ static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyK
 static void check_offload(const Groups *groups) {
     static const char *const kinds[NUM_COPY_KINDS] = {"", " with late results of copies", " with late copies"};
     Comm *const comms[] = {groups->world, groups->dp, groups->tp};
-    for (int i = 0; i < 3; i++) { comm_after_copies(comms[i]); }
+    for (int i = 0; i < 3; i++) { comm_with_late_copies(comms[i]); }
     for (int k = 0; k < 4 * 3 * 2; k++) {
         int stage = k / 6, r = k / 2 % 3 * 2, micro_steps = k % 2 == 0 ? 1 : MICRO_STEPS;
         if (stage > 0 && groups->dp->size == 1) { break; }

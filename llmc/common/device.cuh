@@ -1,7 +1,7 @@
 /*
 The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
 operations, their shared scratch, and the copy streams.
-defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, wait_for_copies, cuda_device,
+defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stream_wait_copy, cuda_device,
          cuda_device_count, cuda_current_device, cuda_capability
 */
 #pragma once
@@ -10,16 +10,17 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, wait
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
-enum { COPY_EVENTS = 256 };  // more than the copies that may be begun and not waited for
+enum { COPY_EVENTS = 8 };  // of a copy stream
 
 struct CudaExec {
     cudaStream_t stream;
     cudaEvent_t events[2];
     cudaStream_t copy_streams[COPY_STREAMS];
-    cudaEvent_t enqueued;             // in `stream`, at the latest copy
-    cudaEvent_t copied[COPY_EVENTS];  // copy n's is n % COPY_EVENTS
-    CopyWork num_copies;
-    CopyWork pending[COPY_STREAMS];  // the latest copy of each copy stream, if none has waited for it; else 0
+    cudaEvent_t enqueued;  // in `stream`, at the latest copy
+    // Copy n of a copy stream has event n % COPY_EVENTS. A later copy of the stream may record the event again: it runs
+    // after copy n. The CopyWork is n * COPY_STREAMS + the stream.
+    cudaEvent_t copied[COPY_STREAMS][COPY_EVENTS];
+    CopyWork num_copies[COPY_STREAMS];
     int multiprocessors, shared_bytes, block_shared_bytes;  // shared memory of a multiprocessor, and of a block at most
     // partial sums of a first stage; a second stage adds them in a fixed order. Shared by all operations of the stream
     void *partials;
@@ -42,13 +43,11 @@ template <class T> static inline T *partials_of(const Exec *ex, size_t count, co
     return static_cast<T *>(ex->cuda->partials);
 }
 
-// Work enqueued on `stream` from now on runs after all copies that were begun.
-static inline void wait_for_copies(cudaStream_t stream, const Exec *ex) {
-    const CudaExec *cuda = ex->cuda;
-    for (int i = 0; i < COPY_STREAMS; i++) {
-        if (!cuda->pending[i]) { continue; }
-        CUDA_CHECK(cudaStreamWaitEvent(stream, cuda->copied[cuda->pending[i] % COPY_EVENTS], 0));
-    }
+// Work enqueued on `stream` from now on runs after the copy; 0: none.
+static inline void stream_wait_copy(cudaStream_t stream, CopyWork copy, const Exec *ex) {
+    if (copy == 0) { return; }
+    cudaEvent_t copied = ex->cuda->copied[copy % COPY_STREAMS][copy / COPY_STREAMS % COPY_EVENTS];
+    CUDA_CHECK(cudaStreamWaitEvent(stream, copied, 0));
 }
 
 // The number of usable GPUs. If 0, *why is the reason in the words of the CUDA runtime.
@@ -113,11 +112,11 @@ static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_byte
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming)); }
     for (int i = 0; i < COPY_STREAMS; i++) {
         CUDA_CHECK(cudaStreamCreateWithFlags(&cuda->copy_streams[i], cudaStreamNonBlocking));
+        for (int k = 0; k < COPY_EVENTS; k++) {
+            CUDA_CHECK(cudaEventCreateWithFlags(&cuda->copied[i][k], cudaEventDisableTiming));
+        }
     }
     CUDA_CHECK(cudaEventCreateWithFlags(&cuda->enqueued, cudaEventDisableTiming));
-    for (int i = 0; i < COPY_EVENTS; i++) {
-        CUDA_CHECK(cudaEventCreateWithFlags(&cuda->copied[i], cudaEventDisableTiming));
-    }
 #ifdef __CUDACC__
     cuda_try_early_launches(cuda->stream);
 #endif
@@ -134,9 +133,11 @@ static inline void cuda_exec_close(Exec *ex) {
     CudaExec *cuda = ex->cuda;
     CUDA_CHECK(cudaDeviceSynchronize());
     for (int i = 0; i < 2; i++) { CUDA_CHECK(cudaEventDestroy(cuda->events[i])); }
-    for (int i = 0; i < COPY_EVENTS; i++) { CUDA_CHECK(cudaEventDestroy(cuda->copied[i])); }
     CUDA_CHECK(cudaEventDestroy(cuda->enqueued));
-    for (int i = 0; i < COPY_STREAMS; i++) { CUDA_CHECK(cudaStreamDestroy(cuda->copy_streams[i])); }
+    for (int i = 0; i < COPY_STREAMS; i++) {
+        for (int k = 0; k < COPY_EVENTS; k++) { CUDA_CHECK(cudaEventDestroy(cuda->copied[i][k])); }
+        CUDA_CHECK(cudaStreamDestroy(cuda->copy_streams[i]));
+    }
     CUDA_CHECK(cudaStreamDestroy(cuda->stream));
     free(cuda);
     ex->cuda = NULL;
@@ -239,10 +240,9 @@ static inline CopyWork cuda_copy_begin(int stream, void *to, const void *from, s
     CUDA_CHECK(cudaEventRecord(cuda->enqueued, cuda->stream));
     CUDA_CHECK(cudaStreamWaitEvent(copies, cuda->enqueued, 0));
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, copies));
-    CopyWork copy = ++cuda->num_copies;
-    CUDA_CHECK(cudaEventRecord(cuda->copied[copy % COPY_EVENTS], copies));
-    cuda->pending[stream] = copy;
-    return copy;
+    CopyWork number = ++cuda->num_copies[stream];
+    CUDA_CHECK(cudaEventRecord(cuda->copied[stream][number % COPY_EVENTS], copies));
+    return number * COPY_STREAMS + (CopyWork)stream;
 }
 
 static inline CopyWork cuda_upload_begin(int stream, void *device, const void *host, size_t bytes, Exec *ex) {
@@ -253,14 +253,7 @@ static inline CopyWork cuda_download_begin(int stream, void *host, const void *d
     return cuda_copy_begin(stream, host, device, bytes, cudaMemcpyDeviceToHost, ex);
 }
 
-static inline void cuda_copy_wait(CopyWork copy, Exec *ex) {
-    CudaExec *cuda = ex->cuda;
-    if (copy == 0) { return; }
-    CUDA_CHECK(cudaStreamWaitEvent(cuda->stream, cuda->copied[copy % COPY_EVENTS], 0));
-    for (int i = 0; i < COPY_STREAMS; i++) {
-        if (cuda->pending[i] == copy) { cuda->pending[i] = 0; }
-    }
-}
+static inline void cuda_copy_wait(CopyWork copy, Exec *ex) { stream_wait_copy(stream_of(ex), copy, ex); }
 
 static inline void cuda_event_record(int which, Exec *ex) {
     CUDA_CHECK(cudaEventRecord(ex->cuda->events[which], stream_of(ex)));

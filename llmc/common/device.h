@@ -9,9 +9,8 @@ Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the 
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
 Copies between host and device also run beside the work, in copy streams. Such a copy begins and returns a CopyWork. It
 runs after all work enqueued so far, and after all earlier copies of its stream. It runs beside work enqueued later,
-which must not write to its source or touch its destination before copy_wait. A collective (parallel/comm.h) runs after
-the copies that were begun before it. A CUDA graph must wait for every copy that it begins, and for no copy begun
-outside of it.
+which must not write to its source or touch its destination before copy_wait. A CUDA graph must wait for every copy that
+it begins, and for no copy begun outside of it.
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -55,10 +54,10 @@ enum { NO_LAYER = -1 };
 typedef struct DeviceGraph DeviceGraph;  // a CUDA graph: captured work, launched as one
 typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and the time at which the device reaches it
 
-typedef uint64_t CopyWork;  // a copy that may still run; 0: none
+typedef uint64_t CopyWork;  // a copy that may still run; 0: none, or done
 
-// Copy streams of --offload: parameters; gradients, by buffer; inputs of blocks; pieces of an update, by slot. An upload
-// of one buffer or slot runs beside the download of another.
+// Copy streams of --offload: parameters; gradients, two by buffer; inputs of blocks; pieces of an update, two by slot.
+// An upload of one buffer or slot runs beside the download of another.
 enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
 
 enum { PCI_BUS_ID_LENGTH = 32 };
@@ -88,7 +87,7 @@ typedef struct {
     void (*enqueue_download)(void *host, const void *device, size_t bytes, Exec *ex);  // host: from allocate_host
     void (*enqueue_copy)(void *to, const void *from, size_t bytes, Exec *ex);  // ends: the device or allocate_host
 
-    // ---- copies beside the work, in copy stream 0 to COPY_STREAMS - 1; host: from allocate_host
+    // ---- copies beside the work; host: from allocate_host
     CopyWork (*upload_begin)(int stream, void *device, const void *host, size_t bytes, Exec *ex);
     CopyWork (*download_begin)(int stream, void *host, const void *device, size_t bytes, Exec *ex);
     void (*copy_wait)(CopyWork copy, Exec *ex);  // work enqueued from now on runs after the copy

@@ -1,11 +1,11 @@
 /*
 --offload 4: the inputs of blocks that the forward saves (the residual stream; at -r 4 one per checkpoint segment) are
-in pinned host memory. Two slots on the device hold the latest ones, in turn.
+in pinned host memory. Input i is in slot i % 2 of the device.
   forward    input i is downloaded from slot i % 2 beside the next block, which writes the other slot
   backward   input i - 1 is uploaded beside the backward of the blocks that read input i
 The residual stream after the last block is not an input: the final layernorm reads it from its slot. The input of the
 first block, the embeddings, stays on the device.
-defines: BlockInputs, inputs_acquire, inputs_store, inputs_fetch, inputs_wait
+defines: BlockInputs, inputs_acquire, inputs_store, inputs_wait
 */
 #pragma once
 #include "llmc/memory/plan.h"
@@ -17,6 +17,7 @@ typedef struct {
     char *slots;   // (2,bytes)
     size_t bytes;  // of one input
     int count;
+    bool stores;         // a backward follows the forward
     CopyWork copies[2];  // the latest copy of each slot; 0: none, or waited for
 } BlockInputs;
 
@@ -34,27 +35,17 @@ static inline char *inputs_slot(const BlockInputs *in, int i) { return in->slots
 
 // Begins to store input i, which enqueued work wrote.
 static inline void inputs_store(BlockInputs *in, int i) {
-    if (!in->host || i < 0 || i >= in->count) { return; }
+    if (!in->host || !in->stores || i < 0 || i >= in->count) { return; }
     in->copies[i % 2] = in->device->download_begin(COPY_INPUTS, in->host + (size_t)i * in->bytes, inputs_slot(in, i),
                                                    in->bytes, in->ex);
 }
 
-// Begins to fetch input i. The last input is still in its slot.
-static inline void inputs_prefetch(BlockInputs *in, int i) {
-    if (i < 0 || i == in->count - 1) { return; }
-    in->copies[i % 2] =
-        in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i), in->host + (size_t)i * in->bytes, in->bytes, in->ex);
-}
-
-// Work enqueued from now on may read input i, until input i - 2 is fetched. Inputs are fetched in descending order; the
-// next one is prefetched.
-static inline void inputs_fetch(BlockInputs *in, int i) {
+// Work enqueued from now on may read input i. Inputs are read in descending order, and the next one is uploaded beside
+// that work. The last input is still in its slot.
+static inline void inputs_wait(BlockInputs *in, int i) {
     if (!in->host || i < 0) { return; }
     inputs_copy_wait(in, i);
-    inputs_prefetch(in, i - 1);
-}
-
-// Work enqueued from now on runs after all copies.
-static inline void inputs_wait(BlockInputs *in) {
-    for (int i = 0; in->host && i < 2; i++) { inputs_copy_wait(in, i); }
+    if (i == 0) { return; }
+    in->copies[(i - 1) % 2] = in->device->upload_begin(COPY_INPUTS, inputs_slot(in, i - 1),
+                                                       in->host + (size_t)(i - 1) * in->bytes, in->bytes, in->ex);
 }

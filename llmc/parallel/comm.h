@@ -5,7 +5,7 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
 defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_name_missing, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_wait, comm_event_synchronize, comm_max, comm_broadcast_host,
+         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max, comm_broadcast_host,
          comm_barrier, comm_split, comm_close, comm_new, comm_single
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
@@ -20,9 +20,10 @@ Chunks    Sizes are in elements. A scattered or gathered buffer is `size` chunks
 Types     DT_F32 and DT_BF16; all_gather and broadcast also take DT_U8, any bytes.
 Sums      MPI adds ((x0 + x1) + x2) + ... in fp32, in the order of ranks, and rounds to bf16 once: the same bits on
           every rank and in every run. NCCL adds in its own order, with the same bits on every rank.
-Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex and all copies begun so far,
-and wait  so it may read their results and overwrite their inputs. It runs beside work enqueued later, which must not
-          touch its buffers before comm_wait(work, comm, ex). Work enqueued after comm_wait runs after the collective.
+Begin     A collective begins and returns a CommWork. It runs after all work enqueued on ex so far, so it may read the
+and wait  results of that work and overwrite its inputs. It runs beside work enqueued later, which must not touch its
+          buffers before comm_wait(work, comm, ex). Work enqueued after comm_wait runs after the collective.
+          comm_after_copy orders a collective after a copy between host and device (common/device.h).
           Collectives of one group run in order, so waiting for one also waits for all before it.
               work = comm_reduce_scatter(shard, bucket, chunk, dtype, dp, ex);    layer l
               ... the backward of layer l - 1, into another bucket ...
@@ -54,6 +55,7 @@ typedef struct {
     void (*reduce_scatter)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
     void (*all_gather)(void *out, const void *in, size_t chunk, DType dtype, Comm *comm, Exec *ex);
     void (*broadcast)(void *buffer, size_t count, DType dtype, int root, Comm *comm, Exec *ex);
+    void (*after_copy)(CopyWork copy, Comm *comm, Exec *ex);  // NULL: collectives run after all copies anyway
     void (*wait)(CommWork work, Comm *comm, Exec *ex);
     void (*event_synchronize)(int event, Comm *comm, Exec *ex);
     long long (*max)(long long value, Comm *comm);
@@ -135,6 +137,11 @@ static inline CommWork comm_broadcast(void *buffer, size_t count, DType dtype, i
     if (root < 0 || root >= comm->size) { run_error("broadcast from rank %d of %d: a bug", root, comm->size); }
     comm->backend->broadcast(buffer, count, dtype, root, comm, ex);
     return work;
+}
+
+// Collectives of the group that begin from now on run after the copy.
+static inline void comm_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
+    if (copy && comm->backend->after_copy) { comm->backend->after_copy(copy, comm, ex); }
 }
 
 // Orders later work on ex after this collective and after all earlier ones of the group.

@@ -77,7 +77,6 @@ static inline void nccl_begin(Comm *comm, Exec *ex) {
     struct NcclGroup *g = comm->nccl;
     CUDA_CHECK(cudaEventRecord(g->enqueued, stream_of(ex)));
     CUDA_CHECK(cudaStreamWaitEvent(g->stream, g->enqueued, 0));
-    wait_for_copies(g->stream, ex);
 }
 
 static inline void nccl_end(Comm *comm, uint64_t sent_bytes) {
@@ -113,6 +112,10 @@ static inline void nccl_broadcast(void *buffer, size_t count, DType dtype, int r
     NCCL_WATCHED(ncclBroadcast(buffer, buffer, count, nccl_type(dtype), root, g->nccl, g->stream), comm);
     bool last = (comm->rank + 1) % comm->size == root;
     nccl_end(comm, last ? 0 : count * dtype_size(dtype));
+}
+
+static inline void nccl_after_copy(CopyWork copy, Comm *comm, Exec *ex) {
+    stream_wait_copy(comm->nccl->stream, copy, ex);
 }
 
 static inline void nccl_wait(CommWork work, Comm *comm, Exec *ex) {
@@ -199,6 +202,7 @@ static const CommBackend comm_nccl_backend = {
     .reduce_scatter = nccl_reduce_scatter,
     .all_gather = nccl_all_gather,
     .broadcast = nccl_broadcast,
+    .after_copy = nccl_after_copy,
     .wait = nccl_wait,
     .event_synchronize = nccl_event_synchronize,
     .max = nccl_max,

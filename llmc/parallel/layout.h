@@ -1,7 +1,7 @@
 /*
 One flat buffer of parameters, laid out layer by layer, and how ZeRO, tensor parallelism and --offload divide it.
-defines: Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS, shards_gradients, shards_params,
-         buffers_gradients, buffers_params, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count,
+defines: Sharding, OFFLOAD_OPTIMIZER, OFFLOAD_GRADIENTS, OFFLOAD_PARAMS, OFFLOAD_INPUTS, shards_gradients,
+         shards_params, buffers_gradients, buffers_params, ParamLayout, param_layout, param_layout_sharded, param_offset, param_count,
          param_used, Bucket, NO_BUCKET, num_buckets, param_bucket, embeddings_bucket, layer_bucket, final_bucket,
          bucket_kind, layer_buffer, BUCKET_BUFFERS, buffer_of_bucket, bucket_buffer, bucket_buffers, param_bucket_of,
          ParamRange, param_owned_range, param_updated_range, bucket_ranges, num_replicated, max_replicated,
@@ -61,7 +61,7 @@ static inline bool shards_params(const Sharding *s) {
     return s->stage >= 3 || (s->stage >= 1 && s->offload >= OFFLOAD_PARAMS);
 }
 
-// whether operations use them in buffers of buckets, which the buckets take in turn
+// whether operations use them in buffers that the buckets share
 static inline bool buffers_gradients(const Sharding *s) { return s->stage >= 2 || s->offload >= OFFLOAD_GRADIENTS; }
 static inline bool buffers_params(const Sharding *s) { return s->stage >= 3 || s->offload >= OFFLOAD_PARAMS; }
 

@@ -1,6 +1,7 @@
 /*
 --check-replicas: ranks that should hold the same bits are compared by hashes, and the rank that differs is named.
-  data-parallel group     parameters (at -z 3 without the layers); at -z 0 also masters and moments
+  data-parallel group     parameters (at -z 3, and at --offload 3 with -z 1 and 2, without the layers); at -z 0 also
+                          masters and moments
   tensor-parallel group   this rank's shard of the replicated tensors, their masters and moments
 defines: replicas_wait, check_replicas
 */

@@ -1,6 +1,6 @@
 /*
-AdamW's update, piece by piece (update_pieces.h). With --offload the state of a piece in host memory passes through one of
-two slots on the device.
+AdamW's update, piece by piece (update_pieces.h). With --offload the state of a piece in host memory passes through one
+of two slots on the device.
   piece i - 1    downloads to host memory       beside the upload of piece i
   piece i        uploads, one piece ahead       then adamw_update reads and writes the slot
 Each slot has a copy stream: piece i + 2 is uploaded after piece i was downloaded. With --offload 1 a piece has moments
@@ -24,12 +24,15 @@ typedef struct {
 } Update;
 
 // Cuts the update into pieces and uploads their ranges to `ranges`, (num_update_ranges) on the device; NULL: the model
-// does not train. Free with update_close.
-static inline void update_open(Update *u, const Zero *zero, const OptimizerState *stored, UpdateRange *ranges) {
+// does not train. slots, grad_slots: as in Update. Free with update_close.
+static inline void update_open(Update *u, const Zero *zero, const OptimizerState *stored, const OptimizerState *slots,
+                               Gradient grad_slots, UpdateRange *ranges) {
     const ParamLayout *layout = &zero->layout;
     memset(u, 0, sizeof *u);
     u->zero = zero;
     u->stored = *stored;
+    u->slots = *slots;
+    u->grad_slots = grad_slots;
     u->ranges = ranges;
     if (!ranges) { return; }
     size_t most = num_update_ranges(layout);
@@ -44,7 +47,7 @@ static inline void update_open(Update *u, const Zero *zero, const OptimizerState
 
 static inline void update_close(Update *u) { free(u->pieces); }
 
-// what adamw_update reads and writes for a piece: pointers to the first element of each array
+// the first element of a piece in each array, and the piece's update ranges
 typedef struct {
     OptimizerState state;
     Gradient grads;

@@ -1,19 +1,19 @@
 /*
-The pieces of an update: at -z 0 all parameters at once, from -z 1 on a bucket's owned chunk at a time. With --offload a
-piece has a bounded size.
+The pieces of an update. Without --offload a piece is all parameters at -z 0, and the owned chunk of a bucket from -z 1
+on. With --offload a piece has at most MAX_PIECE elements.
 defines: MAX_PIECE, piece_elements, UpdatePiece, update_pieces, num_update_ranges, piece_update_ranges
 */
 #pragma once
 #include "llmc/parallel/layout.h"
 
 // elements of an offloaded piece: copies of 4 MiB and more reach the rate of a PCIe link
-enum { MAX_PIECE = 1 << 22, LEAST_PIECES = 16 };
+enum { MAX_PIECE = 1 << 22, MIN_PIECES = 16 };
 
-// The most elements of an offloaded piece: a multiple of MOMENT_BLOCK. A small model has LEAST_PIECES pieces, so that
+// The most elements of an offloaded piece: a multiple of MOMENT_BLOCK. A small model has MIN_PIECES pieces, so that
 // the slots take little memory.
 static inline size_t piece_elements(const ParamLayout *layout) {
     size_t updated = layout->sharding.stage == 0 ? layout->total : layout->shard;
-    size_t elements = param_align((updated + LEAST_PIECES - 1) / LEAST_PIECES);
+    size_t elements = param_align((updated + MIN_PIECES - 1) / MIN_PIECES);
     return elements < MAX_PIECE ? elements : (size_t)MAX_PIECE;
 }
 
@@ -47,7 +47,8 @@ static inline size_t num_update_ranges(const ParamLayout *layout) {
     return tensors + (size_t)update_pieces(NULL, layout);
 }
 
-// Writes the update ranges of a bucket that a piece reaches, with offsets from the piece's begin. Returns their number.
+// Writes the update ranges of a bucket that a piece reaches, with offsets from the piece's first element. Returns their
+// number.
 static inline int bucket_ranges_in_piece(UpdateRange *ranges, const ParamLayout *layout, const UpdatePiece *piece,
                                          int bucket) {
     UpdateRange all[LAYER_PARAMS];
