@@ -5,7 +5,8 @@ copy_wait changes nothing. This device's memory is the host's, and its copies ar
   LATE_COPY_RESULTS   the destination is NaN from the call until copy_wait
   LATE_COPY_CALLS     the whole copy runs at copy_wait, and so reads a source that was written in between
 Copies of one stream run in order, so copy_wait also runs the earlier copies of its stream. Other streams stay late.
-The device counts the bytes that its copies move, and the copies that were never waited for.
+The device counts the bytes that its copies move, the copies that were never waited for, and those that were waited for
+before any work ran beside them: a test counts its work.
 defines: CopyKind, LateCopies, late_copies, late_device, comm_with_late_copies
 */
 #pragma once
@@ -20,7 +21,8 @@ typedef struct {
     const void *from;
     size_t bytes;
     CopyWork copy;
-    void *data;  // LATE_COPY_RESULTS: the source at the call
+    uint64_t work;  // LateCopies.work at the call
+    void *data;     // LATE_COPY_RESULTS: the source at the call
 } PendingCopy;
 
 enum { MAX_PENDING = 64 };
@@ -30,6 +32,7 @@ typedef struct {
     PendingCopy pending[MAX_PENDING];
     int num_pending;
     CopyWork num_copies;
+    uint64_t work, exposed;       // pieces of work so far; late copies without work beside them
     uint64_t up, down;            // bytes of copies
     const char *host, *host_end;  // the latest allocation of pinned host memory
 } LateCopies;
@@ -60,7 +63,7 @@ static inline bool copies_run_one(int stream, CopyWork last) {
 
 static inline CopyWork late_copy_begin(int stream, void *to, const void *from, size_t bytes) {
     LateCopies *all = late_copies();
-    PendingCopy c = {stream, to, from, bytes, ++all->num_copies, NULL};
+    PendingCopy c = {stream, to, from, bytes, ++all->num_copies, all->work, NULL};
     if (all->num_pending == MAX_PENDING) { run_error("%d copies are not waited for: a bug", MAX_PENDING); }
     if (all->kind == LATE_COPY_RESULTS) {
         c.data = memcpy(xmalloc(bytes), from, bytes);
@@ -91,6 +94,7 @@ static inline void late_copy_wait(CopyWork copy, Exec *ex) {
     for (int i = 0; i < all->num_pending; i++) {
         if (all->pending[i].copy != copy) { continue; }
         int stream = all->pending[i].stream;
+        all->exposed += all->pending[i].work == all->work;
         while (copies_run_one(stream, copy)) {}
         return;
     }

@@ -568,10 +568,40 @@ static void counted_norm(real *out, Gradient x, GradMode mode, size_t n, Exec *e
     cpu_ops.global_norm_squared(out, x, mode, n, ex);
 }
 
+// Matmuls and pieces of AdamW count as work beside copies.
+static void counted_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                   const floatX *residual, int N, int C, int OC, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
+}
+
+static void counted_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
+                                    const floatX *dout, const floatX *in, const floatX *weight, const floatX *gelu_pre,
+                                    GradMode mode, int N, int C, int OC, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
+}
+
+static void counted_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
+                                 const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+    late_copies()->work++;
+    cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
+}
+
 // Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.
 static void check_waited(const GPT2 *m, const char *work) {
     CHECK(late_copies()->num_pending == 0, "--offload %d -z %d: %d copies of the %s are not waited for",
           m->options.sharding.offload, m->options.sharding.stage, late_copies()->num_pending, work);
+}
+
+// Copies run beside work, one layer or piece ahead. At most `most` copies run without work beside them, at the ends of a
+// micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
+static void check_ahead(const GPT2 *m, const char *work, int most) {
+    int exposed = (int)late_copies()->exposed;
+    late_copies()->exposed = 0;
+    CHECK(m->groups.dp->size > 1 || exposed <= most,
+          "--offload %d -r %d -rk %d: %d copies of the %s run without work beside them, expected at most %d",
+          m->options.sharding.offload, m->options.recompute.level, m->options.recompute.every, exposed, work, most);
 }
 
 // the parameters that this rank owns, where it stores them
@@ -585,11 +615,13 @@ static uint64_t hash_own_params(uint64_t hash, const GPT2 *m) {
 // Moved and sent bytes of one more update are those of the formulas.
 static void check_moved(GPT2 *m) {
     uint64_t sent = sent_by(&m->groups);
-    late_copies()->up = late_copies()->down = 0;
+    late_copies()->up = late_copies()->down = late_copies()->exposed = 0;
     make_gradients(m, 2, 1);
+    check_ahead(m, "micro-steps", 6 * m->options.micro_steps);
     check_waited(m, "micro-steps");
     change_params(m, 2);
     check_waited(m, "update");
+    check_ahead(m, "update", 2);
     check_sent(m, sent_by(&m->groups) - sent);
     LinkBytes planned = gpt2_link_bytes(&config, &m->options);
     CHECK(late_copies()->up == planned.up && late_copies()->down == planned.down,
@@ -608,6 +640,9 @@ static uint64_t hash_offloaded(ModelOptions p, Groups groups, int offload, CopyK
     device = late_device(kind);
     ops = cpu_ops;
     ops.global_norm_squared = counted_norm;
+    ops.matmul_forward = counted_matmul_forward;
+    ops.matmul_backward = counted_matmul_backward;
+    ops.adamw_update = counted_adamw_update;
     backend = cpu_backend;
     backend.device = &device;
     backend.ops = &ops;
