@@ -169,6 +169,23 @@ static void test_waits_for_compute(void **state) {
     b.assert_holds(b.out, &b.exec);
 }
 
+// A collective reads the end of a large upload in a copy stream, which takes longer than the collective.
+static void test_waits_for_copy(void **state) {
+    (void)state;
+    Bench b;
+    const size_t count = size_t{1} << 26, bytes = count * sizeof(float), at = count - COUNT;
+    float *host = static_cast<float *>(cuda_allocate_host(bytes)), *device = static_cast<float *>(cuda_allocate(bytes));
+    memcpy(host + at, b.input, sizeof b.input);
+    cuda_fill(device, 0, bytes);
+    CopyWork copy = cuda_upload_begin(COPY_PARAMS, device, host, bytes, &b.exec);
+    comm_after_copy(copy, b.world, &b.exec);
+    comm_wait(comm_all_gather(b.out, device + at, COUNT, DT_F32, b.world, &b.exec), b.world, &b.exec);
+    cuda_copy_wait(copy, &b.exec);
+    b.assert_holds(b.out, &b.exec);
+    cuda_release(device);
+    cuda_release_host(host);
+}
+
 // Waiting for the first work waits for no later one: MANY are pending, more than a model has buckets.
 static bool wait_for_first(Bench *b) {
     for (int i = 0; i < MANY; i++) { comm_all_gather(b->in, b->out, COUNT, DT_F32, b->world, &b->exec); }
@@ -249,6 +266,7 @@ static int test_alone(void) {
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_max),
         cmocka_unit_test(test_waits_for_compute),
+        cmocka_unit_test(test_waits_for_copy),
         cmocka_unit_test(test_early_wait),
         cmocka_unit_test(test_late_waits),
         cmocka_unit_test(test_capture),
@@ -257,7 +275,7 @@ static int test_alone(void) {
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }
 #else
-static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 8 test(s).") == EOF; }
+static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 9 test(s).") == EOF; }
 #endif
 
 int main(int argc, char **argv) {
@@ -272,6 +290,6 @@ int main(int argc, char **argv) {
     pid_t child = fork();  // a process that has asked for GPUs cannot use them in its children
     if (child == 0) { _exit(cuda_device_count(&why) == 0); }
     waitpid(child, &status, 0);
-    if (status != 0) { return puts("no GPU\n[  SKIPPED ] 8 test(s).") == EOF; }
+    if (status != 0) { return puts("no GPU\n[  SKIPPED ] 9 test(s).") == EOF; }
     return test_alone();
 }

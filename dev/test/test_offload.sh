@@ -13,7 +13,8 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
 seq 3000 >text
 export OMP_NUM_THREADS=2
-model=(-i text -e l4h2c32 -t 16 -b 2 -l 3e-3 -s 0 -x 3 -n 3)
+model=(-i text -b 2 -l 3e-3 -s 0 -n 3)
+shape=(-e l4h2c32 -t 16 -x 3)
 
 # train PROGRAM RUN FLAGS...: prints a sentence if the run fails
 train() {
@@ -45,18 +46,25 @@ check() {
 
 # 1: copies land late, 2: early, 3 and above: seeds of random orders (llmc/emulator/runtime.h)
 few="1 2 3" many="1 2 3 4 5 6 7 8 9 10"
-check "$few" "-r 0, three micro-batches, with validation" "$emulated" -r 0 -d 96 -v 1
-check "$few" "-r 4, fp32" "$emulated" -r 4
-check "$few" "-r 2 -om 8bit -w split, three micro-batches, bf16" "$bf16" -r 2 -om 8bit -d 96
+check "$few" "-r 0, three micro-batches, with validation" "$emulated" "${shape[@]}" -r 0 -d 96 -v 1
+check "$few" "-r 4, fp32" "$emulated" "${shape[@]}" -r 4
+check 1 "one layer, -rk larger than the model, and updates skipped" "$emulated" \
+    -e l1h1c16 -t 16 -x 3 -r 4 -rk 3 -d 64 -sg 0.1
+check 1 "20 layers: more copies than events of a copy stream" "$emulated" -e l20h1c16 -t 4 -x 3 -d 16 -r 0 -v 0
+check "$few" "-r 2 -om 8bit -w split, three micro-batches, bf16" "$bf16" "${shape[@]}" \
+    -r 2 -om 8bit -d 96
 check "$many" "-r 4 -rk 2 -rn 3 -w fp32 -om bf16, with validation and samples, bf16" "$bf16" \
-    -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4 -lc 8
-check "$few" "-r 4 -w none -gd bf16 --graph 0, bf16" "$bf16" -r 4 -w none -gd bf16 -d 64 --graph 0
+    "${shape[@]}" -r 4 -rk 2 -rn 3 -w fp32 -om bf16 -d 64 -v 2 -s 2 -g 4 -lc 8
+check "$few" "-r 4 -w none -gd bf16 --graph 0, bf16" "$bf16" \
+    "${shape[@]}" -r 4 -w none -gd bf16 -d 64 --graph 0
+check 1 "-r 4 -rn 0" "$emulated" "${shape[@]}" -r 4 -rn 0
 
 # with a constant learning rate the number of steps changes nothing
-failures=$(train "$emulated" whole -r 4 -d 64 -k constant -v 0 -x 5) step=0
+failures=$(train "$emulated" whole -e l4h2c32 -t 16 -r 4 -d 64 -k constant -v 0 -x 5) step=0
 for stage in 4 0 3 1 2; do
     step=$((step + 1))
-    failures+=$(SIMT_STREAMS=1 train "$emulated" parts -r 4 -d 64 -k constant -v 0 -x $step -y 1 --offload $stage)
+    failures+=$(SIMT_STREAMS=1 train "$emulated" parts -e l4h2c32 -t 16 -r 4 -d 64 -k constant -v 0 -x $step \
+        -y 1 --offload $stage)
 done
 failures+=$(same_run whole parts step_00000005)
 report "resumed with another --offload after every step" "$failures"
