@@ -157,8 +157,9 @@ typedef struct {
 // Allocates the plan, zeroed. pageable: the host's part is not pinned. Free with arena_release.
 static inline Arena arena_create(const Plan *plan, const Device *device, bool pageable) {
     size_t bytes = plan_device_bytes(plan), host_bytes = plan_bytes(plan, HOST);
-    void *host = pageable ? device->allocate_pageable(host_bytes) : device->allocate_host(host_bytes);
-    Arena arena = {(unsigned char *)device->allocate(bytes), (unsigned char *)host, pageable};
+    void *on_device = device->allocate(bytes);
+    void *on_host = pageable ? device->allocate_pageable(host_bytes) : device->allocate_host(host_bytes);
+    Arena arena = {(unsigned char *)on_device, (unsigned char *)on_host, pageable};
     device->fill(arena.device, 0, bytes);
     return arena;
 }
