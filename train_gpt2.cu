@@ -323,7 +323,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->layout = param_layout_sharded(&config, options.sharding);
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
-    m->arena = arena_create(&m->plan, m->device);
+    m->arena = arena_create(&m->plan, m->device, options.pageable_host);
     arena_bind(m->arena, &m->plan, &m->tensors);
     m->wide = scratch_create(m, m->tensors.wide);
     m->normed = scratch_create(m, m->tensors.normed);

@@ -753,6 +753,9 @@ static void check_one_gpu(const TrainArgs *a) {
     if (a->fit) {
         input_error("--fit is not predicted: train_gpt2 --plan --fit=GIB prints flags, which can be given here");
     }
+    if (a->offload_pageable) {
+        input_error("--offload-pageable 1 is not predicted: the rates of the links are those of pinned memory");
+    }
     if (a->generate > 0 || a->plan || a->self_check) {
         input_error("a prediction is of a training step; leave out --generate, --plan and --self-check");
     }

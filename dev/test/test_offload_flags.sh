@@ -22,6 +22,7 @@ run() { # STATUS PROGRAM ARGUMENTS...: the program must exit with STATUS
 says() { grep -qF -- "$2" "$1" || { echo "expected '$2' in:" && head -n 8 "$1"; }; }
 matches() { grep -qE -- "$2" "$1" || { echo "expected /$2/ in:" && head -n 8 "$1"; }; }
 lacks() { ! grep -qE -- "$2" "$1" || { echo "unexpected /$2/ in:" && head -n 8 "$1"; }; }
+metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
 same() { cmp "$1" "$2" 2>&1; }
 
 report "--plan: both sides, and the copies of an update at --link" "$(
@@ -59,6 +60,26 @@ report "notes: --offload on a CPU, --link without --offload" "$(
     says "$out" "note      --link does nothing without --offload"
     run 0 "$emulated" "${model[@]}" -x 1
     lacks "$out" '^(offload|link) |--(offload|link)'
+    run 0 "$emulated" "${model[@]}" -x 1 --offload-pageable 1
+    says "$out" "note      --offload-pageable does nothing without --offload"
+)"
+report "memory that cannot be pinned: one sentence, and --offload-pageable has the bits of --offload 0" "$(
+    run 0 "$emulated" "${model[@]}" -x 3 -n 3 -o pinned_0
+    export SIMT_PINNED_MIB=0
+    for link in 0 12.5; do
+        run 1 "$emulated" "${model[@]}" -x 3 -n 3 -o unpinned --offload 4 --link $link
+        matches "$err" '^train_gpt2: cannot pin [0-9.]+ MiB of host memory \(out of memory\): [0-9.]+ MiB free, limit'
+        matches "$err" 'limit of locked memory \(ulimit -l\) ([0-9.]+ MiB|unlimited); --offload-pageable 1 does '
+        [ "$(wc -l <"$err")" = 1 ] || cat "$err"
+    done
+    for stage in 1 2 3 4; do
+        SIMT_STREAMS=$stage run 0 "$emulated" "${model[@]}" -x 3 -n 3 -o pageable --offload $stage --offload-pageable 1
+        matches "$out" '^offload   .* MiB of pageable host memory$'
+        lacks "$out" '^note .*pageable'
+        cmp <(metrics pinned_0) <(metrics pageable) 2>&1
+        same pinned_0/step_00000003/model.safetensors pageable/step_00000003/model.safetensors
+        rm -rf pageable
+    done
 )"
 report "one block has no input to offload" "$(
     run 0 "$emulated" -i text -e l1h2c32 -b 2 -t 16 -r 4 -s 0 -v 0 -x 1 --offload 4

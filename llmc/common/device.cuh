@@ -7,6 +7,7 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stre
 #pragma once
 #include "llmc/common/cuda_common.cuh"
 #include "llmc/common/device.h"
+#include <sys/resource.h>
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
@@ -180,19 +181,71 @@ static inline void *cuda_allocate(size_t bytes) {
 
 static inline void cuda_release(void *p) { CUDA_CHECK(cudaFree(p)); }
 
+// "12.0 MiB", or the word if the number is SIZE_MAX; returns text
+static inline const char *mib_text(char text[32], size_t bytes, const char *word) {
+    snprintf(text, 32, "%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+    return bytes == SIZE_MAX ? word : text;
+}
+
+// what `ulimit -l` says; SIZE_MAX: unlimited
+static inline size_t locked_memory_limit(void) {
+    struct rlimit limit;
+    bool known = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return known ? static_cast<size_t>(limit.rlim_cur) : SIZE_MAX;
+}
+
 static inline void *cuda_allocate_host(size_t bytes) {
     void *p = NULL;
     cudaError_t error = cudaMallocHost(&p, bytes ? bytes : 256);
     if (error != cudaSuccess) {
-        run_error("out of pinned host memory: the plan needs %.1f MiB (%s); use a smaller --offload or model, or free "
-                  "memory of other programs (see --plan)",
-                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error));
+        char room[32], limit[32];
+        run_error("cannot pin %.1f MiB of host memory (%s): %s free, limit of locked memory (ulimit -l) %s; "
+                  "--offload-pageable 1 does not pin, a smaller --offload or -b pins less",
+                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
+                  mib_text(room, host_free_bytes(), "unknown"), mib_text(limit, locked_memory_limit(), "unlimited"));
     }
     memset(p, 0, bytes);
     return p;
 }
 
 static inline void cuda_release_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
+
+// Managed memory stays on the host and is mapped into the GPU: no page fault and no migration.
+static inline void cuda_keep_on_host(void *p, size_t bytes) {
+    int gpu = cuda_current_device();
+#if CUDART_VERSION >= 13000
+    cudaMemLocation host = {}, accessor = {};
+    host.type = cudaMemLocationTypeHost;
+    accessor.type = cudaMemLocationTypeDevice;
+    accessor.id = gpu;
+#else
+    int host = cudaCpuDeviceId, accessor = gpu;
+#endif
+    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetPreferredLocation, host));
+    CUDA_CHECK(cudaMemAdvise(p, bytes, cudaMemAdviseSetAccessedBy, accessor));
+}
+
+static inline void *cuda_allocate_pageable(size_t bytes) {
+    void *p = NULL;
+    int concurrent = 0;
+    size_t size = bytes ? bytes : 256;
+    CUDA_CHECK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, cuda_current_device()));
+    if (!concurrent) {
+        input_error(
+            "--offload-pageable 1 needs a GPU and a driver that share managed memory with the host at any time, "
+            "which WSL and Windows do not; leave it out");
+    }
+    cudaError_t error = cudaMallocManaged(&p, size);
+    if (error != cudaSuccess) {
+        char room[32];
+        run_error("cannot allocate %.1f MiB of managed host memory (%s): %s free; a smaller --offload or -b needs less",
+                  static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
+                  mib_text(room, host_free_bytes(), "unknown"));
+    }
+    cuda_keep_on_host(p, size);
+    memset(p, 0, bytes);
+    return p;
+}
 
 // ---- synchronous copies. They run in the default stream, which does not synchronise with the stream of an Exec
 
@@ -317,6 +370,7 @@ static const Device cuda_device = {
     .whole_bytes = cuda_whole_bytes,
     .allocate_host = cuda_allocate_host,
     .release_host = cuda_release_host,
+    .allocate_pageable = cuda_allocate_pageable,
     .fill = cuda_fill,
     .upload = cuda_upload,
     .download = cuda_download,

@@ -7,6 +7,7 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #include "llmc/common/floatx.h"
 #include "llmc/common/rng.h"
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -93,6 +94,8 @@ struct Settings {
     int stream_order = setting_from_environment("SIMT_STREAMS", 0);
     // memory: 1 host code that touches device memory crashes, and so does a kernel that passes the end of an allocation
     int private_memory = setting_from_environment("SIMT_PRIVATE", hardware);
+    // capacity for pinned host memory, in MiB
+    int pinned_mib = setting_from_environment("SIMT_PINNED_MIB", INT_MAX);
     // "name[:threads][:mode]": launches of this kernel, in blocks of that size, fail. cuBLASLt's products are
     // "cublasLtMatmul[:epilogue][:mode]". Modes:
     //   none     the first element of the first output is wrong; of a product the last column or last sum

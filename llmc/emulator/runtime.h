@@ -6,7 +6,8 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
   Memory     Device memory is filled with NaN bytes. Allocations have no padding, so that ASan detects an access past
              the end. A copy or memset whose device end is not inside one device allocation fails with
              cudaErrorInvalidValue. With SIMT_PRIVATE=1 the host can access device memory only while device work runs,
-             and a page without access follows each allocation.
+             and a page without access follows each allocation. Managed memory is memory of the host, and
+             cudaMemAdvise does nothing. SIMT_PINNED_MIB is the capacity for pinned memory.
   Launches   More than 48 KB of dynamic shared memory needs cudaFuncSetAttribute first, as on a GPU.
   Streams    Work runs at the call, in the order of the calls. With SIMT_LATE=1 it runs, in the same order, when the
              host waits for it: for an event, a stream or the device, in cudaMemcpy, or in cudaFree.
@@ -84,8 +85,11 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrConcurrentManagedAccess = 89,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
+enum cudaMemoryAdvise { cudaMemAdviseSetPreferredLocation = 3, cudaMemAdviseSetAccessedBy = 5 };
+enum { cudaCpuDeviceId = -1 };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -163,7 +167,7 @@ namespace simt {
 
 // ---- the state of the runtime
 
-enum MemoryKind { PAGEABLE, PINNED, DEVICE };
+enum MemoryKind { PAGEABLE, PINNED, MANAGED, DEVICE };
 struct Allocation {
     size_t bytes;
     MemoryKind kind;
@@ -178,6 +182,8 @@ struct Runtime {
     uint64_t graphs_meanwhile = 0;          // graphs launched between an event and the wait for it, over all waits
     size_t device_bytes = size_t{8} << 30;  // capacity of the device; a test may shrink it
     size_t device_bytes_used = 0;
+    size_t pinned_bytes = static_cast<size_t>(settings().pinned_mib) << 20;  // capacity for pinned memory
+    size_t pinned_bytes_used = 0;
     bool dry_run = false;
     uint64_t nanoseconds = 0;                   // emulated clock
     std::map<uint64_t, SimtGraphNode> pending;  // work that has not run yet, by number
@@ -353,14 +359,19 @@ inline cudaError_t invalidate_captures(cudaError_t error) {
     return failed(error);
 }
 
+// True if `bytes` more of this kind pass the capacity.
+inline bool is_full(MemoryKind kind, size_t bytes) {
+    const Runtime &r = runtime();
+    if (kind == DEVICE) { return bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used); }
+    return kind == PINNED && bytes > r.pinned_bytes - std::min(r.pinned_bytes, r.pinned_bytes_used);
+}
+
 inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     Runtime &r = runtime();
     *address = nullptr;
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     if (bytes == 0) { return cudaSuccess; }
-    if (kind == DEVICE && bytes > r.device_bytes - std::min(r.device_bytes, r.device_bytes_used)) {
-        return failed(cudaErrorMemoryAllocation);
-    }
+    if (is_full(kind, bytes)) { return failed(cudaErrorMemoryAllocation); }
     Allocation allocation = {bytes, kind, nullptr, 0};
     bool reserved = r.dry_run;
     if (reserved || (kind == DEVICE && settings().private_memory)) {
@@ -373,9 +384,10 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
         allow_access(allocation, true);
         std::memset(*address, 0xff, bytes);  // NaN in every floating-point type
     }
-    allow_access(allocation, kind == PINNED);
+    allow_access(allocation, kind != DEVICE);
     r.allocations[reinterpret_cast<uintptr_t>(*address)] = allocation;
     if (kind == DEVICE) { r.device_bytes_used += bytes; }
+    if (kind == PINNED) { r.pinned_bytes_used += bytes; }
     return cudaSuccess;
 }
 
@@ -387,6 +399,7 @@ inline cudaError_t release(void *address, MemoryKind kind) {
     if (found == r.allocations.end() || found->second.kind != kind) { return failed(cudaErrorInvalidValue); }
     run_pending();
     if (kind == DEVICE) { r.device_bytes_used -= found->second.bytes; }
+    if (kind == PINNED) { r.pinned_bytes_used -= found->second.bytes; }
     unmap(address, found->second);
     r.allocations.erase(found);
     return cudaSuccess;
@@ -598,6 +611,7 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = simt::shared_bytes_of_sm(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+    case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = simt::shared_bytes_limit(); break;
     default: return simt::failed(cudaErrorInvalidValue);
     }
@@ -645,7 +659,17 @@ template <class T> cudaError_t cudaMalloc(T **address, size_t bytes) {
 template <class T> cudaError_t cudaMallocHost(T **address, size_t bytes) {
     return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::PINNED);
 }
-inline cudaError_t cudaFree(void *address) { return simt::release(address, simt::DEVICE); }
+template <class T> cudaError_t cudaMallocManaged(T **address, size_t bytes) {
+    return simt::allocate(reinterpret_cast<void **>(address), bytes, simt::MANAGED);
+}
+inline cudaError_t cudaMemAdvise(const void *address, size_t bytes, cudaMemoryAdvise, int) {
+    bool managed = simt::memory_kind(address, bytes) == simt::MANAGED;
+    return managed ? cudaSuccess : simt::failed(cudaErrorInvalidValue);
+}
+inline cudaError_t cudaFree(void *address) {
+    bool managed = simt::memory_kind(address, 1) == simt::MANAGED;
+    return simt::release(address, managed ? simt::MANAGED : simt::DEVICE);
+}
 inline cudaError_t cudaFreeHost(void *address) { return simt::release(address, simt::PINNED); }
 
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind direction,

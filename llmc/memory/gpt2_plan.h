@@ -40,7 +40,8 @@ typedef struct {
     Sharding sharding;
     bool gather_again;  // -ra 1: the backward all-gathers layernorms again; 0: the gathered rows are saved
     PlainKernels plain;
-    double host_link;  // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
+    bool pageable_host;  // --offload-pageable: lifetime HOST is not pinned
+    double host_link;    // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
 } ModelOptions;
 
 // sizes of the slices that this rank holds

@@ -59,7 +59,8 @@ static inline void print_offload(const TrainArgs *a, const GPT2Config *c, const 
     if (o->sharding.offload == 0) { return; }
     printf("offload   ");
     for (int i = 0; i < o->sharding.offload; i++) { printf("%s", tensors[i]); }
-    printf(": %.1f MiB of pinned host memory\n", mebibytes(gpt2_plan_both(c, o).host));
+    printf(": %.1f MiB of %s host memory\n", mebibytes(gpt2_plan_both(c, o).host),
+           o->pageable_host ? "pageable" : "pinned");
     printf("link      %s: an update copies %.1f MiB to the device, %.1f MiB to the host\n", host_link_text(rate, a),
            mebibytes(link.up), mebibytes(link.down));
 }
@@ -111,6 +112,9 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
                RECOMPUTE_LAYERNORMS);
     }
     if (a->link > 0 && a->offload == 0 && !a->fit) { printf("note      --link does nothing without --offload\n"); }
+    if (a->offload_pageable && a->offload == 0) {
+        printf("note      --offload-pageable does nothing without --offload\n");
+    }
     if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
         printf("note      -w does nothing in this build, whose weights are fp32\n");
     }

@@ -1,5 +1,5 @@
 /*
-The rate of copies between pinned host memory and a GPU, for the estimates of --offload.
+The rate of copies between host memory and a GPU, for the estimates of --offload.
 defines: HOST_LINK_ASSUMED, find_host_link, host_link_text, print_offload_note
 A rate is in GB (10^9 bytes) per second of one direction. --link gives the rate. Without --link the GPU measures it:
 by all ranks at once, because ranks of a machine may share a link, and the slowest rate counts. --plan without a GPU
@@ -12,10 +12,11 @@ takes HOST_LINK_ASSUMED.
 #define HOST_LINK_ASSUMED 25.0  // PCIe 4 x16
 
 // GB/s of the slower direction, the best of a few copies
-static inline double measure_host_link(const Device *device, Comm *world) {
+static inline double measure_host_link(const Device *device, bool pageable, Comm *world) {
     enum { COPIES = 5 };
     const size_t bytes = (size_t)64 << 20;
-    void *on_device = device->allocate(bytes), *on_host = device->allocate_host(bytes);
+    void *on_device = device->allocate(bytes);
+    void *on_host = pageable ? device->allocate_pageable(bytes) : device->allocate_host(bytes);
     double best[2] = {1e9, 1e9};  // seconds up and down
     device->upload(on_device, on_host, bytes);
     comm_barrier(world);
@@ -28,7 +29,11 @@ static inline double measure_host_link(const Device *device, Comm *world) {
         }
         best[i % 2] = fmin(best[i % 2], now_seconds() - start);
     }
-    device->release_host(on_host);
+    if (pageable) {
+        device->release(on_host);
+    } else {
+        device->release_host(on_host);
+    }
     device->release(on_device);
     return (double)bytes / fmax(best[0], best[1]) / 1e9;
 }
@@ -45,7 +50,9 @@ static inline void find_host_link(TrainArgs *a, const Backend *backend, Comm *wo
     if (gpu) { a->gpu_flops = 1e12 * least_of_ranks(backend->peak_flops(a->matmul_precision > 0) / 1e12, world); }
     a->link_is_measured = gpu && a->link == 0;
     a->host_link = a->link > 0 ? a->link : HOST_LINK_ASSUMED;
-    if (a->link_is_measured) { a->host_link = least_of_ranks(measure_host_link(backend->device, world), world); }
+    if (a->link_is_measured) {
+        a->host_link = least_of_ranks(measure_host_link(backend->device, a->offload_pageable != 0, world), world);
+    }
 }
 
 // the rate and its origin, after find_host_link; returns text

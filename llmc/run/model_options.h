@@ -71,6 +71,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.recompute = o.training ? recompute_of(a, c->num_layers) : forward_only(c->num_layers);
     options_set_offload(&o, o.sharding.offload);
     o.host_link = relative_link(a, backend);
+    o.pageable_host = a->offload_pageable != 0 && o.sharding.offload > 0;
     o.classifier_rows = a->classifier_rows;
     o.master = (MasterKind)a->master;
     o.moments = moment_types[a->moments];

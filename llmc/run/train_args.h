@@ -77,7 +77,7 @@ typedef struct {
     const char *keep_best;
     // memory
     const char *fit;
-    int recompute, recompute_every, recompute_layers, offload, classifier_rows;
+    int recompute, recompute_every, recompute_layers, offload, offload_pageable, classifier_rows;
     double link;
     int master, moments, gradients;
     // optimizer
@@ -466,6 +466,12 @@ static const Flag flag_table[] = {
      "its shard; 3 and 4 shard the weights at -z 1 and 2 too, as -z 3 does. --generate and --eval stream the weights "
      "at 3 and 4. On a CPU the flag does nothing.",
      "./train_gpt2 --plan --device cuda -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link, --plan; doc/memory.md"},
+    {NULL, "offload-pageable", FLAG_INT, ARG(offload_pageable), 0, 1, NULL, "0|1", NULL,
+     "keep offloaded tensors in pageable memory: slower (default %s)",
+     "1 is for a machine that refuses to pin as much host memory as --offload needs. CUDA's managed memory then holds "
+     "the tensors on the host: the bits are the same, copies are slower. WSL has no such memory. Without --offload and "
+     "on a CPU the flag does nothing.",
+     "./train_gpt2 -i my.txt -e d12 --offload 4 --offload-pageable 1", "--offload; doc/memory.md"},
     {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X", "GB/s",
      "rate of copies between host and GPU (default %s: measured)",
      "GB (10^9 bytes) per second in one direction, for the estimates of --offload and --fit; the run is the same at "
