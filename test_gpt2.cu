@@ -1062,7 +1062,8 @@ static void test_planned_is_allocated(void **state) {
 // Every memory flag sets its field of ModelOptions, and fit_apply sets the flags from ModelOptions.
 static void test_flags_set_the_options(void **state) {
     (void)state;
-    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0";
+    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0 "
+                  "--offload 4";
     char *argv[32];
     int argc = 0;
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) { argv[argc++] = word; }
@@ -1091,6 +1092,9 @@ static void test_flags_set_the_options(void **state) {
     chosen.master = MASTER_NONE;
     chosen.moments = DT_BF16;
     chosen.gradients = DT_BF16;
+    bool gpu = on_gpu(&p);  // a CPU ignores --offload
+    assert_true(p.sharding.offload == (gpu ? 4 : 0) && p.recompute.offload_inputs == gpu);
+    assert_true(usual.sharding.offload == 0 && !usual.recompute.offload_inputs);
     fit_apply(&a, &chosen, 48);
     ModelOptions again = model_options(&a, &deep, backend);
     assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
@@ -1099,7 +1103,7 @@ static void test_flags_set_the_options(void **state) {
     assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
 }
 
-// for -r, -rk, -rn, -lc, -w, -om and -gd
+// for -r, -rk, -rn, -lc, -w, -om, -gd and --offload
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
@@ -1108,12 +1112,14 @@ static void test_planned_is_allocated_for_all_flags(void **state) {
         ModelOptions p = training(2, 16);
         p.recompute.level = i % 5;
         p.recompute.every = 1 + i / 5 % 3;
+    options_set_offload(&chosen, gpu ? 3 : 0);
         p.recompute.layers = i / 15 % 3 == 0 ? 5 : i / 15 % 3 + 1;
         p.classifier_rows = i / 45 % 2 ? 7 : 0;
         p.master = (MasterKind)(i / 90 % 3);
         p.moments = moment_types[i / 270 % 3];
         p.gradients = i / 810 ? DT_BF16 : DT_REAL;
         check_plan(&config, p);
+    assert_int_equal(again.sharding.offload, gpu ? 3 : 0);
     }
 }
 
@@ -1130,6 +1136,7 @@ static int visit_gaps(GPT2 *m, bool fill) {
         const unsigned char *host = m->arena.host + t->offset;
         if (t->lifetime != HOST) { host = (const unsigned char *)on_host(m, m->arena.device + t->offset); }
         for (size_t b = tensor_bytes(t); b < t->bytes; b++) {
+        options_set_offload(&p, i / 5 % 5);
             if (host[b] != filler) { fail_msg("an operation writes past the end of %s", t->name); }
         }
     }

@@ -62,6 +62,7 @@ static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backe
     if (backend->device == &cpu_device) {
         fprintf(out, "note      --offload %d does nothing on a CPU: the model is already in host memory\n", a->offload);
     } else if (!trains && a->offload < 3) {
-        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n", a->offload);
+        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n",
+                a->offload);
     }
 }
