@@ -1075,6 +1075,9 @@ static void test_flags_set_the_options(void **state) {
     assert_true(p.recompute.level == 3 && p.recompute.every == 2 && p.recompute.layers == 4);
     assert_true(p.classifier_rows == 5 && p.fuse_gelu && p.master == MASTER_NONE);
     assert_true(p.moments == DT_U8 && p.gradients == DT_BF16);
+    bool gpu = on_gpu(&p);  // a CPU ignores --offload
+    assert_true(p.sharding.offload == (gpu ? 4 : 0) && p.recompute.offload_inputs == gpu);
+    assert_true(usual.sharding.offload == 0 && !usual.recompute.offload_inputs);
     assert_true(usual.recompute.level == 0 && usual.recompute.every == 1 && usual.recompute.layers == 12);
     assert_true(usual.classifier_rows == 0 && !usual.fuse_gelu && usual.master == MASTER_SPLIT);
     assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
@@ -1092,15 +1095,14 @@ static void test_flags_set_the_options(void **state) {
     chosen.master = MASTER_NONE;
     chosen.moments = DT_BF16;
     chosen.gradients = DT_BF16;
-    bool gpu = on_gpu(&p);  // a CPU ignores --offload
-    assert_true(p.sharding.offload == (gpu ? 4 : 0) && p.recompute.offload_inputs == gpu);
-    assert_true(usual.sharding.offload == 0 && !usual.recompute.offload_inputs);
+    options_set_offload(&chosen, gpu ? 3 : 0);
     fit_apply(&a, &chosen, 48);
     ModelOptions again = model_options(&a, &deep, backend);
     assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
     assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
     assert_true(again.fuse_gelu);
     assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
+    assert_int_equal(again.sharding.offload, gpu ? 3 : 0);
 }
 
 // for -r, -rk, -rn, -lc, -w, -om, -gd and --offload
@@ -1112,14 +1114,13 @@ static void test_planned_is_allocated_for_all_flags(void **state) {
         ModelOptions p = training(2, 16);
         p.recompute.level = i % 5;
         p.recompute.every = 1 + i / 5 % 3;
-    options_set_offload(&chosen, gpu ? 3 : 0);
         p.recompute.layers = i / 15 % 3 == 0 ? 5 : i / 15 % 3 + 1;
         p.classifier_rows = i / 45 % 2 ? 7 : 0;
         p.master = (MasterKind)(i / 90 % 3);
         p.moments = moment_types[i / 270 % 3];
         p.gradients = i / 810 ? DT_BF16 : DT_REAL;
+        options_set_offload(&p, i / 5 % 5);
         check_plan(&config, p);
-    assert_int_equal(again.sharding.offload, gpu ? 3 : 0);
     }
 }
 
@@ -1136,7 +1137,6 @@ static int visit_gaps(GPT2 *m, bool fill) {
         const unsigned char *host = m->arena.host + t->offset;
         if (t->lifetime != HOST) { host = (const unsigned char *)on_host(m, m->arena.device + t->offset); }
         for (size_t b = tensor_bytes(t); b < t->bytes; b++) {
-        options_set_offload(&p, i / 5 % 5);
             if (host[b] != filler) { fail_msg("an operation writes past the end of %s", t->name); }
         }
     }

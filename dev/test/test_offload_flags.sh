@@ -59,9 +59,9 @@ report "--plan measures no link; a resumed run measures its own" "$(
     matches "$out" '^link      50 GB/s \(--link\): '
 )"
 report "--plan --eval: the layers alone are copied for each forward" "$(
-    run 0 "$emulated" --plan --eval text -e l5h2c64 -b 2 --offload 3
+    run 0 "$emulated" --plan --eval text -e d12 -t 64 -b 2 --offload 3
     layers=$(awk '/^copied to the device per forward / { print $NF }' "$out")
-    mib=$(awk 'BEGIN { printf "%.2f", 5 * (12 * 64 * 64 + 13 * 64) * 4 / 1048576 }')
+    mib=$(awk 'BEGIN { printf "%.2f", 12 * (12 * 768 * 768 + 13 * 768) * 4 / 1048576 }')
     [ "$layers" = "$mib" ] || echo "$layers MiB, expected $mib"
     matches "$out" '^copied to the host per forward +0\.00$'
 )"
