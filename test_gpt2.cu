@@ -1062,7 +1062,8 @@ static void test_planned_is_allocated(void **state) {
 // Every memory flag sets its field of ModelOptions, and fit_apply sets the flags from ModelOptions.
 static void test_flags_set_the_options(void **state) {
     (void)state;
-    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0";
+    char line[] = "train_gpt2 -b 3 -t 16 -d 96 -r 3 -rk 2 -rn 4 -lc 5 -ge 1 -w none -om 8bit -gd bf16 --graph 0 "
+                  "--offload 4";
     char *argv[32];
     int argc = 0;
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) { argv[argc++] = word; }
@@ -1074,6 +1075,9 @@ static void test_flags_set_the_options(void **state) {
     assert_true(p.recompute.level == 3 && p.recompute.every == 2 && p.recompute.layers == 4);
     assert_true(p.classifier_rows == 5 && p.fuse_gelu && p.master == MASTER_NONE);
     assert_true(p.moments == DT_U8 && p.gradients == DT_BF16);
+    bool gpu = on_gpu(&p);  // a CPU ignores --offload
+    assert_true(p.sharding.offload == (gpu ? 4 : 0) && p.recompute.offload_inputs == gpu);
+    assert_true(usual.sharding.offload == 0 && !usual.recompute.offload_inputs);
     assert_true(usual.recompute.level == 0 && usual.recompute.every == 1 && usual.recompute.layers == 12);
     assert_true(usual.classifier_rows == 0 && !usual.fuse_gelu && usual.master == MASTER_SPLIT);
     assert_true(usual.moments == DT_REAL && usual.gradients == DT_FLOATX);
@@ -1091,15 +1095,17 @@ static void test_flags_set_the_options(void **state) {
     chosen.master = MASTER_NONE;
     chosen.moments = DT_BF16;
     chosen.gradients = DT_BF16;
+    options_set_offload(&chosen, gpu ? 3 : 0);
     fit_apply(&a, &chosen, 48);
     ModelOptions again = model_options(&a, &deep, backend);
     assert_true(again.B == 2 && again.micro_steps == 5 && again.recompute.level == 4 && again.recompute.every == 2);
     assert_true(again.recompute.layers == 7 && again.classifier_rows == 9 && again.master == MASTER_NONE);
     assert_true(again.fuse_gelu);
     assert_true(again.moments == DT_BF16 && again.gradients == DT_BF16);
+    assert_int_equal(again.sharding.offload, gpu ? 3 : 0);
 }
 
-// for -r, -rk, -rn, -lc, -w, -om and -gd
+// for -r, -rk, -rn, -lc, -w, -om, -gd and --offload
 static void test_planned_is_allocated_for_all_flags(void **state) {
     (void)state;
     const GPT2Config config = {16, 67, 128, 5, 2, 24};
@@ -1113,6 +1119,7 @@ static void test_planned_is_allocated_for_all_flags(void **state) {
         p.master = (MasterKind)(i / 90 % 3);
         p.moments = moment_types[i / 270 % 3];
         p.gradients = i / 810 ? DT_BF16 : DT_REAL;
+        options_set_offload(&p, i / 5 % 5);
         check_plan(&config, p);
     }
 }

@@ -50,9 +50,30 @@ report "the banner: tensors in host memory, and the link" "$(
     matches "$out" '^link      [0-9.]+ GB/s \(measured\): '
     lacks "$out" '^note .*-(offload|link)'
 )"
+report "--plan measures no link; a resumed run measures its own" "$(
+    run 0 "$emulated" --plan -e d12 -b 4 -s 0 --offload 1
+    matches "$out" '^seconds of the longer of the two at 25 GB.s \(assumed; see --link\) '
+    run 0 "$emulated" "${model[@]}" -x 1 -n 1 -o resumed --offload 1 --link 12.5
+    run 0 "$emulated" -o resumed -y 1 -x 2
+    matches "$out" '^link      [0-9.]+ GB/s \(measured\): '
+    run 0 "$emulated" -o resumed -y 1 -x 3 --link 50
+    matches "$out" '^link      50 GB/s \(--link\): '
+)"
+report "--plan --eval: the layers alone are copied for each forward" "$(
+    run 0 "$emulated" --plan --eval text -e d12 -t 64 -b 2 --offload 3
+    layers=$(awk '/^copied to the device per forward / { print $NF }' "$out")
+    mib=$(awk 'BEGIN { printf "%.2f", 12 * (12 * 768 * 768 + 13 * 768) * 4 / 1048576 }')
+    [ "$layers" = "$mib" ] || echo "$layers MiB, expected $mib"
+    matches "$out" '^copied to the host per forward +0\.00$'
+)"
+report "--fit: the host is too small" "$(
+    run 2 "$emulated" --plan --device cuda -e l2000h16c1024 -b 1 -t 16 -d 32 -s 0 --fit=0.8
+    matches "$err" '^train_gpt2: --fit: nothing fits in 0\.80 GiB; .*--offload 4 would take 0\.[0-9]+ GiB of the GPU and '
+    matches "$err" ' GiB of host memory, and [0-9.]+ are free; free more of it, or give a smaller -e$'
+)"
 report "notes: --offload on a CPU, --link without --offload" "$(
     run 0 "$trainer" "${model[@]}" -x 1 --offload 4 --device cpu
-    says "$out" "note      --offload 4 does nothing on a CPU"
+    says "$out" "note      --offload 4 does nothing on a CPU: the model is already in host memory"
     lacks "$out" '^(offload|link) '
     run 0 "$trainer" --plan -e d12 --offload 4 --device cpu
     says "$out" "note      --offload 4 does nothing on a CPU"

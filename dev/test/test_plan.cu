@@ -552,22 +552,30 @@ static ModelOptions offloading(int B, int stage) {
     return p;
 }
 
-static void assert_device_under(const char *name, const GPT2Config *c, ModelOptions p, double gib) {
+// The plan takes less than `limit` GiB of the device, and the GiB of doc/memory.md to half a `digit`.
+static void assert_device(const char *name, const GPT2Config *c, ModelOptions p, double limit, double gib,
+                          double digit) {
     p.recompute.layers = c->num_layers;
     PlanBytes bytes = gpt2_plan_both(c, &p);
-    printf("    %-40s %6.2f GiB of %.1f; %.2f GiB on the host\n", name, (double)bytes.device / (1 << 30), gib,
-           (double)bytes.host / (1 << 30));
-    assert_true((double)bytes.device <= gib * (1 << 30));
+    double device = (double)bytes.device / (1 << 30);
+    printf("    %-40s %6.3f GiB of %.1f; %.2f GiB on the host\n", name, device, limit, (double)bytes.host / (1 << 30));
+    assert_true(device <= limit);
+    assert_true(fabs(device - gib) <= digit / 2);
 }
 
 static void test_offload_figures(void **state) {
     (void)state;
     ModelOptions small = offloading(4, 4);
     small.moments = DT_F32;
-    assert_device_under("1558M, B 1, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(1, 4), 1.1);
-    assert_device_under("1558M, B 4, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(4, 4), 1.4);
-    assert_device_under("1558M, B 4, --offload 1 -r 4 -om bf16", &gpt2_1558m, offloading(4, 1), 7.5);
-    assert_device_under("124M, B 4, --offload 4 -r 4", &gpt2_124m, small, 0.5);
+    assert_device("1558M, B 1, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(1, 4), 1.1, 0.75, 0.01);
+    assert_device("1558M, B 4, --offload 4 -r 4 -om bf16", &gpt2_1558m, offloading(4, 4), 1.4, 0.91, 0.01);
+    assert_device("1558M, B 4, --offload 1 -r 4 -om bf16", &gpt2_1558m, offloading(4, 1), 7.5, 6.7, 0.1);
+    assert_device("124M, B 4, --offload 4 -r 4", &gpt2_124m, small, 0.5, 0.49, 0.01);
+    ModelOptions many = offloading(4, 4);  // -d 524288: sums of gradients are fp32
+    many.micro_steps = 128;
+    many.gradients = DT_REAL;
+    assert_device("1558M, B 4, --offload 4, 524288 tokens", &gpt2_1558m, many, 1.4, 1.20, 0.01);
+    assert_true(fabs((double)gpt2_plan_both(&gpt2_1558m, &many).host / (1 << 30) - 18.0) <= 0.05);
     for (int stage = 1; stage <= OFFLOAD_INPUTS; stage++) {  // every stage takes tensors off the device
         ModelOptions lower = offloading(4, stage - 1), higher = offloading(4, stage);
         PlanBytes before = gpt2_plan_both(&gpt2_1558m, &lower), after = gpt2_plan_both(&gpt2_1558m, &higher);
@@ -593,6 +601,20 @@ static void test_link_bytes_of_micro_steps(void **state) {
         }
         assert_true(all.up == sum.up && all.down == sum.down && (k % 5 == 0) == (all.up == 0));
     }
+}
+
+// Without training the layers alone are copied for each forward: the embeddings and lnf stay on the device.
+static void test_link_bytes_of_a_forward(void **state) {
+    (void)state;
+    const uint64_t C = 768, layer = 12 * C * C + 13 * C;
+    ModelOptions p = offloading(2, OFFLOAD_PARAMS);
+    p.training = false;
+    p.recompute = forward_only(12);
+    LinkBytes bytes = gpt2_link_bytes(&gpt2_124m, &p);
+    assert_true(bytes.up == 12 * layer * sizeof(floatX) && bytes.down == 0);
+    options_set_offload(&p, OFFLOAD_GRADIENTS);
+    bytes = gpt2_link_bytes(&gpt2_124m, &p);
+    assert_true(bytes.up == 0 && bytes.down == 0);
 }
 
 // Copies that take less time than the computation cost nothing; of a slow link, they are the whole time.
@@ -720,13 +742,52 @@ static void test_host_is_refused(void **state) {
     h.ranks = 8;
     assert_stops(2, " MiB of host memory for each of 8 ranks, and ", check_host_of, &h);
     h.device = (size_t)1 << 30;
-    assert_stops(2, "3155.0 too few; give a smaller -e, or -om 8bit", check_host_of, &h);
+    assert_stops(2, "3155.0 too few; give a smaller -e\n", check_host_of, &h);
+    h.device = (size_t)7 << 28;
+    assert_stops(2, "3155.0 too few; --offload 3 -om 8bit fits\n", check_host_of, &h);
+    h.host = (size_t)13 << 30;
+    assert_stops(2, " too few; -om 8bit fits\n", check_host_of, &h);
     h.options.moments = DT_U8;
     h.host = (size_t)1 << 30;
     assert_stops(2, " too few; give a smaller -e", check_host_of, &h);
     options_set_offload(&h.options, 0);
     h.host = 0;
     check_host_of(&h);  // without --offload the host's memory is not checked
+}
+
+// Only the flags with which the model fits are named: -z 3 of a search that found nothing is not.
+static void test_advice_without_stage3(void **state) {
+    (void)state;
+    char text[2 * FLAG_TEXT];
+    TrainArgs a = default_args;
+    ModelOptions o = offloading(4, 0);
+    FitFree may = fit_free(&a);
+    may.host = (size_t)64 << 30;
+    o.recompute.layers = 12;
+    o.sharding.dp_size = 2;
+    memory_advice(text, sizeof text, &a, &gpt2_124m, o, &may, (size_t)512 << 20);
+    printf("    %s\n", text);
+    assert_true(may.offload && strstr(text, "it fits with ") == text);
+    assert_non_null(strstr(text, "--offload "));
+    assert_null(strstr(text, "-z 3"));
+}
+
+// a GPU that is large enough, and a host of 1 GiB
+static void choose_with_a_small_host(void *unused) {
+    (void)unused;
+    FitFree may = {true, true, true, true, true, true, true, true, true, true, (size_t)1 << 30};
+    ModelOptions wanted = offloading(1, 0);
+    size_t budget = (size_t)1 << 30;
+    Fit fit = fit_choose(&gpt2_1558m, wanted, &may, budget, lossless);
+    assert_true(fit.bytes > budget);
+    nothing_fits(&gpt2_1558m, wanted, &fit, may, budget);
+}
+
+static void test_nothing_fits_names_the_host(void **state) {
+    (void)state;
+    assert_stops(2, " --offload 3 would take 1.00 GiB of the GPU and ", choose_with_a_small_host, NULL);
+    assert_stops(2, " GiB of host memory, and 1.0 are free; free more of it, or give a smaller -e\n",
+                 choose_with_a_small_host, NULL);
 }
 
 #ifdef SIMT
@@ -798,11 +859,14 @@ int main(void) {
         cmocka_unit_test(test_least_recomputation),
         cmocka_unit_test(test_offload_figures),
         cmocka_unit_test(test_link_bytes_of_micro_steps),
+        cmocka_unit_test(test_link_bytes_of_a_forward),
         cmocka_unit_test(test_estimate_of_copies),
         cmocka_unit_test(test_fit_offloads_last),
         cmocka_unit_test(test_fit_in_the_memory_of_the_host),
         cmocka_unit_test(test_part_of_offload),
         cmocka_unit_test(test_host_is_refused),
+        cmocka_unit_test(test_advice_without_stage3),
+        cmocka_unit_test(test_nothing_fits_names_the_host),
 #ifdef SIMT
         cmocka_unit_test(test_auto),
         cmocka_unit_test(test_auto_in_a_shared_device),

@@ -8,21 +8,24 @@ Sent to other ranks; Comm.sent_bytes counts the same while training:
     -z 3   G P gradients + about 2 G P parameters: layers are all-gathered for every forward and backward
   Tensor parallelism (tensor_parallel.h): rows of activations, statistics of logits, gradients of replicated tensors
   Loss and squared norm: one all-reduce of two numbers
-Between host and device with --offload, of P stored parameters and G micro-batches. Tokens and targets are not counted:
+Between host and device with --offload, of P stored parameters and G micro-batches, of which each saves n inputs of
+blocks (num_block_inputs). Tokens and targets are not counted:
                           up                                       down
   1  optimizer state      P (moments, masters or remainders)       the same
   2  gradients            G - 1 times P sums; norm and AdamW: 2 P  G times P
   3  parameters           embeddings, lnf; layers for every        P, after AdamW
                           forward and backward; AdamW: P
-  4  inputs of blocks     G times all but one                      G times all
+  4  inputs of blocks     G (n - 1) inputs                         G n inputs
+  --eval and --generate upload the layers for every forward; the embeddings and lnf once, which is not counted
 defines: zero_layer_gathers, zero_sent_bytes, gpt2_sent_bytes, LinkBytes, micro_step_link_bytes, update_link_bytes,
          MICRO_STEP_KINDS, MicroSteps, micro_steps_alike, gpt2_link_bytes, link_seconds
 */
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
 
-// All-gathers, or uploads, of layers in a micro-step at stage 3 or --offload 3. The forward reads every layer; the backward of block l reads layers
-// recompute_from(l) to l. A layer in neither of the two buffers is all-gathered before the read.
+// All-gathers, or uploads, of layers in a micro-step at stage 3 or --offload 3. The forward reads every layer; the
+// backward of block l reads layers recompute_from(l) to l. A layer in neither of the two buffers is all-gathered before
+// the read.
 static inline int zero_layer_gathers(const Recompute *r, int L) {
     int buffered[2] = {-1, -1}, gathers = 0;
     for (int l = 0; l < L; l++) {
@@ -109,7 +112,11 @@ static inline uint64_t uploaded_bytes(const ParamLayout *layout, int bucket) {
     return (layout->sharding.stage == 0 ? b.size : b.chunk) * sizeof(floatX);
 }
 
-// Copies of micro-step `micro` of an update.
+// Uploads of layers in a forward that follows another one, without training. The last two layers are still in their
+// buffers: 0 and 1 of a model of two, 1 of a model of three.
+static inline int forward_layer_uploads(int L) { return L > 3 ? L : L == 3 ? 2 : 0; }
+
+// Copies of micro-step `micro` of an update; without training of a forward after the first.
 static inline LinkBytes micro_step_link_bytes(const GPT2Config *c, const ModelOptions *o, int micro) {
     ParamLayout layout = param_layout_sharded(c, o->sharding);
     LocalShape shape = options_local_shape(c, o);
@@ -122,9 +129,10 @@ static inline LinkBytes micro_step_link_bytes(const GPT2Config *c, const ModelOp
         bytes.down += (reduced ? layout.shard : all) * size;
     }
     if (s->offload >= OFFLOAD_PARAMS) {
-        int layers = o->training ? zero_layer_gathers(&o->recompute, c->num_layers) : c->num_layers;
+        int layers =
+            o->training ? zero_layer_gathers(&o->recompute, c->num_layers) : forward_layer_uploads(c->num_layers);
         bytes.up += (uint64_t)layers * uploaded_bytes(&layout, layer_bucket(0));
-        if (micro == 0) {
+        if (micro == 0 && o->training) {
             bytes.up += uploaded_bytes(&layout, embeddings_bucket()) + uploaded_bytes(&layout, final_bucket(&layout));
         }
     }
@@ -179,7 +187,7 @@ static inline MicroSteps micro_steps_alike(int kind, int micro_steps) {
     return kinds[kind];
 }
 
-// of one update
+// of one update; without training of a forward after the first
 static inline LinkBytes gpt2_link_bytes(const GPT2Config *c, const ModelOptions *o) {
     LinkBytes bytes = update_link_bytes(c, o);
     for (int kind = 0; kind < MICRO_STEP_KINDS; kind++) {

@@ -1,9 +1,9 @@
 /*
 The rate of copies between host memory and a GPU, for the estimates of --offload.
 defines: HOST_LINK_ASSUMED, find_host_link, host_link_text, print_offload_note
-A rate is in GB (10^9 bytes) per second of one direction. --link gives the rate. Without --link the GPU measures it:
-by all ranks at once, because ranks of a machine may share a link, and the slowest rate counts. --plan without a GPU
-takes HOST_LINK_ASSUMED.
+A rate is in GB (10^9 bytes) per second of one direction. --link gives the rate. Without --link all ranks measure at
+once, because ranks of a machine may share a link. The slowest rate is used. --plan measures nothing and takes
+HOST_LINK_ASSUMED.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -14,7 +14,7 @@ takes HOST_LINK_ASSUMED.
 // GB/s of the slower direction, the best of a few copies
 static inline double measure_host_link(const Device *device, bool pageable, Comm *world) {
     enum { COPIES = 5 };
-    const size_t bytes = (size_t)64 << 20;
+    const size_t bytes = (size_t)16 << 20;
     void *on_device = device->allocate(bytes);
     void *on_host = pageable ? device->allocate_pageable(bytes) : device->allocate_host(bytes);
     double best[2] = {1e9, 1e9};  // seconds up and down
@@ -43,12 +43,12 @@ static inline double least_of_ranks(double number, Comm *world) {
     return (double)-comm_max(-llround(number * 1e6), world) / 1e6;
 }
 
-// Sets a->host_link and a->gpu_flops, once. All ranks call this together.
+// Sets a->host_link and a->gpu_flops, once. All ranks call this together. With --plan no work is given to the GPU.
 static inline void find_host_link(TrainArgs *a, const Backend *backend, Comm *world) {
     if (a->host_link > 0) { return; }
     bool gpu = backend->device != &cpu_device && is_on_this_machine(backend);
     if (gpu) { a->gpu_flops = 1e12 * least_of_ranks(backend->peak_flops(a->matmul_precision > 0) / 1e12, world); }
-    a->link_is_measured = gpu && a->link == 0;
+    a->link_is_measured = gpu && a->link == 0 && !a->plan;
     a->host_link = a->link > 0 ? a->link : HOST_LINK_ASSUMED;
     if (a->link_is_measured) {
         a->host_link = least_of_ranks(measure_host_link(backend->device, a->offload_pageable != 0, world), world);
@@ -67,8 +67,9 @@ static inline void print_offload_note(FILE *out, const TrainArgs *a, const Backe
     bool trains = !a->generate && !a->eval;
     if (a->offload == 0) { return; }
     if (backend->device == &cpu_device) {
-        fprintf(out, "note      --offload %d does nothing on a CPU: the model is in host memory as it is\n", a->offload);
+        fprintf(out, "note      --offload %d does nothing on a CPU: the model is already in host memory\n", a->offload);
     } else if (!trains && a->offload < 3) {
-        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n", a->offload);
+        fprintf(out, "note      --offload %d moves nothing of --generate and --eval: 3 moves the weights\n",
+                a->offload);
     }
 }

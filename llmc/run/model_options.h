@@ -234,26 +234,71 @@ static inline Fit fit_any(const GPT2Config *c, ModelOptions o, const FitFree *gi
     return fit_choose(c, o, &all, budget, auto_gradients);
 }
 
+// text = the highest lower stage of --offload that fits on both sides; if none does, -om 8bit at the highest stage
+static inline void host_advice(char *text, size_t size, const GPT2Config *c, ModelOptions o, size_t device_room,
+                               size_t room) {
+    int given = o.sharding.offload, types = o.training && o.moments != DT_U8 ? 2 : 1;
+    for (int i = 0; i < types * (given + 1); i++) {
+        int stage = given - i % (given + 1);
+        bool narrow = i > given;
+        char flag[32] = "";
+        options_set_offload(&o, stage);
+        if (narrow) { o.moments = DT_U8; }
+        PlanBytes bytes = gpt2_plan_both(c, &o);
+        if (bytes.device > device_room || bytes.host > room) { continue; }
+        if (stage < given) { snprintf(flag, sizeof flag, "--offload %d ", stage); }
+        snprintf(text, size, "%s%sfits", flag, narrow ? "-om 8bit " : "");
+        return;
+    }
+    snprintf(text, size, "give a smaller -e");
+}
+
 // Stops if the host has too little memory for the tensors of --offload. room: for each rank.
 static inline void check_host_memory(const GPT2Config *c, const ModelOptions *o, size_t device_room, size_t room,
                                      int ranks) {
-    PlanBytes bytes = gpt2_plan_both(c, o), less = bytes;
-    char each[64] = "", advice[96] = "give a smaller -e";
-    ModelOptions other = *o;
+    PlanBytes bytes = gpt2_plan_both(c, o);
+    char each[64] = "", advice[96];
     if (bytes.host <= room) { return; }
-    do {
-        options_set_offload(&other, other.sharding.offload - 1);
-        less = gpt2_plan_both(c, &other);
-    } while (less.host > room);
+    host_advice(advice, sizeof advice, c, *o, device_room, room);
     if (ranks > 1) { snprintf(each, sizeof each, " for each of %d ranks", ranks); }
-    if (less.device <= device_room) {
-        snprintf(advice, sizeof advice, "--offload %d fits", other.sharding.offload);
-    } else if (o->training && o->moments != DT_U8) {
-        snprintf(advice, sizeof advice, "give a smaller -e, or -om 8bit");
-    }
     input_error("--offload %d needs %.1f MiB of host memory%s, and %.1f are free: %.1f too few; %s",
                 o->sharding.offload, mebibytes(bytes.host), each, mebibytes(room), mebibytes(bytes.host - room),
                 advice);
+}
+
+// Stops if only the host's memory is too small: the sentence names the choice of a larger host.
+static inline void check_larger_host(const GPT2Config *c, const ModelOptions *wanted, FitFree may, size_t budget) {
+    const double gib = 1 << 30;
+    double room = (double)may.host / gib;
+    char flags[FLAG_TEXT];
+    bool stage3;
+    may.host = SIZE_MAX;
+    Fit fit = fit_any(c, *wanted, &may, budget, &stage3);
+    if (fit.bytes > budget) { return; }
+    fit_flags_text(flags, &fit.options, wanted, &may, c);
+    const Sharding *s = &wanted->sharding;
+    input_error(
+        "--fit: nothing fits in %.2f GiB; %s%s would take %.2f GiB of the GPU and %.1f GiB of host memory%s, and "
+        "%.1f are free; free more of it, or give a smaller -e",
+        (double)budget / gib, stage3 ? "-z 3 " : "", *flags ? flags : "the given flags", (double)fit.bytes / gib,
+        (double)fit.host / gib, s->dp_size * s->tp_size > 1 ? " for each rank" : "", room);
+}
+
+// Stops: nothing fits with the flags that --fit may change. `smallest` needs the fewest bytes among these choices.
+static inline void nothing_fits(const GPT2Config *c, ModelOptions wanted, const Fit *smallest, FitFree may,
+                                size_t budget) {
+    const double gib = 1 << 30;
+    char flags[FLAG_TEXT];
+    bool stage3;
+    may.offload = true;
+    Fit any = fit_any(c, wanted, &may, budget, &stage3);
+    if (any.bytes > budget && on_gpu(&wanted)) { check_larger_host(c, &wanted, may, budget); }
+    fit_flags_text(flags, &any.options, &wanted, &may, c);
+    input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", (double)budget / gib,
+                any.bytes < smallest->bytes ? " with the given flags; " : "; the smallest choice, ",
+                stage3 ? "-z 3 " : "", flags, (double)any.bytes / gib,
+                any.bytes <= budget ? "remove your flags that differ from the printed ones"
+                                    : "give more memory, or a smaller -e, -t or -d");
 }
 
 // Sets the flags that --fit may choose, and prints the choices to `out`. Stops if nothing fits.
@@ -266,19 +311,9 @@ static inline void choose_what_fits(FILE *out, TrainArgs *a, const GPT2Config *c
     int64_t sequences = a->batch_tokens / a->T / data_ranks(a);
     if (may.micro_batch && a->batch_tokens != -1 && sequences % a->B != 0) { a->B = 1; }  // 1 divides every -d
     ModelOptions wanted = model_options(a, c, backend);
-    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients), smallest;
+    Fit fit = fit_choose(c, wanted, &may, budget, auto_gradients);
     char flags[FLAG_TEXT];
-    if (fit.bytes > budget) {
-        bool stage3;
-        may.offload = true;
-        smallest = fit_any(c, wanted, &may, budget, &stage3);
-        fit_flags_text(flags, &smallest.options, &wanted, &may, c);
-        input_error("--fit: nothing fits in %.2f GiB%s%s%s takes %.2f GiB; %s", gib,
-                    smallest.bytes < fit.bytes ? " with the given flags; " : "; the smallest choice, ",
-                    stage3 ? "-z 3 " : "", flags, (double)smallest.bytes / (1 << 30),
-                    smallest.bytes <= budget ? "remove your flags that differ from the printed ones"
-                                             : "give more memory, or a smaller -e, -t or -d");
-    }
+    if (fit.bytes > budget) { nothing_fits(c, wanted, &fit, may, budget); }
     check_host_memory(c, &fit.options, budget, may.host, ranks_of_machine(a, world));
     fit_flags_text(flags, &fit.options, &wanted, &may, c);
     fprintf(out, "fit       %.2f of %.2f GiB: %s\n", (double)fit.bytes / (1 << 30), gib, *flags ? flags : "no change");
@@ -348,6 +383,8 @@ static inline void memory_advice(char *text, size_t size, const TrainArgs *a, co
     Fit fit = fit_of(c, &o);
     for (int i = 0; i < 4 && !fit_fits(&fit, may, room); i++) {  // --offload last
         FitFree tried = *may;
+        if (i == 2 && !may->offload) { continue; }  // the same search as the first
+        stage3 = false;
         tried.offload = i == 3 || (i == 2 && may->offload);
         fit = i % 2 ? fit_any(c, o, &tried, room, &stage3) : fit_choose(c, o, &tried, room, auto_gradients);
     }

@@ -930,7 +930,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
                     "resume time-limit generate eval eval-task stride prompt-file samples past-end chat tokenize field "
                     "separator shard-tokens val-share "
                     "train-bpe fit plan help manual export type version self-check profile init-method "
-                    "processes process-rank gpus-per-node server shared-folder");
+                    "processes process-rank gpus-per-node server shared-folder link");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
