@@ -2,8 +2,7 @@
 The rate of copies between host memory and a GPU, for the estimates of --offload.
 defines: HOST_LINK_ASSUMED, find_host_link, host_link_text, print_offload_note
 A rate is in GB (10^9 bytes) per second of one direction. --link gives the rate. Without --link all ranks measure at
-once, because ranks of a machine may share a link. The slowest rate is used. --plan measures nothing and takes
-HOST_LINK_ASSUMED.
+once, because ranks of a machine may share a link. The slowest rate is used. --plan takes HOST_LINK_ASSUMED.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -43,7 +42,7 @@ static inline double least_of_ranks(double number, Comm *world) {
     return (double)-comm_max(-llround(number * 1e6), world) / 1e6;
 }
 
-// Sets a->host_link and a->gpu_flops, once. All ranks call this together. With --plan no work is given to the GPU.
+// Sets a->host_link and a->gpu_flops, once. All ranks call this together. --plan measures nothing.
 static inline void find_host_link(TrainArgs *a, const Backend *backend, Comm *world) {
     if (a->host_link > 0) { return; }
     bool gpu = backend->device != &cpu_device && is_on_this_machine(backend);

@@ -1,6 +1,6 @@
 /*
 --plan: the memory of a command line. --version: the version and the features of the build. Both need no data and no
-device. --plan gives a GPU no work and takes no memory of it.
+device. --plan measures nothing.
 defines: print_plan, print_version
 */
 #pragma once
