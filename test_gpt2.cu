@@ -357,11 +357,26 @@ static void golden_model(GPT2 *m, const Golden *g, ModelOptions options) {
 
 // options of an update of max(GOLDEN_B, B) sequences in micro-batches of B
 static ModelOptions training(int B, int T) {
-    ModelOptions p = {backend,     B,          T,         B < GOLDEN_B ? GOLDEN_B / B : 1,
-                      true,        0,          false,     false,
-                      true,        true,       {0, 1, 0, false}, 0,
-                      MASTER_FP32, DT_REAL,    DT_REAL,   {1, 0, 0, 1, 0, 0},
-                      true,        {{0, 0, 0}}, 0};
+    ModelOptions p = {backend,
+                      B,
+                      T,
+                      B < GOLDEN_B ? GOLDEN_B / B : 1,
+                      true,
+                      0,
+                      false,
+                      false,
+                      true,
+                      true,
+                      {0, 1, 0, false},
+                      0,
+                      MASTER_FP32,
+                      DT_REAL,
+                      DT_REAL,
+                      {1, 0, 0, 1, 0, 0},
+                      true,
+                      {{0, 0, 0}},
+                      false,
+                      0};
     return p;
 }
 
@@ -771,7 +786,8 @@ static void test_recompute_with_other_options(void **state) {
     for (int i = 0; i < 3; i++) {
         RecomputeCase c = recompute_case(options[i]);
         for (int level = 1; level <= RECOMPUTE_BLOCK; level++) {
-            Recompute all = {level, 1, RECOMPUTE_L, false}, some = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2, false};
+            Recompute all = {level, 1, RECOMPUTE_L, false},
+                      some = {level, level < RECOMPUTE_BLOCK ? 1 : 2, RECOMPUTE_L - 2, false};
             check_recompute(&c, all);
             check_recompute(&c, some);
         }
@@ -1032,7 +1048,9 @@ static void check_plan(const GPT2Config *c, ModelOptions p) {
         const PlanTensor *t = &m.plan.tensors[i];
         bool host = t->lifetime == HOST;
         int uses = 0;
-        for (int k = 0; k < num_pointers; k++) { uses += pointers[k] == (host ? m.arena.host : m.arena.device) + t->offset; }
+        for (int k = 0; k < num_pointers; k++) {
+            uses += pointers[k] == (host ? m.arena.host : m.arena.device) + t->offset;
+        }
         assert_int_equal(uses, 1);
         assert_int_equal(t->offset, ends[host]);
         assert_in_range(t->bytes, tensor_bytes(t), tensor_bytes(t) + PLAN_ALIGN - 1);

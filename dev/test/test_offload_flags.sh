@@ -68,7 +68,7 @@ report "--plan --eval: the layers alone are copied for each forward" "$(
 )"
 report "--fit: the host is too small" "$(
     run 2 "$emulated" --plan --device cuda -e l2000h16c1024 -b 1 -t 16 -d 32 -s 0 --fit=0.8
-    matches "$err" '^train_gpt2: --fit: nothing fits in 0\.80 GiB; .*--offload 4 would take 0\.[0-9]+ GiB of the GPU and '
+    matches "$err" "^train_gpt2: --fit: nothing fits in 0\.80 GiB; .*--offload 4 would take 0\.[0-9]+ GiB of the GPU "
     matches "$err" ' GiB of host memory, and [0-9.]+ are free; free more of it, or give a smaller -e$'
 )"
 report "notes: --offload on a CPU, --link without --offload" "$(

@@ -6,8 +6,8 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes slices T      -tp T with every -z, -r and -ra, one micro-batch and three: the same checks;
                                         padding after 50 updates; decoding
     mpirun test_processes late T        the same bits through a late communicator (late_comm.h)
-    mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the bits
-                                        of --offload 0, also with late copies (late_copies.h); allocated and moved bytes
+    mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the
+                                        bits of --offload 0, also with late copies (late_copies.h); allocated and moved bytes
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
@@ -594,8 +594,8 @@ static void check_waited(const GPT2 *m, const char *work) {
           m->options.sharding.offload, m->options.sharding.stage, late_copies()->num_pending, work);
 }
 
-// Copies run beside work, one layer or piece ahead. At most `most` copies run without work beside them, at the ends of a
-// micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
+// Copies run beside work, one layer or piece ahead. At most `most` copies run without work beside them, at the ends of
+// a micro-step or update; the number of layers does not matter. With -z, the last micro-step reduces before it stores.
 static void check_ahead(const GPT2 *m, const char *work, int most) {
     int exposed = (int)late_copies()->exposed;
     late_copies()->exposed = 0;

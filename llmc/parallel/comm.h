@@ -5,8 +5,8 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
   NCCL     device memory, between GPUs (comm_nccl.cuh)
 comm_open.h chooses the backend.
 defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_name_missing, comm_all_reduce, comm_reduce_scatter,
-         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max, comm_broadcast_host,
-         comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
+         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that

@@ -65,8 +65,8 @@ static inline int bucket_ranges_in_piece(UpdateRange *ranges, const ParamLayout 
     return count;
 }
 
-// Writes the update ranges of all pieces to `ranges`, (num_update_ranges), and each piece's place in them. Returns their
-// number.
+// Writes the update ranges of all pieces to `ranges`, (num_update_ranges), and each piece's place in them. Returns the
+// number of ranges.
 static inline int piece_update_ranges(UpdateRange *ranges, UpdatePiece *pieces, int num_pieces,
                                       const ParamLayout *layout) {
     bool whole = layout->sharding.stage == 0;

@@ -260,8 +260,8 @@ static inline void zero_grad_copy_wait(Zero *z, int bucket) {
     *zero_grad_copy(z, bucket) = 0;
 }
 
-// --offload 2: begins to copy gradients of a bucket between host memory and their buffer. At stages 2 and 3 that is this
-// rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
+// --offload 2: begins to copy gradients of a bucket between host memory and their buffer. At stages 2 and 3 that is
+// this rank's chunk. Below, it is the bucket; of the last micro-step at stage 1 the owned chunk.
 static inline void zero_copy_grads(Zero *z, int bucket, bool upload) {
     Bucket b = param_bucket(&z->layout, bucket);
     Gradient buffer = zero_grads(z, bucket), stored = gradient_at(z->stored_grads, b.offset);

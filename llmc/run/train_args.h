@@ -465,7 +465,7 @@ static const Flag flag_table[] = {
      "its work. The bits are those of stage 0. --plan prints the bytes that an update moves. With -z, a rank offloads "
      "its shard; 3 and 4 shard the weights at -z 1 and 2 too, as -z 3 does. --generate and --eval stream the weights "
      "at 3 and 4. On a CPU the flag does nothing.",
-     "./train_gpt2 --plan --device cuda -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link, --plan; doc/memory.md"},
+     "./train_gpt2 --plan --device cuda -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link; doc/memory.md"},
     {NULL, "offload-pageable", FLAG_INT, ARG(offload_pageable), 0, 1, NULL, "0|1", NULL,
      "keep offloaded tensors in pageable memory: slower (default %s)",
      "1 is for a machine that refuses to pin as much host memory as --offload needs. CUDA's managed memory then holds "
