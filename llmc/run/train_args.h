@@ -77,8 +77,8 @@ typedef struct {
     const char *keep_best;
     // memory
     const char *fit;
-    int recompute, recompute_every, recompute_layers, offload, offload_pageable, classifier_rows;
     double link;
+    int recompute, recompute_every, recompute_layers, offload, offload_pageable, classifier_rows;
     int master, moments, gradients;
     // optimizer
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
@@ -95,12 +95,11 @@ typedef struct {
     int check_replicas;
     // information
     const char *plan, *help, *manual, *version, *self_check;
-    // no flags: the set of ChosenFlag that -r auto has set; whether a resumed run has the -e of its config.json
-    int chosen;
-    bool saved_model;
-    // no flags: GB/s of copies between host and device, and the GPU's FLOPs per second, 0: unknown (host_link.h)
-    double host_link, gpu_flops;
-    bool link_is_measured;
+    // no flags
+    double host_link, gpu_flops;  // GB/s of copies between host and device; FLOPs per second, 0: unknown (host_link.h)
+    int chosen;                   // the set of ChosenFlag that -r auto has set
+    bool saved_model;             // a resumed run has the -e of its config.json
+    bool link_is_measured;        // no --link: host_link is that of the GPU
 } TrainArgs;
 
 // fields that are not listed are 0 or NULL
