@@ -30,7 +30,7 @@ report "--plan: both sides, and the copies of an update at --link" "$(
     matches "$out" '^total on the device +[0-9.]+$'
     matches "$out" '^host +block_inputs '
     awk '/^total in pinned/ { host = $NF } /^copied to the device/ { up = $NF } /^copied to the host/ { down = $NF }
-         /^seconds of the longer of the two at 12.5 GB.s \(--link\) / { seconds = $NF }
+         /^seconds of the longer at 12.5 GB.s \(--link\) / { seconds = $NF }
          END { if (!(host > 2000 && up > down && down > host - 1 && (seconds - up * 1048576 / 12.5e9) ^ 2 < 1e-6))
                    print "host " host ", up " up ", down " down ", seconds " seconds }' "$out"
     run 0 "$emulated" --plan -e d12 -b 4 -r 4 -s 0
@@ -52,7 +52,7 @@ report "the banner: tensors in host memory, and the link" "$(
 )"
 report "--plan measures no link; a resumed run measures its own" "$(
     run 0 "$emulated" --plan -e d12 -b 4 -s 0 --offload 1
-    matches "$out" '^seconds of the longer of the two at 25 GB.s \(assumed; see --link\) '
+    matches "$out" '^seconds of the longer at 25 GB.s \(assumed; see --link\) '
     run 0 "$emulated" "${model[@]}" -x 1 -n 1 -o resumed --offload 1 --link 12.5
     run 0 "$emulated" -o resumed -y 1 -x 2
     matches "$out" '^link      [0-9.]+ GB/s \(measured\): '

@@ -47,7 +47,7 @@ static inline void print_link(const TrainArgs *a, const GPT2Config *c, const Mod
     printf("%-60s %12.2f\n", text, mebibytes(link.up));
     snprintf(text, sizeof text, "copied to the host per %s", each);
     printf("%-60s %12.2f\n", text, mebibytes(link.down));
-    snprintf(text, sizeof text, "seconds of the longer of the two at %s", host_link_text(rate, a));
+    snprintf(text, sizeof text, "seconds of the longer at %s", host_link_text(rate, a));
     printf("%-60s %12.3f\n", text, link_seconds(link, 1e9 * a->host_link));
 }
 

@@ -474,8 +474,8 @@ static const Flag flag_table[] = {
     {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X", "GB/s",
      "rate of copies between host and GPU (default %s: measured)",
      "GB (10^9 bytes) per second in one direction, for the estimates of --offload and --fit; the run is the same at "
-     "any rate. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at 5; x8 has half. --plan without a "
-     "GPU takes 25.",
+     "any rate. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at 5; x8 has half. --plan "
+     "takes 25.",
      "./train_gpt2 --plan --device cuda -e d48 -b 4 -r 4 --offload 4 --link 12", "--offload, --fit; doc/memory.md"},
     {"lc", "classifier-rows", FLAG_INT, ARG(classifier_rows), ANY_COUNT, NULL, "N", "rows",
      "rows of logits computed at once (default %s: automatic)",
