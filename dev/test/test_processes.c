@@ -7,7 +7,8 @@ The trainer's model on several ranks, with the trainer's own functions.
                                         padding after 50 updates; decoding
     mpirun test_processes late T        the same bits through a late communicator (late_comm.h)
     mpirun test_processes offload T     --offload 1 to 4 with every -z, -r 0, 2 and 4, one micro-batch and three: the
-                                        bits of --offload 0, also with late copies (late_copies.h); allocated and moved bytes
+                                        bits of --offload 0, also with late copies (late_copies.h); allocated bytes,
+                                        moved bytes, and copies that run beside work
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
