@@ -1,8 +1,8 @@
 /*
 AdamW's update, piece by piece (update_pieces.h). With --offload the state of a piece in host memory passes through one
 of two slots on the device.
-  piece i - 1    downloads to host memory       beside the upload of piece i
-  piece i        uploads, one piece ahead       then adamw_update reads and writes the slot
+  piece i - 1    is downloaded to host memory   beside the upload of piece i
+  piece i        is uploaded, one piece ahead   before adamw_update reads and writes its slot
 Each slot has a copy stream: piece i + 2 is uploaded after piece i was downloaded. With --offload 1 a piece has moments
 and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
 defines: Update, update_open, update_close, PieceState, update_acquire, update_release, update_wait, update_elements
@@ -14,7 +14,7 @@ defines: Update, update_open, update_close, PieceState, update_acquire, update_r
 typedef struct {
     const Zero *zero;
     OptimizerState stored;      // of this rank; at --offload 1 to 4 moments, masters and remainders are in host memory
-    OptimizerState slots;       // --offload: two slots of each array in host memory, one after another; else NULL
+    OptimizerState slots;       // --offload: two slots on the device for each array that is in host memory; else NULL
     Gradient grad_slots;        // --offload 2: two slots
     size_t slot_elements;       // of one slot
     const UpdateRange *ranges;  // on the device
