@@ -460,19 +460,19 @@ static const Flag flag_table[] = {
     {NULL, "offload", FLAG_INT, ARG(offload), 0, 4, NULL, "0..4", NULL,
      "host memory: 1 optimizer, 2 gradients, 3 weights, 4 inputs (default %s)",
      "Pinned host memory holds AdamW's moments and masters (1), also the gradients (2), also the weights (3), also the "
-     "inputs of blocks that -r saves (4). The GPU holds the embeddings and two layers of each, and copies run beside "
-     "its work. The bits are those of stage 0. --plan prints the bytes that an update moves. With -z, a rank offloads "
-     "its shard; 3 and 4 shard the weights at -z 1 and 2 too, as -z 3 does. --generate and --eval stream the weights "
-     "at 3 and 4. On a CPU the flag does nothing.",
+     "inputs of blocks that -r saves (4). Copies run beside the GPU's work. From 2 on the GPU holds the embeddings and "
+     "two layers of what is offloaded. The bits are those of stage 0. --plan prints the bytes that an update moves. "
+     "With -z, a rank offloads its shard; 3 and 4 shard the weights at -z 1 and 2 too, as -z 3 does. --generate and "
+     "--eval stream the weights at 3 and 4. On a CPU the flag does nothing.",
      "./train_gpt2 --plan --device cuda -e d48 -b 4 -r 4 -om bf16 --offload 4", "-r, -z, --link; doc/memory.md"},
-    {NULL, "offload-pageable", FLAG_INT, ARG(offload_pageable), 0, 1, NULL, "0|1", NULL,
+    {NULL, "offload-pageable", FLAG_INT, ARG(offload_pageable), 0, 1, NULL, "N", NULL,
      "keep offloaded tensors in pageable memory: slower (default %s)",
      "1 is for a machine that refuses to pin as much host memory as --offload needs. CUDA's managed memory then holds "
      "the tensors on the host: the bits are the same, copies are slower. WSL has no such memory. Without --offload and "
      "on a CPU the flag does nothing.",
      "./train_gpt2 -i my.txt -e d12 --offload 4 --offload-pageable 1", "--offload; doc/memory.md"},
     {NULL, "link", FLAG_REAL, ARG(link), 0, 10000, NULL, "X", "GB/s",
-     "rate of copies between host and GPU (default %s: measured)",
+     "rate of copies between host and GPU (default %s: measure)",
      "GB (10^9 bytes) per second in one direction, for the estimates of --offload and --fit; the run is the same at "
      "any rate. A PCIe x16 link has about 12 GB/s at version 3, 25 at 4 and 50 at 5; x8 has half. --plan "
      "takes 25.",
