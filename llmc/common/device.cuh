@@ -11,7 +11,7 @@ defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stre
 
 typedef struct CudaMatmuls CudaMatmuls;  // matmul_cublaslt.cuh: cuBLASLt's handle, and one algorithm per GEMM
 
-enum { COPY_EVENTS = 8 };  // of a copy stream
+enum { COPY_EVENTS = 8 };  // events of each copy stream
 
 struct CudaExec {
     cudaStream_t stream;
@@ -187,7 +187,7 @@ static inline const char *mib_text(char text[32], size_t bytes, const char *word
     return bytes == SIZE_MAX ? word : text;
 }
 
-// what `ulimit -l` says; SIZE_MAX: unlimited
+// the limit of locked memory (`ulimit -l`) in bytes; SIZE_MAX: unlimited
 static inline size_t locked_memory_limit(void) {
     struct rlimit limit;
     bool known = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

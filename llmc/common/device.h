@@ -56,8 +56,9 @@ typedef struct DeviceEvent DeviceEvent;  // a point in the work of an Exec, and 
 
 typedef uint64_t CopyWork;  // a copy that may still run; 0: none, or done
 
-// Copy streams of --offload: parameters; gradients, two by buffer; inputs of blocks; pieces of an update, two by slot.
-// An upload of one buffer or slot runs beside the download of another.
+// Copy streams of --offload: one of parameters, two of gradients (one a buffer), one of inputs of blocks, two of pieces
+// of an update (one a slot).
+// An upload to one buffer or slot runs beside the download of another.
 enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
 
 enum { PCI_BUS_ID_LENGTH = 32 };
@@ -78,8 +79,8 @@ typedef struct {
     // device cannot read it.
     void *(*allocate_pageable)(size_t bytes);
 
-    // ---- blocking: these wait for all earlier work, and return when they are done. `device` may be host memory of
-    // allocate_host, where a part of the state is in host memory
+    // ---- blocking: these wait for all earlier work, and return when they are done. `device` may also be memory of
+    // allocate_host: --offload keeps state there
     void (*fill)(void *p, int byte, size_t bytes);
     void (*upload)(void *device, const void *host, size_t bytes);
     void (*download)(void *host, const void *device, size_t bytes);

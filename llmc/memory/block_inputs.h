@@ -26,7 +26,7 @@ static inline void inputs_copy_wait(BlockInputs *in, int i) {
     in->copies[i % 2] = 0;
 }
 
-// Inputs are numbered from 0; number -1 is not offloaded. Work enqueued from now on may write input i.
+// Work enqueued from now on may write input i, 0 to count; -1: an output that is not saved.
 static inline void inputs_acquire(BlockInputs *in, int i) {
     if (in->host && i >= 0) { inputs_copy_wait(in, i); }
 }

@@ -112,8 +112,8 @@ static inline uint64_t uploaded_bytes(const ParamLayout *layout, int bucket) {
     return (layout->sharding.stage == 0 ? b.size : b.chunk) * sizeof(floatX);
 }
 
-// Uploads of layers in a forward that follows another one, without training. The last two layers are still in their
-// buffers: 0 and 1 of a model of two, 1 of a model of three.
+// Uploads of layers in a forward that follows another forward, without training. Two buffers still hold the last two
+// layers. A model of one or two layers uploads nothing; a model of three uploads layers 0 and 2.
 static inline int forward_layer_uploads(int L) { return L > 3 ? L : L == 3 ? 2 : 0; }
 
 // Copies of micro-step `micro` of an update; without training of a forward after the first.
