@@ -10,10 +10,11 @@ train_gpt2: trains GPT-2, top to bottom.
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
-      gpt2_micro_step       for each micro-batch
-        gpt2_forward        embedding, block_forward for each layer
-        gpt2_backward       final layernorm, logits and loss; block_backward for each layer; embedding
-      gpt2_norm             global norm of the gradients
+      enqueue_gradients
+        gpt2_micro_step     for each micro-batch
+          gpt2_forward      embedding, block_forward for each layer
+          gpt2_backward     final layernorm, logits and loss; block_backward for each layer; embedding
+        gpt2_norm           global norm of the gradients
       gpt2_update           AdamW
     finish_step             reads loss and norm
 Most lines of block_forward are one operation of llmc/. On one rank a function of llmc/parallel/ is one operation or
@@ -32,13 +33,14 @@ nothing.
 #include "llmc/parallel/update.h"           // Update: AdamW piece by piece
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
 #include "llmc/parallel/replicas.h"         // check_replicas
-#include "llmc/files/checkpoint.h"          // ModelState, checkpoint_save, checkpoint_load
+#include "llmc/files/checkpoint.h"          // ModelState, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
+#include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
 #include "llmc/run/best.h"                  // Evaluated, BestLoss: --keep-best, --patience
 #include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
@@ -53,9 +55,11 @@ nothing.
 #include "llmc/run/plan_command.h"          // print_plan, print_version
 #include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
+#include "llmc/run/saver.h"                 // Saver: checkpoints saved beside training
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
-#include "llmc/run/outlier_detector.h"      // OutlierDetector
+#include "llmc/run/skips.h"                 // Skips, OutlierDetector: skipped updates
+#include "llmc/run/step_checks.h"           // --verify-step, --nan-check; due, pauses_after
 #include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -261,30 +265,8 @@ static void open_update(GPT2 *m) {
 }
 
 static void open_inputs(GPT2 *m) {
-    BlockInputs inputs = {
-        .device = m->device,
-        .ex = &m->exec,
-        .host = (char *)m->tensors.block_inputs,
-        .slots = (char *)m->tensors.activations[RESIDUAL3],
-        .bytes = activation_bytes(m, RESIDUAL3),
-        .count = num_block_inputs(&m->options, m->config.num_layers),
-        .stores = false,
-        .copies = {0, 0},
-    };
-    m->inputs = inputs;
-}
-
-static void open_tensor_parallel(GPT2 *m) {
-    TensorParallel tp;
-    memset(&tp, 0, sizeof tp);
-    tp.ops = m->ops;
-    tp.device = m->device;
-    tp.ex = &m->exec;
-    tp.comm = m->groups.tp;
-    tp.vocab = m->local.vocab;
-    tp.partial = &m->narrow;
-    tp.statistics = m->tensors.statistics;
-    m->tp = tp;
+    inputs_open(&m->inputs, m->device, &m->exec, m->tensors.block_inputs, m->tensors.activations[RESIDUAL3],
+                activation_bytes(m, RESIDUAL3), num_block_inputs(&m->options, m->config.num_layers));
 }
 
 static void open_backend(GPT2 *m) {
@@ -331,7 +313,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->gathered_gradient = scratch_create(m, m->tensors.gathered_gradient);
     open_optimizer(m);
     open_zero(m);
-    open_tensor_parallel(m);
+    tp_open(&m->tp, m->ops, m->device, &m->exec, m->groups.tp, m->local.vocab, &m->narrow, m->tensors.statistics);
     open_backend(m);
     open_update(m);
     open_inputs(m);
@@ -692,6 +674,8 @@ static void block_backward(GPT2 *m, int l, floatX *dresidual, GradMode mode) {
     const floatX *own_dln1 =
         column_parallel_backward(tp, dln1, g->qkvw, g->qkvb, dqkv, &ln1, p->qkvw, mode, N, C, 3 * A);
     rows_release(&ln1);
+    // The keys' bias shifts all scores of a query alike: its gradient is 0, and AdamW would make steps of the rounding.
+    m->device->enqueue_fill(gradient_at(g->qkvb, (size_t)A).at, 0, (size_t)A * dtype_size(g->qkvb.dtype), ex);
     ops->layernorm_backward(dresidual, g->ln1w, g->ln1b, own_dln1, a->input, p->ln1w, a->ln1_mean, a->ln1_rstd, mode,
                             tp->own_rows, C, ex);
     scratch_release(&m->narrow);
@@ -811,9 +795,10 @@ static void gpt2_norm(GPT2 *m) {
     comm_wait(work, world, &m->exec);
 }
 
-// AdamW, piece by piece: at -z 0 everything at once, from -z 1 on a bucket's chunk that this rank owns at a time. With
-// --offload a piece comes from host memory and returns there.
+// AdamW, unless loss or norm is not finite. Piece by piece: at -z 0 everything at once, from -z 1 on a bucket's chunk
+// that this rank owns at a time. With --offload a piece comes from host memory and returns there.
 static void gpt2_update(GPT2 *m, const AdamW *hyper) {
+    m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);  // norm + 0 * loss: not finite if the loss is not
     for (int i = 0; i < m->update.num_pieces; i++) {
         PieceState piece = update_acquire(&m->update, i);
         m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges, hyper,
@@ -888,10 +873,12 @@ typedef struct {
     int *prompt;
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
+    Skips skips;
     BestLoss best;
     Evaluated evaluated;
     char impatience[FLAG_TEXT];  // "" or why --patience ends the run
     Logger log;
+    Saver saver;
     Profile profile;
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
@@ -912,12 +899,7 @@ static cJSON *run_state(const Run *run) {
     cJSON *state = cJSON_CreateObject();
     cJSON_AddNumberToObject(state, "step", (double)run->step);
     cJSON_AddNumberToObject(state, "max_steps", (double)run->max_steps);
-    cJSON_AddNumberToObject(state, "position", (double)dataloader_position(&run->data.train_loader));
-    cJSON_AddNumberToObject(state, "sequence_length", run->args->T);
-    cJSON_AddNumberToObject(state, "seed", (double)run->args->seed);
-    cJSON_AddStringToObject(state, "training_data", run->data.fingerprint);
-    cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&run->data.train_files));
-    cJSON_AddBoolToObject(state, "validation_held_out", !run->args->val_data);
+    data_state_add(state, &run->data, run->args);
     cJSON_AddItemToObject(state, "loss_guard", outlier_detector_to_json(&run->loss_outliers));
     cJSON_AddItemToObject(state, "norm_guard", outlier_detector_to_json(&run->norm_outliers));
     return state;
@@ -928,25 +910,35 @@ static bool step_is_done(const Run *run, bool last) {
     return run->step < run->max_steps || !evaluation_due(&run->evaluated, run->args, run->step, last);
 }
 
-// done: DONE_NNNNNNNN is created too
-static void save_checkpoint(Run *run, bool done) {
-    const TrainArgs *a = run->args;
-    ModelState model = gpt2_state(&run->model);
-    model.tokenizer = run_tokenizer(run);
-    cJSON *state = run_state(run);
-    finish_work(&run->model);
-    checkpoint_save(a->run_dir, run->step, &model, state);
-    if (done) { checkpoint_mark_done(a->run_dir, run->step, run->groups.world); }
-    if (is_first_rank(&model)) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
-    char folder[PATH_LENGTH];
-    checkpoint_path(folder, a->run_dir, run->step);
-    logger_saved(&run->log, run->step, folder);
-    cJSON_Delete(state);
+// the destination of a save's copy of the state; params NULL: the plan has no copy
+static OptimizerState copy_of_state(const GPT2 *m) {
+    const GPT2Tensors *t = &m->tensors;
+    OptimizerState copy = {t->copy_params, t->copy_master,     t->copy_remainder, t->copy_m,
+                           t->copy_v,      m->options.moments, t->copy_m_scales,  t->copy_v_scales};
+    return copy;
 }
 
-// Notes a validation loss for --patience, and saves the checkpoint for --keep-best. saved: -n has saved this step.
-// Returns whether there is a new RUN/best.
-static bool note_validation(Run *run, double loss, bool saved) {
+// ends the pending save
+static void finish_save(Run *run) {
+    saver_wait(&run->saver, run->model.device, run->enqueued);
+    finish_work(&run->model);
+    saver_finish(&run->saver);
+}
+
+// whether -n has saved this step
+static bool has_saved(const Run *run) { return run->step > 0 && run->saver.saved == run->step; }
+
+// last: the run ends now
+static void save_checkpoint(Run *run, bool last) {
+    ModelState model = gpt2_state(&run->model);
+    model.tokenizer = run_tokenizer(run);
+    finish_save(run);
+    saver_save(&run->saver, run->step, &model, run_state(run), step_is_done(run, last), last);
+}
+
+// Notes a validation loss for --patience, and saves the checkpoint for --keep-best, if -n has not. last: the run ends
+// now. Returns whether there is a new RUN/best.
+static bool note_validation(Run *run, double loss, bool last) {
     const TrainArgs *a = run->args;
     comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
     best_loss_add(&run->best, run->step, loss);
@@ -955,36 +947,11 @@ static bool note_validation(Run *run, double loss, bool saved) {
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     cJSON *state = run_state(run);
-    finish_work(&run->model);
-    bool is_best = best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state);
+    finish_save(run);
+    bool saved = has_saved(run), stops = a->strict_save || last;  // after the last save no other makes up for a failure
+    bool is_best = best_checkpoint_save(a, &run->best, run->step, loss, saved, &model, state, stops, &run->log);
     cJSON_Delete(state);
     return is_best;
-}
-
-// Stops if a resumed run would read other data, or in another order. Its data position is valid only for the same data,
-// -t and --seed.
-static void check_same_data(const Run *run, const cJSON *state, const char *file) {
-    const TrainArgs *a = run->args;
-    int T = (int)json_whole(state, "sequence_length", 1, INT_MAX, file);
-    int64_t seed = json_whole(state, "seed", 0, MAX_SEED, file);
-    if (T != a->T || seed != a->seed) {
-        input_error(
-            "'%s' was trained with -t %d --seed %lld, which decide its position in the data; found -t %d --seed "
-            "%lld: give the same",
-            file, T, (long long)seed, a->T, (long long)a->seed);
-    }
-    bool held_out = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"));
-    if (held_out != !a->val_data) {
-        input_error("'%s' was trained with%s -j and this run has %s: the training data differs; %s", file,
-                    held_out ? "out" : "", held_out ? "one" : "none", held_out ? "leave out -j" : "give the same -j");
-    }
-    const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
-    if (!fingerprint || strcmp(fingerprint, run->data.fingerprint) != 0) {
-        input_error("'%s' was trained on %" PRId64 " tokens of other files, or with another tokenizer, than "
-                    "-i %s, which gives %" PRIu64 "; give the files it was trained on",
-                    file, json_whole(state, "training_tokens", 0, 0x1p53, file), a->train_data,
-                    token_files_total(&run->data.train_files));
-    }
 }
 
 // Restores step, position in the data and outlier detectors from a checkpoint.
@@ -992,7 +959,7 @@ static void restore_run(Run *run, const char *folder) {
     char file[PATH_LENGTH];
     format_path(file, "%s/state.json", folder);
     cJSON *state = checkpoint_load_state(folder);
-    check_same_data(run, state, file);
+    data_state_check(state, &run->data, run->args, file);
     if (!outlier_detector_from_json(&run->loss_outliers, cJSON_GetObjectItem(state, "loss_guard")) ||
         !outlier_detector_from_json(&run->norm_outliers, cJSON_GetObjectItem(state, "norm_guard"))) {
         input_error("'%s' has no loss_guard and norm_guard of at most %d numbers: it was cut short or edited; "
@@ -1009,7 +976,7 @@ static void restore_run(Run *run, const char *folder) {
         input_error("-x %lld: '%s' has already made %lld steps; give a larger -x to resume it",
                     (long long)run->args->max_steps, folder, run->step);
     }
-    dataloader_seek(&run->data.train_loader, (uint64_t)json_whole(state, "position", 0, 0x1p53, file));
+    data_state_seek(state, &run->data, file);
     cJSON_Delete(state);
 }
 
@@ -1017,6 +984,7 @@ static void restore_run(Run *run, const char *folder) {
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
     if (*run->impatience) { return run->impatience; }
+    if (*run->skips.ended) { return run->skips.ended; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
     bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
@@ -1073,13 +1041,13 @@ static EvalModel eval_model(GPT2 *m) {
 }
 
 // Validates and scores HellaSwag, unless metrics.jsonl has the result of this step. A signal cuts an evaluation short;
-// its partial result is not logged. saved: -n has saved this step.
-static void evaluate(Run *run, bool saved) {
+// its partial result is not logged. last: the run ends now.
+static void evaluate(Run *run, bool last) {
     EvalModel model = eval_model(&run->model);
     if (run->evaluated.val < run->step) {
         Validation v = validate(&model, &run->data.val_loader, run->args->val_batches, run_tokenizer(run));
         if (agreed_signal(run->groups.world)) { return; }
-        bool is_best = note_validation(run, v.loss, saved);  // first: a run killed before logger_val validates again
+        bool is_best = note_validation(run, v.loss, last);  // first: a run killed before logger_val validates again
         logger_val(&run->log, run->step, v.loss, v.bits_per_byte);
         if (is_best) { logger_best(&run->log, run->step, run->args->run_dir); }
         run->evaluated.val = run->step;
@@ -1107,9 +1075,8 @@ static void compare_ranks(Run *run) {
 
 // ---- one step
 
-// Reads loss and norm of step n, and decides whether -sl or -sg skips its update as an outlier.
+// Reads loss and norm of step n, and decides whether its update is skipped.
 static void read_results(Run *run, long long n) {
-    const TrainArgs *a = run->args;
     int slot = (int)(n % 2);
     StepReport *report = &run->reports[slot];
     if (run->known[slot]) { return; }
@@ -1117,63 +1084,80 @@ static void read_results(Run *run, long long n) {
     const real *results = run->model.tensors.read_results + 2 * slot;
     report->loss = (double)results[0];
     report->grad_norm = sqrt((double)results[1]);
-    double z_loss = outlier_zscore(&run->loss_outliers, report->loss);
-    double z_norm = outlier_zscore(&run->norm_outliers, report->grad_norm);
-    if (a->skip_loss > 0 && z_loss > a->skip_loss) {
-        report->note = "skipped: loss is an outlier";
-    } else if (a->skip_norm > 0 && z_norm > a->skip_norm) {
-        report->note = "skipped: gradient norm is an outlier";
-    }
+    report->note = skip_reason(run->args, &run->loss_outliers, &run->norm_outliers, report->loss, report->grad_norm);
     run->known[slot] = true;
 }
 
-// Enqueues one step: forward and backward of each micro-batch, the norm, AdamW. Nothing here waits for the device,
-// unless the outlier detectors need the results before AdamW. One rank may be cut short between micro-batches: it
-// rewinds the data and returns false, and the next step overwrites the gradients. (With several ranks cut_short is a
-// collective.)
-static bool start_step(Run *run) {
+// Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run is cut short
+// between micro-batches, and the next step overwrites the gradients. (With several ranks cut_short is a collective.)
+static bool enqueue_gradients(Run *run, bool may_stop) {
     GPT2 *m = &run->model;
     DataLoader *loader = &run->data.train_loader;
-    uint64_t position = dataloader_position(loader);
-    int slot = (int)(run->enqueued % 2);
-    StepReport *report = &run->reports[slot];
-    run->began[slot] = now_seconds();
-    run->known[slot] = false;
-    report->note = "";
     m->device->enqueue_fill(m->loss, 0, sizeof(real), &m->exec);
-    if (run->args->overfit) { dataloader_seek(loader, 0); }
-    uint64_t sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
-    m->update_targets = (real)dataloader_targets(loader, dataloader_position(loader), sequences);
     for (int micro = 0; micro < m->options.micro_steps; micro++) {
-        if (micro > 0 && num_ranks(run->args) == 1 && *cut_short(run)) {
-            dataloader_seek(loader, position);
-            return false;
-        }
+        if (micro > 0 && may_stop && *cut_short(run)) { return false; }
         dataloader_next(loader);
         gpt2_stage_batch(m, loader->inputs, loader->targets, loader->documents);
         gpt2_micro_step(m, micro);
     }
     gpt2_norm(m);
+    return true;
+}
+
+// Runs the step that begins with sequence `first` again, and waits. The position in the data is then as before.
+static void run_again(void *of, uint64_t first) {
+    Run *run = (Run *)of;
+    dataloader_seek(&run->data.train_loader, first);
+    enqueue_gradients(run, false);
+    finish_work(&run->model);
+}
+
+// Before the update of the step that begins with sequence `first`: reads its results, in the order of steps.
+static void check_step(Run *run, uint64_t first) {
+    GPT2 *m = &run->model;
+    if (run->enqueued > run->step) { read_results(run, run->enqueued - 1); }
+    read_results(run, run->enqueued);
+    int slot = (int)(run->enqueued % 2);
+    bool finite = isfinite(run->reports[slot].loss) && isfinite(run->reports[slot].grad_norm);
+    const CheckedStep step = {run,    first,    run_again, &m->ops,          &m->options.graph,
+                              &m->tp, &m->zero, m->loss,   run->groups.world};
+    step_checks(&step, run->args, run->enqueued, finite, run->skips.origin[slot], ORIGIN_LENGTH);
+}
+
+// Enqueues one step: gradients, their norm, AdamW. Nothing here waits for the device, unless the results are needed
+// before AdamW. One rank may be cut short: it rewinds the data and returns false.
+static bool start_step(Run *run) {
+    GPT2 *m = &run->model;
+    DataLoader *loader = &run->data.train_loader;
+    int slot = (int)(run->enqueued % 2);
+    StepReport *report = &run->reports[slot];
+    run->began[slot] = now_seconds();
+    run->known[slot] = false;
+    report->note = "";
+    if (run->args->overfit) { dataloader_seek(loader, 0); }
+    uint64_t first = dataloader_position(loader), sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
+    skips_begin(&run->skips, run->enqueued, first);
+    m->update_targets = (real)dataloader_targets(loader, first, sequences);
+    if (!enqueue_gradients(run, num_ranks(run->args) == 1)) {
+        dataloader_seek(loader, first);
+        return false;
+    }
+    saver_wait(&run->saver, m->device, run->enqueued + 1);
     m->device->enqueue_download(m->tensors.read_results + 2 * slot, m->loss, 2 * sizeof(real), &m->exec);
     m->device->event_record(slot, &m->exec);
     AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
-    if (run->args->skip_loss > 0 || run->args->skip_norm > 0) { read_results(run, run->enqueued); }
+    if (update_waits(run->args, run->enqueued)) { check_step(run, first); }
     if (!*report->note) { gpt2_update(m, &hyper); }
     run->enqueued++;
     return true;
 }
 
-// Finishes the oldest pending step. AdamW skips a step whose norm is not finite.
+// Finishes the oldest pending step. AdamW skips a step whose loss or norm is not finite.
 static StepReport finish_step(Run *run) {
     int slot = (int)(run->step % 2);
     StepReport *report = &run->reports[slot];
     read_results(run, run->step);
-    if (!*report->note && (!isfinite(report->loss) || !isfinite(report->grad_norm))) {
-        run_error("training diverged: step %lld has loss %g and gradient norm %g; a lower -l, a longer -u or -sl 6 "
-                  "-sg 6 may help",
-                  run->step + 1, report->loss, report->grad_norm);
-    }
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
     double begin = run->began[slot] > run->last_finish ? run->began[slot] : run->last_finish;
@@ -1184,6 +1168,7 @@ static StepReport finish_step(Run *run) {
     report->tokens = (double)tokens_of_update(run->args);
     report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
+    skips_count(&run->skips, run->args, report, &run->data.train_loader, &run->data.files, &run->log);
     return *report;
 }
 
@@ -1231,9 +1216,12 @@ static void open_run_dir(Run *run) {
     }
     run->best = best_loss_read(a, run->step, run->groups.world);
     best_loss_impatience(&run->best, a->patience, run->impatience);
+    skips_open(&run->skips, writes_files(run) ? a->run_dir : NULL, run->step);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
+    run->saver = saver_open(a, &run->log, run->groups.world, &run->model.exec, copy_of_state(&run->model));
+    if (run->step > 0) { run->saver.saved = run->step; }
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
@@ -1251,6 +1239,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
         check_run_dir(a);
         run->lock = lock_run_dir(a->run_dir);
     }
+    set_aside_damaged(a, world);
     data_open(&run->data, a);
     ModelSource source = model_source(a, run->data.files.vocab_size);
     const GPT2Config *c = &source.config;
@@ -1271,6 +1260,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     if (writes_files(run)) { check_disk(a, c); }
 
     ModelOptions options = model_options(a, c, run->backend);
+    check_copy_fits(a, c, &options, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
     options.plain = self_check_at_start(run->backend, world, stdout);
@@ -1285,6 +1275,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 }
 
 static void run_close(Run *run) {
+    skips_close(&run->skips);
     logger_close(&run->log);
     profile_close(&run->profile);
     data_close(&run->data, run->args);
@@ -1309,15 +1300,6 @@ static void print_banner(const Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------
 // 7. main
 
-static bool due(long long step, int every, bool last) { return every > 0 && (last || (step > 0 && step % every == 0)); }
-
-// whether evaluation, a sample, a checkpoint, a replica check or the end is due after `step` steps
-static bool pauses_after(const Run *run, long long step) {
-    const TrainArgs *a = run->args;
-    return step >= run->max_steps || due(step, a->val_every, false) || due(step, a->sample_every, false) ||
-           due(step, a->checkpoint_every, false) || due(step, a->check_replicas, false);
-}
-
 // Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
 // and norm of step n.
 static void advance(Run *run) {
@@ -1326,8 +1308,11 @@ static void advance(Run *run) {
         bool whole = start_step(run);
         profile_step_end(&run->profile, whole, &run->model.exec);
         if (!whole) { break; }
-        if (run->enqueued - run->step > run->model.device->steps_ahead) { logger_step(&run->log, finish_step(run)); }
-    } while (!pauses_after(run, run->enqueued) && !*cut_short(run));
+        if (run->enqueued - run->step > run->model.device->steps_ahead) {
+            logger_step(&run->log, finish_step(run));
+            saver_poll(&run->saver, run->step);
+        }
+    } while (!pauses_after(run->args, run->enqueued, run->max_steps) && !*cut_short(run));
     while (run->step < run->enqueued) { logger_step(&run->log, finish_step(run)); }
 }
 
@@ -1339,7 +1324,7 @@ static void train(TrainArgs *a, Comm *host) {
     catch_signals();
     print_banner(&run);
     run.started = now_seconds();
-    long long saved = run.step, sampled = run.step;  // the last step of each
+    long long saved = run.step, sampled = run.step;  // steps of the last save, which may have failed, and sample
     if (run.step >= run.max_steps) {
         printf("finished  all %lld steps are done: a larger -x continues and stretches the schedule\n", run.max_steps);
     }
@@ -1349,16 +1334,21 @@ static void train(TrainArgs *a, Comm *host) {
         if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
         // before a checkpoint saves corrupt weights
         if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }
-        if (run.step > saved && due(run.step, a->checkpoint_every, last)) {
-            save_checkpoint(&run, step_is_done(&run, last));
+        if (last) { finish_save(&run); }
+        // a failed save is repeated at the end
+        bool unsaved = last ? run.step > 0 && !has_saved(&run) : run.step > saved;
+        if (unsaved && due(run.step, a->checkpoint_every, last)) {
+            save_checkpoint(&run, last);
             saved = run.step;
         }
+        skips_end(&run.skips, a, run.step, run.saver.saved);
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
-            bool checkpointed = run.step > 0 && saved == run.step;
-            evaluate(&run, checkpointed);
-            bool done = checkpointed && step_is_done(&run, last);
-            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world); }
+            if (run.groups.world->size > 1) { finish_save(&run); }  // several ranks rename a checkpoint together
+            evaluate(&run, last);
+            finish_save(&run);
+            bool done = has_saved(&run) && step_is_done(&run, last);
+            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, last || a->strict_save); }
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
             show_sample(&run);

@@ -13,7 +13,9 @@ same GEMMs in the same order.
 defines: lt_algorithm, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/matmul_kernels.cuh"
+#include "llmc/common/autotune_line.h"
 
 // ---- candidates
 
@@ -366,21 +368,8 @@ static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const L
 
 // Parses a line in place; entry->name points into it. False if the line is malformed.
 static inline bool autotune_parse(AutotuneEntry *entry, char *line) {
-    char *field[3], *end;  // from the last: microseconds, algorithm, fused
-    for (int i = 0; i < 3; i++) {
-        field[i] = strrchr(line, '\t');
-        if (!field[i]) { return false; }
-        *field[i]++ = 0;
-    }
-    const char *time = field[0], *hex = field[1], *fused = field[2];
-    entry->microseconds = strtof(time, &end);
-    if (end == time || *end != '\n' || !(entry->microseconds >= 0)) { return false; }
-    entry->fused = (int)strtol(fused, &end, 10);
-    if (end == fused || *end) { return false; }
-    if (strspn(hex, "0123456789abcdef") != 2 * sizeof entry->algo || hex[2 * sizeof entry->algo]) { return false; }
-    for (size_t i = 0; i < sizeof entry->algo; i++) { sscanf(hex + 2 * i, "%2hhx", (unsigned char *)&entry->algo + i); }
-    char *version = strchr(line, '\t');
-    if (!version || !strchr(version + 1, '\t')) { return false; }
+    unsigned char *algo = (unsigned char *)&entry->algo;
+    if (!autotune_line_parse(line, &entry->fused, algo, sizeof entry->algo, &entry->microseconds)) { return false; }
     entry->name = line;
     return true;
 }
@@ -427,7 +416,7 @@ static inline void autotune_load(CudaMatmuls *mm, bool warn) {
 // lines of several processes do not mix. A failure is reported once and does not stop the run.
 static inline void autotune_save(CudaMatmuls *mm, const AutotuneEntry *entry) {
     if (!mm->cache_path) { return; }
-    FILE *file = fopen(mm->cache_path, "a");
+    FILE *file = open_written(mm->cache_path, O_WRONLY | O_CREAT | O_APPEND, "a");
     if (file) {
         fprintf(file, "%s\t%d\t", entry->name, entry->fused);
         const unsigned char *byte = (const unsigned char *)&entry->algo;

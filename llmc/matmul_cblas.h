@@ -84,7 +84,7 @@ static inline void cblas_part(const Matmul *p) {
 // computes nothing.
 static inline bool cblas_multiply(const Matmul *whole) {
     if (!cblas_supports(whole)) { return false; }
-    size_t threads = (size_t)omp_get_num_threads();
+    size_t threads = (size_t)matmul_parts(omp_get_num_threads());
 #pragma omp for schedule(static, 1)
     for (size_t t = 0; t < threads; t++) {
         Matmul part = matmul_of_thread(whole, threads, t);

@@ -42,7 +42,7 @@ typedef struct {
 
 struct PreparedMatmuls {
     dnnl_engine_t engine;
-    int num_threads;
+    int num_threads;  // the parts of a matmul
     MatmulThread *threads;
 };
 
@@ -166,9 +166,9 @@ static inline void onednn_free(Exec *ex) {
     ex->matmuls = NULL;
 }
 
-// Called before a parallel region: gives each thread its own stream and primitives.
+// Called before a parallel region: gives each part of a matmul its own stream and primitives.
 static inline void onednn_open(Exec *ex) {
-    int threads = omp_get_max_threads();
+    int threads = matmul_parts(omp_get_max_threads());
     if (ex->matmuls && ex->matmuls->num_threads == threads) { return; }
     onednn_free(ex);
     struct PreparedMatmuls *prepared = (struct PreparedMatmuls *)xcalloc(1, sizeof *prepared);

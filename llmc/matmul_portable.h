@@ -4,7 +4,7 @@ build.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N)
 Operands are strided views, so a transpose swaps two strides. Packing converts any view of any type to real. A block of
 C is summed in real over all of K and rounded once.
-defines: Matrix, Matmul, matrix, gemm, matmul_of_thread
+defines: Matrix, Matmul, matrix, gemm, matmul_parts, matmul_of_thread
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -117,6 +117,10 @@ enum {
 static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
     return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
 }
+
+// The parts that a library's matmul is divided into. A library's order of sums depends on the shape of a part: 1, 2 and
+// 4 threads share four parts and have the same bits. Other numbers of threads use one part per thread.
+static inline int matmul_parts(int threads) { return threads <= 2 ? 4 : threads; }
 
 // rows of C per thread if B is small or C is tall, else columns
 static inline Matmul matmul_of_thread(const Matmul *whole, size_t threads, size_t thread) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
 # in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN and CBLAS (0: turned off), HAVE_ONEDNN, HAVE_CBLAS,
-# HAVE_CMOCKA, HAVE_MPI, HAVE_NCCL and GPU, its name and compute capability (empty: not found).
+# HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name and compute capability (empty: not found), and
+# HARDENED, names of scripts/hardening.mk.
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
 
@@ -44,6 +45,20 @@ if [ -n "$HAVE_MPI" ]; then
     say MPI "found: mpirun -np N ./train_gpt2 trains in N processes"
 else
     say MPI "not found: programs run as one process (install openmpi-bin, libopenmpi-dev)"
+fi
+if [ -n "$HAVE_LIBCRYPTO" ]; then
+    say libcrypto "found"
+else
+    say libcrypto "not found: -pi fs and -pi tcp are refused (install libssl-dev)"
+fi
+if [ "$HARDENED" = off ]; then
+    say hardening "turned off"
+else
+    missing=
+    for name in fortify stack-protector pie relro; do
+        [[ " $HARDENED" == *" $name"* ]] || missing+="${missing:+, }$name"
+    done
+    say hardening "$HARDENED${missing:+ ($CC or its linker does not know: $missing)}"
 fi
 # shellcheck disable=SC2153  # the Makefile sets it
 nvcc=$(command -v "$NVCC" || true)

@@ -1,5 +1,5 @@
 # The optional libraries, searched before anything is compiled. The Makefile includes this file.
-# NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c.
+# NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c; NO_LIBCRYPTO=1 leaves out libcrypto.
 
 links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
 	2>/dev/null && echo yes)
@@ -17,7 +17,7 @@ HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir 
 	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
 	echo yes; rm -f build/nccl.cu build/nccl.out)))$(HAVE_NCCL)
 # these goals compile nothing by themselves
-GOALS := $(filter-out help train test test-all bench-cpu format format-check lint clean install uninstall,$(or \
+GOALS := $(filter-out help train test test-all bench-cpu fuzz format format-check lint clean install uninstall,$(or \
 	$(MAKECMDGOALS),all))
 ifneq ($(GOALS),)
 HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
@@ -26,4 +26,5 @@ FOUND_CBLAS := $(if $(filter 1,$(CBLAS)),$(if $(call links,cblas.h openblas_conf
 HAVE_CBLAS := $(if $(HAVE_ONEDNN),,$(FOUND_CBLAS))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
 HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))
+HAVE_LIBCRYPTO := $(if $(filter 1,$(NO_LIBCRYPTO)),,$(call links,openssl/hmac.h,-lcrypto))
 endif

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|peers
+# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|fuzz|peers
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
 # disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
@@ -11,10 +11,10 @@ cd "$(dirname "$0")/.."
 
 purpose=${1:-} with_peers=
 case $purpose in
-build | train | test | lint | bench) ;;
+build | train | test | lint | bench | fuzz) ;;
 peers) purpose=test with_peers=yes ;;
 *)
-    echo "setup: expected build, train, test, lint, bench or peers, found '$purpose'" >&2
+    echo "setup: expected build, train, test, lint, bench, fuzz or peers, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -23,6 +23,8 @@ has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
 has_library() { grep -q "$1" <<<"$(/sbin/ldconfig -p)"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
+# the part of clang's OpenMP library that tells ThreadSanitizer of its barriers
+has_archer() { compgen -G '/usr/lib/llvm-*/lib/libarcher.so' >/dev/null; }
 
 # cuobjdump and nvdisasm, which Debian does not package; needed only on a machine with nvcc
 cuda_tools=build/cuda_tools
@@ -36,6 +38,17 @@ has_cute() {
         compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/cu13/include/cccl" >/dev/null
 }
 makes_environments() { { has_disassembler && has_cute; } || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
+# Debian's clang depends on the package of its sanitizers, Ubuntu's only recommends it
+has_fuzzer() {
+    printf 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+        clang -x c -fsanitize=fuzzer,address - -o /dev/null >/dev/null 2>&1
+}
+fuzzer_package() {
+    local version
+    version=$(clang -dumpversion 2>/dev/null || apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-//p')
+    echo "libclang-rt-${version%%.*}-dev"
+}
 
 # need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
 # A package of need is required. A package of want is optional.
@@ -63,12 +76,16 @@ want "train test"  curl                "downloads, for scripts/get_data.sh"     
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
+want all           libssl-dev          "libcrypto: ranks without MPI know each other" has_headers openssl/hmac.h
+want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
 want test          man-db              "formats the man page"                                  has_command man
 want test          mandoc              "checks the man page"                                   has_command mandoc
 want test          dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
 want test          lintian             "checks the package"                                    has_command lintian
 want test          python3-yaml        "parses the workflow"                                   has_module yaml
 want test          zsh                 "runs the completion of zsh"                            has_command zsh
+want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
+want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want test          libopenblas-dev     "OpenBLAS, for matmuls where oneDNN is absent" has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
 need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
@@ -77,6 +94,9 @@ need lint          clang-format        "formats the sources"                    
 need lint          clang-tidy          "static analysis of C"                                  has_command clang-tidy
 need lint          cppcheck            "more static analysis of C"                             has_command cppcheck
 need lint          shellcheck          "static analysis of scripts"                            has_command shellcheck
+need fuzz          clang               "compiles the fuzz targets"                              has_command clang
+need fuzz          "$(fuzzer_package)" "libFuzzer and clang's sanitizers"                       has_fuzzer
+want fuzz          llvm                "names functions and lines in reports of a finding" has_command llvm-symbolizer
 need bench         python3-torch       "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
 need bench         libopenblas0-openmp "a BLAS, 30 times as fast as the default" has_library libopenblas.so.0
 need bench         python3-numpy       "NumPy, for PyTorch's arrays"                           has_module numpy

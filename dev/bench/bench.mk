@@ -55,9 +55,15 @@ bench-cpu: ## bench: a training step and its matmuls on the CPU, beside PyTorch
 	$(build_parallel) train_gpt2 $(BENCHES)
 	@dev/bench/bench_cpu.py
 
+bench-saves: train_gpt2 ## bench: the step after a checkpoint, saved beside training and with --save-sync 1
+	@dev/bench/bench_saves.py
+
+long-run: train_gpt2 ## bench: 20,000 steps on one rank and on two: memory, descriptors and speed stay
+	@dev/bench/long_run.py
+
 bench-tokenizer: train_gpt2 ## bench: --tokenize beside tiktoken and tokenizers; MERGES=vocab.bpe TEXT=FILE
 	@scripts/setup.sh test
 	@build/py/bin/python3 dev/bench/bench_tokenizer.py $(or $(MERGES),vocab.bpe) \
 		$(or $(TEXT),$$(scripts/text.sh build/text))
 
-.PHONY: bench-tokenizer bench predict bench-remat bench-states bench-comm bench-processes bench-cpu
+.PHONY: long-run bench-saves bench-tokenizer bench predict bench-remat bench-states bench-comm bench-processes bench-cpu

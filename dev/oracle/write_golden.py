@@ -17,7 +17,7 @@ Names and layouts are Hugging Face's (Conv1D matrices are [in, out]). A test mus
   - positions T and up of wpe have no gradient, but decay;
   - the key third of a c_attn.bias has gradient 0 in exact arithmetic, since softmax ignores a constant added to every
     score. In float32 the gradient is noise of about 5e-9, which AdamW normalizes, so final drifts: by 1e-3 of that
-    third in ten steps, while every other tensor is right to 3e-7.
+    third in ten steps, while every other tensor is right to 3e-7. train_gpt2 defines the gradient as 0.
 """
 import os
 

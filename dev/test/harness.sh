@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Shared by the test scripts: named cases, a last line in cmocka's words, mpirun, and a check that processes have ended.
+# Shared by the test scripts: named cases, skipped ones, a last line in cmocka's words, mpirun, and a check that
+# processes have ended.
 
 passed=0 failed=0
 export TRAIN_GPT2_SELF_CHECK=  # no check of the emulated GPU at the start of a run, and nothing in the user's cache
@@ -24,6 +25,12 @@ end_tests() {
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
 }
 
+# skip WHY TESTS: a sentence, and the number of tests that are skipped
+skip() {
+    echo "$1"
+    echo "[  SKIPPED ] $2 test(s)."
+}
+
 # use_mpirun MPI TESTS: prepares the environment for mpirun. MPI: the program's line about MPI, empty in a build without
 # MPI. Without mpirun or MPI, reports TESTS skipped tests and ends the script.
 use_mpirun() {
@@ -31,8 +38,7 @@ use_mpirun() {
     command -v mpirun >/dev/null || trouble="mpirun is not installed"
     [ -n "$1" ] || trouble=${trouble:-"the program was built without MPI"}
     if [ -n "$trouble" ]; then
-        echo "$trouble: tests of several ranks are skipped"
-        echo "[  SKIPPED ] $2 test(s)."
+        skip "$trouble: tests of several ranks are skipped" "$2"
         exit 0
     fi
     # with more ranks than cores, a rank that waits must yield its core
@@ -48,7 +54,7 @@ none_left() {
         for id; do
             if grep -s '^State:' "/proc/$id/status" | grep -qv 'Z ('; then left+=" $id"; fi
         done
-        [ -n "$left" ] || return
+        [ -n "$left" ] || return 0
         sleep 0.1
     done
     echo "still running:$left"

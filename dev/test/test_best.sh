@@ -172,6 +172,13 @@ report "an evaluation that only the resumed run makes links the checkpoint of -n
     equal "$(best_json alone)" "$(lowest alone)"
     equal "$(stat -c %Y alone/best/model.safetensors)" 0
 )"
+report "a damaged best.json is a warning, and the next validation replaces RUN/best" "$(
+    run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o torn
+    truncate -s 7 torn/best/best.json
+    run 0 -o torn -y 1 -x 10
+    says "$err" "best.json' has no val_loss: it was cut short or damaged"
+    equal "$(best_json torn | cut -d ' ' -f 1)" 10
+)"
 report "--keep-best=0 ends a resumed run's --keep-best and leaves its best checkpoint" "$(
     run 0 "${overfit[@]}" -v 5 -n 5 -x 5 --keep-best -o ended
     run 0 -o ended -y 1 -x 20 -nk 1 --keep-best=0
@@ -180,11 +187,17 @@ report "--keep-best=0 ends a resumed run's --keep-best and leaves its best check
 
 # ---- trouble
 
-report "a folder in the place of the link stops the run, and the checkpoint is whole" "$(
+report "a folder in the place of the link is a warning, and ends the run at its last step or with --strict-save" "$(
     mkdir -p blocked/best
     run 1 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best -o blocked
-    says "$err" "could not make the link 'blocked/best'"
+    says "$err" "warning: could not make the link 'blocked/best' to step_00000005"
+    says "$err" "train_gpt2: could not make the link 'blocked/best' to step_00000020"
+    equal "$(grep -c '"loss"' blocked/metrics.jsonl)" 20
+    mkdir -p strict/best
+    run 1 "${overfit[@]}" -v 5 -n 5 -x 20 --keep-best -o strict --strict-save 1
+    says "$err" "train_gpt2: could not make the link 'strict/best'"
     equal "$(wc -l <"$err")" 1
+    equal "$(grep -c '"loss"' strict/metrics.jsonl)" 0  # the untrained model is the first to be the best
     equal "$(cd blocked && echo *.tmp)" "*.tmp"
 )"
 report "a link that failed at a checkpoint of -n leaves no best.json, and is made when the run resumes" "$(

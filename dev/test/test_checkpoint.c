@@ -9,7 +9,7 @@ static ssize_t counted_pread(int fd, void *out, size_t bytes, off_t offset) {
     return got;
 }
 #define pread counted_pread
-#include "llmc/files/checkpoint.h"
+#include "llmc/files/checkpoint_save.h"
 #include "dev/test/block_load.h"
 #include <omp.h>
 #include <sched.h>
@@ -246,12 +246,21 @@ static void test_round_trip(void **state) {
     assert_holds(folder, 3);
 }
 
-// FOLDER/NAME: families of tensors, of any precision
+// FOLDER/NAME: families of tensors, written by all ranks one after another
+static void save_families(const char *folder, const char *name, const TensorFamily *families, int count,
+                          const ModelState *s) {
+    SafeTensorsWriter w;
+    int failed_rank;
+    assert_int_equal(families_open(&w, joined(folder, name), families, count, s, &failed_rank), 0);
+    families_write(&w, families, count, s);
+    assert_int_equal(safetensors_finish(&w), 0);
+}
+
+// the same of any precision
 static void write_families(const char *folder, const char *name, const TensorFamily *families, int count) {
     GPT2Config c = small_config();
     ModelState s = {&c, &cpu_device, {0}, {0}, NULL, NULL};
-    int failed_rank;
-    assert_int_equal(families_save(joined(folder, name), families, count, &s, &failed_rank), 0);
+    save_families(folder, name, families, count, &s);
 }
 
 // A checkpoint of a build of the other precision. Exact weights are in the weights of an fp32 file, and in the masters
@@ -621,9 +630,7 @@ static void save_moments(const char *folder, ModelState *ranks, int size) {
                                          {"m_scales.", o->m_scales, NULL, DT_F32, true},
                                          {"v_scales.", o->v_scales, NULL, DT_F32, true}};
         ranks[rank].world = lone_rank(rank, size);
-        int failed_rank,
-            error = families_save(joined(folder, "optimizer.safetensors"), families, 4, &ranks[rank], &failed_rank);
-        assert_int_equal(error, 0);
+        save_families(folder, "optimizer.safetensors", families, 4, &ranks[rank]);
     }
 }
 
@@ -1083,7 +1090,7 @@ static void test_failed_rank_is_named(void **state) {
         char words[1024], name[32];
         snprintf(name, sizeof name, "named%zu", i);
         FailedSave save = {new_run(name), cases[i].rank, {0}};
-        if (cases[i].rank == 0) { save.others[2] = (long long)cases[i].error << 32 | cases[i].culprit; }
+        if (cases[i].rank == 0) { save.others[3] = (long long)cases[i].error << 32 | cases[i].culprit; }
         snprintf(words, sizeof words,
                  "train_gpt2: %s save checkpoint '%s/step_00000001': %s; the checkpoints before it are whole: %s, then "
                  "resume with -y 1\n",
@@ -1150,7 +1157,7 @@ static void test_sync_done(void **state) {
     checkpoint_sync_done(temp_path("no_such_run"), -1);
 }
 
-static void mark_step_1(void *run) { checkpoint_mark_done((const char *)run, 1, NULL); }
+static void mark_step_1(void *run) { checkpoint_mark_done((const char *)run, 1, NULL, true); }
 
 // a saved checkpoint is marked once it is asked for; a failure says that the checkpoint is whole
 static void test_mark_done(void **state) {
@@ -1329,7 +1336,7 @@ static void test_broken_weights(void **state) {
 static void test_broken_state(void **state) {
     (void)state;
     const char *folder = save_step(new_run("state"), 1, ""), *path = joined(folder, "state.json");
-    static const char *const texts[] = {"", "[1]", "{\"step\":1", "null"};
+    static const char *const texts[] = {"", "[1]", "{\"step\":1", "null", "{\"step\":1}}", "{} 0"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         write_text(path, texts[i]);
         assert_stops(2, "state.json' is not a JSON object", load_state, (void *)folder);

@@ -395,9 +395,9 @@ static void test_bad_lines(void **state) {
         {"{\"ctx\": \"a\", \"label\": 2, \"endings\": [\"b\", \"c\"]}", "has no \"label\" or \"gold\""},
         {"{\"ctx\": \"a\", \"label\": \"\", \"endings\": [\"b\", \"c\"]}", "has no \"label\" or \"gold\""},
         {"{\"ctx\": \"a\", \"label\": 0.5, \"endings\": [\"b\", \"c\"]}", "has no \"label\" or \"gold\""},
-        {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\"]}", "has no list of 2 or more strings named"},
-        {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\", 1]}", "has no list of 2 or more strings named"},
-        {"{\"ctx\": \"a\", \"label\": 0}", "has no list of 2 or more strings named"},
+        {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\"]}", "has no list of 2 to 1000 strings named"},
+        {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\", 1]}", "has no list of 2 to 1000 strings named"},
+        {"{\"ctx\": \"a\", \"label\": 0}", "has no list of 2 to 1000 strings named"},
         {"{\"ctx\": 5, \"label\": 0, \"endings\": [\"b\", \"c\"]}", "has no string named \"ctx\""},
         {"{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"b\", \"12345678\"]}",
          "has an ending of 9 tokens, but the context is 8; give a larger -t"},
@@ -407,6 +407,10 @@ static void test_bad_lines(void **state) {
         snprintf(lines, sizeof lines, "%s\n%s\n", good, bad[i].line);
         assert_stops(EXIT_BAD_INPUT, bad[i].words, stop_at_line, lines);
     }
+    char many[4096] = "{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"\"";
+    for (int i = 1; i <= 1000; i++) { strcat(many, ",\"\""); }
+    strcat(many, "]}\n");
+    assert_stops(EXIT_BAD_INPUT, "has no list of 2 to 1000 strings named", stop_at_line, many);
     char empty[] = "\n";
     assert_stops(EXIT_BAD_INPUT, "holds no examples", stop_at_line, empty);
 }

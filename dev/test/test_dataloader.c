@@ -236,6 +236,37 @@ static void stop_at_truncated(void *unused) {
     for (int i = 0; i < 4; i++) { dataloader_next(&loader); }
 }
 
+// as large as before, and 10 s younger
+static void edit(const char *path) {
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    const struct timespec times[2] = {info.st_atim, {info.st_mtim.tv_sec + 10, 0}};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+// the file is open, and its second half is not read yet
+static void stop_at_edited(void *unused) {
+    (void)unused;
+    write_file("edited.txt", "0123456789abcdefgh", 18);
+    TokenFiles files = open_files("edited.txt");
+    DataLoader loader;
+    open_plain(&loader, &files, 1, 4);
+    dataloader_next(&loader);
+    dataloader_next(&loader);
+    edit(files.files[0].path);
+    for (int i = 0; i < 3; i++) { dataloader_next(&loader); }
+}
+
+// the file is not open
+static void stop_at_replaced(void *unused) {
+    (void)unused;
+    TokenFiles files = open_four_shards();
+    edit(files.files[2].path);
+    DataLoader loader;
+    open_plain(&loader, &files, 1, FOUR_T);
+    for (int i = 0; i < 6; i++) { dataloader_next(&loader); }
+}
+
 static void stop_at_removed(void *unused) {
     (void)unused;
     TokenFiles files = open_four_shards();
@@ -247,7 +278,11 @@ static void stop_at_removed(void *unused) {
 
 static void test_files_that_change(void **state) {
     (void)state;
-    assert_stops(EXIT_BAD_INPUT, "shrinks.txt now ends at token 11", stop_at_truncated, NULL);
+    assert_stops(EXIT_RUN_FAILED, "shrinks.txt was changed after the run began: it has 11 bytes, before it had 18",
+                 stop_at_truncated, NULL);
+    assert_stops(EXIT_RUN_FAILED, "edited.txt was changed after the run began: it has 18 bytes, before it had 18",
+                 stop_at_edited, NULL);
+    assert_stops(EXIT_RUN_FAILED, "four_c.bin was changed after the run began", stop_at_replaced, NULL);
     assert_stops(EXIT_RUN_FAILED, "could not read token 0 of", stop_at_removed, NULL);
     assert_stops(EXIT_RUN_FAILED, "four_c.bin: No such file", stop_at_removed, NULL);
 }
@@ -603,10 +638,14 @@ static void test_fingerprint_of_what_is_gone(void **state) {
 #define LARGE_TOKENS (((uint64_t)2560 << 20) + 1)
 enum { LARGE_T = 8 };
 
-// writes one id at TOKEN of the shard at PATH
+// Writes one id at TOKEN of the shard at PATH, and leaves the time of its last change.
 static void put_id(const char *path, uint64_t token, uint16_t id) {
     int fd = open(path, O_WRONLY);
+    struct stat info;
+    assert_int_equal(fstat(fd, &info), 0);
+    const struct timespec times[2] = {info.st_atim, info.st_mtim};
     assert_int_equal(pwrite(fd, &id, sizeof id, (off_t)(1024 + 2 * token)), sizeof id);
+    assert_int_equal(futimens(fd, times), 0);
     assert_int_equal(close(fd), 0);
 }
 

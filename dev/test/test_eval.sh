@@ -153,7 +153,8 @@ report "bits per byte of a validation: end-of-text has no bytes" "$(
     sed -n '/val_loss/p' unknown/metrics.jsonl >"$out"
     ! grep -q bits "$out" || echo "bits per byte without a tokenizer"
 )"
-mkdir plain && cp -r shards/step_00000001 plain/model && rm -f plain/model/{merges.txt,vocab.json,tokenizer*}
+mkdir plain && cp -r shards/step_00000001 plain/model
+rm -f plain/model/{merges.txt,vocab.json,tokenizer*,manifest.json}
 report "--eval of a token shard" "$(
     run 0 --eval val.bin -e shards --tokenizer "$merges"
     prints documents 1 tokens 9 bytes 5

@@ -25,6 +25,10 @@ program "$folder/here/train_gpt2" <<'END'
 rank=0
 for ((i = 1; i < $#; i++)); do [ "${!i}" != -pr ] || { next=$((i + 1)) && rank=${!next}; }; done
 echo "$$ $HOST $*" >>"$LOG"
+for ((i = 1; i < $#; i++)); do
+    [ "${!i}" != --secret-file ] || { next=$((i + 1)) && secret=$HERE/${!next}; }
+done
+[ -z "${secret:-}" ] || echo "$(stat -c '%a %s' "$secret") $(cat "$secret")" >>"$LOG.secrets"
 if [ "$rank" = "${FAILS:-}" ]; then
     while [ "$(wc -l <"$LOG")" -lt 4 ]; do sleep 0.05; done
     exit 7
@@ -48,11 +52,11 @@ HOST=slurm SLURM_PROCID=5 exec "$@"
 END
 
 # the logged flags without the flags of the rendezvous
-run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g' "$LOG" | sort -u; }
+run_flags() { sed 's/^[^-]*//; s/-p[insrgf] [^ ]* //g; s/--secret-file [^ ]* //' "$LOG" | sort -u; }
 # launch STATUS COMMAND...: runs a launcher with an empty log, and prints an unexpected exit status
 launch() {
     local status
-    rm -f "$LOG" "$LOG.options"
+    rm -f "$LOG" "$LOG".*
     timeout 100 "${@:2}" >"$folder/out" 2>&1 </dev/null
     status=$?
     [ "$status" -eq "$1" ] || printf 'exit status %s, expected %s\n%s\n' "$status" "$1" "$(cat "$folder/out")"
@@ -60,6 +64,7 @@ launch() {
 has() { grep -qF -- "$2" "$1" || echo "expected '$2' in: $(cat "$1")"; }
 
 here=$folder/here
+export HERE=$here
 echo "node1 slots=8" >"$folder/hosts"
 report "mpirun.sh" "$(
     launch 0 "$here/scripts/multi_node/mpirun.sh" "$folder/hosts" -b 8
@@ -82,10 +87,19 @@ report "slurm.sbatch" "$(
     run_flags | cmp - "$folder/by_mpirun"
 )"
 report "ssh.sh" "$(
+    launch 0 env GPUS=2 "$here/scripts/multi_node/ssh.sh" "one two"
+    sort -u "$LOG.secrets" >"$folder/secrets"
     launch 0 env GPUS=2 "$here/scripts/multi_node/ssh.sh" "one two" -b 8
     for rank in 0 1 2 3; do
-        has "$LOG" "$([ $rank -lt 2 ] && echo one || echo two) -pi tcp -ps one:29500 -pn 4 -pg 2 -pr $rank -i "
+        has "$LOG" "$([ $rank -lt 2 ] && echo one || echo two) -pi tcp -ps one:29500 --secret-file runs/.secret_"
+        has "$LOG" " -pn 4 -pg 2 -pr $rank -i "
     done
+    [ "$(wc -l <"$LOG.secrets") $(sort -u "$LOG.secrets" | wc -l)" = "4 1" ] ||
+        echo "expected the same secret on 4 ranks: $(cat "$LOG.secrets")"
+    has "$LOG.secrets" "600 45"
+    sort -u "$LOG.secrets" >>"$folder/secrets"
+    ! compgen -G "$here/runs/.secret_*" || echo "the file of the secret was not removed"
+    [ "$(sort -u "$folder/secrets" | wc -l)" -eq 2 ] || echo "two starts have one secret: $(cat "$folder/secrets")"
     [ "$(wc -l <"$LOG")" -eq 4 ] || echo "expected 4 ranks"
     run_flags | cmp - "$folder/by_mpirun"
 )"
@@ -99,6 +113,7 @@ for rank in 0 3; do
     report "ssh.sh, rank $rank fails" "$(
         launch 7 env GPUS=2 FAILS=$rank HANGS=1 "$here/scripts/multi_node/ssh.sh" "one two"
         left
+        ! compgen -G "$here/runs/.secret_*" || echo "the file of the secret was not removed"
     )"
 done
 report "ssh.sh stops all ranks after SIGTERM" "$(
@@ -109,6 +124,7 @@ report "ssh.sh stops all ranks after SIGTERM" "$(
     wait $!
     status=$?
     [ $status -eq 143 ] || echo "exit status $status, expected 143"
+    ! compgen -G "$here/runs/.secret_*" || echo "the file of the secret was not removed"
     left
 )"
 

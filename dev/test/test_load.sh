@@ -93,6 +93,7 @@ report "a run resumes without the file that it started from, unless it has no ch
 
 cp -r several absent && rm absent/model-00002-of-00005.safetensors
 cp -r several lacking && cp several/model-00001-of-00005.safetensors lacking/model-00002-of-00005.safetensors
+rm -f model/manifest.json  # files of a checkpoint that a user has changed
 cp -r model llama && echo '{"model_type":"llama","num_hidden_layers":2}' >llama/config.json
 cp -r model relu && sed -i 's/"gelu_new"/"relu"/' relu/config.json
 cp -r model cut && echo '{"n_layer":' >cut/config.json

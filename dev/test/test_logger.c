@@ -18,7 +18,7 @@ static const char *line_of(StepReport r, double rate, int width) {
 
 static void test_a_pipe_has_every_field(void **state) {
     (void)state;
-    assert_string_equal(line_of(report_of(1234567, 7654321, "skipped: loss is an outlier"), 43210.4, 0),
+    assert_string_equal(line_of(report_of(1234567, 7654321, "loss is an outlier"), 43210.4, 0),
                         "step 1234567/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
                         "3.37T tokens left | 1:12:01 left | skipped: loss is an outlier");
 }
@@ -71,7 +71,7 @@ static void test_mfu(void **state) {
 
 static void test_it_never_reaches_the_edge(void **state) {
     (void)state;
-    static const char *const notes[] = {"", "skipped: loss is an outlier", "skipped: gradient norm is an outlier"};
+    static const char *const notes[] = {"", "loss is an outlier", "gradient norm is an outlier"};
     for (int width = 1; width < 200; width++) {
         for (int i = 0; i < 9; i++) {
             long long step = i / 3 == 0 ? 1 : i / 3 == 1 ? 54321 : 9999999;
@@ -84,7 +84,8 @@ static void test_it_never_reaches_the_edge(void **state) {
     r.seconds_left = 99999 * 60;
     const char *line = line_of(r, 9876543, 80);
     assert_non_null(strstr(line, "loss 10.9877 | 1234.6 ms | 9.88M tok/s | 1666:39:00 left"));
-    assert_non_null(strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "gradient norm is an outlier"));
+    assert_non_null(
+        strstr(line_of(report_of(9999999, 9999999, notes[2]), 1, 80), "skipped: gradient norm is an outlier"));
 }
 
 static void test_numbers_of_tokens(void **state) {
@@ -315,23 +316,46 @@ static void test_a_step_is_shown_a_second_later(void **state) {
     assert_non_null(strstr(contents_of(stdout_of(log_a_second_later)), "\nstep 2/3 | loss 4.5000"));
 }
 
+// the second step is not due for a line of its own
+static void stop_after_two(void) {
+    Logger log = logger_open(NULL, 0, true);
+    logger_step(&log, quarter_second(1, 5.5, 1.25));
+    log.last_line = now_seconds() + 1000;
+    logger_step(&log, quarter_second(2, 4.5, 1.25));
+    logger_stopped(&log, 2, 3, "interrupted");
+    logger_close(&log);
+}
+
+static void test_a_stopped_run_shows_its_last_step(void **state) {
+    (void)state;
+    const char *shown = contents_of(stdout_of(stop_after_two));
+    const char *last = strstr(shown, "\nstep 2/3 | loss 4.5000"), *stopped = strstr(shown, "\nstopped at step 2 of 3");
+    assert_non_null(last);
+    assert_true(stopped > last);
+    assert_null(strstr(last + 1, "\nstep 2/3"));
+}
+
 static void save_in_a_pipe(void) {
     Logger log = logger_open(temp_dir(), 0, true);
-    logger_saved(&log, 500, "runs/mine/step_00000500");
+    logger_saved(&log, 500, "runs/mine/step_00000500", 12.34, 0x1a2b3c4d, 0x5e6f);
     logger_close(&log);
 }
 
 static void save_on_a_terminal(void) {
     Logger log = logger_open(NULL, 0, true);
     log.terminal = true;
-    logger_saved(&log, 12345678901, "out/%s");
+    logger_saved(&log, 12345678901, "out/%s", 0, 0, 1);
 }
 
 static void test_a_saved_checkpoint(void **state) {
     (void)state;
-    assert_string_equal(contents_of(stdout_of(save_in_a_pipe)), "step 500 | saved runs/mine/step_00000500\n");
+    assert_string_equal(
+        contents_of(stdout_of(save_in_a_pipe)),
+        "step 500 | saved runs/mine/step_00000500 | paused 12.3 ms | weights 1a2b3c4d, optimizer 00005e6f\n");
     assert_string_equal(contents_of(temp_path("metrics.jsonl")), "");
-    assert_string_equal(contents_of(stdout_of(save_on_a_terminal)), "\r\033[Kstep 12345678901 | saved out/%s\n");
+    assert_string_equal(
+        contents_of(stdout_of(save_on_a_terminal)),
+        "\r\033[Kstep 12345678901 | saved out/%s | paused 0.0 ms | weights 00000000, optimizer 00000001\n");
 }
 
 static void resume_after_two(void) {
@@ -344,13 +368,13 @@ static void resume_after_two(void) {
 static void test_a_resumed_run_goes_on(void **state) {
     (void)state;
     static const char lines[] =
-        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
+        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"loss\":3}\n{\"step\":4,";
     static const char main_log[] = "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\ns:2 trl:3.0\ns:3 trl:2";
     write_file("metrics.jsonl", lines, sizeof lines - 1);
     write_file("main.log", main_log, sizeof main_log - 1);
     stdout_of(resume_after_two);
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
-                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"val_loss\":0.5}\n"
+                        "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":8}\n{\"step\":3,\"val_loss\":0.5}\n"
                         "{\"step\":3,\"hellaswag\":0.25}\n");
     // the update of s:2 is the third, after the checkpoint
     assert_string_equal(contents_of(temp_path("main.log")), "s:0 tel:9.0\ns:0 trl:5.0\ns:1 trl:4.0\ns:2 tel:8.0\n"
@@ -361,9 +385,9 @@ static void test_a_resumed_run_goes_on(void **state) {
 
 static void assert_truncated(const char *before, long long step, const char *after) {
     const char *path = write_file("truncated.jsonl", before, strlen(before));
-    logger_truncate(path, step);
+    logger_truncate(path, step, true, true);
     assert_string_equal(contents_of(path), after);
-    assert_int_not_equal(access(temp_path("truncated.jsonl.new"), F_OK), 0);
+    assert_int_not_equal(access(temp_path("truncated.jsonl.part"), F_OK), 0);
 }
 
 static void test_truncation(void **state) {
@@ -378,10 +402,28 @@ static void test_truncation(void **state) {
     assert_truncated("hello\n\n{\"step\":1,\"loss\":1}\n", 9, "{\"step\":1,\"loss\":1}\n");
     assert_truncated("s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\ns:10 trl:1\ns:11 tel:1\n", 10,
                      "s:9 eval:0.1\ns:10 eval:0.1\ns:9 trl:1\n");
+    // numbers beyond a long long, of a damaged file
+    assert_truncated("{\"step\":9223372036854775808}\ns:9223372036854775807 trl:1\ns:3 trl:1\n", 4, "s:3 trl:1\n");
+    assert_int_equal(logger_line_step("s:9223372036854775807 trl:1\n"), -1);
     assert_truncated("s:-1 tel:1\ns: tel:1\ns:1\ns:1 tel:1\n", 9, "s:1 tel:1\n");
     assert_truncated("", 9, "");
-    logger_truncate(temp_path("missing.jsonl"), 3);
+    logger_truncate(temp_path("missing.jsonl"), 3, true, true);
     assert_int_not_equal(access(temp_path("missing.jsonl"), F_OK), 0);
+}
+
+// main.log has evaluations of step 4 that metrics.jsonl does not have: a resumed run makes them again
+static void test_killed_between_two_logs(void **state) {
+    (void)state;
+    static const char *const kept[] = {"s:3 trl:1\n", "s:3 trl:1\ns:4 eval:2\n", "s:3 trl:1\ns:4 tel:2\n"};
+    static const char *const lines[] = {"", "{\"step\":4,\"hellaswag\":1}\n", "{\"step\":4,\"val_loss\":1}\n"};
+    const char *log = "s:3 trl:1\ns:4 tel:2\ns:4 eval:2\ns:5 tel:2\n";
+    for (int i = 0; i < 3; i++) {
+        write_file("metrics.jsonl", lines[i], strlen(lines[i]));
+        const char *path = write_file("main.log", log, strlen(log));
+        Logger logger = logger_open(temp_path(""), 4, true);
+        logger_close(&logger);
+        assert_string_equal(contents_of(path), kept[i]);
+    }
 }
 
 static void stop_at_open(void *folder) { logger_open((const char *)folder, 0, true); }
@@ -405,9 +447,11 @@ int main(void) {
         cmocka_unit_test(test_metrics_of_gpu_readings),
         cmocka_unit_test(test_when_the_gpu_is_read),
         cmocka_unit_test(test_a_step_is_shown_a_second_later),
+        cmocka_unit_test(test_a_stopped_run_shows_its_last_step),
         cmocka_unit_test(test_a_saved_checkpoint),
         cmocka_unit_test(test_a_resumed_run_goes_on),
         cmocka_unit_test(test_truncation),
+        cmocka_unit_test(test_killed_between_two_logs),
         cmocka_unit_test(test_a_folder_that_is_not_there),
     };
     return cmocka_run_group_tests_name("logger", tests, NULL, NULL);

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# The precision and the architectures that make chooses for a GPU. nvidia-smi and nvcc are stubs, and make only prints
-# its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
+# The precision and the architectures that make chooses for a GPU, and the hardening of a build. nvidia-smi and nvcc are
+# stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder"/{bin,dev/test,dev/bench,scripts}
+mkdir -p "$folder"/{bin,dev/test,dev/bench,dev/fuzz,scripts}
 cp Makefile "$folder"
 cp dev/test/tests.mk "$folder/dev/test"
 cp dev/bench/bench.mk "$folder/dev/bench"
+cp dev/fuzz/fuzz.mk "$folder/dev/fuzz"
 cp scripts/found.sh scripts/*.mk "$folder/scripts"
 touch "$folder/train_gpt2.cu"
 
@@ -56,6 +57,51 @@ report "without a GPU: the architectures that nvcc knows, sm_75 in fp32 alone" "
     has "-lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -Xcompiler"
 )"
 
+protect=-fstack-protector-strong
+report "every build is hardened, whatever CFLAGS says" "$(
+    made 0 "" DEVICE=cpu CFLAGS=-O2
+    has "$protect -fPIE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE="
+    has "-pie -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack"
+    made 0 "" DEVICE=cuda
+    has "-Xcompiler $protect -Xcompiler -fPIE -Xcompiler -U_FORTIFY_SOURCE -Xcompiler -D_FORTIFY_SOURCE="
+    has "-Xcompiler -pie -Xlinker -z -Xlinker relro -Xlinker -z -Xlinker now -Xlinker -z -Xlinker noexecstack"
+)"
+report "no _FORTIFY_SOURCE without optimization and with sanitizers; the rest of the hardening stays" "$(
+    for flags in -g -O0 '-O2 -O0' '-O2 -fsanitize=address'; do
+        made 0 "" DEVICE=cpu CFLAGS="$flags"
+        has "$protect"
+        lacks _FORTIFY_SOURCE
+    done
+)"
+report "HARDENING=0 leaves the hardening out" "$(
+    made 0 "" DEVICE=cpu HARDENING=0 && lacks "$protect" && lacks FORTIFY && lacks -pie
+    [ "$(sed -n 's/^hardening  //p' "$folder/build/found")" = "turned off" ] || cat "$folder/build/found"
+    made 0 "" DEVICE=cuda HARDENING=0 && lacks "$protect" && lacks FORTIFY && lacks -pie
+)"
+# cc_without OPTION: a compiler that refuses options that begin with OPTION
+cc_without() {
+    printf '#!/bin/sh\ncase " $*" in *" %s"*) exit 1 ;; esac\nexec cc "$@"\n' "$1" >"$folder/bin/old_cc"
+    chmod +x "$folder/bin/old_cc"
+}
+found() { (cd "$folder" && sed -n 's/^hardening  //p' build/found); }
+report "level 2 for a compiler that does not know level 3; the rest of the hardening without any level" "$(
+    cc_without -D_FORTIFY_SOURCE=3
+    made 0 "" DEVICE=cpu CC=old_cc && has -D_FORTIFY_SOURCE=2
+    cc_without -D_FORTIFY_SOURCE
+    made 0 "" DEVICE=cpu CC=old_cc && lacks FORTIFY_SOURCE && has "$protect -fPIE" && has "-pie -Wl,-z,relro"
+    [ "$(found)" = "stack-protector pie relro (old_cc or its linker does not know: fortify)" ] || found
+)"
+report "each option that a compiler does not know is left out alone, and named" "$(
+    cc_without -fstack-protector
+    made 0 "" DEVICE=cpu CC=old_cc && lacks "$protect" && has "-fPIE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=" && has -pie
+    [[ $(found) == fortify-*" pie relro (old_cc or its linker does not know: stack-protector)" ]] || found
+    cc_without -pie
+    made 0 "" DEVICE=cpu CC=old_cc && lacks -pie && lacks -fPIE && has "$protect" && has "-Wl,-z,relro"
+    cc_without -Wl,-z
+    made 0 "" DEVICE=cpu CC=old_cc && lacks z,relro && has "$protect -fPIE -U_FORTIFY_SOURCE" && has -pie
+    [[ $(found) == fortify-*" stack-protector pie (old_cc or its linker does not know: relro)" ]] || found
+)"
+
 target=train_gpt2cu
 report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that name" "$(
     made 0 "" USE_CUDNN=1
@@ -71,12 +117,15 @@ report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that n
     has "-arch=sm_80"
     lacks -arch=native
 )"
-report "train_gpt2cu: NO_USE_MPI and NO_MULTI_GPU leave out MPI and NCCL" "$(
+report "train_gpt2cu: NO_USE_MPI, NO_MULTI_GPU and NO_LIBCRYPTO leave out MPI, NCCL and libcrypto" "$(
     sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
     made 0 "" USE_CUDNN=1
     has -DHAVE_NCCL
     has -DHAVE_MPI
-    made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1
+    ! echo '#include <openssl/hmac.h>' | cc -E -x c - >/dev/null 2>&1 || has -DHAVE_LIBCRYPTO
+    made 0 "" NO_USE_MPI=1 NO_MULTI_GPU=1 NO_LIBCRYPTO=1
+    lacks -DHAVE_LIBCRYPTO
+    lacks -lcrypto
     has "train_gpt2.cu -o train_gpt2cu"
     lacks -DHAVE_MPI
     lacks -DHAVE_NCCL

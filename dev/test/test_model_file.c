@@ -647,6 +647,28 @@ static void test_safetensors_with_llmcs_number(void **state) {
     assert_refused(write_file("number", version_1, sizeof version_1), "is 8 bytes long, expected the 1024 bytes of an");
 }
 
+// A size of 2^31 in a file without bytes, and no config.json. The cast to int would wrap.
+static void test_sizes_beyond_int(void **state) {
+    (void)state;
+    static const char *const sizes[][2] = {{"2147483647,0", "2,0"}, {"0,4294967360", "2,0"}, {"2,0", "4294967298,0"}};
+    const char *folder = new_folder("beyond_int");
+    unlink(joined(folder, "config.json"));
+    for (int i = 0; i < 3; i++) {
+        char file[512];
+        int length = snprintf(file + 8, sizeof file - 8,
+                              "{\"wte.weight\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[0,0]},"
+                              "\"wpe.weight\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[0,0]}}",
+                              sizes[i][0], sizes[i][1]);
+        const uint64_t bytes = (uint64_t)length;
+        memcpy(file, &bytes, sizeof bytes);
+        FILE *out = fopen(joined(folder, "model.safetensors"), "wb");
+        assert_non_null(out);
+        assert_int_equal(fwrite(file, 1, 8 + (size_t)length, out), 8 + length);
+        assert_int_equal(fclose(out), 0);
+        assert_refused(folder, "expected at most 16777216 each");
+    }
+}
+
 static void test_other_formats(void **state) {
     (void)state;
     static const struct {
@@ -844,6 +866,7 @@ int main(void) {
         cmocka_unit_test(test_cut_llmc_files),
         cmocka_unit_test(test_bad_llmc_headers),
         cmocka_unit_test(test_safetensors_with_llmcs_number),
+        cmocka_unit_test(test_sizes_beyond_int),
         cmocka_unit_test(test_other_formats),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_run_directory_of_llmc),

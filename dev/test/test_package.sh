@@ -255,6 +255,7 @@ if [ -f "$package" ]; then
         libraries="libc6 libgomp1 libcjson1"
         [[ $("$trainer" --version) != *oneDNN* ]] || libraries+=" libdnnl"
         [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
+        [[ $("$trainer" --version) != *OpenSSL* ]] || libraries+=" libssl"
         for library in $libraries; do [[ $depends == *"$library"* ]] || echo "$library is missing in $depends"; done
     )"
     report "the same program gives the same package" "$(

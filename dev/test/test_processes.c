@@ -13,6 +13,9 @@ The trainer's model on several ranks, with the trainer's own functions.
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
     mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
+    mpirun test_processes fault R FIRST LAST X ...
+                                        the trainer, without evaluation; on rank R the calls FIRST to LAST of layer 1's
+                                        attention, counted from 1, write X into an element of their output
     mpirun test_processes train ...     the trainer with these flags; in bf16 if this program is built for bf16
     test_processes same A B PREFIX      the .safetensors files A and B have the same tensors with this prefix
 dev/test/test_processes.sh runs these commands and the trainer.
@@ -949,6 +952,49 @@ static int run_drift(int culprit, int argc, char **argv) {
     return 0;
 }
 
+// ---- a faulty operation
+
+typedef struct {
+    int calls, first, last;
+    real value;
+} Fault;
+
+static Fault *fault(void) {
+    static Fault f;
+    return &f;
+}
+
+static void faulty_attention_forward(floatX *out, real *lse, const floatX *qkv, int N, int S, int NH, int HS,
+                                     Exec *ex) {
+    Fault *f = fault();
+    cpu_ops.attention_forward(out, lse, qkv, N, S, NH, HS, ex);
+    if (ex->layer != 1) { return; }
+    f->calls++;
+    if (f->calls >= f->first && f->calls <= f->last) { out[3] = to_floatX(f->value); }
+}
+
+// fault: rank, first call, last call, value
+static int run_fault(char **arguments, int argc, char **argv) {
+    Comm *host = comm_open();
+    TrainArgs args = trainer_args(argc, argv, host);
+    Run run;
+    run_open(&run, &args, host);
+    Ops faulty = *run.model.ops;
+    faulty.attention_forward = faulty_attention_forward;
+    const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
+    *fault() = f;
+    if (host->rank == atoi(arguments[0])) { run.model.ops = &faulty; }
+    while (run.step < run.max_steps && !*run.skips.ended) {
+        advance(&run);
+        if (due(run.step, args.checkpoint_every, false)) { save_checkpoint(&run, true); }
+        if (due(run.step, args.check_replicas, false)) { compare_ranks(&run); }
+    }
+    skips_end(&run.skips, &args, run.step, -1);
+    run_close(&run);
+    comm_close(host);
+    return 0;
+}
+
 // ---- the trainer and its files
 
 static int run_trainer(int argc, char **argv) {
@@ -1017,6 +1063,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
     if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
+    if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_fault(argv + 2, argc - 5, argv + 5); }
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
     if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }
     const struct CMUnitTest tests[] = {

@@ -128,6 +128,13 @@ report "files that were written after the saved place are written again" "$(
     cd ../copy || exit
     run 2 killed -i - "${shards[@]}" --val-share 0.2
     says "$err" "is of a run with other files in -i or other flags"
+    cp killed_tokenize.json saved
+    sed -i 's/"offset":[^,]*/"offset": 9e9/' killed_tokenize.json
+    status=0
+    tokenize killed -i - "${shards[@]}" <long.txt || status=$?
+    [ $status -eq 2 ] || echo "exit status $status, expected 2"
+    says "$err" "bytes before the place where the last run stopped; give the same input again"
+    mv saved killed_tokenize.json
     next=$(($(sed -n 's/.*"shards":[[:space:]]*\([0-9]*\).*/\1/p' killed_tokenize.json) + 1))
     part=$(printf 'killed_train_%06d.bin' $next)
     [ ! -e "$part.part" ] || mv "$part.part" "$part"
@@ -230,7 +237,7 @@ report "shards of another tokenizer than the weights' are refused, unless --toke
     train 0 --eval text -e run --tokenizer swapped.txt
     train 0 -i 'whole_train_*.bin' -e run
     [ ! -s "$err" ] || cat "$err"
-    cp -r run/step_00000002 malformed && echo "not merges" >malformed/merges.txt
+    cp -r run/step_00000002 malformed && rm malformed/manifest.json && echo "not merges" >malformed/merges.txt
     train 0 -i 'whole_train_*.bin' -e malformed --tokenizer "$merges"
     train 2 -i 'whole_train_*.bin' -e malformed
 )"

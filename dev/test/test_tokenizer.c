@@ -684,6 +684,9 @@ static void test_tokenizer_json(void **state) {
         assert_stops(2, bad[i].message, open_json, (void *)&bad[i].file);
     }
     assert_stops(2, "there is no such file", open_path, (void *)temp_path("absent.json"));
+    const char list[] = "{\"model\":{\"vocab\":[0,1],\"merges\":[]}}";  // items of a list have no name
+    const char *path = write_file("tokenizer.json", list, strlen(list));
+    assert_stops(2, "found no model with a vocab and merges", open_path, (void *)path);
 }
 
 int main(void) {

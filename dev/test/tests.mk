@@ -1,6 +1,7 @@
 # How the tests are compiled, and the tests of `make test` and `make test-all`. The Makefile includes this file.
 #   build/test/NAME       dev/test/NAME.c
 #   build/sanitize/NAME   the same under AddressSanitizer and UBSan
+#   build/tsan/NAME       the same under ThreadSanitizer, by clang; NAME_emulated: dev/test/NAME.cu
 #   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/check/NAME      compiled, and not run
@@ -9,15 +10,17 @@
 
 # ---- options
 
-build/test/% build/sanitize/% build/emulated/% build/cuda/test_% build/check/test_nccl: libraries = -lcmocka
+build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/check/test_nccl: \
+	libraries = -lcmocka
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
-build/%_portable build/%_cblas build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
+build/%_portable build/%_cblas build/%_cblas_bf16 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
 build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: cblas =
-build/%_cblas: cblas = $(FOUND_CBLAS)
-build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_processes build/%/test_processes_bf16 \
-	build/check/bf16 build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
+build/%_cblas build/%_cblas_bf16: cblas = $(FOUND_CBLAS)
+build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_handshake build/%/test_processes \
+	build/%/test_processes_bf16 build/check/bf16 \
+	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
@@ -28,13 +31,26 @@ build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCR
 # -O3. CFLAGS on the command line replaces all of these.
 without = $(filter-out -O% -g,$(CFLAGS))
 build/test/%: CFLAGS := $(without) -O1
-build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16: CFLAGS := $(filter-out -g,$(CFLAGS))
+# gcc 12 warns falsely where a fortified memcpy of constant text is inlined
+build/test/% build/emulated/%: fortifies =
+build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16 build/test/train_gpt2_%: \
+	CFLAGS := $(filter-out -g,$(CFLAGS))
 build/emulated/%: CFLAGS := $(without) -O2
 build/emulated/test_plan_bf16: CFLAGS := $(without) -O1
 build/sanitize/%: CFLAGS := $(without) -O1 -g1
 # -w: gcc warns falsely of code that the sanitizers insert. Other programs compile the same sources with warnings.
 build/sanitize/%: options = -w -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
+# clang, since ThreadSanitizer follows the threads of its OpenMP library, and not those of gcc's
+build/tsan/%: CFLAGS := $(without) -O1 -g1
+build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread
+# these libraries are compiled without it
+build/tsan/%: onednn =
+build/tsan/%: cblas =
+build/tsan/train_gpt2 build/tsan/test_comm: comm =
+build/tsan/%: compiler = clang -x c -std=gnu11
+build/tsan/%_emulated build/tsan/%_emulated_bf16: \
+	compiler = clang++ -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
 
 build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: \
 	compiler = $(CXX) -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
@@ -44,7 +60,9 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 
 # ---- programs
 
-build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16: \
+build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16 \
+		build/test/train_gpt2_portable build/test/train_gpt2_bf16 build/test/train_gpt2_cblas \
+		build/test/train_gpt2_cblas_bf16 build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
 		train_gpt2.cu build/flags
 	$(compile)
 build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: \
@@ -67,6 +85,10 @@ build/sanitize/%_cblas: dev/test/%.c build/flags
 build/sanitize/%_emulated: dev/test/%.cu build/flags
 	$(compile)
 build/sanitize/%_emulated_bf16: dev/test/%.cu build/flags
+	$(compile)
+build/tsan/%: dev/test/%.c build/flags
+	$(compile)
+build/tsan/%_emulated: dev/test/%.cu build/flags
 	$(compile)
 build/emulated/%: dev/test/%.cu build/flags
 	$(compile)
@@ -106,7 +128,8 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
-MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_learns.sh)  # in `make test-all`
+MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
+	test_determinism.sh)  # in `make test-all`
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
@@ -116,10 +139,13 @@ EMULATED := $(addprefix build/emulated/,test_ops_bf16 test_matmul_bf16 test_plan
 	test_layouts_bf16)
 TESTS := $(addprefix build/test/,test_gpt2_bf16 test_reference_bf16 $(BIG_UNITS) $(filter-out $(BIG_UNITS),$(UNITS)))
 # the readers of files, and the communicator
-SANITIZED := $(addprefix build/sanitize/,test_comm test_safetensors test_tokenizer test_dataloader)
+SANITIZED := $(addprefix build/sanitize/,test_comm test_handshake test_safetensors test_tokenizer test_dataloader)
 
 MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emulated test_matmul_emulated_bf16 \
 	test_simt_emulated) build/emulated/test_ops build/emulated/test_matmul
+# dev/test/test_threads.sh runs these; without clang and its OpenMP library there are none
+THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
+	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
 MORE_MODEL := build/emulated/test_gpt2_bf16
 # arithmetic within NVIDIA's error bounds, and streams that run when the host waits (llmc/emulator/block.h)
 ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
@@ -131,6 +157,9 @@ MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
 	test_reference_portable test_reference_cblas $(filter-out $(BIG_UNITS),$(UNITS))))
+# dev/test/test_determinism.sh runs these beside ./train_gpt2, where the libraries are
+BITS = $(addprefix build/test/train_gpt2_,$(if $(HAVE_ONEDNN)$(HAVE_CBLAS),bf16) \
+	$(if $(and $(HAVE_ONEDNN),$(FOUND_CBLAS)),cblas cblas_bf16))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
 	$(HAVE_CMOCKA:yes=test_nccl))) c++ bf16)
 
@@ -143,7 +172,11 @@ test: ## test: build and run the tests, 8 minutes on two cores; the last line is
 		'env TEST_DEVICE=cuda $(MODEL)' ./test_gpt2 $(TESTS) $(SANITIZED) \
 		'dev/test/tiny_run.sh build/sanitize/train_gpt2'
 
-test-programs: build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/train_gpt2 all \
+test-faults: train_gpt2 ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
+	dev/test/faults.sh whole
+
+test-programs: build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/train_gpt2 \
+	build/sanitize/replay all \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
@@ -155,6 +188,6 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
-	$(MORE_TESTS) $(BENCHES)
+	$(MORE_TESTS) build/test/train_gpt2_portable $(BITS) $(THREADED) $(BENCHES)
 
-.PHONY: test test-programs test-all test-all-programs
+.PHONY: test test-faults test-programs test-all test-all-programs

@@ -200,7 +200,7 @@ static inline void *cuda_allocate_host(size_t bytes) {
     if (error != cudaSuccess) {
         char room[32], limit[32];
         run_error("cannot pin %.1f MiB of host memory (%s): %s free, limit of locked memory (ulimit -l) %s; "
-                  "--offload-pageable 1 does not pin, a smaller --offload or -b pins less",
+                  "--offload-pageable 1 does not pin, a smaller --offload or -b pins less, --save-sync 1 pins no copy",
                   static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
                   mib_text(room, host_free_bytes(), "unknown"), mib_text(limit, locked_memory_limit(), "unlimited"));
     }

@@ -21,6 +21,7 @@ it begins, and for no copy begun outside of it.
 struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
 struct CudaExec;         // device.cuh: the stream, and scratch for sums
 struct Profile;          // run/profile.h: --profile
+struct NanCheck;         // run/nan_check.h: --nan-check
 
 // Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
 // is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is our own GEMM.
@@ -42,11 +43,12 @@ typedef struct Exec {
         bf16 *in, *dout, *params;
         const floatX *source;  // the parameters that `params` is a copy of
     } rounded;
-    struct CudaExec *cuda;    // NULL on a CPU
-    bool rare_shapes;         // the next matmuls have shapes that seldom repeat: they are not autotuned
-    PlainKernels plain;       // set before Backend.open
-    struct Profile *profile;  // of a backend that --profile wraps, else NULL
-    int layer;                // the transformer block that runs, or NO_LAYER: --profile shows it
+    struct CudaExec *cuda;       // NULL on a CPU
+    bool rare_shapes;            // the next matmuls have shapes that seldom repeat: they are not autotuned
+    PlainKernels plain;          // set before Backend.open
+    struct Profile *profile;     // of a backend that --profile wraps, else NULL
+    struct NanCheck *nan_check;  // while --nan-check runs a step again, else NULL
+    int layer;                   // the transformer block that runs, or NO_LAYER: --profile and --nan-check show it
 } Exec;
 
 enum { NO_LAYER = -1 };

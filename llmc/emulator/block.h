@@ -26,12 +26,18 @@ defines: dim3, the vector types (float2 .. uint4); simt::settings, simt::counts,
 #if __has_feature(address_sanitizer)
 #define SIMT_ASAN
 #endif
+#if __has_feature(thread_sanitizer)
+#define SIMT_TSAN
+#endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #define SIMT_ASAN
 #endif
 #ifdef SIMT_ASAN
 #include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef SIMT_TSAN
+#include <sanitizer/tsan_interface.h>
 #endif
 
 // ---- vector types, aligned as in CUDA
@@ -138,8 +144,10 @@ typedef void (*WarpOperation)(Block &block, int warp, uint32_t mask);
 struct Fiber {
     void *stack_pointer;  // valid while the fiber is suspended
     char *stack;          // lowest byte; a guard page lies below
-    void *asan_stack;
+    void *asan_stack, *tsan_fiber;
 };
+
+inline void tsan_destroy_fiber(void *fiber);
 
 // a cp.async in flight: the thread has not waited for it
 struct AsyncCopy {
@@ -202,7 +210,7 @@ struct Block {
     Counts counts;
 
     std::vector<Fiber *> idle_fibers;
-    void *scheduler_stack_pointer = nullptr, *scheduler_asan_stack = nullptr;
+    void *scheduler_stack_pointer = nullptr, *scheduler_asan_stack = nullptr, *scheduler_tsan_fiber = nullptr;
     const void *scheduler_stack = nullptr;
     size_t scheduler_stack_bytes = 0;
 
@@ -219,6 +227,7 @@ struct Block {
     Block &operator=(const Block &) = delete;
     ~Block() {
         for (Fiber *fiber : idle_fibers) {
+            tsan_destroy_fiber(fiber->tsan_fiber);
             munmap(fiber->stack - GUARD_BYTES, STACK_BYTES + GUARD_BYTES);
             delete fiber;
         }
@@ -262,7 +271,7 @@ __asm__(".text\n.weak simt_switch_stack\n.type simt_switch_stack,@function\nsimt
         "pop %rcx\njmp *%rcx\n"
         ".size simt_switch_stack,.-simt_switch_stack\n");
 
-// AddressSanitizer needs a call before and after each switch of stacks. Empty without it.
+// AddressSanitizer needs a call before and after each switch of stacks. Empty without AddressSanitizer.
 inline void asan_start_switch([[maybe_unused]] void **own, [[maybe_unused]] const void *stack,
                               [[maybe_unused]] size_t size) {
 #ifdef SIMT_ASAN
@@ -276,11 +285,34 @@ inline void asan_finish_switch([[maybe_unused]] void *own, [[maybe_unused]] cons
 #endif
 }
 
+// ThreadSanitizer needs a call before each switch, in the function that switches. ThreadSanitizer takes a switch for
+// synchronization and finds only races between blocks on different OS threads. The emulator's race check finds races
+// within a block. Empty without ThreadSanitizer.
+__attribute__((always_inline)) inline void tsan_start_switch([[maybe_unused]] void **own,
+                                                             [[maybe_unused]] void *fiber) {
+#ifdef SIMT_TSAN
+    *own = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(fiber, 0);
+#endif
+}
+inline void *tsan_create_fiber() {
+#ifdef SIMT_TSAN
+    return __tsan_create_fiber(0);
+#endif
+    return nullptr;
+}
+inline void tsan_destroy_fiber([[maybe_unused]] void *fiber) {
+#ifdef SIMT_TSAN
+    __tsan_destroy_fiber(fiber);
+#endif
+}
+
 // Switches from the scheduler to a thread. Returns when the thread waits or ends.
 inline void resume(Block &b, int thread) {
     Fiber *fiber = b.threads[thread].fiber;
     b.current = thread;
     asan_start_switch(&b.scheduler_asan_stack, fiber->stack, STACK_BYTES);
+    tsan_start_switch(&b.scheduler_tsan_fiber, fiber->tsan_fiber);
     simt_switch_stack(&b.scheduler_stack_pointer, fiber->stack_pointer);
     asan_finish_switch(b.scheduler_asan_stack, nullptr, nullptr);
 }
@@ -289,6 +321,7 @@ inline void resume(Block &b, int thread) {
 inline void suspend(Fiber *fiber) {
     Block &b = block();
     asan_start_switch(&fiber->asan_stack, b.scheduler_stack, b.scheduler_stack_bytes);
+    tsan_start_switch(&fiber->tsan_fiber, b.scheduler_tsan_fiber);
     simt_switch_stack(&fiber->stack_pointer, b.scheduler_stack_pointer);
     asan_finish_switch(fiber->asan_stack, nullptr, nullptr);
 }
@@ -320,7 +353,8 @@ inline Fiber *new_fiber() {
     char *stack = static_cast<char *>(memory) + GUARD_BYTES;
     void **return_address = reinterpret_cast<void **>(stack + STACK_BYTES) - 2;
     *return_address = reinterpret_cast<void *>(fiber_main);
-    return new Fiber{return_address - 6, stack, nullptr};  // 6 registers are popped before the return address
+    // 6 registers are popped before the return address
+    return new Fiber{return_address - 6, stack, nullptr, tsan_create_fiber()};
 }
 
 inline void start_thread(Block &b, int thread) {

@@ -4,15 +4,17 @@ A checkpoint is a folder RUN/step_00000100 with
   config.json, vocab.json, ...      the shape of the model, and its tokenizer (hugging_face.h)
   optimizer.safetensors             m.<name>, v.<name>, and master.<name> where weights are rounded (model_state.h)
   state.json                        the step, the data position, the outlier detectors: the rest of an exact resume
-A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all. All ranks write to it
-and read from it, so RUN must be one folder that every rank sees.
+  manifest.json                     the size and the CRC32C of each file (manifest.h)
+A checkpoint is written as step_00000100.tmp, synced and renamed: it exists whole or not at all (checkpoint_save.h). All
+ranks write to it and read from it, so RUN must be one folder that every rank sees.
 RUN/best is a symbolic link to the checkpoint with the lowest validation loss (llmc/run/best.h): step_00000100, or the
 folder best_a or best_b if the checkpoint is none of -n. Pruning spares it.
 RUN/DONE_00000100 is an empty file, as in llm.c: it is created after the checkpoint of its step and deleted before it.
 DONE_ of a run's last step is created after the last evaluation: a script that waits for the file restarts a killed run.
-defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_path,
-         checkpoint_save, checkpoint_save_as, checkpoint_mark_done, checkpoint_bytes, checkpoint_latest,
-         checkpoint_of_run, checkpoint_sync_done, checkpoint_prune, checkpoint_load, checkpoint_load_state
+defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished, checkpoint_best, checkpoint_best_file,
+         checkpoint_path, create_done_file, save_advice, checkpoint_bytes, checkpoint_list_or_stop,
+         checkpoint_latest, checkpoint_of_run, checkpoint_sync_done, checkpoint_prune, checkpoint_load,
+         checkpoint_load_state
 */
 #pragma once
 #include "llmc/files/hugging_face.h"
@@ -25,16 +27,17 @@ defines: remove_checkpoint, sync_folder, check_shared_folder, remove_unfinished,
 
 // ---- folders
 
-// deletes a flat folder and the files in it
+// Deletes a flat folder and the files in it. Of a symbolic link to a folder, only the link is deleted.
 static inline void remove_folder(const char *path) {
-    DIR *dir = opendir(path);
-    if (!dir) { return; }
-    char file[PATH_LENGTH];
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
-        format_path(file, "%s/%s", path, entry->d_name);
-        unlink(file);
+    char target;
+    if (readlink(path, &target, 1) >= 0) {
+        unlink(path);
+        return;
     }
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) { return; }
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) { unlinkat(fd, entry->d_name, 0); }
     closedir(dir);
     rmdir(path);
 }
@@ -78,7 +81,7 @@ static inline void open_folders_above(const char *path) {
 
 // 0 or an errno
 static inline int create_empty_file(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, FILE_MODE);
     if (fd < 0) { return errno; }
     close(fd);
     return 0;
@@ -111,38 +114,7 @@ static inline void check_shared_folder(const char *run_dir, Comm *world) {
         who, run_dir, strerror(error));
 }
 
-// ---- saving
-
-// writes all files but the two of tensors; returns 0 or an errno
-static inline int checkpoint_write_json(const char *folder, const ModelState *s, const cJSON *state) {
-    char path[PATH_LENGTH];
-    int error = hugging_face_write(folder, s->config, s->tokenizer);
-    if (error) { return error; }
-    format_path(path, "%s/state.json", folder);
-    error = write_json(path, state);
-    return error ? error : sync_folder(folder);
-}
-
-// Writes the files of a checkpoint into `folder`. Returns 0 or an errno, the same on all ranks.
-static inline int checkpoint_write_files(const char *folder, const ModelState *s, const cJSON *state,
-                                         int *failed_rank) {
-    char path[PATH_LENGTH];
-    const OptimizerState *o = &s->optimizer;
-    const TensorFamily model = {"", o->params, NULL, DT_FLOATX, false};
-    const void *masters = o->remainder ? (const void *)o->params : o->master;
-    const TensorFamily optimizer[] = {{"m.", o->m, NULL, o->moments, false},
-                                      {"v.", o->v, NULL, o->moments, false},
-                                      {"m_scales.", o->m_scales, NULL, DT_F32, true},
-                                      {"v_scales.", o->v_scales, NULL, DT_F32, true},
-                                      {"master.", masters, o->remainder, DT_REAL, false}};
-    format_path(path, "%s/model.safetensors", folder);
-    int error = families_save(path, &model, 1, s, failed_rank);
-    if (error) { return error; }
-    format_path(path, "%s/optimizer.safetensors", folder);
-    error = families_save(path, optimizer, 5, s, failed_rank);
-    if (error) { return error; }
-    return agree_on_error(is_first_rank(s) ? checkpoint_write_json(folder, s, state) : 0, s->world, failed_rank);
-}
+// ---- names
 
 static inline void checkpoint_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/step_%08lld", run_dir, step);
@@ -161,15 +133,21 @@ static inline void done_path(char *path, const char *run_dir, long long step) {
     format_path(path, "%s/DONE_%08lld", run_dir, step);
 }
 
-// deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind
+// Deletes the folders step_NNNNNNNN.tmp and best_?.tmp, which a killed save or prune leaves behind, and the files of
+// check_shared_folder.
 static inline void remove_unfinished(const char *run_dir) {
     DIR *dir = opendir(run_dir);
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
         char path[PATH_LENGTH];
         bool best = strcmp(entry->d_name, "best_a.tmp") == 0 || strcmp(entry->d_name, "best_b.tmp") == 0;
-        if (!best && checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
+        bool mark = strncmp(entry->d_name, "mark_", 5) == 0 && strstr(entry->d_name, ".tmp");
+        if (!best && !mark && checkpoint_step(entry->d_name, ".tmp") < 0) { continue; }
         format_path(path, "%s/%s", run_dir, entry->d_name);
-        remove_folder(path);
+        if (mark) {
+            unlink(path);
+        } else {
+            remove_folder(path);
+        }
     }
     if (dir) { closedir(dir); }
 }
@@ -189,40 +167,6 @@ static inline const char *save_advice(int error) {
     }
 }
 
-// Stops after a failed save, when the half-written folder is deleted.
-__attribute__((noreturn)) static inline void checkpoint_fail(const char *folder, const char *aside, int error,
-                                                             int failed_rank, const ModelState *s) {
-    char who[32];
-    if (is_first_rank(s)) { remove_folder(aside); }
-    if (s->world) { comm_barrier(s->world); }  // the exit of another rank must not end rank 0 before the deletion
-    await_failed_rank(who, failed_rank, s->world);
-    run_error("%scould not save checkpoint '%s': %s; the checkpoints before it are whole: %s, then resume with -y 1",
-              who, folder, strerror(error), save_advice(error));
-}
-
-// Saves RUN/name, which must not exist. All ranks call it. After a failure, a full disk for example, the half-written
-// folder is deleted and the run stops with exit 1. Earlier checkpoints stay as they are.
-static inline void checkpoint_save_as(const char *run_dir, const char *name, const ModelState *s, const cJSON *state) {
-    char folder[PATH_LENGTH], aside[PATH_LENGTH];
-    bool first = is_first_rank(s);
-    int failed_rank;
-    format_path(folder, "%s/%s", run_dir, name);
-    format_path(aside, "%s.tmp", folder);
-    if (first) { remove_unfinished(run_dir); }
-    int error = agree_on_error(first && mkdir(aside, 0777) != 0 ? errno : 0, s->world, &failed_rank);
-    if (!error) { error = checkpoint_write_files(aside, s, state, &failed_rank); }
-    if (!error) { error = agree_on_error(first && rename(aside, folder) != 0 ? errno : 0, s->world, &failed_rank); }
-    if (error) { checkpoint_fail(folder, aside, error, failed_rank, s); }
-    if (first) { sync_folder(run_dir); }
-}
-
-// checkpoint_save_as RUN/step_NNNNNNNN: a run saves a step once.
-static inline void checkpoint_save(const char *run_dir, long long step, const ModelState *s, const cJSON *state) {
-    char name[32];
-    snprintf(name, sizeof name, "step_%08lld", step);
-    checkpoint_save_as(run_dir, name, s, state);
-}
-
 // Creates DONE_NNNNNNNN for a checkpoint that is whole. Returns 0 or an errno.
 static inline int create_done_file(const char *run_dir, long long step) {
     char path[PATH_LENGTH];
@@ -230,19 +174,6 @@ static inline int create_done_file(const char *run_dir, long long step) {
     int error = sync_folder(run_dir);  // otherwise a power cut can undo the checkpoint's rename and leave DONE_NNNNNNNN
     if (!error) { error = create_empty_file(path); }
     return error == EEXIST ? 0 : error;
-}
-
-// Creates DONE_NNNNNNNN for a checkpoint that checkpoint_save has saved. All ranks call it; rank 0 creates the file. A
-// failure stops the run with exit 1. world may be NULL.
-static inline void checkpoint_mark_done(const char *run_dir, long long step, Comm *world) {
-    bool first = !world || world->rank == 0;
-    char path[PATH_LENGTH], who[32];
-    int failed_rank, error = agree_on_error(first ? create_done_file(run_dir, step) : 0, world, &failed_rank);
-    if (!error) { return; }
-    done_path(path, run_dir, step);
-    await_failed_rank(who, failed_rank, world);
-    run_error("%scould not create '%s': %s; the checkpoint of that step is whole: %s, then resume with -y 1", who, path,
-              strerror(error), save_advice(error));
 }
 
 // Bytes of a checkpoint's tensors on disk. The headers and the JSON files come on top: KiB, or up to a few MB with a
@@ -260,29 +191,65 @@ static inline int compare_steps(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// The steps of all checkpoints of a run, ascending, and their number. The caller frees *steps.
+// The steps of all checkpoints of a run, ascending, and their number; 0 if there is no such folder; -1 and errno if the
+// folder cannot be read. The caller frees *steps.
 static inline int checkpoint_list(const char *run_dir, long long **steps) {
     int count = 0;
     *steps = NULL;
     DIR *dir = opendir(run_dir);
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+    if (!dir) { return errno == ENOENT || errno == ENOTDIR ? 0 : -1; }
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL; errno = 0) {
         long long step = checkpoint_step(entry->d_name, "");
         if (step < 0) { continue; }
         *steps = (long long *)xrealloc(*steps, (size_t)(count + 1) * sizeof **steps);
         (*steps)[count++] = step;
     }
-    if (dir) { closedir(dir); }
+    int error = errno;
+    closedir(dir);
+    errno = error;
+    if (error) { return -1; }
     if (count > 1) { qsort(*steps, (size_t)count, sizeof **steps, compare_steps); }
+    return count;
+}
+
+// checkpoint_list, which stops if the folder cannot be read
+static inline int checkpoint_list_or_stop(const char *run_dir, long long **steps) {
+    int count = checkpoint_list(run_dir, steps);
+    if (count < 0) {
+        input_error("could not read the folder '%s': %s; make it readable, then try again", run_dir, strerror(errno));
+    }
     return count;
 }
 
 // the highest step of a run's checkpoints; -1: no checkpoint
 static inline long long checkpoint_latest(const char *run_dir) {
     long long *steps, latest = -1;
-    int count = checkpoint_list(run_dir, &steps);
+    int count = checkpoint_list_or_stop(run_dir, &steps);
     if (count > 0) { latest = steps[count - 1]; }
     free(steps);
     return latest;
+}
+
+// name = the target of the link RUN/best: step_NNNNNNNN, best_a or best_b. "" if there is no link, or if the link leads
+// elsewhere: a run directory of someone else's must not have files read, written or deleted there.
+static inline void checkpoint_best(char name[32], const char *run_dir) {
+    char link[PATH_LENGTH];
+    format_path(link, "%s/best", run_dir);
+    ssize_t length = readlink(link, name, 31);
+    name[length > 0 ? length : 0] = 0;
+    bool inside = checkpoint_step(name, "") >= 0 || strcmp(name, "best_a") == 0 || strcmp(name, "best_b") == 0;
+    if (!inside) { *name = 0; }
+}
+
+// path = RUN/best/FILE, unless RUN/best is a link that leads elsewhere. Returns whether the file is there. In a copy of
+// a run, RUN/best may be a folder.
+static inline bool checkpoint_best_file(char *path, const char *run_dir, const char *file) {
+    char best[32], link[PATH_LENGTH], target;
+    format_path(link, "%s/best", run_dir);
+    checkpoint_best(best, run_dir);
+    format_path(path, "%s/%s", link, file);
+    return (*best || readlink(link, &target, 1) < 0) && access(path, F_OK) == 0;
 }
 
 // folder = the last checkpoint of a run, or without any the one with the lowest validation loss, or "". Returns whether
@@ -290,22 +257,13 @@ static inline long long checkpoint_latest(const char *run_dir) {
 static inline bool checkpoint_of_run(char *folder, const char *run_dir) {
     char weights[PATH_LENGTH];
     long long latest = checkpoint_latest(run_dir);
-    format_path(weights, "%s/best/model.safetensors", run_dir);
     *folder = 0;
     if (latest >= 0) {
         checkpoint_path(folder, run_dir, latest);
-    } else if (access(weights, F_OK) == 0) {
+    } else if (checkpoint_best_file(weights, run_dir, "model.safetensors")) {
         format_path(folder, "%s/best", run_dir);
     }
     return *folder != 0;
-}
-
-// name = the target of the link RUN/best, a name in RUN; "" if there is no link
-static inline void checkpoint_best(char name[32], const char *run_dir) {
-    char link[PATH_LENGTH];
-    format_path(link, "%s/best", run_dir);
-    ssize_t length = readlink(link, name, 31);
-    name[length > 0 ? length : 0] = 0;
 }
 
 // the step of an empty file named DONE_00000100; -1 for anything else

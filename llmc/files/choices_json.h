@@ -2,7 +2,7 @@
 Multiple-choice examples and LAMBADA's texts from JSON lines, encoded as llm.c and as lm-eval encode them.
 defines: CHOICES_LLMC, CHOICES_LM_EVAL, choices_is_example, choices_read_json, choices_read_last_words
 
-Fields      the context: "ctx", "context" or "query". The endings: "endings" or "choices", 2 or more strings. The index
+Fields      the context: "ctx", "context" or "query". The endings: "endings" or "choices", 2 to 1000 strings. The index
             of the true ending: "label" or "gold", a number or a string of digits. HellaSwag's lines have these fields.
 llm.c       A row is the tokens of the context, and the tokens of a space and the ending, encoded apart.
 lm-eval     White space at the end of the context moves to the ending. The two are encoded together. The context has as
@@ -19,6 +19,7 @@ Both        A context without tokens is end-of-text, or a newline for bytes.
 #include "llmc/files/corpus.h"
 
 enum { CHOICES_LLMC = 1, CHOICES_LM_EVAL = 2 };  // forms, a set of bits
+enum { CHOICES_MOST_ENDINGS = 1000 };            // as in llm.c's format
 
 // a file of JSON lines that is read
 typedef struct {
@@ -132,7 +133,10 @@ static inline void choices_encode_example(ChoicesJson *j, Choices *set, const cJ
     cJSON_ArrayForEach(ending, endings) {
         if (!cJSON_IsString(ending)) { count = 0; }
     }
-    if (count < 2) { choices_stop_at(j, "has no list of 2 or more strings named \"endings\" or \"choices\""); }
+    // a row for each ending repeats the context
+    if (count < 2 || count > CHOICES_MOST_ENDINGS) {
+        choices_stop_at(j, "has no list of 2 to 1000 strings named \"endings\" or \"choices\"");
+    }
     if (!context) { choices_stop_at(j, "has no string named \"ctx\", \"context\" or \"query\""); }
     if (label < 0 || label >= count) {
         choices_stop_at(j, "has no \"label\" or \"gold\" that is the index of an ending, counted from 0");

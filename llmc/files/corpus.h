@@ -190,21 +190,29 @@ static inline void corpus_fill(Corpus *c, size_t least) {
     }
 }
 
+// Stops: the input ends `missing` bytes before a position.
+__attribute__((noreturn)) static inline void corpus_too_short(const Corpus *c, CorpusPosition at, uint64_t missing) {
+    const char *path = c->files[at.file < c->num_files ? at.file : c->num_files - 1].path;
+    input_error("%s: %s ends %" PRIu64 " bytes before the place where the last run stopped; give the same input again",
+                c->flag, path, missing);
+}
+
 // Starts at a position of corpus_position, in the same files. Bytes before it are read again where the file is a pipe.
+// Stops at a position beyond the end.
 static inline void corpus_seek(Corpus *c, CorpusPosition at) {
     c->at = at;
-    if (at.offset == 0 || at.file >= c->num_files) { return; }
+    if (at.offset == 0) { return; }
+    if (at.file >= c->num_files) { corpus_too_short(c, at, at.offset); }
     corpus_open_file(c);
-    if (lseek(c->fd, (off_t)at.offset, SEEK_SET) >= 0) { return; }
+    if (lseek(c->fd, (off_t)at.offset, SEEK_SET) >= 0) {
+        uint64_t bytes = c->files[at.file].bytes;
+        if (at.offset > bytes) { corpus_too_short(c, at, at.offset - bytes); }
+        return;
+    }
     for (uint64_t left = at.offset; left > 0;) {
         corpus_fill(c, 1);
         size_t here = c->end - c->begin < left ? c->end - c->begin : (size_t)left;
-        if (here == 0) {
-            input_error("%s: %s ends %" PRIu64
-                        " bytes before the place where the last run stopped; give the same input "
-                        "again",
-                        c->flag, c->files[at.file].path, left);
-        }
+        if (here == 0) { corpus_too_short(c, at, left); }
         c->begin += here;
         left -= here;
     }

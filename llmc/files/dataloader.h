@@ -44,6 +44,8 @@ enum { BYTE_VOCABULARY = 256 };
 typedef struct {
     char *path;
     uint64_t first_token, num_tokens;  // the tokens of the file that are used
+    uint64_t bytes;                    // of the whole file, when it was opened
+    struct timespec modified;          // then
 } TokenFile;
 
 // the files of a glob pattern, all of one kind
@@ -95,8 +97,8 @@ static inline uint64_t token_header_read(const char *flag, const char *path, int
     return header[2];
 }
 
-// the number of tokens in a file, and *vocab_size; stops unless the file is regular, readable and not empty
-static inline uint64_t token_file_count(const char *flag, const char *path, bool shard, int *vocab_size) {
+// Fills *file but its path and first token, and *vocab_size; stops unless the file is regular, readable and not empty.
+static inline void token_file_open(TokenFile *file, const char *flag, const char *path, bool shard, int *vocab_size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // without O_NONBLOCK the open of a pipe hangs
     struct stat info;
     if (fd < 0 || fstat(fd, &info) != 0) {
@@ -106,12 +108,13 @@ static inline uint64_t token_file_count(const char *flag, const char *path, bool
         input_error("%s: %s is %s, not a file; name files of text or tokens", flag, path,
                     S_ISDIR(info.st_mode) ? "a directory" : "a device or a pipe");
     }
-    uint64_t bytes = (uint64_t)info.st_size;
+    file->bytes = (uint64_t)info.st_size;
+    file->modified = info.st_mtim;
     *vocab_size = BYTE_VOCABULARY;
-    uint64_t tokens = shard && bytes ? token_header_read(flag, path, fd, bytes, vocab_size) : bytes;
-    if (tokens == 0) { input_error("%s: %s is empty; name files that hold text or tokens", flag, path); }
+    bool header = shard && file->bytes > 0;
+    file->num_tokens = header ? token_header_read(flag, path, fd, file->bytes, vocab_size) : file->bytes;
+    if (file->num_tokens == 0) { input_error("%s: %s is empty; name files that hold text or tokens", flag, path); }
     close(fd);
-    return tokens;
 }
 
 // The files that match a glob pattern, sorted by name. `flag` is the flag of the pattern, for messages; it is not
@@ -139,7 +142,7 @@ static inline TokenFiles token_files_open(const char *flag, const char *pattern)
         }
         files.files[f].path = xstrdup(path);
         int vocab_size;
-        files.files[f].num_tokens = token_file_count(flag, path, shard, &vocab_size);
+        token_file_open(&files.files[f], flag, path, shard, &vocab_size);
         if (f > 0 && vocab_size != files.vocab_size) {
             input_error("%s: %s has a vocabulary of %d tokens, and %s has %d; give shards of one tokenizer", flag, path,
                         vocab_size, found.gl_pathv[0], files.vocab_size);
@@ -253,18 +256,35 @@ __attribute__((format(printf, 3, 4))) static inline bool token_reader_fail(Token
 }
 
 static inline bool token_reader_fail_io(TokenReader *reader, int f, uint64_t token, int error) {
-    return token_reader_fail(reader, EXIT_RUN_FAILED, "%s: could not read token %" PRIu64 " of %s: %s",
+    return token_reader_fail(reader, EXIT_RUN_FAILED,
+                             "%s: could not read token %" PRIu64 " of %s: %s; restore the file and start again (a run "
+                             "with -o resumes with -y 1)",
                              reader->files->flag, token, reader->files->files[f].path, strerror(error));
 }
 
+// Fails if file f, which is open, has changed since the run began: other data would be trained on without a word.
+static inline bool token_reader_unchanged(TokenReader *reader, int f, uint64_t token) {
+    const TokenFile *file = &reader->files->files[f];
+    struct stat now;
+    if (fstat(reader->fd, &now) != 0) { return token_reader_fail_io(reader, f, token, errno); }
+    bool same = (uint64_t)now.st_size == file->bytes && now.st_mtim.tv_sec == file->modified.tv_sec &&
+                now.st_mtim.tv_nsec == file->modified.tv_nsec;
+    if (same) { return true; }
+    return token_reader_fail(reader, EXIT_RUN_FAILED,
+                             "%s: %s was changed after the run began: it has %lld bytes, before it had %" PRIu64
+                             "; restore the file and start again (a run with -o resumes with -y 1)",
+                             reader->files->flag, file->path, (long long)now.st_size, file->bytes);
+}
+
+// opens file f
 static inline bool token_reader_select(TokenReader *reader, int f, uint64_t token) {
-    if (reader->file == f) { return true; }
+    if (reader->file == f) { return token_reader_unchanged(reader, f, token); }
     if (reader->fd >= 0) { close(reader->fd); }
     reader->file = -1;
     reader->fd = open(reader->files->files[f].path, O_RDONLY | O_CLOEXEC);
     if (reader->fd < 0) { return token_reader_fail_io(reader, f, token, errno); }
     reader->file = f;
-    return true;
+    return token_reader_unchanged(reader, f, token);
 }
 
 // raw = tokens [first, first + count) of file f, counted from the start of the file
@@ -278,10 +298,10 @@ static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t fi
         if (got < 0 && errno == EINTR) { continue; }
         if (got < 0) { return token_reader_fail_io(reader, f, first + done / width, errno); }
         if (got == 0) {
-            return token_reader_fail(reader, EXIT_BAD_INPUT,
+            return token_reader_fail(reader, EXIT_RUN_FAILED,
                                      "%s: %s now ends at token %" PRIu64
-                                     " and was longer when it was opened; leave the "
-                                     "data alone until the run ends",
+                                     " and was longer when it was opened; put the old file back, then resume with "
+                                     "-y 1 from the last checkpoint",
                                      files->flag, files->files[f].path, first + done / width);
         }
         done += (size_t)got;

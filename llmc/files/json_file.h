@@ -14,17 +14,20 @@ static inline int write_json(const char *path, const cJSON *json) {
     PartFile file = part_open(path);
     part_put(&file, text, strlen(text));
     part_put(&file, "\n", 1);
-    free(text);
+    cJSON_free(text);
     return part_finish(&file);
 }
 
-// the text of a whole file and a NUL, which the caller frees; NULL: the file cannot be opened
+enum { JSON_MAX_FILE = 256 << 20 };  // bytes; a tokenizer.json has a few MB
+
+// The text of a whole file and a NUL, which the caller frees. NULL: the file cannot be opened, is longer than
+// JSON_MAX_FILE, or holds a NUL, where cJSON would take the text for ended.
 static inline char *read_text_file(const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) { return NULL; }
     size_t length = 0, capacity = 65536, got;
     char *text = (char *)xmalloc(capacity + 1);
-    while ((got = fread(text + length, 1, capacity - length, file)) > 0) {
+    while (length <= JSON_MAX_FILE && (got = fread(text + length, 1, capacity - length, file)) > 0) {
         length += got;
         if (length < capacity) { continue; }
         capacity *= 2;
@@ -32,13 +35,15 @@ static inline char *read_text_file(const char *path) {
     }
     fclose(file);
     text[length] = 0;
-    return text;
+    if (length <= JSON_MAX_FILE && strlen(text) == length) { return text; }
+    free(text);
+    return NULL;
 }
 
-// the JSON object in a file; NULL: the file is missing, cannot be read or holds no JSON object
+// the JSON object in a file; NULL: the file is missing, cannot be read or holds anything but one JSON object
 static inline cJSON *try_read_json(const char *path) {
     char *text = read_text_file(path);
-    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    cJSON *json = text ? cJSON_ParseWithOpts(text, NULL, true) : NULL;
     free(text);
     if (!cJSON_IsObject(json)) {
         cJSON_Delete(json);
@@ -51,7 +56,9 @@ static inline cJSON *try_read_json(const char *path) {
 static inline cJSON *read_json(const char *path) {
     if (access(path, F_OK) != 0) { return NULL; }
     cJSON *json = try_read_json(path);
-    if (!json) { input_error("'%s' is not a JSON object; it may have been cut short, so copy or make it again", path); }
+    if (!json) {
+        input_error("'%s' is not a JSON object; it may have been cut short or damaged, so copy or make it again", path);
+    }
     return json;
 }
 

@@ -71,7 +71,7 @@ static inline void model_check_variant(const GPT2Config *c, const cJSON *json, c
                         "GPT-2, so give another model with -e",
                         path, found, facts[i][0], facts[i][1]);
         }
-        free(found);
+        cJSON_free(found);
     }
 }
 
@@ -100,6 +100,11 @@ static inline void model_config_from_tensors(ModelFile *model) {
         input_error("'%s' holds no GPT-2: expected 2-D tensors wte.weight and wpe.weight; give a GPT-2 in Hugging "
                     "Face's format",
                     model->file.path);
+    }
+    if (wte->shape[0] > MAX_CONFIG_NUMBER || wte->shape[1] > MAX_CONFIG_NUMBER || wpe->shape[0] > MAX_CONFIG_NUMBER) {
+        input_error("'%s' has wte.weight of %zu x %zu and wpe.weight of %zu rows, expected at most %d each; give a "
+                    "whole model",
+                    model->file.path, wte->shape[0], wte->shape[1], wpe->shape[0], MAX_CONFIG_NUMBER);
     }
     GPT2Config *c = &model->config;
     config_set_vocab(c, (int)wte->shape[0]);

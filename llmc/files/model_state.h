@@ -1,7 +1,7 @@
 /*
 The state of a model on its device, written to files and read back.
-defines: ModelState, is_first_rank, agree_on_error, TensorFamily, families_save, weights_store, weights_load,
-         moments_store, moments_load
+defines: ModelState, is_first_rank, agree_on_error, TensorFamily, families_open, families_write, weights_store,
+         weights_load, moments_store, moments_load
 
 A file holds whole tensors at every -z and -tp. Each rank writes the elements that it owns and reads the elements that
 it updates (layout.h), so any number of ranks can resume from a file.
@@ -256,29 +256,32 @@ static inline void families_begin(SafeTensorsWriter *w, const TensorFamily *fami
     safetensors_begin(w);
 }
 
-// Writes the families that have a buffer into one file. All ranks call it: rank 0 creates the file, then the other
-// ranks open it. Returns 0 or an errno, the same on all ranks, and in *failed_rank a rank that has the error.
-static inline int families_save(const char *path, const TensorFamily *families, int count, const ModelState *s,
-                                int *failed_rank) {
-    SafeTensorsWriter w;
-    memset(&w, 0, sizeof w);
+// Opens *w for the families that have a buffer, in one file. All ranks call it: rank 0 creates the file, then the other
+// ranks open it. Returns 0 or an errno of rank 0, the same on all ranks, and in *failed_rank a rank that has the error.
+static inline int families_open(SafeTensorsWriter *w, const char *path, const TensorFamily *families, int count,
+                                const ModelState *s, int *failed_rank) {
+    memset(w, 0, sizeof *w);
     if (is_first_rank(s)) {
-        w = safetensors_create(path);
-        w.shared = s->world && s->world->size > 1;
-        families_begin(&w, families, count, s);
+        *w = safetensors_create(path);
+        w->shared = s->world && s->world->size > 1;
+        families_begin(w, families, count, s);
     }
-    int error = agree_on_error(w.error, s->world, failed_rank);
+    int error = agree_on_error(w->error, s->world, failed_rank);
     if (!is_first_rank(s)) {
-        w = safetensors_join(path);
-        families_begin(&w, families, count, s);
+        *w = safetensors_join(path);
+        families_begin(w, families, count, s);
     }
-    for (int i = 0, index = 0; i < count && !error; i++) {
+    return error;
+}
+
+// Writes the elements that this rank owns, of families opened with families_open. Calls no other rank. The caller calls
+// safetensors_finish.
+static inline void families_write(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
+    for (int i = 0, index = 0; i < count; i++) {
         if (!families[i].buffer) { continue; }
-        family_write(&w, &families[i], s, index);
+        family_write(w, &families[i], s, index);
         index += num_param_tensors(s->config);
     }
-    int finished = safetensors_finish(&w);
-    return error ? error : agree_on_error(finished, s->world, failed_rank);
 }
 
 // ---- reading

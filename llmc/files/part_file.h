@@ -4,6 +4,7 @@ defines: PartFile, part_open, part_put, part_discard, part_finish
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include <stdbool.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@ static inline PartFile part_open(const char *path) {
     memset(&f, 0, sizeof f);
     format_path(f.path, "%s", path);
     format_path(f.part, "%s.part", path);
-    f.file = fopen(f.part, "wb");
+    f.file = create_file(f.part);
     if (!f.file) { f.error = errno; }
     return f;
 }

@@ -14,6 +14,8 @@ Source: the format's description and reference implementation, github.com/huggin
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/crc32c.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/floatx.h"
 #include <assert.h>
 #include <cjson/cJSON.h>
@@ -397,8 +399,7 @@ static inline void safetensors_read_real(const SafeTensors *st, const SafeTensor
 }
 
 // ---- writing: create, declare every tensor, begin, write every byte in any order, finish.
-// After the first failure later calls do nothing, and finish returns the errno: the caller deletes its folder, then
-// stops.
+// After the first failure later calls do nothing, and finish returns the errno: the caller deletes its folder.
 
 typedef struct {
     int fd;
@@ -407,11 +408,13 @@ typedef struct {
     int num_tensors;
     SafeTensor *tensors;  // in the order of declaration
     uint64_t *written;    // bytes written so far of each tensor
+    Crc32cSum sum;        // of what this rank has written
     bool shared;          // other ranks write to the file too
     bool joined;          // another rank has created the file and writes the header
 } SafeTensorsWriter;
 
 static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t bytes, uint64_t offset) {
+    crc32c_add(&w->sum, offset, data, bytes);
     for (size_t done = 0; done < bytes && !w->error;) {
         ssize_t put = pwrite(w->fd, (const char *)data + done, bytes - done, (off_t)(offset + done));
         if (put > 0) { done += (size_t)put; }
@@ -424,7 +427,7 @@ static inline void st_pwrite(SafeTensorsWriter *w, const void *data, size_t byte
 static inline SafeTensorsWriter safetensors_create(const char *path) {
     SafeTensorsWriter w;
     memset(&w, 0, sizeof w);
-    w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    w.fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, FILE_MODE);
     if (w.fd < 0) { w.error = errno; }
     return w;
 }
@@ -469,20 +472,21 @@ static inline int st_compare_layout(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-// Sets the offsets of every tensor. Returns the tensors in the order of the file; the caller frees the array.
-static inline SafeTensor **st_lay_out(SafeTensorsWriter *w) {
+// Sets the offsets of every tensor; *end is the size of the data. Returns the tensors in the order of the file; the
+// caller frees the array.
+static inline SafeTensor **st_lay_out(SafeTensorsWriter *w, uint64_t *end) {
     size_t count = (size_t)w->num_tensors;
     SafeTensor **order = (SafeTensor **)xmalloc(count * sizeof *order);
-    uint64_t end = 0;
+    *end = 0;
     for (size_t i = 0; i < count; i++) { order[i] = &w->tensors[i]; }
     qsort(order, count, sizeof *order, st_compare_layout);
     for (size_t i = 0; i < count; i++) {
         SafeTensor *t = order[i];
         uint64_t bytes;
         if (!st_tensor_bytes(dtype_size(t->dtype), t->num_dims, t->shape, &bytes)) { w->error = EOVERFLOW; }
-        t->begin = end;
-        if (__builtin_add_overflow(end, bytes, &end)) { w->error = EOVERFLOW; }
-        t->end = end;
+        t->begin = *end;
+        if (__builtin_add_overflow(*end, bytes, end)) { w->error = EOVERFLOW; }
+        t->end = *end;
     }
     return order;
 }
@@ -503,7 +507,8 @@ static inline void safetensors_begin(SafeTensorsWriter *w) {
     if (w->error) { return; }
     char *text = NULL;
     size_t length = 0;
-    SafeTensor **order = st_lay_out(w);
+    uint64_t data_bytes;
+    SafeTensor **order = st_lay_out(w, &data_bytes);
     FILE *out = open_memstream(&text, &length);
     if (!out) { run_error("out of host memory: could not build a safetensors header"); }
     fprintf(out, "{\"__metadata__\":{\"format\":\"pt\"}");
@@ -513,6 +518,7 @@ static inline void safetensors_begin(SafeTensorsWriter *w) {
     if (fclose(out) != 0) { run_error("out of host memory: could not build a safetensors header"); }
     uint64_t header_bytes = length;
     w->data_start = sizeof header_bytes + header_bytes;
+    w->sum.bytes = w->data_start + data_bytes;
     if (!w->joined) {
         st_pwrite(w, &header_bytes, sizeof header_bytes, 0);
         st_pwrite(w, text, length, sizeof header_bytes);

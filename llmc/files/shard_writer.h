@@ -7,6 +7,7 @@ A shard under its final name is whole: until then it is OUT_train_000001.bin.par
 dataloader.h describes the format. A shard starts where the last one ended, perhaps within a document.
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/files/dataloader.h"
 
 enum { SHARD_VAL, SHARD_TRAIN };  // index of ShardWriter.open
@@ -49,13 +50,13 @@ static inline void shard_write_header(ShardWriter *w, int kind, uint64_t tokens)
     }
 }
 
-// Opens the current shard. tokens > 0: an earlier run wrote so many tokens of it, and perhaps more, which are written
+// Opens the current shard. tokens > 0: an earlier run wrote this number of tokens, and perhaps more, which are written
 // again.
 static inline void shard_open(ShardWriter *w, int kind, uint64_t tokens) {
     char path[PATH_LENGTH];
     OpenShard *shard = &w->open[kind];
     shard_path(path, w->out, shard_number(w, kind), ".part");
-    shard->file = fopen(path, tokens ? "r+b" : "wb");
+    shard->file = tokens ? fopen(path, "r+b") : create_file(path);
     shard->tokens = tokens;
     if (!shard->file) { shard_failed(w, kind, "open"); }
     if (!tokens) { shard_write_header(w, kind, 0); }

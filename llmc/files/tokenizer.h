@@ -485,8 +485,15 @@ static inline Tokenizer tokenizer_parse_bin(const char *path, const char *data, 
 static inline char *tokenizer_read_file(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     if (!file) { input_error("%s: could not open the tokenizer's file (%s); check the path", path, strerror(errno)); }
-    char *data = (char *)xmalloc(TOKENIZER_MAX_FILE + 1);
-    *bytes = fread(data, 1, TOKENIZER_MAX_FILE + 1, file);
+    size_t room = 65536, got;
+    char *data = (char *)xmalloc(room + 1);
+    *bytes = 0;
+    while (*bytes <= TOKENIZER_MAX_FILE && (got = fread(data + *bytes, 1, room - *bytes, file)) > 0) {
+        *bytes += got;
+        if (*bytes < room) { continue; }
+        room *= 2;
+        data = (char *)xrealloc(data, room + 1);
+    }
     if (ferror(file)) { input_error("%s: could not read the tokenizer's file (%s); check it", path, strerror(errno)); }
     if (*bytes > TOKENIZER_MAX_FILE) {
         input_error("%s: larger than %d bytes; expected GPT-2's vocab.bpe, merges.txt or gpt2_tokenizer.bin", path,

@@ -159,7 +159,7 @@ static inline void tokenizer_check_symbol(const char *path, const Tokenizer *t, 
 static inline bool tokenizer_json_is_bytes(const cJSON *json) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model");
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab"), *id = vocab ? vocab->child : NULL;
-    bool bytes = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges")) == 0;
+    bool bytes = cJSON_IsObject(vocab) && !cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges"));
     for (int byte = 0; byte < 256 && bytes; byte++, id = id ? id->next : NULL) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", byte);

@@ -5,7 +5,7 @@ in pinned host memory. Input i is in slot i % 2 of the device.
   backward   input i - 1 is uploaded beside the backward of the blocks that read input i
 The residual stream after the last block is not an input: the final layernorm reads it from its slot. The input of the
 first block, the embeddings, stays on the device.
-defines: BlockInputs, inputs_acquire, inputs_store, inputs_wait
+defines: BlockInputs, inputs_open, inputs_acquire, inputs_store, inputs_wait
 */
 #pragma once
 #include "llmc/memory/plan.h"
@@ -20,6 +20,18 @@ typedef struct {
     bool stores;         // a backward follows the forward
     CopyWork copies[2];  // the latest copy of each slot; 0: none, or waited for
 } BlockInputs;
+
+// host: (count,bytes) or NULL; slots: (2,bytes)
+static inline void inputs_open(BlockInputs *in, const Device *device, Exec *ex, void *host, void *slots, size_t bytes,
+                               int count) {
+    memset(in, 0, sizeof *in);
+    in->device = device;
+    in->ex = ex;
+    in->host = (char *)host;
+    in->slots = (char *)slots;
+    in->bytes = bytes;
+    in->count = count;
+}
 
 static inline void inputs_copy_wait(BlockInputs *in, int i) {
     in->device->copy_wait(in->copies[i % 2], in->ex);

@@ -6,7 +6,8 @@ Communicators: groups of ranks and their collectives. One table of functions, wi
 comm_open.h chooses the backend.
 defines: Comm, CommBackend, CommWork, COMM_TIMEOUT, comm_name_missing, comm_all_reduce, comm_reduce_scatter,
          comm_all_gather, comm_broadcast, comm_after_copy, comm_wait, comm_event_synchronize, comm_max,
-         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single
+         comm_broadcast_host, comm_barrier, comm_split, comm_close, comm_new, comm_single, AwakeClock,
+         awake_seconds
 
 Ranks     A process has a rank, 0 to size - 1, in each of its groups. The world is dp x tp with tp fastest:
           world rank = dp_rank * t + tp_rank, so that
@@ -34,13 +35,27 @@ and wait  results of that work and overwrite its inputs. It runs beside work enq
 Failure   With MPI, a rank that stops with run_error or input_error ends all ranks, with one sentence that names the
           rank. A rank that waits longer than `timeout` seconds names the ranks that do not answer and does the same.
           The launcher reports a killed rank and ends the others. Without MPI each rank prints its own sentence: a rank
-          has ended, or does not answer.
+          has ended, or does not answer. Timeouts are on an AwakeClock, since a scheduler that suspends a job stops all
+          of its ranks.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/device.h"
 #include "llmc/common/range.h"
 #include <stdbool.h>
+
+// A clock that stands still while this process is stopped, and that must be read more than once a second.
+typedef struct {
+    double seconds, read;  // read: time of the last reading, or 0
+} AwakeClock;
+
+// seconds from the first reading, which returns 0, to this one
+static inline double awake_seconds(AwakeClock *clock) {
+    double now = now_seconds();
+    if (clock->read > 0 && now - clock->read < 1) { clock->seconds += now - clock->read; }
+    clock->read = now;
+    return clock->seconds;
+}
 
 typedef struct Comm Comm;
 typedef uint64_t CommWork;  // a collective: the n-th call of its group

@@ -180,11 +180,12 @@ static inline void mpi_poll_pause(const MpiJob *job, double waited) {
 // Waits for all pending messages of the group. Each completed message restarts the timeout.
 static inline void mpi_wait(Comm *comm, const char *call) {
     struct MpiGroup *g = comm->mpi;
-    double answered = now_seconds();
+    AwakeClock clock = {0, 0};
+    double answered = 0;
     for (int left = g->num_requests; left > 0;) {
         int done = 0;
         CHECK_MPI(MPI_Testsome(g->num_requests, g->requests, &done, g->finished, MPI_STATUSES_IGNORE));
-        double now = now_seconds();
+        double now = awake_seconds(&clock);
         if (done > 0) {
             left -= done;
             answered = now;

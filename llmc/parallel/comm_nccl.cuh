@@ -158,15 +158,16 @@ static inline void nccl_check_progress(Comm *comm, double waited) {
 }
 
 static inline void nccl_event_wait(cudaEvent_t event, Comm *comm) {
-    double start = now_seconds(), checked = start;
+    AwakeClock clock = {0, 0};
+    double checked = 0;
     cudaError_t state;
     while ((state = cudaEventQuery(event)) == cudaErrorNotReady) {
-        double now = now_seconds();
-        if (now - checked > 1e-2) {
-            nccl_check_progress(comm, now - start);
-            checked = now;
+        double waited = awake_seconds(&clock);
+        if (waited - checked > 1e-2) {
+            nccl_check_progress(comm, waited);
+            checked = waited;
         }
-        if (now - start > 1e-3) { usleep(20); }
+        if (waited > 1e-3) { usleep(20); }
     }
     cudaGetLastError();  // cudaErrorNotReady stays the last error, which the next launch would report
     CUDA_CHECK(state);

@@ -33,6 +33,7 @@ typedef struct {
     const char *folder;                      // -pf, for fs: a folder that all ranks can write to
     const char *job;                         // for fs and tcp: the same on all ranks, different in other jobs
     double timeout;                          // --comm-timeout, seconds
+    const char *secret_file;                 // --secret-file, for tcp
 } CommOptions;
 
 // The world of all ranks that mpirun started, on host memory. Call it before the first possible error.
@@ -65,13 +66,13 @@ static inline bool comm_same_gpu(const char *names, int size, int *one, int *oth
 }
 
 #ifdef COMM_HAS_NCCL
-static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o) {
+static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o, const Secret *secret) {
     int rank = o->rank, size = o->num_processes;
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
     nccl_set_launch_order();
     if (rank == 0) { id = nccl_unique_id(); }
-    Rendezvous rendezvous = {rank, size, o->job, o->timeout, &id, sizeof id};
+    Rendezvous rendezvous = {rank, size, o->job, o->timeout, &id, sizeof id, secret, "--secret-file"};
     Wire *wire = o->init == COMM_INIT_FILE ? wire_by_file(&rendezvous, o->folder) : wire_by_tcp(&rendezvous, o->server);
     return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
 }
@@ -115,7 +116,7 @@ static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
 }
 
 // NULL if ranks share a GPU and use MPI instead
-static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
+static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, Comm *host) {
     if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
     char name[GPU_NAME_BYTES];
     const char *why;
@@ -126,7 +127,7 @@ static inline Comm *comm_open_gpus(const CommOptions *o, Comm *host) {
                     o->rank, o->gpus_per_node, gpus);
     }
     comm_take_gpu(local_rank, name);
-    return comm_open_gpus_without_mpi(o);
+    return comm_open_gpus_without_mpi(o, secret);
 }
 #endif
 
@@ -136,10 +137,17 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
     int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes;
     if (device == &cpu_device && (o->init == COMM_INIT_MPI || size == 1)) { return host; }
     if (size == 1) { return comm_single(device); }
+    Secret secret;
+    if (o->init != COMM_INIT_MPI) { secret_check_library(); }
+    if (o->init == COMM_INIT_TCP) { secret_read(&secret, o->secret_file); }
 #ifdef COMM_HAS_NCCL
-    Comm *gpus = device == &cpu_device ? NULL : comm_open_gpus(o, host);
-    if (gpus) { return gpus; }
+    Comm *gpus = device == &cpu_device ? NULL : comm_open_gpus(o, &secret, host);
+    if (gpus) {
+        explicit_bzero(&secret, sizeof secret);
+        return gpus;
+    }
 #endif
+    explicit_bzero(&secret, sizeof secret);
     if (o->init != COMM_INIT_MPI) {
         input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the ranks with mpirun",
                     device == &cpu_device ? "but this run is on CPUs" : "but this program was built without NCCL");
@@ -151,7 +159,7 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
 #endif
 }
 
-// for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9"
+// for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9, OpenSSL 3.0.19"
 static inline void comm_backends(char *text, size_t room) {
     int length = snprintf(text, room, "single");
 #ifdef HAVE_MPI
@@ -162,7 +170,11 @@ static inline void comm_backends(char *text, size_t room) {
 #endif
 #ifdef COMM_HAS_NCCL
     int v = nccl_version();
-    snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+    length += snprintf(text + length, room - (size_t)length, ", NCCL %d.%d.%d", v / 10000, v / 100 % 100, v % 100);
 #endif
-    (void)length;
+    const char *crypto = secret_library();
+    if (crypto) {  // "OpenSSL 3.0.19 27 Jan 2026"
+        int words = (int)(strcspn(crypto, " ") + 1 + strcspn(crypto + strcspn(crypto, " ") + 1, " "));
+        snprintf(text + length, room - (size_t)length, ", %.*s", words, crypto);
+    }
 }

@@ -1,10 +1,10 @@
 /*
-A watchdog thread that runs a check while the main thread is inside a library call. Such a call may never return, as
-with NCCL when another rank has ended.
+A watchdog thread that runs a check while the main thread is inside a library call. A call of NCCL, for example, may
+never return if another rank has ended.
 defines: Watch, watch_open, watch_close, watch_enter, watch_leave
 Between watch_enter and watch_leave the thread calls `check` every WATCH_SECONDS, with the seconds since watch_enter.
-`check` returns, or stops the program. watch_leave waits for it, so it never runs beside the main thread's own code and
-may use libraries for one thread at a time, such as MPI with MPI_THREAD_SERIALIZED.
+`check` returns, or stops the program. watch_leave waits for a running `check`, so `check` never runs beside the main
+thread's own code. `check` may therefore use libraries for one thread at a time, such as MPI with MPI_THREAD_SERIALIZED.
 */
 #pragma once
 #include "llmc/parallel/comm.h"
@@ -18,7 +18,8 @@ typedef struct {
     void *of;
     pthread_t thread;
     pthread_mutex_t lock;  // guards the fields below
-    double since;          // start of the call; 0 between calls
+    AwakeClock clock;
+    double since;  // start of the call; negative between calls
     bool over;
 } Watch;
 
@@ -26,7 +27,8 @@ static inline void *watch_run(void *watch) {
     Watch *w = (Watch *)watch;
     for (bool over = false; !over; usleep((useconds_t)(WATCH_SECONDS * 1e6))) {
         pthread_mutex_lock(&w->lock);
-        if (w->since > 0) { w->check(w->of, now_seconds() - w->since); }
+        double now = awake_seconds(&w->clock);
+        if (w->since >= 0) { w->check(w->of, now - w->since); }
         over = w->over;
         pthread_mutex_unlock(&w->lock);
     }
@@ -37,6 +39,7 @@ static inline void *watch_run(void *watch) {
 static inline void watch_open(Watch *w, void (*check)(void *of, double waited), void *of) {
     memset(w, 0, sizeof *w);
     w->check = check;
+    w->since = -1;
     w->of = of;
     pthread_mutex_init(&w->lock, NULL);
     int error = pthread_create(&w->thread, NULL, watch_run, w);
@@ -45,13 +48,13 @@ static inline void watch_open(Watch *w, void (*check)(void *of, double waited), 
 
 static inline void watch_enter(Watch *w) {
     pthread_mutex_lock(&w->lock);
-    w->since = now_seconds();
+    w->since = awake_seconds(&w->clock);
     pthread_mutex_unlock(&w->lock);
 }
 
 static inline void watch_leave(Watch *w) {
     pthread_mutex_lock(&w->lock);
-    w->since = 0;
+    w->since = -1;
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -3,7 +3,7 @@
   data-parallel group     parameters (at -z 3, and at --offload 3 with -z 1 and 2, without the layers); at -z 0 also
                           masters and moments
   tensor-parallel group   this rank's shard of the replicated tensors, their masters and moments
-defines: replicas_wait, check_replicas
+defines: replicas_wait, hash_device, check_replicas
 */
 #pragma once
 #include "llmc/common/hash.h"

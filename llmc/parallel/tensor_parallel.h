@@ -9,7 +9,7 @@ One rank communicates nothing: each function is then one operation. Shapes: N ro
 OC are this rank's channels or units. With t ranks the buffers for all rows have t * chunk_size(N, t) rows.
 In the backward a collective begins when its input is ready. The wait comes where the output is read. Compute between
 begin and wait overlaps the collective. The forward has no such compute and waits at once.
-defines: TensorParallel, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
+defines: TensorParallel, tp_open, tp_set_rows, ParallelRows, rows_acquire, rows_release, rows_all_gather, rows_wait,
          rows_reduce_scatter, column_parallel_forward, row_parallel_forward,
          row_parallel_backward, column_parallel_backward, vocab_parallel_embedding_forward,
          vocab_parallel_embedding_backward, vocab_parallel_classifier, replicated_grads_all_reduce
@@ -34,6 +34,19 @@ typedef struct {
     size_t chunk;         // elements of one rank's chunk of rows
     size_t all_elements;  // t * chunk: of a buffer for the rows of all ranks
 } TensorParallel;
+
+// comm: the t ranks. The other arguments are the fields of TensorParallel. Call tp_set_rows before the first operation.
+static inline void tp_open(TensorParallel *tp, const Ops *ops, const Device *device, Exec *ex, Comm *comm, int vocab,
+                           Scratch *partial, real *statistics) {
+    memset(tp, 0, sizeof *tp);
+    tp->ops = ops;
+    tp->device = device;
+    tp->ex = ex;
+    tp->comm = comm;
+    tp->vocab = vocab;
+    tp->partial = partial;
+    tp->statistics = statistics;
+}
 
 // ---- rows of the layernorms and of the residual stream
 

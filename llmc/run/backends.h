@@ -5,11 +5,11 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 */
 #pragma once
 #include "llmc/backend.h"
+#include "llmc/common/create_file.h"
 #include "llmc/cpu_ops.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/gpus.h"
 #include <omp.h>
-#include <sys/stat.h>
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
 #define HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
@@ -55,16 +55,23 @@ static const Backend cpu_backend = {
     .peak_flops = cpu_peak_flops,
 };
 
-// path = ~/.cache/train_gpt2/NAME, whose folders are created; NULL if HOME is not set
+// path = ~/.cache/train_gpt2/NAME, whose folders are created. NULL if HOME is not set, or if the file is another user's
+// or others can write to it: a cache chooses kernels.
 static inline const char *user_cache_path(char *path, const char *name) {
     const char *home = getenv("HOME"), *const parts[] = {"/.cache", "/train_gpt2"};
     if (!home || !*home) { return NULL; }
     format_path(path, "%s", home);
     for (int i = 0; i < 2; i++) {
         format_path(path + strlen(path), "%s", parts[i]);
-        mkdir(path, 0777);
+        mkdir(path, FOLDER_MODE);
     }
     format_path(path + strlen(path), "/%s", name);
+    struct stat info;
+    if (stat(path, &info) == 0 && (info.st_uid != geteuid() || (info.st_mode & S_IWOTH))) {
+        fprintf(stderr, "train_gpt2: %s is another user's, or others can write to it, and is not used: remove it\n",
+                path);
+        return NULL;
+    }
     return path;
 }
 

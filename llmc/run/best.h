@@ -12,7 +12,8 @@ metrics.jsonl holds the validations before a resumed step. A loss counts as the 
 resumed run compares as the uninterrupted one. A loss that is not finite does not count.
 */
 #pragma once
-#include "llmc/files/checkpoint.h"
+#include "llmc/files/checkpoint_save.h"
+#include "llmc/run/logger.h"
 #include "llmc/run/train_args.h"
 #include <float.h>
 
@@ -36,22 +37,9 @@ static inline bool evaluation_due(const Evaluated *e, const TrainArgs *a, long l
 // The evaluations after `step`, where a run resumes; 0 is a new run. A kill or a signal may have prevented them. All
 // ranks call it; rank 0 reads. hellaswag: HellaSwag's file, or NULL.
 static inline Evaluated evaluated_read(const TrainArgs *a, const char *hellaswag, long long step, Comm *world) {
-    Evaluated evaluated = {hellaswag != NULL, -1, -1};
-    char path[PATH_LENGTH], *line = NULL;
-    size_t room = 0;
-    long long at;
-    FILE *file = NULL;
-    if (a->run_dir && step > 0 && world->rank == 0) {
-        format_path(path, "%s/metrics.jsonl", a->run_dir);
-        file = fopen(path, "r");
-    }
-    while (file && getline(&line, &room, file) > 0) {
-        if (sscanf(line, "{\"step\":%lld", &at) != 1 || at != step) { continue; }
-        if (strstr(line, "\"val_loss\":")) { evaluated.val = step; }
-        if (strstr(line, "\"hellaswag\":")) { evaluated.hellaswag = step; }
-    }
-    free(line);
-    if (file) { fclose(file); }
+    bool val = false, scored = false;
+    if (a->run_dir && step > 0 && world->rank == 0) { logger_results(a->run_dir, step, &val, &scored); }
+    Evaluated evaluated = {hellaswag != NULL, val ? step : -1, scored ? step : -1};
     comm_broadcast_host(&evaluated, sizeof evaluated, world);
     return evaluated;
 }
@@ -82,11 +70,11 @@ static inline void best_loss_add(BestLoss *best, long long step, double loss) {
 
 // counts the validations in a file of metrics up to `step`
 static inline void best_loss_read_metrics(BestLoss *best, const char *path, long long step) {
-    FILE *file = fopen(path, "r");
+    FILE *file = log_file_read(path);
     char *line = NULL;
     size_t room = 0;
     long long at;
-    while (file && getline(&line, &room, file) > 0) {
+    while (log_file_next_line(file, &line, &room, path) > 0) {
         const char *value = strstr(line, "\"val_loss\":");
         if (!value || sscanf(line, "{\"step\":%lld", &at) != 1 || at > step) { continue; }
         value += strlen("\"val_loss\":");
@@ -103,10 +91,17 @@ static inline BestLoss best_loss_read(const TrainArgs *a, long long step, Comm *
     if (a->run_dir && step > 0 && world->rank == 0) {
         format_path(path, "%s/metrics.jsonl", a->run_dir);
         best_loss_read_metrics(&best, path, step);
-        format_path(path, "%s/best/best.json", a->run_dir);
-        cJSON *kept = try_read_json(path);
+        bool has_best = checkpoint_best_file(path, a->run_dir, "best.json");
+        cJSON *kept = has_best ? try_read_json(path) : NULL;
         const cJSON *loss = cJSON_GetObjectItemCaseSensitive(kept, "val_loss");
-        if (cJSON_IsNumber(loss)) { best.kept = loss->valuedouble; }
+        if (cJSON_IsNumber(loss)) {
+            best.kept = loss->valuedouble;
+        } else if (has_best && keeps_best(a)) {
+            fprintf(stderr,
+                    "train_gpt2: warning: '%s' has no val_loss: it was cut short or damaged, so the next validation "
+                    "replaces RUN/best\n",
+                    path);
+        }
         cJSON_Delete(kept);
     }
     comm_broadcast_host(&best, sizeof best, world);
@@ -166,16 +161,30 @@ static inline void best_forget(const char *run_dir, const char *old, const char 
     unlink(path);
 }
 
+// Reports a link that could not be made: stops, or rank 0 prints a warning.
+static inline void best_link_failed(const TrainArgs *a, const char *name, int error, bool first, bool stops) {
+    const char *const advice = "make room, and make -o a folder where links can be made, or leave out --keep-best";
+    if (stops) {
+        run_error("could not make the link '%s/best' to %s: %s; %s", a->run_dir, name, strerror(error), advice);
+    }
+    if (first) {
+        fprintf(stderr, "train_gpt2: warning: could not make the link '%s/best' to %s: %s; %s\n", a->run_dir, name,
+                strerror(error), advice);
+    }
+}
+
 // Makes RUN/best the checkpoint of `step`, the present step, if its validation loss is lower than that of RUN/best.
-// saved: -n has saved this step; otherwise the checkpoint is saved as best_a or best_b. All ranks call it with the same
-// loss. A failure stops the run and leaves the old RUN/best. Returns whether there is a new RUN/best.
+// saved: -n has saved this step; else the checkpoint is saved as best_a or best_b, with a line on stdout. All ranks
+// call it with the same loss. A failure leaves the old RUN/best, and stops the run if `stops`. Returns whether there is
+// a new RUN/best.
 static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long long step, double loss, bool saved,
-                                        const ModelState *s, const cJSON *state) {
-    char old[32] = "", name[32];
+                                        const ModelState *s, const cJSON *state, bool stops, const Logger *log) {
+    char old[32] = "", name[32], folder[PATH_LENGTH];
     int failed_rank, use_b = 0;
+    uint32_t crcs[2];
+    double begin = now_seconds();
     const bool first = is_first_rank(s);
     if (!(best_loss_logged(loss) < best->kept)) { return false; }
-    best->kept = best_loss_logged(loss);
     if (first) {
         best_remove_others(a->run_dir);  // of a killed run
         checkpoint_best(old, a->run_dir);
@@ -186,15 +195,17 @@ static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long
     if (saved) {
         snprintf(name, sizeof name, "step_%08lld", step);
     } else {
-        checkpoint_save_as(a->run_dir, name, s, state);
+        format_path(folder, "%s/%s", a->run_dir, name);
+        if (checkpoint_save_as(a->run_dir, name, s, state, stops, crcs)) { return false; }
+        logger_saved(log, step, folder, 1000 * (now_seconds() - begin), crcs[0], crcs[1]);
     }
-    int error = agree_on_error(first ? best_link(a->run_dir, old, name, step, best->kept) : 0, s->world, &failed_rank);
+    double kept = best_loss_logged(loss);
+    int error = agree_on_error(first ? best_link(a->run_dir, old, name, step, kept) : 0, s->world, &failed_rank);
     if (error) {
-        run_error(
-            "could not make the link '%s/best' to %s: %s; make room, and make -o a folder where links can be made, "
-            "or leave out --keep-best",
-            a->run_dir, name, strerror(error));
+        best_link_failed(a, name, error, first, stops);
+        return false;
     }
+    best->kept = kept;
     if (first) {
         best_forget(a->run_dir, old, name);
         best_remove_others(a->run_dir);

@@ -7,6 +7,7 @@ defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data
 #include "llmc/files/choices_bin.h"
 #include "llmc/files/choices_json.h"
 #include "llmc/files/dataloader.h"
+#include "llmc/files/shard_list.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
 
@@ -17,6 +18,7 @@ typedef struct {
     bool by_default;       // -i was not given: llm.c's default files
     bool default_model;    // nor was -e: llm.c's default file
     char fingerprint[17];  // hash of train_files' contents, and of the tokenizer of examples; independent of paths
+    cJSON *shards;         // shard_list of train_files; NULL without -o
     bool has_examples;     // -i names .jsonl files: the fields below are used, and files is for the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
@@ -124,6 +126,7 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
+    d->shards = saves_checkpoints(a) || a->resume ? shard_list(&d->train_files) : NULL;
 }
 
 // Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
@@ -230,6 +233,7 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
         examples_free(&d->examples);
         examples_free(&d->val_examples);
     }
+    cJSON_Delete(d->shards);
     token_files_close(&d->val_files);
     token_files_close(&d->train_files);
     token_files_close(&d->files);

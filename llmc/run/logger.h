@@ -1,13 +1,13 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
-defines: Logger, StepReport, logger_open, logger_truncate, logger_step, logger_line, logger_val, logger_hellaswag,
-         logger_stopped, logger_saved, logger_best, logger_clear_line, logger_close
+defines: Logger, StepReport, logger_open, logger_truncate, logger_results, logger_step, logger_line, logger_val,
+         logger_hellaswag, logger_stopped, logger_saved, logger_best, logger_clear_line, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
-               "gpu_temperature_c":x; {"step":n,"val_loss":x} or {"step":n,"hellaswag":x} for an evaluation, the first
-               with "bits_per_byte":x if the tokenizer is known. n counts finished updates. A resumed run deletes the
-               lines of steps after its checkpoint.
+               "gpu_temperature_c":x; "skipped":"reason" if the update was skipped. {"step":n,"val_loss":x} or
+               {"step":n,"hellaswag":x} for an evaluation, the first with "bits_per_byte":x if the tokenizer is known.
+               n counts finished updates. A resumed run deletes the lines of steps after its checkpoint.
 main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
                a training step. i counts updates from 0, so that i is n - 1. Truncated like metrics.jsonl.
 stdout         a terminal has one live line, no wider than its window. A pipe gets at most one line a second, and always
@@ -15,8 +15,11 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 */
 #pragma once
 #include "llmc/common/check.h"
+#include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
+#include "llmc/files/part_file.h"
 #include "llmc/run/gpu_monitor.h"
+#include "llmc/run/log_file.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -25,66 +28,91 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 #include <unistd.h>
 
 typedef struct {
-    FILE *metrics;         // NULL: no metrics.jsonl
-    FILE *main_log;        // NULL: no main.log
-    bool terminal;         // stdout is a terminal
-    double last_line;      // time of the last line of a step, in seconds
-    double smoothed_rate;  // tokens per second, exponentially averaged
-    int steps_seen;
-    GpuMonitor gpu;  // no readings until it is opened; logger_close closes it
-} Logger;
-
-typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
     double seconds_left;    // until the time limit; below 0: no limit
     double peak_rate;       // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
-    const char *note;       // "" or why the update was skipped
+    const char *note;       // "" or why the update was skipped: skip_reason
     const GpuReading *gpu;  // or NULL; logger_step sets it
 } StepReport;
+
+typedef struct {
+    LogFile *metrics;      // NULL: no metrics.jsonl
+    LogFile *main_log;     // NULL: no main.log
+    bool terminal;         // stdout is a terminal
+    double last_line;      // time of the last line of a step, in seconds
+    double smoothed_rate;  // tokens per second, exponentially averaged
+    int steps_seen;
+    StepReport last;  // the last step
+    bool shown;       // stdout has the line of the last step
+    GpuMonitor gpu;   // no readings until it is opened; logger_close closes it
+} Logger;
 
 // The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line.
 static inline long long logger_line_step(const char *line) {
     long long step;
     char kind[4];
-    if (sscanf(line, "{\"step\":%lld", &step) == 1) { return step; }
-    if (sscanf(line, "s:%lld %3[a-z]", &step, kind) == 2) { return strcmp(kind, "trl") == 0 ? step + 1 : step; }
+    if (sscanf(line, "{\"step\":%18lld", &step) == 1) { return step; }
+    if (sscanf(line, "s:%18lld %3[a-z]", &step, kind) == 2) { return strcmp(kind, "trl") == 0 ? step + 1 : step; }
     return -1;
 }
 
-// rewrites the file at `path`, metrics.jsonl or main.log, without the lines of steps after `step`
-static inline void logger_truncate(const char *path, long long step) {
-    FILE *old = fopen(path, "r");
+// Whether a resumed run keeps a line. val, hellaswag: metrics.jsonl has these evaluations of `step`. A run that is
+// killed between its two logs evaluates again, and main.log gets the line then.
+static inline bool logger_keeps(const char *line, long long step, bool val, bool hellaswag) {
+    long long line_step = logger_line_step(line);
+    bool whole = strchr(line, '\n') != NULL;  // a killed run may leave half a line
+    if (!whole || line_step < 0 || line_step > step) { return false; }
+    if (line_step < step || *line != 's') { return true; }
+    return (val || !strstr(line, " tel:")) && (hellaswag || !strstr(line, " eval:"));
+}
+
+// Rewrites the file at `path`, metrics.jsonl or main.log, without the lines of steps after `step`, and of main.log also
+// without the evaluations of `step` that metrics.jsonl does not have.
+static inline void logger_truncate(const char *path, long long step, bool val, bool hellaswag) {
+    FILE *old = log_file_read(path);
     if (!old) { return; }
-    size_t length = strlen(path) + 8;
-    char *aside = (char *)xmalloc(length);
-    snprintf(aside, length, "%s.new", path);
-    FILE *rewritten = fopen(aside, "w");
-    if (!rewritten) { run_error("could not write '%s': %s; make -o writable", aside, strerror(errno)); }
+    PartFile rewritten = part_open(path);
     char *line = NULL;
     size_t room = 0;
-    for (ssize_t length; (length = getline(&line, &room, old)) > 0;) {
-        bool whole = line[length - 1] == '\n';  // a killed run may leave half a line
-        long long line_step = logger_line_step(line);
-        if (whole && line_step >= 0 && line_step <= step) { fputs(line, rewritten); }
+    for (size_t length; (length = log_file_next_line(old, &line, &room, path)) > 0;) {
+        if (logger_keeps(line, step, val, hellaswag)) { part_put(&rewritten, line, length); }
     }
     free(line);
     fclose(old);
-    if (fclose(rewritten) != 0 || rename(aside, path) != 0) {
+    int error = part_finish(&rewritten);
+    if (error) {
         run_error("could not rewrite '%s': %s; the old file is unchanged, so make room and try again", path,
-                  strerror(errno));
+                  strerror(error));
     }
-    free(aside);
+}
+
+// *val, *hellaswag = whether metrics.jsonl of the run has these results of `step`
+static inline void logger_results(const char *run_dir, long long step, bool *val, bool *hellaswag) {
+    char path[PATH_LENGTH], *line = NULL;
+    size_t room = 0;
+    format_path(path, "%s/metrics.jsonl", run_dir);
+    FILE *file = log_file_read(path);
+    *val = *hellaswag = false;
+    while (log_file_next_line(file, &line, &room, path) > 0) {
+        if (logger_line_step(line) != step) { continue; }
+        *val |= strstr(line, "\"val_loss\":") != NULL;
+        *hellaswag |= strstr(line, "\"hellaswag\":") != NULL;
+    }
+    free(line);
+    if (file) { fclose(file); }
 }
 
 // opens a log of the run directory, without the lines of steps after `resumed_step`; 0 empties the file
-static inline FILE *logger_open_file(const char *run_dir, const char *name, long long resumed_step) {
+static inline LogFile *logger_open_file(const char *run_dir, const char *name, long long resumed_step) {
     char path[PATH_LENGTH];
+    bool val, hellaswag;
     format_path(path, "%s/%s", run_dir, name);
-    if (resumed_step > 0) { logger_truncate(path, resumed_step); }
-    FILE *file = fopen(path, resumed_step > 0 ? "a" : "w");
-    if (!file) { run_error("could not open '%s': %s", path, strerror(errno)); }
-    return file;
+    if (resumed_step > 0) {
+        logger_results(run_dir, resumed_step, &val, &hellaswag);
+        logger_truncate(path, resumed_step, val, hellaswag);
+    }
+    return log_file_open(path, resumed_step == 0);
 }
 
 // run_dir: NULL writes no files. resumed_step: 0 for a new run. may_be_live: false if isatty(stdout) means
@@ -108,24 +136,20 @@ static inline void logger_number(FILE *out, const char *name, double x) {
     }
 }
 
-// ends a line of metrics.jsonl and flushes it: a killed run loses no finished step
+// ends a line of metrics.jsonl
 static inline void logger_end_line(Logger *log) {
-    fputs("}\n", log->metrics);
-    if (fflush(log->metrics) != 0) {
-        run_error("could not write metrics.jsonl: %s; make room, then resume with -y 1", strerror(errno));
-    }
+    fputc('}', log->metrics->text);
+    log_file_end_line(log->metrics);
 }
 
-// writes a line to main.log and flushes it
+// writes a line to main.log
 __attribute__((format(printf, 2, 3))) static inline void logger_main_log(Logger *log, const char *format, ...) {
     va_list values;
     if (!log->main_log) { return; }
     va_start(values, format);
-    vfprintf(log->main_log, format, values);
+    vfprintf(log->main_log->text, format, values);
     va_end(values);
-    if (fflush(log->main_log) != 0) {
-        run_error("could not write main.log: %s; make room, then resume with -y 1", strerror(errno));
-    }
+    log_file_end_line(log->main_log);
 }
 
 // clears the live line of a terminal before something else is printed
@@ -205,7 +229,7 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     strcat(field[TOKENS], " tokens left");
     snprintf(field[LEFT], size, " | ");
     logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
-    snprintf(field[NOTE], size, "%s%s", *r->note ? " | " : "", r->note);
+    snprintf(field[NOTE], size, "%s%s", *r->note ? " | skipped: " : "", r->note);
     size_t columns = 0;
     for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
     for (int i = 0; i < droppable && columns > room; i++) {
@@ -246,24 +270,28 @@ static inline void logger_step(Logger *log, StepReport r) {
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     if (log->metrics) {
-        fprintf(log->metrics, "{\"step\":%lld", r.step);
-        logger_number(log->metrics, "loss", r.loss);
-        logger_number(log->metrics, "grad_norm", r.grad_norm);
-        logger_number(log->metrics, "lr", r.lr);
-        logger_number(log->metrics, "ms", r.ms);
-        logger_number(log->metrics, "tokens_per_s", rate);
-        logger_number(log->metrics, "tokens_left", tokens_left(&r));
-        if (r.peak_rate > 0) { logger_number(log->metrics, "mfu", rate / r.peak_rate); }
-        if (gpu) { logger_gpu_metrics(log->metrics, gpu); }
+        FILE *metrics = log->metrics->text;
+        fprintf(metrics, "{\"step\":%lld", r.step);
+        logger_number(metrics, "loss", r.loss);
+        logger_number(metrics, "grad_norm", r.grad_norm);
+        logger_number(metrics, "lr", r.lr);
+        logger_number(metrics, "ms", r.ms);
+        logger_number(metrics, "tokens_per_s", rate);
+        logger_number(metrics, "tokens_left", tokens_left(&r));
+        if (r.peak_rate > 0) { logger_number(metrics, "mfu", rate / r.peak_rate); }
+        if (*r.note) { fprintf(metrics, ",\"skipped\":\"%s\"", r.note); }
+        if (gpu) { logger_gpu_metrics(metrics, gpu); }
         logger_end_line(log);
     }
-    logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f\n", r.step - 1, r.loss, r.lr, r.grad_norm);
+    logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm);
     double wait = log->terminal ? 0.1 : 1.0;
-    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
-    if (!due) { return; }
-    log->last_line = now;
     double by_steps = tokens_left(&r) / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
+    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
+    log->last = r;
+    log->shown = due;
+    if (!due) { return; }
+    log->last_line = now;
     logger_show(log, &r);
 }
 
@@ -276,33 +304,39 @@ static inline void logger_evaluation(Logger *log, long long step, const char *wo
     putchar('\n');
     fflush(stdout);
     if (!log->metrics) { return; }
-    fprintf(log->metrics, "{\"step\":%lld", step);
-    logger_number(log->metrics, key, value);
-    if (!isnan(bits_per_byte)) { logger_number(log->metrics, "bits_per_byte", bits_per_byte); }
+    fprintf(log->metrics->text, "{\"step\":%lld", step);
+    logger_number(log->metrics->text, key, value);
+    if (!isnan(bits_per_byte)) { logger_number(log->metrics->text, "bits_per_byte", bits_per_byte); }
     logger_end_line(log);
 }
 
 static inline void logger_val(Logger *log, long long step, double val_loss, double bits_per_byte) {
-    logger_main_log(log, "s:%lld tel:%.4f\n", step, val_loss);
+    logger_main_log(log, "s:%lld tel:%.4f", step, val_loss);
     logger_evaluation(log, step, "validation loss", "val_loss", val_loss, bits_per_byte);
 }
 
 static inline void logger_hellaswag(Logger *log, long long step, double accuracy) {
-    logger_main_log(log, "s:%lld eval:%.4f\n", step, accuracy);
+    logger_main_log(log, "s:%lld eval:%.4f", step, accuracy);
     logger_evaluation(log, step, "HellaSwag accuracy", "hellaswag", accuracy, NAN);
 }
 
-// prints why a run ends before its last step
-static inline void logger_stopped(const Logger *log, long long step, long long max_steps, const char *why) {
-    logger_clear_line(log);
+// prints the last step, and why the run ends before max_steps
+static inline void logger_stopped(Logger *log, long long step, long long max_steps, const char *why) {
+    if (log->steps_seen > 0 && !log->shown) { logger_show(log, &log->last); }
+    log->shown = true;
+    if (log->terminal && log->steps_seen > 0) { putchar('\n'); }  // the live line stays
     printf("stopped at step %lld of %lld: %s\n", step, max_steps, why);
     fflush(stdout);
 }
 
-// prints the folder of a checkpoint; metrics.jsonl has no line for it
-static inline void logger_saved(const Logger *log, long long step, const char *folder) {
+// Prints the folder of a checkpoint, the milliseconds that training waited for the save, and the CRC32C of its two
+// files of tensors. Different numbers of two runs show different bits of the weights or of the optimizer state. Equal
+// numbers of different bits have a chance of 2^-32. metrics.jsonl has no line for a checkpoint.
+static inline void logger_saved(const Logger *log, long long step, const char *folder, double paused, uint32_t weights,
+                                uint32_t optimizer) {
     logger_clear_line(log);
-    printf("step %lld | saved %s\n", step, folder);
+    printf("step %lld | saved %s | paused %.1f ms | weights %08x, optimizer %08x\n", step, folder, paused, weights,
+           optimizer);
     fflush(stdout);
 }
 
@@ -315,7 +349,8 @@ static inline void logger_best(const Logger *log, long long step, const char *ru
 
 static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
-    if (log->metrics) { fclose(log->metrics); }
+    if (log->main_log) { log_file_write(log->main_log); }  // before log_file_close, which may stop
+    if (log->metrics) { log_file_close(log->metrics); }
     gpu_monitor_close(&log->gpu);
-    if (log->main_log) { fclose(log->main_log); }
+    if (log->main_log) { log_file_close(log->main_log); }
 }

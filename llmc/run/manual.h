@@ -93,7 +93,7 @@ typedef struct {
 
 static const ManualRow manual_exit_status[] = {
     {"0", "Done, stopped by a signal, or stopped by --time-limit."},
-    {"1", "Failed while running. Under mpirun, also stopped by a signal other than SIGUSR1."},
+    {"1", "Failed while running. Also stopped by a signal to mpirun other than SIGUSR1."},
     {"2", "Wrong usage or input, said in one sentence before any file is written."},
     {NULL, NULL},
 };

@@ -33,7 +33,7 @@ static inline void print_plan_json(const TrainArgs *a, const GPT2Config *c, Mode
     }
     char *text = cJSON_Print(json);
     puts(text);
-    free(text);
+    cJSON_free(text);
     cJSON_Delete(json);
 }
 

@@ -14,6 +14,7 @@ Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQt
 */
 #pragma once
 #include "llmc/backend.h"
+#include "llmc/common/create_file.h"
 #include "llmc/parallel/update.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
@@ -84,7 +85,7 @@ static inline void profile_open_file(Profile *p) {
     char part[PATH_LENGTH];
     int rank = p->world->rank;
     profile_part(part, p);
-    p->file = fopen(part, "w");
+    p->file = create_file(part);
     if (!p->file) { profile_failed(p); }
     fprintf(p->file,
             "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"

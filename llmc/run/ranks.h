@@ -4,7 +4,6 @@ defines: Groups, open_groups, close_groups, check_all_have, check_same_model, ad
 */
 #pragma once
 #include "llmc/common/hash.h"
-#include "llmc/parallel/rendezvous.h"
 #include "llmc/run/model_source.h"
 #include <inttypes.h>
 #include <omp.h>
@@ -27,7 +26,7 @@ static inline void check_all_have(Comm *world, cJSON *items, const char *advice)
         if (other > 0) {
             input_error("rank %lld has a different %s from rank 0: %s", world->size - other, item->string, advice);
         }
-        free(text);
+        cJSON_free(text);
     }
     cJSON_Delete(items);
 }
@@ -56,6 +55,7 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
     check_all_have(world, build, "start the same program on all ranks, on machines all with a GPU, or all without");
     cJSON_DeleteItemFromObject(flags, "process-rank");
     cJSON_DeleteItemFromObject(flags, "threads");
+    cJSON_DeleteItemFromObject(flags, "secret-file");
     check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
 }
 
@@ -64,8 +64,8 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
     char job[64];
     rendezvous_job(job, sizeof job);
-    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,        a->gpus_per_node, a->server,
-                           a->shared_folder,         job,          a->comm_timeout};
+    CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,         a->gpus_per_node, a->server,
+                           a->shared_folder,         job,          a->comm_timeout, a->secret_file};
     Groups groups;
     int t = a->tensor_parallel;
     check_same_flags(a, device, host);

@@ -1,10 +1,11 @@
 /*
 The run directory (-o): checks before a run, its lock, room for a checkpoint, and config.json.
-defines: check_run_dir, make_run_dir, lock_run_dir, check_disk, save_run_config, print_changed_flags,
+defines: check_run_dir, make_run_dir, lock_run_dir, set_aside_damaged, check_disk, save_run_config, print_changed_flags,
          print_changed_schedule
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
+#include "llmc/files/manifest.h"
 #include "llmc/run/train_args.h"
 #include <fnmatch.h>
 #include <sys/file.h>
@@ -75,7 +76,7 @@ static inline void make_run_dir(const char *path) {
     for (const char *slash = path; slash;) {
         slash = strchr(slash + 1, '/');
         format_path(folder, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
-        if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
+        if (mkdir(folder, FOLDER_MODE) != 0 && errno != EEXIST) {
             input_error("-o %s: could not make the folder '%s' (%s); give a folder that can be written", path, folder,
                         strerror(errno));
         }
@@ -90,6 +91,59 @@ static inline int lock_run_dir(const char *folder) {
         input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
     }
     return lock;
+}
+
+// Renames a damaged checkpoint to step_NNNNNNNN.damaged, and deletes its DONE_ file and a RUN/best that leads to it.
+// why: of manifest_check.
+static inline void set_aside(const char *run_dir, long long step, const char *why) {
+    char folder[PATH_LENGTH], damaged[PATH_LENGTH], path[PATH_LENGTH], best[32];
+    checkpoint_path(folder, run_dir, step);
+    checkpoint_best(best, run_dir);
+    format_path(damaged, "%s.damaged", folder);
+    remove_folder(damaged);  // of an earlier run
+    if (rename(folder, damaged) != 0) {
+        input_error("checkpoint '%s' is damaged (%s) and could not be renamed: %s; move it away, then resume with -y 1",
+                    folder, why, strerror(errno));
+    }
+    fprintf(stderr,
+            "train_gpt2: warning: checkpoint '%s' is damaged: %s; it is now '%s', and the run resumes from an older "
+            "checkpoint\n",
+            folder, why, damaged);
+    done_path(path, run_dir, step);
+    unlink(path);
+    format_path(path, "%s/best", run_dir);
+    if (checkpoint_step(best, "") == step && unlink(path) == 0) {
+        fprintf(stderr, "train_gpt2: warning: '%s' led to that checkpoint and is deleted; validations make it again\n",
+                path);
+    }
+}
+
+// -y 1: renames the damaged checkpoints after the last whole one, before any other check of the run: all of them look
+// for the last checkpoint. Stops if no checkpoint is whole. All ranks call it; rank 0 reads the last checkpoint.
+static inline void set_aside_damaged(const TrainArgs *a, Comm *world) {
+    enum { LENGTH = 512 };
+    char folder[PATH_LENGTH];
+    long long *steps = NULL;
+    int count = a->resume && world->rank == 0 ? checkpoint_list_or_stop(a->run_dir, &steps) : 0, whole = count - 1;
+    char(*why)[LENGTH] = (char(*)[LENGTH])xcalloc((size_t)count + 1, sizeof *why);  // of each checkpoint
+    for (; whole >= 0; whole--) {
+        checkpoint_path(folder, a->run_dir, steps[whole]);
+        ManifestCheck check = manifest_check(folder, NULL, why[whole], LENGTH);
+        if (check == MANIFEST_UNREADABLE) {
+            input_error("checkpoint '%s' cannot be checked: %s; make it readable, then resume with -y 1", folder,
+                        why[whole]);
+        }
+        if (check == MANIFEST_GOOD || check == MANIFEST_MISSING) { break; }
+    }
+    if (count > 0 && whole < 0) {
+        input_error("all checkpoints in -o %s are damaged, '%s' for example: %s; copy one again, or give a new folder",
+                    a->run_dir, folder, why[0]);
+    }
+    for (int i = count - 1; i > whole; i--) { set_aside(a->run_dir, steps[i], why[i]); }
+    free(why);
+    free(steps);
+    comm_barrier(world);  // the other ranks look for the last checkpoint
+    if (a->resume) { open_folders_above(a->run_dir); }
 }
 
 // folder = `path`, or the nearest parent of `path` that exists
@@ -156,8 +210,8 @@ static inline void print_changed_flags(const TrainArgs *a) {
         if (strcmp(old_value, value) != 0) {
             printf("note      --%s was %s, is now %s\n", item->string, old_value, value);
         }
-        free(old_value);
-        free(value);
+        cJSON_free(old_value);
+        cJSON_free(value);
     }
     cJSON_Delete(before);
     cJSON_Delete(now);

@@ -213,9 +213,10 @@ static inline void tokenize_continue(TokenizeJob *job) {
     uint64_t open[2];
     open[SHARD_TRAIN] = (uint64_t)json_whole(state, "train_tokens", 0, (double)job->writer.shard_tokens - 1, path);
     open[SHARD_VAL] = (uint64_t)json_whole(state, "val_tokens", 0, INT32_MAX, path);
-    shard_writer_continue(&job->writer, (int)json_whole(state, "shards", 0, 999999, path), open);
+    int finished = (int)json_whole(state, "shards", 0, 999999, path);
     cJSON_Delete(state);
-    corpus_seek(&job->corpus, at);
+    corpus_seek(&job->corpus, at);  // before shards change: it may stop
+    shard_writer_continue(&job->writer, finished, open);
     job->first_byte = corpus_bytes_read(&job->corpus, at);
     printf("goes on after %.1f MB, %" PRIu64 " document%s\n", (double)job->first_byte / 1e6, job->documents,
            plural_s(job->documents));

@@ -75,6 +75,7 @@ typedef struct {
     // checkpoints
     int checkpoint_every, keep_checkpoints, major_every, resume;
     const char *keep_best;
+    int save_sync, strict_save;
     // memory
     const char *fit;
     double link;
@@ -82,7 +83,7 @@ typedef struct {
     int master, moments, gradients;
     // optimizer
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
-    int overfit;
+    int max_skips, nan_check, verify_step, overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision;
     // the machine's state and times
@@ -90,7 +91,7 @@ typedef struct {
     // parallel
     int zero, tensor_parallel, gather_again;
     int init_method, num_processes, rank, gpus_per_node;
-    const char *server, *shared_folder;
+    const char *server, *shared_folder, *secret_file;
     double comm_timeout;
     int check_replicas;
     // information
@@ -129,6 +130,7 @@ static const TrainArgs default_args = {
     .beta2 = 0.95,
     .epsilon = 1e-8,
     .clip = 1.0,
+    .max_skips = 20,
     .graph = 1,
     .fuse_gelu = FUSE_GELU_AUTO,
     .matmul_precision = 1,
@@ -423,6 +425,17 @@ static const Flag flag_table[] = {
      "the step and the loss. Needs -o and -v, but not -n. -y resumes from the last checkpoint of -n, not from best.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -v 250 -o runs/mine -n 500 -nk 1 --keep-best",
      "-v, -n, -nk, --patience; doc/training.md"},
+    {NULL, "save-sync", FLAG_INT, ARG(save_sync), 0, 1, NULL, "0|1", NULL,
+     "write each checkpoint before the next step begins (default %s: off)",
+     "By default a save copies the state to host memory, and a thread writes the copy while training goes on. --plan "
+     "lists the copy. 1 needs no copy. A save at the end of the run, with --offload, or without memory for the copy "
+     "writes at once too.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 --save-sync 1", "-n, --plan; doc/files.md"},
+    {NULL, "strict-save", FLAG_INT, ARG(strict_save), 0, 1, NULL, "0|1", NULL,
+     "stop if a checkpoint cannot be saved (default %s: go on)",
+     "By default a failed save, for example on a full disk, is a warning: training goes on, and the next save tries "
+     "again. A save at the end of the run always stops with an error.",
+     "./train_gpt2 -i my.txt -o runs/mine -n 500 --strict-save 1", "-n; doc/files.md"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
      "resume from the last checkpoint in -o (default %s: off)",
      "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. The run "
@@ -527,15 +540,35 @@ static const Flag flag_table[] = {
     {"sl", "skip-loss", FLAG_REAL, ARG(skip_loss), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a loss z-score above Z (default %s: never)",
      "The z-score compares a loss with the last 128 losses, itself included; the first 128 finite losses are "
-     "never skipped. The largest possible z-score is 11.27: a larger Z skips only a loss that is not finite. Skipping "
+     "never skipped. The largest possible z-score is 11.27. A loss that is not finite is always skipped. The flag "
      "makes the host wait for the loss before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sg; doc/training.md"},
     {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z", "standard deviations",
      "skip an update at a gradient-norm z-score above Z (default %s: never)",
      "The z-score compares a gradient norm with the last 128 norms, itself included; the first 128 finite "
-     "norms are never skipped. The largest possible z-score is 11.27: a larger Z skips only a norm that is not finite. "
-     "Skipping makes the host wait for the norm before AdamW.",
+     "norms are never skipped. The largest possible z-score is 11.27. A norm that is not finite is always skipped. The "
+     "flag makes the host wait for the norm before AdamW.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -sl 6 -sg 6", "-sl, --grad-clip; doc/training.md"},
+    {NULL, "max-skips", FLAG_INT, ARG(max_skips), ANY_COUNT, NULL, "N", "updates",
+     "end the run after N skipped updates in a row (default %s; 0: never)",
+     "An update whose loss or gradient norm is not finite, or is an outlier (-sl, -sg), is skipped on all ranks: "
+     "weights and moments stay as they are. skipped.jsonl in -o has the step, the reason and the place of its data. "
+     "After N of them in a row the run saves a checkpoint if -n is given, and ends with exit status 1. A resumed run "
+     "counts from 0.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -o runs/mine --max-skips 5", "-sl, -sg, --nan-check; doc/numerics.md"},
+    {NULL, "nan-check", FLAG_INT, ARG(nan_check), 0, 1, NULL, "0|1", NULL,
+     "name the operation that made a NaN or infinity (default %s: off)",
+     "A step whose loss or gradient norm is not finite runs again from the same weights and data. The inputs and "
+     "outputs of each operation are looked at: the first NaN or infinity is printed, and written to skipped.jsonl, "
+     "with its operation, layer, tensor, element and rank. The host waits for each step before its update.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -o runs/mine --nan-check 1", "--max-skips; doc/numerics.md"},
+    {NULL, "verify-step", FLAG_INT, ARG(verify_step), ANY_COUNT, NULL, "N", "steps",
+     "run every N-th step twice and compare the bits (default %s: never)",
+     "Forward and backward of the step run again from the same weights and data. Loss, gradient norm and the gradients "
+     "of each rank must have the same bits. A difference ends the run with exit status 1 and names the step, the rank "
+     "and the tensor: hardware is faulty. Costs one more forward and backward, and hashing the gradients, every N "
+     "steps.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --verify-step 100", "--check-replicas; doc/numerics.md"},
     {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", NULL,
      "train on the first batch only, as a check (default %s: off)",
      "Every update takes the same -d tokens. The loss must fall towards 0; otherwise model or flags are at fault.",
@@ -602,8 +635,8 @@ static const Flag flag_table[] = {
     {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME", NULL,
      "rendezvous of ranks: mpi, fs (shared folder) or tcp (default %s)",
      "mpi: mpirun started the ranks. fs and tcp connect ranks with a GPU each, through NCCL and without MPI; they "
-     "need -pn and -pr, and -pf or -ps. Anyone who can write to the folder or reach the port can join until all ranks "
-     "are connected.",
+     "need -pn and -pr, and -pf or -ps with --secret-file. Ranks prove by HMAC-SHA256 that they belong to the run; a "
+     "stranger's connection is closed, with a line.",
      "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 8 -pr 0", "-pn, -pr, -pg, -ps, -pf; doc/parallel.md"},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N", "ranks",
      "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)",
@@ -613,20 +646,28 @@ static const Flag flag_table[] = {
     {"pr", "process-rank", FLAG_INT, ARG(rank), 0, 65535, NULL, "R", NULL,
      "rank of this process, 0 to -pn - 1, for fs and tcp (default %s)",
      "Every process needs a rank of its own. Rank 0 prints and writes metrics. mpirun sets the rank by itself.",
-     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, -pn; doc/parallel.md"},
+     "./train_gpt2 -i my.txt -pi tcp -ps node1 -pn 16 -pr 3 --secret-file secret", "-pi, -pn; doc/parallel.md"},
     {"pg", "gpus-per-node", FLAG_INT, ARG(gpus_per_node), 1, 65536, NULL, "N", "ranks",
      "ranks per machine, for fs and tcp (default %s)",
      "Rank r takes GPU r mod N of its machine. mpirun knows the number by itself.",
-     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 8 -pr 3 -pg 4", "-pi, -pn; doc/parallel.md"},
+     "./train_gpt2 -i my.txt -pi tcp -ps node1 -pn 8 -pr 3 -pg 4 --secret-file secret", "-pi, -pn; doc/parallel.md"},
     {"ps", "server", FLAG_STRING, ARG(server), 0, 0, NULL, "HOST:PORT", NULL,
      "address of rank 0, for tcp (default: none; without :PORT, port 12345)",
-     "Rank 0 listens at PORT on all its addresses; the other ranks connect to HOST. An IPv6 address takes brackets: "
-     "[::1]:29500. Without :PORT the port is llm.c's, 12345. The traffic is not encrypted.",
-     "./train_gpt2 -i 'data/*.bin' -pi tcp -ps node1:29500 -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
+     "Rank 0 listens at PORT on the addresses of HOST and on no others; localhost is for ranks of one machine. The "
+     "other ranks connect to HOST. An IPv6 address takes brackets: [::1]:29500. Without :PORT the port is llm.c's, "
+     "12345. The traffic is not encrypted.",
+     "./train_gpt2 -i my.txt -pi tcp -ps node1:29500 -pn 16 -pr 3 --secret-file secret",
+     "-pi, --secret-file; doc/parallel.md"},
+    {NULL, "secret-file", FLAG_STRING, ARG(secret_file), 0, 0, NULL, "FILE", NULL,
+     "secret that all ranks share, for tcp (default: none)",
+     "The same 16 to 4096 bytes on every rank, in a file that is yours and closed to all others (mode 0600). Make it "
+     "with " SECRET_COMMAND " and copy it to each machine. Newlines at its end do not count. The secret itself is "
+     "never sent.",
+     "./train_gpt2 -i my.txt -pi tcp -ps node1 -pn 8 -pr 3 --secret-file secret", "-pi, -ps; doc/parallel.md"},
     {"pf", "shared-folder", FLAG_STRING, ARG(shared_folder), 0, 0, NULL, "DIR", NULL,
      "folder that all ranks can write to, for fs (default: none)",
-     "Ranks leave small files in DIR to find rank 0, and remove them. Files that an earlier run left behind do no "
-     "harm.",
+     "Ranks leave small files in DIR to find rank 0, and remove them. Only you can read the files, so all ranks are "
+     "yours. Files that an earlier run left behind do no harm.",
      "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 16 -pr 3", "-pi, --comm-timeout; doc/parallel.md"},
     {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "X", "seconds",
      "end the run if a rank is silent for X seconds (default %s)",
@@ -745,6 +786,11 @@ static inline void args_check_ranks(const TrainArgs *a) {
     }
     if (a->init_method == COMM_INIT_TCP && !a->server) {
         input_error("-pi tcp needs the address of rank 0: give it with -ps HOST:PORT");
+    }
+    if (a->init_method == COMM_INIT_TCP && ranks > 1 && !a->secret_file) {
+        input_error("-pi tcp needs a secret that all ranks share: make one with %s and give --secret-file secret on "
+                    "every rank",
+                    SECRET_COMMAND);
     }
 }
 
@@ -929,7 +975,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
                     "resume time-limit generate eval eval-task stride prompt-file samples past-end chat tokenize field "
                     "separator shard-tokens val-share "
                     "train-bpe fit plan help manual export type version self-check profile init-method "
-                    "processes process-rank gpus-per-node server shared-folder link");
+                    "processes process-rank gpus-per-node server shared-folder secret-file link");
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);

@@ -16,6 +16,7 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
 */
 #pragma once
+#include "llmc/common/create_file.h"
 #include "llmc/common/hash.h"
 #include "llmc/run/backends.h"
 #include "llmc/self_check/cases.h"
@@ -575,14 +576,14 @@ static inline void self_check_remember(const char *path, const char *machine, co
     char levels[16 * NUM_PLAIN];
     print_levels(levels, sizeof levels, result->plain);
     problem[0] = 0;
-    FILE *file = fopen(path, "a");
+    FILE *file = open_written(path, O_WRONLY | O_CREAT | O_APPEND, "a");
     if (file) { fprintf(file, "%s\t%s\n", machine, find_checked(result, FAILED) < 0 ? levels : "failed"); }
     if (!file || fclose(file) != 0) {
         snprintf(problem, room,
                  "could not write %s: %s; the self-check runs at every start (TRAIN_GPT2_SELF_CHECK names another "
                  "file)",
                  *path ? path : "self_check.txt",
-                 !*path            ? "HOME is not set"
+                 !*path            ? "there is no cache in HOME"
                  : errno == ENOENT ? "its folder cannot be created"
                                    : strerror(errno));
     }

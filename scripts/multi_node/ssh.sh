@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # GPT-2 1558M on machines that have only ssh:   scripts/multi_node/ssh.sh "HOST HOST ..." [FLAG...]
-# The ranks meet at the first host, by TCP on port 29500 (PORT in the environment overrides it). This folder has the
-# same path on all hosts, with ./train_gpt2 built with NCCL. GPUS is the number of GPUs of a host, 8 by default.
+# The ranks meet at the first host, by TCP on port 29500 (PORT in the environment overrides it). All hosts see this
+# folder at the same path, with ./train_gpt2 built with NCCL. GPUS is the number of GPUs of a host, 8 by default.
+# A secret of this start keeps strangers out: a file of runs/ that only you can read. The script removes the file.
 # If one rank fails, its error is printed here, the end of its connection ends the others, and the script exits with its
 # status. Ctrl-C ends all connections too: each rank gets SIGHUP, and nobody sees its last output.
 #
@@ -17,7 +18,11 @@ fi
 read -ra hosts <<<"$1"
 gpus=${GPUS:-8} port=${PORT:-29500}
 shift
-meet=(-pi tcp -ps "${hosts[0]}:$port" -pn $((gpus * ${#hosts[@]})) -pg "$gpus")
+mkdir -p runs
+secret=$(mktemp runs/.secret_XXXXXXXX) # mode 0600
+trap 'rm -f "$secret"' EXIT
+head -c 32 /dev/urandom | base64 >"$secret"
+meet=(-pi tcp -ps "${hosts[0]}:$port" --secret-file "$secret" -pn $((gpus * ${#hosts[@]})) -pg "$gpus")
 
 # kills the remaining connections and waits for them
 end_all() {

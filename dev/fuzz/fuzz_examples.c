@@ -1,0 +1,26 @@
+// Fuzzes examples to fine-tune on, conversations among them, and their packing into sequences.
+#include "dev/fuzz/fuzz.h"
+#include "llmc/files/examples.h"
+
+enum { EXAMPLES_T = 32 };
+
+static void read_examples(FuzzBytes input) {
+    int inputs[EXAMPLES_T], targets[EXAMPLES_T];
+    Range ranges[EXAMPLES_T];
+    const char *path = fuzz_write("examples.jsonl", input);
+    Tokenizer t = tokenizer_bytes();
+    Examples e = examples_load("-i", path, &t, EXAMPLES_T);
+    ExampleRows rows = example_rows_pack(&e, 0, e.count);
+    uint64_t learned = 0;
+    for (int row = 0; row < rows.num_rows; row++) {
+        int count = example_row_read(&rows, row, inputs, targets, ranges, 0);
+        fuzz_require(count >= 1 && count <= EXAMPLES_T, "one to T ranges in a row");
+        for (int i = 0; i < EXAMPLES_T; i++) { learned += targets[i] >= 0; }
+    }
+    fuzz_require(learned > 0 && learned == example_rows_targets(&rows), "as many targets as the rows count");
+    example_rows_free(&rows);
+    examples_free(&e);
+    tokenizer_free(&t);
+}
+
+FUZZ_TARGET(examples, read_examples)

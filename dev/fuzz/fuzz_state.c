@@ -1,0 +1,110 @@
+// Fuzzes the files of a run that a resumed run reads: state.json with the outlier detectors, config.json with the
+// flags, metrics.jsonl. The data that state.json speaks of is fixed: seeds.py knows it too.
+#include "dev/fuzz/fuzz.h"
+#include "llmc/files/checkpoint.h"
+#include "llmc/run/best.h"
+#include "llmc/run/data_state.h"
+#include "llmc/run/logger.h"
+#include "llmc/run/outlier_detector.h"
+#include "llmc/run/train_args.h"
+
+// the numbers of state.json, read as restore_run of the trainer reads them
+static void read_state_json(const char *folder) {
+    static const struct {
+        const char *key;
+        double min, max;
+    } numbers[] = {{"sequence_length", 1, INT_MAX}, {"seed", 0, 0x1p53},    {"training_tokens", 0, 0x1p53},
+                   {"step", 0, INT_MAX - 1},        {"max_steps", 1, 1e12}, {"position", 0, 0x1p53}};
+    const char *const guards[] = {"loss_guard", "norm_guard"};
+    cJSON *state = checkpoint_load_state(folder);
+    for (int i = 0; i < 2; i++) {
+        OutlierDetector detector;
+        if (!outlier_detector_from_json(&detector, cJSON_GetObjectItem(state, guards[i]))) { continue; }
+        for (int k = 0; k < 3; k++) { outlier_zscore(&detector, k); }
+    }
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        int64_t x = json_whole(state, numbers[i].key, numbers[i].min, numbers[i].max, folder);
+        fuzz_require(x >= (int64_t)numbers[i].min && x <= (int64_t)numbers[i].max, "a number within its bounds");
+    }
+    cJSON_Delete(state);
+}
+
+static void read_metrics(const char *folder) {
+    TrainArgs a = default_args;
+    Comm *world = comm_single(&cpu_device);
+    a.run_dir = folder;
+    Evaluated evaluated = evaluated_read(&a, NULL, 3, world);
+    BestLoss best = best_loss_read(&a, 3, world);
+    fuzz_require(evaluated.val == -1 || evaluated.val == 3, "a validation of the step, or none");
+    fuzz_require(best.since >= 0 && best.step <= 3, "no validation after the step");
+    logger_truncate(fuzz_path("metrics.jsonl"), 3, true, true);
+    comm_close(world);
+}
+
+static void read_config(const char *folder) {
+    char *arguments[] = {"train_gpt2", "-y", "1", "-o", (char *)folder};
+    TrainArgs a;
+    cJSON *config = read_flags(&a, 5, arguments);
+    args_check(&a);
+    cJSON *saved = flags_to_json(flag_table, NUM_FLAGS, &a);
+    cJSON_Delete(saved);
+    cJSON_Delete(config);
+}
+
+// the data of the resumed run; a stopped reader leaves its loader open
+static RunData *state_data(void) {
+    static RunData data;
+    return &data;
+}
+static void close_state_data(void) { dataloader_close(&state_data()->train_loader); }
+
+static void open_state_data(RunData *d, const TrainArgs *a) {
+    fuzz_write("data_1.txt", (FuzzBytes){(const uint8_t *)"the first file of the data", 26});
+    fuzz_write("data_2.txt", (FuzzBytes){(const uint8_t *)"the second file of it", 21});
+    memset(d, 0, sizeof *d);
+    d->train_files = token_files_open("-i", a->train_data);
+    d->shards = shard_list(&d->train_files);
+    snprintf(d->fingerprint, sizeof d->fingerprint, "0123456789abcdef");
+}
+
+static void check_list(const cJSON *saved, const cJSON *now) {
+    char text[64];
+    if (!saved || !now) { return; }
+    memset(text, 1, sizeof text);
+    bool differs = shard_list_difference(text, sizeof text, saved, now);
+    fuzz_require(!differs || (*text && memchr(text, 0, sizeof text)), "a difference in words");
+    fuzz_require(differs || cJSON_GetArraySize(saved) == cJSON_GetArraySize(now), "a list of the same files");
+}
+
+// state.json of a run, and the data of a run that resumes it
+static void read_data_state(const char *folder) {
+    RunData *d = state_data();
+    TrainArgs a = default_args;
+    a.T = 4;
+    a.seed = 1;
+    a.train_data = fuzz_path("data_?.txt");
+    cJSON *state = checkpoint_load_state(folder);
+    open_state_data(d, &a);
+    check_list(cJSON_GetObjectItemCaseSensitive(state, "shards"), d->shards);
+    data_state_check(state, d, &a, "state.json");
+    dataloader_open(&d->train_loader, &d->train_files, 2, a.T, true, (uint64_t)a.seed, 0, 1, BYTE_VOCABULARY);
+    fuzz_on_stop(close_state_data);
+    data_state_seek(state, d, "state.json");
+    fuzz_require(dataloader_position(&d->train_loader) <= 1ull << 53, "a position within its bounds");
+    dataloader_next(&d->train_loader);
+    close_state_data();
+    token_files_close(&d->train_files);
+    cJSON_Delete(d->shards);
+    cJSON_Delete(state);
+}
+
+static void read_state(FuzzBytes input) {
+    int kind = fuzz_choice(&input, 4);
+    fuzz_write(kind == 1 ? "config.json" : kind == 2 ? "metrics.jsonl" : "state.json", input);
+    if (kind == 0) { read_state_json(fuzz_state()->folder); }
+    if (kind == 1) { read_config(fuzz_state()->folder); }
+    if (kind == 2) { read_metrics(fuzz_state()->folder); }
+    if (kind == 3) { read_data_state(fuzz_state()->folder); }
+}
+
+FUZZ_TARGET(state, read_state)

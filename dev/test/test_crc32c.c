@@ -1,0 +1,78 @@
+/* CRC32C: published vectors, and files whose ranges are added in any order. */
+#include "dev/test/testing.h"
+#include "llmc/common/crc32c.h"
+
+// RFC 3720, appendix B.4; the last is the check value of every catalogue of CRCs
+static void test_vectors(void **state) {
+    (void)state;
+    uint8_t bytes[32];
+    memset(bytes, 0, sizeof bytes);
+    assert_int_equal(crc32c(0, bytes, 32), 0x8A9136AA);
+    memset(bytes, 0xFF, sizeof bytes);
+    assert_int_equal(crc32c(0, bytes, 32), 0x62A8AB43);
+    for (int i = 0; i < 32; i++) { bytes[i] = (uint8_t)i; }
+    assert_int_equal(crc32c(0, bytes, 32), 0x46DD794E);
+    for (int i = 0; i < 32; i++) { bytes[i] = (uint8_t)(31 - i); }
+    assert_int_equal(crc32c(0, bytes, 32), 0x113FDB5C);
+    assert_int_equal(crc32c(0, "123456789", 9), 0xE3069283);
+    assert_int_equal(crc32c(0, "", 0), 0);
+}
+
+static void fill(uint8_t *bytes, size_t n) {
+    uint32_t x = 1;
+    for (size_t i = 0; i < n; i++) { bytes[i] = (uint8_t)((x = x * 1664525 + 1013904223) >> 24); }
+}
+
+// any split gives the CRC of the whole, also at odd addresses
+static void test_continues(void **state) {
+    (void)state;
+    uint8_t bytes[100];
+    fill(bytes, sizeof bytes);
+    uint32_t whole = crc32c(0, bytes, sizeof bytes);
+    for (size_t at = 0; at <= sizeof bytes; at++) {
+        assert_int_equal(crc32c(crc32c(0, bytes, at), bytes + at, sizeof bytes - at), whole);
+    }
+}
+
+// ranges in a wrong order, of two ranks
+static void test_any_order(void **state) {
+    (void)state;
+    enum { BYTES = 100000, RANGE = 777 };
+    static uint8_t bytes[BYTES];
+    fill(bytes, BYTES);
+    Crc32cSum ranks[2] = {{0, BYTES}, {0, BYTES}};
+    int count = (BYTES + RANGE - 1) / RANGE;
+    for (int i = 0; i < count; i++) {
+        size_t at = (size_t)(i * 50 % count) * RANGE, n = BYTES - at < RANGE ? BYTES - at : (size_t)RANGE;
+        crc32c_add(&ranks[i % 2], at, bytes + at, n);
+    }
+    ranks[0].sum ^= ranks[1].sum;
+    assert_int_equal(crc32c_total(&ranks[0]), crc32c(0, bytes, BYTES));
+    Crc32cSum empty = {0, 0};
+    assert_int_equal(crc32c_total(&empty), 0);
+}
+
+// a burst of up to 32 flipped bits is always found: here every single bit, and every byte set to another value
+static void test_finds_flips(void **state) {
+    (void)state;
+    uint8_t bytes[64];
+    fill(bytes, sizeof bytes);
+    uint32_t whole = crc32c(0, bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        for (int flip = 1; flip < 256; flip++) {
+            bytes[i] ^= (uint8_t)flip;
+            assert_int_not_equal(crc32c(0, bytes, sizeof bytes), whole);
+            bytes[i] ^= (uint8_t)flip;
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_continues),
+        cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_finds_flips),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# The short form of dev/test/faults.sh, for `make test`.
+#   TRAINER=./train_gpt2 dev/test/test_faults.sh
+exec "$(dirname "$0")/faults.sh" short

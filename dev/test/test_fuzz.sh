@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Every kept input of fuzzing through its target, under AddressSanitizer and UBSan: the seeds, the corpora and the
+# inputs of mended findings. clang is not needed.
+#   REPLAY=build/sanitize/replay dev/test/test_fuzz.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+replay=${REPLAY:-build/sanitize/replay}
+folder=$(mktemp -d)
+out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+export TMPDIR=$folder
+
+[ -x "$replay" ] || make --no-print-directory build/sanitize/replay >"$out" 2>&1
+
+# fuzz_NAME.c without a line in replay.c would never run here
+missing=
+for target in dev/fuzz/fuzz_*.c; do
+    grep -q "\"$target\"" dev/fuzz/replay.c || missing+="$target is not in dev/fuzz/replay.c "
+done
+report "replay has every target" "$missing"
+
+# run NAME FILE...: all inputs of a target end in a return or in one sentence
+run() {
+    local name=$1 said
+    shift
+    "$replay" "$@" >"$out" 2>"$folder/err"
+    local status=$?
+    said=$(grep "^$name " "$out" 2>/dev/null)
+    tail -n 30 "$folder/err" >>"$out"
+    report "$name: $# inputs" "$([ "$status $said" = "0 $name $#" ] || echo "exit status $status")"
+}
+
+report "seeds.py writes the seeds" "$(dev/fuzz/seeds.py "$folder/seeds" 2>&1)"
+for target in dev/fuzz/fuzz_*.c; do
+    name=$(basename "$target" .c) name=${name#fuzz_}
+    mapfile -t inputs < <(find "$folder/seeds/$name" "dev/fuzz/corpus/$name" "dev/fuzz/found/$name" -type f \
+        2>/dev/null | sort)
+    run "$name" "${inputs[@]}"
+done
+
+# the seeds of the rendezvous reach its end on either side
+FUZZ_VERBOSE=1 "$replay" "$folder"/seeds/rendezvous/* >"$out" 2>&1
+report "a seed of each side completes the handshake" "$(for end in "all ranks have connected" \
+    "rank 0 has answered" "rank 0 of the file has answered"; do
+    grep -qF "$end" "$out" || echo "no input ends with '$end'"
+done)"
+
+# a file in a folder that names no target
+"$replay" "$folder/err" >/dev/null 2>&1
+report "a file of no target is refused" "$([ $? -eq 2 ] || echo "expected exit status 2")"
+
+end_tests

@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# A run directory of someone else's: links in it lead elsewhere, and its files name other paths. Nothing outside of it
+# is written or deleted. And the modes of all files that the program writes, under a umask of 0.
+#   TRAIN_GPT2=./train_gpt2 dev/test/test_outside.sh
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
+
+root=$PWD trainer=$(realpath "${TRAIN_GPT2:-./train_gpt2}")
+folder=$(mktemp -d)
+out=$folder/out
+trap 'rm -rf "$folder"' EXIT
+export OMP_NUM_THREADS=1 HOME=$folder/home
+mkdir -p "$HOME"
+cd "$folder" || exit
+head -c 8192 "$root/README.md" >my.txt
+tiny=(-i my.txt -e l1h1c8 -b 1 -t 8 -v 0 -s 0)
+
+# trains [FLAG...]: runs the trainer, and prints an unexpected exit status
+trains() {
+    local status
+    "$trainer" "$@" >"$out" 2>&1
+    status=$?
+    [ $status -eq 0 ] || echo "exit status $status, expected 0"
+}
+# victim: a folder outside of the run with files of the user
+victim() {
+    rm -rf victim
+    mkdir -p victim
+    echo precious >victim/file
+    echo '{"step":1,"val_loss":-5}' >victim/best.json
+    find victim -type f -exec md5sum {} + | sort >sums
+}
+unharmed() {
+    find victim -type f -exec md5sum {} + | sort | cmp - sums 2>&1 || ls -l victim
+}
+
+# ---- links
+
+report "an unfinished checkpoint that is a link" "$(
+    victim
+    mkdir run && ln -s ../victim run/step_00000007.tmp && ln -s "$folder/victim" run/best_a.tmp
+    trains "${tiny[@]}" -o run -n 1 -x 1
+    unharmed
+    [ ! -L run/step_00000007.tmp ] || echo "the link is still there"
+)"
+report "a pruned checkpoint that is a link" "$(
+    rm -rf run
+    trains "${tiny[@]}" -o run -n 1 -x 2
+    mv run/step_00000001 moved && ln -s ../moved run/step_00000001
+    (cd moved && find . -type f -exec md5sum {} + | sort) >before
+    trains -o run -y 1 -x 4 -nk 1
+    (cd moved && find . -type f -exec md5sum {} + | sort) | cmp - before 2>&1
+    [ ! -e run/step_00000001 ] || echo "the checkpoint was not pruned"
+)"
+report "files of a run that are links" "$(
+    victim
+    rm -rf run
+    trains "${tiny[@]}" -o run -n 1 -x 1
+    for name in config.json metrics.jsonl main.log profile.json; do
+        for ending in .part .new .tmp; do ln -s ../victim/file "run/$name$ending"; done
+    done
+    ln -s ../victim/new run/profile.json
+    trains -o run -y 1 -x 6 --profile 1
+    unharmed
+)"
+report "logs of a run that are links" "$(
+    victim
+    rm -rf run && mkdir run
+    ln -s ../victim/new run/metrics.jsonl # a file to come
+    trains "${tiny[@]}" -o run -x 1
+    unharmed
+    ln -sf ../victim/file run/metrics.jsonl
+    ln -sf ../victim/best.json run/main.log
+    trains -o run -y 1 # there is no checkpoint: from the beginning
+    unharmed
+    [ -s run/metrics.jsonl ] && [ ! -L run/metrics.jsonl ] || echo "the run has no metrics.jsonl of its own"
+    trains -o run -y 1 -n 1
+    ln -sf ../victim/new run/metrics.jsonl
+    "$trainer" -o run -y 1 -x 3 >"$out" 2>&1
+    [ $? -eq 1 ] || echo "a resumed run wrote to a link"
+    unharmed
+)"
+report "RUN/best leads elsewhere: no file is read, written or deleted there" "$(
+    victim
+    rm -rf run
+    trains "${tiny[@]}" -o run -n 1 -x 1
+    ln -s ../victim run/best
+    trains -o run -y 1 -v 1 -m 1 -x 3 --keep-best
+    unharmed
+    [[ $(readlink run/best) == step_* ]] || echo "RUN/best is $(readlink run/best), expected a checkpoint"
+)"
+report "-e RUN does not follow RUN/best to elsewhere" "$(
+    rm -rf run other && mkdir run
+    trains "${tiny[@]}" -o other -n 1 -x 1
+    ln -s ../other/step_00000001 run/best
+    "$trainer" --generate 1 -e run >"$out" 2>&1
+    status=$?
+    [ $status -eq 2 ] || echo "exit status $status, expected 2"
+    rm run/best && cp -r other/step_00000001 run/best # a copy of a run may hold a folder
+    trains --generate 1 -e run
+    mv run/best run/best_a && ln -s best_a run/best
+    trains --generate 1 -e run
+)"
+report "token shards and an exported file" "$(
+    victim
+    cp "$root/dev/test/golden/gpt2_2500.bpe" vocab.bpe
+    for name in s_train_000001.bin s_val_000000.bin s_merges.txt s_tokenize.json; do
+        ln -s victim/new "$name.part" # of files to come
+    done
+    ln -s victim/file x.gguf.part
+    trains -i my.txt --tokenizer vocab.bpe --tokenize s
+    trains --export gguf -e other -o x.gguf
+    unharmed
+    [ -s s_train_000001.bin ] && [ ! -L s_train_000001.bin ] || echo "there is no shard"
+)"
+
+# ---- paths in files
+
+report "the output folder and the secret file in config.json are not used" "$(
+    victim
+    rm -rf run
+    trains "${tiny[@]}" -o run -n 1 -x 1
+    sed -i 's|"output":.*|"output": "victim",|; s|"secret-file":.*|"secret-file": "victim/file",|' run/config.json
+    [ "$(grep -c '"victim.*",$' run/config.json)" -eq 2 ] || echo "config.json was not changed: nothing was tested"
+    trains -o run -y 1 -x 2
+    unharmed
+    ! grep -v '^note ' "$out" | grep victim || echo "a path of config.json is a flag of the run" # the banner lists all
+    grep -q 'model l1h1c8 ' "$out" || echo "config.json was not read: nothing was tested"
+    [ -d run/step_00000002 ] || echo "run/step_00000002 is missing"
+)"
+report "an index whose files are outside of its folder" "$(
+    for name in ../other/step_00000001/model.safetensors "$folder/other/step_00000001/model.safetensors" .. . ''; do
+        rm -rf hub && mkdir hub
+        cp other/step_00000001/config.json hub/
+        printf '{"weight_map":{"wte.weight":"%s"}}\n' "$name" >hub/model.safetensors.index.json
+        "$trainer" --generate 1 -e hub >"$out" 2>&1
+        [ $? -eq 2 ] || echo "'$name' was not refused"
+        [[ $name == . ]] || [[ $(cat "$out") == *"expected a file in the folder of the index"* ]] || cat "$out"
+    done
+)"
+report "a model in the cache of Hugging Face, whose files are links" "$(
+    rm -rf hub && mkdir -p hub/blobs hub/snapshots/main
+    cp other/step_00000001/{config.json,model.safetensors} hub/blobs/
+    for name in config.json model.safetensors; do ln -s ../../blobs/$name hub/snapshots/main/$name; done
+    trains --generate 1 -e hub/snapshots/main
+)"
+
+# ---- modes
+
+report "under a umask of 0, nobody else may write to a file or a folder" "$(
+    umask 0
+    mkdir -m 755 written && cd written || exit
+    run=(-i ../my.txt -e l1h1c8 -b 1 -t 8 -s 0)
+    trains "${run[@]}" -v 1 -m 1 -n 1 -x 3 --profile 1 --keep-best -o deep/run
+    trains -o deep/run -y 1 -x 4
+    trains "${run[@]}" -v 2 -m 1 -x 2 --keep-best -o best
+    trains -i ../my.txt --tokenizer ../vocab.bpe --tokenize shard
+    trains -i ../my.txt --train-bpe 300 -o learned.txt
+    trains --export gguf -e deep/run -o model.gguf
+    trains --export llmc -e deep/run -o model.bin
+    [ "$(find . -type f | wc -l)" -gt 30 ] || echo "expected more than 30 files: $(find . -type f)"
+    find . "$HOME" ! -type l -perm /022 -printf '%p has mode %m\n'
+    find . ! -type l ! -perm -044 -printf '%p has mode %m: others cannot read it\n'
+)"
+report "a umask of 077 holds" "$(
+    umask 077
+    trains "${tiny[@]}" -n 1 -x 1 -o private
+    find private -perm /077 -printf '%p has mode %m\n'
+)"
+
+end_tests

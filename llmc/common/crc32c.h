@@ -1,0 +1,88 @@
+/*
+CRC32C (Castagnoli's polynomial), the checksum of a checkpoint's files.
+defines: crc32c, Crc32cSum, crc32c_add, crc32c_total
+  crc32c                      of bytes, or of a file read from beginning to end
+  crc32c_add, crc32c_total    of a file whose ranges are written in any order, by several ranks
+A CRC without its first and last inversion is linear: the CRC of a file is the XOR of the CRCs of its ranges, each
+followed by zeros up to the end of the file. n zero bytes multiply a CRC by x^(8n), modulo the polynomial.
+Source: RFC 3720, appendix B.4, which also has the vectors of the test.
+*/
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__SSE4_2__) && !defined(__CUDA_ARCH__)
+#include <nmmintrin.h>
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__CUDA_ARCH__)
+#include <arm_acle.h>
+#endif
+
+#define CRC32C_POLYNOMIAL 0x82F63B78u  // bit 31 is the coefficient of x^0
+#define CRC32C_ONE 0x80000000u         // the polynomial 1
+
+// the register after bytes (n), without inversions
+static inline uint32_t crc32c_register(uint32_t crc, const void *bytes, size_t n) {
+    const uint8_t *p = (const uint8_t *)bytes;
+#if defined(__SSE4_2__) && !defined(__CUDA_ARCH__)
+    uint64_t wide = crc, word;
+    for (; n >= 8; n -= 8, p += 8) {
+        memcpy(&word, p, 8);
+        wide = _mm_crc32_u64(wide, word);
+    }
+    crc = (uint32_t)wide;
+    for (; n > 0; n--, p++) { crc = _mm_crc32_u8(crc, *p); }
+#elif defined(__ARM_FEATURE_CRC32) && !defined(__CUDA_ARCH__)
+    uint64_t word;
+    for (; n >= 8; n -= 8, p += 8) {
+        memcpy(&word, p, 8);
+        crc = __crc32cd(crc, word);
+    }
+    for (; n > 0; n--, p++) { crc = __crc32cb(crc, *p); }
+#else
+    uint32_t table[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 8; bit++) { table[i] = table[i] >> 1 ^ (table[i] & 1 ? CRC32C_POLYNOMIAL : 0); }
+    }
+    for (; n > 0; n--, p++) { crc = crc >> 8 ^ table[(crc ^ *p) & 255]; }
+#endif
+    return crc;
+}
+
+// The CRC of bytes (n) that follow bytes of CRC `before`; 0 at the beginning.
+static inline uint32_t crc32c(uint32_t before, const void *bytes, size_t n) {
+    return ~crc32c_register(~before, bytes, n);
+}
+
+// a times b modulo the polynomial
+static inline uint32_t crc32c_times(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (; a; a <<= 1) {
+        product ^= a & CRC32C_ONE ? b : 0;
+        b = b >> 1 ^ (b & 1 ? CRC32C_POLYNOMIAL : 0);
+    }
+    return product;
+}
+
+// the register after n zero bytes: crc times x^(8n)
+static inline uint32_t crc32c_zeros(uint32_t crc, uint64_t n) {
+    uint32_t power = CRC32C_ONE >> 8;  // x^8, then its square, and so on
+    for (; n > 0; n >>= 1, power = crc32c_times(power, power)) {
+        if (n & 1) { crc = crc32c_times(crc, power); }
+    }
+    return crc;
+}
+
+// A file of `bytes` bytes whose ranges are added in any order. The sums of several ranks are combined by XOR.
+typedef struct {
+    uint32_t sum;
+    uint64_t bytes;
+} Crc32cSum;
+
+// Adds bytes (n), which are at `offset` of the file.
+static inline void crc32c_add(Crc32cSum *file, uint64_t offset, const void *bytes, size_t n) {
+    file->sum ^= crc32c_zeros(crc32c_register(0, bytes, n), file->bytes - offset - n);
+}
+
+// the CRC of the file once every byte was added once
+static inline uint32_t crc32c_total(const Crc32cSum *file) { return ~(file->sum ^ crc32c_zeros(~0u, file->bytes)); }

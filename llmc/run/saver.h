@@ -1,0 +1,183 @@
+/*
+Saves checkpoints beside training. A save copies the state of the model, and a thread of low priority writes the copy
+while the next steps run.
+  saver_save    begins a save; without memory for a copy, or with --save-sync, it writes the checkpoint at once
+  saver_wait    the device waits for the copy before AdamW changes the state
+  saver_poll    after each step: starts the thread when the copy is complete, and ends a save that is written
+  saver_finish  ends the pending save, if there is one
+A killed run loses a checkpoint that is still being written, and the next start deletes the unfinished folder. After a
+failed save the run goes on, and the next save comes as usual. With --strict-save the run stops.
+defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish
+*/
+#pragma once
+#include "llmc/files/checkpoint_save.h"
+#include "llmc/run/logger.h"
+#include "llmc/run/train_args.h"
+#include <pthread.h>
+
+typedef enum { SAVER_IDLE, SAVER_COPIES, SAVER_WRITES } SaverPhase;
+
+typedef struct {
+    const TrainArgs *args;
+    const Logger *log;
+    Comm *world;
+    Exec *ex;
+    OptimizerState copy;  // in host memory; params NULL: the plan has no copy
+    SaverPhase phase;
+    CheckpointSave save;
+    cJSON *state;
+    long long step;     // of the pending save
+    long long saved;    // step of the last checkpoint that this run has saved or resumed; -1: none
+    double paused;      // seconds in which training waited for the save
+    bool done;          // DONE_ is created with the checkpoint
+    CopyWork copying;   // the last copy of a tensor; 0: none runs
+    long long copied;   // finished steps after which the copy is complete; -1: saver_wait was not called yet
+    pthread_t thread;   // in SAVER_WRITES
+    bool thread_ended;  // written by the thread
+} Saver;
+
+// copy: the tensors of the plan for a copy of the state. *log, *ex and *world stay until the last saver_finish.
+static inline Saver saver_open(const TrainArgs *a, const Logger *log, Comm *world, Exec *ex, OptimizerState copy) {
+    Saver saver;
+    memset(&saver, 0, sizeof saver);
+    saver.args = a;
+    saver.log = log;
+    saver.world = world;
+    saver.ex = ex;
+    saver.copy = copy;
+    saver.saved = -1;
+    return saver;
+}
+
+// ---- the copy
+
+// Begins the copy of all arrays of a state. Returns the last copy: copies of one stream run in order.
+static inline CopyWork copy_state_begin(const OptimizerState *to, const ModelState *from, Exec *ex) {
+    ParamLayout layout = param_layout_sharded(from->config, from->sharding);
+    const OptimizerState *o = &from->optimizer;
+    size_t params = shards_params(&layout.sharding) ? layout.shard : layout.total;
+    size_t count = layout.sharding.stage < 1 ? layout.total : layout.shard, scales = moment_blocks(count);
+    const struct {
+        void *to;
+        const void *from;
+        size_t bytes;
+    } arrays[] = {
+        {to->params, o->params, params * sizeof(floatX)},       {to->master, o->master, count * sizeof(real)},
+        {to->remainder, o->remainder, count * sizeof(int16_t)}, {to->m, o->m, count * dtype_size(o->moments)},
+        {to->v, o->v, count * dtype_size(o->moments)},          {to->m_scales, o->m_scales, scales * sizeof(float)},
+        {to->v_scales, o->v_scales, scales * sizeof(float)}};
+    CopyWork last = 0;
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) {
+        if (!arrays[i].from) { continue; }
+        last = from->device->download_begin(COPY_PARAMS, arrays[i].to, arrays[i].from, arrays[i].bytes, ex);
+    }
+    return last;
+}
+
+// ---- the end of a save
+
+// All ranks end a save that every rank has written.
+static inline void saver_publish(Saver *saver, bool stops) {
+    const TrainArgs *a = saver->args;
+    CheckpointSave *save = &saver->save;
+    double begin = now_seconds();
+    saver->phase = SAVER_IDLE;
+    if (save->model.world) { checkpoint_save_publish(save); }
+    cJSON_Delete(saver->state);
+    if (save->error) {
+        checkpoint_save_failed(save, stops || a->strict_save);
+        return;
+    }
+    saver->saved = saver->step;
+    if (saver->done) { checkpoint_mark_done(a->run_dir, saver->step, saver->world, stops || a->strict_save); }
+    if (saver->world->rank == 0) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
+    saver->paused += now_seconds() - begin;
+    logger_saved(saver->log, saver->step, save->folder, 1000 * saver->paused, save->sums[0].crc, save->sums[1].crc);
+}
+
+// Writes the files. A single rank also gives the folder its name.
+static inline void saver_write(Saver *saver) {
+    checkpoint_save_write(&saver->save);
+    if (!saver->save.model.world) { checkpoint_save_publish(&saver->save); }
+}
+
+// Linux has a priority for each thread: the step's threads take precedence.
+static inline void *saver_thread(void *saver) {
+    if (nice(10) < 0) { errno = 0; }
+    omp_set_num_threads(1);
+    saver_write((Saver *)saver);
+    __atomic_store_n(&((Saver *)saver)->thread_ended, true, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static inline void saver_start_thread(Saver *saver) {
+    saver->thread_ended = false;
+    saver->phase = SAVER_WRITES;
+    if (pthread_create(&saver->thread, NULL, saver_thread, saver) != 0) {
+        saver->phase = SAVER_COPIES;  // saver_finish writes the copy
+    }
+}
+
+// ---- what the training loop calls
+
+// Begins to save the checkpoint of `step`. The device's work is done, and an earlier save has ended. state: of
+// state.json; the saver deletes it. done: with DONE_. last: no save follows, so a failure stops the run.
+static inline void saver_save(Saver *saver, long long step, const ModelState *model, cJSON *state, bool done,
+                              bool last) {
+    char name[32];
+    double begin = now_seconds();
+    saver->step = step;
+    saver->paused = 0;
+    saver->state = state;
+    saver->done = done;
+    snprintf(name, sizeof name, "step_%08lld", step);
+    checkpoint_save_open(&saver->save, saver->args->run_dir, name, model, state);
+    if (saver->world->size == 1) { saver->save.model.world = NULL; }  // the thread shares no communicator
+    bool waits = last || !saver->copy.params || saver->save.error;
+    if (waits) {
+        saver_write(saver);
+        saver->paused = now_seconds() - begin;
+        saver_publish(saver, last);
+        return;
+    }
+    saver->copying = copy_state_begin(&saver->copy, model, saver->ex);
+    saver->copied = saver->copying ? -1 : step;
+    saver->save.model.optimizer = saver->copy;
+    saver->save.model.device = &cpu_device;
+    saver->phase = SAVER_COPIES;
+    if (!saver->copying) { saver_start_thread(saver); }
+    saver->paused = now_seconds() - begin;
+}
+
+// Work enqueued from now on runs after the copy. steps: enqueued steps, with the present one.
+static inline void saver_wait(Saver *saver, const Device *device, long long steps) {
+    if (!saver->copying) { return; }
+    device->copy_wait(saver->copying, saver->ex);
+    saver->copying = 0;
+    saver->copied = steps;
+}
+
+// steps: finished steps. All ranks call it after the same step.
+static inline void saver_poll(Saver *saver, long long steps) {
+    if (saver->phase == SAVER_COPIES && saver->copied >= 0 && steps >= saver->copied) { saver_start_thread(saver); }
+    if (saver->phase == SAVER_IDLE) { return; }
+    bool ended = saver->phase == SAVER_WRITES && __atomic_load_n(&saver->thread_ended, __ATOMIC_ACQUIRE);
+    if (comm_max(!ended, saver->world)) { return; }
+    pthread_join(saver->thread, NULL);
+    saver_publish(saver, false);
+}
+
+// Ends the pending save. The device's work is done, and so is the copy. All ranks call it. A failed save leaves
+// saver->saved as it was.
+static inline void saver_finish(Saver *saver) {
+    if (saver->phase == SAVER_IDLE) { return; }
+    double begin = now_seconds();
+    saver->copying = 0;
+    if (saver->phase == SAVER_WRITES) {
+        pthread_join(saver->thread, NULL);
+    } else {
+        saver_write(saver);
+    }
+    saver->paused += now_seconds() - begin;
+    saver_publish(saver, false);
+}
