@@ -251,11 +251,24 @@ static void test_scratch(void **state) {
     assert_stops(1, "scratch has 64 bytes, logits needs 68", acquire_too_much, &scratch);
 }
 
+// in parts, by several threads
+static void test_large_copy(void **state) {
+    (void)state;
+    enum { BYTES = (3 << 20) + 5 };
+    unsigned char *from = (unsigned char *)xmalloc(BYTES), *to = (unsigned char *)xcalloc(1, BYTES + 1);
+    for (size_t i = 0; i < BYTES; i++) { from[i] = (unsigned char)(i * 2654435761u >> 13); }
+    assert_int_equal(cpu_device.download_begin(COPY_PARAMS, to, from, BYTES, NULL), 0);
+    assert_memory_equal(to, from, BYTES);
+    assert_int_equal(to[BYTES], 0);
+    free(from);
+    free(to);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_offsets),       cmocka_unit_test(test_sums),    cmocka_unit_test(test_large_sizes),
         cmocka_unit_test(test_unaddressable), cmocka_unit_test(test_json),    cmocka_unit_test(test_print),
-        cmocka_unit_test(test_arena),         cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_arena),         cmocka_unit_test(test_scratch), cmocka_unit_test(test_large_copy),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

@@ -149,6 +149,29 @@ static void test_no_tensors(void **state) {
     safetensors_close(&st);
 }
 
+// A large write is made in pieces; the sum of the writer is that of the whole file.
+static void test_large_write(void **state) {
+    (void)state;
+    enum { BYTES = 2 * PACE_PIECE + 3 };
+    const char *path = temp_path("pieces");
+    unsigned char *data = (unsigned char *)xmalloc(BYTES), *file = (unsigned char *)xmalloc(BYTES + 1000);
+    for (size_t i = 0; i < BYTES; i++) { data[i] = (unsigned char)rng_bits(2, 0, i); }
+    SafeTensorsWriter w = safetensors_create(path);
+    int large = safetensors_declare(&w, "a", DT_U8, 1, (const size_t[]){BYTES});
+    safetensors_begin(&w);
+    safetensors_write(&w, large, 0, data, BYTES);
+    const Crc32cSum sum = w.sum;
+    assert_int_equal(safetensors_finish(&w), 0);
+    FILE *opened = fopen(path, "rb");
+    size_t bytes = fread(file, 1, BYTES + 1000, opened);
+    fclose(opened);
+    assert_int_equal(bytes, sum.bytes);
+    assert_memory_equal(file + bytes - BYTES, data, BYTES);
+    assert_int_equal(crc32c(0, file, bytes), crc32c_total(&sum));
+    free(data);
+    free(file);
+}
+
 // offsets beyond 32 bits, in a sparse file
 static void test_more_than_4_gib(void **state) {
     (void)state;
@@ -501,7 +524,7 @@ int main(void) {
         cmocka_unit_test(test_other_dtypes),     cmocka_unit_test(test_shortened_while_open),
         cmocka_unit_test(test_unusual_but_good), cmocka_unit_test(test_bad_headers),
         cmocka_unit_test(test_deep_nesting),     cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_damage),           cmocka_unit_test(test_large_write),
     };
     return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
 /*
 Saves checkpoints beside training. A save copies the state of the model, and a thread of low priority writes the copy
-while the next steps run.
+in small pieces while the next steps run.
   saver_save    begins a save; without memory for a copy, or with --save-sync, it writes the checkpoint at once
   saver_wait    the device waits for the copy before AdamW changes the state
-  saver_poll    after each step: starts the thread when the copy is complete, and ends a save that is written
+  saver_poll    after each step: starts the thread when the copy is complete, and ends a save that is written; the step
+                after a save is thus slower by the copy alone, and the later steps by the writing
   saver_finish  ends the pending save, if there is one
 A killed run loses a checkpoint that is still being written, and the next start deletes the unfinished folder. After a
 failed save the run goes on, and the next save comes as usual. With --strict-save the run stops.
@@ -28,12 +29,16 @@ typedef struct {
     cJSON *state;
     long long step;     // of the pending save
     long long saved;    // step of the last checkpoint that this run has saved or resumed; -1: none
+    double begun;       // time of the last save, at first of saver_open
+    double rests;       // seconds that the thread may rest in all
     double paused;      // seconds in which training waited for the save
     bool done;          // DONE_ is created with the checkpoint
     CopyWork copying;   // the last copy of a tensor; 0: none runs
     long long copied;   // finished steps after which the copy is complete; -1: saver_wait was not called yet
     pthread_t thread;   // in SAVER_WRITES
     bool thread_ended;  // written by the thread
+    bool on_gpu;        // training leaves the thread a CPU core
+    bool hurry;         // the thread does not rest: training waits for it, or on_gpu
 } Saver;
 
 // copy: the tensors of the plan for a copy of the state. *log, *ex and *world stay until the last saver_finish.
@@ -46,6 +51,7 @@ static inline Saver saver_open(const TrainArgs *a, const Logger *log, Comm *worl
     saver.ex = ex;
     saver.copy = copy;
     saver.saved = -1;
+    saver.begun = now_seconds();
     return saver;
 }
 
@@ -76,13 +82,21 @@ static inline CopyWork copy_state_begin(const OptimizerState *to, const ModelSta
 
 // ---- the end of a save
 
+// Gives the written checkpoint its name, then deletes those that -nk does not keep.
+static inline void saver_name(Saver *saver) {
+    const TrainArgs *a = saver->args;
+    checkpoint_save_publish(&saver->save);
+    if (saver->save.error || saver->world->rank > 0) { return; }
+    checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
+}
+
 // All ranks end a save that every rank has written.
 static inline void saver_publish(Saver *saver, bool stops) {
     const TrainArgs *a = saver->args;
     CheckpointSave *save = &saver->save;
     double begin = now_seconds();
     saver->phase = SAVER_IDLE;
-    if (save->model.world) { checkpoint_save_publish(save); }
+    if (save->model.world) { saver_name(saver); }
     cJSON_Delete(saver->state);
     if (save->error) {
         checkpoint_save_failed(save, stops || a->strict_save);
@@ -90,28 +104,31 @@ static inline void saver_publish(Saver *saver, bool stops) {
     }
     saver->saved = saver->step;
     if (saver->done) { checkpoint_mark_done(a->run_dir, saver->step, saver->world, stops || a->strict_save); }
-    if (saver->world->rank == 0) { checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every); }
     saver->paused += now_seconds() - begin;
     logger_saved(saver->log, saver->step, save->folder, 1000 * saver->paused, save->sums[0].crc, save->sums[1].crc);
 }
 
-// Writes the files. A single rank also gives the folder its name.
+// Writes the files. A single rank also ends the checkpoint.
 static inline void saver_write(Saver *saver) {
     checkpoint_save_write(&saver->save);
-    if (!saver->save.model.world) { checkpoint_save_publish(&saver->save); }
+    if (!saver->save.model.world) { saver_name(saver); }
 }
 
 // Linux has a priority for each thread: the step's threads take precedence.
-static inline void *saver_thread(void *saver) {
+static inline void *saver_thread(void *argument) {
+    Saver *saver = (Saver *)argument;
+    Pace pace = {thread_seconds(), saver->rests, &saver->hurry};
     if (nice(10) < 0) { errno = 0; }
     omp_set_num_threads(1);
-    saver_write((Saver *)saver);
-    __atomic_store_n(&((Saver *)saver)->thread_ended, true, __ATOMIC_RELEASE);
+    for (int i = 0; i < 2; i++) { saver->save.files[i].pace = &pace; }
+    saver_write(saver);
+    __atomic_store_n(&saver->thread_ended, true, __ATOMIC_RELEASE);
     return NULL;
 }
 
 static inline void saver_start_thread(Saver *saver) {
     saver->thread_ended = false;
+    saver->hurry = saver->on_gpu;
     saver->phase = SAVER_WRITES;
     if (pthread_create(&saver->thread, NULL, saver_thread, saver) != 0) {
         saver->phase = SAVER_COPIES;  // saver_finish writes the copy
@@ -127,6 +144,8 @@ static inline void saver_save(Saver *saver, long long step, const ModelState *mo
     char name[32];
     double begin = now_seconds();
     saver->step = step;
+    saver->rests = (begin - saver->begun) / 4;  // so that the save ends before the next one
+    saver->begun = begin;
     saver->paused = 0;
     saver->state = state;
     saver->done = done;
@@ -142,10 +161,10 @@ static inline void saver_save(Saver *saver, long long step, const ModelState *mo
     }
     saver->copying = copy_state_begin(&saver->copy, model, saver->ex);
     saver->copied = saver->copying ? -1 : step;
+    saver->on_gpu = model->device->steps_ahead > 0;
     saver->save.model.optimizer = saver->copy;
     saver->save.model.device = &cpu_device;
     saver->phase = SAVER_COPIES;
-    if (!saver->copying) { saver_start_thread(saver); }
     saver->paused = now_seconds() - begin;
 }
 
@@ -174,6 +193,7 @@ static inline void saver_finish(Saver *saver) {
     double begin = now_seconds();
     saver->copying = 0;
     if (saver->phase == SAVER_WRITES) {
+        __atomic_store_n(&saver->hurry, true, __ATOMIC_RELAXED);
         pthread_join(saver->thread, NULL);
     } else {
         saver_write(saver);
