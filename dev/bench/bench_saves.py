@@ -5,9 +5,11 @@
 
 nanoGPT's CPU preset (4 layers, 4 heads, 128 channels, B 12, T 64) and GPT-2 124M (B 4, T 64), on bytes of this
 repository's sources. In each round, one run saves nothing, one saves every few steps beside training (the default), and
-one saves with --save-sync 1. The step after a save counts with the time that training waited for the save. The three steps
-after it run while the checkpoint is written. Ratios are to the median step of the same round's run without saves. Writes the table to dev/results/saves.md. Prints FAILED, and
-exits with status 1, if the median ratio beside training is above 1.2.
+one saves with --save-sync 1. The step after a save counts with the time that training waited for the save. The next
+three steps run while the checkpoint is written. Ratios are to the median step of the same round's run without saves.
+
+Writes the table to dev/results/saves.md. Prints FAILED, and exits with status 1, if the median ratio beside training is
+above 1.2.
 """
 import argparse
 import datetime
