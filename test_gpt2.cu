@@ -1845,6 +1845,16 @@ static void test_verify_names_the_tensor(void **state) {
     twice = step_result_read(&m.zero, m.loss);
     result_difference(text, sizeof text, &once, &twice, &m.layout);
     assert_non_null(strstr(text, "two gradients of h.1.mlp.c_fc.bias"));
+    // the first one in the order of the backward
+    int layers = verified_layers(&m.layout);
+    twice.gradients[WTE * layers] ^= 1;
+    twice.gradients[FCPROJW * layers] ^= 1;
+    twice.gradients[LN1W * layers + 1] ^= 1;
+    result_difference(text, sizeof text, &once, &twice, &m.layout);
+    assert_non_null(strstr(text, "two gradients of h.1.mlp.c_fc.bias"));
+    twice.gradients[LNFW * layers] ^= 1;
+    result_difference(text, sizeof text, &once, &twice, &m.layout);
+    assert_non_null(strstr(text, "two gradients of ln_f.weight"));
     step_result_free(&once);
     step_result_free(&twice);
     gpt2_free(&m);

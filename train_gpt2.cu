@@ -940,7 +940,7 @@ static void save_checkpoint(Run *run, bool last) {
 // now. Returns whether there is a new RUN/best.
 static bool note_validation(Run *run, double loss, bool last) {
     const TrainArgs *a = run->args;
-    comm_broadcast_host(&loss, sizeof loss, run->groups.world);  // the ranks decide alike
+    comm_broadcast_host(&loss, sizeof loss, 0, run->groups.world);  // the ranks decide alike
     best_loss_add(&run->best, run->step, loss);
     best_loss_impatience(&run->best, a->patience, run->impatience);
     if (!keeps_best(a)) { return false; }
@@ -1221,6 +1221,7 @@ static void open_run_dir(Run *run) {
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     run->saver = saver_open(a, &run->log, run->groups.world, &run->model.exec, copy_of_state(&run->model));
+    saver_finish_at_errors(&run->saver);
     if (run->step > 0) { run->saver.saved = run->step; }
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
@@ -1275,6 +1276,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 }
 
 static void run_close(Run *run) {
+    saver_close(&run->saver);
     skips_close(&run->skips);
     logger_close(&run->log);
     profile_close(&run->profile);
@@ -1346,9 +1348,8 @@ static void train(TrainArgs *a, Comm *host) {
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
             if (run.groups.world->size > 1) { finish_save(&run); }  // several ranks rename a checkpoint together
             evaluate(&run, last);
-            finish_save(&run);
-            bool done = has_saved(&run) && step_is_done(&run, last);
-            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, last || a->strict_save); }
+            bool done = last && has_saved(&run) && step_is_done(&run, last);
+            if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, true); }
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
             show_sample(&run);

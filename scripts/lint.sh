@@ -43,11 +43,14 @@ for header in "${headers[@]}"; do
 done
 
 echo "clang-tidy   ${#programs[@]} programs"
-tidy() { clang-tidy --quiet "$1" -- -x c -std=gnu11 -fopenmp "${@:2}" 2>/dev/null; }
-for program in "${programs[@]}"; do
-    [[ $program == *gradients* ]] && precision=FP64 || precision=FP32
-    tidy "$program" "${options[@]}" "${mpi[@]}" -DPRECISION_"$precision" -idirafter "$omp" || status=1
-done
+tidy() { # PRECISION PROGRAM...: as many at a time as there are cores
+    printf '%s\n' "${@:2}" | xargs -P "$(nproc)" -I PROGRAM clang-tidy --quiet PROGRAM -- -x c -std=gnu11 -fopenmp \
+        "${options[@]}" "${mpi[@]}" -DPRECISION_"$1" -idirafter "$omp" 2>/dev/null
+}
+mapfile -t fp64 < <(printf '%s\n' "${programs[@]}" | grep gradients)
+mapfile -t fp32 < <(printf '%s\n' "${programs[@]}" | grep -v gradients)
+tidy FP64 "${fp64[@]}" || status=1
+tidy FP32 "${fp32[@]}" || status=1
 
 # va_end_missing: functions that stop the program. invalidFunctionArg, uninitvar: cppcheck takes some loops for empty,
 # and gcc's warning of uninitialised variables is on.

@@ -418,15 +418,28 @@ faults_strict() {
     is_synced
 }
 is_synced() {
-    local file
+    local step
     prepare new
-    report "each file of a checkpoint is synced, and its folder" "$(
-        FAIL_CALLS='fsync' FAIL_MORE=1000000 struck 0 none 1 step_00000006 "${scenario[@]}"
-        for file in victim/step_00000006/*; do
-            grep -qE " fsync .*/step_00000006.tmp/${file##*/}(.part)?$" note || echo "no fsync of $file"
-        done
-        grep -q ' fsync .*/step_00000006.tmp$' note || echo "no fsync of the folder"
-    )"
+    FAIL_CALLS='fsync,rename' FAIL_MORE=1000000 struck 0 none 1 victim "${scenario[@]}"
+    for step in 4 6; do
+        report "step $step: files, folder and log are synced, then the folder gets its name, then RUN is synced" \
+            "$(synced_in_order victim/step_0000000$step)"
+    done
+}
+# CHECKPOINT: the lines of `note` are in this order
+synced_in_order() {
+    local file named line
+    named=$(grep -nm 1 " rename $1.tmp$" note | cut -d: -f1)
+    [ -n "$named" ] || { echo "no rename of $1.tmp" && return; }
+    for file in "$1".tmp metrics.jsonl main.log "$1"/*; do
+        case $file in $1/*) file=$1.tmp/${file##*/} ;; esac
+        # the last fsync before the rename: a log was synced for the save before, too
+        line=$(head -n "$named" note | grep -nE " fsync .*/${file#victim/}(.part)?$" | tail -n 1 | cut -d: -f1)
+        [ -n "$line" ] || { echo "no fsync of $file before the rename" && continue; }
+        [[ $file != "$1.tmp" ]] || ! head -n "$named" note | tail -n "+$line" | grep -E " fsync .*$1.tmp/" ||
+            echo "is synced after its folder"
+    done
+    sed -n "$((named + 1))p" note | grep -q ' fsync .*/victim$' || echo "RUN is not synced after the rename"
 }
 
 # runs that end early, although a save failed
@@ -693,6 +706,15 @@ faults_damage() {
         damaged "$file is a folder" "$file" become_folder $at/"$file"
     done
     prepare_damage
+    rm $at/manifest.json
+    report "manifest.json is missing: -y 1 resumes the checkpoint before it, -e loads it" "$(
+        run 0 --generate 2 -e $at
+        run 0 "${small[@]}" -o victim -y 1
+        says "$err" "warning: checkpoint '$at' is damaged: manifest.json is missing"
+        begun_at step_00000002
+        same_end victim expected_new
+    )"
+    prepare_damage
     ln -s step_00000004 victim/best
     flip $at/model.safetensors 3000 1
     report "a damaged checkpoint takes its DONE_ file and RUN/best with it, also if the run does not begin" "$(
@@ -812,7 +834,7 @@ clock_of_ranks() {
 
 # three text files, and runs that read each of them
 prepare_data() {
-    rm -rf data victim
+    rm -rf data victim expected_one
     mkdir data
     for i in 1 2 3; do head -c $((i * 30000)) text | tail -c 2000 >data/x_$i; done
     touch -d "2020-01-01" data/x_*
@@ -855,6 +877,10 @@ faults_data() {
         )"
         restore_data
     done
+    data_while_saving
+    one_data_file
+    data_of_validation
+    unreadable_data
     for how in removed cut grown changed replaced new; do
         rm -rf victim && cp -r expected_data victim && rm -r victim/step_00000120 victim/DONE_00000120
         change_data $how
@@ -870,6 +896,87 @@ faults_data() {
         )"
         restore_data
     done
+}
+
+# An error ends the run while the checkpoint of step 40 is written: the checkpoint is not lost
+data_while_saving() {
+    local status
+    rm -rf victim
+    FAIL_CALLS='write' start_and_fail stop 2 step_00000040.tmp "${shards[@]}" -o victim
+    change_data changed
+    kill -CONT "$id"
+    await "$id"
+    status=$?
+    report "a data file is changed while a checkpoint is written: exit 1, and the checkpoint is whole" "$(
+        was_stopped "$id"
+        [ $status -eq 1 ] || echo "exit status $status, expected 1"
+        one_sentence
+        says "$err" "data/x_2 was written after the run began"
+        whole_checkpoints victim expected_data step_00000040
+        restore_data
+        run 0 "${shards[@]}" -o victim -y 1
+        begun_at step_00000040
+        same_end victim expected_data
+    )"
+    restore_data
+}
+# the only data file stays open, so its old content is read
+one_data_file() {
+    local how status
+    local -a one=(-i data/x_2 "${shards[@]:2}")
+    report "the run with one data file" "$(run 0 "${one[@]}" -o expected_one)"
+    for how in removed replaced; do
+        rm -rf victim
+        FAIL_CALLS='write' start_and_fail stop 50 metrics.jsonl "${one[@]}" -o victim
+        change_data $how
+        kill -CONT "$id"
+        await "$id"
+        status=$?
+        report "the only data file is $how during a run: the same bits" "$(
+            was_stopped "$id"
+            [ $status -eq 0 ] || echo "exit status $status"
+            same_end victim expected_one
+        )"
+        restore_data
+    done
+}
+# -j changes between runs
+data_of_validation() {
+    local -a validated=(-i data/x_1 -j data/x_2 "${shards[@]:2}")
+    report "the run with -j" "$(rm -rf victim && run 0 "${validated[@]}" -x 40 -o victim)"
+    change_data changed
+    report "a file of -j is changed between runs: exit 2, named, and resumed" "$(
+        run 2 "${validated[@]}" -x 60 -o victim -y 1
+        one_sentence
+        says "$err" "-j data/x_2: the content of x_2 has changed"
+        restore_data
+        run 0 "${validated[@]}" -x 60 -o victim -y 1
+        begun_at step_00000040
+    )"
+    restore_data
+}
+# a read of a data file fails
+unreadable_data() {
+    local n starts=0 during=0 on=0 trouble='' status
+    for ((n = 1 + seed % 4; n <= $(every 60 40); n += $(every 1 5))); do
+        rm -rf victim
+        status=$(FAIL_CALLS='read' struck 0 EIO "$n" data/x_2 "${shards[@]}" -o victim | exit_status)
+        trouble=$(
+            was_struck
+            [ "${status:-0}" -eq 0 ] || { one_sentence && says "$err" "data/x_2"; }
+            [ ! -d victim ] || whole_checkpoints victim expected_data
+            case ${status:-0} in
+            0) same_end victim expected_data ;;
+            1) grep -q '^step 1/' "$log" || echo "exit status 1 before the first step, expected 2" ;;
+            2) ! grep -q '^step 1/' "$log" || echo "exit status 2 after the first step, expected 1" ;;
+            esac
+        )
+        case ${status:-0} in 0) on=$((on + 1)) ;; 1) during=$((during + 1)) ;; 2) starts=$((starts + 1)) ;; esac
+        [ -z "$trouble" ] || { trouble="read $n: $trouble" && break; }
+    done
+    [ $starts -gt 0 ] && [ $during -gt 0 ] || trouble+="$starts runs ended at the start, $during later"
+    report "EIO at reads of a data file: $starts runs ended with exit 2, $during during training with exit 1, $on went on" \
+        "$trouble"
 }
 
 # ---- 6. stopped for a while
@@ -1052,7 +1159,7 @@ kill_ranks() {
 }
 faults_ranks() {
     local name where
-    has_mpirun "$(every 19 7)" || return 0
+    has_mpirun "$(every 22 10)" || return 0
     seeded 6
     for name in dp2 z1 tp2; do
         [ "$form" = whole ] || [ $name = dp2 ] || continue
@@ -1066,6 +1173,7 @@ faults_ranks() {
         unset OMPI_MCA_btl
     done
     warnings_of_ranks
+    damage_of_ranks
     inputs_of_ranks
 }
 # two ranks find a damaged checkpoint: one warning
@@ -1088,8 +1196,28 @@ warnings_of_ranks() {
     rm -rf data_run
 }
 
+# two ranks find a wrong byte in each file of a checkpoint
+damage_of_ranks() {
+    local file trouble=''
+    for file in expected_dp2/step_00000004/*; do
+        file=$(basename "$file")
+        without_last dp2
+        flip "victim/step_00000004/$file" 20 4
+        trouble=$(
+            ranks 0 "${layout[@]}"
+            says "$err" "warning: checkpoint 'victim/step_00000004' is damaged: $file "
+            no_repeated_warnings
+            begun_at step_00000002
+            same_end victim expected_dp2
+        )
+        [ -z "$trouble" ] || { trouble="$file: $trouble" && break; }
+    done
+    report "two ranks, a wrong byte in each file of a checkpoint: named, and the checkpoint before it is used" "$trouble"
+}
+
 # two ranks find data that has changed, a checkpoint that cannot be read, and a read that fails on rank 1
 inputs_of_ranks() {
+    local how job id status rank=0 # rank 0 writes metrics.jsonl
     prepare_ranks dp2
     prepare_data
     report "two ranks, a data file is changed between runs: exit 2, named, and resumed" "$(
@@ -1105,6 +1233,28 @@ inputs_of_ranks() {
         begun_at step_00000020
         same_end victim expected_shards
     )"
+    for how in removed cut; do
+        rm -rf victim
+        FAIL_RANK=$rank FAIL_WITH=stop FAIL_AT=25 FAIL_IN=metrics.jsonl FAIL_CALLS='write' \
+            start_ranks "${shards[@]}" -x 40 -o victim &
+        job=$!
+        id=$(await_stopped $job)
+        change_data $how
+        [ -z "$id" ] || kill -CONT "$id"
+        await $job
+        status=$?
+        report "two ranks, a data file is $how during the run: exit 1, named, and resumed" "$(
+            was_stopped "$id"
+            [ $status -eq 1 ] || echo "exit status $status, expected 1"
+            sentences 1
+            says "$err" "data/x_2"
+            whole_checkpoints victim expected_shards step_00000020
+            cp -p data_whole/* data
+            ranks 0 "${shards[@]}" -x 40 -o victim -y 1
+            same_end victim expected_shards
+        )"
+        cp -p data_whole/* data
+    done
     rm -rf expected_shards data_whole
     without_last dp2
     report "two ranks, model.safetensors cannot be opened (EACCES): exit 2, and nothing is renamed" "$(

@@ -922,7 +922,7 @@ static void check_broadcast_host(Comm *world) {
         unsigned char bytes[32];
         memset(bytes, 0x5A, sizeof bytes);
         for (size_t i = 0; i < count; i++) { bytes[i] = (unsigned char)(world->rank == 0 ? 255 - i : 17); }
-        comm_broadcast_host(bytes, count, world);
+        comm_broadcast_host(bytes, count, 0, world);
         for (size_t i = 0; i < sizeof bytes; i++) {
             CHECK(bytes[i] == (i < count ? 255 - i : 0x5A), "byte %zu of %zu broadcast by rank 0", i, count);
         }

@@ -29,7 +29,7 @@ run() {
     local status=$?
     said=$(grep "^$name " "$out" 2>/dev/null)
     tail -n 30 "$folder/err" >>"$out"
-    report "$name: $# inputs" "$([ "$status $said" = "0 $name $#" ] || echo "exit status $status")"
+    report "$name: $# inputs" "$([ $# -gt 0 ] && [ "$status $said" = "0 $name $#" ] || echo "exit status $status")"
 }
 
 report "seeds.py writes the seeds" "$(dev/fuzz/seeds.py "$folder/seeds" 2>&1)"

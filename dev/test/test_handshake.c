@@ -492,7 +492,45 @@ static void test_many_silent(void **state) {
     handshake_seconds = 60;
 }
 
+// A rank that rank 0 has answered keeps its place among them: it does not try again.
+static void test_answered_keeps_its_place(void **state) {
+    (void)state;
+    needs_libcrypto();
+    enum { CLIENTS = 100 };
+    handshake_seconds = 1000;
+    RankZero z = start_rank_zero(3, 0);
+    const Rendezvous r = rendezvous_of(1, 3, NULL);
+    HandshakeChallenge challenge;
+    HandshakeReply reply;
+    unsigned char tag[SECRET_TAG];
+    char output[8192];
+    int clients[CLIENTS], peer = call(&z);
+    read_challenge(peer, &challenge);
+    const HandshakeRequest request = new_request(&r, &challenge);
+    assert_true(socket_send(peer, &request, sizeof request));
+    assert_true(socket_receive(peer, &reply, sizeof reply, now_seconds() + 60));
+    for (int i = 0; i < CLIENTS; i++) { clients[i] = call(&z); }
+    assert_true(is_dropped(clients[1]));
+    handshake_tag(tag, &r, "accept", &challenge, &request, NULL);
+    assert_true(socket_send(peer, tag, sizeof tag));
+    end_rank_zero(&z, 2, output, sizeof output);
+    assert_non_null(strstr(output, "train_gpt2: rank 0 dropped "));
+    for (int i = 0; i < CLIENTS; i++) { close(clients[i]); }
+    close(peer);
+    handshake_seconds = 60;
+}
+
 // ---- where rank 0 listens
+
+// A connection that is reset before rank 0 accepts it must not block rank 0.
+static void test_listener_does_not_block(void **state) {
+    (void)state;
+    int port, listener = socket_listen_any_port(&port);
+    assert_true(listener >= 0);
+    assert_int_equal(accept(listener, NULL, NULL), -1);
+    assert_int_equal(errno, EAGAIN);
+    close(listener);
+}
 
 static void test_listens_at_its_address_only(void **state) {
     (void)state;
@@ -703,6 +741,8 @@ int main(void) {
         cmocka_unit_test(test_dripping),
         cmocka_unit_test(test_cut_and_too_long),
         cmocka_unit_test(test_many_silent),
+        cmocka_unit_test(test_answered_keeps_its_place),
+        cmocka_unit_test(test_listener_does_not_block),
         cmocka_unit_test(test_listens_at_its_address_only),
         cmocka_unit_test(test_address_of_another_machine),
         cmocka_unit_test(test_hidden_name),

@@ -16,6 +16,7 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes fault R FIRST LAST X ...
                                         the trainer, without evaluation; on rank R the calls FIRST to LAST of layer 1's
                                         attention, counted from 1, write X into an element of their output
+    mpirun test_processes weight R ...  the trainer, without evaluation; on rank R element 3 of wte is NaN
     mpirun test_processes train ...     the trainer with these flags; in bf16 if this program is built for bf16
     test_processes same A B PREFIX      the .safetensors files A and B have the same tensors with this prefix
 dev/test/test_processes.sh runs these commands and the trainer.
@@ -973,6 +974,20 @@ static void faulty_attention_forward(floatX *out, real *lse, const floatX *qkv, 
     if (f->calls >= f->first && f->calls <= f->last) { out[3] = to_floatX(f->value); }
 }
 
+// A run whose weights are wrong on one rank: element 3 of wte is NaN.
+static int run_bad_weight(int rank, int argc, char **argv) {
+    Comm *host = comm_open();
+    TrainArgs args = trainer_args(argc, argv, host);
+    Run run;
+    run_open(&run, &args, host);
+    if (host->rank == rank) { run.model.optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
+    while (run.step < run.max_steps && !*run.skips.ended) { advance(&run); }
+    skips_end(&run.skips, &args, run.step, -1);
+    run_close(&run);
+    comm_close(host);
+    return 0;
+}
+
 // fault: rank, first call, last call, value
 static int run_fault(char **arguments, int argc, char **argv) {
     Comm *host = comm_open();
@@ -1063,6 +1078,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
     if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
+    if (argc > 3 && strcmp(argv[1], "weight") == 0) { return run_bad_weight(atoi(argv[2]), argc - 2, argv + 2); }
     if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_fault(argv + 2, argc - 5, argv + 5); }
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }
     if (argc == 5 && strcmp(argv[1], "same") == 0) { return run_same(argv[2], argv[3], argv[4]); }

@@ -39,13 +39,13 @@ failures+=$(same_files sync beside)
 [ "$(find beside -name manifest.json | wc -l)" -eq 5 ] || failures+="expected 5 checkpoints"
 report "one rank: the files of --save-sync 1" "$failures"
 
-# The thread of step 2's save waits in its first fsync until step 4 has ended. If the training loop itself had to wait,
-# the fsync would fail after 60 s, and so would the save. OMP_WAIT_POLICY is set: otherwise the trainer sets it and
+# The thread of step 2's save waits in its first fsync until the validation of step 2 and step 4 have ended. If the
+# training loop itself had to wait, the fsync would fail after 60 s, and so would the save. OMP_WAIT_POLICY is set: otherwise the trainer sets it and
 # executes itself, where fail_nth.so cannot follow.
 blocked=(env OMP_WAIT_POLICY=passive LD_PRELOAD="$folder/fail_nth.so" FAIL_WITH=wait FAIL_UNTIL=step_4_ended FAIL_AT=1
     FAIL_CALLS=fsync FAIL_IN=/step_00000002.tmp FAIL_NOTE=waited "$trainer")
 failures=$(
-    train blocked "${blocked[@]}" "${model[@]}" &
+    train blocked "${blocked[@]}" "${model[@]}" -v 2 &
     until [ -e waited ] && grep -qs '"step":4,' blocked/metrics.jsonl || ! kill -0 $! 2>/dev/null; do sleep 0.02; done
     [ ! -e blocked/step_00000002 ] || echo "step 2 was saved before step 4 ended"
     touch step_4_ended
@@ -53,7 +53,7 @@ failures=$(
     grep -q fsync waited || echo "no fsync was struck: nothing was tested"
     same_files sync blocked
 )
-report "steps 3 and 4 run while the save of step 2 cannot end" "$failures"
+report "the validation of step 2, and steps 3 and 4, run while the save of step 2 cannot end" "$failures"
 
 # a checkpoint that is validated, the best one, and pruned ones
 failures=$(train best_sync "$trainer" "${model[@]}" -v 3 --keep-best -nk 2 --save-sync 1)
@@ -92,6 +92,28 @@ failures=
 [ "$(plan_has_copy -n 0)" = no ] || failures+="a copy with -n 0; "
 [ "$(plan_has_copy --offload 1)" = no ] || failures+="a copy with --offload 1; "
 report "the plan lists the copy where there is one" "$failures"
+
+# The model takes 0.73 MiB and its copy 0.41; of the free memory 3 % are left for others. `meminfo` replaces the system's.
+cc -O2 -shared -fPIC -x c - -o meminfo.so <<'C' || exit
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+FILE *fopen(const char *path, const char *mode) {
+    FILE *(*real)(const char *, const char *) = (FILE * (*)(const char *, const char *)) dlsym(RTLD_NEXT, "fopen");
+    return real(strcmp(path, "/proc/meminfo") == 0 ? "meminfo" : path, mode);
+}
+C
+failures=
+for free in 1024 1280; do
+    printf 'MemTotal: 1048576 kB\nMemAvailable: %d kB\n' $free >meminfo
+    failures+=$(train free_$free env OMP_WAIT_POLICY=passive LD_PRELOAD="$folder/meminfo.so" "$trainer" "${model[@]}")
+    failures+=$(same_files sync free_$free)
+done
+note='^note      a copy of the state needs 0.4 MiB of host memory, and 0.2 are left: saves stop training'
+grep -q "$note" free_1024.log || failures+="no note: $(grep '^note' free_1024.log)"
+! grep -q 'a copy of the state needs' free_1280.log || failures+="a note, although the copy fits"
+report "without memory for the copy, saves write the state itself and a note says so" "$failures"
 
 version=$("$trainer" --version)
 use_mpirun "$(grep -o 'MPI (.*' <<<"$version")" 4

@@ -52,11 +52,12 @@ if ! "$trainer" --version | grep 'weights F32' >/dev/null; then
     exit 0
 fi
 run 0 1 "${train[@]}" -e l3h3c24 -x 2 -n 2 -o base
-for name in nan big; do
+for name in nan big steep; do
     mkdir $name && cp base/step_00000002/{config.json,model.safetensors} $name
 done
 poke nan/model.safetensors h.1.mlp.c_fc.weight nan
 poke big/model.safetensors h.1.mlp.c_fc.weight 3e38 96
+poke steep/model.safetensors ln_f.weight 1e19 96 # a loss of 1e18, and gradients whose squares overflow
 
 # ---- --max-skips and skipped.jsonl
 
@@ -71,6 +72,13 @@ report "--max-skips ends a run whose weights are not finite, with a whole checkp
     lines 3 ended/skipped.jsonl
     [ "$(grep -c '"loss":null.*"skipped":"loss is not finite"}$' ended/metrics.jsonl)" -eq 3 ] ||
         echo "metrics.jsonl lacks the reasons"
+)"
+report "a norm that is not finite skips the update, though the loss is finite" "$(
+    run 1 1 "${train[@]}" -e steep -x 30 -o steep_run --max-skips 2
+    says '^step 2/30 .* \| skipped: gradient norm is not finite$'
+    says 'train_gpt2: 2 updates in a row were skipped, the last at step 2: gradient norm is not finite, loss [0-9.e+]+, '
+    grep -qE '"reason":"gradient norm is not finite","loss":[0-9.e+]+,"grad_norm":null' steep_run/skipped.jsonl ||
+        echo "skipped.jsonl lacks it"
 )"
 report "--max-skips 0 never ends it, and the default ends it after 20" "$(
     run 0 1 "${train[@]}" -e nan -x 25 --max-skips 0
@@ -172,6 +180,15 @@ report "--verify-step ends a run whose steps differ" "$(
 # ---- several ranks
 
 use_mpirun "$("$trainer" --version | grep 'MPI (')" 1
+report "2 ranks skip the same outliers, and stay equal" "$(
+    run 0 2 "${train[@]}" -e l3h3c24 -l 1e-7 -x 170 -sl 1 -o outliers --check-replicas 1
+    [ "$(grep -c '"skipped":"loss is an outlier"' outliers/metrics.jsonl)" -ge 3 ] || echo "too few outliers"
+    lines "$(grep -c '"skipped"' outliers/metrics.jsonl)" outliers/skipped.jsonl
+)"
+report "--nan-check names a weight that is wrong on one rank alone" "$(
+    run 1 2 "$program" weight 1 "${train[@]:1}" -e l3h3c24 -x 9 -z 0 --max-skips 1 --nan-check 1
+    says '^step 1 \| wte\.weight was not finite before the step: NaN in element 3, on rank 1$'
+)"
 for layout in "6 3 4 -z 0" "6 3 4 -z 1" "6 5 8 -z 3 -r 4" "12 3 4 -tp 2"; do
     read -r b first last layout <<<"$layout"
     # shellcheck disable=SC2086

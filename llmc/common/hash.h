@@ -40,7 +40,9 @@ static inline uint64_t hash_file(uint64_t hash, const char *flag, const char *pa
     const off_t begin[3] = {0, last / 2, last};
     for (int i = 0; i < 3; i++) {
         ssize_t got = pread(fd, bytes, sizeof bytes, begin[i]);
-        if (got < 0) { run_error("%s: could not read %s: %s", flag, path, strerror(errno)); }
+        if (got < 0) {
+            input_error("%s: could not read %s: %s; give a file that can be read", flag, path, strerror(errno));
+        }
         hash = hash_bytes(hash, bytes, (size_t)got);
     }
     close(fd);

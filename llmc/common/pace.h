@@ -10,7 +10,7 @@ defines: Pace, PACE_PIECE, pace_rest
 typedef struct {
     double worked;      // CPU seconds of the thread at the end of its last rest
     double rests;       // seconds that it may still rest
-    const bool *hurry;  // true: someone waits for the thread, which then rests no more
+    const bool *hurry;  // true: training waits for the thread, so it does not rest
 } Pace;
 
 #define PACE_PIECE ((size_t)1 << 18)  // bytes to write between two rests: about 0.2 ms of work

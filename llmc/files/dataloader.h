@@ -45,7 +45,7 @@ typedef struct {
     char *path;
     uint64_t first_token, num_tokens;  // the tokens of the file that are used
     uint64_t bytes;                    // of the whole file, when it was opened
-    struct timespec modified;          // then
+    struct timespec modified;          // time of modification when it was opened
 } TokenFile;
 
 // the files of a glob pattern, all of one kind
@@ -270,6 +270,13 @@ static inline bool token_reader_unchanged(TokenReader *reader, int f, uint64_t t
     bool same = (uint64_t)now.st_size == file->bytes && now.st_mtim.tv_sec == file->modified.tv_sec &&
                 now.st_mtim.tv_nsec == file->modified.tv_nsec;
     if (same) { return true; }
+    if ((uint64_t)now.st_size == file->bytes) {
+        return token_reader_fail(reader, EXIT_RUN_FAILED,
+                                 "%s: %s was written after the run began: its time of modification has changed; "
+                                 "restore the file, unless its content is the same, and start again (a run with -o "
+                                 "resumes with -y 1)",
+                                 reader->files->flag, file->path);
+    }
     return token_reader_fail(reader, EXIT_RUN_FAILED,
                              "%s: %s was changed after the run began: it has %lld bytes, before it had %" PRIu64
                              "; restore the file and start again (a run with -o resumes with -y 1)",
@@ -300,8 +307,8 @@ static inline bool token_reader_read_raw(TokenReader *reader, int f, uint64_t fi
         if (got == 0) {
             return token_reader_fail(reader, EXIT_RUN_FAILED,
                                      "%s: %s now ends at token %" PRIu64
-                                     " and was longer when it was opened; put the old file back, then resume with "
-                                     "-y 1 from the last checkpoint",
+                                     " and was longer when the run began; restore the file and start again (a run "
+                                     "with -o resumes with -y 1)",
                                      files->flag, files->files[f].path, first + done / width);
         }
         done += (size_t)got;
@@ -344,7 +351,7 @@ static inline void token_files_check_ids(const TokenFiles *files, int vocab_size
             uint64_t count = file->num_tokens - at;
             if (count > CHECK_CHUNK_TOKENS) { count = CHECK_CHUNK_TOKENS; }
             if (!token_reader_read(&reader, ids, f, file->first_token + at, (size_t)count)) {
-                token_reader_stop(&reader);
+                input_error("%s", reader.error);
             }
             at += count;
         }

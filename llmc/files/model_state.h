@@ -274,8 +274,8 @@ static inline int families_open(SafeTensorsWriter *w, const char *path, const Te
     return error;
 }
 
-// Writes the elements that this rank owns, of families opened with families_open. Calls no other rank. The caller calls
-// safetensors_finish.
+// Writes the elements that this rank owns, of families opened with families_open. Communicates with no rank. Call
+// safetensors_finish after it.
 static inline void families_write(SafeTensorsWriter *w, const TensorFamily *families, int count, const ModelState *s) {
     for (int i = 0, index = 0; i < count; i++) {
         if (!families[i].buffer) { continue; }

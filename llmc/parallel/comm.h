@@ -174,13 +174,13 @@ static inline long long comm_max(long long value, Comm *comm) {
     return comm->backend->max(value, comm);
 }
 
-// Broadcasts a few bytes of rank 0 between hosts, seven per comm_max.
-static inline void comm_broadcast_host(void *bytes, size_t count, Comm *comm) {
+// Broadcasts a few bytes of rank `root` between hosts, seven per comm_max.
+static inline void comm_broadcast_host(void *bytes, size_t count, int root, Comm *comm) {
     for (size_t at = 0; at < count; at += 7) {
         size_t n = count - at < 7 ? count - at : 7;
         long long seven = 0;  // 0 to 2^56 - 1, greater than the -1 of the other ranks
         memcpy(&seven, (char *)bytes + at, n);
-        seven = comm_max(comm->rank == 0 ? seven : -1, comm);
+        seven = comm_max(comm->rank == root ? seven : -1, comm);
         memcpy((char *)bytes + at, &seven, n);
     }
 }

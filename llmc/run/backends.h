@@ -192,7 +192,7 @@ static const Backend cuda_backend = {
 
 #ifdef HAVE_CUDA
 static inline void broadcast_bytes(void *bytes, size_t count, void *world) {
-    comm_broadcast_host(bytes, count, static_cast<Comm *>(world));
+    comm_broadcast_host(bytes, count, 0, static_cast<Comm *>(world));
 }
 #endif
 

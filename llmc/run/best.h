@@ -40,7 +40,7 @@ static inline Evaluated evaluated_read(const TrainArgs *a, const char *hellaswag
     bool val = false, scored = false;
     if (a->run_dir && step > 0 && world->rank == 0) { logger_results(a->run_dir, step, &val, &scored); }
     Evaluated evaluated = {hellaswag != NULL, val ? step : -1, scored ? step : -1};
-    comm_broadcast_host(&evaluated, sizeof evaluated, world);
+    comm_broadcast_host(&evaluated, sizeof evaluated, 0, world);
     return evaluated;
 }
 
@@ -104,7 +104,7 @@ static inline BestLoss best_loss_read(const TrainArgs *a, long long step, Comm *
         }
         cJSON_Delete(kept);
     }
-    comm_broadcast_host(&best, sizeof best, world);
+    comm_broadcast_host(&best, sizeof best, 0, world);
     return best;
 }
 
@@ -190,7 +190,7 @@ static inline bool best_checkpoint_save(const TrainArgs *a, BestLoss *best, long
         checkpoint_best(old, a->run_dir);
         use_b = strcmp(old, "best_a") == 0;
     }
-    if (s->world) { comm_broadcast_host(&use_b, sizeof use_b, s->world); }
+    if (s->world) { comm_broadcast_host(&use_b, sizeof use_b, 0, s->world); }
     snprintf(name, sizeof name, use_b ? "best_b" : "best_a");
     if (saved) {
         snprintf(name, sizeof name, "step_%08lld", step);

@@ -19,6 +19,7 @@ typedef struct {
     bool default_model;    // nor was -e: llm.c's default file
     char fingerprint[17];  // hash of train_files' contents, and of the tokenizer of examples; independent of paths
     cJSON *shards;         // shard_list of train_files; NULL without -o
+    cJSON *val_shards;     // shard_list of val_files; NULL without -o or -j
     bool has_examples;     // -i names .jsonl files: the fields below are used, and files is for the fingerprint
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
@@ -126,7 +127,9 @@ static inline void data_open(RunData *d, TrainArgs *a) {
         token_files_split(&d->files, 0.1, &d->train_files, &d->val_files);
     }
     snprintf(d->fingerprint, sizeof d->fingerprint, "%016" PRIx64, token_files_fingerprint(&d->train_files));
-    d->shards = saves_checkpoints(a) || a->resume ? shard_list(&d->train_files) : NULL;
+    bool lists = saves_checkpoints(a) || a->resume;
+    d->shards = lists ? shard_list(&d->train_files) : NULL;
+    d->val_shards = lists && a->val_data ? shard_list(&d->val_files) : NULL;
 }
 
 // Weights trained on tokens cannot read text as bytes: byte ids are other tokens.
@@ -234,6 +237,7 @@ static inline void data_close(RunData *d, const TrainArgs *a) {
         examples_free(&d->val_examples);
     }
     cJSON_Delete(d->shards);
+    cJSON_Delete(d->val_shards);
     token_files_close(&d->val_files);
     token_files_close(&d->train_files);
     token_files_close(&d->files);

@@ -6,6 +6,7 @@ defines: data_state_add, data_state_check, data_state_seek
   training_data         a hash of names, sizes, samples and the tokenizer of examples; independent of folders
   training_tokens       the number of tokens
   shards                the files (shard_list.h); checkpoints of older versions have none
+  validation_shards     the files of -j: validation losses before and after a resume are of the same text
   validation_held_out   there is no -j: the last tenth of each file is not trained on
 */
 #pragma once
@@ -18,6 +19,7 @@ static inline void data_state_add(cJSON *state, const RunData *d, const TrainArg
     cJSON_AddStringToObject(state, "training_data", d->fingerprint);
     cJSON_AddNumberToObject(state, "training_tokens", (double)token_files_total(&d->train_files));
     if (d->shards) { cJSON_AddItemToObject(state, "shards", cJSON_Duplicate(d->shards, true)); }
+    if (d->val_shards) { cJSON_AddItemToObject(state, "validation_shards", cJSON_Duplicate(d->val_shards, true)); }
     cJSON_AddBoolToObject(state, "validation_held_out", !a->val_data);
 }
 
@@ -41,6 +43,14 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
     if (shards && d->shards && shard_list_difference(difference, sizeof difference, shards, d->shards)) {
         input_error("'%s' was trained on other data than -i %s: %s; give the files it was trained on", file,
                     a->train_data, difference);
+    }
+    const cJSON *val_shards = cJSON_GetObjectItemCaseSensitive(state, "validation_shards");
+    if (val_shards && d->val_shards &&
+        shard_list_difference(difference, sizeof difference, val_shards, d->val_shards)) {
+        input_error(
+            "'%s' was validated on other data than -j %s: %s; give the files it was validated on, or begin a new "
+            "run from the checkpoint with -e and another -o",
+            file, a->val_data, difference);
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
     if (!fingerprint || strcmp(fingerprint, d->fingerprint) != 0) {

@@ -1,8 +1,8 @@
 /*
 A log that survives a full disk: lines that cannot be written stay in memory, and each new line tries to write all of
 them again. log_file_close stops the run if lines are left. After a failed write the file is cut to whole lines.
-defines: LogFile, log_file_new, log_file_open, log_file_write, log_file_end_line, log_file_close, log_file_read,
-         log_file_next_line
+defines: LogFile, log_file_new, log_file_open, log_file_write, log_file_end_line, log_file_sync, log_file_close,
+         log_file_read, log_file_next_line
 */
 #pragma once
 #include "llmc/common/check.h"
@@ -26,7 +26,7 @@ static inline int log_file_create(LogFile *log) {
     return 0;
 }
 
-// A log whose file appears with its first line.
+// A log. The first line creates the file.
 static inline LogFile *log_file_new(const char *path) {
     LogFile *log = (LogFile *)xcalloc(1, sizeof *log);
     format_path(log->path, "%s", path);
@@ -36,7 +36,7 @@ static inline LogFile *log_file_new(const char *path) {
     return log;
 }
 
-// A log whose file is there from now on. empty: deletes an existing file. Stops at a symbolic link.
+// A log, with its file. empty: deletes an existing file. Stops at a symbolic link.
 static inline LogFile *log_file_open(const char *path, bool empty) {
     LogFile *log = log_file_new(path);
     int error = empty && unlink(path) != 0 && errno != ENOENT ? errno : log_file_create(log);
@@ -83,14 +83,23 @@ static inline void log_file_end_line(LogFile *log) {
     log->failing = error != 0;
 }
 
-// Stops if lines are left that cannot be written.
+// Moves the written lines to the disk. Another thread may write lines meanwhile. A failure is a warning.
+static inline void log_file_sync(const LogFile *log) {
+    if (log->fd < 0 || fsync(log->fd) == 0) { return; }
+    fflush(stdout);
+    fprintf(stderr, "train_gpt2: warning: could not sync '%s': %s; a power cut may lose its last lines\n", log->path,
+            strerror(errno));
+}
+
+// Stops if lines are left that cannot be written. A quota or a network file system may report it at the sync or close.
 static inline void log_file_close(LogFile *log) {
     int error = log_file_write(log);
+    if (!error && log->fd >= 0 && fsync(log->fd) != 0) { error = errno; }
+    if (log->fd >= 0 && close(log->fd) != 0 && !error) { error = errno; }
     if (error) {
         run_error("could not write the last lines of '%s': %s; the checkpoints are whole, and the lines are lost",
                   log->path, strerror(error));
     }
-    if (log->fd >= 0) { close(log->fd); }
     fclose(log->text);
     free(log->bytes);
     free(log);

@@ -1,7 +1,7 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_results, logger_step, logger_line, logger_val,
-         logger_hellaswag, logger_stopped, logger_saved, logger_best, logger_clear_line, logger_close
+         logger_hellaswag, logger_stopped, logger_saved, logger_best, logger_clear_line, logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
@@ -150,6 +150,12 @@ __attribute__((format(printf, 2, 3))) static inline void logger_main_log(Logger 
     vfprintf(log->main_log->text, format, values);
     va_end(values);
     log_file_end_line(log->main_log);
+}
+
+// Moves the lines of both logs to the disk.
+static inline void logger_sync(const Logger *log) {
+    if (log->metrics) { log_file_sync(log->metrics); }
+    if (log->main_log) { log_file_sync(log->main_log); }
 }
 
 // clears the live line of a terminal before something else is printed

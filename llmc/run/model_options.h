@@ -420,11 +420,12 @@ static inline void check_copy_fits(const TrainArgs *a, const GPT2Config *c, Mode
     if (!o->copies_state) { return; }
     size_t room = host_for_each(a, world);
     Plan plan = gpt2_plan(c, o);
-    size_t copy = plan_bytes(&plan, HOST), bytes = copy + (on_gpu(o) ? 0 : plan_device_bytes(&plan));
+    size_t copy = plan_bytes(&plan, HOST), others = on_gpu(o) ? 0 : plan_device_bytes(&plan);
     plan_free(&plan);
-    o->copies_state = bytes <= room;
+    size_t left = room > others ? room - others : 0;
+    o->copies_state = copy <= left;
     if (o->copies_state) { return; }
-    printf("note      a copy of the state needs %.1f MiB of host memory, and %.1f are free: saves stop training while "
+    printf("note      a copy of the state needs %.1f MiB of host memory, and %.1f are left: saves stop training while "
            "they write, as with --save-sync 1\n",
-           mebibytes(bytes), mebibytes(room));
+           mebibytes(copy), mebibytes(left));
 }

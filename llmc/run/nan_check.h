@@ -87,7 +87,7 @@ static inline size_t nan_find(NanCheck *c, const void *at, size_t n, DType dtype
 // "NaN", "inf" or "-inf"
 static inline const char *nan_name(double value) { return isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
 
-// Looks at the arrays of a use; keeps the first finding of the step.
+// Checks the arrays with this use; keeps the first finding of the step.
 static inline void nan_look(const char *op, const NanArray *arrays, int count, int use, Exec *ex) {
     NanCheck *c = ex->nan_check;
     double value = 0;
@@ -384,14 +384,14 @@ static inline void nan_check_open(NanCheck *c, const Ops *ops, const Zero *zero)
     c->chunk = (unsigned char *)xmalloc(NAN_CHUNK * sizeof(double));
 }
 
-// Looks at the weights that this rank stores, before the step.
+// Checks the weights that this rank updates, before the step: at stage 0 all of them.
 static inline void nan_check_params(NanCheck *c) {
     const ParamLayout *layout = &c->zero->layout;
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
         ParamId p = (ParamId)id;
         int layers = param_is_layered(p) ? num_buckets(layout) - 2 : 1;
         for (int layer = 0; layer < layers && !c->found; layer++) {
-            ParamRange range = param_owned_range(layout, p, layer, param_count(layout, p));
+            ParamRange range = param_updated_range(layout, p, layer, param_count(layout, p));
             double value = 0;
             char name[NAME_LENGTH];
             size_t index = nan_find(c, c->zero->stored_params + range.params, range.count, DT_FLOATX, &value);
@@ -404,7 +404,7 @@ static inline void nan_check_params(NanCheck *c) {
     }
 }
 
-// text = what made the step's loss or norm not finite, on which rank. finite: loss and norm of the step that ran again.
+// text = the origin of a loss or norm that is not finite, with its rank. finite: loss and norm of the step that ran again.
 // All ranks call it and get the same text. Frees *c.
 static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
     // numbers that an operation made come first: another rank may have read them through a collective

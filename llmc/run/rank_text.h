@@ -14,12 +14,6 @@ static inline int text_of_lowest(char *text, size_t size, long long key, Comm *w
     long long lowest = -comm_max(-key, world);
     if (lowest == NOTHING_TO_SAY) { return -1; }
     int rank = world->size - (int)comm_max(key == lowest ? world->size - world->rank : 0, world);
-    for (size_t at = 0; at < size; at += 7) {
-        size_t n = size - at < 7 ? size - at : 7;
-        long long seven = 0;  // 0 to 2^56 - 1, greater than the -1 of the other ranks
-        memcpy(&seven, text + at, n);
-        seven = comm_max(world->rank == rank ? seven : -1, world);
-        memcpy(text + at, &seven, n);
-    }
+    comm_broadcast_host(text, size, rank, world);
     return rank;
 }

@@ -76,9 +76,15 @@ static inline void make_run_dir(const char *path) {
     for (const char *slash = path; slash;) {
         slash = strchr(slash + 1, '/');
         format_path(folder, "%.*s", slash ? (int)(slash - path) : (int)strlen(path), path);
-        if (mkdir(folder, FOLDER_MODE) != 0 && errno != EEXIST) {
+        bool made = mkdir(folder, FOLDER_MODE) == 0;
+        if (!made && errno != EEXIST) {
             input_error("-o %s: could not make the folder '%s' (%s); give a folder that can be written", path, folder,
                         strerror(errno));
+        }
+        if (made) {  // otherwise a power cut can undo the new folder, with its checkpoints
+            char *end = strrchr(folder, '/');
+            if (end) { end[end == folder] = 0; }
+            sync_folder(end ? folder : ".");
         }
     }
 }
@@ -91,6 +97,27 @@ static inline int lock_run_dir(const char *folder) {
         input_error("-o %s is in use by another process; wait for its end, or give another folder", folder);
     }
     return lock;
+}
+
+// whether a checkpoint is of a version that writes a manifest: its state.json names the data files
+static inline bool is_of_manifests(const char *folder) {
+    char path[PATH_LENGTH];
+    struct stat info;  // the open of a pipe hangs
+    format_path(path, "%s/state.json", folder);
+    char *text = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? read_text_file(path) : NULL;
+    cJSON *state = text ? cJSON_Parse(text) : NULL;
+    bool is = cJSON_HasObjectItem(state, "shards");
+    cJSON_Delete(state);
+    free(text);
+    return is;
+}
+
+// manifest_check of a checkpoint to resume. A missing manifest is damage.
+static inline ManifestCheck check_to_resume(const char *folder, char *why, size_t size) {
+    ManifestCheck check = manifest_check(folder, NULL, why, size);
+    if (check != MANIFEST_MISSING || !is_of_manifests(folder)) { return check; }
+    snprintf(why, size, "%s is missing", MANIFEST);
+    return MANIFEST_DAMAGED;
 }
 
 // Renames a damaged checkpoint to step_NNNNNNNN.damaged, and deletes its DONE_ file and a RUN/best that leads to it.
@@ -128,7 +155,7 @@ static inline void set_aside_damaged(const TrainArgs *a, Comm *world) {
     char(*why)[LENGTH] = (char(*)[LENGTH])xcalloc((size_t)count + 1, sizeof *why);  // of each checkpoint
     for (; whole >= 0; whole--) {
         checkpoint_path(folder, a->run_dir, steps[whole]);
-        ManifestCheck check = manifest_check(folder, NULL, why[whole], LENGTH);
+        ManifestCheck check = check_to_resume(folder, why[whole], LENGTH);
         if (check == MANIFEST_UNREADABLE) {
             input_error("checkpoint '%s' cannot be checked: %s; make it readable, then resume with -y 1", folder,
                         why[whole]);

@@ -6,9 +6,11 @@ in small pieces while the next steps run.
   saver_poll    after each step: starts the thread when the copy is complete, and ends a save that is written; the step
                 after a save is thus slower by the copy alone, and the later steps by the writing
   saver_finish  ends the pending save, if there is one
-A killed run loses a checkpoint that is still being written, and the next start deletes the unfinished folder. After a
-failed save the run goes on, and the next save comes as usual. With --strict-save the run stops.
-defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish
+A killed run loses a checkpoint that is still being written, and the next start deletes the unfinished folder. A single
+rank that stops with an error ends its pending save first. After a failed save the run goes on, and the next save comes
+as usual. With --strict-save the run stops.
+defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish, saver_finish_at_errors,
+         saver_close
 */
 #pragma once
 #include "llmc/files/checkpoint_save.h"
@@ -82,9 +84,11 @@ static inline CopyWork copy_state_begin(const OptimizerState *to, const ModelSta
 
 // ---- the end of a save
 
-// Gives the written checkpoint its name, then deletes those that -nk does not keep.
+// Gives the written checkpoint its name, then deletes those that -nk does not keep. The logs reach the disk first: a
+// power cut leaves no checkpoint whose steps are missing in metrics.jsonl.
 static inline void saver_name(Saver *saver) {
     const TrainArgs *a = saver->args;
+    logger_sync(saver->log);
     checkpoint_save_publish(&saver->save);
     if (saver->save.error || saver->world->rank > 0) { return; }
     checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
@@ -200,4 +204,24 @@ static inline void saver_finish(Saver *saver) {
     }
     saver->paused += now_seconds() - begin;
     saver_publish(saver, false);
+}
+
+// The stop hook of a single rank: prints the error, and ends the save that the copy of the state allows.
+static inline void saver_stop(void *of, int status, const char *sentence) {
+    Saver *saver = (Saver *)of;
+    fprintf(stderr, "train_gpt2: %s\n", sentence);
+    bool writes = saver->phase == SAVER_WRITES && !pthread_equal(pthread_self(), saver->thread);
+    bool copied = saver->phase == SAVER_COPIES && saver->copied >= 0 && !saver->on_gpu;
+    if (writes || copied) { saver_finish(saver); }
+    exit(status);
+}
+
+// From now on, an error of a single rank ends the pending save before the program stops. *saver stays until saver_close.
+static inline void saver_finish_at_errors(Saver *saver) {
+    const StopHook hook = {saver_stop, saver};
+    if (saver->world->size == 1 && !stop_hook()->stop) { *stop_hook() = hook; }
+}
+
+static inline void saver_close(Saver *saver) {
+    if (stop_hook()->of == saver) { stop_hook()->stop = NULL; }
 }

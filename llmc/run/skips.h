@@ -7,7 +7,7 @@ RUN/skipped.jsonl   a line for each skipped update, which names the data: {"step
                     finding of --nan-check. null stands for a number that is not finite. A resumed run deletes the lines
                     of steps after its checkpoint.
 --max-skips N       ends a run after N skipped updates in a row.
-AdamW on the device itself skips a step whose norm is not finite, so a GPU need not wait for the host.
+AdamW on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
 defines: ORIGIN_LENGTH, Skips, skip_reason, skips_open, skips_begin, skips_count, skips_end,
          skips_close
 */
@@ -87,8 +87,8 @@ static inline void skips_close(Skips *s) {
     if (s->file) { log_file_close(s->file); }
 }
 
-// Counts a finished step. If it was skipped, prints its origin and writes its line. Sets s->ended after --max-skips of
-// them.
+// Counts a finished step. If the step was skipped, prints its origin and writes its line. Sets s->ended after
+// --max-skips skipped updates in a row.
 static inline void skips_count(Skips *s, const TrainArgs *a, const StepReport *r, const DataLoader *loader,
                                const TokenFiles *files, const Logger *log) {
     s->in_a_row = *r->note ? s->in_a_row + 1 : 0;

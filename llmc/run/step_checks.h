@@ -33,7 +33,7 @@ static inline void verify_step(const CheckedStep *s, long long step) {
     step_result_free(&twice);
 }
 
-// origin (size bytes) = what made the loss or the norm of the step not finite
+// origin (size bytes) = the operation that made the loss or the norm of the step not finite
 static inline void find_origin(const CheckedStep *s, char *origin, size_t size) {
     const Ops *ops = *s->ops;
     bool graph = *s->graph;

@@ -559,15 +559,15 @@ static const Flag flag_table[] = {
     {NULL, "nan-check", FLAG_INT, ARG(nan_check), 0, 1, NULL, "0|1", NULL,
      "name the operation that made a NaN or infinity (default %s: off)",
      "A step whose loss or gradient norm is not finite runs again from the same weights and data. The inputs and "
-     "outputs of each operation are looked at: the first NaN or infinity is printed, and written to skipped.jsonl, "
+     "outputs of each operation are checked: the first NaN or infinity is printed, and written to skipped.jsonl, "
      "with its operation, layer, tensor, element and rank. The host waits for each step before its update.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -o runs/mine --nan-check 1", "--max-skips; doc/numerics.md"},
     {NULL, "verify-step", FLAG_INT, ARG(verify_step), ANY_COUNT, NULL, "N", "steps",
      "run every N-th step twice and compare the bits (default %s: never)",
      "Forward and backward of the step run again from the same weights and data. Loss, gradient norm and the gradients "
      "of each rank must have the same bits. A difference ends the run with exit status 1 and names the step, the rank "
-     "and the tensor: hardware is faulty. Costs one more forward and backward, and hashing the gradients, every N "
-     "steps.",
+     "and the losses or the first gradient that differs: hardware is faulty. Faults of AdamW are not seen. Costs one "
+     "more forward and backward, and hashing the gradients, every N steps.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --verify-step 100", "--check-replicas; doc/numerics.md"},
     {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1", NULL,
      "train on the first batch only, as a check (default %s: off)",
@@ -635,8 +635,8 @@ static const Flag flag_table[] = {
     {"pi", "init-method", FLAG_CHOICE, ARG(init_method), 0, 0, COMM_INITS, "NAME", NULL,
      "rendezvous of ranks: mpi, fs (shared folder) or tcp (default %s)",
      "mpi: mpirun started the ranks. fs and tcp connect ranks with a GPU each, through NCCL and without MPI; they "
-     "need -pn and -pr, and -pf or -ps with --secret-file. Ranks prove by HMAC-SHA256 that they belong to the run; a "
-     "stranger's connection is closed, with a line.",
+     "need -pn and -pr, and -pf or -ps with --secret-file. Ranks prove by HMAC-SHA256 that they belong to the run; any "
+     "other connection is closed and reported.",
      "./train_gpt2 -i 'data/*.bin' -pi fs -pf /shared -pn 8 -pr 0", "-pn, -pr, -pg, -ps, -pf; doc/parallel.md"},
     {"pn", "processes", FLAG_INT, ARG(num_processes), 0, 65536, NULL, "N", "ranks",
      "number of ranks, for fs, tcp and --plan (default %s: as in mpirun)",

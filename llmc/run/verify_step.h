@@ -51,24 +51,41 @@ static inline void step_result_free(StepResult *r) { free(r->gradients); }
 
 static inline bool same_bits(real a, real b) { return float_to_bits((float)a) == float_to_bits((float)b); }
 
-// text = the first difference of two results, or "". Numbers are compared bit by bit: NaN is equal to NaN.
+// Whether a tensor's gradients differ; then *text says so.
+static inline bool gradients_differ(char *text, size_t size, const StepResult *a, const StepResult *b, int layers,
+                                    ParamId id, int layer) {
+    char name[NAME_LENGTH];
+    int i = (int)id * layers + layer;
+    if (a->gradients[i] == b->gradients[i]) { return false; }
+    param_name(name, sizeof name, id, layer);
+    snprintf(text, size, "two gradients of %s, with norms %.9g and %.9g of all gradients", name,
+             sqrt((double)a->norm_squared), sqrt((double)b->norm_squared));
+    return true;
+}
+
+// text = the first difference of two results, or "". Numbers are compared bit by bit: NaN is equal to NaN. Gradients
+// are compared in the order of the backward, so that the first one is next to the fault.
 static inline void result_difference(char *text, size_t size, const StepResult *a, const StepResult *b,
                                      const ParamLayout *layout) {
     int layers = verified_layers(layout);
-    char name[NAME_LENGTH];
     *text = 0;
     if (!same_bits(a->loss, b->loss)) {
         snprintf(text, size, "losses %.9g and %.9g", (double)a->loss, (double)b->loss);
         return;
     }
-    for (int i = 0; i < NUM_PARAM_TENSORS * layers; i++) {
-        if (a->gradients[i] == b->gradients[i]) { continue; }
-        param_name(name, sizeof name, (ParamId)(i / layers), i % layers);
-        snprintf(text, size, "two gradients of %s, with norms %.9g and %.9g of all gradients", name,
-                 sqrt((double)a->norm_squared), sqrt((double)b->norm_squared));
-        return;
+    bool differ = false;
+    for (int id = NUM_PARAM_TENSORS - 1; id > LAST_LAYER_PARAM && !differ; id--) {
+        differ = gradients_differ(text, size, a, b, layers, (ParamId)id, 0);
     }
-    if (same_bits(a->norm_squared, b->norm_squared)) { return; }
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        for (int id = LAST_LAYER_PARAM; id >= FIRST_LAYER_PARAM && !differ; id--) {
+            differ = gradients_differ(text, size, a, b, layers, (ParamId)id, layer);
+        }
+    }
+    for (int id = FIRST_LAYER_PARAM - 1; id >= 0 && !differ; id--) {
+        differ = gradients_differ(text, size, a, b, layers, (ParamId)id, 0);
+    }
+    if (differ || same_bits(a->norm_squared, b->norm_squared)) { return; }
     snprintf(text, size, "gradient norms %.9g and %.9g", sqrt((double)a->norm_squared), sqrt((double)b->norm_squared));
 }
 
