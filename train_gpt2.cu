@@ -925,6 +925,13 @@ static void finish_save(Run *run) {
     saver_finish(&run->saver);
 }
 
+// Begins to write the pending save: an evaluation or a sample may take long.
+static void write_save(Run *run) {
+    saver_wait(&run->saver, run->model.device, run->enqueued);
+    finish_work(&run->model);
+    saver_poll(&run->saver, run->step);
+}
+
 // whether -n has saved this step
 static bool has_saved(const Run *run) { return run->step > 0 && run->saver.saved == run->step; }
 
@@ -933,6 +940,7 @@ static void save_checkpoint(Run *run, bool last) {
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     finish_save(run);
+    skips_sync(&run->skips);
     saver_save(&run->saver, run->step, &model, run_state(run), step_is_done(run, last), last);
 }
 
@@ -1071,6 +1079,7 @@ static void show_sample(Run *run) {
 static void compare_ranks(Run *run) {
     GPT2 *m = &run->model;
     check_replicas(&m->zero, &m->optimizer, run->groups.world, run->groups.tp, run->step);
+    logger_checked(&run->log, run->step, "equal parameters on all ranks");
 }
 
 // ---- one step
@@ -1122,6 +1131,9 @@ static void check_step(Run *run, uint64_t first) {
     const CheckedStep step = {run,    first,    run_again, &m->ops,          &m->options.graph,
                               &m->tp, &m->zero, m->loss,   run->groups.world};
     step_checks(&step, run->args, run->enqueued, finite, run->skips.origin[slot], ORIGIN_LENGTH);
+    if (verifies_step(run->args, run->enqueued)) {
+        logger_checked(&run->log, run->enqueued + 1, "ran twice, same bits");
+    }
 }
 
 // Enqueues one step: gradients, their norm, AdamW. Nothing here waits for the device, unless the results are needed
@@ -1221,7 +1233,7 @@ static void open_run_dir(Run *run) {
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     run->saver = saver_open(a, &run->log, run->groups.world, &run->model.exec, copy_of_state(&run->model));
-    saver_finish_at_errors(&run->saver);
+    saver_complete_at_errors(&run->saver);
     if (run->step > 0) { run->saver.saved = run->step; }
     if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
@@ -1334,24 +1346,27 @@ static void train(TrainArgs *a, Comm *host) {
         const char *why = cut_short(&run);
         last = *why || run.step >= run.max_steps;
         if (*why) { logger_stopped(&run.log, run.step, run.max_steps, why); }
-        // before a checkpoint saves corrupt weights
-        if (due(run.step, a->check_replicas, false)) { compare_ranks(&run); }
         if (last) { finish_save(&run); }
         // a failed save is repeated at the end
         bool unsaved = last ? run.step > 0 && !has_saved(&run) : run.step > saved;
-        if (unsaved && due(run.step, a->checkpoint_every, last)) {
+        bool saves = unsaved && due(run.step, a->checkpoint_every, last);
+        // before a checkpoint saves corrupt weights
+        if (due(run.step, a->check_replicas, saves)) { compare_ranks(&run); }
+        if (saves) {
             save_checkpoint(&run, last);
             saved = run.step;
         }
         skips_end(&run.skips, a, run.step, run.saver.saved);
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
+            write_save(&run);
             if (run.groups.world->size > 1) { finish_save(&run); }  // several ranks rename a checkpoint together
             evaluate(&run, last);
             bool done = last && has_saved(&run) && step_is_done(&run, last);
             if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, true); }
         }
         if (run.step > sampled && due(run.step, a->sample_every, last)) {
+            write_save(&run);
             show_sample(&run);
             sampled = run.step;
         }

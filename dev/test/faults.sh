@@ -422,20 +422,20 @@ is_synced() {
     prepare new
     FAIL_CALLS='fsync,rename' FAIL_MORE=1000000 struck 0 none 1 victim "${scenario[@]}"
     for step in 4 6; do
-        report "step $step: files, folder and log are synced, then the folder gets its name, then RUN is synced" \
-            "$(synced_in_order victim/step_0000000$step)"
+        report "step $step: files, logs and folder are synced, then the folder gets its name, then RUN is synced" \
+            "$(synced_in_order victim/step_0000000$step victim/step_0000000$((step - 2)))"
     done
 }
-# CHECKPOINT: the lines of `note` are in this order
+# CHECKPOINT BEFORE: the lines of `note` are in this order, after the rename of the checkpoint before
 synced_in_order() {
-    local file named line
+    local file named first line
     named=$(grep -nm 1 " rename $1.tmp$" note | cut -d: -f1)
-    [ -n "$named" ] || { echo "no rename of $1.tmp" && return; }
+    first=$(grep -nm 1 " rename $2.tmp$" note | cut -d: -f1)
+    [ -n "$named" ] && [ -n "$first" ] || { echo "no rename" && return; }
     for file in "$1".tmp metrics.jsonl main.log "$1"/*; do
         case $file in $1/*) file=$1.tmp/${file##*/} ;; esac
-        # the last fsync before the rename: a log was synced for the save before, too
         line=$(head -n "$named" note | grep -nE " fsync .*/${file#victim/}(.part)?$" | tail -n 1 | cut -d: -f1)
-        [ -n "$line" ] || { echo "no fsync of $file before the rename" && continue; }
+        [ "${line:-0}" -gt "$first" ] || { echo "no fsync of $file" && continue; }
         [[ $file != "$1.tmp" ]] || ! head -n "$named" note | tail -n "+$line" | grep -E " fsync .*$1.tmp/" ||
             echo "is synced after its folder"
     done
@@ -878,6 +878,7 @@ faults_data() {
         restore_data
     done
     data_while_saving
+    ! has_mpirun 1 || data_while_rank_saves
     one_data_file
     data_of_validation
     unreadable_data
@@ -898,7 +899,7 @@ faults_data() {
     done
 }
 
-# An error ends the run while the checkpoint of step 40 is written: the checkpoint is not lost
+# An error ends the run while the checkpoint of step 40 is written: the checkpoint is completed
 data_while_saving() {
     local status
     rm -rf victim
@@ -917,6 +918,26 @@ data_while_saving() {
         run 0 "${shards[@]}" -o victim -y 1
         begun_at step_00000040
         same_end victim expected_data
+    )"
+    restore_data
+}
+# the same for a single rank of mpirun
+data_while_rank_saves() {
+    local job status
+    rm -rf victim
+    FAIL_RANK=0 FAIL_WITH=stop FAIL_AT=2 FAIL_IN=step_00000040.tmp FAIL_CALLS=write ranks_of=1 \
+        start_ranks "${shards[@]}" -o victim &
+    job=$!
+    id=$(await_stopped $job)
+    change_data changed
+    [ -z "$id" ] || kill -CONT "$id"
+    await $job
+    status=$?
+    report "mpirun -np 1, a data file is changed while a checkpoint is written: the checkpoint is whole" "$(
+        was_stopped "$id"
+        [ $status -eq 1 ] || echo "exit status $status, expected 1"
+        sentences 1
+        whole_checkpoints victim expected_data step_00000040
     )"
     restore_data
 }
@@ -975,7 +996,7 @@ unreadable_data() {
         [ -z "$trouble" ] || { trouble="read $n: $trouble" && break; }
     done
     [ $starts -gt 0 ] && [ $during -gt 0 ] || trouble+="$starts runs ended at the start, $during later"
-    report "EIO at reads of a data file: $starts runs ended with exit 2, $during during training with exit 1, $on went on" \
+    report "EIO at reads of a data file: $starts runs ended before training (exit 2), $during in it, $on went on" \
         "$trouble"
 }
 
@@ -1013,10 +1034,10 @@ faults_stop() {
 # ---- 7. two ranks
 
 launcher=(mpirun --oversubscribe)
-# starts two ranks; FAIL_ variables, and a library in $preload, are theirs
+# starts two ranks, or $ranks_of; FAIL_ variables, and a library in $preload, are theirs
 start_ranks() {
     rm -f note
-    FAIL_NOTE=$PWD/note timeout -k 5 300 "${launcher[@]}" --bind-to none -np 2 \
+    FAIL_NOTE=$PWD/note timeout -k 5 300 "${launcher[@]}" --bind-to none -np "${ranks_of:-2}" \
         -x LD_PRELOAD="$folder/patient_yield.so:$folder/fail_nth.so:$preload" "$trainer" "$@" \
         >"$log" 2>"$err" </dev/null
 }
@@ -1212,7 +1233,7 @@ damage_of_ranks() {
         )
         [ -z "$trouble" ] || { trouble="$file: $trouble" && break; }
     done
-    report "two ranks, a wrong byte in each file of a checkpoint: named, and the checkpoint before it is used" "$trouble"
+    report "two ranks, a wrong byte in each file of a checkpoint: named, and an older checkpoint is used" "$trouble"
 }
 
 # two ranks find data that has changed, a checkpoint that cannot be read, and a read that fails on rank 1

@@ -39,9 +39,9 @@ failures+=$(same_files sync beside)
 [ "$(find beside -name manifest.json | wc -l)" -eq 5 ] || failures+="expected 5 checkpoints"
 report "one rank: the files of --save-sync 1" "$failures"
 
-# The thread of step 2's save waits in its first fsync until the validation of step 2 and step 4 have ended. If the
-# training loop itself had to wait, the fsync would fail after 60 s, and so would the save. OMP_WAIT_POLICY is set: otherwise the trainer sets it and
-# executes itself, where fail_nth.so cannot follow.
+# The thread of step 2's save waits in its first fsync until the validation of step 2, and step 4, have ended. If the
+# training loop itself had to wait, the fsync would fail after 60 s, and so would the save. OMP_WAIT_POLICY is set:
+# otherwise the trainer sets it and executes itself, where fail_nth.so cannot follow.
 blocked=(env OMP_WAIT_POLICY=passive LD_PRELOAD="$folder/fail_nth.so" FAIL_WITH=wait FAIL_UNTIL=step_4_ended FAIL_AT=1
     FAIL_CALLS=fsync FAIL_IN=/step_00000002.tmp FAIL_NOTE=waited "$trainer")
 failures=$(
@@ -54,6 +54,18 @@ failures=$(
     same_files sync blocked
 )
 report "the validation of step 2, and steps 3 and 4, run while the save of step 2 cannot end" "$failures"
+
+# A validation of seconds: the checkpoint of step 2 is written during it.
+seq 1000000 >long
+failures=$(
+    timeout -k 5 300 "$trainer" "${model[@]}" -i long -v 2 -m 100000000 -o validates >validates.log 2>&1 </dev/null &
+    until [ -d validates/step_00000002 ] || ! kill -0 $! 2>/dev/null; do sleep 0.02; done
+    grep -q '"step":2,"loss"' validates/metrics.jsonl || echo "no step 2"
+    ! grep -q '"step":2,"val_loss"' validates/metrics.jsonl || echo "the checkpoint was written after the validation"
+    kill -9 $! 2>/dev/null
+    wait
+)
+report "a checkpoint is written during the validation of its step" "$failures"
 
 # a checkpoint that is validated, the best one, and pruned ones
 failures=$(train best_sync "$trainer" "${model[@]}" -v 3 --keep-best -nk 2 --save-sync 1)
@@ -93,7 +105,8 @@ failures=
 [ "$(plan_has_copy --offload 1)" = no ] || failures+="a copy with --offload 1; "
 report "the plan lists the copy where there is one" "$failures"
 
-# The model takes 0.73 MiB and its copy 0.41; of the free memory 3 % are left for others. `meminfo` replaces the system's.
+# The model takes 0.73 MiB and its copy 0.41; of the free memory 3 % are left for others. The file `meminfo` replaces
+# the system's.
 cc -O2 -shared -fPIC -x c - -o meminfo.so <<'C' || exit
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -110,7 +123,7 @@ for free in 1024 1280; do
     failures+=$(train free_$free env OMP_WAIT_POLICY=passive LD_PRELOAD="$folder/meminfo.so" "$trainer" "${model[@]}")
     failures+=$(same_files sync free_$free)
 done
-note='^note      a copy of the state needs 0.4 MiB of host memory, and 0.2 are left: saves stop training'
+note='^note      a copy of the state needs 0\.[0-9] MiB of host memory, and 0\.[0-9] are left: saves stop training'
 grep -q "$note" free_1024.log || failures+="no note: $(grep '^note' free_1024.log)"
 ! grep -q 'a copy of the state needs' free_1280.log || failures+="a note, although the copy fits"
 report "without memory for the copy, saves write the state itself and a note says so" "$failures"

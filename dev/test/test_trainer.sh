@@ -845,23 +845,26 @@ refused "-y 1 with a -j that the run did not have" \
 refused "-y 1 with less data than a sequence" "a sequence of length 16" -i short "${batch[@]}" -o bad -y 1
 refused "-y 1 with fewer steps than the run has made" "has already made 6 steps" "${full[@]}" -x 5 -o bad -y 1
 last=bad/step_00000006
-rm $last/manifest.json  # a checkpoint of an older version has none, and is not checked as a whole
+# a checkpoint of an older version is not checked as a whole: without a manifest, and without the list of its data
+rm $last/manifest.json
+sed 's/"shards"/"others"/' whole/step_00000006/state.json >old_state.json
+cp old_state.json $last/state.json
 sed -i 's/"n_layer":\([[:space:]]*\)1/"n_layer":\12/' $last/config.json
 refused "config.json with more layers than the weights" "has no tensor h.1.ln_1.weight" "${resume[@]}"
 cp whole/step_00000006/config.json $last
-head -c 40 whole/step_00000006/state.json >$last/state.json
+head -c 40 old_state.json >$last/state.json
 refused "state.json cut short" "is not a JSON object" "${resume[@]}"
-sed 's/"step":\([[:space:]]*\)6/"step":\1"six"/' whole/step_00000006/state.json >$last/state.json
+sed 's/"step":\([[:space:]]*\)6/"step":\1"six"/' old_state.json >$last/state.json
 refused "state.json with a word as the step" "no number named \"step\"" "${resume[@]}"
-sed 's/"position":\([[:space:]]*\)/"position":\1-/' whole/step_00000006/state.json >$last/state.json
+sed 's/"position":\([[:space:]]*\)/"position":\1-/' old_state.json >$last/state.json
 refused "state.json with a negative position" "expected a whole number" "${resume[@]}"
 rm $last/state.json
 refused "no state.json" "state.json' is missing" "${resume[@]}"
-cp whole/step_00000006/state.json $last
+cp old_state.json $last/state.json
 cp whole/step_00000006/model.safetensors $last/optimizer.safetensors
-sed 's/"step":\([[:space:]]*\)6/"step":\14/' whole/step_00000006/state.json >$last/state.json
+sed 's/"step":\([[:space:]]*\)6/"step":\14/' old_state.json >$last/state.json
 refused "state.json of another step" "says step 4, and its folder is named for another" "${resume[@]}"
-cp whole/step_00000006/state.json $last
+cp old_state.json $last/state.json
 refused "optimizer.safetensors with weights" "has no tensor m.wte.weight" "${resume[@]}"
 rm $last/optimizer.safetensors
 refused "no optimizer.safetensors" "optimizer.safetensors' could not be opened" "${resume[@]}"

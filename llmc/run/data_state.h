@@ -41,16 +41,16 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
     const cJSON *shards = cJSON_GetObjectItemCaseSensitive(state, "shards");
     char difference[256];
     if (shards && d->shards && shard_list_difference(difference, sizeof difference, shards, d->shards)) {
-        input_error("'%s' was trained on other data than -i %s: %s; give the files it was trained on", file,
+        input_error("the run of '%s' was trained on other data than -i %s: %s; give the files it was trained on", file,
                     a->train_data, difference);
     }
     const cJSON *val_shards = cJSON_GetObjectItemCaseSensitive(state, "validation_shards");
     if (val_shards && d->val_shards &&
         shard_list_difference(difference, sizeof difference, val_shards, d->val_shards)) {
-        input_error(
-            "'%s' was validated on other data than -j %s: %s; give the files it was validated on, or begin a new "
-            "run from the checkpoint with -e and another -o",
-            file, a->val_data, difference);
+        input_error("the run of '%s' was validated on other data than -j %s: %s; give the files it was validated on, "
+                    "or begin a new "
+                    "run from the checkpoint with -e and another -o",
+                    file, a->val_data, difference);
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));
     if (!fingerprint || strcmp(fingerprint, d->fingerprint) != 0) {

@@ -36,7 +36,7 @@ static inline LogFile *log_file_new(const char *path) {
     return log;
 }
 
-// A log, with its file. empty: deletes an existing file. Stops at a symbolic link.
+// Opens a log and creates its file. empty: deletes an existing file. Stops at a symbolic link.
 static inline LogFile *log_file_open(const char *path, bool empty) {
     LogFile *log = log_file_new(path);
     int error = empty && unlink(path) != 0 && errno != ENOENT ? errno : log_file_create(log);
@@ -91,7 +91,8 @@ static inline void log_file_sync(const LogFile *log) {
             strerror(errno));
 }
 
-// Stops if lines are left that cannot be written. A quota or a network file system may report it at the sync or close.
+// Stops if lines are left that cannot be written. A quota or a network file system may report a failed write only at
+// fsync or close.
 static inline void log_file_close(LogFile *log) {
     int error = log_file_write(log);
     if (!error && log->fd >= 0 && fsync(log->fd) != 0) { error = errno; }

@@ -87,27 +87,48 @@ static inline size_t nan_find(NanCheck *c, const void *at, size_t n, DType dtype
 // "NaN", "inf" or "-inf"
 static inline const char *nan_name(double value) { return isnan(value) ? "NaN" : value > 0 ? "inf" : "-inf"; }
 
-// Checks the arrays with this use; keeps the first finding of the step.
+// text = " (h.1.mlp.c_fc.weight)", the weight that an operation reads, or "": there is none, or it is in a buffer of a
+// bucket. A block has four matmuls, and two layernorms.
+static inline void nan_weight(char *text, size_t size, const NanCheck *c, const NanArray *arrays, int count) {
+    const ParamLayout *layout = &c->zero->layout;
+    char name[NAME_LENGTH];
+    *text = 0;
+    for (int i = 0; i < count && c->zero->params; i++) {
+        if (strcmp(arrays[i].name, "weight") != 0 || buffers_params(&layout->sharding)) { continue; }
+        size_t offset = (size_t)((const floatX *)arrays[i].at - c->zero->params);
+        for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
+            ParamId p = (ParamId)id;
+            for (int layer = 0; layer < (param_is_layered(p) ? num_buckets(layout) - 2 : 1); layer++) {
+                if (param_offset(layout, p, layer) != offset) { continue; }
+                param_name(name, sizeof name, p, layer);
+                snprintf(text, size, " (%s)", name);
+            }
+        }
+    }
+}
+
+// Checks the arrays that have the flag `use`; keeps the first finding of the step.
 static inline void nan_look(const char *op, const NanArray *arrays, int count, int use, Exec *ex) {
     NanCheck *c = ex->nan_check;
     double value = 0;
-    char layer[32] = "";
+    char layer[32] = "", weight[NAME_LENGTH + 4] = "";
     for (int i = 0; i < count && !c->found; i++) {
         if (!arrays[i].at || !(arrays[i].use & use)) { continue; }
         size_t index = nan_find(c, arrays[i].at, arrays[i].n, arrays[i].dtype, &value);
         if (index == arrays[i].n) { continue; }
         if (ex->layer != NO_LAYER) { snprintf(layer, sizeof layer, " of layer %d", ex->layer); }
+        nan_weight(weight, sizeof weight, c, arrays, count);
         c->found = true;
         c->read = use == NAN_READ;
         c->at = c->calls;
         if (c->read) {
             snprintf(c->text, sizeof c->text,
-                     "%s%s read the first non-finite number, %s in element %zu of %s, which no operation wrote", op,
-                     layer, nan_name(value), index, arrays[i].name);
+                     "%s%s%s read the first non-finite number, %s in element %zu of %s, which no operation wrote", op,
+                     layer, weight, nan_name(value), index, arrays[i].name);
         } else {
             snprintf(c->text, sizeof c->text,
-                     "%s%s made the first non-finite number, %s in element %zu of %s, from finite inputs", op, layer,
-                     nan_name(value), index, arrays[i].name);
+                     "%s%s%s made the first non-finite number, %s in element %zu of %s, from finite inputs", op, layer,
+                     weight, nan_name(value), index, arrays[i].name);
         }
     }
 }
@@ -404,8 +425,8 @@ static inline void nan_check_params(NanCheck *c) {
     }
 }
 
-// text = the origin of a loss or norm that is not finite, with its rank. finite: loss and norm of the step that ran again.
-// All ranks call it and get the same text. Frees *c.
+// text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
+// loss and norm. All ranks call it and get the same text. Frees *c.
 static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
     // numbers that an operation made come first: another rank may have read them through a collective
     long long key = c->found ? c->at + (c->read ? 1LL << 40 : 0) : NOTHING_TO_SAY;

@@ -99,23 +99,23 @@ static inline int lock_run_dir(const char *folder) {
     return lock;
 }
 
-// whether a checkpoint is of a version that writes a manifest: its state.json names the data files
-static inline bool is_of_manifests(const char *folder) {
+// whether the version that wrote a checkpoint also writes a manifest.json: state.json names the data files
+static inline bool expects_manifest(const char *folder) {
     char path[PATH_LENGTH];
     struct stat info;  // the open of a pipe hangs
     format_path(path, "%s/state.json", folder);
     char *text = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? read_text_file(path) : NULL;
     cJSON *state = text ? cJSON_Parse(text) : NULL;
-    bool is = cJSON_HasObjectItem(state, "shards");
+    bool expects = cJSON_HasObjectItem(state, "shards");
     cJSON_Delete(state);
     free(text);
-    return is;
+    return expects;
 }
 
 // manifest_check of a checkpoint to resume. A missing manifest is damage.
 static inline ManifestCheck check_to_resume(const char *folder, char *why, size_t size) {
     ManifestCheck check = manifest_check(folder, NULL, why, size);
-    if (check != MANIFEST_MISSING || !is_of_manifests(folder)) { return check; }
+    if (check != MANIFEST_MISSING || !expects_manifest(folder)) { return check; }
     snprintf(why, size, "%s is missing", MANIFEST);
     return MANIFEST_DAMAGED;
 }
@@ -163,8 +163,11 @@ static inline void set_aside_damaged(const TrainArgs *a, Comm *world) {
         if (check == MANIFEST_GOOD || check == MANIFEST_MISSING) { break; }
     }
     if (count > 0 && whole < 0) {
-        input_error("all checkpoints in -o %s are damaged, '%s' for example: %s; copy one again, or give a new folder",
-                    a->run_dir, folder, why[0]);
+        checkpoint_path(folder, a->run_dir, steps[count - 1]);
+        input_error(
+            "all checkpoints in -o %s are damaged, the last one is '%s': %s; copy one again, or give a new -o and "
+            "the weights of a checkpoint with -e",
+            a->run_dir, folder, why[count - 1]);
     }
     for (int i = count - 1; i > whole; i--) { set_aside(a->run_dir, steps[i], why[i]); }
     free(why);

@@ -5,11 +5,11 @@ in small pieces while the next steps run.
   saver_wait    the device waits for the copy before AdamW changes the state
   saver_poll    after each step: starts the thread when the copy is complete, and ends a save that is written; the step
                 after a save is thus slower by the copy alone, and the later steps by the writing
-  saver_finish  ends the pending save, if there is one
+  saver_finish  completes the pending save, if there is one
 A killed run loses a checkpoint that is still being written, and the next start deletes the unfinished folder. A single
-rank that stops with an error ends its pending save first. After a failed save the run goes on, and the next save comes
-as usual. With --strict-save the run stops.
-defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish, saver_finish_at_errors,
+rank that stops with an error completes its pending save first, on a GPU only a save that the thread already writes.
+After a failed save the run goes on, and the next save comes as usual. With --strict-save the run stops.
+defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish, saver_complete_at_errors,
          saver_close
 */
 #pragma once
@@ -29,18 +29,19 @@ typedef struct {
     SaverPhase phase;
     CheckpointSave save;
     cJSON *state;
-    long long step;     // of the pending save
-    long long saved;    // step of the last checkpoint that this run has saved or resumed; -1: none
-    double begun;       // time of the last save, at first of saver_open
-    double rests;       // seconds that the thread may rest in all
-    double paused;      // seconds in which training waited for the save
-    bool done;          // DONE_ is created with the checkpoint
-    CopyWork copying;   // the last copy of a tensor; 0: none runs
-    long long copied;   // finished steps after which the copy is complete; -1: saver_wait was not called yet
-    pthread_t thread;   // in SAVER_WRITES
-    bool thread_ended;  // written by the thread
-    bool on_gpu;        // training leaves the thread a CPU core
-    bool hurry;         // the thread does not rest: training waits for it, or on_gpu
+    long long step;       // of the pending save
+    long long saved;      // step of the last checkpoint that this run has saved or resumed; -1: none
+    double begun;         // time of the last save, at first of saver_open
+    double rests;         // seconds that the thread may rest in all
+    double paused;        // seconds in which training waited for the save
+    bool done;            // DONE_ is created with the checkpoint
+    CopyWork copying;     // the last copy of a tensor; 0: none runs
+    long long copied;     // finished steps after which the copy is complete; -1: saver_wait was not called yet
+    pthread_t thread;     // in SAVER_WRITES
+    bool thread_ended;    // written by the thread
+    bool on_gpu;          // training leaves the thread a CPU core
+    bool hurry;           // the thread does not rest: training waits for it, or on_gpu
+    StopHook other_hook;  // that of mpirun, also for one rank
 } Saver;
 
 // copy: the tensors of the plan for a copy of the state. *log, *ex and *world stay until the last saver_finish.
@@ -95,6 +96,7 @@ static inline void saver_name(Saver *saver) {
 }
 
 // All ranks end a save that every rank has written.
+// stops: a failure ends the run.
 static inline void saver_publish(Saver *saver, bool stops) {
     const TrainArgs *a = saver->args;
     CheckpointSave *save = &saver->save;
@@ -103,11 +105,11 @@ static inline void saver_publish(Saver *saver, bool stops) {
     if (save->model.world) { saver_name(saver); }
     cJSON_Delete(saver->state);
     if (save->error) {
-        checkpoint_save_failed(save, stops || a->strict_save);
+        checkpoint_save_failed(save, stops);
         return;
     }
     saver->saved = saver->step;
-    if (saver->done) { checkpoint_mark_done(a->run_dir, saver->step, saver->world, stops || a->strict_save); }
+    if (saver->done) { checkpoint_mark_done(a->run_dir, saver->step, saver->world, stops); }
     saver->paused += now_seconds() - begin;
     logger_saved(saver->log, saver->step, save->folder, 1000 * saver->paused, save->sums[0].crc, save->sums[1].crc);
 }
@@ -160,7 +162,7 @@ static inline void saver_save(Saver *saver, long long step, const ModelState *mo
     if (waits) {
         saver_write(saver);
         saver->paused = now_seconds() - begin;
-        saver_publish(saver, last);
+        saver_publish(saver, last || saver->args->strict_save);
         return;
     }
     saver->copying = copy_state_begin(&saver->copy, model, saver->ex);
@@ -187,12 +189,11 @@ static inline void saver_poll(Saver *saver, long long steps) {
     bool ended = saver->phase == SAVER_WRITES && __atomic_load_n(&saver->thread_ended, __ATOMIC_ACQUIRE);
     if (comm_max(!ended, saver->world)) { return; }
     pthread_join(saver->thread, NULL);
-    saver_publish(saver, false);
+    saver_publish(saver, saver->args->strict_save);
 }
 
-// Ends the pending save. The device's work is done, and so is the copy. All ranks call it. A failed save leaves
-// saver->saved as it was.
-static inline void saver_finish(Saver *saver) {
+// saver_finish; stops: a failure ends the run
+static inline void saver_complete(Saver *saver, bool stops) {
     if (saver->phase == SAVER_IDLE) { return; }
     double begin = now_seconds();
     saver->copying = 0;
@@ -203,25 +204,34 @@ static inline void saver_finish(Saver *saver) {
         saver_write(saver);
     }
     saver->paused += now_seconds() - begin;
-    saver_publish(saver, false);
+    saver_publish(saver, stops);
 }
 
-// The stop hook of a single rank: prints the error, and ends the save that the copy of the state allows.
+// Completes the pending save. The device's work is done, and so is the copy. All ranks call it. A failed save leaves
+// saver->saved as it was.
+static inline void saver_finish(Saver *saver) { saver_complete(saver, saver->args->strict_save); }
+
+// ---- a single rank that stops with an error
+
+// The stop hook: writes the pending checkpoint if its copy is complete, then stops as before.
 static inline void saver_stop(void *of, int status, const char *sentence) {
     Saver *saver = (Saver *)of;
-    fprintf(stderr, "train_gpt2: %s\n", sentence);
     bool writes = saver->phase == SAVER_WRITES && !pthread_equal(pthread_self(), saver->thread);
     bool copied = saver->phase == SAVER_COPIES && saver->copied >= 0 && !saver->on_gpu;
-    if (writes || copied) { saver_finish(saver); }
+    if (writes || copied) { saver_complete(saver, false); }
+    if (saver->other_hook.stop) { saver->other_hook.stop(saver->other_hook.of, status, sentence); }
+    fprintf(stderr, "train_gpt2: %s\n", sentence);
     exit(status);
 }
 
-// From now on, an error of a single rank ends the pending save before the program stops. *saver stays until saver_close.
-static inline void saver_finish_at_errors(Saver *saver) {
+// From now on, an error of a single rank completes the pending save before the program stops. *saver stays until
+// saver_close.
+static inline void saver_complete_at_errors(Saver *saver) {
     const StopHook hook = {saver_stop, saver};
-    if (saver->world->size == 1 && !stop_hook()->stop) { *stop_hook() = hook; }
+    saver->other_hook = *stop_hook();
+    if (saver->world->size == 1) { *stop_hook() = hook; }
 }
 
 static inline void saver_close(Saver *saver) {
-    if (stop_hook()->of == saver) { stop_hook()->stop = NULL; }
+    if (saver->world->size == 1) { *stop_hook() = saver->other_hook; }
 }

@@ -8,7 +8,7 @@ RUN/skipped.jsonl   a line for each skipped update, which names the data: {"step
                     of steps after its checkpoint.
 --max-skips N       ends a run after N skipped updates in a row.
 AdamW on the device itself skips a step whose loss or norm is not finite, so a GPU need not wait for the host.
-defines: ORIGIN_LENGTH, Skips, skip_reason, skips_open, skips_begin, skips_count, skips_end,
+defines: ORIGIN_LENGTH, Skips, skip_reason, skips_open, skips_begin, skips_sync, skips_count, skips_end,
          skips_close
 */
 #pragma once
@@ -83,6 +83,11 @@ static inline void skips_write(Skips *s, const cJSON *line) {
     cJSON_free(text);
 }
 
+// Moves the lines of skipped.jsonl to the disk, before the checkpoint of a later step.
+static inline void skips_sync(const Skips *s) {
+    if (s->file) { log_file_sync(s->file); }
+}
+
 static inline void skips_close(Skips *s) {
     if (s->file) { log_file_close(s->file); }
 }
@@ -111,6 +116,7 @@ static inline void skips_count(Skips *s, const TrainArgs *a, const StepReport *r
 
 // Ends the run after `step` if --max-skips does. saved: the step of the last checkpoint; -1: there is none.
 static inline void skips_end(const Skips *s, const TrainArgs *a, long long step, long long saved) {
+    bool bad_weights = strstr(s->origin[(step - 1) % 2], "before the step") != NULL;
     char look[PATH_LENGTH + 64] = "", kept[PATH_LENGTH + 64] = "no checkpoint was saved, since -n is not given";
     if (!*s->ended) { return; }
     if (saved >= 0) {
@@ -118,6 +124,12 @@ static inline void skips_end(const Skips *s, const TrainArgs *a, long long step,
                  saved == step ? "has the weights of the last update" : "is the last checkpoint");
     }
     if (a->run_dir) { snprintf(look, sizeof look, "look at the data in '%s/skipped.jsonl', ", a->run_dir); }
+    if (bad_weights) {
+        run_error(
+            "%s (--max-skips %d); %s; the weights are not finite: move the checkpoints with such weights out of the "
+            "run, then resume with -y 1, or give other weights with -e",
+            s->ended, a->max_skips, kept);
+    }
     run_error("%s (--max-skips %d); %s; %s%slower -l or give a longer -u", s->ended, a->max_skips, kept, look,
               a->nan_check ? "" : "find the operation with --nan-check 1, ");
 }

@@ -676,8 +676,9 @@ static const Flag flag_table[] = {
      "mpirun -np 8 --bind-to none ./train_gpt2 -i my.txt --comm-timeout 60", "-pi, --check-replicas; doc/parallel.md"},
     {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "N", "steps",
      "compare the ranks' parameters every N steps (default %s: never)",
-     "Ranks compare hashes of the parameters that should be equal on all of them. A difference stops the run and "
-     "names the rank: memory or arithmetic on its machine is at fault.",
+     "Ranks compare hashes of the parameters that should be equal on all of them, also before each checkpoint: a "
+     "checkpoint is saved only if they are equal. A difference stops the run and, of three ranks or more, names the "
+     "rank: memory or arithmetic on its machine is at fault.",
      "mpirun -np 8 --bind-to none ./train_gpt2 -i my.txt --check-replicas 1000", "-z, -tp; doc/parallel.md"},
 
     FLAG_HEADING("Information"),

@@ -51,7 +51,7 @@ static inline void step_result_free(StepResult *r) { free(r->gradients); }
 
 static inline bool same_bits(real a, real b) { return float_to_bits((float)a) == float_to_bits((float)b); }
 
-// Whether a tensor's gradients differ; then *text says so.
+// Whether the gradients of a tensor differ. If they do, text names the tensor.
 static inline bool gradients_differ(char *text, size_t size, const StepResult *a, const StepResult *b, int layers,
                                     ParamId id, int layer) {
     char name[NAME_LENGTH];
@@ -64,7 +64,7 @@ static inline bool gradients_differ(char *text, size_t size, const StepResult *a
 }
 
 // text = the first difference of two results, or "". Numbers are compared bit by bit: NaN is equal to NaN. Gradients
-// are compared in the order of the backward, so that the first one is next to the fault.
+// are compared in the order of the backward: the first difference is the closest to the fault.
 static inline void result_difference(char *text, size_t size, const StepResult *a, const StepResult *b,
                                      const ParamLayout *layout) {
     int layers = verified_layers(layout);
