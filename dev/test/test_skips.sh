@@ -144,7 +144,7 @@ report "--nan-check names a weight" "$(
 )"
 report "--nan-check names an operation" "$(
     run 1 1 "${train[@]}" -e big -x 30 --max-skips 1 --nan-check 1
-    says '^step 1 \| matmul_forward of layer 1 \(h\.1\.mlp\.c_fc\.weight\) made the first .*, -?inf in element [0-9]+ of out'
+    says '^step 1 \| matmul_forward of layer 1 \(h\.1\.mlp\.c_fc\.weight\) made .*, -?inf in element [0-9]+ of out,'
     for r in 0 1 2 3 4; do
         run 1 1 "$program" fault 0 4 999 nan "${train[@]:1}" -e l3h3c24 -x 9 -d 16 -r $r --max-skips 2 --nan-check 1
         says '^step [34] \| attention_forward of layer 1 made the first .*, NaN in element 3 of out, from'

@@ -48,8 +48,7 @@ static inline void data_state_check(const cJSON *state, const RunData *d, const 
     if (val_shards && d->val_shards &&
         shard_list_difference(difference, sizeof difference, val_shards, d->val_shards)) {
         input_error("the run of '%s' was validated on other data than -j %s: %s; give the files it was validated on, "
-                    "or begin a new "
-                    "run from the checkpoint with -e and another -o",
+                    "or begin a new run from the checkpoint with -e and another -o",
                     file, a->val_data, difference);
     }
     const char *fingerprint = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(state, "training_data"));

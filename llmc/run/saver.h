@@ -95,8 +95,7 @@ static inline void saver_name(Saver *saver) {
     checkpoint_prune(a->run_dir, a->keep_checkpoints, a->major_every);
 }
 
-// All ranks end a save that every rank has written.
-// stops: a failure ends the run.
+// All ranks end a save that every rank has written. stops: a failure ends the run.
 static inline void saver_publish(Saver *saver, bool stops) {
     const TrainArgs *a = saver->args;
     CheckpointSave *save = &saver->save;

@@ -116,7 +116,6 @@ static inline void skips_count(Skips *s, const TrainArgs *a, const StepReport *r
 
 // Ends the run after `step` if --max-skips does. saved: the step of the last checkpoint; -1: there is none.
 static inline void skips_end(const Skips *s, const TrainArgs *a, long long step, long long saved) {
-    bool bad_weights = strstr(s->origin[(step - 1) % 2], "before the step") != NULL;
     char look[PATH_LENGTH + 64] = "", kept[PATH_LENGTH + 64] = "no checkpoint was saved, since -n is not given";
     if (!*s->ended) { return; }
     if (saved >= 0) {
@@ -124,7 +123,7 @@ static inline void skips_end(const Skips *s, const TrainArgs *a, long long step,
                  saved == step ? "has the weights of the last update" : "is the last checkpoint");
     }
     if (a->run_dir) { snprintf(look, sizeof look, "look at the data in '%s/skipped.jsonl', ", a->run_dir); }
-    if (bad_weights) {
+    if (strstr(s->origin[(step - 1) % 2], "before the step")) {  // the finding of nan_check_params
         run_error(
             "%s (--max-skips %d); %s; the weights are not finite: move the checkpoints with such weights out of the "
             "run, then resume with -y 1, or give other weights with -e",
