@@ -1350,7 +1350,7 @@ static void train(TrainArgs *a, Comm *host) {
         // a failed save is repeated at the end
         bool unsaved = last ? run.step > 0 && !has_saved(&run) : run.step > saved;
         bool saves = unsaved && due(run.step, a->checkpoint_every, last);
-        // before a checkpoint saves corrupt weights
+        // also before a checkpoint saves corrupt weights
         if (due(run.step, a->check_replicas, saves)) { compare_ranks(&run); }
         if (saves) {
             save_checkpoint(&run, last);
@@ -1359,8 +1359,11 @@ static void train(TrainArgs *a, Comm *host) {
         skips_end(&run.skips, a, run.step, run.saver.saved);
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
-            write_save(&run);
-            if (run.groups.world->size > 1) { finish_save(&run); }  // several ranks rename a checkpoint together
+            if (run.groups.world->size == 1) {
+                write_save(&run);
+            } else {
+                finish_save(&run);  // several ranks rename a checkpoint together
+            }
             evaluate(&run, last);
             bool done = last && has_saved(&run) && step_is_done(&run, last);
             if (done) { checkpoint_mark_done(a->run_dir, run.step, run.groups.world, true); }
