@@ -431,7 +431,10 @@ synced_in_order() {
     local file named first line
     named=$(grep -nm 1 " rename $1.tmp$" note | cut -d: -f1)
     first=$(grep -nm 1 " rename $2.tmp$" note | cut -d: -f1)
-    [ -n "$named" ] && [ -n "$first" ] || { echo "no rename" && return; }
+    if [ -z "$named" ] || [ -z "$first" ]; then
+        echo "no rename"
+        return
+    fi
     for file in "$1".tmp metrics.jsonl main.log "$1"/*; do
         case $file in $1/*) file=$1.tmp/${file##*/} ;; esac
         line=$(head -n "$named" note | grep -nE " fsync .*/${file#victim/}(.part)?$" | tail -n 1 | cut -d: -f1)
