@@ -64,6 +64,7 @@ static void open_state_data(RunData *d, const TrainArgs *a) {
     memset(d, 0, sizeof *d);
     d->train_files = token_files_open("-i", a->train_data);
     d->shards = shard_list(&d->train_files);
+    d->val_shards = a->val_data ? shard_list(&d->train_files) : NULL;
     snprintf(d->fingerprint, sizeof d->fingerprint, "0123456789abcdef");
 }
 
@@ -84,8 +85,10 @@ static void read_data_state(const char *folder) {
     a.seed = 1;
     a.train_data = fuzz_path("data_?.txt");
     cJSON *state = checkpoint_load_state(folder);
+    if (!cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(state, "validation_held_out"))) { a.val_data = a.train_data; }
     open_state_data(d, &a);
     check_list(cJSON_GetObjectItemCaseSensitive(state, "shards"), d->shards);
+    check_list(cJSON_GetObjectItemCaseSensitive(state, "validation_shards"), d->val_shards);
     data_state_check(state, d, &a, "state.json");
     dataloader_open(&d->train_loader, &d->train_files, 2, a.T, true, (uint64_t)a.seed, 0, 1, BYTE_VOCABULARY);
     fuzz_on_stop(close_state_data);
@@ -95,6 +98,7 @@ static void read_data_state(const char *folder) {
     close_state_data();
     token_files_close(&d->train_files);
     cJSON_Delete(d->shards);
+    cJSON_Delete(d->val_shards);
     cJSON_Delete(state);
 }
 

@@ -181,6 +181,7 @@ def data_states():
              [{**first, "file": "../data_1.txt"}, second], [{"file": "x" * 300}], {"data_1.txt": first}, [], "text"]
     for shards in lists:
         yield b"3" + json.dumps({**state, "shards": shards}).encode()
+        yield b"3" + json.dumps({**state, "validation_held_out": False, "validation_shards": shards}).encode()
     for change in ({}, {"position": 2**53}, {"position": -1}, {"training_data": "x"}, {"validation_held_out": False}):
         yield b"3" + json.dumps({**state, **change}).encode()
 
