@@ -282,7 +282,7 @@ static void test_files_that_change(void **state) {
                  stop_at_truncated, NULL);
     assert_stops(EXIT_RUN_FAILED, "edited.txt was written after the run began: its time of modification has changed",
                  stop_at_edited, NULL);
-    assert_stops(EXIT_RUN_FAILED, "four_c.bin was changed after the run began", stop_at_replaced, NULL);
+    assert_stops(EXIT_RUN_FAILED, "four_c.bin was written after the run began", stop_at_replaced, NULL);
     assert_stops(EXIT_RUN_FAILED, "could not read token 0 of", stop_at_removed, NULL);
     assert_stops(EXIT_RUN_FAILED, "four_c.bin: No such file", stop_at_removed, NULL);
 }
