@@ -703,7 +703,7 @@ faults_damage() {
         case $file in manifest.json) ;; *) damaged "$file is missing" "$file" rm $at/"$file" ;; esac
         damaged "$file is empty" "$file" truncate -s 0 $at/"$file"
         damaged "$file is cut" "$file" truncate -s -1 $at/"$file"
-        [ "$form" = whole ] || [ "$file" = manifest.json ] || continue
+        [ "$form" = whole ] || [ "$file" = manifest.json ] || [ "$file" = tokenizer.json ] || continue
         damaged "$file is longer" "$file" truncate -s +1 $at/"$file"
         damaged "$file is a pipe" "$file" pipe $at/"$file"
         damaged "$file is a folder" "$file" become_folder $at/"$file"

@@ -3,7 +3,7 @@ manifest.json of a checkpoint: the size and the CRC32C of each of its files.
   {"files":{"config.json":{"bytes":711,"crc32c":"0a1b2c3d"},...},"crc32c":"5e6f7081"}
 The last number is the CRC32C of all bytes before the last comma. The bytes from this comma on are always the same but
 for the number, so any changed byte of the manifest is detected.
-defines: MANIFEST, FileSum, manifest_write, ManifestCheck, manifest_check
+defines: MANIFEST, FileSum, manifest_write, ManifestCheck, manifest_agrees, manifest_check
 */
 #pragma once
 #include "llmc/common/crc32c.h"
@@ -197,6 +197,18 @@ static inline ManifestCheck manifest_check_file(const char *folder, const cJSON 
         return MANIFEST_GOOD;
     }
     return MANIFEST_DAMAGED;
+}
+
+// whether a file of a folder is as the manifest says; a folder without a manifest, or a manifest without the file, says
+// nothing
+static inline bool manifest_agrees(const char *folder, const char *name) {
+    char path[PATH_LENGTH], why[256];
+    format_path(path, "%s/" MANIFEST, folder);
+    if (access(path, F_OK) != 0) { return true; }
+    cJSON *files = manifest_files(path), *entry = cJSON_GetObjectItemCaseSensitive(files, name);
+    bool agrees = files && (!entry || manifest_check_file(folder, entry, why, sizeof why) == MANIFEST_GOOD);
+    cJSON_Delete(files);
+    return agrees;
 }
 
 // Compares the files of a folder with its manifest. except: a file that is not read, or NULL. why (size bytes): what is

@@ -6,6 +6,7 @@ defines: given_tokenizer, folder_beside, find_tokenizer, tokenizer_advice, promp
 #pragma once
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
+#include "llmc/files/manifest.h"
 #include "llmc/files/tokenizer_files.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
@@ -33,14 +34,37 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
+// the names of a tokenizer's file, in the order of the search
+static const char *const tokenizer_names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
+enum { TOKENIZER_NAMES = 3 };
+
 // path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is skipped.
 static inline void find_tokenizer_in(char *path, const char *folder) {
-    static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
     *path = 0;
-    for (int i = 0; i < 3 && folder && *folder && !*path; i++) {
-        format_path(path, "%s/%s", folder, names[i]);
+    for (int i = 0; i < TOKENIZER_NAMES && folder && *folder && !*path; i++) {
+        format_path(path, "%s/%s", folder, tokenizer_names[i]);
         if (access(path, R_OK) != 0 || (i == 2 && !tokenizer_json_is_known(path))) { *path = 0; }
     }
+}
+
+// folder = the checkpoint of a step. Returns whether its tokenizer is as its manifest says.
+static inline bool tokenizer_is_whole(char *folder, const char *run_dir, long long step) {
+    bool whole = true;
+    checkpoint_path(folder, run_dir, step);
+    for (int i = 0; i < TOKENIZER_NAMES; i++) { whole &= manifest_agrees(folder, tokenizer_names[i]); }
+    return whole;
+}
+
+// path = the tokenizer's file in the last checkpoint with a whole tokenizer, or in RUN/best if there is no checkpoint;
+// or ""
+static inline void find_tokenizer_of_run(char *path, const char *run_dir) {
+    char folder[PATH_LENGTH] = "";
+    long long *steps;
+    int count = checkpoint_list_or_stop(run_dir, &steps), last = count - 1;
+    while (last >= 0 && !tokenizer_is_whole(folder, run_dir, steps[last])) { last--; }
+    free(steps);
+    if (count == 0) { checkpoint_of_run(folder, run_dir); }
+    find_tokenizer_in(path, count > 0 && last < 0 ? NULL : folder);
 }
 
 // folder = the folder that holds a file or folder
@@ -57,8 +81,8 @@ static inline bool is_safetensors_file(const char *path) {
     return has_ending(path, ".safetensors") || has_ending(path, ".safetensors.index.json");
 }
 
-// path = the tokenizer's file in the folder -e, in the folder of the safetensors file -e, or in the last checkpoint of
-// the run directory -e; or ""
+// path = the tokenizer's file in the folder -e, in the folder of the safetensors file -e, or in a checkpoint of the run
+// directory -e; or ""
 static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
     char folder[PATH_LENGTH] = "";
     *path = 0;
@@ -67,10 +91,10 @@ static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
     if (*path) { return; }
     if (is_safetensors_file(a->model)) {
         folder_beside(folder, a->model);
+        find_tokenizer_in(path, folder);
     } else {
-        checkpoint_of_run(folder, a->model);
+        find_tokenizer_of_run(path, a->model);
     }
-    find_tokenizer_in(path, folder);
 }
 
 // path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
