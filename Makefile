@@ -1,5 +1,5 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
-#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ONEDNN=1|0  CBLAS=1|0  HARDENING=1|0  CC=gcc  CXX=g++
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  HARDENING=1|0  CC=gcc  CXX=g++
 #   NVCC=nvcc  MARCH=native  CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
@@ -7,12 +7,11 @@
 
 # train_gpt2cu is llm.c's name for the CUDA build
 DEVICE ?= $(if $(filter train_gpt2cu,$(MAKECMDGOALS)),cuda,auto)
-ONEDNN ?= 1
-CBLAS ?= 1
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
 MARCH ?= native
-CFLAGS ?= -O3 -march=$(MARCH) -g
+# gcc and clang use only half of a register for loops on some CPUs with AVX-512
+CFLAGS ?= -O3 -march=$(MARCH) $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512) -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -30,14 +29,11 @@ ifeq ($(filter $(PRECISION),fp32 bf16),)
 $(error PRECISION=$(PRECISION): expected fp32 or bf16)
 endif
 
-# ---- how one program is compiled. A target may set compiler, precision, onednn, cblas, comm, options,
-# libraries, CFLAGS
+# ---- how one program is compiled. A target may set compiler, precision, comm, options, libraries,
+# CFLAGS
 
 compiler = $(CC) -x c -std=gnu11
 precision = $(PRECISION)
-onednn = $(HAVE_ONEDNN)
-cblas = $(HAVE_CBLAS)
-matmul_libraries = $(onednn:yes=-ldnnl) $(CBLAS_LIBS_$(cblas))
 # comm = yes: the program communicates between ranks, through MPI, and through NCCL in a cuda build
 mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
@@ -46,8 +42,7 @@ nccl = $(and $(comm),$(HAVE_NCCL))
 # C++ warns of = {}; C does not
 WITHOUT_FIELDS := -Wno-missing-field-initializers
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
-defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(onednn:yes=-DHAVE_ONEDNN) \
-	$(CBLAS_FLAGS_$(cblas)) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) $(crypto:yes=-DHAVE_LIBCRYPTO)
+defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) $(crypto:yes=-DHAVE_LIBCRYPTO)
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # llm.c's GPU_COMPUTE_CAPABILITY=90, the GPU of this machine, or every architecture that nvcc and the kernels know
 ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=native),$(foreach sm,$(filter $(if \
@@ -66,7 +61,7 @@ $(begin)
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
 	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
 	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
-	$(dependencies) $< -o $@ $(matmul_libraries) $(CUDA_FLAGS) -lcjson -lgomp \
+	$(dependencies) $< -o $@ $(CUDA_FLAGS) -lcjson -lgomp \
 	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) $(nccl:yes=-lnccl) \
 	$(crypto:yes=-lcrypto) $(libraries)
 endef
@@ -74,12 +69,11 @@ endef
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(hardening) $(hardening_link) $(dependencies) $< -o $@ \
-	$(matmul_libraries) -lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
+	-lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
-announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' ONEDNN='$(ONEDNN)' \
-	HAVE_ONEDNN='$(HAVE_ONEDNN)' CBLAS='$(CBLAS)' HAVE_CBLAS='$(HAVE_CBLAS)' HAVE_CMOCKA='$(HAVE_CMOCKA)' \
+announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' HAVE_CMOCKA='$(HAVE_CMOCKA)' \
 	HAVE_MPI='$(HAVE_MPI)' HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' \
 	HAVE_LIBCRYPTO='$(HAVE_LIBCRYPTO)' HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > \
 	build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
@@ -94,13 +88,12 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) \
-	$(FOUND_CBLAS) $(HAVE_MPI) $(HAVE_LIBCRYPTO) hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) \
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) \
 	$(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
-$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_ONEDNN) $(HAVE_CBLAS) $(HAVE_MPI) \
-	$(HAVE_LIBCRYPTO) $(NO_MULTI_GPU) hardening=$(HARDENED))
+$(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
+	 $(NO_MULTI_GPU) hardening=$(HARDENED))
 endif
 
 # ---- targets. The text after ## is the line of `make help`: its group, then what the target does

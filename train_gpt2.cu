@@ -60,6 +60,7 @@ nothing.
 #include "llmc/run/logger.h"                // Logger
 #include "llmc/run/skips.h"                 // Skips, OutlierDetector: skipped updates
 #include "llmc/run/step_checks.h"           // --verify-step, --nan-check; due, pauses_after
+#include "llmc/run/thread_count.h"          // ThreadCount: CPU threads of a step, beside other programs
 #include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -277,9 +278,7 @@ static void open_backend(GPT2 *m) {
     size_t workspace_bytes = o->backend->matmul_workspace_bytes(&m->config, &m->local, o->B, o->T);
     o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, workspace_bytes, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
-    m->exec.rounded.in = t->rounded_in;
-    m->exec.rounded.dout = t->rounded_dout;
-    m->exec.rounded.params = t->rounded_params;
+    m->exec.bf16_inputs = o->round_matmul_inputs;
 }
 
 // Sets the shape of the next micro-batch: B sequences of T tokens, or with decode_from >= 0 T new tokens of one.
@@ -351,13 +350,6 @@ static ModelState gpt2_state(GPT2 *m) {
     return state;
 }
 
-// Called after this rank's parameters were written by other means than gpt2_update.
-static void gpt2_params_changed(GPT2 *m) {
-    size_t count = shards_params(&m->layout.sharding) ? m->layout.shard : m->layout.total;
-    m->ops->params_changed(m->optimizer.params, count, &m->exec);
-    zero_params_changed(&m->zero);
-}
-
 // GPT-2's initial weights, drawn on the host tensor by tensor.
 static void gpt2_init(GPT2 *m, uint64_t seed) {
     for (int id = 0; id < NUM_PARAM_TENSORS; id++) {
@@ -372,21 +364,21 @@ static void gpt2_init(GPT2 *m, uint64_t seed) {
         }
         free(init);
     }
-    gpt2_params_changed(m);
+    zero_params_changed(&m->zero);
 }
 
 // Loads weights and moments of a checkpoint of the same shape. file: the checkpoint's open model file.
 static void gpt2_resume(GPT2 *m, const char *folder, const ModelFile *file) {
     ModelState state = gpt2_state(m);
     checkpoint_load(folder, file, &state);
-    gpt2_params_changed(m);
+    zero_params_changed(&m->zero);
 }
 
 // Loads the weights of an open model of the same shape.
 static void gpt2_load(GPT2 *m, const ModelFile *file) {
     ModelState state = gpt2_state(m);
     weights_load(file, "", &state);
-    gpt2_params_changed(m);
+    zero_params_changed(&m->zero);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -888,7 +880,8 @@ typedef struct {
     double peak_rate;             // of StepReport
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
-    int lock;                     // file descriptor of the locked run directory; -1: none
+    ThreadCount threads;
+    int lock;  // file descriptor of the locked run directory; -1: none
 } Run;
 
 static const Tokenizer *run_tokenizer(const Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
@@ -1144,6 +1137,7 @@ static bool start_step(Run *run) {
     int slot = (int)(run->enqueued % 2);
     StepReport *report = &run->reports[slot];
     run->began[slot] = now_seconds();
+    if (run->threads.most > 1) { omp_set_num_threads(run->threads.now); }
     run->known[slot] = false;
     report->note = "";
     if (run->args->overfit) { dataloader_seek(loader, 0); }
@@ -1177,6 +1171,7 @@ static StepReport finish_step(Run *run) {
     report->step = run->step;
     report->max_steps = run->max_steps;
     report->ms = (now - begin) * 1000;
+    thread_count_add(&run->threads, report->ms);
     report->tokens = (double)tokens_of_update(run->args);
     report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
@@ -1229,6 +1224,7 @@ static void open_run_dir(Run *run) {
     run->best = best_loss_read(a, run->step, run->groups.world);
     best_loss_impatience(&run->best, a->patience, run->impatience);
     skips_open(&run->skips, writes_files(run) ? a->run_dir : NULL, run->step);
+    run->threads = thread_count_open(may_change_threads(a, run->backend) ? omp_get_max_threads() : 1);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
@@ -1440,7 +1436,7 @@ static void evaluate_file(TrainArgs *a, Comm *host) {
 #if !defined(TESTING) && !defined(WITHOUT_MAIN)
 int main(int argc, char **argv) {
     limit_spinning(argv);
-    omp_set_dynamic(0);        // oneDNN's primitives are cached per thread
+    omp_set_dynamic(0);        // --threads is the number of threads
     signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes a failed write, reported like a full disk
     if (self_check_is_child(argc, argv)) { return self_check_child(argv); }
     Comm *host = comm_open();  // from here on an error ends all ranks and is printed once

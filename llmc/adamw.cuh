@@ -20,7 +20,7 @@ Bytes       as in adamw.h. An H200 does 7 instructions in the time of one byte. 
               8-bit moments, remainder    14 bytes =  98 instructions; the kernel has 160, the time of 23 bytes
             With fp32 moments and bf16 params alone, rounded stochastically, the kernel has 54. So memory is the limit,
             except with 8-bit moments.
-defines: cuda_adamw_update, cuda_params_changed
+defines: cuda_adamw_update
 */
 #pragma once
 #include "llmc/adamw.h"
@@ -320,4 +320,3 @@ static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads
 }
 
 // no copies to update: kernels read params themselves
-static inline void cuda_params_changed(const floatX *params, size_t n, Exec *ex) { (void)params, (void)n, (void)ex; }

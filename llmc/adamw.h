@@ -14,7 +14,6 @@ The random bits of stochastic rounding are keyed by seed, step, tensor, element 
 Nothing is updated if the norm of the gradients is not finite.
 Every multiply-add is written as one fma, which no compiler splits or forms: all compilers and the CUDA kernel compute
 the same bits.
-With -f 2 the rounded copy of the parameters (Exec.rounded) is written while the parameters are in cache.
 Shapes      params, master, remainder, m, v and g are flat arrays of one layout; UpdateRange selects elements of them.
 Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               fp32       28    w 4, m 4, v 4, g 4
@@ -212,7 +211,7 @@ static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_
 static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
                                     const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
     if (!isfinite(*norm_squared)) { return; }
-    bf16 *rounded = ex->rounded.params ? ex->rounded.params + (state->params - ex->rounded.source) : NULL;
+    (void)ex;
     AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel
@@ -222,7 +221,6 @@ static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads,
             size_t i = ranges[r].offset + start, left = ranges[r].count - start;
             size_t n = left < ADAMW_TILE ? left : (size_t)ADAMW_TILE;
             adamw_tile(state, grads, i, n, &ranges[r], grad_scale, scales);
-            if (rounded) { round_to_bf16(rounded + i, state->params + i, n); }
         }
     }
 }

@@ -40,5 +40,4 @@ static const Ops cpu_ops = {
     .gradient_accumulate = cpu_gradient_accumulate,
     .global_norm_squared = cpu_global_norm_squared,
     .adamw_update = cpu_adamw_update,
-    .params_changed = cpu_params_changed,
 };

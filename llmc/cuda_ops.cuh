@@ -39,7 +39,6 @@ static const Ops cuda_ops = {
     .gradient_accumulate = cuda_gradient_accumulate,
     .global_norm_squared = cuda_global_norm_squared,
     .adamw_update = cuda_adamw_update,
-    .params_changed = cuda_params_changed,
 };
 
 // ---- scratch, for backend.h

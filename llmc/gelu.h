@@ -6,7 +6,7 @@ GELU, the tanh form (Hendrycks, Gimpel 2016), written with a sigmoid: 0.5 (1 + t
 Shapes      out, in (n) floatX. out may not be in.
 Bytes       forward 2n floatX: each element is read once and written once.
 The backward is part of matmul_backward (matmul.h), which multiplies dinp by gelu'.
-defines: gelu_value, gelu_slope, gelu_slope_of, team_gelu_backward, cpu_gelu_forward
+defines: gelu_value, gelu_slope, gelu_slope_of, gelu_row, gelu_backward_row, cpu_gelu_forward
 */
 #pragma once
 #include "llmc/ops.h"
@@ -26,14 +26,23 @@ static inline HOST_DEVICE real gelu_slope_of(real x, real s) {
 
 static inline real gelu_slope(real x) { return gelu_slope_of(x, gelu_sigmoid(x)); }
 
-static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
-    (void)ex;
-#pragma omp parallel for simd schedule(static)
+static inline void gelu_row(floatX *out, const floatX *in, size_t n) {
+#pragma omp simd
     for (size_t i = 0; i < n; i++) { out[i] = to_floatX(gelu_value(to_real(in[i]))); }
 }
 
-// dinp (n) = dout (n) gelu'(in (n)), in place or not. All threads of an OpenMP team call it and divide the elements.
-static inline void team_gelu_backward(floatX *dinp, const floatX *dout, const floatX *in, size_t n) {
-#pragma omp for simd schedule(static)
+// dinp (n) = dout (n) gelu'(in (n)), in place or not
+static inline void gelu_backward_row(floatX *dinp, const floatX *dout, const floatX *in, size_t n) {
+#pragma omp simd
     for (size_t i = 0; i < n; i++) { dinp[i] = to_floatX(to_real(dout[i]) * gelu_slope(to_real(in[i]))); }
+}
+
+enum { GELU_BLOCK = 4096 };  // elements that a thread computes at a time
+
+static inline void cpu_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
+    (void)ex;
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += GELU_BLOCK) {
+        gelu_row(out + i, in + i, n - i < GELU_BLOCK ? n - i : (size_t)GELU_BLOCK);
+    }
 }

@@ -5,79 +5,27 @@ Linear layers: the reference implementation and CPU backend. weight is row-major
             dbias (OC) = or += column sums of dout
 Types       activations and weights floatX; gradients real or bf16. dinp may be in.
 FLOPs       2 N C OC forward, twice that backward. Bytes: each operand once.
-oneDNN does the GEMMs, without oneDNN a CBLAS, without both matmul_portable.h. A single row (decoding) is OC dot
-products, at the speed of memory. Read matmul_row first: it is the formula for one row. The GEMMs compute the same for N
-rows. With -f 2 the inputs of the GEMMs are rounded to bf16 first (Exec.rounded); sums stay fp32.
+gemm.h does the GEMMs. A single row (decoding) is OC dot products, at the speed of memory. Read matmul_row first: it is
+the formula for one row. The GEMMs compute the same for N rows. With -f 2 the inputs of the GEMMs are rounded to bf16
+first (Exec.bf16_inputs); sums stay fp32.
 An operation opens one parallel region. All its threads call each team_ function, share the work and wait for the end.
-defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward, cpu_params_changed, matmul_rounds_inputs,
-         matmul_library
+defines: cpu_matmul_forward, cpu_matmul_gelu_forward, cpu_matmul_backward
 */
 #pragma once
 #include "llmc/common/device.h"
 #include "llmc/gelu.h"
-#include "llmc/matmul_portable.h"
-#include "llmc/matmul_cblas.h"
-#include "llmc/matmul_onednn.h"
-#include "llmc/common/vector_math.h"
+#include "llmc/gemm.h"
 
-// whether this build multiplies bf16 faster than fp32 on this CPU: the condition for -f 2
-static inline bool matmul_rounds_inputs(void) {
-#if defined(HAVE_ONEDNN) && defined(__AVX512BF16__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
-    return true;
-#else
-    return false;
-#endif
-}
-
-// the library of the GEMMs in this build, with its version
-static inline const char *matmul_library(void) {
-    const char *library = onednn_version() ? onednn_version() : cblas_version();
-    return library ? library : "portable C";
-}
-
-// before a parallel region with GEMMs
-static inline void matmul_open(Exec *ex) {
-    onednn_open(ex);
-    cblas_open();
-}
-
-static inline void team_multiply(Exec *ex, const Matmul *p) {
-    bool fastest = ex->plain.level[PLAIN_MATMUL] == MATMUL_FASTEST;
-    if (!fastest || !(onednn_multiply(ex, p) || cblas_multiply(p))) { gemm(p); }
-}
-
-enum { ROUNDING_BLOCK = 4096 };  // elements a thread rounds at a time
-
-// out (n) = in (n), rounded to nearest even
-static inline void team_round_to_bf16(bf16 *out, const floatX *in, size_t n) {
-#pragma omp for schedule(static)
-    for (size_t i = 0; i < n; i += ROUNDING_BLOCK) {
-        round_to_bf16(out + i, in + i, n - i < ROUNDING_BLOCK ? n - i : (size_t)ROUNDING_BLOCK);
+static inline void team_multiply(const Exec *ex, const Matmul *p) {
+    if (ex->plain.level[PLAIN_MATMUL] == MATMUL_FASTEST) {
+        gemm(p);
+    } else {
+        gemm_plain(p);
     }
 }
 
-// x (rows,cols) as a GEMM operand; with `copy`, rounded to bf16 there first
-static inline Matrix team_operand(bf16 *copy, const floatX *x, size_t rows, size_t cols) {
-    if (!copy) { return matrix(x, DT_FLOATX, cols, 1); }
-    team_round_to_bf16(copy, x, rows * cols);
-    return matrix(copy, DT_BF16, cols, 1);
-}
-
-// the weight (OC,C) as a GEMM operand; with -f 2, from the rounded copy of the parameters
-static inline Matrix matmul_weight(const Exec *ex, const floatX *weight, size_t C) {
-    const bf16 *rounded = ex->rounded.params;
-    if (rounded) { return matrix(rounded + (weight - ex->rounded.source), DT_BF16, C, 1); }
-    return matrix(weight, DT_FLOATX, C, 1);
-}
-
-static inline Matrix transposed(Matrix m) { return matrix(m.data, m.dtype, m.col, m.row); }
-
-static inline void cpu_params_changed(const floatX *params, size_t n, Exec *ex) {
-    if (!ex->rounded.params) { return; }
-    ex->rounded.source = params;
-#pragma omp parallel
-    team_round_to_bf16(ex->rounded.params, params, n);
-}
+// x (rows,cols), row-major
+static inline Matrix operand(const floatX *x, size_t cols) { return matrix(x, DT_FLOATX, cols, 1); }
 
 // One row: out (OC) = weight (OC,C) in (C) + bias + residual. Bound by reading the weight once.
 static inline void matmul_row(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
@@ -94,11 +42,19 @@ static inline void matmul_row(floatX *out, const floatX *in, const floatX *weigh
     }
 }
 
-static inline void team_matmul(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                               const floatX *residual, int N, int C, int OC, Exec *ex) {
+static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
+                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    Matrix x = team_operand(ex->rounded.in, in, n, c), w = transposed(matmul_weight(ex, weight, c));
-    Matmul p = {matrix(out, DT_FLOATX, oc, 1), x, w, bias, residual, false, n, oc, c};
+    Matmul p = {.c = operand(pre, oc),
+                .a = operand(in, c),
+                .b = transposed(operand(weight, c)),
+                .bias = bias,
+                .gelu = out,
+                .bf16_inputs = ex->bf16_inputs,
+                .M = n,
+                .N = oc,
+                .K = c};
+#pragma omp parallel
     team_multiply(ex, &p);
 }
 
@@ -108,15 +64,18 @@ static inline void cpu_matmul_forward(floatX *out, const floatX *in, const float
         matmul_row(out, in, weight, bias, residual, C, OC);
         return;
     }
-    matmul_open(ex);
+    size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
+    Matmul p = {.c = operand(out, oc),
+                .a = operand(in, c),
+                .b = transposed(operand(weight, c)),
+                .bias = bias,
+                .residual = residual,
+                .bf16_inputs = ex->bf16_inputs,
+                .M = n,
+                .N = oc,
+                .K = c};
 #pragma omp parallel
-    team_matmul(out, in, weight, bias, residual, N, C, OC, ex);
-}
-
-static inline void cpu_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                           const floatX *bias, int N, int C, int OC, Exec *ex) {
-    cpu_matmul_forward(pre, in, weight, bias, NULL, N, C, OC, ex);
-    cpu_gelu_forward(out, pre, (size_t)N * OC, ex);
+    team_multiply(ex, &p);
 }
 
 enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers
@@ -141,22 +100,28 @@ static inline void cpu_matmul_backward(floatX *dinp, Gradient dweight, Gradient 
                                        const floatX *dout, const floatX *in, const floatX *weight,
                                        const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
     size_t n = (size_t)N, c = (size_t)C, oc = (size_t)OC;
-    matmul_open(ex);
+    Matrix dy = operand(dout, oc);
+    Matmul dw = {.c = matrix(dweight.at, dweight.dtype, c, 1),
+                 .a = transposed(dy),
+                 .b = operand(in, c),
+                 .accumulate = mode == GRAD_ADD,
+                 .bf16_inputs = ex->bf16_inputs,
+                 .M = oc,
+                 .N = c,
+                 .K = n};
+    Matmul dx = {.c = operand(dinp, c),
+                 .a = dy,
+                 .b = operand(weight, c),
+                 .gelu_pre = gelu_pre,
+                 .bf16_inputs = ex->bf16_inputs,
+                 .M = n,
+                 .N = c,
+                 .K = oc};
 #pragma omp parallel
     {
-        Matrix dy = team_operand(ex->rounded.dout, dout, n, oc);
-        if (dweight.at) {
-            Matrix x = team_operand(ex->rounded.in, in, n, c), dw = matrix(dweight.at, dweight.dtype, c, 1);
-            Matmul p = {dw, transposed(dy), x, NULL, NULL, mode == GRAD_ADD, oc, c, n};
-            team_multiply(ex, &p);
-        }
+        if (dweight.at) { team_multiply(ex, &dw); }
         if (dbias.at) { team_backward_bias(dbias, dout, mode, N, OC); }
-        if (dinp) {
-            Matrix dx = matrix(dinp, DT_FLOATX, c, 1), w = matmul_weight(ex, weight, c);
-            Matmul p = {dx, dy, w, NULL, NULL, false, n, c, oc};
-            team_multiply(ex, &p);
-            if (gelu_pre) { team_gelu_backward(dinp, dinp, gelu_pre, n * c); }
-            if (gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
-        }
+        if (dinp) { team_multiply(ex, &dx); }
+        if (dinp && gelu_pre && dgelu_bias.at) { team_backward_bias(dgelu_bias, dinp, mode, N, C); }
     }
 }

@@ -159,7 +159,4 @@ typedef struct {
     // ranges, on the device and sorted by offset, cover the elements to update
     void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared,
                          const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex);
-    // Refreshes ex's copy of params (n), the bf16 copy of -f 2. Call params_changed after every write to
-    // params. adamw_update refreshes the copy itself.
-    void (*params_changed)(const floatX *params, size_t n, Exec *ex);
 } Ops;

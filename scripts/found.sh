@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
-# in the environment: CC, NVCC, DEVICE, PRECISION, ONEDNN and CBLAS (0: turned off), HAVE_ONEDNN, HAVE_CBLAS,
-# HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name and compute capability (empty: not found), and
+# in the environment: CC, NVCC, DEVICE, PRECISION, HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name and compute capability (empty: not found), and
 # HARDENED, names of scripts/hardening.mk.
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
@@ -9,11 +8,6 @@ set -euo pipefail
 say() { printf '%-10s %s\n' "$1" "$2"; }
 first_line() { "$@" 2>/dev/null | head -n 1; }
 has_header() { printf '#include <%s>\n' "$1" | "$CC" -E -x c - >/dev/null 2>&1; }
-onednn_version() {
-    printf '#include <oneapi/dnnl/dnnl_version.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR\n' |
-        "$CC" -E -P -x c - | tail -n 1 | tr -d ' '
-}
-
 if ! command -v "$CC" >/dev/null || ! has_header stdio.h; then
     echo "no working C compiler is called '$CC': run scripts/setup.sh build, or name one with CC=" >&2
     exit 1
@@ -25,15 +19,6 @@ if ! has_header cjson/cJSON.h; then
     exit 1
 fi
 say cJSON "found"
-
-if [ -n "$HAVE_ONEDNN" ]; then
-    say oneDNN "$(onednn_version): matrix products run through it"
-else
-    products=$([ -n "$HAVE_CBLAS" ] && echo "through $HAVE_CBLAS" || echo "in portable C, about half as fast")
-    absent=$([ "$ONEDNN" = 0 ] && echo "turned off" || echo "not found")
-    advice=$([ "$ONEDNN" = 0 ] || echo " (install libdnnl-dev)")
-    say oneDNN "$absent: matrix products $products$advice"
-fi
 
 if [ -n "$HAVE_CMOCKA" ]; then
     say cmocka "found"

@@ -6,11 +6,6 @@ links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -in
 # -isystem silences the warnings of MPI's headers
 MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>&- || mpicc --showme:compile 2>&-))
 MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
-# A CBLAS: OpenBLAS, or Apple's Accelerate, which has not been tried. oneDNN comes before it.
-CBLAS_FLAGS_openblas := $(strip -DHAVE_CBLAS $(shell pkg-config --cflags openblas 2>&-))
-CBLAS_LIBS_openblas := $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
-CBLAS_FLAGS_accelerate := -DHAVE_CBLAS -DHAVE_ACCELERATE
-CBLAS_LIBS_accelerate := -framework Accelerate
 # nvcc takes a second to link with NCCL, so this search runs on first use
 HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir -p build && \
 	echo 'int main(void) { return 0; }' > build/nccl.cu && \
@@ -20,10 +15,6 @@ HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir 
 GOALS := $(filter-out help train test test-all bench-cpu fuzz format format-check lint clean install uninstall,$(or \
 	$(MAKECMDGOALS),all))
 ifneq ($(GOALS),)
-HAVE_ONEDNN := $(if $(filter 1,$(ONEDNN)),$(call links,oneapi/dnnl/dnnl.h,-ldnnl))
-FOUND_CBLAS := $(if $(filter 1,$(CBLAS)),$(if $(call links,cblas.h openblas_config.h,$(CBLAS_FLAGS_openblas) \
-	$(CBLAS_LIBS_openblas)),openblas,$(if $(call links,Accelerate/Accelerate.h,$(CBLAS_LIBS_accelerate)),accelerate)))
-HAVE_CBLAS := $(if $(HAVE_ONEDNN),,$(FOUND_CBLAS))
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
 HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))
 HAVE_LIBCRYPTO := $(if $(filter 1,$(NO_LIBCRYPTO)),,$(call links,openssl/hmac.h,-lcrypto))

@@ -13,7 +13,7 @@ uninstall: ## install: remove what `make install` put into PREFIX
 	@$(install_with) uninstall
 
 # A package is for CPUs with AVX2 and FMA (Haswell 2013, Zen 2017); an older CPU stops with "Illegal instruction" and
-# needs BASELINE=x86-64. oneDNN and OpenBLAS choose their own kernels for the CPU they find.
+# needs BASELINE=x86-64.
 BASELINE ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
 build/package/train_gpt2: MARCH = $(BASELINE)
 build/package/train_gpt2: comm = yes

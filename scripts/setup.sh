@@ -3,7 +3,7 @@
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
 # disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
-# hour.
+# hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
@@ -21,7 +21,6 @@ esac
 
 has_command() { command -v "$1" >/dev/null; }
 has_headers() { printf '#include <%s>\n' "$@" | cc -E -x c - >/dev/null 2>&1; }
-has_library() { grep -q "$1" <<<"$(/sbin/ldconfig -p)"; }
 has_module() { /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$1'))" 2>/dev/null; }
 # the part of clang's OpenMP library that tells ThreadSanitizer of its barriers
 has_archer() { compgen -G '/usr/lib/llvm-*/lib/libarcher.so' >/dev/null; }
@@ -38,6 +37,14 @@ has_cute() {
         compgen -G "$cuda_tools/lib/python*/site-packages/nvidia/cu13/include/cccl" >/dev/null
 }
 makes_environments() { { has_disassembler && has_cute; } || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
+# The PyTorch of `make bench-cpu`. PyPI's has CUDA. Remove the folder to get a newer one.
+torch=build/torch
+has_torch() { compgen -G "$torch/lib/python*/site-packages/torch/__init__.py" >/dev/null; }
+makes_torch() { has_torch || /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null; }
+has_python_headers() {
+    [ -f "$(/usr/bin/python3 -c "import sysconfig; print(sysconfig.get_path('include'))" 2>/dev/null)/Python.h" ]
+}
 
 # Debian's clang depends on the package of its sanitizers, Ubuntu's only recommends it
 has_fuzzer() {
@@ -69,7 +76,7 @@ need all           make                "runs the builds"                        
 need all           gcc                 "the C compiler, with OpenMP"                           has_command cc
 need all           libc6-dev           "the C library's headers"                               has_headers stdio.h
 need all           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
-want all           libdnnl-dev         "oneDNN, for fast matrix products (39 MB)" has_headers oneapi/dnnl/dnnl.h
+want bench         libdnnl-dev         "oneDNN, to compare GEMMs with (39 MB)"    has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
 need test          g++                 "checks that the trainer is also C++, as CUDA needs"    has_command g++
 want "train test"  curl                "downloads, for scripts/get_data.sh"                    has_command curl
@@ -86,7 +93,7 @@ want test          python3-yaml        "parses the workflow"                    
 want test          zsh                 "runs the completion of zsh"                            has_command zsh
 want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
 want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
-want test          libopenblas-dev     "OpenBLAS, for matmuls where oneDNN is absent" has_headers openblas_config.h
+want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
 need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
@@ -97,9 +104,9 @@ need lint          shellcheck          "static analysis of scripts"             
 need fuzz          clang               "compiles the fuzz targets"                              has_command clang
 need fuzz          "$(fuzzer_package)" "libFuzzer and clang's sanitizers"                       has_fuzzer
 want fuzz          llvm                "names functions and lines in reports of a finding" has_command llvm-symbolizer
-need bench         python3-torch       "PyTorch, which the benchmark compares with (about 0.5 GB)" has_module torch
-need bench         libopenblas0-openmp "a BLAS, 30 times as fast as the default" has_library libopenblas.so.0
-need bench         python3-numpy       "NumPy, for PyTorch's arrays"                           has_module numpy
+want bench         python3-venv        "pip, for PyTorch"                                      makes_torch
+want bench         g++                 "compiles the kernels of torch.compile"                 has_command g++
+want bench         python3-dev         "Python's headers, for torch.compile"                   has_python_headers
 
 # install_wheels NAME SCRIPT PACKAGE...: with pip, for a test script. A virtual environment, because Debian's Python
 # refuses pip
@@ -132,7 +139,15 @@ install_peers() {
             echo "setup: pip could not install $package; going on without"
     done
 }
+install_torch() {
+    echo "setup: installing the newest PyTorch with pip into $torch (5 GB, as it brings CUDA), for make bench-cpu"
+    /usr/bin/python3 -m venv $torch >/dev/null &&
+        $torch/bin/python3 -m pip install --quiet --retries 1 --timeout 10 --disable-pip-version-check torch numpy \
+            >/dev/null 2>&1 ||
+        echo "setup: pip could not install it; going on without"
+}
 install_tools() {
+    [ "$purpose" != bench ] || has_torch || install_torch
     [ "$purpose" = test ] || return 0
     has_packages || install_packages
     [ -z "$with_peers" ] || install_peers
@@ -152,6 +167,7 @@ cannot_install() {
     local all=("${required[@]}" "${optional[@]}")
     if [ ${#required[@]} -eq 0 ]; then
         echo "setup: $1; going on without ${optional[*]}"
+        [ "$purpose" != bench ] || install_tools
         exit 0
     fi
     echo "setup: $1; install ${all[*]} (Debian's names) and run this again" >&2

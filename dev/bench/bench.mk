@@ -17,8 +17,6 @@ build/cuda/bench_ops: dev/bench/bench_ops.cu build/cuda/flags
 PREDICTORS := build/bench/predict build/bench/predict_fp32
 build/bench/predict: precision = bf16
 build/bench/predict_fp32: precision = fp32
-$(PREDICTORS): onednn =
-$(PREDICTORS): cblas =
 $(PREDICTORS): CFLAGS := -O0 -march=native
 $(PREDICTORS): compiler = $(CXX) -x c++ -std=c++20 -DSIMT $(WITHOUT_FIELDS)
 $(PREDICTORS): dev/bench/predict.cu build/flags
@@ -50,9 +48,18 @@ bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
 bench-processes: train_gpt2 ## bench: N ranks of one thread beside one rank of N threads
 	@dev/bench/bench_processes.py
 
-bench-cpu: ## bench: a training step and its matmuls on the CPU, beside PyTorch
+# the peers of our GEMM. Each has been searched for when bench_matmul is compiled
+openblas_flags = $(shell pkg-config --cflags openblas 2>&-)
+openblas_libraries = $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
+onednn = $(call links,oneapi/dnnl/dnnl.h,-ldnnl)
+openblas = $(call links,cblas.h openblas_config.h,$(openblas_flags) $(openblas_libraries))
+build/bench/bench_matmul: options = $(onednn:yes=-DHAVE_ONEDNN) $(if $(openblas),-DHAVE_OPENBLAS $(openblas_flags))
+build/bench/bench_matmul: libraries = $(onednn:yes=-ldnnl) $(if $(openblas),$(openblas_libraries))
+
+# bench_matmul is recompiled, since setup.sh may have installed a peer
+bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyTorch; a quarter of an hour
 	@scripts/setup.sh bench
-	$(build_parallel) train_gpt2 $(BENCHES)
+	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/bench/bench_matmul build/bench/dump_run
 	@dev/bench/bench_cpu.py
 
 bench-saves: train_gpt2 ## bench: the step after a checkpoint, saved beside training and with --save-sync 1

@@ -1,119 +1,277 @@
 #!/usr/bin/python3
-"""A CPU training step against PyTorch, a matmul against oneDNN's own benchmark, and the final loss of both trainers.
+"""Training steps on the CPU beside PyTorch, idle and busy, GEMMs beside oneDNN and OpenBLAS, and the final losses.
 
-    make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 7] [--skip-loss])
+    make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 5] [--skip-loss])
 
 The programs take turns: every round runs each program for some steps at each number of threads, so that a change of the
-machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median, at
-the fastest number of threads; the spread is the lowest and highest round. Prints Markdown and writes it to
-dev/results/cpu.md. 7 rounds take about ten minutes on two cores.
+machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median step,
+and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
+without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
+dev/results/cpu/<CPU>.md. 5 rounds take about a quarter of an hour on two cores.
 """
 import argparse
+import contextlib
 import datetime
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 80, "skip": 20}
-D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2}
+TRAINER = os.path.join(ROOT, "train_gpt2")
+TORCH = os.path.join(ROOT, "build/torch/bin/python3")
+LEAST_ROUNDS = 3  # fewer rounds do not replace the file
+PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7}
+BUSY_PRESET = {**PRESET, "steps": 35, "skip": 5}
+D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB": 3.2}
+# flags of dev/oracle/bench.py; the fp32 ways first
+WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
+        "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
+FP32_WAYS = list(WAYS)[:2]
+START = time.monotonic()
+BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+
+
+def log(text):
+    print(f"bench_cpu: {time.monotonic() - START:4.0f} s: {text}", file=sys.stderr, flush=True)
+
+
+# ---- the programs. A program is a (name, threads) and a function that takes a turn: milliseconds of each step
 
 
 def our_times(text, case, precision, threads):
-    """milliseconds of each step of a short run of train_gpt2, without the first steps"""
+    """a turn of a new train_gpt2"""
     with tempfile.TemporaryDirectory() as run:
-        command = [os.path.join(ROOT, "train_gpt2"), "-i", text, "-e", case["shape"], "-b", str(case["B"]),
-                   "-t", str(case["T"]), "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0",
-                   "-f", str(precision), "--threads", str(threads), "-o", run]
+        command = [TRAINER, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]),
+                   "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0", "-f", str(precision),
+                   "--threads", str(threads), "-o", run]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with open(os.path.join(run, "metrics.jsonl")) as metrics:
             return [json.loads(line)["ms"] for line in metrics][case["skip"]:]
 
 
 class Torch:
-    """dev/oracle/bench.py --serve with a number of threads"""
+    """dev/oracle/bench.py --serve: one process for all turns, since torch.compile takes long"""
 
-    def __init__(self, case, threads):
-        command = [sys.executable, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads)]
+    def __init__(self, case, flags, threads):
+        self.case = case
+        command = [TORCH, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads), *flags]
         for name in ("shape", "B", "T", "V"):
             command += ["--" + name, str(case[name])]
-        # an OPENBLAS_ setting of the caller would slow down PyTorch
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        env=environment)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def times(self, steps):
-        self.process.stdin.write(f"{steps}\n")
+    def steps(self, count):
+        self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
+    def times(self):
+        times = self.steps(self.case["steps"])
+        return times[min(self.case["skip"], len(times) // 2):]
+
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # it ended before
+            self.process.stdin.close()
         self.process.wait()
 
 
-def best(rounds_by_threads):
-    """(threads, median, low, high) for the number of threads with the lowest median over the rounds"""
-    rows = [(threads, statistics.median(r), min(r), max(r)) for threads, r in rounds_by_threads.items()]
-    return min(rows, key=lambda row: row[1])
+def free_gigabytes():
+    with open("/proc/meminfo") as memory:
+        return next(int(line.split()[1]) for line in memory if line.startswith("MemAvailable")) / 1e6
 
 
-def compare(case, text, threads, rounds):
-    """{program: best(...)}; the programs take turns"""
-    torches = {n: Torch(case, n) for n in threads}
-    measured = {name: {n: [] for n in threads} for name in ("torch", "ours", "ours -f 2")}
-    for _ in range(rounds):
-        for n in threads:
-            measured["torch"][n].append(statistics.median(torches[n].times(case["steps"])[case["skip"]:]))
-            measured["ours"][n].append(statistics.median(our_times(text, case, 1, n)))
-            measured["ours -f 2"][n].append(statistics.median(our_times(text, case, 2, n)))
-    for torch in torches.values():
-        torch.close()
-    return {name: best(by_threads) for name, by_threads in measured.items()}
+@contextlib.contextmanager
+def programs_of(text, case, ways, precisions, threads):
+    """{(name, threads): turn} of PyTorch's ways and ours. A way of PyTorch that cannot run is left out."""
+    with contextlib.ExitStack() as stack:
+        programs = {}
+        for way in ways:
+            for n in threads:
+                if free_gigabytes() < 2 * case["GB"]:  # ours runs beside all of PyTorch's processes
+                    log(f"{way} is left out: it takes {case['GB']} GB, and too little memory is free")
+                    continue
+                log(f"starting {way}, {case['shape']}, {n} threads")
+                torch = Torch(case, WAYS[way], n)
+                stack.callback(torch.close)
+                try:
+                    torch.steps(1)  # waits until its model is compiled
+                    programs[way, n] = torch.times
+                except (OSError, ValueError):
+                    log(f"{way} is left out: its process ended, with the error above")
+        for name, precision in precisions.items():
+            for n in threads:
+                programs[name, n] = lambda p=precision, n=n: our_times(text, case, p, n)
+        yield programs
 
 
-def step_table(title, results):
-    lines = [f"### {title}", "", "| program | threads | ms a step | spread | against PyTorch |",
-             "|---|---|---|---|---|"]
-    reference = results["torch"][1]
-    for name, (threads, median, low, high) in results.items():
-        lines.append(f"| {name} | {threads} | {median:.2f} | {low:.2f} to {high:.2f} | {reference / median:.2f}x |")
+def our_precisions():
+    """{name: -f}"""
+    version = subprocess.check_output([TRAINER, "--version"], text=True)
+    return {"ours": 1, "ours, -f 2": 2} if "bf16 inputs" in version else {"ours": 1}
+
+
+def take_turns(programs, rounds):
+    """{program: [median of each round]}"""
+    measured = {program: [] for program in programs}
+    for i in range(rounds):
+        log(f"round {i + 1} of {rounds}")
+        for program, times in programs.items():
+            measured[program].append(statistics.median(times()))
+    return measured
+
+
+# ---- steps
+
+
+def best(measured, names):
+    """the program with the lowest median over the rounds, of some names; None without one"""
+    return min((p for p in measured if p[0] in names), key=lambda p: statistics.median(measured[p]), default=None)
+
+
+def spread(rounds):
+    return f"{statistics.median(rounds):.2f} ({min(rounds):.2f} to {max(rounds):.2f})"
+
+
+def speed(measured, name, names):
+    """speed of a program at its best number of threads, against the best program of some names"""
+    peer = best(measured, names)
+    if not peer:
+        return "-"
+    return f"{statistics.median(measured[peer]) / statistics.median(measured[best(measured, [name])]):.2f}x"
+
+
+def step_table(title, measured):
+    threads = sorted({n for _, n in measured})
+    lines = [f"### {title}", "", f"| ms per step (lowest to highest) | {' | '.join(f'threads: {n}' for n in threads)} "
+             "| speed, PyTorch's best fp32 = 1 | speed, PyTorch's best = 1 |", "|---" * (len(threads) + 3) + "|"]
+    for name in dict.fromkeys(name for name, _ in measured):
+        times = [spread(measured[name, n]) if (name, n) in measured else "-" for n in threads]
+        lines.append(f"| {name} | {' | '.join(times)} | {speed(measured, name, FP32_WAYS)} | "
+                     f"{speed(measured, name, WAYS)} |")
     return lines + [""]
 
 
-def matmul_table(rounds):
-    program = os.path.join(ROOT, "build/bench/bench_matmul")
-    rows = [json.loads(subprocess.check_output([program, "1024", "3072", "768"])) for _ in range(rounds)]
-    ours = statistics.median(row["ours_gflops"] for row in rows)
-    theirs = share = spread = "not measured"
-    if rows[0]["share"] is not None:  # null without oneDNN 2
-        shares = sorted(row["share"] for row in rows)
-        theirs = f"{statistics.median(row['onednn_gflops'] for row in rows):.0f}"
-        share, spread = f"{statistics.median(shares):.2f}", f"{shares[0]:.2f} to {shares[-1]:.2f}"
-    return ["### Matmul 1024 x 3072 x 768", "", "| ours, GFLOP/s | oneDNN's own benchmark | share | spread |",
-            "|---|---|---|---|", f"| {ours:.0f} | {theirs} | {share} | {spread} |", ""]
+@contextlib.contextmanager
+def busy_loops(count):
+    """other programs at normal priority; each ends by itself if this process is killed"""
+    loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
-def end_losses(text):
+def busy_table(programs, rounds):
+    """Mean steps, since some steps are many times as long as the median one."""
+    others = {"idle": 0, "one other program": 1, "two other programs": 2}
+    measured = {(program, name): [] for program in programs for name in others}
+    for i in range(rounds):
+        log(f"busy machine: round {i + 1} of {rounds}")
+        for name, count in others.items():
+            with busy_loops(count):
+                for program, times in programs.items():
+                    measured[program, name].append(statistics.mean(times()))
+    lines = ["### The first model beside busy loops at normal priority: mean ms per step (lowest to highest)", "",
+             f"| program | threads | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
+    for program in programs:
+        times = [spread(measured[program, name]) for name in others]
+        lines.append(f"| {program[0]} | {program[1]} | {' | '.join(times)} |")
+    return lines + [""]
+
+
+def steps_and_busy(text, threads, rounds, ways):
+    title, precisions = "4 layers, 4 heads, 128 channels, B 12, T 64, bytes", our_precisions()
+    with programs_of(text, PRESET, ways, precisions, threads) as programs:
+        measured = take_turns(programs, rounds)
+    with programs_of(text, D12, ways, precisions, threads[-1:]) as programs:
+        large = take_turns(programs, (rounds + 1) // 2)
+    lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
+    torch, ours = best(measured, WAYS), best(measured, precisions)[0]
+    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], {ours: precisions[ours]}, threads) as programs:
+        return lines + busy_table(programs, (rounds + 1) // 2)
+
+
+# ---- GEMMs
+
+
+def run_matmul(threads, rounds):
+    """lines of bench_matmul: the build, and rates"""
+    environment = dict(os.environ)
+    if cpu("Vendor ID") == "AuthenticAMD" and "avx512f" in cpu("Flags"):
+        # OpenBLAS takes a CPU that is newer than itself for one without AVX-512, at half the rate
+        environment.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+    log(f"bench_matmul, {threads} threads")
+    command = [os.path.join(ROOT, "build/bench/bench_matmul"), str(threads), str(rounds)]
+    lines = subprocess.check_output(command, text=True, env=environment).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+MATMUL_COLUMNS = {("fp32", "ours"): "ours", ("fp32", "onednn"): "oneDNN, its layout",
+                  ("fp32", "onednn_plain"): "oneDNN, plain", ("fp32", "openblas"): "OpenBLAS",
+                  ("bf16", "ours"): "ours, bf16", ("bf16", "onednn"): "oneDNN, bf16, its layout",
+                  ("bf16", "onednn_plain"): "oneDNN, bf16, plain"}
+
+
+def matmul_rows(rates, columns):
+    """{gemm: cells} of one model: FMAs, then GFLOP/s of each column and their ratio to the FMAs of the same turns"""
+    rows = {}
+    for gemm in dict.fromkeys(rate["gemm"] for rate in rates):
+        by_inputs = {rate["inputs"]: rate for rate in rates if rate["gemm"] == gemm}
+        rows[gemm] = [f"{by_inputs['fp32']['fma']:.0f}"]
+        rows[gemm] += [f"{by_inputs[i][program]:.0f} ({by_inputs[i][program] / by_inputs[i]['fma']:.2f})"
+                       for i, program in columns]
+    return rows
+
+
+def matmul_tables(by_threads):
+    threads = max(by_threads)
+    measured = [rate for rate in by_threads[threads][1:] if rate["gemm"] == "all"]
+    columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
+    heads = f"| FMAs | {' | '.join(MATMUL_COLUMNS[column] for column in columns)} |"
+    lines = ["### GEMMs of a training step: GFLOP/s (ratio to fp32 FMAs in registers)", "",
+             "oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 in memory, "
+             "ours are fp32.", "", f"| a step's GEMMs | threads {heads}", "|---" * (len(columns) + 3) + "|"]
+    details = []
+    for model in dict.fromkeys(rate["model"] for rate in measured):
+        for n in sorted(by_threads):
+            rates = [rate for rate in by_threads[n][1:] if rate["model"] == model]
+            rows = matmul_rows(rates, columns)
+            lines.append(f"| {model} | {n} | {' | '.join(rows.pop('all'))} |")
+        sizes = {rate["gemm"]: f"{rate['M']} x {rate['N']} x {rate['K']}" for rate in rates if rate["gemm"] != "all"}
+        details += ["", f"{model}, {threads} threads:", "", f"| GEMM | M x N x K {heads}",
+                    "|---" * (len(columns) + 3) + "|"]
+        details += [f"| {gemm} | {sizes[gemm]} | {' | '.join(cells)} |" for gemm, cells in rows.items()]
+    return lines + details + [""]
+
+
+# ---- losses
+
+
+def end_losses(text, torch_version):
     """validation loss after nanoGPT's CPU preset, 2000 steps, same weights and batches: {program: loss}"""
     flags = ["-i", text, "-e", "l4h4c128", "-b", "12", "-t", "64", "-x", "2000", "-l", "1e-3", "-u", "100", "-q", "0.1",
              "-c", "0.1", "-m", "100", "-s", "0", "-v", "2000"]
     losses = {}
+    log("losses after 2000 steps")
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([os.path.join(ROOT, "build/bench/dump_run"), folder] + flags, check=True)
-        torch = [sys.executable, os.path.join(ROOT, "dev/oracle/converge.py"), "--init",
-                 f"{folder}/step_00000000/model.safetensors", "--batches", f"{folder}/train.i32",
-                 "--val", f"{folder}/val.i32"]
-        losses["torch"] = json.loads(subprocess.check_output(torch))["val_loss"]
-        for name, precision in (("ours", "1"), ("ours -f 2", "2")):
-            run = os.path.join(folder, "run" + precision)
-            subprocess.run([os.path.join(ROOT, "train_gpt2"), "-o", run, "-f", precision] + flags, check=True,
-                           stdout=subprocess.DEVNULL)
+        if torch_version:
+            subprocess.run([os.path.join(ROOT, "build/bench/dump_run"), folder] + flags, check=True)
+            torch = [TORCH, os.path.join(ROOT, "dev/oracle/converge.py"), "--init",
+                     f"{folder}/step_00000000/model.safetensors", "--batches", f"{folder}/train.i32",
+                     "--val", f"{folder}/val.i32"]
+            one = {**os.environ, "OMP_NUM_THREADS": "1"}  # more are slower beside a busy neighbour
+            losses["PyTorch"] = json.loads(subprocess.check_output(torch, env=one))["val_loss"]
+        for name, precision in our_precisions().items():
+            run = os.path.join(folder, f"run{precision}")
+            subprocess.run([TRAINER, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL)
             with open(os.path.join(run, "metrics.jsonl")) as metrics:
                 losses[name] = [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]
     return losses
@@ -122,36 +280,85 @@ def end_losses(text):
 def loss_table(losses):
     lines = ["### Validation loss after 2000 steps, same weights, batches and schedule", "",
              "| program | loss | against PyTorch |", "|---|---|---|"]
-    return lines + [f"| {name} | {loss:.4f} | {loss - losses['torch']:+.4f} |" for name, loss in losses.items()] + [""]
+    for name, loss in losses.items():
+        difference = f"{loss - losses['PyTorch']:+.4f}" if "PyTorch" in losses else "-"
+        lines.append(f"| {name} | {loss:.4f} | {difference} |")
+    return lines + [""]
 
 
-def cpu_name():
-    with open("/proc/cpuinfo") as info:
-        return next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine())
+# ---- the page
+
+
+def cpu(field):
+    """a field of lscpu, or ''"""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        text = subprocess.check_output(["lscpu"], text=True, env={**os.environ, "LC_ALL": "C"})
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return fields.get(field, "").strip()
+    return ""
+
+
+def cores():
+    """physical cores that this process may use"""
+    siblings = set()
+    for i in os.sched_getaffinity(0):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") as names:
+                siblings.add(names.read())
+        except OSError:
+            siblings.add(i)
+    return len(siblings)
+
+
+def version_of_torch():
+    """None without PyTorch"""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output([TORCH, "-c", "import numpy, torch; print(torch.__version__)"], text=True,
+                                       stderr=subprocess.DEVNULL).strip()
+    log(f"there is no PyTorch in {TORCH}; scripts/setup.sh bench installs it. The tables leave out its rows")
+    return None
+
+
+def head(build, torch_version, rounds):
+    name = cpu("Model name") or platform.machine()
+    blas = " ".join(re.findall(r"OpenBLAS [\d.]+|(?<=NO_AFFINITY )\w+", build["openblas"])) or "none"
+    return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `make bench-cpu`, {rounds} rounds "
+            f"in which the programs take turns; load average at the start {os.getloadavg()[0]:.1f}",
+            f"- CPU: {name} ({cpu('Vendor ID')}, family {cpu('CPU family')}, model {cpu('Model')}), {cores()} cores; "
+            f"our vectors: {build['vectors']}",
+            f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
+            f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
+            "- PyTorch: eager, if not compiled. Medium precision: torch.set_float32_matmul_precision('medium'). Speeds "
+            "are at each program's better number of threads", ""]
+
+
+def results_file():
+    name = f"{cpu('Model name') or platform.machine()} family{cpu('CPU family')} model{cpu('Model')}"
+    name = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("(r)", "").replace("(tm)", "")).strip("_")
+    return os.path.join(ROOT, "dev/results/cpu", name + ".md")
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = argparse.ArgumentParser(description="benchmarks the trainer on this CPU beside PyTorch")
+    parser.add_argument("--rounds", type=int, default=5, help=f"from {LEAST_ROUNDS} on the results file is written")
     parser.add_argument("--skip-loss", action="store_true")
     args = parser.parse_args()
     fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
     text = subprocess.check_output(fetch, text=True).strip()
-    threads = sorted({1, os.cpu_count()})
-    today = datetime.date.today().isoformat()
-    lines = ["# CPU benchmark", "", f"{today}, {cpu_name()}, {os.cpu_count()} cores, {args.rounds} rounds in "
-             "which the programs take turns; median of the rounds' medians, spread: lowest and highest round.", ""]
-    lines += step_table("4 layers, 4 heads, 128 channels, B 12, T 64, bytes",
-                        compare(PRESET, text, threads, args.rounds))
-    lines += step_table("124M, B 4, T 64", compare(D12, text, threads, max(3, args.rounds // 2)))
-    lines += matmul_table(args.rounds)
+    torch_version, threads = version_of_torch(), sorted({1, cores()})
+    matmuls = {n: run_matmul(n, (args.rounds + 1) // 2) for n in threads}
+    lines = head(matmuls[threads[-1]][0], torch_version, args.rounds)
+    lines += steps_and_busy(text, threads, args.rounds, WAYS if torch_version else [])
+    lines += matmul_tables(matmuls)
     if not args.skip_loss:
-        lines += loss_table(end_losses(text))
+        lines += loss_table(end_losses(text, torch_version))
     report = "\n".join(lines)
     print(report)
-    os.makedirs(os.path.join(ROOT, "dev/results"), exist_ok=True)
-    with open(os.path.join(ROOT, "dev/results/cpu.md"), "w") as out:
-        out.write(report + "\n")
+    if args.rounds >= LEAST_ROUNDS:
+        os.makedirs(os.path.dirname(results_file()), exist_ok=True)
+        with open(results_file(), "w") as out:
+            out.write(report)
+        log(f"wrote {results_file()}")
 
 
 if __name__ == "__main__":

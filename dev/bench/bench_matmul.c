@@ -1,112 +1,355 @@
 /*
-The trainer's matmul beside the fastest matmul of oneDNN: the same GEMM with the weights in the layout that oneDNN
-prefers, like oneDNN's own benchmark. The two take turns in one run.
-    bench_matmul M K N [threads]      prints one line of JSON: medians in GFLOP/s and their ratio
-Without oneDNN 2 (version 3 has another API) only the trainer's matmul is measured; the other two numbers are null.
+The GEMMs of a training step through gemm() of llmc/gemm.h, beside the rate of FMAs in registers, oneDNN and OpenBLAS.
+    bench_matmul [THREADS [ROUNDS]]      (default: all threads, 5 rounds)
+The programs take turns in each round. A rate is GFLOP/s of the median call, and its median over the rounds.
+Output is lines of JSON: the build, then for each model and type of inputs a line for each GEMM and a total ("gemm":
+"all"), in which a GEMM counts as often as in a step. The rate of a missing program is null.
+  fma           independent multiply-adds of fp32 vectors in registers, in all threads: the most that fp32 can reach
+  ours          gemm(), whose operands are fp32 in memory. With bf16 inputs it also rounds them
+  onednn        B in the layout that oneDNN prefers, as in oneDNN's own benchmark. With bf16 inputs A and B are bf16
+  onednn_plain  B as the trainer stores it
+  openblas      cblas_sgemm, fp32 only
 */
-#include "llmc/cpu_ops.h"
-#include "llmc/run/logger.h"
-#include <omp.h>
+#include "llmc/common/device.h"
+#include "llmc/gemm.h"
+#include <unistd.h>
+#ifdef HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.h>
+#endif
+#ifdef HAVE_OPENBLAS
+#include <cblas.h>
+#endif
 
-enum { ROUNDS = 31, CALLS = 10 };
+enum { FMA, OURS, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
+enum { MAX_ROUNDS = 99, MIN_CALLS = 3, MAX_CALLS = 999 };
+static const char *const program_names[] = {"fma", "ours", "onednn", "onednn_plain", "openblas"};
+enum { PAUSE_MICROSECONDS = 50000 };  // OpenBLAS's idle threads wait busily for a while, and OpenMP's
+static const double TURN_SECONDS = 0.02;
 
-#if defined(HAVE_ONEDNN) && DNNL_VERSION_MAJOR < 3
-enum { HAVE_BARE_MATMUL = 1 };
+typedef struct {
+    const char *name;
+    size_t layers, rows, channels, vocabulary;
+} Model;
+static const Model models[] = {{"4L 4H 128C", 4, 12 * 64, 128, 256}, {"124M", 12, 4 * 64, 768, 50304}};
 
+typedef struct {
+    const char *name;
+    size_t in, out;  // in channels; out 0: the vocabulary
+} Linear;
+static const Linear linears[] = {
+    {"qkv", 1, 3}, {"attproj", 1, 1}, {"fc", 1, 4}, {"fcproj", 4, 1}, {"classifier", 1, 0}};
+
+enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, NUM_KINDS };
+static const char *const kind_names[] = {"forward", "input gradient", "weight gradient"};
+
+#ifdef HAVE_ONEDNN
+enum { HAS_ONEDNN = 1 };
 typedef struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     dnnl_primitive_t primitive;
     dnnl_exec_arg_t args[3];
-} BareMatmul;
-
-static dnnl_memory_t bare_memory(dnnl_engine_t engine, const dnnl_memory_desc_t *desc) {
-    dnnl_memory_t memory;
-    onednn_check(dnnl_memory_create(&memory, desc, engine, DNNL_MEMORY_ALLOCATE), "memory");
-    void *data;
-    dnnl_memory_get_data_handle(memory, &data);
-    memset(data, 0, dnnl_memory_desc_get_size(desc));
-    return memory;
-}
-
-// out (M,N) = in (M,K) weights (K,N), weights in oneDNN's preferred layout
-static BareMatmul bare_matmul(int M, int K, int N) {
-    BareMatmul bare;
-    dnnl_memory_desc_t in, weights, out;
-    dnnl_dims_t in_dims = {M, K}, weight_dims = {K, N}, out_dims = {M, N};
-    onednn_check(dnnl_engine_create(&bare.engine, dnnl_cpu, 0), "engine");
-    onednn_check(dnnl_stream_create(&bare.stream, bare.engine, dnnl_stream_default_flags), "stream");
-    dnnl_memory_desc_init_by_tag(&in, 2, in_dims, dnnl_f32, dnnl_ab);
-    dnnl_memory_desc_init_by_tag(&weights, 2, weight_dims, dnnl_f32, dnnl_format_tag_any);
-    dnnl_memory_desc_init_by_tag(&out, 2, out_dims, dnnl_f32, dnnl_ab);
-    dnnl_matmul_desc_t desc;
-    dnnl_primitive_desc_t pd;
-    onednn_check(dnnl_matmul_desc_init(&desc, &in, &weights, NULL, &out), "matmul descriptor");
-    onednn_check(dnnl_primitive_desc_create(&pd, &desc, NULL, bare.engine, NULL), "primitive descriptor");
-    onednn_check(dnnl_primitive_create(&bare.primitive, pd), "primitive");
-    const dnnl_memory_desc_t *chosen = dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
-    const dnnl_exec_arg_t args[3] = {{DNNL_ARG_SRC, bare_memory(bare.engine, &in)},
-                                     {DNNL_ARG_WEIGHTS, bare_memory(bare.engine, chosen)},
-                                     {DNNL_ARG_DST, bare_memory(bare.engine, &out)}};
-    memcpy(bare.args, args, sizeof args);
-    dnnl_primitive_desc_destroy(pd);
-    return bare;
-}
-
-static void bare_execute(const BareMatmul *bare) {
-    onednn_check(dnnl_primitive_execute(bare->primitive, bare->stream, 3, bare->args), "matmul");
-}
+} Onednn;
 #else
-enum { HAVE_BARE_MATMUL = 0 };
-
+enum { HAS_ONEDNN = 0 };
 typedef struct {
     int none;
-} BareMatmul;
-
-static BareMatmul bare_matmul(int M, int K, int N) {
-    (void)M, (void)K, (void)N;
-    return (BareMatmul){0};
-}
-
-static void bare_execute(const BareMatmul *bare) { (void)bare; }
+} Onednn;
 #endif
 
-static int compare_seconds(const void *a, const void *b) {
+// C (M,N) = A (M,K) B (K,N). In memory a transposed A is (K,M), a transposed B (N,K).
+typedef struct {
+    size_t M, N, K, per_step;
+    bool a_transposed, b_transposed, bf16_inputs;
+    float *a, *b, *c;
+    Onednn blocked, plain;  // of ONEDNN and ONEDNN_PLAIN
+} Case;
+
+// values of 0.5 to 1 in fp32 and in bf16: the power and so the clock of some CPUs depend on the data
+static void fill(void *data, size_t bytes) {
+    for (size_t i = 0; i < bytes / 2; i++) { ((uint16_t *)data)[i] = (uint16_t)(0x3f00 + i * 7919 % 128); }
+}
+
+static float *filled(size_t count) {
+    float *data = (float *)xmalloc(count * sizeof(float));
+    fill(data, count * sizeof(float));
+    return data;
+}
+
+// ---- the programs
+
+enum { FMA_CHAINS = GEMM_VECTORS == 4 ? 16 : 12, FMA_STEPS = 100000 };  // half of the registers, or most of them
+#ifdef __aarch64__
+#define IN_REGISTER(x) __asm__ volatile("" : "+w"(x))
+#else
+#define IN_REGISTER(x) __asm__ volatile("" : "+v"(x))
+#endif
+
+static void run_fmas(void) {
+    vec x[FMA_CHAINS] = {{0}}, a = x[0] + 0.5f, b = x[0] + 1.0f;
+    for (int step = 0; step < FMA_STEPS; step++) {
+        UNROLL_ALL
+        for (int i = 0; i < FMA_CHAINS; i++) {
+            x[i] = x[i] * a + b;
+            IN_REGISTER(x[i]);
+        }
+    }
+}
+
+static void run_ours(const Case *k) {
+    Matrix a = k->a_transposed ? matrix(k->a, DT_F32, 1, k->M) : matrix(k->a, DT_F32, k->K, 1);
+    Matrix b = k->b_transposed ? matrix(k->b, DT_F32, 1, k->K) : matrix(k->b, DT_F32, k->N, 1);
+    Matmul p = {.c = matrix(k->c, DT_F32, k->N, 1),
+                .a = a,
+                .b = b,
+                .bf16_inputs = k->bf16_inputs,
+                .M = k->M,
+                .N = k->N,
+                .K = k->K};
+#pragma omp parallel
+    gemm(&p);
+}
+
+#ifdef HAVE_OPENBLAS
+enum { HAS_OPENBLAS = 1 };
+static void run_openblas(const Case *k) {
+    int M = (int)k->M, N = (int)k->N, K = (int)k->K;
+    cblas_sgemm(CblasRowMajor, k->a_transposed ? CblasTrans : CblasNoTrans, k->b_transposed ? CblasTrans : CblasNoTrans,
+                M, N, K, 1, k->a, k->a_transposed ? M : K, k->b, k->b_transposed ? K : N, 0, k->c, N);
+}
+#else
+enum { HAS_OPENBLAS = 0 };
+static void run_openblas(const Case *k) { (void)k; }
+static const char *openblas_get_config(void) { return ""; }
+static void openblas_set_num_threads(int threads) { (void)threads; }
+#endif
+
+#ifdef HAVE_ONEDNN
+static void check_onednn(dnnl_status_t status) {
+    if (status != dnnl_success) { run_error("oneDNN failed with status %d", (int)status); }
+}
+
+// Memory descriptors are structs in version 2 and handles in version 3.
+#if DNNL_VERSION_MAJOR < 3
+typedef const dnnl_memory_desc_t *OnednnDesc;
+
+static void onednn_describe(dnnl_memory_desc_t *desc, size_t rows, size_t cols, bool bf16, dnnl_format_tag_t tag) {
+    dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols};
+    check_onednn(dnnl_memory_desc_init_by_tag(desc, 2, dims, bf16 ? dnnl_bf16 : dnnl_f32, tag));
+}
+
+static void onednn_matmul(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, dnnl_memory_desc_t *md) {
+    dnnl_matmul_desc_t desc;
+    check_onednn(dnnl_matmul_desc_init(&desc, &md[0], &md[1], NULL, &md[2]));
+    check_onednn(dnnl_primitive_desc_create(pd, &desc, NULL, engine, NULL));
+}
+#else
+typedef const_dnnl_memory_desc_t OnednnDesc;
+
+static void onednn_describe(dnnl_memory_desc_t *desc, size_t rows, size_t cols, bool bf16, dnnl_format_tag_t tag) {
+    dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols};
+    check_onednn(dnnl_memory_desc_create_with_tag(desc, 2, dims, bf16 ? dnnl_bf16 : dnnl_f32, tag));
+}
+
+static void onednn_matmul(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, dnnl_memory_desc_t *md) {
+    check_onednn(dnnl_matmul_primitive_desc_create(pd, engine, md[0], md[1], NULL, md[2], NULL));
+    for (int i = 0; i < 3; i++) { check_onednn(dnnl_memory_desc_destroy(md[i])); }
+}
+#endif
+
+static Onednn onednn_open(const Case *k, bool plain) {
+    Onednn o;
+    check_onednn(dnnl_engine_create(&o.engine, dnnl_cpu, 0));
+    check_onednn(dnnl_stream_create(&o.stream, o.engine, dnnl_stream_default_flags));
+    dnnl_memory_desc_t md[3];
+    onednn_describe(&md[0], k->M, k->K, k->bf16_inputs, k->a_transposed ? dnnl_ba : dnnl_ab);
+    dnnl_format_tag_t plain_b = k->b_transposed ? dnnl_ba : dnnl_ab;
+    onednn_describe(&md[1], k->K, k->N, k->bf16_inputs, plain ? plain_b : dnnl_format_tag_any);
+    onednn_describe(&md[2], k->M, k->N, false, dnnl_ab);
+    dnnl_primitive_desc_t pd;
+    onednn_matmul(&pd, o.engine, md);
+    check_onednn(dnnl_primitive_create(&o.primitive, pd));
+    const dnnl_query_t queries[3] = {dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md};
+    const int args[3] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST};
+    for (int i = 0; i < 3; i++) {
+        OnednnDesc desc = dnnl_primitive_desc_query_md(pd, queries[i], 0);
+        void *data;
+        o.args[i].arg = args[i];
+        check_onednn(dnnl_memory_create(&o.args[i].memory, desc, o.engine, DNNL_MEMORY_ALLOCATE));
+        check_onednn(dnnl_memory_get_data_handle(o.args[i].memory, &data));
+        fill(data, dnnl_memory_desc_get_size(desc));
+    }
+    check_onednn(dnnl_primitive_desc_destroy(pd));
+    return o;
+}
+
+static void run_onednn(const Onednn *o) { check_onednn(dnnl_primitive_execute(o->primitive, o->stream, 3, o->args)); }
+
+static void onednn_close(Onednn *o) {
+    for (int i = 0; i < 3; i++) { check_onednn(dnnl_memory_destroy(o->args[i].memory)); }
+    check_onednn(dnnl_primitive_destroy(o->primitive));
+    check_onednn(dnnl_stream_destroy(o->stream));
+    check_onednn(dnnl_engine_destroy(o->engine));
+}
+
+static void print_onednn(void) {
+    const dnnl_version_t *v = dnnl_version();
+    printf("\"onednn\": \"%d.%d.%d\"", v->major, v->minor, v->patch);
+}
+#else
+static Onednn onednn_open(const Case *k, bool plain) { return (void)k, (void)plain, (Onednn){0}; }
+static void run_onednn(const Onednn *o) { (void)o; }
+static void onednn_close(Onednn *o) { (void)o; }
+static void print_onednn(void) { printf("\"onednn\": null"); }
+#endif
+
+static bool has_program(int program, bool bf16_inputs) {
+    switch (program) {
+    case OPENBLAS: return HAS_OPENBLAS && !bf16_inputs;
+    case ONEDNN:
+    case ONEDNN_PLAIN: return HAS_ONEDNN;
+    default: return true;
+    }
+}
+
+static void run(int program, const Case *k) {
+    switch (program) {
+    case OURS: run_ours(k); break;
+    case ONEDNN: run_onednn(&k->blocked); break;
+    case ONEDNN_PLAIN: run_onednn(&k->plain); break;
+    case OPENBLAS: run_openblas(k); break;
+    default:
+#pragma omp parallel
+        run_fmas();
+    }
+}
+
+// ---- measurements
+
+static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-int main(int argc, char **argv) {
-    if (argc < 4) { input_error("expected: bench_matmul M K N [threads]"); }
-    int M = atoi(argv[1]), K = atoi(argv[2]), N = atoi(argv[3]);
-    if (argc > 4) { omp_set_num_threads(atoi(argv[4])); }
-    floatX *in = (floatX *)xcalloc((size_t)M * K, sizeof(floatX)),
-           *weight = (floatX *)xcalloc((size_t)N * K, sizeof(floatX));
-    floatX *out = (floatX *)xcalloc((size_t)M * N, sizeof(floatX)),
-           *bias = (floatX *)xcalloc((size_t)N, sizeof(floatX));
-    BareMatmul bare = bare_matmul(M, K, N);
-    Exec ex;
-    memset(&ex, 0, sizeof ex);
-    double ours[ROUNDS], theirs[ROUNDS];
-    for (int round = -3; round < ROUNDS; round++) {  // the first three warm up
-        double start = now_seconds();
-        for (int i = 0; i < CALLS; i++) { cpu_matmul_forward(out, in, weight, bias, NULL, M, K, N, &ex); }
-        double middle = now_seconds();
-        for (int i = 0; i < CALLS; i++) { bare_execute(&bare); }
-        double end = now_seconds();
-        if (round < 0) { continue; }
-        ours[round] = middle - start;
-        theirs[round] = end - middle;
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return values[count / 2];
+}
+
+// GFLOP/s of one turn: the median call, after one that warms up
+static double turn_rate(int program, const Case *k, int threads) {
+    double seconds[MAX_CALLS], flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
+    if (program == FMA) { flops = 2.0 * FMA_CHAINS * FMA_STEPS * VECTOR_LANES * threads; }
+    int calls = 0;
+    if (program == FMA || program == OPENBLAS) { usleep(PAUSE_MICROSECONDS); }
+    run(program, k);
+    double now = now_seconds(), end = now + TURN_SECONDS;
+    while (calls < MIN_CALLS || (now < end && calls < MAX_CALLS)) {
+        double start = now;
+        run(program, k);
+        now = now_seconds();
+        seconds[calls++] = now - start;
     }
-    qsort(ours, ROUNDS, sizeof *ours, compare_seconds);
-    qsort(theirs, ROUNDS, sizeof *theirs, compare_seconds);
-    double flops = 2.0 * M * K * N * CALLS / 1e9, our_time = ours[ROUNDS / 2], their_time = theirs[ROUNDS / 2];
-    printf("{\"M\":%d,\"K\":%d,\"N\":%d,\"threads\":%d,\"ours_gflops\":%.1f,", M, K, N, omp_get_max_threads(),
-           flops / our_time);
-    if (HAVE_BARE_MATMUL) {
-        printf("\"onednn_gflops\":%.1f,\"share\":%.3f}\n", flops / their_time, their_time / our_time);
-    } else {
-        printf("\"onednn_gflops\":null,\"share\":null}\n");
+    return flops / median(seconds, calls) / 1e9;
+}
+
+// Medians over the rounds; 0 for a missing program.
+static void measure(double *rates, const Case *k, int threads, int rounds) {
+    double by_round[NUM_PROGRAMS][MAX_ROUNDS] = {{0}};
+    for (int round = 0; round < rounds; round++) {
+        for (int i = 0; i < NUM_PROGRAMS; i++) {
+            if (has_program(i, k->bf16_inputs)) { by_round[i][round] = turn_rate(i, k, threads); }
+        }
+    }
+    for (int i = 0; i < NUM_PROGRAMS; i++) { rates[i] = median(by_round[i], rounds); }
+}
+
+static Case make_case(const Model *m, const Linear *l, int kind, bool bf16_inputs) {
+    size_t in = l->in * m->channels, out = l->out ? l->out * m->channels : m->vocabulary;
+    Case k = {
+        .M = kind == WEIGHT_GRADIENT ? out : m->rows, .N = kind == FORWARD ? out : in, .bf16_inputs = bf16_inputs};
+    k.K = kind == FORWARD ? in : kind == INPUT_GRADIENT ? out : m->rows;
+    k.a_transposed = kind == WEIGHT_GRADIENT;
+    k.b_transposed = kind == FORWARD;
+    k.per_step = l->out ? m->layers : 1;
+    k.a = filled(k.M * k.K);
+    k.b = filled(k.K * k.N);
+    k.c = filled(k.M * k.N);
+    k.blocked = onednn_open(&k, false);
+    k.plain = onednn_open(&k, true);
+    return k;
+}
+
+static void free_case(Case *k) {
+    onednn_close(&k->blocked);
+    onednn_close(&k->plain);
+    free(k->a);
+    free(k->b);
+    free(k->c);
+}
+
+static void print_rates(const double *rates) {
+    for (int i = 0; i < NUM_PROGRAMS; i++) {
+        if (rates[i] > 0) {
+            printf(", \"%s\": %.1f", program_names[i], rates[i]);
+        } else {
+            printf(", \"%s\": null", program_names[i]);
+        }
+    }
+    printf("}\n");
+    fflush(stdout);
+}
+
+static void measure_model(const Model *m, bool bf16_inputs, int threads, int rounds) {
+    const char *inputs = bf16_inputs ? "bf16" : "fp32";
+    double flops = 0, seconds[NUM_PROGRAMS] = {0}, rates[NUM_PROGRAMS];
+    for (size_t l = 0; l < sizeof linears / sizeof *linears; l++) {
+        for (int kind = 0; kind < NUM_KINDS; kind++) {
+            Case k = make_case(m, &linears[l], kind, bf16_inputs);
+            measure(rates, &k, threads, rounds);
+            printf("{\"model\": \"%s\", \"inputs\": \"%s\", \"gemm\": \"%s, %s\", \"M\": %zu, \"N\": %zu, \"K\": %zu, "
+                   "\"per_step\": %zu",
+                   m->name, inputs, linears[l].name, kind_names[kind], k.M, k.N, k.K, k.per_step);
+            print_rates(rates);
+            double step_flops = 2e-9 * (double)k.M * (double)k.N * (double)k.K * (double)k.per_step;
+            flops += step_flops;
+            for (int i = 0; i < NUM_PROGRAMS; i++) { seconds[i] += step_flops / rates[i]; }
+            free_case(&k);
+        }
+    }
+    for (int i = 0; i < NUM_PROGRAMS; i++) { rates[i] = flops / seconds[i]; }  // seconds of a missing program: infinite
+    printf("{\"model\": \"%s\", \"inputs\": \"%s\", \"gemm\": \"all\"", m->name, inputs);
+    print_rates(rates);
+}
+
+static void print_build(int threads) {
+#ifdef __clang__
+    const char *compiler = __VERSION__;
+#else
+    const char *compiler = "gcc " __VERSION__;
+#endif
+    const char *registers = VECTOR_BYTES == 64 ? "AVX-512" : VECTOR_BYTES == 32 ? "AVX" : "128-bit";
+#ifdef __AVX2__
+    registers = VECTOR_BYTES == 32 ? "AVX2" : registers;
+#endif
+    printf("{\"compiler\": \"%s\", \"vectors\": \"%s%s\", \"threads\": %d, \"openblas\": \"%s\", ", compiler, registers,
+           GEMM_HAS_BF16 ? ", AVX512-BF16" : "", threads, openblas_get_config());
+    print_onednn();
+    printf("}\n");
+}
+
+int main(int argc, char **argv) {
+    int threads = argc > 1 ? atoi(argv[1]) : omp_get_max_threads(), rounds = argc > 2 ? atoi(argv[2]) : 5;
+    if (threads < 1 || rounds < 1 || rounds > MAX_ROUNDS) {
+        input_error("expected: bench_matmul [THREADS [ROUNDS]], up to %d rounds", MAX_ROUNDS);
+    }
+    omp_set_num_threads(threads);
+    openblas_set_num_threads(threads);
+    print_build(threads);
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        for (int bf16_inputs = 0; bf16_inputs <= GEMM_HAS_BF16; bf16_inputs++) {
+            measure_model(&models[m], bf16_inputs, threads, rounds);
+        }
     }
     return 0;
 }

@@ -15,8 +15,6 @@ build/fuzz/%: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE)) -Wno-unknown-pragma
 build/fuzz/%: CFLAGS = -O1 -g -fno-omit-frame-pointer -idirafter $(GCC_FOLDER)include
 build/fuzz/%: options = -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
 build/fuzz/%: libraries = -L$(GCC_FOLDER) -lgomp
-build/fuzz/% build/sanitize/replay: onednn =
-build/fuzz/% build/sanitize/replay: cblas =
 
 build/fuzz/%: dev/fuzz/fuzz_%.c build/flags
 	$(compile)

@@ -1,17 +1,14 @@
 #!/usr/bin/python3
 """Times training steps of the PyTorch model: forward, backward, clip, AdamW, on random tokens.
 
-    /usr/bin/python3 dev/oracle/bench.py --shape l4h4c128 --B 12 --T 64 --V 256 --threads 1 2
+    build/torch/bin/python3 dev/oracle/bench.py --shape l4h4c128 --B 12 --T 64 --V 256 --threads 1 2
 
 Prints one line of JSON per thread count. With --serve it takes turns with another program: it answers each line "n" on
-stdin with a JSON list of the milliseconds of the next n steps, at one thread count.
+stdin with a JSON list of the milliseconds of the next n steps, or fewer if they take over 15 s, at one thread count.
 
-PyTorch is as fast as its matmul. `gemm_gflops` is the rate of this PyTorch at 1024^3: state it beside every comparison.
-malloc is set to reuse freed memory: with the default malloc a d12 step (B 4, T 64) took 1.3 s and more, not 0.7 s.
-
-Debian's torch calls the installed libblas.so.3. The default, reference BLAS, uses one thread at a thirtieth of
-OpenBLAS's rate: install libopenblas0-openmp before comparing. OPENBLAS_CORETYPE in the environment overrides OpenBLAS's
-detection of the CPU. The value Haswell halves the rate of a CPU with AVX-512, so unset it.
+`scripts/setup.sh bench` installs PyPI's PyTorch, which has MKL and oneDNN. Another PyTorch may call a slower BLAS:
+state its `gemm_gflops`, its fp32 rate at 1024^3, beside every comparison.
+malloc is set to reuse freed memory: with the default malloc, a d12 step (B 4, T 64) takes a third longer.
 """
 import argparse
 import json
@@ -40,6 +37,7 @@ def parse_arguments():
     parser.add_argument("--warmup", type=int, default=3, help="steps before the clock counts")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16; parameters stay float32")
+    parser.add_argument("--medium", action="store_true", help="matmuls of float32 may round their inputs to bfloat16")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (torch 2)")
     parser.add_argument("--serve", action="store_true", help="answer each line n on stdin with n steps' milliseconds")
     args = parser.parse_args()
@@ -54,7 +52,10 @@ def make_timed_step(args):
     from gpt2 import GPT2, make_adamw, parse_shape, train_step
 
     torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True  # TF32 matmuls, as most users set it
+    if args.device != "cpu":
+        torch.backends.cuda.matmul.allow_tf32 = True  # TF32 matmuls, as most users set it
+    if args.medium:
+        torch.set_float32_matmul_precision("medium")
     model = GPT2(parse_shape(args.shape), args.V, args.T).to(args.device)
     optimizer = make_adamw(model, lr=1e-3)
     if args.compile:
@@ -68,8 +69,7 @@ def make_timed_step(args):
         tokens, targets = torch.randint(args.V, (2, args.B, args.T), device=args.device)
         wait()
         start = time.perf_counter()
-        with torch.autocast(args.device, torch.bfloat16, enabled=args.bf16):
-            train_step(model, optimizer, tokens, targets)
+        train_step(model, optimizer, tokens, targets, bf16=args.bf16)
         wait()
         return (time.perf_counter() - start) * 1e3
 
@@ -93,10 +93,18 @@ def report(args, times):
     import torch
 
     p10, median, p90 = np.percentile(times, [10, 50, 90])
-    settings = {key: vars(args)[key] for key in ("shape", "B", "T", "V", "device", "bf16", "compile")}
+    settings = {key: vars(args)[key] for key in ("shape", "B", "T", "V", "device", "bf16", "medium", "compile")}
     print(json.dumps({"program": "pytorch", **settings, "threads": args.threads[0], "steps": len(times),
                       "median_ms": round(median, 3), "p10_ms": round(p10, 3), "p90_ms": round(p90, 3),
                       "gemm_gflops": round(gemm_gflops(), 1), "torch": torch.__version__}), flush=True)
+
+
+def turn(step, steps, limit_ms=15e3):
+    """Milliseconds of each step. On a busy machine a step may take seconds: no step begins after the limit."""
+    times = []
+    while len(times) < steps and sum(times) < limit_ms:
+        times.append(round(step(), 4))
+    return times
 
 
 def main():
@@ -113,7 +121,7 @@ def main():
         step()
     if args.serve:
         for line in sys.stdin:
-            print(json.dumps([round(step(), 4) for _ in range(int(line))]), flush=True)
+            print(json.dumps(turn(step, int(line))), flush=True)
     else:
         report(args, [step() for _ in range(args.steps)])
 

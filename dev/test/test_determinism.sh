@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # The rows of doc/numerics.md about threads: losses, norms, weights and optimizer state of short runs, byte by byte.
 #   TRAINER=./train_gpt2 BUILDS=build/test dev/test/test_determinism.sh
-#   BUILDS   the folder of train_gpt2_portable, train_gpt2_bf16, train_gpt2_cblas and train_gpt2_cblas_bf16; a build
-#            whose library is missing is skipped
+#   BUILDS   the folder of train_gpt2_bf16, and of train_gpt2_v2 and train_gpt2_v3 for narrower vectors; a build that is
+#            missing is skipped
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
 trainer=$(realpath "${TRAINER:-./train_gpt2}") builds=$(realpath "${BUILDS:-build/test}")
-portable=$builds/train_gpt2_portable
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
@@ -37,35 +36,24 @@ same_for() {
     done
 }
 
-# the type of a program's weights, and its library of matmuls; nothing if there is no program
-built_with() { "$1" --version 2>/dev/null | sed -n 's/.*\(weights [^,]*\),.* CPU \(matmuls by [^,]*\),.*/\1, \2/p'; }
-
 preset="-e l2h4c128 -b 12 -t 64" odd="-e l2h3c99 -b 3 -t 37 -d 333" wide="-e l1h12c768 -b 2 -t 64"
 # $preset and the others are several words
 # shellcheck disable=SC2086
 {
-    report "portable matmuls: 1, 2, 3 and 5 threads" "$(
-        for shape in "$preset" "$odd" "$wide"; do same_for "2 3 5" "$portable" $shape; done
-    )"
-    report "portable matmuls: 1 and 3 threads, recomputed, with small optimizer state, and -f 2" "$(
-        same_for 3 "$portable" $odd -r 4
-        same_for 3 "$portable" $odd --moments 8bit
-        same_for 3 "$portable" $odd -f 2
-    )"
-    for program in "$trainer" "$builds"/train_gpt2_{bf16,cblas,cblas_bf16}; do
-        name=$(built_with "$program")
-        if [[ $name != *oneDNN* && $name != *OpenBLAS* ]]; then
-            skip "${program##*/}: not built, or without oneDNN and OpenBLAS: skipped" 1
-            continue
-        fi
-        report "$name: 1, 2 and 4 threads" "$(
-            for shape in "$preset" "$odd" "$wide"; do same_for "2 4" "$program" $shape; done
-        )"
-        [[ $name == *"-f 2"* ]] || continue
-        report "$name, with -f 2: 1, 2 and 4 threads" "$(
-            for shape in "$preset" "$odd" "$wide"; do same_for "2 4" "$program" $shape -f 2; done
+    for program in "$trainer" "$builds"/train_gpt2_{bf16,v2,v3}; do
+        name=${program##*/}
+        [ -x "$program" ] || { skip "$name: not built: skipped" 1 && continue; }
+        report "$name: 1, 2, 3 and 5 threads" "$(
+            for shape in "$preset" "$odd" "$wide"; do same_for "2 3 5" "$program" $shape; done
         )"
     done
+    report "1 and 3 threads, recomputed, and with small optimizer state" "$(
+        same_for 3 "$trainer" $odd -r 4
+        same_for 3 "$trainer" $odd --moments 8bit
+    )"
+    report "1, 2 and 3 threads with -f 2" "$(
+        for shape in "$preset" "$odd" "$wide"; do same_for "2 3" "$trainer" $shape -f 2; done
+    )"
     report "the same command twice, with 3 threads" "$(
         for shape in "$preset" "$odd"; do
             train first 3 "$trainer" $shape && train second 3 "$trainer" $shape

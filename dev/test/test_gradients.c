@@ -167,7 +167,7 @@ static void test_gelu(void **state) {
         size_t n = shape_elements(s);
         double *dout = (double *)xmalloc(n * sizeof(double)), *dinp = (double *)xmalloc(n * sizeof(double));
         for (size_t j = 0; j < n; j++) { dout[j] = rng_normal(1, 8, j); }
-        team_gelu_backward(dinp, dout, x_of(&forward, "in"), n);
+        gelu_backward_row(dinp, dout, x_of(&forward, "in"), n);
         Objective f = {NULL, &forward, "out", dout, &ex};
         check_gradient(problem_title(&forward), &f, x_of(&forward, "in"), dinp, n);
         free(dout);

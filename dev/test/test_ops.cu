@@ -164,7 +164,6 @@ static void check_row(const Row *row, size_t most_bytes) {
             check_shape(op, op_shape(op, i), variant, &gpu, &cpu);
         }
     }
-    onednn_free(&cpu);
     checked_device_close(&gpu);
 }
 
@@ -181,7 +180,6 @@ static void check_real_size(const OpCase *op) {
     Exec cpu;
     memset(&cpu, 0, sizeof cpu);
     for (int i = 0; i < (update ? 3 : op->variants); i++) { check_shape(op, &s, update ? updates[i] : i, &gpu, &cpu); }
-    onednn_free(&cpu);
     checked_device_close(&gpu);
 }
 #endif
@@ -229,13 +227,8 @@ static void test_row(void **state) {
                   worst.where);
 }
 
-// a GPU has no copy of params
-static bool runs_on_gpu(const OpCase *op) { return strcmp(op->name, "params_changed") != 0; }
-
 static int list_rows(void) {
-    for (const OpCase &op : op_cases) {
-        if (runs_on_gpu(&op)) { puts(op.name); }
-    }
+    for (const OpCase &op : op_cases) { puts(op.name); }
     return 0;
 }
 
@@ -275,7 +268,6 @@ static void test_shapes_for_rates(void **state) {
             OpShape s = shape_for_rates(&op, true);
             Problem p = problem_describe(&op, &s, 0);
             uint64_t submitted = simt::runtime().submitted;
-            if (!runs_on_gpu(&op)) { continue; }
             for (int i = 0; i < p.num_arrays; i++) { p.array[i].data = cuda_allocate(array_bytes(&p.array[i])); }
             problem_run(&p, &cuda_ops, &gpu.exec);
             assert_true(simt::runtime().submitted > submitted);
@@ -299,9 +291,7 @@ int main(int argc, char **argv) {
     if (argc > 1 + quick) { cmocka_set_test_filter(argv[1 + quick]); }
     std::vector<CMUnitTest> tests = {CMUnitTest{"classifier_held_rows", test_held_rows, NULL, NULL, NULL}};
     std::vector<Row> rows;
-    for (const OpCase &op : op_cases) {
-        if (runs_on_gpu(&op)) { rows.push_back({&op, quick}); }
-    }
+    for (const OpCase &op : op_cases) { rows.push_back({&op, quick}); }
     for (Row &row : rows) { tests.push_back(CMUnitTest{row.op->name, test_row, NULL, NULL, &row}); }
     tests.push_back(CMUnitTest{"attention_low_scores", test_attention_low_scores, NULL, NULL, NULL});
 #ifndef __CUDACC__

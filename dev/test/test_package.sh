@@ -253,7 +253,6 @@ if [ -f "$package" ]; then
         [ "$found" = "$wanted" ] || echo "found $found, expected $wanted"
         depends=$(dpkg-deb -f "$package" Depends)
         libraries="libc6 libgomp1 libcjson1"
-        [[ $("$trainer" --version) != *oneDNN* ]] || libraries+=" libdnnl"
         [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
         [[ $("$trainer" --version) != *OpenSSL* ]] || libraries+=" libssl"
         for library in $libraries; do [[ $depends == *"$library"* ]] || echo "$library is missing in $depends"; done

@@ -190,7 +190,6 @@ static double whole_model(const Case *k, const Tensors *p, const int *tokens, co
     for (int l = LAYERS - 1; l >= 0; l--) { whole_block_backward(k, p, &block[l], dresidual, l, arrays, &ex); }
     cpu_ops.embedding_backward(grad(p, WTE, 0), grad(p, WPE, 0), dresidual, tokens, GRAD_SET, k->B, k->T,
                                k->config.max_seq_len, C, &ex);
-    onednn_free(&ex);
     return (double)loss;
 }
 
@@ -587,7 +586,6 @@ static Run *run_both(const Case *k, int t, Choices choices) {
 }
 
 static void run_free(Run *run) {
-    onednn_free(&run->team.ex);
     arrays_free(&run->arrays);
     free(run);
 }

@@ -5,8 +5,8 @@
 #   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/check/NAME      compiled, and not run
-# Suffixes: _fp32 and _bf16 set the precision, _portable leaves out oneDNN and CBLAS, _cblas takes CBLAS instead of
-# oneDNN, _poisoned fills released scratch with NaN.
+# Suffixes: _fp32 and _bf16 set the precision, _v2 and _v3 compile for x86-64-v2 (SSE) and x86-64-v3
+# (AVX2), _poisoned fills released scratch with NaN.
 
 # ---- options
 
@@ -15,9 +15,6 @@ build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% bu
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
-build/%_portable build/%_cblas build/%_cblas_bf16 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: onednn =
-build/%_portable build/sanitize/%_emulated build/sanitize/%_emulated_bf16: cblas =
-build/%_cblas build/%_cblas_bf16: cblas = $(FOUND_CBLAS)
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_handshake build/%/test_processes \
 	build/%/test_processes_bf16 build/check/bf16 \
 	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
@@ -31,6 +28,9 @@ build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCR
 # -O3. CFLAGS on the command line replaces all of these.
 without = $(filter-out -O% -g,$(CFLAGS))
 build/test/%: CFLAGS := $(without) -O1
+# make sets a variable for the longest pattern that fits last; so these add to what is set above or below
+build/test/%_v2 build/sanitize/%_v2: options = -march=x86-64-v2
+build/test/%_v3 build/sanitize/%_v3: options = -march=x86-64-v3
 # gcc 12 warns falsely where a fortified memcpy of constant text is inlined
 build/test/% build/emulated/%: fortifies =
 build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16 build/test/train_gpt2_%: \
@@ -44,9 +44,7 @@ build/sanitize/train_gpt2: options += -DPOISON_SCRATCH
 # clang, since ThreadSanitizer follows the threads of its OpenMP library, and not those of gcc's
 build/tsan/%: CFLAGS := $(without) -O1 -g1
 build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread
-# these libraries are compiled without it
-build/tsan/%: onednn =
-build/tsan/%: cblas =
+# MPI is compiled without it
 build/tsan/train_gpt2 build/tsan/test_comm: comm =
 build/tsan/%: compiler = clang -x c -std=gnu11
 build/tsan/%_emulated build/tsan/%_emulated_bf16: \
@@ -61,8 +59,7 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 # ---- programs
 
 build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16 \
-		build/test/train_gpt2_portable build/test/train_gpt2_bf16 build/test/train_gpt2_cblas \
-		build/test/train_gpt2_cblas_bf16 build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
+		build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
 		train_gpt2.cu build/flags
 	$(compile)
 build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: \
@@ -70,17 +67,15 @@ build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2
 	$(compile)
 build/test/%: dev/test/%.c build/flags
 	$(compile)
-build/test/%_portable: dev/test/%.c build/flags
+build/test/%_v2: dev/test/%.c build/flags
 	$(compile)
-build/test/%_cblas: dev/test/%.c build/flags
+build/test/%_v3: dev/test/%.c build/flags
 	$(compile)
 build/test/%_bf16: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%: dev/test/%.c build/flags
 	$(compile)
-build/sanitize/%_portable: dev/test/%.c build/flags
-	$(compile)
-build/sanitize/%_cblas: dev/test/%.c build/flags
+build/sanitize/%_v3: dev/test/%.c build/flags
 	$(compile)
 build/sanitize/%_emulated: dev/test/%.cu build/flags
 	$(compile)
@@ -152,14 +147,15 @@ ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'e
 	build/emulated/$(test)')
 # the kernels and the model of the fp32 build on a T4
 ON_SM_75 := 'env SIMT_CAPABILITY=75 build/emulated/test_ops' 'env SIMT_CAPABILITY=75 TEST_DEVICE=cuda $(MODEL)'
-MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_reference_portable test_reference_cblas test_adamw_bf16 \
+# the same for narrower vectors, on an x86 CPU with AVX2
+NARROW := $(if $(shell grep -m 1 -w avx2 /proc/cpuinfo),test_gemm_v2 test_gemm_v3 test_reference_v2 test_reference_v3)
+MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_adamw_bf16 test_gemm_bf16 $(NARROW) \
 	test_checkpoint_bf16 test_processes_bf16)
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
-	test_reference_portable test_reference_cblas $(filter-out $(BIG_UNITS),$(UNITS))))
-# dev/test/test_determinism.sh runs these beside ./train_gpt2, where the libraries are
-BITS = $(addprefix build/test/train_gpt2_,$(if $(HAVE_ONEDNN)$(HAVE_CBLAS),bf16) \
-	$(if $(and $(HAVE_ONEDNN),$(FOUND_CBLAS)),cblas cblas_bf16))
+	$(if $(NARROW),test_gemm_v3) $(filter-out $(BIG_UNITS),$(UNITS))))
+# dev/test/test_determinism.sh runs these beside ./train_gpt2
+BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
 	$(HAVE_CMOCKA:yes=test_nccl))) c++ bf16)
 
@@ -188,6 +184,6 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
-	$(MORE_TESTS) build/test/train_gpt2_portable $(BITS) $(THREADED) $(BENCHES)
+	$(MORE_TESTS) $(BITS) $(THREADED) $(BENCHES)
 
 .PHONY: test test-faults test-programs test-all test-all-programs

@@ -1,7 +1,7 @@
 /*
 Errors: one sentence on stderr and an exit status.
-defines: input_error, run_error, StopHook, stop_hook, xmalloc, xcalloc, xrealloc, xstrdup, PATH_LENGTH, format_path,
-         has_ending, plural_s
+defines: input_error, run_error, StopHook, stop_hook, xmalloc, xaligned, xcalloc, xrealloc, xstrdup,
+         PATH_LENGTH, format_path, has_ending, plural_s
   input_error  wrong usage or input: exit 2. The program checks all input before it overwrites a file.
   run_error    failure while running: exit 1. Files that are already written stay whole.
 A sentence names the file, flag or rank, says what was found and what was expected, and tells what to do.
@@ -62,6 +62,15 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void run_error(con
 static inline void *xmalloc(size_t bytes) {
     void *p = malloc(bytes ? bytes : 1);
     if (!p) { run_error("out of host memory: could not allocate %zu bytes", bytes); }
+    return p;
+}
+
+// aligned memory, for free; never returns NULL. alignment: a power of two
+static inline void *xaligned(size_t alignment, size_t bytes) {
+    void *p = NULL;
+    if (posix_memalign(&p, alignment, bytes ? bytes : 1) != 0) {
+        run_error("out of host memory: could not allocate %zu bytes", bytes);
+    }
     return p;
 }
 

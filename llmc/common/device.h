@@ -19,13 +19,12 @@ it begins, and for no copy begun outside of it.
 #include <stdbool.h>
 #include <time.h>
 
-struct PreparedMatmuls;  // matmul_onednn.h: oneDNN's engine and a primitive for each shape
-struct CudaExec;         // device.cuh: the stream, and scratch for sums
-struct Profile;          // run/profile.h: --profile
-struct NanCheck;         // run/nan_check.h: --nan-check
+struct CudaExec;  // device.cuh: the stream, and scratch for sums
+struct Profile;   // run/profile.h: --profile
+struct NanCheck;  // run/nan_check.h: --nan-check
 
 // Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
-// is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is our own GEMM.
+// is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is gemm_plain.
 enum { PLAIN_ATTENTION_FORWARD, PLAIN_ATTENTION_BACKWARD, PLAIN_MATMUL, NUM_PLAIN };
 typedef struct {
     int level[NUM_PLAIN];
@@ -38,12 +37,7 @@ enum {
 };
 
 typedef struct Exec {
-    struct PreparedMatmuls *matmuls;
-    struct
-    {  // -f 2: matmul inputs rounded to bf16, in buffers of the plan; all NULL: matmuls do not round their inputs
-        bf16 *in, *dout, *params;
-        const floatX *source;  // the parameters that `params` is a copy of
-    } rounded;
+    bool bf16_inputs;            // -f 2 on a CPU: matmul inputs are rounded to bf16
     struct CudaExec *cuda;       // NULL on a CPU
     bool rare_shapes;            // the next matmuls have shapes that seldom repeat: they are not autotuned
     PlainKernels plain;          // set before Backend.open

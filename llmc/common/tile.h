@@ -1,5 +1,5 @@
 /*
-The inner GEMM of the portable matmul and of attention: a tile of C in registers.
+The inner GEMM of attention: a tile of C in registers. Matmuls have another, gemm_tile of gemm.h.
   C (TILE_M, TILE_N) = or += A (TILE_M, K) B (K, TILE_N)
 A's elements are broadcast one by one, so A may have any strides; rows of B and C are contiguous. TILE_N is two vector
 registers wide, and TILE_M rows of C fill the registers. Compilers keep the sums of these loops in registers.

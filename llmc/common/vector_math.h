@@ -1,17 +1,12 @@
 /*
-Functions that compilers do not vectorise: exp, where a call of libm would break the loop, and rounding to bf16.
-defines: fast_exp, round_to_bf16
+exp for loops that compilers vectorise: a call of libm would break the loop.
+defines: fast_exp
   exp(x) = 2^n exp(r),  n = round(x / ln 2),  r = x - n ln 2 in two parts (Cody, Waite 1980), |r| <= 0.347
   exp(r) by its Taylor polynomial of degree 7: truncation below 6e-9 relative, so fp32 rounding (1e-7) dominates.
 Below -87.3 the result is 0, above 88.3 exp(88.3); a NaN stays a NaN. The fp64 build calls libm.
 */
 #pragma once
 #include "llmc/common/floatx.h"
-// not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
-#if defined(__AVX512BF16__) && !defined(__CUDACC__) && !defined(PRECISION_BF16) && !defined(PRECISION_FP64)
-#define ROUNDS_WITH_AVX512
-#include <immintrin.h>
-#endif
 
 #ifdef PRECISION_FP64
 static inline real fast_exp(real x) { return exp(x); }
@@ -39,15 +34,3 @@ __attribute__((always_inline)) static inline real fast_exp(real x) {
     return x < -87.3f ? 0.0f : p * scale;
 }
 #endif
-
-// out (n) = in (n), rounded to nearest even
-static inline void round_to_bf16(bf16 *out, const floatX *in, size_t n) {
-    size_t i = 0;
-#ifdef ROUNDS_WITH_AVX512
-    for (; i + 32 <= n; i += 32) {
-        __m512bh pair = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(in + i + 16), _mm512_loadu_ps(in + i));
-        memcpy(out + i, &pair, sizeof pair);
-    }
-#endif
-    for (; i < n; i++) { out[i] = float_to_bf16((float)to_real(in[i])); }
-}

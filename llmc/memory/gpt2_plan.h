@@ -28,7 +28,7 @@ typedef struct {
     int micro_steps;           // micro-batches per update
     bool training;             // with gradients and optimizer state
     int decode_positions;      // of the key-value cache; 0: no decoding
-    bool round_matmul_inputs;  // -f 2: fp32 matmuls round their inputs to bf16, on CPUs that multiply bf16 faster
+    bool round_matmul_inputs;  // -f 2: fp32 matmuls round their inputs to bf16, on a CPU with AVX512-BF16
     bool tf32;                 // -f 1 and 2: fp32 matmuls may round their inputs to TF32, on a GPU
     bool graph;                // capture micro-steps as CUDA graphs
     bool fuse_gelu;            // -ge: the forward's GELU is part of the matmul before it
@@ -78,7 +78,6 @@ typedef struct {
     void *replicated_grads;               // -tp: gradients of replicated tensors, all-reduced together
     UpdateRange *update_ranges;           // (num_update_ranges)
     floatX *decode_keys, *decode_values;  // (L,decode_positions,heads*HS)
-    bf16 *rounded_params;                 // -f 2: (layout.total)
     floatX *block_inputs;                 // --offload 4: (inputs,R/t,C) in host memory
     // ---- saved
     int *tokens, *targets;               // (B,T)
@@ -87,12 +86,11 @@ typedef struct {
     // wide has the size of the largest of: a logits chunk; dqkv (B,T,3A); from -r 1 on fch_gelu (B,T,units), which dfch
     // overwrites. At -r 0, dfch overwrites the saved fch_gelu.
     floatX *wide;
-    floatX *normed;                   // (R,C) lnf; layernorms that are recomputed or all-gathered
-    floatX *narrow;                   // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
-    floatX *dresidual;                // (R/t,C) gradient of the residual stream, from the last block to the first
-    floatX *gathered_gradient;        // -tp: (R,C) dresidual of all ranks
-    real *statistics;                 // -tp: (t,rows of a logits chunk,3)
-    bf16 *rounded_in, *rounded_dout;  // -f 2: the inputs of one matmul
+    floatX *normed;             // (R,C) lnf; layernorms that are recomputed or all-gathered
+    floatX *narrow;             // (R,C) dlnf, dln2, dln1; datty (B,T,A); with -tp terms of a sum over the ranks
+    floatX *dresidual;          // (R/t,C) gradient of the residual stream, from the last block to the first
+    floatX *gathered_gradient;  // -tp: (R,C) dresidual of all ranks
+    real *statistics;           // -tp: (t,rows of a logits chunk,3)
     // --offload: two slots of each array of the optimizer state in host memory (update.h)
     floatX *slot_params;
     real *slot_master;
@@ -228,7 +226,6 @@ static inline void plan_state(Plan *plan, const GPT2Config *c, const ModelOption
         PLAN_ADD(decode_keys, STATE, DT_FLOATX, L, positions, A);
         PLAN_ADD(decode_values, STATE, DT_FLOATX, L, positions, A);
     }
-    if (o->round_matmul_inputs) { PLAN_ADD(rounded_params, STATE, DT_BF16, total); }
 }
 
 static inline void plan_saved(Plan *plan, const GPT2Config *c, const ModelOptions *o) {
@@ -272,11 +269,6 @@ static inline void plan_scratch(Plan *plan, const GPT2Config *c, const ModelOpti
     if (o->training || t > 1) { PLAN_ADD(narrow, SCRATCH, DT_FLOATX, all_rows, C); }
     if (t > 1 && o->training) { PLAN_ADD(gathered_gradient, SCRATCH, DT_FLOATX, all_rows, C); }
     if (t > 1) { PLAN_ADD(statistics, SCRATCH, DT_REAL, t, rows, 3); }
-    if (o->round_matmul_inputs) {
-        size_t inner = larger(widest, larger(units, C));
-        PLAN_ADD(rounded_in, SCRATCH, DT_BF16, N, inner);
-        PLAN_ADD(rounded_dout, SCRATCH, DT_BF16, larger(logits, N * inner));
-    }
     PLAN_ADD(results, SCRATCH, DT_REAL, 2);
     size_t partials_bytes = o->backend->partials_bytes(c, &shape, o->B, o->T);
     size_t workspace_bytes = o->backend->matmul_workspace_bytes(c, &shape, o->B, o->T);

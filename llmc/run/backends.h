@@ -30,9 +30,11 @@ static inline void cpu_open(Exec *ex, void *partials, size_t partials_bytes, voi
     (void)ex, (void)partials, (void)partials_bytes, (void)workspace, (void)workspace_bytes, (void)tf32;
 }
 
+static inline void cpu_close(Exec *ex) { (void)ex; }
+
 static inline void cpu_describe(char *text, size_t room) {
     int threads = omp_get_max_threads();
-    snprintf(text, room, "cpu, %d thread%s, matmuls by %s", threads, plural_s((uint64_t)threads), matmul_library());
+    snprintf(text, room, "cpu, %d thread%s", threads, plural_s((uint64_t)threads));
 }
 
 static inline double cpu_peak_flops(bool tf32) {
@@ -50,7 +52,7 @@ static const Backend cpu_backend = {
     .matmul_workspace_bytes = cpu_matmul_workspace_bytes,
     .partials_bytes = cpu_partials_bytes,
     .open = cpu_open,
-    .close = onednn_free,
+    .close = cpu_close,
     .describe = cpu_describe,
     .peak_flops = cpu_peak_flops,
 };

@@ -72,8 +72,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     o->backend->describe(machine, sizeof machine);
     const char *precision = o->round_matmul_inputs ? " with bf16 inputs" : "";
     if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
-        precision = o->sharding.stage > 0 ? " (-f 2 does nothing at -z 1 and above)"
-                                          : " (-f 2: this build or machine has no fast bf16 matmuls of fp32)";
+        precision = " (-f 2: this build or machine has no fast bf16 matmuls of fp32)";
     }
     printf("machine   %s%s\n", machine, precision);
     if (num_ranks(a) > 1) {

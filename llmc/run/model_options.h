@@ -63,9 +63,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, backend, a->rank);
     o.gather_again = a->gather_again != 0;
-    // From -z 1 on, other ranks' updates would not reach the rounded copy of the parameters.
-    o.round_matmul_inputs =
-        a->matmul_precision == 2 && backend == &cpu_backend && matmul_rounds_inputs() && o.sharding.stage == 0;
+    o.round_matmul_inputs = a->matmul_precision == 2 && backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;

@@ -188,7 +188,7 @@ static inline void profile_weighted(DeviceEvent *begin, const Problem *problem, 
     profile_name_tensor(name, size, p->update->zero, final_bucket(&p->update->zero->layout), weight);
 }
 
-// ---- the operations, in the order of ops.h. No step calls attention_decode or params_changed
+// ---- the operations, in the order of ops.h. No step calls attention_decode
 
 static inline void profiled_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
                                               int B, int T, int C, Exec *ex) {

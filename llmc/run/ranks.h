@@ -98,6 +98,11 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
 }
 
+// Whether steps may use fewer threads than there are: not if the user gave their number, or if ranks share the machine.
+static inline bool may_change_threads(const TrainArgs *a, const Backend *backend) {
+    return backend == &cpu_backend && num_ranks(a) == 1 && a->threads == 0 && !getenv("OMP_NUM_THREADS");
+}
+
 // Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy
 // programs a step took 870 ms instead of 27 ms. libgomp reads the setting when it is loaded, so the program starts
 // again.

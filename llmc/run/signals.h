@@ -25,27 +25,14 @@ static inline void handle_signal(int signal_number) {
     }
 }
 
-// A signal that is ignored at the start, as under nohup and in scripts, stays ignored. In some matmuls of oneDNN 2.6,
-// the stack pointer is inside an array, and a handler on that stack would overwrite the array. So the handler has its
-// own stack, and the other OpenMP threads block these signals.
+// A signal that is ignored at the start, as under nohup and in scripts, stays ignored.
 static inline void catch_signals(void) {
-    static char handler_stack[1 << 16];
     const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1}, count = sizeof signals / sizeof signals[0];
-    sigset_t caught;
-    sigemptyset(&caught);
-    for (int i = 0; i < count; i++) { sigaddset(&caught, signals[i]); }
-#pragma omp parallel
-    if (omp_get_thread_num() > 0) { pthread_sigmask(SIG_BLOCK, &caught, NULL); }
-    stack_t stack;
-    memset(&stack, 0, sizeof stack);
-    stack.ss_sp = handler_stack;
-    stack.ss_size = sizeof handler_stack;
-    sigaltstack(&stack, NULL);
     for (int i = 0; i < count; i++) {
         struct sigaction action, before;
         memset(&action, 0, sizeof action);
         action.sa_handler = handle_signal;
-        action.sa_flags = SA_RESTART | SA_NODEFER | SA_ONSTACK;
+        action.sa_flags = SA_RESTART | SA_NODEFER;
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN) { continue; }
         sigaction(signals[i], &action, NULL);
     }

@@ -214,7 +214,7 @@ static const Flag flag_table[] = {
      "-v, -j, --keep-best; doc/training.md"},
     {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", NULL,
      "seed of initial weights, data order and sampling (default %s)",
-     "The same command with the same seed and the same number of threads gives the same bits. Random numbers are "
+     "The same command with the same seed gives the same bits, with any number of threads. Random numbers are "
      "keyed by seed, step, tensor and element, so they do not depend on the number of ranks. A resumed run keeps its "
      "seed.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --seed 1", "--threads, --generate; doc/numerics.md"},
@@ -581,9 +581,9 @@ static const Flag flag_table[] = {
      "plans for a GPU without one. --version lists the devices that are built in.",
      "./train_gpt2 --plan -e d12 --device cpu", "--threads, --graph; doc/gpu.md"},
     {NULL, "threads", FLAG_INT, ARG(threads), 0, 1024, NULL, "N", "threads",
-     "CPU threads (default %s: OMP_NUM_THREADS, or one per core)",
-     "Ranks on one machine divide its cores among them. On a machine shared with other programs, fewer threads can be "
-     "faster. Results are the same bits only with the same number of threads.",
+     "CPU threads (default %s: OMP_NUM_THREADS, or at most one per core)",
+     "Ranks on one machine divide its cores among them. Without this flag and OMP_NUM_THREADS, a run of one rank uses "
+     "fewer threads while other programs slow it down. Results have the same bits with any number of threads.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --threads 8", "--device, --seed; doc/training.md"},
     {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", NULL,
      "launch each micro-step on a GPU as one CUDA graph (default %s: on)",
@@ -592,8 +592,9 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
     {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "N", NULL,
      "round fp32 matmul inputs: 0 not, 1 to TF32, 2 also to bf16 (default %s)",
-     "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU that multiplies bf16 "
-     "faster (AVX512-BF16, AMX). Sums stay fp32. On a CPU, 2 does nothing at -z 1 and above.",
+     "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU with AVX512-BF16. Sums "
+     "stay "
+     "fp32.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f 2", "--device; doc/numerics.md"},
     {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1", NULL,
      "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)",

@@ -931,20 +931,6 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
                       (const UpdateRange *)find_array(p, "ranges")->data, NUM_RANGES, &p->adamw, ex);
 }
 
-// the bf16 copy of -f 2
-static inline void declare_params_changed(Problem *p) {
-    add_array(p, "rounded", OUTPUT, DT_BF16, p->shape.n);
-    add_x(p, "params", INPUT, p->shape.n);
-}
-
-static inline void run_params_changed(Problem *p, const Ops *ops, Exec *ex) {
-    Exec with_copy;
-    memset(&with_copy, 0, sizeof with_copy);
-    if (ex) { with_copy = *ex; }
-    with_copy.rounded.params = (bf16 *)data_of(p, "rounded", DT_BF16);
-    ops->params_changed(x_of(p, "params"), p->shape.n, &with_copy);
-}
-
 // ---- the table
 // A tolerance is about twice the reference implementation's worst error against the textbook in double: over 20 fills,
 // oneDNN's matmuls and our own, and builds for AVX-512, for SSE2 and without vectors, which have the longest sums. The
@@ -981,7 +967,6 @@ static const OpCase op_cases[] = {
     ROW(1e-7, 1, norm,            gradient_accumulate,         GRADIENT_VARIANTS, NULL),  // one rounding
     ROW(4e-6, 1, norm,            global_norm_squared,         GRADIENT_VARIANTS, NULL),  // sums of blocks
     ROW(1e-6, 1, update,          adamw_update,                ADAMW_VARIANTS, fill_update),  // a weight near 0
-    ROW(0,    1, update,          params_changed,              1, NULL),  // nothing is fp32
 };
 // clang-format on
 #undef ROW

@@ -10,7 +10,7 @@ uses. Without plainer kernels, or if these fail too, the run ends before trainin
 The check runs in a child process on the same device. If the child reports an error, crashes or is silent for long, a
 new child repeats the operation. A second such end is a failure of the operation: the first may come from elsewhere, as
 from a user who stops the program for a while.
-On a CPU the reference runs on one thread with our own matmul, so the check covers oneDNN and the division of work among
+On a CPU the reference runs on one thread with gemm_plain, so the check covers gemm and the division of work among
 threads.
 defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_check_print, self_check_at_start,
          CheckedDevice, checked_device_open, checked_device_close, problem_on_device, shape_for_rates
@@ -38,7 +38,7 @@ typedef struct {
 
 // tensor cores take bf16
 static const ReplaceableKernel replaceable_kernels[] = {
-    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}, {"oneDNN or portable", "portable", NULL}},
+    {"matmul", PLAIN_MATMUL, {"cuBLASLt", "cuBLASLt, unfused", "plain GEMM"}, {"packed", "plain", NULL}},
 #ifdef PRECISION_BF16
     {"attention_forward", PLAIN_ATTENTION_FORWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
     {"attention_backward", PLAIN_ATTENTION_BACKWARD, {"tensor cores", "CUDA cores", NULL}, {"C"}},
@@ -125,7 +125,7 @@ static inline double share_of_tolerance(const Problem *p, Problem *on_device, co
     return largest;
 }
 
-// runs the reference implementation, on one thread and with our own matmul
+// runs the reference implementation, on one thread and with gemm_plain
 static inline void run_reference(Problem *p) {
     Exec reference;
     memset(&reference, 0, sizeof reference);
@@ -134,7 +134,6 @@ static inline void run_reference(Problem *p) {
     omp_set_num_threads(1);
     problem_run(p, &cpu_ops, &reference);
     omp_set_num_threads(threads);
-    onednn_free(&reference);
 }
 
 // The largest share of the tolerance over all shapes with at most SELF_CHECK_LARGEST bytes, and all variants. Above 1
@@ -177,13 +176,10 @@ typedef struct {
     char not_started[CHECK_TEXT];  // why a child ended before its first operation; empty if none did
 } SelfCheck;
 
-// params_changed only writes -f 2's bf16 copy, which these Execs lack
-static inline bool self_check_covers(int i) { return strcmp(op_cases[i].name, "params_changed") != 0; }
-
 // the first operation in this state; -1 if there is none
 static inline int find_checked(const SelfCheck *result, CheckState state) {
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        if (self_check_covers(i) && result->operations[i].state == state) { return i; }
+        if (result->operations[i].state == state) { return i; }
     }
     return -1;
 }
@@ -281,9 +277,7 @@ static inline int start_check(Child *child, const SelfCheck *result, const Backe
     (void)backend;
     snprintf(threads, sizeof threads, "%d", omp_get_max_threads());
     print_levels(levels, sizeof levels, result->plain);
-    for (int i = 0; i < NUM_OP_CASES; i++) {
-        checked[i] = self_check_covers(i) && result->operations[i].state == UNCHECKED ? '1' : '0';
-    }
+    for (int i = 0; i < NUM_OP_CASES; i++) { checked[i] = result->operations[i].state == UNCHECKED ? '1' : '0'; }
     char *argv[CHILD_ARGUMENTS + 1] = {(char *)"train_gpt2", (char *)CHILD_FLAG, gpu, threads, levels, checked, NULL};
     return child_start(child, argv, self_check_seconds());
 }
@@ -466,8 +460,7 @@ static inline const char *kernel_that_ran(const OpCase *op, const CheckedDevice 
     const ReplaceableKernel *r = find_replaceable(op->name);
     int level = r ? d->exec.plain.level[r->plain] : 0;
     bool gpu = d->backend != &cpu_backend, matmul = r && r->plain == PLAIN_MATMUL;
-    if (!matmul) { return kernel_at_level(op->name, level, gpu); }
-    if (!gpu) { return level > 0 ? "portable C" : matmul_library(); }
+    if (!matmul || !gpu) { return kernel_at_level(op->name, level, gpu); }
     const char *kernel = kernel_at_level(op->name, level, true);
 #ifdef HAVE_CUDA
     for (int i = first; i < num_gemms(d); i++) {
@@ -615,7 +608,6 @@ static inline int self_check_print(const Backend *backend) {
     printf("\n\n%-28s %-18s %5s %9s %16s %6s\n", "operation", "kernel", "error", "ms", "rate", "share");
     int checked = 0, failed = 0;
     for (int i = 0; i < NUM_OP_CASES; i++) {
-        if (!self_check_covers(i)) { continue; }
         print_operation(i, &result, &d, &rates);
         checked++;
         failed += result.operations[i].state == FAILED;

@@ -104,7 +104,7 @@ build_all() {
         mapfile -t names < <(printf '%s\n' "$@" | grep -v '^test_')
         report "tests" 1 "cmocka is missing: scripts/setup.sh test installs it, '$0 pack' packs it elsewhere"
     fi
-    making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 ONEDNN=0 CBLAS=0 NVCC="$NVCC"
+    making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 NVCC="$NVCC"
         CUDA_FLAGS="${cuda_flags[*]}" ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
     bounded build "${making[@]}" --jobs="$(nproc)" --keep-going --output-sync "${names[@]/#/$programs/}" >"$log" 2>&1
     status=$?

@@ -33,7 +33,7 @@ find_text() {
 dump() {
     local log=$logs/dump.txt status
     # shellcheck disable=SC2016  # the inner shell expands
-    bounded "weights and batches" bash -c 'make --no-print-directory DEVICE=cpu PRECISION=fp32 ONEDNN=0 CBLAS=0 \
+    bounded "weights and batches" bash -c 'make --no-print-directory DEVICE=cpu PRECISION=fp32 \
         build/bench/dump_run && build/bench/dump_run "$@"' dump "$curve/dump" --device cpu -i "$curve_data" -e d12 \
         -r 4 -m 1 -v 1 "${curve_flags[@]}" >"$log" 2>&1
     status=$?

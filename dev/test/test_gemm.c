@@ -1,0 +1,241 @@
+/*
+gemm() beside gemm_plain(), its formula: every order of rows and columns of A and B, every epilogue, every type, sizes
+around the blocks, and the same bits with any number of threads.
+*/
+#include "llmc/gemm.h"
+#include "llmc/common/rng.h"
+#include "testing.h"
+
+enum { LARGEST = 64 * 1600, MAX_THREADS = 5 };
+
+// the arrays of a GEMM, with room for the largest; a and b are rounded to bf16 in a_bf16 and b_bf16
+typedef struct {
+    real a[LARGEST], b[LARGEST], c[LARGEST];
+    bf16 a_bf16[LARGEST], b_bf16[LARGEST], c_bf16[LARGEST];
+    floatX bias[LARGEST], residual[LARGEST], gelu_pre[LARGEST], gelu[LARGEST];
+} Arrays;
+
+static Arrays *arrays_make(void) {
+    Arrays *arrays = (Arrays *)xmalloc(sizeof *arrays);
+    for (size_t i = 0; i < LARGEST; i++) {
+        arrays->a[i] = (real)rng_normal(7, 1, i);
+        arrays->b[i] = (real)rng_normal(7, 2, i);
+        arrays->c[i] = (real)rng_normal(7, 3, i);
+        arrays->a_bf16[i] = float_to_bf16((float)arrays->a[i]);
+        arrays->b_bf16[i] = float_to_bf16((float)arrays->b[i]);
+        arrays->c_bf16[i] = float_to_bf16((float)arrays->c[i]);
+        arrays->bias[i] = to_floatX((real)rng_normal(7, 4, i));
+        arrays->residual[i] = to_floatX((real)rng_normal(7, 5, i));
+        arrays->gelu_pre[i] = to_floatX((real)rng_normal(7, 6, i));
+        arrays->gelu[i] = to_floatX(0);
+    }
+    return arrays;
+}
+
+static Arrays *arrays_copy(const Arrays *from) { return (Arrays *)memcpy(xmalloc(sizeof *from), from, sizeof *from); }
+
+typedef struct {
+    size_t M, N, K;
+} Sizes;
+
+// one row, column and depth; odd sizes; sizes around the tile, and more than one block in M, N and K
+static const Sizes sizes[] = {
+    {1, 1, 1},
+    {1, 7, 3},
+    {9, 1, 5},
+    {5, 3, 1},
+    {75, 39, 21},
+    {GEMM_ROWS, GEMM_COLS, 2 * VECTOR_LANES},
+    {GEMM_M + 5, GEMM_COLS + 1, 33},
+    {2 * GEMM_M, 2 * GEMM_COLS, 64},
+    {GEMM_SUMS_M + 7, 16, 48},
+    {20, GEMM_N + GEMM_COLS, 100},
+    {13, GEMM_COLS, 4 * GEMM_K + 3},  // with pairs, three blocks of K
+    {7, 3, 2 * GEMM_K},
+};
+
+// bits of `kind`
+enum {
+    A_TRANSPOSED = 1,
+    B_TRANSPOSED = 2,
+    WITH_BIAS = 4,
+    WITH_RESIDUAL = 8,
+    ACCUMULATES = 16,
+    WITH_GELU = 32,
+    GELU_BACKWARD = 64,
+    BF16_OPERANDS = 128,  // A and B
+    BF16_C = 256,
+    BF16_INPUTS = 512,
+    NUM_KINDS = 1024
+};
+
+static bool exists(int kind) {
+    bool takes_gelu = kind & (WITH_GELU | GELU_BACKWARD),
+         c_is_floatX = DT_FLOATX == (kind & BF16_C ? DT_BF16 : DT_REAL);
+    return !(takes_gelu && !c_is_floatX) && !(kind & ACCUMULATES && kind & (WITH_BIAS | WITH_RESIDUAL)) &&
+           (GEMM_HAS_BF16 || !(kind & BF16_INPUTS));
+}
+
+static Matmul gemm_of(Arrays *arrays, Sizes s, int kind) {
+    bool rounded = kind & BF16_OPERANDS;
+    DType type = rounded ? DT_BF16 : DT_REAL;
+    const void *a_data = rounded ? (void *)arrays->a_bf16 : (void *)arrays->a;
+    const void *b_data = rounded ? (void *)arrays->b_bf16 : (void *)arrays->b;
+    Matmul p;
+    memset(&p, 0, sizeof p);
+    p.a = kind & A_TRANSPOSED ? matrix(a_data, type, 1, s.M) : matrix(a_data, type, s.K, 1);
+    p.b = kind & B_TRANSPOSED ? matrix(b_data, type, 1, s.K) : matrix(b_data, type, s.N, 1);
+    p.c = kind & BF16_C ? matrix(arrays->c_bf16, DT_BF16, s.N, 1) : matrix(arrays->c, DT_REAL, s.N, 1);
+    p.bias = kind & WITH_BIAS ? arrays->bias : NULL;
+    p.residual = kind & WITH_RESIDUAL ? arrays->residual : NULL;
+    p.gelu = kind & WITH_GELU ? arrays->gelu : NULL;
+    p.gelu_pre = kind & GELU_BACKWARD ? arrays->gelu_pre : NULL;
+    p.accumulate = kind & ACCUMULATES;
+    p.bf16_inputs = kind & BF16_INPUTS;
+    p.M = s.M;
+    p.N = s.N;
+    p.K = s.K;
+    return p;
+}
+
+static void run(const Matmul *p, int threads) {
+    omp_set_num_threads(threads);
+#pragma omp parallel
+    gemm(p);
+}
+
+static void run_plain(const Matmul *p) {
+    omp_set_num_threads(1);
+#pragma omp parallel
+    gemm_plain(p);
+}
+
+// Both sums have K products of normal numbers, in another order: errors of sqrt(K) roundings of sums of size sqrt(K).
+// A bf16 result is rounded once more, and may fall on either side of a tie.
+static void assert_close(real got, real wanted, Sizes s, int kind, int threads, size_t i) {
+    double room = 2e-7 * (double)(s.K + 8) + (kind & BF16_C ? fabs((double)wanted) / 128 : 0);
+    double allowed = i < s.M * s.N ? (kind & GELU_BACKWARD ? 2 : 1) * room + 1e-6 : 0;
+    if (!(fabs((double)(got - wanted)) <= allowed)) {
+        fail_msg("M %zu N %zu K %zu, kind %d, %d threads: element %zu is %g, expected %g", s.M, s.N, s.K, kind, threads,
+                 i, (double)got, (double)wanted);
+    }
+}
+
+static real result(const Arrays *arrays, int kind, size_t i) {
+    return kind & BF16_C ? bf16_to_float(arrays->c_bf16[i]) : arrays->c[i];
+}
+
+static void check_kind(const Arrays *start, Sizes s, int kind) {
+    Arrays *one = arrays_copy(start), *many = arrays_copy(start), *wanted = arrays_copy(start);
+    Matmul p = gemm_of(one, s, kind), plain = gemm_of(wanted, s, kind);
+    run(&p, 1);
+    run_plain(&plain);
+    for (size_t i = 0; i < s.M * s.N + 100 && i < LARGEST; i++) {
+        assert_close(result(one, kind, i), result(wanted, kind, i), s, kind, 1, i);
+        assert_close(to_real(one->gelu[i]), to_real(wanted->gelu[i]), s, kind, 1, i);
+    }
+    for (int threads = 2; threads <= MAX_THREADS; threads++) {
+        Matmul q = gemm_of(many, s, kind);
+        memcpy(many, start, sizeof *many);
+        run(&q, threads);
+        assert_memory_equal(many, one, sizeof *one);
+    }
+    free(one), free(many), free(wanted);
+}
+
+static void test_every_kind(void **state) {
+    (void)state;
+    Arrays *start = arrays_make();
+    for (int kind = 0; kind < NUM_KINDS; kind++) {
+        for (int s = 0; exists(kind) && s < 5; s++) { check_kind(start, sizes[s], kind); }
+    }
+    free(start);
+}
+
+// every size with each single property, and a few together
+static void test_every_size(void **state) {
+    (void)state;
+    static const int kinds[] = {0,
+                                A_TRANSPOSED,
+                                B_TRANSPOSED,
+                                B_TRANSPOSED | WITH_BIAS | WITH_RESIDUAL,
+                                A_TRANSPOSED | ACCUMULATES,
+                                A_TRANSPOSED | ACCUMULATES | BF16_C,
+                                B_TRANSPOSED | WITH_BIAS | WITH_GELU,
+                                GELU_BACKWARD,
+                                BF16_OPERANDS | BF16_C | WITH_BIAS,
+                                BF16_INPUTS,
+                                BF16_INPUTS | A_TRANSPOSED,
+                                BF16_INPUTS | B_TRANSPOSED};
+    Arrays *start = arrays_make();
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        assert_true(sizes[s].M * sizes[s].N <= LARGEST && sizes[s].M * sizes[s].K <= LARGEST);
+        assert_true(sizes[s].K * sizes[s].N <= LARGEST);
+        for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+            if (exists(kinds[k])) { check_kind(start, sizes[s], kinds[k]); }
+        }
+    }
+    free(start);
+}
+
+// a residual that is C itself, as in x += ...
+static void test_residual_may_be_c(void **state) {
+    (void)state;
+    Sizes s = {75, GEMM_COLS + 3, 21};
+    if (DT_FLOATX != DT_REAL) { skip(); }
+    Arrays *got = arrays_make(), *wanted = arrays_make();
+    Matmul p = gemm_of(got, s, WITH_BIAS), plain = gemm_of(wanted, s, WITH_BIAS);
+    p.residual = (floatX *)(void *)got->c;
+    plain.residual = (floatX *)(void *)wanted->c;
+    run(&p, 3);
+    run_plain(&plain);
+    for (size_t i = 0; i < s.M * s.N; i++) { assert_close(got->c[i], wanted->c[i], s, 0, 3, i); }
+    free(got), free(wanted);
+}
+
+// a NaN and an infinity of an input reach the result, also where inputs are rounded to bf16
+static void test_nan_and_infinity(void **state) {
+    (void)state;
+    Sizes s = {GEMM_ROWS, GEMM_COLS, 2 * VECTOR_LANES};
+    for (int kind = 0; kind <= BF16_INPUTS; kind += BF16_INPUTS) {
+        for (int order = 0; exists(kind) && order < 4; order++) {
+            Arrays *arrays = arrays_make();
+            uint32_t low_bits = 0x7F800001;  // a NaN whose upper half is that of an infinity
+            float nan;
+            memcpy(&nan, &low_bits, sizeof nan);
+            Matmul p = gemm_of(arrays, s, kind | order);
+            ((real *)p.a.data)[2 * p.a.row + 3 * p.a.col] = (real)nan;
+            ((real *)p.b.data)[4 * p.b.row + 5 * p.b.col] = INFINITY;
+            run(&p, 1);
+            for (size_t j = 0; j < s.N; j++) { assert_true(isnan(arrays->c[2 * s.N + j])); }
+            for (size_t i = 0; i < s.M; i++) { assert_false(isfinite(arrays->c[i * s.N + 5])); }
+            assert_true(isfinite(arrays->c[0]));
+            free(arrays);
+        }
+    }
+}
+
+// all parts together are C, whatever the number of threads
+static void test_parts_cover_c(void **state) {
+    (void)state;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        for (int threads = 1; threads <= 64; threads++) {
+            Matmul p = {.M = sizes[s].M * 37, .N = sizes[s].N * 11, .K = sizes[s].K};
+            GemmParts parts = gemm_parts(&p, threads);
+            int rows = parts.rows, cols = parts.cols;
+            assert_int_equal(rows * cols, threads);
+            assert_int_equal(gemm_share(p.M, GEMM_ROWS, rows, rows), p.M);
+            assert_int_equal(gemm_share(p.N, GEMM_COLS, cols, cols), p.N);
+            assert_int_equal(gemm_share(p.N, GEMM_COLS, 0, cols), 0);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kind),        cmocka_unit_test(test_every_size),
+        cmocka_unit_test(test_residual_may_be_c), cmocka_unit_test(test_nan_and_infinity),
+        cmocka_unit_test(test_parts_cover_c),
+    };
+    return cmocka_run_group_tests_name("GEMM", tests, NULL, NULL);
+}

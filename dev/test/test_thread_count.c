@@ -1,0 +1,111 @@
+/*
+The choice of the number of threads, on simulated machines: the time of a step is a function of the number of threads
+and of the other busy programs.
+*/
+#include "llmc/run/thread_count.h"
+#include "testing.h"
+
+// a step on `cores` cores beside `others` programs: a thread that shares its core takes twice as long, and all wait
+static double simulated_ms(int threads, int cores, int others, double noise) {
+    bool shares = threads + others > cores;
+    return (18.0 / threads + 0.1) * (shares ? 2 : 1) * (1 + noise);
+}
+
+typedef struct {
+    ThreadCount t;
+    int cores, step;
+} Machine;
+
+static Machine machine_make(int cores) {
+    Machine m = {thread_count_open(cores), cores, 0};
+    return m;
+}
+
+// the mean ms of `steps` steps beside other programs
+static double run_steps(Machine *m, int steps, int others) {
+    double sum = 0;
+    for (int i = 0; i < steps; i++) {
+        double noise = 0.05 * ((m->step++ * 7919 % 13) / 13.0), ms = simulated_ms(m->t.now, m->cores, others, noise);
+        sum += ms;
+        thread_count_add(&m->t, ms);
+        assert_in_range(m->t.now, 1, m->t.most);
+    }
+    return sum / steps;
+}
+
+static double least_ms(int cores, int others) {
+    double least = 1e9;
+    for (int n = 1; n <= cores; n++) {
+        double ms = simulated_ms(n, cores, others, 0.025);
+        if (ms < least) { least = ms; }
+    }
+    return least;
+}
+
+static void test_an_idle_machine_keeps_all_threads(void **state) {
+    (void)state;
+    for (int cores = 1; cores <= 64; cores *= 2) {
+        Machine m = machine_make(cores);
+        for (int i = 0; i < 1000; i++) {
+            run_steps(&m, 1, 0);
+            assert_int_equal(m.t.now, cores);
+        }
+    }
+}
+
+// steps cost at most 1.1 times those of the best number, which is found again when the programs end
+static void test_a_busy_machine(void **state) {
+    (void)state;
+    for (int cores = 2; cores <= 16; cores *= 2) {
+        for (int others = 1; others < cores && others <= 4; others++) {
+            Machine m = machine_make(cores);
+            run_steps(&m, 50, 0);
+            run_steps(&m, 1000, others);  // the trials
+            double ms = run_steps(&m, 1000, others);
+            if (ms > 1.1 * least_ms(cores, others)) {
+                fail_msg("%d cores, %d others: %.2f ms, possible %.2f", cores, others, ms, least_ms(cores, others));
+            }
+            run_steps(&m, 1000, 0);
+            ms = run_steps(&m, 100, 0);
+            if (ms > 1.1 * least_ms(cores, 0)) {
+                fail_msg("%d cores after %d others: %.2f ms, possible %.2f", cores, others, ms, least_ms(cores, 0));
+            }
+            assert_in_range(m.t.best, cores - cores / 8, cores);  // the last of 16 threads gains less than a trial must
+        }
+    }
+}
+
+// A run that becomes slower for good, as by a lower clock, soon stops trying.
+static void test_a_slower_clock(void **state) {
+    (void)state;
+    Machine m = machine_make(2);
+    run_steps(&m, 50, 0);
+    int trials = 0;
+    for (int i = 0; i < 4000; i++) {
+        trials += m.t.now == 1;
+        thread_count_add(&m.t, 1.5 * simulated_ms(m.t.now, 2, 0, 0));
+    }
+    assert_in_range(trials, 1, 100);  // 3 of 128 steps
+    assert_int_equal(m.t.best, 2);
+}
+
+// one long step, as after an evaluation or a save, changes nothing
+static void test_a_single_long_step(void **state) {
+    (void)state;
+    Machine m = machine_make(2);
+    for (int i = 0; i < 200; i++) {
+        run_steps(&m, 9, 0);
+        thread_count_add(&m.t, 500);
+        assert_int_equal(m.t.now, 2);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_idle_machine_keeps_all_threads),
+        cmocka_unit_test(test_a_busy_machine),
+        cmocka_unit_test(test_a_slower_clock),
+        cmocka_unit_test(test_a_single_long_step),
+    };
+    return cmocka_run_group_tests_name("thread count", tests, NULL, NULL);
+}

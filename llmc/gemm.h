@@ -1,0 +1,440 @@
+/*
+The GEMM of the CPU backend, in C with vector registers.
+  C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), times gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
+Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums are real, over k in order
+and in blocks of GEMM_K. C is rounded once.
+A thread computes its own part of C. In a part, a block of B is packed, by columns of GEMM_COLS, and stays in the L2
+cache. gemm_tile then multiplies GEMM_ROWS rows of A with GEMM_COLS columns of B, in registers: read it first.
+With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
+multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
+A sum does not depend on the number of threads.
+Source      packing and loops: Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", 2008
+defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_ROWS, GEMM_COLS
+*/
+#pragma once
+#include "llmc/common/check.h"
+#include "llmc/common/vectors.h"
+#include "llmc/gelu.h"
+#include "llmc/gradient.h"
+#include <omp.h>
+
+// not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__CUDACC__) && !defined(PRECISION_BF16) &&            \
+    !defined(PRECISION_FP64)
+#include <immintrin.h>
+#define GEMM_HAS_BF16 1
+#else
+#define GEMM_HAS_BF16 0
+#endif
+
+// element (i,j) is data[i * row + j * col], in elements of dtype
+typedef struct {
+    const void *data;
+    DType dtype;
+    size_t row, col;
+} Matrix;
+
+static inline Matrix matrix(const void *data, DType dtype, size_t row, size_t col) {
+    Matrix m = {data, dtype, row, col};
+    return m;
+}
+
+static inline Matrix transposed(Matrix m) { return matrix(m.data, m.dtype, m.col, m.row); }
+
+// the submatrix that begins at (i,j)
+static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
+    return matrix((const char *)m.data + (i * m.row + j * m.col) * dtype_size(m.dtype), m.dtype, m.row, m.col);
+}
+
+// A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's. In the forward, M is the number of
+// rows of the micro-batch, N is OC, and K is C. Rows of residual, gelu and gelu_pre lie as far apart as rows of C.
+typedef struct {
+    Matrix c, a, b;          // C is real or bf16, and its columns are contiguous
+    const floatX *bias;      // NULL: none; the same for the next three
+    const floatX *residual;  // may be C
+    const floatX *gelu_pre;
+    floatX *gelu;
+    bool accumulate;   // C += instead of C =
+    bool bf16_inputs;  // only if GEMM_HAS_BF16
+    size_t M, N, K;
+} Matmul;
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+enum { GEMM_VECTORS = 4 };  // 6 x 4 sums in 32 registers
+#else
+enum { GEMM_VECTORS = 2 };  // 6 x 2 sums in 16 registers
+#endif
+enum {
+    GEMM_ROWS = 6,
+    GEMM_COLS = (int)GEMM_VECTORS * (int)VECTOR_LANES,
+    GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
+    GEMM_N = 256,            // columns of B that are packed at once; a multiple of GEMM_COLS
+    GEMM_K = 384,            // rows of B, or pairs of rows, that are packed at once
+    GEMM_SUMS_M = 384,       // rows of C whose sums are in a buffer, if C cannot hold them
+    GEMM_PART_ROWS = 192     // a thread packs B for this many rows or more, if it can
+};
+
+// ---- packing. A unit is an element of A or B, or with `pairs` two neighbouring ones as bf16, in the bits of a real.
+// Both operands are packed as `lanes`: a matrix whose row is a row of A, or a column of B, and whose column is k.
+
+static inline real matrix_element(Matrix m, size_t i, size_t j) {
+    size_t at = i * m.row + j * m.col;
+    switch (m.dtype) {
+    case DT_BF16: return bf16_to_float(((const bf16 *)m.data)[at]);
+    case DT_F64: return (real)((const double *)m.data)[at];
+    default: return ((const float *)m.data)[at];
+    }
+}
+
+static inline real matrix_unit(Matrix lanes, size_t lane, size_t unit, size_t K, bool pairs) {
+    if (!pairs) { return matrix_element(lanes, lane, unit); }
+    float low = (float)matrix_element(lanes, lane, 2 * unit);
+    float high = 2 * unit + 1 < K ? (float)matrix_element(lanes, lane, 2 * unit + 1) : 0;
+    return bits_to_float(float_to_bf16(low).bits | (uint32_t)float_to_bf16(high).bits << 16);
+}
+
+// VECTOR_LANES units: of neighbouring lanes, whose k-th elements are at `first` (and `second`); or of neighbouring k of
+// one lane, at `first`
+#if GEMM_HAS_BF16
+ALWAYS_INLINE vec units_of_lanes(const real *first, const real *second, bool pairs) {
+    if (!pairs) { return vec_load(first); }
+    const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                                 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
+    return (vec)_mm512_permutexvar_epi16(interleaved, (__m512i)both);
+}
+ALWAYS_INLINE vec units_of_k(const real *first, bool pairs) {
+    if (!pairs) { return vec_load(first); }
+    return (vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(first + VECTOR_LANES), _mm512_loadu_ps(first));
+}
+#else
+ALWAYS_INLINE vec units_of_lanes(const real *first, const real *second, bool pairs) {
+    (void)second, (void)pairs;
+    return vec_load(first);
+}
+ALWAYS_INLINE vec units_of_k(const real *first, bool pairs) {
+    (void)pairs;
+    return vec_load(first);
+}
+#endif
+
+// Whole vectors of neighbouring lanes can be loaded for every unit.
+ALWAYS_INLINE bool lanes_are_vectors(Matrix lanes, int depth, size_t K, bool pairs) {
+    return lanes.row == 1 && lanes.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
+}
+
+// packed (depth,GEMM_COLS) = units [0, depth) of `columns` lanes; zeros beyond them
+ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix lanes, int columns, int depth, size_t K, bool pairs) {
+    int step = pairs ? 2 : 1, k = 0;
+    if (columns == GEMM_COLS && lanes.dtype == DT_REAL && lanes.col == 1) {
+        for (; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+            for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
+                vec row[VECTOR_LANES];
+                UNROLL_ALL
+                for (int i = 0; i < VECTOR_LANES; i++) {
+                    row[i] =
+                        units_of_k((const real *)lanes.data + (size_t)(j + i) * lanes.row + (size_t)k * step, pairs);
+                }
+                vec_transpose(row);
+                UNROLL_ALL
+                for (int i = 0; i < VECTOR_LANES; i++) { vec_store(packed + (k + i) * GEMM_COLS + j, row[i]); }
+            }
+        }
+    }
+    for (; k < depth; k++) {
+        for (int j = 0; j < GEMM_COLS; j++) {
+            packed[k * GEMM_COLS + j] = j < columns ? matrix_unit(lanes, (size_t)j, (size_t)k, K, pairs) : 0;
+        }
+    }
+}
+
+// Units of A: unit k of row i is data[i * row + k * col] within GEMM_ROWS rows, which begin `block` reals apart.
+typedef struct {
+    const real *data;
+    size_t row, col, block;
+} PackedRows;
+
+// Packs units [0, depth) of `rows` lanes, unless A can be read where it is.
+ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix lanes, int rows, int depth, size_t K, bool pairs) {
+    const real *data = (const real *)lanes.data;
+    if (!pairs && lanes.dtype == DT_REAL && lanes.col == 1) {
+        PackedRows in_place = {data, lanes.row, 1, GEMM_ROWS * lanes.row};
+        return in_place;
+    }
+    if (lanes.dtype == DT_REAL && lanes.col == 1) {  // pairs of a row
+        for (int i = 0; i < rows; i++) {
+            real *to = packed + (size_t)i * depth;
+            int k = 0;
+            for (; 2 * (k + VECTOR_LANES) <= (int)K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+                vec_store(to + k, units_of_k(data + (size_t)i * lanes.row + 2 * (size_t)k, pairs));
+            }
+            for (; k < depth; k++) { to[k] = matrix_unit(lanes, (size_t)i, (size_t)k, K, pairs); }
+        }
+        PackedRows by_rows = {packed, (size_t)depth, 1, GEMM_ROWS * (size_t)depth};
+        return by_rows;
+    }
+    int step = pairs ? 2 : 1;
+    for (int k = 0; k < depth; k++) {
+        const real *first = data + (size_t)k * step * lanes.col;
+        real *to = packed + k * GEMM_M;
+        int i = 0;
+        if (lanes.dtype == DT_REAL && lanes.row == 1 && (size_t)(k + 1) * step <= K) {
+            UNROLL_ALL
+            for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
+                vec_store(to + i, units_of_lanes(first + i, first + lanes.col + i, pairs));
+            }
+        }
+        for (; i < rows; i++) { to[i] = matrix_unit(lanes, (size_t)i, (size_t)k, K, pairs); }
+    }
+    PackedRows by_k = {packed, 1, GEMM_M, GEMM_ROWS};
+    return by_k;
+}
+
+// ---- the tile
+
+// sum + a b, of a unit and a vector of units
+ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
+#if GEMM_HAS_BF16
+    if (pairs) { return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)b); }
+#endif
+    (void)pairs;
+    return sum + a * b;
+}
+
+// A tile of C, or of a buffer: element (i,j) of out and start is [i * row + j].
+typedef struct {
+    real *out;
+    const real *start;  // out = sum + start; NULL: none. May be out
+    const real *bias;   // (GEMM_COLS) added to each row; NULL: none
+    size_t row;
+} Tile;
+
+// Columns of B: packed (depth,GEMM_COLS). If source is not NULL, the tile packs them on the way: vector j of unit k is
+// at source + k * row + j * VECTOR_LANES, and the second row of a pair `second` reals further.
+typedef struct {
+    real *packed;
+    const real *source;
+    size_t row, second;
+} PackedColumns;
+
+// out (rows,GEMM_COLS) = A (rows,depth) B (depth,GEMM_COLS) + start + bias
+ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool packs, bool pairs) {
+    vec sum[GEMM_ROWS][GEMM_VECTORS];
+    UNROLL_ALL
+    for (int i = 0; i < rows; i++) {
+        UNROLL_ALL
+        for (int j = 0; j < GEMM_VECTORS; j++) { sum[i][j] = (vec){0}; }
+    }
+    for (int k = 0; k < depth; k++) {
+        vec b_k[GEMM_VECTORS];
+        UNROLL_ALL
+        for (int j = 0; j < GEMM_VECTORS; j++) {
+            real *packed = b.packed + k * GEMM_COLS + j * VECTOR_LANES;
+            const real *source = b.source + k * b.row + j * VECTOR_LANES;
+            b_k[j] = packs ? units_of_lanes(source, source + b.second, pairs) : vec_load(packed);
+            if (packs) { vec_store(packed, b_k[j]); }
+        }
+        UNROLL_ALL
+        for (int i = 0; i < rows; i++) {
+            real a_ik = a.data[i * a.row + k * a.col];
+            UNROLL_ALL
+            for (int j = 0; j < GEMM_VECTORS; j++) { sum[i][j] = multiply_add(sum[i][j], a_ik, b_k[j], pairs); }
+        }
+    }
+    UNROLL_ALL
+    for (int i = 0; i < rows; i++) {
+        UNROLL_ALL
+        for (int j = 0; j < GEMM_VECTORS; j++) {
+            size_t at = i * t.row + j * VECTOR_LANES;
+            if (t.start) { sum[i][j] += vec_load(t.start + at); }
+            if (t.bias) { sum[i][j] += vec_load(t.bias + j * VECTOR_LANES); }
+            vec_store(t.out + at, sum[i][j]);
+        }
+    }
+}
+
+// a tile of 1 to GEMM_ROWS rows: one instance of the loops for each number of registers
+ALWAYS_INLINE void gemm_tile_of(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool pairs) {
+    if (b.source) {
+        gemm_tile(t, a, b, depth, GEMM_ROWS, true, pairs);
+        return;
+    }
+    switch (rows) {
+    case 6: gemm_tile(t, a, b, depth, 6, false, pairs); break;
+    case 5: gemm_tile(t, a, b, depth, 5, false, pairs); break;
+    case 4: gemm_tile(t, a, b, depth, 4, false, pairs); break;
+    case 3: gemm_tile(t, a, b, depth, 3, false, pairs); break;
+    case 2: gemm_tile(t, a, b, depth, 2, false, pairs); break;
+    default: gemm_tile(t, a, b, depth, 1, false, pairs);
+    }
+}
+
+// ---- C
+
+// C's row i, columns [j, j + cols), before GELU: out = sum + bias + residual, or C = or += that. sum is modified
+static inline void gemm_store(const Matmul *p, real *sum, size_t i, size_t j, int cols) {
+    Gradient c = {(void *)p->c.data, p->c.dtype};
+    size_t at = i * p->c.row + j;
+    for (int x = 0; p->bias && x < cols; x++) { sum[x] += to_real(p->bias[j + x]); }
+    for (int x = 0; p->residual && x < cols; x++) { sum[x] += to_real(p->residual[at + x]); }
+    gradient_store(c, at, sum, (size_t)cols, p->accumulate ? GRAD_ADD : GRAD_SET);
+}
+
+// GELU of C's row i, columns [j, j + cols)
+static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
+    size_t at = i * p->c.row + j;
+    floatX *c = (floatX *)p->c.data + at;
+    if (p->gelu_pre) { gelu_backward_row(c, c, p->gelu_pre + at, (size_t)cols); }
+    if (p->gelu) { gelu_row(p->gelu + at, c, (size_t)cols); }
+}
+
+// ---- one thread's part
+
+typedef struct {
+    real *a;     // (GEMM_K,GEMM_M)
+    real *b;     // (GEMM_K,GEMM_N)
+    real *sums;  // (GEMM_SUMS_M,GEMM_N) sums over the blocks of K so far, if C cannot hold them
+} GemmBuffers;
+
+// Sums over the blocks of K are in C itself if C is real and the tile needs no other types.
+static inline bool gemm_sums_in_c(const Matmul *p) {
+    return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
+}
+
+// Rows [i0, i0 + rows) and columns [j0, j0 + cols) of C, from one block of B. With `packs` the first tile of each panel
+// packs the panel. sums: of row i0
+ALWAYS_INLINE void gemm_rows(const Matmul *p, PackedColumns block_b, bool packs, PackedRows packed_a, real *sums,
+                             size_t i0, int rows, size_t j0, int cols, bool first, bool last, int depth, bool pairs) {
+    bool sums_in_c = gemm_sums_in_c(p);
+    for (int j = 0; j < cols; j += GEMM_COLS) {
+        PackedRows a = packed_a;
+        for (int i = 0; i < rows; i += GEMM_ROWS, a.data += a.block) {
+            int height = rows - i < GEMM_ROWS ? rows - i : (int)GEMM_ROWS;
+            int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
+            size_t at = (i0 + i) * p->c.row + j0 + j;
+            PackedColumns b = block_b;
+            b.packed += j * depth;
+            b.source = packs && i == 0 && width == GEMM_COLS ? b.source + j : NULL;
+            if (sums_in_c && width == GEMM_COLS) {
+                real *c = (real *)p->c.data + at;
+                const real *residual = p->residual ? (const real *)p->residual + at : NULL;
+                Tile t = {c, first && !p->accumulate ? residual : c, NULL, p->c.row};
+                if (first && p->bias) { t.bias = (const real *)p->bias + j0 + j; }
+                gemm_tile_of(t, a, b, depth, height, pairs);
+            } else {
+                Tile t = {sums + i * GEMM_N + j, first ? NULL : sums + i * GEMM_N + j, NULL, GEMM_N};
+                gemm_tile_of(t, a, b, depth, height, pairs);
+                for (int r = 0; last && r < height; r++) {
+                    gemm_store(p, t.out + r * GEMM_N, i0 + i + r, j0 + j, width);
+                }
+            }
+        }
+    }
+    for (int i = 0; last && (p->gelu_pre || p->gelu) && i < rows; i++) { gemm_gelu(p, i0 + i, j0, cols); }
+}
+
+ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
+    size_t units = pairs ? (p->K + 1) / 2 : p->K;
+    size_t most_rows = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0 ? p->M : (size_t)GEMM_SUMS_M;
+    for (size_t m0 = 0; m0 < p->M; m0 += most_rows) {
+        size_t m1 = p->M - m0 < most_rows ? p->M : m0 + most_rows;
+        for (size_t j0 = 0; j0 < p->N; j0 += GEMM_N) {
+            int cols = p->N - j0 < GEMM_N ? (int)(p->N - j0) : (int)GEMM_N;
+            for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
+                int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
+                size_t k = pairs ? 2 * k0 : k0;
+                Matrix lanes = transposed(matrix_from(p->b, k, j0));
+                PackedColumns b = {buffers.b, (const real *)lanes.data, (pairs ? 2 : 1) * lanes.col, lanes.col};
+                bool by_tiles = lanes_are_vectors(lanes, depth, p->K - k, pairs) && m1 - m0 >= GEMM_ROWS;
+                for (int j = 0; j < cols; j += GEMM_COLS) {
+                    int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
+                    if (by_tiles && width == GEMM_COLS) { continue; }
+                    gemm_pack_b(buffers.b + j * depth, matrix_from(lanes, (size_t)j, 0), width, depth, p->K - k, pairs);
+                }
+                for (size_t i = m0; i < m1; i += GEMM_M) {
+                    int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
+                    PackedRows a = gemm_pack_a(buffers.a, matrix_from(p->a, i, k), rows, depth, p->K - k, pairs);
+                    gemm_rows(p, b, by_tiles && i == m0, a, buffers.sums + (i - m0) * GEMM_N, i, rows, j0, cols,
+                              k0 == 0, k0 + depth == units, depth, pairs);
+                }
+            }
+        }
+    }
+}
+
+static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
+static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
+
+// C is divided into rows x cols = threads parts. Threads that share the rows each pack B, and find their rows of an
+// earlier operation in their own cache. So columns are divided only if a part would have few rows.
+typedef struct {
+    int rows, cols;
+} GemmParts;
+
+static inline GemmParts gemm_parts(const Matmul *p, int threads) {
+    GemmParts parts = {threads, 1};
+    int tiles = (int)((p->N + GEMM_COLS - 1) / GEMM_COLS);
+    for (int cols = 1; cols <= tiles && p->M < GEMM_PART_ROWS * (size_t)parts.rows; cols++) {
+        if (threads % cols == 0) {
+            parts.rows = threads / cols;
+            parts.cols = cols;
+        }
+    }
+    return parts;
+}
+
+// part `at` of `parts` of `count` elements, in whole tiles
+static inline size_t gemm_share(size_t count, size_t tile, int at, int parts) {
+    size_t end = (count + tile - 1) / tile * (size_t)at / (size_t)parts * tile;
+    return end < count ? end : count;
+}
+
+// All threads of a parallel region call gemm, share the work and wait for the end.
+static inline void gemm(const Matmul *p) {
+    int threads = omp_get_num_threads();
+    GemmParts parts = gemm_parts(p, threads);
+    enum { A = GEMM_M * GEMM_K, B = GEMM_K * GEMM_N, SUMS = GEMM_SUMS_M * GEMM_N };
+    real *memory = (real *)xaligned(64, (A + B + SUMS) * sizeof(real));
+    GemmBuffers buffers = {memory, memory + A, memory + A + B};
+#pragma omp for schedule(static, 1)
+    for (int t = 0; t < threads; t++) {
+        int row = t / parts.cols, col = t % parts.cols;
+        size_t i = gemm_share(p->M, GEMM_ROWS, row, parts.rows), j = gemm_share(p->N, GEMM_COLS, col, parts.cols);
+        size_t at = i * p->c.row + j;
+        Matmul part = *p;
+        part.M = gemm_share(p->M, GEMM_ROWS, row + 1, parts.rows) - i;
+        part.N = gemm_share(p->N, GEMM_COLS, col + 1, parts.cols) - j;
+        part.a = matrix_from(p->a, i, 0);
+        part.b = matrix_from(p->b, 0, j);
+        part.c = matrix_from(p->c, i, j);
+        part.bias = p->bias ? p->bias + j : NULL;
+        part.residual = p->residual ? p->residual + at : NULL;
+        part.gelu_pre = p->gelu_pre ? p->gelu_pre + at : NULL;
+        part.gelu = p->gelu ? p->gelu + at : NULL;
+        if (p->bf16_inputs) {
+            gemm_part_of_pairs(&part, buffers);
+        } else {
+            gemm_part_of_reals(&part, buffers);
+        }
+    }
+    free(memory);
+}
+
+// ---- the same, one element at a time: the formula, and the reference of the self-check
+
+static inline real matmul_input(const Matmul *p, Matrix m, size_t i, size_t j) {
+    real x = matrix_element(m, i, j);
+    return p->bf16_inputs ? bf16_to_float(float_to_bf16((float)x)) : x;
+}
+
+static inline void gemm_plain(const Matmul *p) {
+#pragma omp for schedule(static)
+    for (size_t i = 0; i < p->M; i++) {
+        for (size_t j = 0; j < p->N; j++) {
+            real sum = 0;
+            for (size_t k = 0; k < p->K; k++) { sum += matmul_input(p, p->a, i, k) * matmul_input(p, p->b, k, j); }
+            gemm_store(p, &sum, i, j, 1);
+            gemm_gelu(p, i, j, 1);
+        }
+    }
+}

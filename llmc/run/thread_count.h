@@ -1,0 +1,107 @@
+/*
+The number of CPU threads of the next step, chosen by the times of earlier steps. Beside other busy programs a step on
+all cores waits at every barrier for the thread that shares its core, and fewer threads are faster. The bits of a step
+do not depend on the number of threads.
+A step that takes longer than usual starts a trial of fewer threads: 1 fewer, then 2, 3, 4, 6, ..., since any thread
+that shares its core delays all. While the number is reduced, trials of one thread more follow. Failed trials become
+rare.
+defines: ThreadCount, thread_count_open, thread_count_add
+*/
+#pragma once
+#include <stdbool.h>
+#include <string.h>
+
+enum {
+    THREAD_WINDOW = 5,  // steps of a median
+    THREAD_TRIAL = 3,   // steps of a trial; one step that takes twice the time ends it
+    THREAD_PAUSE = 16,  // steps after a failed trial; each further failure doubles them
+    THREAD_LONGEST_PAUSE = 128
+};
+#define THREAD_SLOW 1.2   // a median this many times the fastest starts a trial
+#define THREAD_GAIN 0.95  // a trial must take at most this share of the time
+
+typedef struct {
+    int most;  // threads; 1: the number never changes
+    int best;  // the number to which a failed trial returns
+    int now;   // threads of the next step: best, or those of a trial
+    double ms[THREAD_WINDOW];
+    int steps;          // with `now` threads
+    double best_ms;     // the last median of steps with `best` threads
+    double fastest_ms;  // the least median with `most` threads; 0: none yet
+    int wait, pause;    // steps until the next trial, and after the next failed one
+    int fewer;          // the next trial of fewer threads has this many fewer
+    bool upwards;       // the last trial was of more threads
+} ThreadCount;
+
+// most: 1 or more
+static inline ThreadCount thread_count_open(int most) {
+    ThreadCount t;
+    memset(&t, 0, sizeof t);
+    t.most = t.best = t.now = most;
+    t.pause = THREAD_PAUSE;
+    t.fewer = 1;
+    return t;
+}
+
+// the median of the last steps with `now` threads
+static inline double thread_count_median(const ThreadCount *t) {
+    int count = t->steps < THREAD_WINDOW ? t->steps : (int)THREAD_WINDOW;
+    for (int i = 0; i < count; i++) {
+        int below = 0, equal = 0;
+        for (int j = 0; j < count; j++) {
+            below += t->ms[j] < t->ms[i];
+            equal += t->ms[j] == t->ms[i];
+        }
+        if (below <= count / 2 && below + equal > count / 2) { return t->ms[i]; }
+    }
+    return 0;
+}
+
+static inline void thread_count_set(ThreadCount *t, int threads) {
+    t->now = threads;
+    t->steps = 0;
+}
+
+// the end of a trial
+static inline void thread_count_judge(ThreadCount *t) {
+    double ms = thread_count_median(t);
+    if (ms <= THREAD_GAIN * t->best_ms) {
+        t->best = t->now;
+        t->best_ms = ms;
+        t->pause = THREAD_PAUSE;
+        t->wait = 0;
+        t->fewer = 1;
+    } else {
+        if (t->now < t->best) { t->fewer += t->fewer < 4 ? 1 : t->fewer / 2; }
+        if (t->fewer >= t->best) { t->fewer = 1; }
+        t->wait = t->pause;
+        t->pause = 2 * t->pause < THREAD_LONGEST_PAUSE ? 2 * t->pause : (int)THREAD_LONGEST_PAUSE;
+    }
+    thread_count_set(t, t->best);
+}
+
+// Adds the time of a step with `now` threads, and chooses `now` for the next step.
+static inline void thread_count_add(ThreadCount *t, double ms) {
+    if (t->most == 1) { return; }
+    t->ms[t->steps++ % THREAD_WINDOW] = ms;
+    if (t->now != t->best) {
+        if (t->steps >= THREAD_TRIAL || ms > 2 * t->best_ms) { thread_count_judge(t); }
+        return;
+    }
+    if (t->steps < THREAD_WINDOW) { return; }
+    t->best_ms = thread_count_median(t);
+    bool all = t->best == t->most;
+    if (all && (t->fastest_ms == 0 || t->best_ms < t->fastest_ms)) { t->fastest_ms = t->best_ms; }
+    if (t->wait > 0) {
+        t->wait--;
+        return;
+    }
+    bool slow = t->best_ms > THREAD_SLOW * t->fastest_ms;
+    if (slow && t->best > 1 && (all || t->upwards)) {
+        t->upwards = false;
+        thread_count_set(t, t->best - t->fewer);
+    } else if (!all) {
+        t->upwards = true;
+        thread_count_set(t, t->best + 1);
+    }
+}
