@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lists the compilers, libraries and GPU that a build found, and their effect. The Makefile calls it, with its choices
-# in the environment: CC, NVCC, DEVICE, PRECISION, HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name and compute capability (empty: not found), and
-# HARDENED, names of scripts/hardening.mk.
+# in the environment: CC, NVCC, DEVICE, PRECISION, HAVE_CMOCKA, HAVE_MPI, HAVE_LIBCRYPTO, HAVE_NCCL and GPU, its name
+# and compute capability (empty: not found), and HARDENED, names of scripts/hardening.mk.
 # A missing requirement of every build is an error that names the remedy.
 set -euo pipefail
 

@@ -34,6 +34,8 @@ D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB":
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
         "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
 FP32_WAYS = list(WAYS)[:2]
+# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
 START = time.monotonic()
 BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
@@ -64,7 +66,8 @@ class Torch:
         command = [TORCH, os.path.join(ROOT, "dev/oracle/bench.py"), "--serve", "--threads", str(threads), *flags]
         for name in ("shape", "B", "T", "V"):
             command += ["--" + name, str(case[name])]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=ENVIRONMENT)
 
     def steps(self, count):
         self.process.stdin.write(f"{count}\n")
@@ -204,13 +207,9 @@ def steps_and_busy(text, threads, rounds, ways):
 
 def run_matmul(threads, rounds):
     """lines of bench_matmul: the build, and rates"""
-    environment = dict(os.environ)
-    if cpu("Vendor ID") == "AuthenticAMD" and "avx512f" in cpu("Flags"):
-        # OpenBLAS takes a CPU that is newer than itself for one without AVX-512, at half the rate
-        environment.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
     log(f"bench_matmul, {threads} threads")
     command = [os.path.join(ROOT, "build/bench/bench_matmul"), str(threads), str(rounds)]
-    lines = subprocess.check_output(command, text=True, env=environment).splitlines()
+    lines = subprocess.check_output(command, text=True, env=ENVIRONMENT).splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -221,13 +220,13 @@ MATMUL_COLUMNS = {("fp32", "ours"): "ours", ("fp32", "onednn"): "oneDNN, its lay
 
 
 def matmul_rows(rates, columns):
-    """{gemm: cells} of one model: FMAs, then GFLOP/s of each column and their ratio to the FMAs of the same turns"""
+    """{gemm: cells} of one model: GFLOP/s of each column and their ratio to the model's rate of FMAs"""
     rows = {}
+    fma = {rate["inputs"]: rate["fma"] for rate in rates if rate["gemm"] == "all"}
     for gemm in dict.fromkeys(rate["gemm"] for rate in rates):
         by_inputs = {rate["inputs"]: rate for rate in rates if rate["gemm"] == gemm}
-        rows[gemm] = [f"{by_inputs['fp32']['fma']:.0f}"]
-        rows[gemm] += [f"{by_inputs[i][program]:.0f} ({by_inputs[i][program] / by_inputs[i]['fma']:.2f})"
-                       for i, program in columns]
+        rows[gemm] = [f"{by_inputs[i][program]:.0f} ({by_inputs[i][program] / fma[i]:.2f})" for i, program in columns]
+    rows["all"].insert(0, f"{fma['fp32']:.0f}")
     return rows
 
 
@@ -235,10 +234,10 @@ def matmul_tables(by_threads):
     threads = max(by_threads)
     measured = [rate for rate in by_threads[threads][1:] if rate["gemm"] == "all"]
     columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
-    heads = f"| FMAs | {' | '.join(MATMUL_COLUMNS[column] for column in columns)} |"
+    heads = " | ".join(MATMUL_COLUMNS[column] for column in columns)
     lines = ["### GEMMs of a training step: GFLOP/s (ratio to fp32 FMAs in registers)", "",
-             "oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 in memory, "
-             "ours are fp32.", "", f"| a step's GEMMs | threads {heads}", "|---" * (len(columns) + 3) + "|"]
+             "The best round. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 "
+             "in memory, ours are fp32.", "", f"| a step's GEMMs | threads | FMAs | {heads} |", "|---" * (len(columns) + 3) + "|"]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):
         for n in sorted(by_threads):
@@ -246,8 +245,8 @@ def matmul_tables(by_threads):
             rows = matmul_rows(rates, columns)
             lines.append(f"| {model} | {n} | {' | '.join(rows.pop('all'))} |")
         sizes = {rate["gemm"]: f"{rate['M']} x {rate['N']} x {rate['K']}" for rate in rates if rate["gemm"] != "all"}
-        details += ["", f"{model}, {threads} threads:", "", f"| GEMM | M x N x K {heads}",
-                    "|---" * (len(columns) + 3) + "|"]
+        details += ["", f"{model}, {threads} threads:", "", f"| GEMM | M x N x K | {heads} |",
+                    "|---" * (len(columns) + 2) + "|"]
         details += [f"| {gemm} | {sizes[gemm]} | {' | '.join(cells)} |" for gemm, cells in rows.items()]
     return lines + details + [""]
 
@@ -267,7 +266,7 @@ def end_losses(text, torch_version):
             torch = [TORCH, os.path.join(ROOT, "dev/oracle/converge.py"), "--init",
                      f"{folder}/step_00000000/model.safetensors", "--batches", f"{folder}/train.i32",
                      "--val", f"{folder}/val.i32"]
-            one = {**os.environ, "OMP_NUM_THREADS": "1"}  # more are slower beside a busy neighbour
+            one = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # more are slower beside a busy neighbour
             losses["PyTorch"] = json.loads(subprocess.check_output(torch, env=one))["val_loss"]
         for name, precision in our_precisions().items():
             run = os.path.join(folder, f"run{precision}")
@@ -328,8 +327,8 @@ def head(build, torch_version, rounds):
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
-            "- PyTorch: eager, if not compiled. Medium precision: torch.set_float32_matmul_precision('medium'). Speeds "
-            "are at each program's better number of threads", ""]
+            "- PyTorch is eager, if not compiled; medium precision is torch.set_float32_matmul_precision('medium'). A speed "
+            "is at a program's best number of threads", ""]
 
 
 def results_file():

@@ -59,7 +59,8 @@ build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -
 # ---- programs
 
 build/sanitize/train_gpt2 build/emulated/train_gpt2 build/emulated/train_gpt2_bf16 build/check/bf16 \
-		build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
+		build/test/train_gpt2_v2 build/test/train_gpt2_v3 build/test/train_gpt2_bf16 \
+		build/tsan/train_gpt2 build/tsan/train_gpt2_emulated_bf16: \
 		train_gpt2.cu build/flags
 	$(compile)
 build/test/test_gpt2_bf16 build/test/test_gpt2_poisoned build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: \
