@@ -236,7 +236,7 @@ def matmul_tables(by_threads):
     columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
     heads = " | ".join(MATMUL_COLUMNS[column] for column in columns)
     lines = ["### GEMMs of a training step: GFLOP/s (ratio to fp32 FMAs in registers)", "",
-             "The best round. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 "
+             "The fastest call. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 "
              "in memory, ours are fp32.", "", f"| a step's GEMMs | threads | FMAs | {heads} |", "|---" * (len(columns) + 3) + "|"]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):

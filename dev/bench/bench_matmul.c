@@ -1,8 +1,8 @@
 /*
 The GEMMs of a training step through gemm() of llmc/gemm.h, beside the rate of FMAs in registers, oneDNN and OpenBLAS.
     bench_matmul [THREADS [ROUNDS]]      (default: all threads, 5 rounds)
-The programs take turns in each round. A rate is GFLOP/s of a turn's median call, in the best round: a neighbour that
-takes a core from a turn makes it many times slower.
+The programs take turns in each round. A rate is GFLOP/s of the fastest call: beside a busy neighbour the median call
+may wait for a core, many times as long as it computes.
 Output is lines of JSON: the build, then for each model and type of inputs a line for each GEMM and a total ("gemm":
 "all"), in which a GEMM counts as often as in a step, and fma is the median. The rate of a missing program is null.
   fma           independent multiply-adds of fp32 vectors in registers, in all threads: the most that fp32 can reach
@@ -22,7 +22,7 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
 #endif
 
 enum { FMA, OURS, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
-enum { MIN_CALLS = 3, MAX_CALLS = 999 };
+enum { MIN_CALLS = 3 };
 static const char *const program_names[] = {"fma", "ours", "onednn", "onednn_plain", "openblas"};
 enum { PAUSE_MICROSECONDS = 50000 };  // OpenBLAS's idle threads wait busily for a while, and OpenMP's
 static const double TURN_SECONDS = 0.02;
@@ -37,7 +37,8 @@ typedef struct {
     const char *name;
     size_t in, out;  // in channels; out 0: the vocabulary
 } Linear;
-static const Linear linears[] = {
+enum { NUM_LINEARS = 5 };
+static const Linear linears[NUM_LINEARS] = {
     {"qkv", 1, 3}, {"attproj", 1, 1}, {"fc", 1, 4}, {"fcproj", 4, 1}, {"classifier", 1, 0}};
 
 enum { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, NUM_KINDS };
@@ -237,21 +238,20 @@ static double median(double *values, int count) {
     return values[count / 2];
 }
 
-// GFLOP/s of one turn: the median call, after one that warms up
+// GFLOP/s of the fastest call of a turn, without the first, which warms up
 static double turn_rate(int program, const Case *k, int threads) {
-    double seconds[MAX_CALLS], flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
+    double fastest = INFINITY, flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
     if (program == FMA) { flops = 2.0 * FMA_CHAINS * FMA_STEPS * VECTOR_LANES * threads; }
-    int calls = 0;
     if (program == FMA || program == OPENBLAS) { usleep(PAUSE_MICROSECONDS); }
     run(program, k);
     double now = now_seconds(), end = now + TURN_SECONDS;
-    while (calls < MIN_CALLS || (now < end && calls < MAX_CALLS)) {
+    for (int calls = 0; calls < MIN_CALLS || now < end; calls++) {
         double start = now;
         run(program, k);
         now = now_seconds();
-        seconds[calls++] = now - start;
+        fastest = fmin(fastest, now - start);
     }
-    return flops / median(seconds, calls) / 1e9;
+    return flops / fastest / 1e9;
 }
 
 // 0 for a missing program
@@ -302,7 +302,8 @@ static void print_rates(const double *rates) {
 
 static void measure_model(const Model *m, bool bf16_inputs, int threads, int rounds) {
     const char *inputs = bf16_inputs ? "bf16" : "fp32";
-    double flops = 0, seconds[NUM_PROGRAMS] = {0}, rates[NUM_PROGRAMS], fma[NUM_LINEARS * NUM_KINDS];
+    double flops = 0, seconds[NUM_PROGRAMS] = {0}, rates[NUM_PROGRAMS];
+    double fma[NUM_LINEARS * NUM_KINDS] = {0};
     for (int l = 0; l < NUM_LINEARS; l++) {
         for (int kind = 0; kind < NUM_KINDS; kind++) {
             Case k = make_case(m, &linears[l], kind, bf16_inputs);
