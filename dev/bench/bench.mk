@@ -48,7 +48,7 @@ bench-comm: build/bench/bench_comm ## bench: bandwidth between 2 ranks
 bench-processes: train_gpt2 ## bench: N ranks of one thread beside one rank of N threads
 	@dev/bench/bench_processes.py
 
-# the peers of our GEMM. Each has been searched for when bench_matmul is compiled
+# oneDNN and OpenBLAS, the peers of our GEMM, are searched for when bench_matmul is compiled
 openblas_flags = $(shell pkg-config --cflags openblas 2>&-)
 openblas_libraries = $(or $(strip $(shell pkg-config --libs openblas 2>&-)),-lopenblas)
 onednn = $(call links,oneapi/dnnl/dnnl.h,-ldnnl)

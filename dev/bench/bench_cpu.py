@@ -28,7 +28,7 @@ TRAINER = os.path.join(ROOT, "train_gpt2")
 TORCH = os.path.join(ROOT, "build/torch/bin/python3")
 LEAST_ROUNDS = 3  # fewer rounds do not replace the file
 PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7}
-BUSY_PRESET = {**PRESET, "steps": 35, "skip": 5}
+BUSY_PRESET = {**PRESET, "steps": 100, "skip": 20}  # loops hardly slow the first half second of a process
 D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB": 3.2}
 # flags of dev/oracle/bench.py; the fp32 ways first
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
@@ -236,8 +236,9 @@ def matmul_tables(by_threads):
     columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
     heads = " | ".join(MATMUL_COLUMNS[column] for column in columns)
     lines = ["### GEMMs of a training step: GFLOP/s (ratio to fp32 FMAs in registers)", "",
-             "The fastest call. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands are bf16 "
-             "in memory, ours are fp32.", "", f"| a step's GEMMs | threads | FMAs | {heads} |", "|---" * (len(columns) + 3) + "|"]
+             "The fastest call. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands "
+             "are bf16 in memory, ours are fp32.", "", f"| a step's GEMMs | threads | FMAs | {heads} |",
+             "|---" * (len(columns) + 3) + "|"]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):
         for n in sorted(by_threads):
@@ -327,8 +328,8 @@ def head(build, torch_version, rounds):
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
-            "- PyTorch is eager, if not compiled; medium precision is torch.set_float32_matmul_precision('medium'). A speed "
-            "is at a program's best number of threads", ""]
+            "- PyTorch is eager, if not compiled; medium precision is torch.set_float32_matmul_precision('medium'). A "
+            "speed is at a program's best number of threads", ""]
 
 
 def results_file():

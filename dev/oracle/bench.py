@@ -8,7 +8,7 @@ stdin with a JSON list of the milliseconds of the next n steps, or fewer if they
 
 `scripts/setup.sh bench` installs PyPI's PyTorch, which has MKL and oneDNN. Another PyTorch may call a slower BLAS:
 state its `gemm_gflops`, its fp32 rate at 1024^3, beside every comparison.
-malloc is set to reuse freed memory: with the default malloc, a d12 step (B 4, T 64) takes a third longer.
+malloc is set to reuse freed memory: with the default malloc, a d12 step (B 4, T 64) takes a quarter longer.
 """
 import argparse
 import json
