@@ -42,7 +42,8 @@ nccl = $(and $(comm),$(HAVE_NCCL))
 # C++ warns of = {}; C does not
 WITHOUT_FIELDS := -Wno-missing-field-initializers
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
-defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) $(crypto:yes=-DHAVE_LIBCRYPTO)
+defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) \
+	$(crypto:yes=-DHAVE_LIBCRYPTO)
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # llm.c's GPU_COMPUTE_CAPABILITY=90, the GPU of this machine, or every architecture that nvcc and the kernels know
 ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=native),$(foreach sm,$(filter $(if \
@@ -73,10 +74,11 @@ $(begin)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
-announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' HAVE_CMOCKA='$(HAVE_CMOCKA)' \
-	HAVE_MPI='$(HAVE_MPI)' HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' DEVICE='$(device)' \
-	HAVE_LIBCRYPTO='$(HAVE_LIBCRYPTO)' HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > \
-	build/found)$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
+announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' \
+	HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' DEVICE='$(device)' \
+	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' HAVE_LIBCRYPTO='$(HAVE_LIBCRYPTO)' \
+	HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > build/found)\
+	$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
 
 include scripts/libraries.mk scripts/hardening.mk
 
@@ -88,8 +90,8 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) \
-	$(cuda_compiler)))
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
+	hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
 $(call remember,build/cuda/flags,$(cuda_compiler) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
