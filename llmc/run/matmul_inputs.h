@@ -23,9 +23,9 @@ typedef struct {
 } InputTimes;
 
 typedef struct {
-    bool possible;      // the build and the machine have bf16 inputs
-    const char *cache;  // the file of times; NULL: none
-    char key[512];      // in the file
+    bool possible;                               // the build and the machine have bf16 inputs
+    const char *cache;                           // the file of times; NULL: none
+    char key[512];                               // in the file
     double (*pass)(void *of, bool bf16_inputs);  // runs the matmuls once and returns milliseconds
     void *of;
 } InputTrial;
@@ -53,7 +53,7 @@ static inline void remember_times(const char *path, const char *key, InputTimes 
     const double ms[2] = {times.fp32, times.bf16};
     if (!path) { return; }
     if (!cache) { cache = cJSON_CreateObject(); }
-    cJSON_DeleteItemFromObjectCaseSensitive(cache, key);
+    while (cJSON_GetObjectItemCaseSensitive(cache, key)) { cJSON_DeleteItemFromObjectCaseSensitive(cache, key); }
     cJSON_AddItemToObject(cache, key, cJSON_CreateDoubleArray(ms, 2));
     int error = write_json(path, cache);
     cJSON_Delete(cache);

@@ -600,8 +600,8 @@ static const Flag flag_table[] = {
      "A CUDA graph saves the time of launching each kernel. 0 launches each kernel by itself, for profiling. The bits "
      "are the same. On a CPU the flag does nothing.",
      "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
-    {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "LEVEL", NULL,
-     "round fp32 matmul inputs: 0 not, 1 to TF32, 2 also to bf16 (default %s)",
+    {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "N", NULL,
+     "round fp32 matmul inputs: 0 not, 1 TF32, 2 also bf16, auto (default %s)",
      "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU with AVX512-BF16. Sums "
      "stay fp32. auto is 2 if bf16 inputs are at least 5 % faster on this CPU, else 1. Training times both before its "
      "first step, and remembers the times. A resumed run keeps the choice. Without training, auto is 1.",
