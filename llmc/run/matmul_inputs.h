@@ -39,7 +39,7 @@ static inline InputTimes recall_times(const char *path, const char *key) {
     double ms[2] = {0, 0};
     for (int i = 0; i < 2; i++) {
         const cJSON *number = cJSON_GetArrayItem(item, i);
-        if (cJSON_IsNumber(number)) { ms[i] = number->valuedouble; }
+        if (number) { ms[i] = number->valuedouble; }  // 0 if it is no number
     }
     bool valid = cJSON_IsArray(item) && isfinite(ms[0]) && isfinite(ms[1]) && ms[0] > 0 && ms[1] > 0;
     cJSON_Delete(cache);
@@ -88,8 +88,7 @@ static inline InputTimes time_inputs(const InputTrial *trial, Comm *world) {
 
 // the times that rank 0 remembers, else new ones; the same on all ranks
 static inline InputTimes find_times(const InputTrial *trial, Comm *world) {
-    InputTimes times = {0, 0};
-    if (world->rank == 0) { times = recall_times(trial->cache, trial->key); }
+    InputTimes times = recall_times(trial->cache, trial->key);
     comm_broadcast_host(&times, sizeof times, 0, world);
     if (times.fp32 > 0) { return times; }
     times = time_inputs(trial, world);
