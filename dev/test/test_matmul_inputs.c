@@ -295,6 +295,23 @@ static void test_another_r_keeps_the_choice(void **state) {
     assert_int_equal(a.chosen, CHOSEN_MATMUL_PRECISION);
 }
 
+// nor do -r auto and --fit, which choose other flags
+static void test_other_choices_keep_the_choice(void **state) {
+    (void)state;
+    const GPT2Config config = {16, 256, 256, 1, 1, 16};
+    char text[FLAG_TEXT];
+    Comm *world = comm_single(&cpu_device);
+    TrainArgs a = default_args;
+    a.T = 16;
+    a.chosen = CHOSEN_MATMUL_PRECISION;
+    choose_recomputation(text, &a, &config, &cpu_backend, world);
+    assert_int_equal(a.chosen, CHOSEN_RECOMPUTE | CHOSEN_FUSE_GELU | CHOSEN_CLASSIFIER_ROWS | CHOSEN_MATMUL_PRECISION);
+    ModelOptions o = model_options(&a, &config, &cpu_backend);
+    fit_apply(&a, &o, config.num_layers);
+    assert_int_equal(a.chosen, CHOSEN_MATMUL_PRECISION);
+    comm_close(world);
+}
+
 // ---- several ranks, as threads
 
 enum { RANKS = 3 };
@@ -458,6 +475,7 @@ int main(void) {
         cmocka_unit_test(test_flags_of_a_resumed_run),
         cmocka_unit_test(test_auto_of_a_run_without_a_config),
         cmocka_unit_test(test_another_r_keeps_the_choice),
+        cmocka_unit_test(test_other_choices_keep_the_choice),
         cmocka_unit_test(test_the_slowest_rank_decides),
         cmocka_unit_test(test_one_rank_without_bf16),
         cmocka_unit_test(test_the_file_of_rank_0),
