@@ -9,8 +9,7 @@
 DEVICE ?= $(if $(filter train_gpt2cu,$(MAKECMDGOALS)),cuda,auto)
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
-# gcc and clang use only half of a register for loops on some CPUs with AVX-512
-CFLAGS ?= -O3 -march=$(MARCH) $(if $(filter x86_64,$(machine)),-mprefer-vector-width=512) -g
+CFLAGS ?= -O3 -march=$(MARCH) $(cpu_options) -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:

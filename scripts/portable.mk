@@ -14,6 +14,11 @@ endif
 machine := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>&-)))
 baseline := $(or $(if $(filter x86_64,$(machine)),x86-64-v3),$(if $(filter aarch64,$(machine)),armv8-a),native)
 MARCH ?= $(if $(filter portable,$(ARCH))$(filter-out $(shell uname -m),$(machine)),$(baseline),native)
+# gcc and clang use only half of a register for loops on some CPUs with AVX-512. gcc 12 for aarch64 otherwise loads
+# elements of A so early that a sum of gemm_tile is on the stack; clang has no such option.
+cpu_options_x86_64 := -mprefer-vector-width=512
+cpu_options_aarch64 = $(if $(call links,,-Werror -fno-schedule-insns),-fno-schedule-insns)
+cpu_options := $(cpu_options_$(machine))
 # the prerequisite of ./train_gpt2
 portable_program := $(if $(filter portable,$(ARCH)),$(if $(filter cpu,$(device)),build/portable/train_gpt2))
 
