@@ -137,7 +137,8 @@ lint: ## check: clang-tidy, cppcheck and shellcheck without a finding
 	@scripts/lint.sh
 
 help: ## build: this list
-	@for group in build install train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
+	@for group in build install train test bench check; do \
+		echo "$$group"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1|/p" \
 		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 

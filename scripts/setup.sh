@@ -4,8 +4,8 @@
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
 # disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
-# hour. For the benchmark of the CPU, pip installs PyTorch into build/torch. aarch64: a cross compiler, qemu, and Debian's
-# libraries of the architecture arm64, which dpkg then knows.
+# hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
+# aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail

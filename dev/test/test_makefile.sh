@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The precision and the architectures that make chooses for a GPU, the CPU of a build, and the hardening of a build. nvidia-smi and nvcc are
-# stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
+# The precision and the architectures that make chooses for a GPU, the CPU of a build, and its hardening. nvidia-smi and
+# nvcc are stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -104,7 +104,8 @@ report "each option that a compiler does not know is left out alone, and named" 
 
 # cc_for MACHINE: a compiler for another CPU
 cc_for() {
-    printf '#!/bin/sh\n[ "$*" = -dumpmachine ] && echo %s-linux-gnu && exit\nexec cc "$@"\n' "$1" >"$folder/bin/cross_cc"
+    printf '#!/bin/sh\n[ "$*" = -dumpmachine ] && echo %s-linux-gnu && exit\nexec cc "$@"\n' "$1" \
+        >"$folder/bin/cross_cc"
     chmod +x "$folder/bin/cross_cc"
 }
 report "a build is for the CPU of this machine, MARCH for another" "$(

@@ -91,11 +91,17 @@ rm -f "$out"
 without() { objdump -d --no-show-raw-insn "$objects/$1" | grep -E -- "$2" | head -n 3; }
 with() { [ -n "$(without "$@")" ] || echo "no line of $1 has $2"; }
 if command -v objdump >/dev/null; then
-    report "the main that chooses has no instruction of AVX" "$(without main.o $'%[yz]mm|\tv[a-z]' && with main.o cpuid)"
+    report "the main that chooses has no instruction of AVX" "$(
+        without main.o $'%[yz]mm|\tv[a-z]'
+        with main.o cpuid
+    )"
     report "each level has the vectors of its own and no longer ones" "$(
-        without v2.o $'%[yz]mm|\tv[a-z]' && with v2.o mulps
-        without v3.o '%zmm|%k[0-7]' && with v3.o 'vfmadd.*%ymm'
-        without v4.o 'vdpbf16ps|vcvtne' && with v4.o 'vfmadd.*%zmm'
+        without v2.o $'%[yz]mm|\tv[a-z]'
+        with v2.o mulps
+        without v3.o '%zmm|%k[0-7]'
+        with v3.o 'vfmadd.*%ymm'
+        without v4.o 'vdpbf16ps|vcvtne'
+        with v4.o 'vfmadd.*%zmm'
         with bf16.o 'vdpbf16ps.*%zmm'
     )"
     report "an object has one global function: no level calls another's" "$(
