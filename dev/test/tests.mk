@@ -47,7 +47,7 @@ build/test/portable/%: CFLAGS := $(without) -O1 -w
 build/test/%_v2 build/sanitize/%_v2: options = -march=x86-64-v2
 build/test/%_v3 build/sanitize/%_v3: options = -march=x86-64-v3
 # gcc 12 warns falsely where a fortified memcpy of constant text is inlined
-build/test/% build/emulated/%: fortifies =
+build/test/% build/emulated/% build/aarch64/%: fortifies =
 build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16 build/test/train_gpt2_%: \
 	CFLAGS := $(filter-out -g,$(CFLAGS))
 build/emulated/%: CFLAGS := $(without) -O2
