@@ -1,9 +1,9 @@
 # train_gpt2 in a container, for a CPU or for NVIDIA GPUs. The build has not been run: no Docker engine was at hand.
-#   docker build -t train_gpt2 .                      a CPU build for x86-64-v3
+#   docker build -t train_gpt2 .                      a CPU build for many CPUs
 #   docker build -t train_gpt2:cuda --target cuda .   a GPU build for every architecture that nvcc knows
 #   docker run --rm -v "$PWD:/work" train_gpt2 -i my.txt -e l4h4c128 -t 64 -o runs/mine
 #   docker run --rm --gpus all --shm-size 1g -v "$PWD:/work" train_gpt2:cuda -i my.txt -e d12
-# MARCH is the CPU of the build, as for `make`. Another CPU than x86-64 needs --build-arg MARCH=armv8-a.
+# The GPU build is for an x86-64 CPU with AVX2 and FMA, or for aarch64.
 ARG DEBIAN=debian:12-slim
 ARG CUDA=nvidia/cuda:12.6.3
 
@@ -23,8 +23,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY --from=source /source .
-ARG MARCH=x86-64-v3
-RUN make DEVICE=cpu MARCH="${MARCH}" train_gpt2 && make install PREFIX=/usr/local DESTDIR=/installed
+RUN make -j DEVICE=cpu ARCH=portable train_gpt2 && make install PREFIX=/usr/local DESTDIR=/installed
 
 FROM ${CUDA}-devel-ubuntu22.04 AS build-cuda
 RUN apt-get update && apt-get install -y --no-install-recommends \
@@ -32,8 +31,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY --from=source /source .
-ARG MARCH=x86-64-v3
-RUN make DEVICE=cuda PRECISION=bf16 MARCH="${MARCH}" train_gpt2 && make install PREFIX=/usr/local DESTDIR=/installed
+RUN make DEVICE=cuda PRECISION=bf16 ARCH=portable train_gpt2 && make install PREFIX=/usr/local DESTDIR=/installed
 
 # ---- images: the libraries and the installed files
 

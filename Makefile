@@ -1,5 +1,5 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
-#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  HARDENING=1|0  CC=gcc  CXX=g++
+#   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ARCH=native|portable  HARDENING=1|0  CC=gcc  CXX=g++
 #   NVCC=nvcc  MARCH=native  CFLAGS='-O3 -march=native -g'
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
@@ -9,9 +9,7 @@
 DEVICE ?= $(if $(filter train_gpt2cu,$(MAKECMDGOALS)),cuda,auto)
 NVCC ?= nvcc
 CUDA_FLAGS ?= -lcublasLt
-MARCH ?= native
-# gcc and clang use only half of a register for loops on some CPUs with AVX-512
-CFLAGS ?= -O3 -march=$(MARCH) $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512) -g
+CFLAGS ?= -O3 -march=$(MARCH) $(cpu_options) -g
 MAKEFLAGS += --no-builtin-rules
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -49,6 +47,7 @@ dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=native),$(foreach sm,$(filter $(if \
 	$(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell $(NVCC) --list-gpu-code)),-gencode \
 	arch=$(sm:sm_%=compute_%),code=$(sm)))
+links_with = -lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
 
 define begin
 $(announce)
@@ -70,7 +69,7 @@ endef
 define compile
 $(begin)
 @$(compiler) $(LANGUAGE) $(CFLAGS) $(options) $(defines) $(hardening) $(hardening_link) $(dependencies) $< -o $@ \
-	-lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
+	$(links_with)
 endef
 compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 # describes this machine before the first command of a build, and stops if a requirement is missing
@@ -80,7 +79,7 @@ announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISI
 	HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > build/found)\
 	$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
 
-include scripts/libraries.mk scripts/hardening.mk
+include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 
 # ---- what programs depend on
 
@@ -90,7 +89,7 @@ cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
 ifneq ($(filter-out build/cuda/%,$(GOALS)),)
-$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
+$(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(ARCH) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
 	hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif
 ifneq ($(filter build/cuda/%,$(GOALS)),)
@@ -103,8 +102,8 @@ endif
 all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build: ./train_gpt2 and ./test_gpt2 (the default)
 
 train_gpt2 train_gpt2cu: comm = yes
-train_gpt2 train_gpt2cu: train_gpt2.cu build/flags
-	$(compile_for_device)
+train_gpt2 train_gpt2cu: train_gpt2.cu build/flags $(portable_program)
+	$(if $(portable_program),cp $(portable_program) $@,$(compile_for_device))
 
 test_gpt2: options = -DTESTING -Wno-unused-function
 test_gpt2: libraries = -lcmocka
@@ -138,7 +137,8 @@ lint: ## check: clang-tidy, cppcheck and shellcheck without a finding
 	@scripts/lint.sh
 
 help: ## build: this list
-	@for group in build install train test bench check; do echo "$$group"; sed -n "s/^\([a-z-]*\):.*## $$group: /\1|/p" \
+	@for group in build install train test bench check; do \
+		echo "$$group"; sed -n "s/^\([a-z0-9-]*\):.*## $$group: /\1|/p" \
 		Makefile dev/*/*.mk scripts/*.mk | awk -F '|' '{ printf "  make %-16s %s\n", $$1, $$2 }'; done
 	@sed -n 's/^#   DEVICE/options: DEVICE/p' Makefile
 

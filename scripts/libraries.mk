@@ -12,8 +12,8 @@ HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir 
 	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
 	echo yes; rm -f build/nccl.cu build/nccl.out)))$(HAVE_NCCL)
 # these goals compile nothing by themselves
-GOALS := $(filter-out help train test test-all bench-cpu fuzz format format-check lint clean install uninstall,$(or \
-	$(MAKECMDGOALS),all))
+GOALS := $(filter-out help train test test-aarch64 test-all bench-cpu fuzz format format-check lint clean install \
+	uninstall,$(or $(MAKECMDGOALS),all))
 ifneq ($(GOALS),)
 HAVE_CMOCKA := $(call links,stdarg.h stddef.h stdint.h setjmp.h cmocka.h,-lcmocka)
 HAVE_MPI := $(if $(filter 1,$(NO_USE_MPI)),,$(call links,mpi.h,$(MPI_CFLAGS) $(MPI_LIBS)))

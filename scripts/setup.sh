@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs the missing packages of a purpose with apt:   scripts/setup.sh build|train|test|lint|bench|fuzz|peers
+# Installs the missing packages of a purpose with apt:   scripts/setup.sh PURPOSE
+# PURPOSE is build, train, test, lint, bench, fuzz, aarch64 or peers.
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
 # disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
 # hour. For the benchmark of the CPU, pip installs PyTorch into build/torch.
+# aarch64: a cross compiler, qemu, and Debian's libraries of the architecture arm64, which dpkg then knows.
 # Each missing package is printed with its reason before anything is installed. If no package is missing, the script
 # prints nothing and needs neither root nor a network. Without apt-get it prints the missing packages and stops.
 set -euo pipefail
@@ -11,10 +13,10 @@ cd "$(dirname "$0")/.."
 
 purpose=${1:-} with_peers=
 case $purpose in
-build | train | test | lint | bench | fuzz) ;;
+build | train | test | lint | bench | fuzz | aarch64) ;;
 peers) purpose=test with_peers=yes ;;
 *)
-    echo "setup: expected build, train, test, lint, bench, fuzz or peers, found '$purpose'" >&2
+    echo "setup: expected build, train, test, lint, bench, fuzz, aarch64 or peers, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -55,6 +57,11 @@ fuzzer_package() {
     local version
     version=$(clang -dumpversion 2>/dev/null || apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-//p')
     echo "libclang-rt-${version%%.*}-dev"
+}
+
+# links_for_aarch64 OPTION: a program for aarch64 links with the library
+links_for_aarch64() {
+    printf 'int main(void) { return 0; }' | aarch64-linux-gnu-gcc -x c - "$1" -o /dev/null >/dev/null 2>&1
 }
 
 # need|want PURPOSES PACKAGE REASON TEST...: lists the package if the purpose is one of PURPOSES and the test fails.
@@ -104,6 +111,14 @@ need lint          shellcheck          "static analysis of scripts"             
 need fuzz          clang               "compiles the fuzz targets"                              has_command clang
 need fuzz          "$(fuzzer_package)" "libFuzzer and clang's sanitizers"                       has_fuzzer
 want fuzz          llvm                "names functions and lines in reports of a finding" has_command llvm-symbolizer
+need aarch64 gcc-aarch64-linux-gnu "the C compiler for aarch64"               has_command aarch64-linux-gnu-gcc
+need aarch64 libc6-dev-arm64-cross "the C library for aarch64"                              links_for_aarch64 -lm
+need aarch64 qemu-user             "executes programs for aarch64"                          has_command qemu-aarch64
+need aarch64 libgomp1:arm64        "OpenMP for aarch64"         test -e /usr/lib/aarch64-linux-gnu/libgomp.so.1
+need aarch64 libcjson-dev:arm64    "cJSON for aarch64"                                      links_for_aarch64 -lcjson
+need aarch64 libssl-dev:arm64      "libcrypto for aarch64"                                  links_for_aarch64 -lcrypto
+need aarch64 libcmocka-dev:arm64   "cmocka for aarch64"                                     links_for_aarch64 -lcmocka
+want test          qemu-user           "older CPUs, for the program of many CPUs"              has_command qemu-x86_64
 want bench         python3-venv        "pip, for PyTorch"                                      makes_torch
 want bench         g++                 "compiles the kernels of torch.compile"                 has_command g++
 want bench         python3-dev         "Python's headers, for torch.compile"                   has_python_headers
@@ -187,6 +202,7 @@ apt() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-
 install() { apt install -y --no-install-recommends "$@"; }
 
 echo "setup: installing with apt-get ..."
+[ "$purpose" != aarch64 ] || "${root[@]}" dpkg --add-architecture arm64
 apt update || echo "setup: apt-get update failed; trying with the present package lists" >&2
 if [ ${#required[@]} -gt 0 ] && ! install "${required[@]}"; then
     cat "$log" >&2

@@ -626,6 +626,7 @@ static void test_same_gpu(void **state) {
         if (!(holds)) { run_error(__VA_ARGS__); }                                                                      \
     } while (0)
 
+#ifdef HAVE_MPI
 // Device memory that the host cannot read: addresses outside the process, so an access crashes.
 static const ptrdiff_t FAR_AWAY = (ptrdiff_t)1 << 62;
 
@@ -650,6 +651,7 @@ static Device far_device(void) {
     device.enqueue_copy = far_copy;
     return device;
 }
+#endif
 
 // EDGE: bytes past a buffer that no collective may write; PIECES: elements of two pieces in bf16
 enum { EDGE = 64, PIECES = 2200013 };

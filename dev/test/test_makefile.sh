@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The precision and the architectures that make chooses for a GPU, and the hardening of a build. nvidia-smi and nvcc are
-# stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
+# The precision and the architectures that make chooses for a GPU, the CPU of a build, and its hardening. nvidia-smi and
+# nvcc are stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder"/{bin,dev/test,dev/bench,dev/fuzz,scripts}
+mkdir -p "$folder"/{bin,dev/test,dev/bench,dev/fuzz,llmc/run,scripts}
 cp Makefile "$folder"
 cp dev/test/tests.mk "$folder/dev/test"
 cp dev/bench/bench.mk "$folder/dev/bench"
 cp dev/fuzz/fuzz.mk "$folder/dev/fuzz"
 cp scripts/found.sh scripts/*.mk "$folder/scripts"
-touch "$folder/train_gpt2.cu"
+touch "$folder/train_gpt2.cu" "$folder/llmc/run/portable.c"
 
 cat >"$folder/bin/nvidia-smi" <<'END_OF'
 #!/bin/sh
@@ -100,6 +100,52 @@ report "each option that a compiler does not know is left out alone, and named" 
     cc_without -Wl,-z
     made 0 "" DEVICE=cpu CC=old_cc && lacks z,relro && has "$protect -fPIE -U_FORTIFY_SOURCE" && has -pie
     [[ $(found) == fortify-*" stack-protector pie (old_cc or its linker does not know: relro)" ]] || found
+)"
+
+# cc_for MACHINE: a compiler for another CPU
+cc_for() {
+    printf '#!/bin/sh\n[ "$*" = -dumpmachine ] && echo %s-linux-gnu && exit\nexec cc "$@"\n' "$1" \
+        >"$folder/bin/cross_cc"
+    chmod +x "$folder/bin/cross_cc"
+}
+report "a build is for the CPU of this machine, MARCH for another" "$(
+    made 0 "" DEVICE=cpu && has -march=native
+    made 0 "" DEVICE=cpu MARCH=x86-64-v3 && has -march=x86-64-v3 && lacks -march=native
+)"
+report "ARCH=portable: the trainer for four levels and a main for all, whatever CFLAGS says" "$(
+    cc_for x86_64
+    for flags in -O2 '-O2 -march=native'; do
+        made 0 "" DEVICE=cpu CC=cross_cc ARCH=portable CFLAGS="$flags"
+        has "$flags -march=x86-64-v2 -Dmain=main_v2"
+        has "$flags -march=x86-64-v3 -Dmain=main_v3"
+        has "$flags -march=x86-64-v4 -Dmain=main_v4"
+        has "$flags -march=x86-64-v4 -mavx512bf16 -Dmain=main_bf16"
+        has "$flags -march=x86-64 "
+        has "/main.o build/portable/v2.o build/portable/v3.o build/portable/v4.o build/portable/bf16.o -o build/port"
+        has "$protect -fPIE -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE="
+        has "-pie -Wl,-z,relro"
+    done
+    target=deb made 0 "" CC=cross_cc
+    has "-march=x86-64-v4 -mavx512bf16 -Dmain=main_bf16"
+)"
+report "ARCH=portable DEVICE=cuda: the CPU has AVX2 and FMA" "$(
+    cc_for x86_64
+    made 0 "" DEVICE=cuda CC=cross_cc ARCH=portable && has -march=x86-64-v3 && lacks main_v2
+)"
+report "a compiler for aarch64 builds for every such CPU, with ARCH=portable and without" "$(
+    cc_for aarch64
+    [ "$(uname -m)" = aarch64 ] || { made 0 "" DEVICE=cpu CC=cross_cc && has -march=armv8-a && lacks -mprefer; }
+    made 0 "" DEVICE=cpu CC=cross_cc ARCH=portable && has -march=armv8-a && lacks main_v2 && lacks -march=native
+)"
+report "another ARCH is refused" "$(
+    made 2 "" DEVICE=cpu ARCH=x86-64-v3
+    has "ARCH=x86-64-v3: expected native or portable; MARCH= names one CPU"
+)"
+report "build/flags changes with ARCH" "$(
+    made 0 "" DEVICE=cpu CFLAGS=-O2
+    cp "$folder/build/flags" "$folder/before"
+    made 0 "" DEVICE=cpu CFLAGS=-O2 ARCH=portable
+    ! cmp -s "$folder/before" "$folder/build/flags" || echo "the same flags with ARCH=portable"
 )"
 
 target=train_gpt2cu

@@ -4,17 +4,19 @@
 #   build/tsan/NAME       the same under ThreadSanitizer, by clang; NAME_emulated: dev/test/NAME.cu
 #   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
+#   build/aarch64/NAME    dev/test/NAME.c, test_gpt2 or the trainer for aarch64, executed by qemu-aarch64
 #   build/check/NAME      compiled, and not run
 # Suffixes: _fp32 and _bf16 set the precision, _v2 and _v3 compile for x86-64-v2 (SSE) and x86-64-v3
 # (AVX2), _poisoned fills released scratch with NaN.
 
 # ---- options
 
-build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/check/test_nccl: \
+build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/% build/check/test_nccl: \
 	libraries = -lcmocka
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
-build/test/test_gradients build/test/test_tensor_parallel: precision = fp64
+build/test/test_gradients build/test/test_tensor_parallel build/aarch64/test_gradients \
+	build/aarch64/test_tensor_parallel: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_handshake build/%/test_processes \
 	build/%/test_processes_bf16 build/check/bf16 \
 	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
@@ -24,15 +26,28 @@ build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-
 build/emulated/test_gpt2 build/emulated/test_gpt2_bf16: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
 build/test/test_processes build/test/test_processes_bf16: options = -DPOISON_SCRATCH -Wno-unused-function
 
+# Ranks communicate without MPI. With -O3 operations are vectors, which qemu executes fastest; gcc 12 fails to compile
+# test_adamw with -O3.
+build/aarch64/%: compiler = aarch64-linux-gnu-gcc -x c -std=gnu11
+build/aarch64/%: CFLAGS := -O1 -march=armv8-a
+$(addprefix build/aarch64/,train_gpt2 test_gpt2 test_gemm test_reference test_gradients): \
+	CFLAGS := -O3 -march=armv8-a -fno-schedule-insns
+build/aarch64/test_adamw: CFLAGS := -O2 -march=armv8-a
+build/aarch64/%: comm = yes
+build/aarch64/%: mpi =
+build/aarch64/%: crypto = yes
+
 # -O1 without -g compiles in a third of the time of -O3 -g. Programs that compute with the operations keep the trainer's
 # -O3. CFLAGS on the command line replaces all of these.
 without = $(filter-out -O% -g,$(CFLAGS))
 build/test/%: CFLAGS := $(without) -O1
+# with -O1 gcc warns falsely of the trainer, which is also compiled with warnings
+build/test/portable/%: CFLAGS := $(without) -O1 -w
 # make sets a variable for the longest pattern that fits last; so these add to what is set above or below
 build/test/%_v2 build/sanitize/%_v2: options = -march=x86-64-v2
 build/test/%_v3 build/sanitize/%_v3: options = -march=x86-64-v3
 # gcc 12 warns falsely where a fortified memcpy of constant text is inlined
-build/test/% build/emulated/%: fortifies =
+build/test/% build/emulated/% build/aarch64/%: fortifies =
 build/test/test_reference% build/test/test_adamw% build/test/test_gpt2_bf16 build/test/train_gpt2_%: \
 	CFLAGS := $(filter-out -g,$(CFLAGS))
 build/emulated/%: CFLAGS := $(without) -O2
@@ -89,6 +104,13 @@ build/tsan/%_emulated: dev/test/%.cu build/flags
 build/emulated/%: dev/test/%.cu build/flags
 	$(compile)
 build/emulated/%_bf16: dev/test/%.cu build/flags
+	$(compile)
+
+build/aarch64/train_gpt2: train_gpt2.cu build/flags
+	$(compile)
+build/aarch64/test_gpt2: test_gpt2.cu build/flags
+	$(compile)
+build/aarch64/%: dev/test/%.c build/flags
 	$(compile)
 
 build/cuda/train_gpt2: train_gpt2.cu build/cuda/flags
@@ -155,6 +177,9 @@ MORE_TESTS := $(addprefix build/test/,test_gpt2_poisoned test_adamw_bf16 test_ge
 # test_gradients takes minutes there, and test_reference runs the same operations
 MORE_SANITIZED := $(filter-out $(SANITIZED) build/sanitize/test_gradients,$(addprefix build/sanitize/,$(BIG_UNITS) \
 	$(if $(NARROW),test_gemm_v3) $(filter-out $(BIG_UNITS),$(UNITS))))
+# the longest first
+LONG_ON_AARCH64 := test_gpt2 test_adamw test_reference test_gradients test_gemm
+ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_ON_AARCH64),$(UNITS)))
 # dev/test/test_determinism.sh runs these beside ./train_gpt2
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
 CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
@@ -172,8 +197,14 @@ test: ## test: build and run the tests, 8 minutes on two cores; the last line is
 test-faults: train_gpt2 ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
 	dev/test/faults.sh whole
 
-test-programs: build/emulated/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) build/sanitize/train_gpt2 \
-	build/sanitize/replay all \
+test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU, without MPI
+	@scripts/setup.sh aarch64
+	$(build_parallel) build/aarch64/train_gpt2 $(ON_AARCH64)
+	@TEST_EMULATOR=qemu-aarch64 scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
+		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
+
+test-programs: build/emulated/train_gpt2 build/test/portable/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) \
+	build/sanitize/train_gpt2 build/sanitize/replay all \
 	build/test/test_processes_bf16 $(TESTS) $(SANITIZED)
 
 test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc; the last line counts everything
@@ -187,4 +218,4 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
 	$(MORE_TESTS) $(BITS) $(THREADED) $(BENCHES)
 
-.PHONY: test test-faults test-programs test-all test-all-programs
+.PHONY: test test-aarch64 test-faults test-programs test-all test-all-programs

@@ -9,6 +9,7 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 #include "llmc/cpu_ops.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/gpus.h"
+#include "llmc/run/version.h"
 #include <omp.h>
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
 #define HAVE_CUDA
@@ -34,7 +35,7 @@ static inline void cpu_close(Exec *ex) { (void)ex; }
 
 static inline void cpu_describe(char *text, size_t room) {
     int threads = omp_get_max_threads();
-    snprintf(text, room, "cpu, %d thread%s", threads, plural_s((uint64_t)threads));
+    snprintf(text, room, "cpu, %d thread%s%s", threads, plural_s((uint64_t)threads), CPU_LEVEL);
 }
 
 static inline double cpu_peak_flops(bool tf32) {

@@ -114,7 +114,7 @@ static inline void print_plan(TrainArgs *a, Comm *host) {
 static inline void print_version(void) {
     char backends[512];
     comm_backends(backends, sizeof backends);
-    printf("train_gpt2 " TRAIN_GPT2_VERSION ": weights %s, arithmetic %s, devices %s%s, communicators %s\n",
-           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, GEMM_HAS_BF16 ? " (-f 2: bf16 inputs)" : "",
-           backends);
+    printf("train_gpt2 " TRAIN_GPT2_VERSION ": weights %s, arithmetic %s, devices %s%s%s, communicators %s\n",
+           dtype_name(DT_FLOATX), dtype_name(DT_REAL), DEVICES_BUILT_IN, CPU_LEVEL,
+           GEMM_HAS_BF16 ? " (-f 2: bf16 inputs)" : "", backends);
 }

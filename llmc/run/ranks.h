@@ -5,6 +5,7 @@ defines: Groups, open_groups, close_groups, check_all_have, check_same_model, ad
 #pragma once
 #include "llmc/common/hash.h"
 #include "llmc/run/model_source.h"
+#include "llmc/run/version.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <unistd.h>
@@ -46,13 +47,16 @@ static inline void check_same_model(const ModelSource *source, Comm *world) {
     check_all_have(world, model, "all ranks need the same files at -o and -e");
 }
 
-// Builds are compared first, since another build may have other flags.
+// Builds are compared first, since another build may have other flags. Ranks at different CPU levels round differently.
 static inline void check_same_flags(const TrainArgs *a, const Device *device, Comm *world) {
     cJSON *build = cJSON_CreateObject(), *flags = flags_to_json(flag_table, NUM_FLAGS, a);
     cJSON_AddStringToObject(build, "type of weights", dtype_name(DT_FLOATX));
     cJSON_AddStringToObject(build, "device", device->name);
     cJSON_AddNumberToObject(build, "number of flags", cJSON_GetArraySize(flags));
     check_all_have(world, build, "start the same program on all ranks, on machines all with a GPU, or all without");
+    cJSON *level = cJSON_CreateObject();
+    cJSON_AddStringToObject(level, "CPU level", CPU_LEVEL);
+    check_all_have(world, level, "set TRAIN_GPT2_ARCH to a level that the CPUs of all ranks have");
     cJSON_DeleteItemFromObject(flags, "process-rank");
     cJSON_DeleteItemFromObject(flags, "threads");
     cJSON_DeleteItemFromObject(flags, "secret-file");
