@@ -5,8 +5,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
-mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu dev/test/{test_*,fail_nth,jump_clock}.c dev/bench/*.c \
-    dev/oracle/*.c dev/fuzz/replay.c 2>/dev/null)
+mapfile -t programs < <(ls train_gpt2.cu test_gpt2.cu llmc/run/portable.c dev/test/{test_*,fail_nth,jump_clock}.c \
+    dev/bench/*.c dev/oracle/*.c dev/fuzz/replay.c 2>/dev/null)
 mapfile -t scripts < <(git ls-files -co --exclude-standard '*.sh' .ci/run)
 options=(-D_GNU_SOURCE -I.)
 printf '#include <openssl/hmac.h>\n' | cc -E -x c - >/dev/null 2>&1 && options+=(-DHAVE_LIBCRYPTO)

@@ -197,7 +197,7 @@ test: ## test: build and run the tests, 8 minutes on two cores; the last line is
 test-faults: train_gpt2 ## test: every fault: kills, failing disks, wrong bytes, stopped ranks, lost links; 30 minutes
 	dev/test/faults.sh whole
 
-test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU, without MPI
+test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores
 	@scripts/setup.sh aarch64
 	$(build_parallel) build/aarch64/train_gpt2 $(ON_AARCH64)
 	@TEST_EMULATOR=qemu-aarch64 scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \

@@ -7,7 +7,7 @@ defines: TRAIN_GPT2_VERSION, TRAIN_GPT2_DATE, CPU_LEVEL
 #define TRAIN_GPT2_VERSION "1.0.0"
 #define TRAIN_GPT2_DATE "2026-11-23"
 
-// In a program for many CPUs: a comma and the CPU level of this copy of the trainer, such as ", x86-64-v3". Otherwise "".
+// in a program for many CPUs: a comma and the CPU level of this copy, such as ", x86-64-v3"; otherwise ""
 #ifndef CPU_LEVEL
 #define CPU_LEVEL ""
 #endif
