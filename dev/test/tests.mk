@@ -5,6 +5,7 @@
 #   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/check/NAME      compiled, and not run
+#   build/vectors/COMPILER/CPU.o   dev/test/hot_loops.c by this compiler for this CPU, for dev/test/test_vectors.sh
 # Suffixes: _fp32 and _bf16 set the precision, _v2 and _v3 compile for x86-64-v2 (SSE) and x86-64-v3
 # (AVX2), _poisoned fills released scratch with NaN.
 
@@ -110,6 +111,12 @@ build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
 build/check/test_nccl: dev/test/test_nccl.cu build/flags
 	$(compile_cuda)
+# -gdwarf-4: objdump 2.40 takes the first file of a DWARF 5 table for another. A clang without an OpenMP library has no
+# omp.h: gcc's include folder comes last, so that only omp.h is found there
+build/vectors/%.o: dev/test/hot_loops.c build/flags
+	@mkdir -p $(@D) build/depend
+	@$(*D) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) -march=$(*F) -gdwarf-4 $(defines) $(hardening) $(dependencies) \
+		-idirafter $$(dirname $$(gcc -print-file-name=include/omp.h)) -c $< -o $@
 # dev/test/test_nvcc.sh saves the messages of nvcc, and compiles nothing when the test runs it again
 build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu \
 		$(addprefix dev/test/,test_ops.cu test_layouts.cu test_simt.cu) \
@@ -181,7 +188,8 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
-		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
+		--together $(MINUTES) 'dev/test/test_vectors.sh all' 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
+		$(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \
