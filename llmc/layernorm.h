@@ -74,8 +74,8 @@ static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, cons
 
 enum { LAYERNORM_COLUMN_BLOCK = 32 };  // channels with column sums in a thread's registers
 
-// dw, db (width) += columns [0, width) of dout and in, (N,C). Rows are added in order, so that the sums do not depend on
-// the number of threads. With a constant width the sums stay in registers.
+// dw, db (width) += columns [0, width) of dout and in, (N,C). Rows are added in order, so the sums do not depend on the
+// number of threads. With a constant width the sums stay in registers.
 ALWAYS_INLINE void layernorm_sum_columns(real *dw, real *db, const floatX *dout, const floatX *in, const real *mean,
                                          const real *rstd, int width, int N, int C) {
     for (int n = 0; n < N; n++) {

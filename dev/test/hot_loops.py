@@ -6,10 +6,10 @@
 
 A hot loop is a loop of llmc/ under `#pragma omp simd`, or the loop over k of a function in TILES. Debugging information
 gives each instruction its line, and the lines it is inlined into. So a loop is found wherever a compiler put it.
-Each compiled copy of a hot loop must have a region of code that reads or writes memory with the widest registers, without
-calls and without scalar arithmetic. A region is an innermost loop. The scalar rest of a vector loop is another region,
-and does not count. Code outside of innermost loops is a region too, for loops that are completely unrolled: there, the
-scalar rest is among it, and most instructions must be vector ones.
+Each compiled copy of a hot loop must have a region of code that reads or writes memory with the widest registers,
+without calls and without scalar arithmetic. A region is an innermost loop. The scalar rest of a vector loop is another
+region. Code outside of innermost loops is a region too, for loops that are completely unrolled. The scalar rest is then
+part of the region, and may be half as long as the vector code.
 Tiles must have the expected number of multiply-adds in a loop, and spill at most one vector register for 12 of them:
 clang 14 for Zen 3 spills one of 12 sums in the loop that also packs B.
 Prints a line per hot loop, and then a line that begins with `trouble:` for each failure.
@@ -25,6 +25,10 @@ TILES = {
     "gemm_tile": {"zmm": 24, "ymm": 12, "xmm": 12},
     "tile_multiply": {"zmm": 16, "ymm": 8, "xmm": 16},
 }
+# functions with loops under the pragma, so that a lost pragma is noticed
+HOT = {"adamw_tile", "classifier_gradient", "classifier_max", "classifier_sum", "gelu_backward_row",
+       "gelu_row", "gradient_store", "layernorm_backward_row", "layernorm_row", "layernorm_statistics",
+       "layernorm_sum_columns", "residual_row", "sum_of_squares", "tile_of", "tile_round"}
 PLAIN = {"gemm_plain"}  # the reference of the self-check: one element at a time
 MPI = {"sum_add", "sum_store"}  # absent from a build without MPI
 COPIES = ("memcpy", "memset", "memmove")  # calls that compilers put in place of whole loops
@@ -66,7 +70,7 @@ def source_loops():
 
 
 def disassemble(path):
-    """(symbol, instructions) of each function. Lines: {(file, line)} of an instruction and of what it is inlined into"""
+    """(symbol, instructions) of each function. Lines: (file, line) of the instruction and of the calls inlined there"""
     text = subprocess.run(["objdump", "-dlr", "--inlines", "--no-show-raw-insn", "-Mintel", path], check=True,
                           capture_output=True, text=True).stdout
     symbol, body, innermost, outer = "", [], None, []
@@ -107,26 +111,30 @@ def regions(body):
 class Counts:
     """what the instructions of a hot loop in one region are"""
 
-    def __init__(self, instructions, register, framed, unrolled):
+    def __init__(self, instructions, region, register, framed, unrolled):
         def count(fits):
             return sum(1 for i in instructions if fits(i))
-        wide = [i for i in instructions if register in i.arguments and not NARROW.search(i.name)]
-        self.all, self.wide = len(instructions), len(wide)
-        self.memory = sum(1 for i in wide if re.search(r"PTR \[(?!rip)", i.arguments) and "broadcast" not in i.name)
+        whole = instructions if unrolled else region  # objdump loses the lines of some inlined calls
+        self.unrolled = unrolled
+        self.all = len(instructions)
+        self.wide = count(lambda i: register in i.arguments and not NARROW.search(i.name))
+        self.memory = sum(1 for i in whole if register in i.arguments and not NARROW.search(i.name) and
+                          re.search(r"PTR \[(?!rip)", i.arguments) and "broadcast" not in i.name)
         self.scalar = count(lambda i: SCALAR.match(i.name))
         fma = FMA if register != "xmm" else SSE_FMA
         self.fma = count(lambda i: register in i.arguments and fma.match(i.name))
         self.pairs = count(lambda i: register in i.arguments and i.name == "vdpbf16ps")
-        self.calls = [re.sub(r".*[ <]([A-Za-z_]\w*).*", r"\1", i.arguments) for i in instructions
+        self.calls = [re.sub(r".*[ <]([A-Za-z_]\w*).*", r"\1", i.arguments) for i in whole
                       if i.name.startswith("call") and "__stack_chk_fail" not in i.arguments]
-        self.unrolled = unrolled
         self.copies = [call for call in self.calls if call.strip("_").replace("_chk", "") in COPIES]
         stack = r"\S+ PTR \[r(sp|bp)\b.*\]," if framed else r"\S+ PTR \[rsp\b.*\],"
         self.spills = count(lambda i: re.match(stack + r"[xyz]mm", i.arguments))
 
     def is_vector(self):
         scalar = self.scalar > self.wide / 2 if self.unrolled else self.scalar > 0
-        return not scalar and (bool(self.copies) or self.memory > 0 and not self.calls)
+        if scalar or len(self.calls) > len(self.copies):
+            return False
+        return bool(self.copies) or self.wide > 0 and self.memory > 0
 
 
 def main():
@@ -148,13 +156,15 @@ def main():
                 for loop in {loop for line in instruction.lines for loop in by_line[line]} if not of_plain else ():
                     of_loop[loop].append(instruction)
             for loop, instructions in of_loop.items():
-                counts[loop].append(Counts(region if loop.tile else instructions, register, framed, region is rest))
+                of_tile = region if loop.tile else instructions
+                counts[loop].append(Counts(of_tile, region, register, framed, region is rest))
         for loop, of_regions in counts.items():
             if sum(c.all for c in of_regions) < 4:  # an address, computed far from its loop
                 continue
             found[loop].append((symbol, of_regions))
     print(f"{'loop':52}{'copies':>7}{'wide':>6}{'FMA':>5}{'spills':>7}")
-    troubles = []
+    lost = (HOT | set(TILES)) - {loop.function for loop in loops}
+    troubles = [f"{function} has no hot loop, but is in HOT or TILES" for function in sorted(lost)]
     for loop in loops:
         where = f"{loop.path[5:]}:{loop.first} {loop.function}"
         best = []
@@ -176,7 +186,8 @@ def main():
             if best and "bf16" in sys.argv and loop.function == "gemm_tile" and not any(c.pairs == c.fma for c in best):
                 troubles.append(f"{where}: no loop multiplies pairs of bf16")
             if any(c.spills > c.fma / 12 for c in best):
-                troubles.append(f"{where}: vector registers are spilled: {[(c.spills, c.fma) for c in best if c.spills]}")
+                spilled = [(c.spills, c.fma) for c in best if c.spills]
+                troubles.append(f"{where}: vector registers are spilled: {spilled}")
         if best:
             print(f"{where:52}{len(found[loop]):7}{max(c.wide for c in best):6}{max(c.fma for c in best):5}"
                   f"{max(c.spills for c in best):7}")
