@@ -38,6 +38,7 @@ nothing.
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory
+#include "llmc/run/matmul_inputs.h"         // choose_matmul_inputs: -f auto
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
@@ -1172,6 +1173,7 @@ static StepReport finish_step(Run *run) {
     report->max_steps = run->max_steps;
     report->ms = (now - begin) * 1000;
     thread_count_add(&run->threads, report->ms);
+    if (*run->threads.change) { logger_threads(&run->log, run->step, run->threads.change); }
     report->tokens = (double)tokens_of_update(run->args);
     report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
@@ -1235,7 +1237,7 @@ static void open_run_dir(Run *run) {
 }
 
 // Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
-// first byte is written. --fit and -r auto change the flags.
+// first byte is written. --fit, -r auto and -f auto change the flags.
 static void run_open(Run *run, TrainArgs *a, Comm *host) {
     memset(run, 0, sizeof *run);
     run->args = a;
@@ -1272,6 +1274,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_copy_fits(a, c, &options, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
+    choose_matmul_inputs(stdout, a, c, &options, world);
     options.plain = self_check_at_start(run->backend, world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     gpt2_build(&run->model, *c, options, run->groups);

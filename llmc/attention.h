@@ -24,21 +24,33 @@ defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS,
                                   int width, real scale) {
     for (int r = 0; r < rows_padded; r++) {
-        real *row = out + (size_t)r * width;
-        int valid = r < rows ? HS : 0;
         const floatX *from = in + (size_t)r * in_row;
+        int valid = r < rows ? HS : 0;
         // prefetch the same row of the next head, which this thread loads next: rows are too far apart for the hardware
         for (int d = 0; d < valid; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
+        for (int v = 0; v < width; v += VECTOR_LANES) {
+            real *to = out + (size_t)r * width + v;
+            if (v + VECTOR_LANES <= valid) {
 #pragma omp simd
-        for (int d = 0; d < valid; d++) { row[d] = scale * to_real(from[d]); }
-        if (valid < width) { memset(row + valid, 0, (size_t)(width - valid) * sizeof(real)); }
+                for (int i = 0; i < VECTOR_LANES; i++) { to[i] = scale * to_real(from[v + i]); }
+            } else {
+                for (int i = 0; i < VECTOR_LANES; i++) { to[i] = v + i < valid ? scale * to_real(from[v + i]) : 0; }
+            }
+        }
     }
 }
 
-// out (HS, TILE_N) = in (TILE_N, width)^T, without the padding of in's columns
-static inline void attention_transpose(real *out, const real *in, int HS, int width) {
-    for (int d = 0; d < HS; d++) {
-        for (int q = 0; q < TILE_N; q++) { out[d * TILE_N + q] = in[(size_t)q * width + d]; }
+// out (width, TILE_N) = in (TILE_N, width)^T
+static inline void attention_transpose(real *out, const real *in, int width) {
+    for (int q = 0; q < TILE_N; q += VECTOR_LANES) {
+        for (int d = 0; d < width; d += VECTOR_LANES) {
+            vec row[VECTOR_LANES];
+            UNROLL_ALL
+            for (int i = 0; i < VECTOR_LANES; i++) { row[i] = vec_load(in + (size_t)(q + i) * width + d); }
+            vec_transpose(row);
+            UNROLL_ALL
+            for (int i = 0; i < VECTOR_LANES; i++) { vec_store(out + (size_t)(d + i) * TILE_N + q, row[i]); }
+        }
     }
 }
 
@@ -51,32 +63,46 @@ static inline void attention_store(floatX *out, size_t out_row, const real *in, 
     }
 }
 
-// out (keys, TILE_N) = rows (keys, width) columns (HS, TILE_N): scores, or dout . V
-static inline void attention_scores(real *out, const real *rows, const real *columns, int keys, int HS, int width) {
+// out (keys, TILE_N) = rows (keys, width) columns (HS, TILE_N): scores, or dout . V. Scores of the first VECTOR_LANES
+// queries are left out for keys after these queries: nothing uses them.
+static inline void attention_scores(real *out, const real *rows, const real *columns, int first_query, int keys, int HS,
+                                    int width) {
     for (int k = 0; k < keys; k += TILE_M) {
-        tile_multiply(out + (size_t)k * TILE_N, TILE_N, rows + (size_t)k * width, (size_t)width, 1, columns, TILE_N, HS,
-                      false);
+        real *to = out + (size_t)k * TILE_N;
+        if (k < first_query + VECTOR_LANES) {
+            tile_multiply(to, TILE_N, rows + (size_t)k * width, (size_t)width, 1, columns, TILE_N, HS, TILE_N, false);
+        } else {
+            tile_multiply(to + VECTOR_LANES, TILE_N, rows + (size_t)k * width, (size_t)width, 1, columns + VECTOR_LANES,
+                          TILE_N, HS, VECTOR_LANES, false);
+        }
     }
 }
 
-// scores (keys, TILE_N) = exp(scores - top), and 0 for keys after their query. Writes top and sum (TILE_N): the largest
-// score of each query, and the sum of its exponentials
-static inline void attention_softmax(real *scores, real *top, real *sum, int first_query, int keys) {
-    for (int q = 0; q < TILE_N; q++) {
-        top[q] = scores[q];  // key 0 is visible to every query
-        sum[q] = 0;
-    }
-    for (int k = 1; k < keys; k++) {
+// scores (keys, TILE_N) = -inf for keys after their query
+static inline void attention_mask(real *scores, int first_query, int keys) {
+    for (int k = first_query; k < keys; k++) {
         real *s = scores + (size_t)k * TILE_N;
 #pragma omp simd
-        for (int q = 0; q < TILE_N; q++) { top[q] = k <= first_query + q && s[q] > top[q] ? s[q] : top[q]; }
+        for (int q = 0; q < TILE_N; q++) { s[q] = k <= first_query + q ? s[q] : -(real)INFINITY; }
     }
+}
+
+// scores (keys, TILE_N) = exp(scores - top), which is 0 for keys after their query. Writes top and sum (TILE_N): the
+// largest score of each query, and the sum of its exponentials
+static inline void attention_softmax(real *scores, real *top, real *sum, int keys) {
+    vec largest[2] = {vec_load(scores), vec_load(scores + VECTOR_LANES)};  // key 0 is visible to every query
+    for (int k = 1; k < keys; k++) {
+        largest[0] = vec_max(vec_load(scores + (size_t)k * TILE_N), largest[0]);
+        largest[1] = vec_max(vec_load(scores + (size_t)k * TILE_N + VECTOR_LANES), largest[1]);
+    }
+    vec_store(top, largest[0]);
+    vec_store(top + VECTOR_LANES, largest[1]);
+    memset(sum, 0, TILE_N * sizeof(real));
     for (int k = 0; k < keys; k++) {
         real *s = scores + (size_t)k * TILE_N;
 #pragma omp simd
         for (int q = 0; q < TILE_N; q++) {
-            real e = fast_exp(s[q] - top[q]);
-            s[q] = k <= first_query + q ? e : 0;
+            s[q] = fast_exp(s[q] - top[q]);
             sum[q] += s[q];
         }
     }
@@ -89,7 +115,7 @@ static inline void attention_sum_keys(real *out, const real *scores, const real 
         int visible = first_query + q + TILE_M < keys ? first_query + q + TILE_M : keys;
         for (int d = 0; d < width; d += TILE_N) {
             tile_multiply(out + (size_t)q * width + d, (size_t)width, scores + q, 1, TILE_N, rows + d, (size_t)width,
-                          visible, false);
+                          visible, TILE_N, false);
         }
     }
 }
@@ -101,7 +127,7 @@ static inline void attention_sum_queries(real *out, const real *scores, const re
         int skip = k > first_query ? k - first_query : 0;  // queries before key k do not attend to it
         for (int d = 0; d < width; d += TILE_N) {
             tile_multiply(out + (size_t)k * width + d, (size_t)width, scores + (size_t)k * TILE_N + skip, TILE_N, 1,
-                          rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, add);
+                          rows + (size_t)skip * width + d, (size_t)width, TILE_N - skip, TILE_N, add);
         }
     }
 }
@@ -115,9 +141,10 @@ static inline void attention_tile(floatX *out, size_t out_row, real *lse, const 
     real top[TILE_N], sum[TILE_N];
     real *query = buffer, *transposed = query + (size_t)TILE_N * width, *scores = transposed + (size_t)TILE_N * width;
     attention_load(query, in, in_row, queries, TILE_N, HS, width, 1 / REAL_MATH(sqrt)((real)HS));
-    attention_transpose(transposed, query, HS, width);
-    attention_scores(scores, keys, transposed, num_keys, HS, width);
-    attention_softmax(scores, top, sum, first_query, num_keys);
+    attention_transpose(transposed, query, width);
+    attention_scores(scores, keys, transposed, first_query, num_keys, HS, width);
+    attention_mask(scores, first_query, num_keys);
+    attention_softmax(scores, top, sum, num_keys);
     attention_sum_keys(query, scores, values, first_query, num_keys, width);
     for (int q = 0; q < queries; q++) {
         attention_store(out + (size_t)q * out_row, out_row, query + (size_t)q * width, 1, HS, width, 1 / sum[q]);
@@ -239,16 +266,16 @@ static inline void attention_backward_tile(AttentionHead *a, floatX *dq, const f
         delta[i] = dot;
         log_sum[i] = lse[i];
     }
-    attention_transpose(a->transposed, a->query, HS, width);
-    attention_scores(a->scores, a->keys, a->transposed, num_keys, HS, width);
-    attention_transpose(a->transposed, a->dout, HS, width);
-    attention_scores(a->dscores, a->values, a->transposed, num_keys, HS, width);
+    attention_transpose(a->transposed, a->query, width);
+    attention_scores(a->scores, a->keys, a->transposed, first_query, num_keys, HS, width);
+    attention_transpose(a->transposed, a->dout, width);
+    attention_scores(a->dscores, a->values, a->transposed, first_query, num_keys, HS, width);
+    attention_mask(a->scores, first_query, num_keys);
     for (int k = 0; k < num_keys; k++) {
         real *s = a->scores + (size_t)k * TILE_N, *ds = a->dscores + (size_t)k * TILE_N;
 #pragma omp simd
         for (int i = 0; i < TILE_N; i++) {
-            real p = fast_exp(s[i] - log_sum[i]);
-            s[i] = k <= first_query + i && i < queries ? p : 0;
+            s[i] = fast_exp(s[i] - log_sum[i]);
             ds[i] = s[i] * (ds[i] - delta[i]);
         }
     }

@@ -127,8 +127,8 @@ ALWAYS_INLINE bool lanes_are_vectors(Matrix lanes, int depth, size_t K, bool pai
 ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix lanes, int columns, int depth, size_t K, bool pairs) {
     int step = pairs ? 2 : 1, k = 0;
     if (columns == GEMM_COLS && lanes.dtype == DT_REAL && lanes.col == 1) {
-        for (; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-            for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
+        for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
+            for (k = 0; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
                 vec row[VECTOR_LANES];
                 UNROLL_ALL
                 for (int i = 0; i < VECTOR_LANES; i++) {

@@ -100,12 +100,48 @@ static void test_a_single_long_step(void **state) {
     }
 }
 
+// A change for good is told once, after the step that ends its trial; failed trials are not told.
+static void test_changes_are_told(void **state) {
+    (void)state;
+    ThreadCount t = thread_count_open(2);
+    char told[2][sizeof t.change] = {"", ""};
+    int changes = 0;
+    for (int i = 0; i < 200; i++) {
+        bool busy = i >= 20 && i < 100;
+        int best = t.best;
+        thread_count_add(&t, t.now == 1 ? 16 : busy ? 24 : 10);
+        assert_int_equal(*t.change != 0, t.best != best);
+        if (*t.change && changes < 2) { strcpy(told[changes], t.change); }
+        changes += *t.change != 0;
+    }
+    assert_int_equal(changes, 2);
+    assert_string_equal(told[0], "threads: 1 of 2, a step takes 16 ms, before 24 (other programs run here)");
+    assert_string_equal(told[1], "threads: 2 of 2, a step takes 10 ms, before 16 (more are free again)");
+}
+
+// programs that come and go all the time do not fill the log
+static void test_few_changes_are_told(void **state) {
+    (void)state;
+    ThreadCount t = thread_count_open(2);
+    int told = 0, changes = 0;
+    for (int i = 0; i < 20000; i++) {
+        int best = t.best;
+        thread_count_add(&t, t.now == 1 ? 16 : i / 500 % 2 ? 24 : 10);
+        changes += t.best != best;
+        told += *t.change != 0;
+    }
+    assert_true(changes > 2 * THREAD_CHANGES);
+    assert_int_equal(told, THREAD_CHANGES);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_idle_machine_keeps_all_threads),
         cmocka_unit_test(test_a_busy_machine),
         cmocka_unit_test(test_a_slower_clock),
         cmocka_unit_test(test_a_single_long_step),
+        cmocka_unit_test(test_changes_are_told),
+        cmocka_unit_test(test_few_changes_are_told),
     };
     return cmocka_run_group_tests_name("thread count", tests, NULL, NULL);
 }

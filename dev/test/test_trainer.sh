@@ -10,7 +10,7 @@ trainer=$(realpath "${TRAINER:-./train_gpt2}")
 golden=$(realpath "$(dirname "$0")/golden")
 train_script=$(realpath "$(dirname "$0")/../../scripts/train.sh")
 # a second thread would only slow down models this small, above all on a busy machine
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C TRAIN_GPT2_PICKS=
 scratch=$(mktemp -d) out=$scratch/out err=$scratch/err
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/work"
@@ -52,6 +52,8 @@ refused() {
 
 # a metrics file without ms, tokens_per_s and mfu, which depend on the clock
 metrics() { sed -E 's/,"ms":.*/}/' "$1/metrics.jsonl"; }
+# flag RUN NAME: a flag in the config.json of RUN
+flag() { sed -nE "s/^[[:space:]]*\"$2\":[[:space:]]*([^,]*),?\$/\1/p" "$1/config.json"; }
 losses() { sed -nE 's/.*"loss":([^,}]*),"grad.*/\1/p' "$1/metrics.jsonl"; }
 close_losses() { # RUN RUN: equal losses but for the order of sums
     paste <(losses "$1") <(losses "$2") | awk '($1 - $2) ^ 2 > 1e-10 { print "loss " $1 ", expected " $2 }'
@@ -449,6 +451,58 @@ report "-sg and -sl skip outliers of the last 128 steps" "$(
     run 0 "${wild[@]}" -sg 100 -sl 100
     equal "$(grep -c skipped "$out")" 0
 )"
+rounding=(-i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -l 1e-2)
+run_with_times() { TRAIN_GPT2_PICKS=picks run 0 "$@"; }
+known_times() { sed -i -E "s/\[[^]]*\]/[$1, $2]/" picks.inputs; } # MS_FP32 MS_BF16: in the file that -f auto writes
+has_bf16() { grep -q 'with bf16 inputs' <<<"$("$trainer" "${rounding[@]}" -x 1 -f 2 2>&1)"; }
+report "-f auto measures once, and takes the faster inputs" "$(
+    run_with_times "${rounding[@]}" -x 1 -f auto
+    if has_bf16; then
+        matches "$out" '^matmuls   ..(16|32) inputs: [0-9.]+ ms for those of a block, ..(16|32) [0-9.]+ \(-f auto\)$'
+        known_times 10 5
+        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_bf16
+        says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f auto)"
+        equal "$(flag faster_bf16 matmul-precision)" 2
+        run_with_times "${rounding[@]}" -x 8 -f 2 -o f_2
+        says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f 2)"
+        equal "$(losses faster_bf16)" "$(losses f_2)"
+        known_times 5 10
+        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
+        says "$out" "matmuls   fp32 inputs: 5 ms for those of a block, bf16 10 (-f auto)"
+        run_with_times "${rounding[@]}" -x 8 -f 2
+        says "$out" "note      -f 2 is slower here: the matmuls of a block take 10 ms with bf16 inputs and 5 ms with"
+        differ faster_bf16/step_00000008/model.safetensors faster_fp32/step_00000008/model.safetensors
+    else
+        says "$out" "matmuls   fp32 inputs (-f auto: no bf16 instructions here)"
+        run 0 "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
+    fi
+    run 0 "${rounding[@]}" -x 8 -o f_1
+    equal "$(flag faster_fp32 matmul-precision) $(losses faster_fp32)" "1 $(losses f_1)"
+    equal "$(grep -c '^matmuls' "$out")" 0
+)"
+if has_bf16; then
+    report "a resumed run keeps the inputs that -f auto chose, where it would choose others" "$(
+        for inputs in bf16 fp32; do
+            times=(10 5) others=(5 10)
+            [ $inputs = bf16 ] || times=(5 10) others=(10 5)
+            known_times "${times[@]}"
+            run_with_times "${rounding[@]}" -x 4 -n 4 -f auto -o half_$inputs
+            known_times "${others[@]}"
+            for flags in "" "-f auto"; do
+                rm -rf rest && cp -r half_$inputs rest
+                # shellcheck disable=SC2086
+                run_with_times -i text -o rest -y 1 -x 8 -n 8 $flags
+                says "$out" "matmuls   $inputs inputs, as when the run began"
+                equal "$(grep -c 'matmul-precision was' "$out")" 0
+                for file in model optimizer; do same {faster_$inputs,rest}/step_00000008/$file.safetensors; done
+            done
+        done
+        run 0 -i text -o rest -y 1 -x 12 -f 2
+        says "$out" "note      --matmul-precision was 1, is now 2"
+    )"
+else
+    skip "no bf16 instructions: a resumed run with other matmul inputs is not tested" 1
+fi
 report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o shards
     says "$out" "50257 tokens"
@@ -647,8 +701,6 @@ report "every -r gives the same losses" "$(
     run 0 -i text -e l3h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -r 4 -rk 2 -rn 2 -lc 3 -o level5
     holds "($(losses level5 | tail -n 1) - $(losses level0 | tail -n 1)) ^ 2 < 1e-10"
 )"
-# flag RUN NAME: a flag in the config.json of RUN
-flag() { sed -nE "s/^[[:space:]]*\"$2\":[[:space:]]*([^,]*),?\$/\1/p" "$1/config.json"; }
 report "-r auto is printed and saved, gives the same losses twice, and is not chosen with -r N" "$(
     run 0 "${tiny[@]}" -x 4 -n 2 -o auto
     matches "$out" '^chosen    -r 0: 0\.00 of [0-9]+\.[0-9]{2} GiB$'
@@ -784,6 +836,9 @@ refused "--fit with too little memory for any flags" "--fit: nothing fits in 1.0
 refused "--fit without training" "--fit chooses flags of training" --generate 3 -e whole --fit
 refused "--fit with a word" "--fit takes nothing or =a number from 0.001 to 1e+06; found 'all'" --plan --fit=all
 refused "-r past the last level" "-r takes 0, 1, 2, 3, 4 or auto; found '5'" -i text -r 5
+for value in 3 aut AUTO; do
+    refused "-f $value" "-f takes 0, 1, 2 or auto; found '$value'" "${tiny[@]}" -f $value
+done
 refused "-rk with -r auto" "-rk 2 applies to -r 4, but -r is auto" "${tiny[@]}" -rk 2
 refused "-rn with -r auto" "-rn 1 applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
 refused "-w with an unknown word" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half

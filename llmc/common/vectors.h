@@ -1,7 +1,7 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_transpose
+defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_max, vec_transpose
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -32,15 +32,22 @@ typedef real UnalignedVec __attribute__((vector_size(VECTOR_BYTES), aligned(size
 ALWAYS_INLINE vec vec_load(const real *p) { return *(const UnalignedVec *)p; }
 ALWAYS_INLINE void vec_store(real *p, vec v) { *(UnalignedVec *)p = v; }
 
+#ifdef PRECISION_FP64
+typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
+#else
+typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
+#endif
+
+// the larger of each lane; b if a is a NaN
+ALWAYS_INLINE vec vec_max(vec a, vec b) {
+    VecBits larger = (VecBits)(a > b);  // all bits or none
+    return (vec)((larger & (VecBits)a) | (~larger & (VecBits)b));
+}
+
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
 #define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else  // lanes of the type of an index have the width of a real
-#ifdef PRECISION_FP64
-typedef int64_t LaneIndex __attribute__((vector_size(VECTOR_BYTES)));
 #else
-typedef int32_t LaneIndex __attribute__((vector_size(VECTOR_BYTES)));
-#endif
-#define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (LaneIndex){__VA_ARGS__})
+#define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecBits){__VA_ARGS__})
 #endif
 
 // the lower halves of a and b, and the upper halves, interleaved: a0 b0 a1 b1 ...

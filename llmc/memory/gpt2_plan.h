@@ -29,7 +29,7 @@ typedef struct {
     bool training;             // with gradients and optimizer state
     int decode_positions;      // of the key-value cache; 0: no decoding
     bool round_matmul_inputs;  // -f 2: fp32 matmuls round their inputs to bf16, on a CPU with AVX512-BF16
-    bool tf32;                 // -f 1 and 2: fp32 matmuls may round their inputs to TF32, on a GPU
+    bool tf32;                 // all but -f 0: fp32 matmuls may round their inputs to TF32, on a GPU
     bool graph;                // capture micro-steps as CUDA graphs
     bool fuse_gelu;            // -ge: the forward's GELU is part of the matmul before it
     Recompute recompute;

@@ -1,7 +1,7 @@
 /*
 The two backends, and the choice between them.
 defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose, is_on_this_machine, backend_share_autotune_cache
+         backend_choose, is_on_this_machine, autotune_cache_path, backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
@@ -77,6 +77,15 @@ static inline const char *user_cache_path(char *path, const char *name) {
     return path;
 }
 
+// an autotune cache: $TRAIN_GPT2_PICKS and the suffix, else ~/.cache/train_gpt2/NAME; NULL: none. path has 2 *
+// PATH_LENGTH bytes.
+static inline const char *autotune_cache_path(char *path, const char *name, const char *suffix) {
+    const char *given = getenv("TRAIN_GPT2_PICKS");
+    if (!given) { return user_cache_path(path, name); }
+    format_path(path, "%s%s", given, suffix);
+    return *given ? path : NULL;
+}
+
 #ifdef HAVE_CUDA
 static inline size_t cuda_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
     const size_t partials[] = {attention_partials(B, T, local->heads), layernorm_partials(B * T, c->channels),
@@ -102,13 +111,6 @@ static inline size_t cuda_matmul_workspace_bytes(const GPT2Config *c, const Loca
     return bytes;
 }
 
-// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt; NULL: none
-static inline const char *cuda_autotune_cache_path(char *path) {
-    const char *given = getenv("TRAIN_GPT2_PICKS");
-    if (given) { return *given ? given : NULL; }
-    return user_cache_path(path, "matmul_picks.txt");
-}
-
 // Whether fp32 matmuls round their inputs to TF32, if that is wanted. A GPU before sm_80 has no TF32.
 static inline bool cuda_takes_tf32(bool wanted) { return wanted && DT_FLOATX == DT_F32 && cuda_capability() >= 80; }
 
@@ -119,7 +121,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
-                                            cuda_takes_tf32(tf32), cuda_autotune_cache_path(path));
+                                            cuda_takes_tf32(tf32), autotune_cache_path(path, "matmul_picks.txt", ""));
     ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
 }
 

@@ -1,8 +1,8 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_results, logger_step, logger_line, logger_val,
-         logger_hellaswag, logger_stopped, logger_saved, logger_checked, logger_best, logger_clear_line, logger_sync,
-         logger_close
+         logger_hellaswag, logger_stopped, logger_saved, logger_checked, logger_threads, logger_best,
+         logger_clear_line, logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
                on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
@@ -351,6 +351,13 @@ static inline void logger_saved(const Logger *log, long long step, const char *f
 static inline void logger_checked(const Logger *log, long long step, const char *found) {
     logger_clear_line(log);
     printf("step %lld | checked: %s\n", step, found);
+    fflush(stdout);
+}
+
+// prints a change of the number of CPU threads: ThreadCount.change
+static inline void logger_threads(const Logger *log, long long step, const char *change) {
+    logger_clear_line(log);
+    printf("step %lld | %s\n", step, change);
     fflush(stdout);
 }
 

@@ -102,12 +102,14 @@ static const ManualRow manual_files[] = {
     {"DIR/metrics.jsonl", "One line for each update, validation and HellaSwag score."},
     {"DIR/step_00000500/", "A checkpoint, which Hugging Face's GPT-2 loads and -y 1 resumes."},
     {HELLASWAG_JSON, "The examples of -h 1, relative to the current folder."},
-    {"~/.cache/train_gpt2/", "On a GPU: the fastest algorithm of each matmul, and the self-checks that passed."},
+    {"~/.cache/train_gpt2/",
+     "The fastest algorithm of each matmul and the self-checks that passed, on a GPU. The times "
+     "of -f auto, on a CPU."},
     {NULL, NULL},
 };
 static const ManualRow manual_environment[] = {
     {"OMP_NUM_THREADS", "CPU threads, unless --threads is given."},
-    {"TRAIN_GPT2_PICKS", "The autotune cache's file; empty: no cache is read or written."},
+    {"TRAIN_GPT2_PICKS", "The autotune cache's file, FILE.inputs for -f auto; empty: no cache is read or written."},
     {"TRAIN_GPT2_SELF_CHECK", "The file of passed self-checks; empty: a run begins without the check."},
     {NULL, NULL},
 };

@@ -1,8 +1,8 @@
 /*
 From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the memory of the
 device, and of the host with --offload.
-defines: sharding_of, model_options, fit_part_text, fit_flags_text, choose_what_fits, choose_recomputation,
-         check_memory, check_copy_fits
+defines: sharding_of, takes_bf16_inputs, model_options, fit_part_text, fit_flags_text, choose_what_fits,
+         choose_recomputation, check_memory, check_copy_fits
 */
 #pragma once
 #include "llmc/memory/fit.h"
@@ -52,6 +52,11 @@ static inline double relative_link(const TrainArgs *a, const Backend *backend) {
     return a->gpu_flops > 0 ? rate * backend->flop_rate / (a->gpu_flops / 2) : rate;
 }
 
+// whether fp32 matmuls of this build can round their inputs to bf16: on a CPU with AVX512-BF16
+static inline bool takes_bf16_inputs(const Backend *backend) {
+    return backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
+}
+
 static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     ModelOptions o;
     memset(&o, 0, sizeof o);
@@ -63,7 +68,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, backend, a->rank);
     o.gather_again = a->gather_again != 0;
-    o.round_matmul_inputs = a->matmul_precision == 2 && backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
+    o.round_matmul_inputs = a->matmul_precision == 2 && takes_bf16_inputs(backend);
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
@@ -173,7 +178,7 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
     a->moments = type_index(moment_types, o->moments);
     a->gradients = o->gradients == DT_REAL ? 1 : 2;
     if (on_gpu(o)) { a->offload = o->sharding.offload; }
-    a->chosen = 0;
+    a->chosen &= CHOSEN_MATMUL_PRECISION;
 }
 
 // Prints a line for each choice that differs from `wanted`: bytes and time of this choice alone.
@@ -351,7 +356,7 @@ static inline void choose_recomputation(char text[FLAG_TEXT], TrainArgs *a, cons
     a->recompute = o.recompute.level;
     a->fuse_gelu = o.fuse_gelu ? FUSE_GELU_ON : FUSE_GELU_OFF;
     a->classifier_rows = o.classifier_rows;
-    a->chosen =
+    a->chosen |=
         CHOSEN_RECOMPUTE | (may.fuse_gelu ? CHOSEN_FUSE_GELU : 0) | (may.classifier ? CHOSEN_CLASSIFIER_ROWS : 0);
     size_t bytes = gpt2_plan_bytes(c, &o);
     snprintf(more, sizeof more, ": %.2f of %.2f GiB%s", (double)bytes / (1 << 30), (double)whole / (1 << 30),

@@ -9,13 +9,15 @@ defines: ThreadCount, thread_count_open, thread_count_add
 */
 #pragma once
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 enum {
     THREAD_WINDOW = 5,  // steps of a median
     THREAD_TRIAL = 3,   // steps of a trial; one step that takes twice the time ends it
     THREAD_PAUSE = 16,  // steps after a failed trial; each further failure doubles them
-    THREAD_LONGEST_PAUSE = 128
+    THREAD_LONGEST_PAUSE = 128,
+    THREAD_CHANGES = 5  // changes of a run that are told
 };
 #define THREAD_SLOW 1.2   // a median this many times the fastest starts a trial
 #define THREAD_GAIN 0.95  // a trial must take at most this share of the time
@@ -31,6 +33,8 @@ typedef struct {
     int wait, pause;    // steps until the next trial, and after the next failed one
     int fewer;          // the next trial of fewer threads has this many fewer
     bool upwards;       // the last trial was of more threads
+    int changes;        // of `best`
+    char change[128];   // "" or the change of `best` after the last step, in words
 } ThreadCount;
 
 // most: 1 or more
@@ -66,6 +70,10 @@ static inline void thread_count_set(ThreadCount *t, int threads) {
 static inline void thread_count_judge(ThreadCount *t) {
     double ms = thread_count_median(t);
     if (ms <= THREAD_GAIN * t->best_ms) {
+        if (t->changes++ < THREAD_CHANGES) {
+            snprintf(t->change, sizeof t->change, "threads: %d of %d, a step takes %.4g ms, before %.4g (%s)", t->now,
+                     t->most, ms, t->best_ms, t->now < t->best ? "other programs run here" : "more are free again");
+        }
         t->best = t->now;
         t->best_ms = ms;
         t->pause = THREAD_PAUSE;
@@ -82,6 +90,7 @@ static inline void thread_count_judge(ThreadCount *t) {
 
 // Adds the time of a step with `now` threads, and chooses `now` for the next step.
 static inline void thread_count_add(ThreadCount *t, double ms) {
+    t->change[0] = 0;
     if (t->most == 1) { return; }
     t->ms[t->steps++ % THREAD_WINDOW] = ms;
     if (t->now != t->best) {

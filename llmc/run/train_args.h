@@ -2,7 +2,7 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
+defines: RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
          EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
          accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
          chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
@@ -24,6 +24,10 @@ enum { RECOMPUTE_AUTO = 5 };
 typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in the order of FUSE_GELU_CHOICES
 #define FUSE_GELU_CHOICES "0 1|2 auto"
 
+// -f: 0 rounds no matmul inputs, 1 to TF32, 2 also to bf16
+#define MATMUL_PRECISION_CHOICES "0 1 2 auto"
+enum { MATMUL_AUTO = 3 };
+
 // --eval-task
 typedef enum { EVAL_AUTO, EVAL_TEXT, EVAL_CHOICES, EVAL_LAMBADA } EvalTask;  // in the order of EVAL_TASKS
 #define EVAL_TASKS "auto text choices lambada"
@@ -39,9 +43,15 @@ typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } E
 // tokens of an answer of --chat without --generate
 enum { CHAT_TOKENS = 256 };
 
-// flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
-typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
-static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
+// flags that -r auto sets, and -f, which -f auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
+typedef enum {
+    CHOSEN_RECOMPUTE = 1,
+    CHOSEN_FUSE_GELU = 2,
+    CHOSEN_CLASSIFIER_ROWS = 4,
+    CHOSEN_MATMUL_PRECISION = 8
+} ChosenFlag;
+static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows", "matmul-precision"};
+enum { NUM_CHOSEN_FLAGS = sizeof chosen_flags / sizeof chosen_flags[0] };
 
 typedef struct {
     // data, model, output
@@ -98,7 +108,7 @@ typedef struct {
     const char *plan, *help, *manual, *version, *self_check;
     // no flags
     double host_link, gpu_flops;  // GB/s of copies between host and device; FLOPs per second, 0: unknown (host_link.h)
-    int chosen;                   // the set of ChosenFlag that -r auto has set
+    int chosen;                   // the set of ChosenFlag that -r auto and -f auto have set
     bool saved_model;             // a resumed run has the -e of its config.json
     bool link_is_measured;        // no --link: host_link is that of the GPU
 } TrainArgs;
@@ -590,12 +600,12 @@ static const Flag flag_table[] = {
      "A CUDA graph saves the time of launching each kernel. 0 launches each kernel by itself, for profiling. The bits "
      "are the same. On a CPU the flag does nothing.",
      "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
-    {"f", "matmul-precision", FLAG_INT, ARG(matmul_precision), 0, 2, NULL, "N", NULL,
-     "round fp32 matmul inputs: 0 not, 1 to TF32, 2 also to bf16 (default %s)",
+    {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "N", NULL,
+     "round fp32 matmul inputs: 0 not, 1 TF32, 2 also bf16, auto (default %s)",
      "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU with AVX512-BF16. Sums "
-     "stay "
-     "fp32.",
-     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f 2", "--device; doc/numerics.md"},
+     "stay fp32. auto is 2 if bf16 inputs are at least 5 % faster on this CPU, else 1. Training times both before its "
+     "first step, and remembers the times. A resumed run keeps the choice. Without training, auto is 1.",
+     "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f auto", "--device; doc/training.md, doc/numerics.md"},
     {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1", NULL,
      "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)",
      "Faster on a GPU. cuBLASLt's own GELU may round differently, so the levels of -r may then differ in the last "
@@ -929,7 +939,7 @@ static inline void args_set_ranks(TrainArgs *a, const Comm *host) {
 // ["recompute", ...]: the names in a set of ChosenFlag; the caller deletes it
 static inline cJSON *chosen_to_json(int chosen) {
     cJSON *names = cJSON_CreateArray();
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUM_CHOSEN_FLAGS; i++) {
         if (chosen >> i & 1) { cJSON_AddItemToArray(names, cJSON_CreateString(chosen_flags[i])); }
     }
     return names;
@@ -939,22 +949,29 @@ static inline int chosen_from_json(const cJSON *names) {
     int chosen = 0;
     const cJSON *name;
     cJSON_ArrayForEach(name, names) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < NUM_CHOSEN_FLAGS; i++) {
             if (cJSON_IsString(name) && strcmp(name->valuestring, chosen_flags[i]) == 0) { chosen |= 1 << i; }
         }
     }
     return chosen;
 }
 
-// In a resumed run, flags of the command line override what -r auto chose. Another -r also ends the choice of -ge and
-// -lc, so that -r N means the same as in a new run. before: the flags of config.json.
+// In a resumed run, flags of the command line override what -r auto and -f auto chose. Another -r also ends the choice
+// of -ge and -lc, so that -r N means the same as in a new run. -f auto keeps the -f of the run, chosen or not: the bits
+// are those of the uninterrupted run. before: the flags of config.json.
 static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
     if (a->fuse_gelu != before->fuse_gelu) { a->chosen &= ~CHOSEN_FUSE_GELU; }
     if (a->classifier_rows != before->classifier_rows) { a->chosen &= ~CHOSEN_CLASSIFIER_ROWS; }
+    if (a->matmul_precision == MATMUL_AUTO && before->matmul_precision != MATMUL_AUTO) {
+        a->matmul_precision = before->matmul_precision;
+        a->chosen |= CHOSEN_MATMUL_PRECISION;
+    } else if (a->matmul_precision != before->matmul_precision) {
+        a->chosen &= ~CHOSEN_MATMUL_PRECISION;
+    }
     if (a->recompute == before->recompute) { return; }
     if (a->chosen & CHOSEN_FUSE_GELU) { a->fuse_gelu = FUSE_GELU_AUTO; }
     if (a->chosen & CHOSEN_CLASSIFIER_ROWS) { a->classifier_rows = 0; }
-    a->chosen = 0;
+    a->chosen &= CHOSEN_MATMUL_PRECISION;
 }
 
 // Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or
@@ -981,7 +998,7 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
     args->chosen = chosen_from_json(cJSON_GetObjectItemCaseSensitive(json, "chosen"));
     TrainArgs before = *args;
     flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
-    args_end_choice(args, &before);
+    if (json) { args_end_choice(args, &before); }
     args->saved_model = args->model && before.model && strcmp(args->model, before.model) == 0;
     return json;
 }
