@@ -88,7 +88,7 @@ remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(
 cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
-ifneq ($(filter-out build/cuda/%,$(GOALS)),)
+ifneq ($(filter-out build/cuda/% build/vectors/%,$(GOALS)),)
 $(call remember,build/flags,$(CC) $(LANGUAGE) $(CFLAGS) $(ARCH) $(device) $(PRECISION) $(HAVE_MPI) $(HAVE_LIBCRYPTO) \
 	hardening=$(HARDENED) $(if $(filter cuda,$(device)),$(NO_MULTI_GPU) $(cuda_compiler)))
 endif

@@ -13,7 +13,7 @@ The arithmetic is in real. The storage of each number is independent of it:
 The random bits of stochastic rounding are keyed by seed, step, tensor, element of the tensor, and one of w, m, v.
 Nothing is updated if the norm of the gradients is not finite.
 Every multiply-add is written as one fma, which no compiler splits or forms: all compilers and the CUDA kernel compute
-the same bits.
+the same bits. A build for CPUs without FMA (x86-64-v2) calls libm's fma for each one, element by element, and is slow.
 Shapes      params, master, remainder, m, v and g are flat arrays of one layout; UpdateRange selects elements of them.
 Bytes       per parameter. All but g are read and written; 8-bit scales add 1/8:
               fp32       28    w 4, m 4, v 4, g 4

@@ -17,11 +17,28 @@ defines: cpu_classifier, cpu_classifier_statistics, cpu_classifier_from_statisti
 #include "llmc/ops.h"
 #include "llmc/common/vector_math.h"
 
+static inline real larger_logit(real a, real b) { return a > b ? a : b; }
+
+// the largest of V logits: one maximum per lane, since clang vectorises no reduction to a maximum of floats
+static inline real classifier_max(const floatX *logits, int V) {
+    enum { LANES = 64 };
+    real lane_max[LANES], max = CLASSIFIER_LEAST;
+    for (int i = 0; i < LANES; i++) { lane_max[i] = CLASSIFIER_LEAST; }
+    int whole = V - V % LANES;
+    for (int v = 0; v < whole; v += LANES) {
+#pragma omp simd
+        for (int i = 0; i < LANES; i++) { lane_max[i] = larger_logit(to_real(logits[v + i]), lane_max[i]); }
+    }
+    for (int v = whole; v < V; v++) { max = larger_logit(to_real(logits[v]), max); }
+    for (int width = LANES / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; i++) { lane_max[i] = larger_logit(lane_max[i + width], lane_max[i]); }
+    }
+    return larger_logit(lane_max[0], max);
+}
+
 // the largest of V logits, and the sum of exp(logit - largest)
 static inline void classifier_sum(real *largest, real *total, const floatX *logits, int V) {
-    real max = CLASSIFIER_LEAST, sum = 0;
-#pragma omp simd reduction(max : max)
-    for (int v = 0; v < V; v++) { max = to_real(logits[v]) > max ? to_real(logits[v]) : max; }
+    real max = classifier_max(logits, V), sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int v = 0; v < V; v++) { sum += fast_exp(to_real(logits[v]) - max); }
     *largest = max;

@@ -10,6 +10,7 @@ defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_bac
 */
 #pragma once
 #include "llmc/gradient.h"
+#include "llmc/common/vectors.h"
 
 #define LAYERNORM_EPSILON ((real)1e-5)
 
@@ -73,22 +74,32 @@ static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, cons
 
 enum { LAYERNORM_COLUMN_BLOCK = 32 };  // channels with column sums in a thread's registers
 
-// Columns [begin, end) of dweight and dbias. Rows are added in order, so that the sums do not depend on the number of
-// threads.
-static inline void layernorm_backward_columns(Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
-                                              const real *mean, const real *rstd, GradMode mode, int begin, int end,
-                                              int N, int C) {
-    real dw[LAYERNORM_COLUMN_BLOCK] = {0}, db[LAYERNORM_COLUMN_BLOCK] = {0};
+// dw, db (width) += columns [0, width) of dout and in, (N,C). Rows are added in order, so the sums do not depend on the
+// number of threads. With a constant width the sums stay in registers.
+ALWAYS_INLINE void layernorm_sum_columns(real *dw, real *db, const floatX *dout, const floatX *in, const real *mean,
+                                         const real *rstd, int width, int N, int C) {
     for (int n = 0; n < N; n++) {
         const floatX *dy = dout + (size_t)n * C, *x = in + (size_t)n * C;
 #pragma omp simd
-        for (int c = begin; c < end; c++) {
-            dw[c - begin] += to_real(dy[c]) * (to_real(x[c]) - mean[n]) * rstd[n];
-            db[c - begin] += to_real(dy[c]);
+        for (int c = 0; c < width; c++) {
+            dw[c] += to_real(dy[c]) * (to_real(x[c]) - mean[n]) * rstd[n];
+            db[c] += to_real(dy[c]);
         }
     }
-    gradient_store(dweight, (size_t)begin, dw, (size_t)(end - begin), mode);
-    gradient_store(dbias, (size_t)begin, db, (size_t)(end - begin), mode);
+}
+
+// `width` columns of dweight and dbias, from column `begin` on
+static inline void layernorm_backward_columns(Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
+                                              const real *mean, const real *rstd, GradMode mode, int begin, int width,
+                                              int N, int C) {
+    real dw[LAYERNORM_COLUMN_BLOCK] = {0}, db[LAYERNORM_COLUMN_BLOCK] = {0};
+    if (width == LAYERNORM_COLUMN_BLOCK) {
+        layernorm_sum_columns(dw, db, dout + begin, in + begin, mean, rstd, LAYERNORM_COLUMN_BLOCK, N, C);
+    } else {
+        layernorm_sum_columns(dw, db, dout + begin, in + begin, mean, rstd, width, N, C);
+    }
+    gradient_store(dweight, (size_t)begin, dw, (size_t)width, mode);
+    gradient_store(dbias, (size_t)begin, db, (size_t)width, mode);
 }
 
 static inline void cpu_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
@@ -104,8 +115,8 @@ static inline void cpu_layernorm_backward(floatX *dinp, Gradient dweight, Gradie
         }
 #pragma omp for schedule(static)
         for (int begin = 0; begin < C; begin += LAYERNORM_COLUMN_BLOCK) {
-            int end = begin + LAYERNORM_COLUMN_BLOCK < C ? begin + LAYERNORM_COLUMN_BLOCK : C;
-            layernorm_backward_columns(dweight, dbias, dout, in, mean, rstd, mode, begin, end, N, C);
+            int width = C - begin < LAYERNORM_COLUMN_BLOCK ? C - begin : (int)LAYERNORM_COLUMN_BLOCK;
+            layernorm_backward_columns(dweight, dbias, dout, in, mean, rstd, mode, begin, width, N, C);
         }
     }
 }

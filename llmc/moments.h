@@ -46,7 +46,7 @@ static inline HOST_DEVICE uint32_t number_code(float y, int mantissa, uint32_t r
 static inline HOST_DEVICE float block_scale(float largest, float limit, float last_inverse) {
     float scale = (largest < limit ? largest : limit) * last_inverse;
     if (scale < 0x1p-126f) { scale = 0x1p-126f; }
-    return largest > 0 ? scale : 0;
+    return largest == 0 ? 0 : scale;
 }
 
 static inline HOST_DEVICE float m_scale(float largest) { return block_scale(largest, 0x1.fffp127f, 1.0f / 30720); }
@@ -83,27 +83,32 @@ static inline HOST_DEVICE float v_of_code(uint8_t code, float scale) {
 
 // ---- a block on the host: n <= MOMENT_BLOCK moments; random_bits (n): 16 each. Encoding returns the scale.
 
+// The bits of |x|, which are ordered as |x|. clang vectorises a maximum of integers, and none of floats.
+static inline uint32_t magnitude_bits(float x) { return float_to_bits(x) & 0x7FFFFFFFu; }
+
 static inline float m_encode_block(uint8_t *codes, const real *m, size_t n, const uint16_t *random_bits) {
-    float largest = 0;
+    uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
     for (size_t e = 0; e < n; e++) {
-        float magnitude = fabsf((float)m[e]);
-        largest = magnitude > largest ? magnitude : largest;
+        uint32_t bits = magnitude_bits((float)m[e]);
+        largest = bits > largest ? bits : largest;
     }
-    float scale = m_scale(largest), inverse = inverse_scale(scale);
+    float scale = m_scale(bits_to_float(largest)), inverse = inverse_scale(scale);
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { codes[e] = m_code((float)m[e], inverse, random_bits[e]); }
     return scale;
 }
 
 static inline float v_encode_block(uint8_t *codes, const real *v, size_t n, const uint16_t *random_bits) {
-    float largest = 0, root[MOMENT_BLOCK];
+    uint32_t largest = 0;
+    float root[MOMENT_BLOCK];
 #pragma omp simd reduction(max : largest)
     for (size_t e = 0; e < n; e++) {
         root[e] = sqrtf((float)v[e]);
-        largest = root[e] > largest ? root[e] : largest;
+        uint32_t bits = magnitude_bits(root[e]);
+        largest = bits > largest ? bits : largest;
     }
-    float scale = v_scale(largest), inverse = inverse_scale(scale);
+    float scale = v_scale(bits_to_float(largest)), inverse = inverse_scale(scale);
 #pragma omp simd
     for (size_t e = 0; e < n; e++) { codes[e] = v_code(root[e], inverse, random_bits[e]); }
     return scale;

@@ -99,6 +99,7 @@ want test          lintian             "checks the package"                     
 want test          python3-yaml        "parses the workflow"                                   has_module yaml
 want test          zsh                 "runs the completion of zsh"                            has_command zsh
 want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
+want test          clang-19            "a newer clang, whose hot loops are looked at (250 MB)" has_command clang-19
 want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments

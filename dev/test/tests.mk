@@ -6,6 +6,7 @@
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/aarch64/NAME    dev/test/NAME.c, test_gpt2 or the trainer for aarch64, executed by qemu-aarch64
 #   build/check/NAME      compiled, and not run
+#   build/vectors/PRECISION/COMPILER/CPU.o   dev/test/hot_loops.c, for dev/test/test_vectors.sh
 # Suffixes: _fp32 and _bf16 set the precision, _v2 and _v3 compile for x86-64-v2 (SSE) and x86-64-v3
 # (AVX2), _poisoned fills released scratch with NaN.
 
@@ -132,6 +133,14 @@ build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
 build/check/test_nccl: dev/test/test_nccl.cu build/flags
 	$(compile_cuda)
+# -gdwarf-4: objdump 2.40 takes the first file of a DWARF 5 table for another. Some versions of clang lack omp.h: the
+# folder of a version that has one comes last, so that only omp.h is found there
+build/vectors/fp32/%.o: precision = fp32
+build/vectors/bf16/%.o: precision = bf16
+build/vectors/%.o: dev/test/hot_loops.c $(wildcard build/flags)
+	@mkdir -p $(@D) build/depend
+	@$(notdir $(*D)) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) -march=$(*F) -gdwarf-4 $(defines) $(hardening) $(dependencies) \
+		$(addprefix -idirafter ,$(dir $(firstword $(wildcard /usr/lib/llvm-*/lib/clang/*/include/omp.h)))) -c $< -o $@
 # dev/test/test_nvcc.sh saves the messages of nvcc, and compiles nothing when the test runs it again
 build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu \
 		$(addprefix dev/test/,test_ops.cu test_layouts.cu test_simt.cu) \
@@ -212,7 +221,8 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
-		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' $(ON_HARDWARE) $(ON_SM_75) \
+		--together $(MINUTES) 'dev/test/test_vectors.sh all' 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
+		$(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 
 test-all-programs: build/emulated/train_gpt2_bf16 $(CHECKS) $(MORE_EMULATED) $(MORE_MODEL) $(MORE_SANITIZED) \

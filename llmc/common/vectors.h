@@ -7,9 +7,12 @@ defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_
 #include "llmc/common/floatx.h"
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
-// before a loop of constant length, whose array then stays in registers. nvcc does not know the pragma
+// before a loop of constant length, whose array then stays in registers. nvcc does not know the pragmas. With gcc's
+// pragma clang keeps the loop, and its array in memory
 #ifdef __CUDACC__
 #define UNROLL_ALL
+#elif defined(__clang__)
+#define UNROLL_ALL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL_ALL _Pragma("GCC unroll 16")
 #endif
