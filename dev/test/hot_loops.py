@@ -23,7 +23,7 @@ import sys
 # function: FMAs of one iteration by register. The sums are GEMM_ROWS x GEMM_VECTORS, or TILE_M x 2 vectors
 TILES = {
     "gemm_tile": {"zmm": 24, "ymm": 12, "xmm": 12},
-    "tile_multiply": {"zmm": 16, "ymm": 8, "xmm": 16},
+    "tile_multiply": {"zmm": 16, "ymm": 8, "xmm": 8},
 }
 # functions with loops under the pragma, so that a lost pragma is noticed
 HOT = {"adamw_tile", "classifier_gradient", "classifier_max", "classifier_sum", "gelu_backward_row",
