@@ -131,14 +131,14 @@ static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, con
 
 // ---- the matmuls of a block
 
-enum { BLOCK_MATMULS = 4 };
+enum { MATMULS_OF_BLOCK = 4 };
 
 // matmul i is in (N,C[i]) -> out (N,OC[i])
 typedef struct {
-    int N, C[BLOCK_MATMULS], OC[BLOCK_MATMULS];
+    int N, C[MATMULS_OF_BLOCK], OC[MATMULS_OF_BLOCK];
     floatX *memory;  // NULL before the first pass
-    floatX *in[BLOCK_MATMULS], *dinp[BLOCK_MATMULS], *out[BLOCK_MATMULS], *weight[BLOCK_MATMULS];
-    floatX *dweight[BLOCK_MATMULS];
+    floatX *in[MATMULS_OF_BLOCK], *dinp[MATMULS_OF_BLOCK], *out[MATMULS_OF_BLOCK], *weight[MATMULS_OF_BLOCK];
+    floatX *dweight[MATMULS_OF_BLOCK];
 } BlockMatmuls;
 
 // qkv, the attention projection, and the MLP's two matmuls, with the slices of this rank
@@ -152,7 +152,7 @@ static inline BlockMatmuls block_matmuls(const GPT2Config *c, const ModelOptions
 // Places the tensors in memory, or returns their number of elements if memory is NULL.
 static inline size_t block_matmuls_place(BlockMatmuls *b, floatX *memory) {
     size_t at = 0;
-    for (int i = 0; i < BLOCK_MATMULS; i++) {
+    for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         const size_t rows = (size_t)b->N, in = (size_t)b->C[i], out = (size_t)b->OC[i];
         const size_t elements[] = {rows * in, rows * in, rows * out, in * out, in * out};
         floatX **const tensors[] = {&b->in[i], &b->dinp[i], &b->out[i], &b->weight[i], &b->dweight[i]};
@@ -181,10 +181,10 @@ static inline double block_matmuls_pass(void *of, bool bf16_inputs) {
     ex.bf16_inputs = bf16_inputs;
     if (!b->memory) { block_matmuls_open(b); }
     double start = now_seconds();
-    for (int i = 0; i < BLOCK_MATMULS; i++) {
+    for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         cpu_matmul_forward(b->out[i], b->in[i], b->weight[i], NULL, NULL, b->N, b->C[i], b->OC[i], &ex);
     }
-    for (int i = BLOCK_MATMULS - 1; i >= 0; i--) {
+    for (int i = MATMULS_OF_BLOCK - 1; i >= 0; i--) {
         const Gradient dweight = {b->dweight[i], DT_FLOATX};
         cpu_matmul_backward(b->dinp[i], dweight, no_gradient, no_gradient, b->out[i], b->in[i], b->weight[i], NULL,
                             GRAD_SET, b->N, b->C[i], b->OC[i], &ex);
@@ -209,7 +209,7 @@ static inline void block_matmuls_key(char *key, size_t size, const BlockMatmuls 
     cpu_name(cpu);
     snprintf(key, size, "train_gpt2 %s, %s, %d threads, %d ranks, %d rows", TRAIN_GPT2_VERSION, cpu,
              omp_get_max_threads(), world->size, b->N);
-    for (int i = 0; i < BLOCK_MATMULS; i++) {
+    for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         snprintf(key + strlen(key), size - strlen(key), ", %dx%d", b->OC[i], b->C[i]);
     }
 }
