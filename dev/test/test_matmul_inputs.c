@@ -425,7 +425,7 @@ static void test_the_matmuls_of_a_block(void **state) {
     BlockMatmuls b = block_matmuls(&config, &o);
     const int C[] = {48, 32, 48, 96}, OC[] = {96, 48, 96, 48};  // 2 of 4 heads, one of them padding
     assert_int_equal(b.N, 32);
-    for (int i = 0; i < BLOCK_MATMULS; i++) {
+    for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         assert_int_equal(b.C[i], C[i]);
         assert_int_equal(b.OC[i], OC[i]);
     }
@@ -433,7 +433,7 @@ static void test_the_matmuls_of_a_block(void **state) {
         double ms = block_matmuls_pass(&b, bf16_inputs);
         assert_true(ms > 0 && isfinite(ms));
     }
-    for (int i = 0; i < BLOCK_MATMULS; i++) {
+    for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         for (int n = 0; n < b.N * OC[i]; n++) { assert_true(isfinite(b.out[i][n])); }
         for (int n = 0; n < C[i] * OC[i]; n++) { assert_true(isfinite(b.dweight[i][n])); }
         for (int n = 0; n < b.N * C[i]; n++) { assert_true(isfinite(b.dinp[i][n])); }
