@@ -3,8 +3,8 @@ The GEMM of the CPU backend, in C with vector registers.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), times gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
 Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums are real, over k in order
 and in blocks of GEMM_K. C is rounded once.
-A thread computes its own part of C. In a part, a block of B is packed, by columns of GEMM_COLS, and stays in the L2
-cache. gemm_tile then multiplies GEMM_ROWS rows of A with GEMM_COLS columns of B, in registers: read it first.
+Each thread computes one part of C. It packs a block of B into panels of GEMM_COLS columns, which stay in the L2 cache.
+gemm_tile then multiplies GEMM_ROWS rows of A with a panel, in registers: read it first.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
 multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
 A sum does not depend on the number of threads.
@@ -47,7 +47,7 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
 }
 
 // A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's. In the forward, M is the number of
-// rows of the micro-batch, N is OC, and K is C. Rows of residual, gelu and gelu_pre lie as far apart as rows of C.
+// rows of the micro-batch, N is OC, and K is C. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
 typedef struct {
     Matrix c, a, b;          // C is real or bf16, and its columns are contiguous
     const floatX *bias;      // NULL: none; the same for the next three
@@ -175,10 +175,10 @@ ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix lanes, int rows, int d
     }
     int step = pairs ? 2 : 1;
     for (int k = 0; k < depth; k++) {
-        const real *first = data + (size_t)k * step * lanes.col;
         real *to = packed + k * GEMM_M;
         int i = 0;
         if (lanes.dtype == DT_REAL && lanes.row == 1 && (size_t)(k + 1) * step <= K) {
+            const real *first = data + (size_t)k * step * lanes.col;
             UNROLL_ALL
             for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
                 vec_store(to + i, units_of_lanes(first + i, first + lanes.col + i, pairs));
@@ -230,9 +230,13 @@ ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, i
         UNROLL_ALL
         for (int j = 0; j < GEMM_VECTORS; j++) {
             real *packed = b.packed + k * GEMM_COLS + j * VECTOR_LANES;
-            const real *source = b.source + k * b.row + j * VECTOR_LANES;
-            b_k[j] = packs ? units_of_lanes(source, source + b.second, pairs) : vec_load(packed);
-            if (packs) { vec_store(packed, b_k[j]); }
+            if (packs) {
+                const real *source = b.source + k * b.row + j * VECTOR_LANES;
+                b_k[j] = units_of_lanes(source, source + b.second, pairs);
+                vec_store(packed, b_k[j]);
+            } else {
+                b_k[j] = vec_load(packed);
+            }
         }
         UNROLL_ALL
         for (int i = 0; i < rows; i++) {
@@ -296,15 +300,16 @@ typedef struct {
     real *sums;  // (GEMM_SUMS_M,GEMM_N) sums over the blocks of K so far, if C cannot hold them
 } GemmBuffers;
 
-// Sums over the blocks of K are in C itself if C is real and the tile needs no other types.
+// Sums over the blocks of K stay in C if C, bias and residual are real.
 static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
 
 // Rows [i0, i0 + rows) and columns [j0, j0 + cols) of C, from one block of B. With `packs` the first tile of each panel
-// packs the panel. sums: of row i0
+// packs the panel. row: i0 in the buffer of sums
 ALWAYS_INLINE void gemm_rows(const Matmul *p, PackedColumns block_b, bool packs, PackedRows packed_a, real *sums,
-                             size_t i0, int rows, size_t j0, int cols, bool first, bool last, int depth, bool pairs) {
+                             size_t row, size_t i0, int rows, size_t j0, int cols, bool first, bool last, int depth,
+                             bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p);
     for (int j = 0; j < cols; j += GEMM_COLS) {
         PackedRows a = packed_a;
@@ -322,7 +327,8 @@ ALWAYS_INLINE void gemm_rows(const Matmul *p, PackedColumns block_b, bool packs,
                 if (first && p->bias) { t.bias = (const real *)p->bias + j0 + j; }
                 gemm_tile_of(t, a, b, depth, height, pairs);
             } else {
-                Tile t = {sums + i * GEMM_N + j, first ? NULL : sums + i * GEMM_N + j, NULL, GEMM_N};
+                real *sum = sums + (row + i) * GEMM_N + j;
+                Tile t = {sum, first ? NULL : sum, NULL, GEMM_N};
                 gemm_tile_of(t, a, b, depth, height, pairs);
                 for (int r = 0; last && r < height; r++) {
                     gemm_store(p, t.out + r * GEMM_N, i0 + i + r, j0 + j, width);
@@ -354,8 +360,8 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
                 for (size_t i = m0; i < m1; i += GEMM_M) {
                     int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
                     PackedRows a = gemm_pack_a(buffers.a, matrix_from(p->a, i, k), rows, depth, p->K - k, pairs);
-                    gemm_rows(p, b, by_tiles && i == m0, a, buffers.sums + (i - m0) * GEMM_N, i, rows, j0, cols,
-                              k0 == 0, k0 + depth == units, depth, pairs);
+                    gemm_rows(p, b, by_tiles && i == m0, a, buffers.sums, i - m0, i, rows, j0, cols, k0 == 0,
+                              k0 + depth == units, depth, pairs);
                 }
             }
         }

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 
-SKIP = 10  # first steps: oneDNN's kernels, the first touch of memory
+SKIP = 10  # first steps: the first touch of memory
 PRESET = ["-e", "l4h4c128", "-b", "12", "-t", "64", "-v", "0", "-s", "0"]
 CASES = {  # name: ranks, threads a rank, flags
     "preset": (1, 2, []),

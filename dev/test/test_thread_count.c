@@ -100,6 +100,25 @@ static void test_a_single_long_step(void **state) {
     }
 }
 
+// a run on 2 threads whose step becomes `slower` times as long, and takes one_ms on 1 thread: steps on 1 thread of 200
+static int steps_on_one(double slower, double one_ms) {
+    ThreadCount t = thread_count_open(2);
+    int count = 0;
+    for (int i = 0; i < 200; i++) {
+        count += t.now == 1;
+        thread_count_add(&t, t.now == 1 ? one_ms : i < 20 ? 10 : 10 * slower);
+    }
+    return count;
+}
+
+static void test_limits_of_a_trial(void **state) {
+    (void)state;
+    assert_int_equal(steps_on_one(1.1, 5), 0);                                  // 10 % slower: no trial
+    assert_true(steps_on_one(1.3, 10) > 100);                                   // 30 % slower, and 1 thread is faster
+    assert_in_range(steps_on_one(1.3, 12.7), THREAD_TRIAL, 10 * THREAD_TRIAL);  // a gain of 2 %: trials fail
+    assert_in_range(steps_on_one(1.3, 30), 1, 10);                              // each trial ends after a step
+}
+
 // A change for good is told once, after the step that ends its trial; failed trials are not told.
 static void test_changes_are_told(void **state) {
     (void)state;
@@ -115,8 +134,8 @@ static void test_changes_are_told(void **state) {
         changes += *t.change != 0;
     }
     assert_int_equal(changes, 2);
-    assert_string_equal(told[0], "threads: 1 of 2, a step takes 16 ms, before 24 (other programs run here)");
-    assert_string_equal(told[1], "threads: 2 of 2, a step takes 10 ms, before 16 (more are free again)");
+    assert_string_equal(told[0], "threads: 1 of 2, 16 ms a step instead of 24");
+    assert_string_equal(told[1], "threads: 2 of 2, 10 ms a step instead of 16");
 }
 
 // programs that come and go all the time do not fill the log
@@ -137,6 +156,7 @@ static void test_few_changes_are_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_idle_machine_keeps_all_threads),
+        cmocka_unit_test(test_limits_of_a_trial),
         cmocka_unit_test(test_a_busy_machine),
         cmocka_unit_test(test_a_slower_clock),
         cmocka_unit_test(test_a_single_long_step),

@@ -2,7 +2,7 @@
 # ThreadSanitizer over the trainer's threads (OpenMP, the reader of data, --tokenize, the watchdog, the saver) and over
 # the emulator's, and over the same code without one of its locks or atomic stores.   dev/test/test_threads.sh
 # `make test-all` builds the programs, with clang. Archer, a part of clang's OpenMP library, tells ThreadSanitizer of
-# the barriers between threads. oneDNN, OpenBLAS and MPI are left out, since they are compiled without ThreadSanitizer.
+# the barriers between threads. MPI is left out, since it is compiled without ThreadSanitizer.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh

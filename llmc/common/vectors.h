@@ -7,8 +7,8 @@ defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_
 #include "llmc/common/floatx.h"
 
 #define ALWAYS_INLINE __attribute__((always_inline)) static inline
-// before a loop of constant length, whose array then stays in registers. nvcc does not know the pragmas. With gcc's
-// pragma clang keeps the loop, and its array in memory
+// Unrolls a loop of constant length, so that its array stays in registers. nvcc does not know the pragmas. clang keeps
+// the loop with gcc's pragma.
 #ifdef __CUDACC__
 #define UNROLL_ALL
 #elif defined(__clang__)
@@ -38,7 +38,7 @@ typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #endif
 
-// the larger of each lane; b if a is a NaN
+// the larger of each lane; b if either is a NaN
 ALWAYS_INLINE vec vec_max(vec a, vec b) {
     VecBits larger = (VecBits)(a > b);  // all bits or none
     return (vec)((larger & (VecBits)a) | (~larger & (VecBits)b));

@@ -1,11 +1,11 @@
 /*
 -f auto and -f 2 on a CPU: whether fp32 matmuls are faster with inputs rounded to bf16, by measurement.
 The matmuls of one transformer block, with the shapes of this rank, run in turns with both types of inputs: forward and
-backward, on scratch memory that is free again before the model is built. The bits of training depend on the times only
+backward, in memory that is freed before the model is built. The bits of training depend on the times only
 through the choice. All ranks measure at once. The times of a pass are those of the slowest rank, so all ranks choose
 alike.
-The times are remembered in a JSON file: {"KEY":[fp32,bf16],...} in milliseconds. KEY has all that the times depend on.
-With the same file the same command makes the same choice. A resumed run keeps the -f of its config.json.
+The times are remembered in a JSON file: {"KEY":[fp32,bf16],...} in milliseconds. KEY names version, compiler, CPU, threads,
+ranks and shapes. With the same file the same command makes the same choice. A resumed run keeps the -f of its config.json.
 defines: InputTimes, InputTrial, INPUT_GAIN, recall_times, remember_times, time_inputs, choose_by_trial,
          choose_matmul_inputs
 */
@@ -14,7 +14,7 @@ defines: InputTimes, InputTrial, INPUT_GAIN, recall_times, remember_times, time_
 #include "llmc/run/version.h"
 
 enum { INPUT_TURNS = 50, INPUT_LEAST_TURNS = 3 };
-#define INPUT_MS 500.0   // after this time no other turn begins
+#define INPUT_MS 500.0   // no turn starts later
 #define INPUT_GAIN 0.95  // bf16 inputs, which lose precision, are chosen if they take at most this share of the time
 
 // milliseconds of a pass, the best of all turns; 0: unknown
@@ -78,17 +78,18 @@ static inline InputTimes time_inputs(const InputTrial *trial, Comm *world) {
     double total = 0;
     comm_barrier(world);
     for (int i = 0; i < INPUT_TURNS && (i < INPUT_LEAST_TURNS || total < INPUT_MS); i++) {
-        InputTimes turn = {slowest_pass(trial, false, world), slowest_pass(trial, true, world)};
-        best.fp32 = fmin(best.fp32, turn.fp32);
-        best.bf16 = fmin(best.bf16, turn.bf16);
-        total += turn.fp32 + turn.bf16;
+        double fp32 = slowest_pass(trial, false, world);
+        double bf16 = slowest_pass(trial, true, world);
+        best.fp32 = fmin(best.fp32, fp32);
+        best.bf16 = fmin(best.bf16, bf16);
+        total += fp32 + bf16;
     }
     return best;
 }
 
 // the times that rank 0 remembers, else new ones; the same on all ranks
 static inline InputTimes find_times(const InputTrial *trial, Comm *world) {
-    InputTimes times = recall_times(trial->cache, trial->key);
+    InputTimes times = recall_times(world->rank == 0 ? trial->cache : NULL, trial->key);
     comm_broadcast_host(&times, sizeof times, 0, world);
     if (times.fp32 > 0) { return times; }
     times = time_inputs(trial, world);
@@ -102,7 +103,7 @@ static inline InputTimes find_times(const InputTrial *trial, Comm *world) {
 static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, const InputTrial *trial, Comm *world) {
     bool automatic = a->matmul_precision == MATMUL_AUTO, on_cpu = o->backend == &cpu_backend && DT_FLOATX == DT_F32;
     InputTimes t = {0, 0};
-    if (!automatic && a->chosen & CHOSEN_MATMUL_PRECISION) {
+    if (a->chosen & CHOSEN_MATMUL_PRECISION) {
         bool bf16 = a->matmul_precision == 2, kept = o->round_matmul_inputs == bf16;
         if (on_cpu && kept) { fprintf(out, "matmuls   %s inputs, as when the run began\n", bf16 ? "bf16" : "fp32"); }
         return;
@@ -203,19 +204,19 @@ static inline void cpu_name(char name[128]) {
     if (file) { fclose(file); }
 }
 
-// Another version of the program measures again.
+// Another version of the program, or of the compiler, measures again.
 static inline void block_matmuls_key(char *key, size_t size, const BlockMatmuls *b, const Comm *world) {
     char cpu[128];
     cpu_name(cpu);
-    snprintf(key, size, "train_gpt2 %s, %s, %d threads, %d ranks, %d rows", TRAIN_GPT2_VERSION, cpu,
-             omp_get_max_threads(), world->size, b->N);
+    snprintf(key, size, "train_gpt2 %s%s, %s, %s, %d threads, %d ranks, %d rows", TRAIN_GPT2_VERSION, CPU_LEVEL,
+             __VERSION__, cpu, omp_get_max_threads(), world->size, b->N);
     for (int i = 0; i < MATMULS_OF_BLOCK; i++) {
         snprintf(key + strlen(key), size - strlen(key), ", %dx%d", b->OC[i], b->C[i]);
     }
 }
 
 // -f auto: sets -f to 2 if bf16 inputs are faster, else to 1, and prints the choice and its times. -f 2 stays, and a
-// note says that it is slower. A resumed run that chose at its begin keeps the choice. All ranks call this together.
+// note says that it is slower. A resumed run keeps the choice of its first start. All ranks call this together.
 static inline void choose_matmul_inputs(FILE *out, TrainArgs *a, const GPT2Config *c, ModelOptions *o, Comm *world) {
     char path[2 * PATH_LENGTH];
     BlockMatmuls b = block_matmuls(c, o);

@@ -17,7 +17,7 @@ enum {
     THREAD_TRIAL = 3,   // steps of a trial; one step that takes twice the time ends it
     THREAD_PAUSE = 16,  // steps after a failed trial; each further failure doubles them
     THREAD_LONGEST_PAUSE = 128,
-    THREAD_CHANGES = 5  // changes of a run that are told
+    THREAD_CHANGES = 5  // changes of a run that are logged
 };
 #define THREAD_SLOW 1.2   // a median this many times the fastest starts a trial
 #define THREAD_GAIN 0.95  // a trial must take at most this share of the time
@@ -71,13 +71,11 @@ static inline void thread_count_judge(ThreadCount *t) {
     double ms = thread_count_median(t);
     if (ms <= THREAD_GAIN * t->best_ms) {
         if (t->changes++ < THREAD_CHANGES) {
-            snprintf(t->change, sizeof t->change, "threads: %d of %d, a step takes %.4g ms, before %.4g (%s)", t->now,
-                     t->most, ms, t->best_ms, t->now < t->best ? "other programs run here" : "more are free again");
+            snprintf(t->change, sizeof t->change, "threads: %d of %d, %.4g ms a step instead of %.4g", t->now, t->most,
+                     ms, t->best_ms);
         }
         t->best = t->now;
-        t->best_ms = ms;
         t->pause = THREAD_PAUSE;
-        t->wait = 0;
         t->fewer = 1;
     } else {
         if (t->now < t->best) { t->fewer += t->fewer < 4 ? 1 : t->fewer / 2; }

@@ -932,8 +932,8 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
 }
 
 // ---- the table
-// A tolerance is about twice the reference implementation's worst error against the textbook in double: over 20 fills,
-// oneDNN's matmuls and our own, and builds for AVX-512, for SSE2 and without vectors, which have the longest sums. The
+// A tolerance is about twice the reference implementation's worst error against the textbook in double: over 20 fills
+// and builds for AVX-512, for SSE2 and without vectors, which have the longest sums. The
 // classifier's tolerance is below the last builds' error, 3e-5 over all fills. Comments say where the error is largest.
 // Roundings of a kernel in bf16: a matmul's product before our epilogue kernel, the pre-activation of GELU, attention's
 // probabilities and their gradient before the next product; and the result.
