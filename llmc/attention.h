@@ -31,8 +31,7 @@ static inline void attention_load(real *out, const floatX *in, size_t in_row, in
         for (int v = 0; v < width; v += VECTOR_LANES) {
             real *to = out + (size_t)r * width + v;
             if (v + VECTOR_LANES <= valid) {
-#pragma omp simd
-                for (int i = 0; i < VECTOR_LANES; i++) { to[i] = scale * to_real(from[v + i]); }
+                vec_store(to, scale * vec_of(from + v));
             } else {
                 for (int i = 0; i < VECTOR_LANES; i++) { to[i] = v + i < valid ? scale * to_real(from[v + i]) : 0; }
             }
@@ -80,10 +79,16 @@ static inline void attention_scores(real *out, const real *rows, const real *col
 
 // scores (keys, TILE_N) = -inf for keys after their query
 static inline void attention_mask(real *scores, int first_query, int keys) {
+    VecBits lane;
+    UNROLL_ALL
+    for (int i = 0; i < VECTOR_LANES; i++) { lane[i] = i; }
     for (int k = first_query; k < keys; k++) {
-        real *s = scores + (size_t)k * TILE_N;
-#pragma omp simd
-        for (int q = 0; q < TILE_N; q++) { s[q] = k <= first_query + q ? s[q] : -(real)INFINITY; }
+        UNROLL_ALL
+        for (int j = 0; j < 2; j++) {
+            real *s = scores + (size_t)k * TILE_N + j * VECTOR_LANES;
+            VecBits visible = lane + j * VECTOR_LANES >= (VecBits){0} + (k - first_query);
+            vec_store(s, vec_select(visible, vec_load(s), (vec){0} - (real)INFINITY));
+        }
     }
 }
 

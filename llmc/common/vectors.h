@@ -1,7 +1,8 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_max, vec_transpose
+defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max, vec_of,
+         vec_transpose
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -38,11 +39,23 @@ typedef int64_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t VecBits __attribute__((vector_size(VECTOR_BYTES)));
 #endif
 
-// the larger of each lane; b if either is a NaN
-ALWAYS_INLINE vec vec_max(vec a, vec b) {
-    VecBits larger = (VecBits)(a > b);  // all bits or none
-    return (vec)((larger & (VecBits)a) | (~larger & (VecBits)b));
+// lanes of a where all bits of the condition are set, lanes of b where none is
+ALWAYS_INLINE vec vec_select(VecBits condition, vec a, vec b) {
+    return (vec)((condition & (VecBits)a) | (~condition & (VecBits)b));
 }
+
+// the larger of each lane; b if either is a NaN
+ALWAYS_INLINE vec vec_max(vec a, vec b) { return vec_select((VecBits)(a > b), a, b); }
+
+// VECTOR_LANES neighbours as real
+#ifdef PRECISION_BF16
+typedef uint16_t VecHalves __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+ALWAYS_INLINE vec vec_of(const floatX *p) {
+    return (vec)(__builtin_convertvector(*(const VecHalves *)p, VecBits) << 16);
+}
+#else
+ALWAYS_INLINE vec vec_of(const floatX *p) { return vec_load(p); }
+#endif
 
 #if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12)
 #define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
