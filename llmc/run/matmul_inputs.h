@@ -1,11 +1,11 @@
 /*
 -f auto and -f 2 on a CPU: whether fp32 matmuls are faster with inputs rounded to bf16, by measurement.
 The matmuls of one transformer block, with the shapes of this rank, run in turns with both types of inputs: forward and
-backward, in memory that is freed before the model is built. The bits of training depend on the times only
-through the choice. All ranks measure at once. The times of a pass are those of the slowest rank, so all ranks choose
-alike.
-The times are remembered in a JSON file: {"KEY":[fp32,bf16],...} in milliseconds. KEY names version, compiler, CPU, threads,
-ranks and shapes. With the same file the same command makes the same choice. A resumed run keeps the -f of its config.json.
+backward, in memory that is freed before the model is built. The bits of training depend on the times only through the
+choice. All ranks measure at once. The times of a pass are those of the slowest rank, so all ranks choose alike.
+The times are remembered in a JSON file: {"KEY":[fp32,bf16],...} in milliseconds. KEY names version, compiler, CPU,
+threads, ranks and shapes. With the same file the same command makes the same choice. A resumed run keeps the -f of its
+config.json.
 defines: InputTimes, InputTrial, INPUT_GAIN, recall_times, remember_times, time_inputs, choose_by_trial,
          choose_matmul_inputs
 */
