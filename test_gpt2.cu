@@ -1433,8 +1433,8 @@ static void test_split_masters(void **state) {
         assert_memory_equal(params_of(&whole.model), params_of(&split.model), total * sizeof(floatX));
         assert_memory_equal(first_moment(&whole.model), first_moment(&split.model), total * sizeof(real));
     }
-    run_close(&whole);
     run_close(&split);
+    run_close(&whole);
 }
 
 enum { MANY = 64, MANY_T = 16 };
@@ -1544,8 +1544,8 @@ static void test_accumulation(void **state) {
         assert_true(a.lr == b.lr && a.tokens == b.tokens);
     }
     assert_int_equal(dataloader_position(&whole.data.train_loader), dataloader_position(&split.data.train_loader));
-    run_close(&whole);
     run_close(&split);
+    run_close(&whole);
 }
 
 // AdamW of one tensor in double: updates w from g and from the m and v before this step.
@@ -1872,8 +1872,8 @@ static void test_verified_steps(void **state) {
     advance(&twice);
     assert_models_equal(&once.model, &twice.model);
     assert_memory_equal(&once.loss_outliers, &twice.loss_outliers, sizeof once.loss_outliers);
-    run_close(&once);
     run_close(&twice);
+    run_close(&once);
 }
 
 // The second of two runs of step 2 has another attention output. Runs in a new program: a forked child cannot use the

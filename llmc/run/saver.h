@@ -16,6 +16,7 @@ defines: Saver, saver_open, saver_save, saver_wait, saver_poll, saver_finish, sa
 #include "llmc/files/checkpoint_save.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/train_args.h"
+#include <assert.h>
 #include <pthread.h>
 
 typedef enum { SAVER_IDLE, SAVER_COPIES, SAVER_WRITES } SaverPhase;
@@ -231,6 +232,9 @@ static inline void saver_complete_at_errors(Saver *saver) {
     if (saver->world->size == 1) { *stop_hook() = hook; }
 }
 
+// Of two savers, the one opened last closes first, or the hook of a closed saver stays.
 static inline void saver_close(Saver *saver) {
-    if (saver->world->size == 1) { *stop_hook() = saver->other_hook; }
+    if (saver->world->size > 1) { return; }
+    assert(stop_hook()->of == saver);
+    *stop_hook() = saver->other_hook;
 }
