@@ -83,8 +83,10 @@ include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 
 # ---- what programs depend on
 
-# remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it
-remember = $(shell mkdir -p $(dir $(1)); echo '$(2)' | cmp -s - $(1) || echo '$(2)' > $(1))
+# remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it. `make -n` only counts FILE as changed.
+dry_run := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+remember = $(eval $(shell mkdir -p $(dir $(1)); \
+	echo '$(2)' | cmp -s - $(1) || $(if $(dry_run),echo .PHONY: $(1),echo '$(2)' > $(1))))
 cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change
