@@ -34,8 +34,8 @@ D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB":
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
         "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
 FP32_WAYS = list(WAYS)[:2]
-# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS, and OMP_NUM_THREADS fixes our number of threads
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))}
 START = time.monotonic()
 BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
@@ -48,12 +48,13 @@ def log(text):
 
 
 def our_times(text, case, precision, threads):
-    """a turn of a new train_gpt2"""
+    """a turn of a new train_gpt2; threads None: the trainer chooses their number"""
     with tempfile.TemporaryDirectory() as run:
         command = [TRAINER, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]),
                    "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0", "-f", str(precision),
-                   "--threads", str(threads), "-o", run]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                   "-o", run]
+        command += ["--threads", str(threads)] if threads else []
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
         with open(os.path.join(run, "metrics.jsonl")) as metrics:
             return [json.loads(line)["ms"] for line in metrics][case["skip"]:]
 
@@ -199,6 +200,7 @@ def steps_and_busy(text, threads, rounds, ways):
     lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
     torch, ours = best(measured, WAYS), best(measured, precisions)[0]
     with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], {ours: precisions[ours]}, threads) as programs:
+        programs[ours, "chosen"] = lambda: our_times(text, BUSY_PRESET, precisions[ours], None)
         return lines + busy_table(programs, (rounds + 1) // 2)
 
 

@@ -2,9 +2,10 @@
 The number of CPU threads of the next step, chosen by the times of earlier steps. Beside other busy programs a step on
 all cores waits at every barrier for the thread that shares its core, and fewer threads are faster. The bits of a step
 do not depend on the number of threads.
-A step that takes longer than usual starts a trial of fewer threads: 1 fewer, then 2, 3, 4, 6, ..., since any thread
-that shares its core delays all. While the number is reduced, trials of one thread more follow. Failed trials become
-rare.
+A trial takes a few steps with another number of threads. Trials of fewer threads try 1 fewer, then 2, 3, 4, 6 and so
+on to half, as every thread that shares its core delays a step. While a run has fewer threads than cores, trials of one
+thread more alternate with them. The first trial follows the first steps of a run, and failed trials become rare. They
+start again when steps take longer than at the last trial.
 defines: ThreadCount, thread_count_open, thread_count_add
 */
 #pragma once
@@ -14,12 +15,13 @@ defines: ThreadCount, thread_count_open, thread_count_add
 
 enum {
     THREAD_WINDOW = 5,  // steps of a median
-    THREAD_TRIAL = 3,   // steps of a trial; one step that takes twice the time ends it
-    THREAD_PAUSE = 16,  // steps after a failed trial; each further failure doubles them
-    THREAD_LONGEST_PAUSE = 128,
+    THREAD_TRIAL = 3,   // steps of a trial; one step that takes 1.25 times the time ends it
+    THREAD_PAUSE = 32,  // steps after a failed trial; each further failure doubles them
+    THREAD_LONGEST_PAUSE = 256,
     THREAD_CHANGES = 5  // changes of a run that are logged
 };
-#define THREAD_SLOW 1.2   // a median this many times the fastest starts a trial
+#define THREAD_SLOW 1.2   // a median this many times that of the last trial ends a pause
+#define THREAD_END 1.25   // a step of a trial this many times as long ends the trial
 #define THREAD_GAIN 0.95  // a trial must take at most this share of the time
 
 typedef struct {
@@ -27,14 +29,14 @@ typedef struct {
     int best;  // the number to which a failed trial returns
     int now;   // threads of the next step: best, or those of a trial
     double ms[THREAD_WINDOW];
-    int steps;          // with `now` threads
-    double best_ms;     // the last median of steps with `best` threads
-    double fastest_ms;  // the least median with `most` threads; 0: none yet
-    int wait, pause;    // steps until the next trial, and after the next failed one
-    int fewer;          // the next trial of fewer threads has this many fewer
-    bool upwards;       // the last trial was of more threads
-    int changes;        // of `best`
-    char change[128];   // "" or the change of `best` after the last step, in words
+    int steps;         // with `now` threads
+    double best_ms;    // the last median of steps with `best` threads
+    double usual_ms;   // the least median with `best` threads since the last trial began
+    int wait, pause;   // steps until the next trial, and after the next failed one
+    int fewer;         // the next trial of fewer threads has this many fewer
+    bool upwards;      // the last trial was of more threads
+    int changes;       // of `best`
+    char change[128];  // "" or the change of `best` after the last step, in words
 } ThreadCount;
 
 // most: 1 or more
@@ -66,6 +68,12 @@ static inline void thread_count_set(ThreadCount *t, int threads) {
     t->steps = 0;
 }
 
+static inline void thread_count_pause(ThreadCount *t) {
+    t->fewer = 1;
+    t->wait = t->pause;
+    t->pause = 2 * t->pause < THREAD_LONGEST_PAUSE ? 2 * t->pause : (int)THREAD_LONGEST_PAUSE;
+}
+
 // the end of a trial
 static inline void thread_count_judge(ThreadCount *t) {
     double ms = thread_count_median(t);
@@ -77,13 +85,20 @@ static inline void thread_count_judge(ThreadCount *t) {
         t->best = t->now;
         t->pause = THREAD_PAUSE;
         t->fewer = 1;
+    } else if (t->now > t->best) {
+        thread_count_pause(t);
     } else {
-        if (t->now < t->best) { t->fewer += t->fewer < 4 ? 1 : t->fewer / 2; }
-        if (t->fewer >= t->best) { t->fewer = 1; }
-        t->wait = t->pause;
-        t->pause = 2 * t->pause < THREAD_LONGEST_PAUSE ? 2 * t->pause : (int)THREAD_LONGEST_PAUSE;
+        t->fewer += t->fewer < 4 ? 1 : t->fewer / 2;
+        if (2 * t->fewer > t->best) { thread_count_pause(t); }
     }
     thread_count_set(t, t->best);
+}
+
+static inline void thread_count_try(ThreadCount *t) {
+    bool fewer_next = t->fewer > 1 || t->upwards;  // a series of fewer and fewer threads goes on
+    t->upwards = t->best == 1 || (t->best < t->most && !fewer_next);
+    t->usual_ms = t->best_ms;
+    thread_count_set(t, t->upwards ? t->best + 1 : t->best - t->fewer);
 }
 
 // Adds the time of a step with `now` threads, and chooses `now` for the next step.
@@ -92,23 +107,19 @@ static inline void thread_count_add(ThreadCount *t, double ms) {
     if (t->most == 1) { return; }
     t->ms[t->steps++ % THREAD_WINDOW] = ms;
     if (t->now != t->best) {
-        if (t->steps >= THREAD_TRIAL || ms > 2 * t->best_ms) { thread_count_judge(t); }
+        if (t->steps >= THREAD_TRIAL || ms > THREAD_END * t->best_ms) { thread_count_judge(t); }
         return;
     }
     if (t->steps < THREAD_WINDOW) { return; }
     t->best_ms = thread_count_median(t);
-    bool all = t->best == t->most;
-    if (all && (t->fastest_ms == 0 || t->best_ms < t->fastest_ms)) { t->fastest_ms = t->best_ms; }
+    if (t->best_ms > THREAD_SLOW * t->usual_ms) {
+        t->wait = 0;
+        t->pause = THREAD_PAUSE;
+    }
+    if (t->best_ms < t->usual_ms) { t->usual_ms = t->best_ms; }
     if (t->wait > 0) {
         t->wait--;
-        return;
-    }
-    bool slow = t->best_ms > THREAD_SLOW * t->fastest_ms;
-    if (slow && t->best > 1 && (all || t->upwards)) {
-        t->upwards = false;
-        thread_count_set(t, t->best - t->fewer);
-    } else if (!all) {
-        t->upwards = true;
-        thread_count_set(t, t->best + 1);
+    } else {
+        thread_count_try(t);
     }
 }
