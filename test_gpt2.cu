@@ -1559,6 +1559,51 @@ static void expected_update(double *w, const real *m, const real *v, const real 
     }
 }
 
+// A step runs with the chosen number of threads, and its time is added to the choice. A change is printed.
+// OMP_NUM_THREADS and --threads forbid a choice.
+static void test_chosen_threads(void **state) {
+    (void)state;
+    if (backend != &cpu_backend) { skip(); }
+    TrainArgs a = small_run(random_file("threads.txt", 2000));
+    int threads = omp_get_max_threads();
+    const char *variable = getenv("OMP_NUM_THREADS"), *kept = variable ? strdup(variable) : NULL;
+    setenv("OMP_NUM_THREADS", "2", 1);
+    assert_false(may_change_threads(&a, backend));
+    unsetenv("OMP_NUM_THREADS");
+    assert_true(may_change_threads(&a, backend));
+    a.threads = 2;
+    assert_false(may_change_threads(&a, backend));
+    a.threads = 0;
+    a.num_processes = 2;
+    assert_false(may_change_threads(&a, backend));
+    a.num_processes = 1;
+    omp_set_num_threads(4);
+    Run run;
+    run_open(&run, &a, alone_host());
+    if (kept) { setenv("OMP_NUM_THREADS", kept, 1); }
+    free((void *)kept);
+    assert_int_equal(run.threads.most, 4);
+    thread_count_set(&run.threads, 3);  // a trial, to be judged after THREAD_TRIAL steps
+    run.threads.best_ms = 1e9;
+    const char *path = temp_path("printed.txt");
+    int saved = capture_stdout(path), used[THREAD_TRIAL];
+    for (int i = 0; i < THREAD_TRIAL; i++) {
+        train_step(&run);
+        used[i] = omp_get_max_threads();
+    }
+    release_stdout(saved);
+    for (int i = 0; i < THREAD_TRIAL; i++) { assert_int_equal(used[i], 3); }
+    assert_int_equal(run.threads.best, 3);
+    char printed[64] = "";
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    assert_non_null(fgets(printed, sizeof printed, file));
+    assert_non_null(strstr(printed, "step 3 | threads: 3 of 4, "));
+    fclose(file);
+    run_close(&run);
+    omp_set_num_threads(threads);
+}
+
 // Three steps of a run, warmup included, follow the formula of AdamW with the flags' values.
 static void test_optimizer_flags(void **state) {
     (void)state;
@@ -2128,6 +2173,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_resume_overfit),
         cmocka_unit_test(test_resume_rounded_matmul_inputs),
         cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_chosen_threads),
         cmocka_unit_test(test_optimizer_flags),
         cmocka_unit_test(test_start_step_does_not_wait),
         cmocka_unit_test(test_loop_waits_a_step_behind),

@@ -1,4 +1,4 @@
-# The CPU that programs are for. The Makefile includes this file.
+# The target CPU of a build. The Makefile includes this file.
 #   ARCH=native     programs are for MARCH, by default the CPU of this machine
 #   ARCH=portable   ./train_gpt2 is for every CPU of x86-64-v2 and later. The program holds the trainer once for each of
 #                   LEVELS, and llmc/run/portable.c calls the highest level of the CPU.

@@ -10,8 +10,8 @@ Each compiled copy of a hot loop must have a region of code that reads or writes
 without calls and without scalar arithmetic. A region is an innermost loop. The scalar rest of a vector loop is another
 region. Code outside of innermost loops is a region too, for loops that are completely unrolled. The scalar rest is then
 part of the region, and may be half as long as the vector code.
-Tiles must have the expected number of multiply-adds in a loop, and spill at most one vector register for 12 of them:
-clang 14 for Zen 3 spills one of 12 sums in the loop that also packs B.
+Tiles must have the expected number of multiply-adds in a loop, gemm_tile for each number of rows. They may spill one
+vector register for 12 of them: clang 14 for Zen 3 spills one of 12 sums in the loop that also packs B.
 Prints a line per hot loop, and then a line that begins with `trouble:` for each failure.
 """
 import collections
@@ -25,10 +25,13 @@ TILES = {
     "gemm_tile": {"zmm": 24, "ymm": 12, "xmm": 12},
     "tile_multiply": {"zmm": 16, "ymm": 8, "xmm": 8},
 }
-# functions with loops under the pragma, so that a lost pragma is noticed
-HOT = {"adamw_tile", "classifier_gradient", "classifier_max", "classifier_sum", "gelu_backward_row",
-       "gelu_row", "gradient_store", "layernorm_backward_row", "layernorm_row", "layernorm_statistics",
-       "layernorm_sum_columns", "residual_row", "sum_of_squares", "tile_of", "tile_round"}
+# every function with loops under the pragma, so that a lost pragma is noticed
+HOT = {"adamw_tile", "attention_backward_tile", "attention_decode_row", "attention_softmax", "attention_store",
+       "classifier_gradient", "classifier_max", "classifier_sum", "cpu_embedding_forward",
+       "cpu_position_embedding_forward", "embedding_add_row", "gelu_backward_row", "gelu_row", "gradient_store",
+       "layernorm_backward_row", "layernorm_row", "layernorm_statistics", "layernorm_sum_columns", "m_decode_block",
+       "m_encode_block", "matmul_row", "residual_row", "sum_of_squares", "sum_of_squares_bf16", "team_backward_bias",
+       "tile_of", "tile_of_weights", "tile_round", "tile_store_weights", "v_decode_block", "v_encode_block"}
 PLAIN = {"gemm_plain"}  # the reference of the self-check: one element at a time
 MPI = {"sum_add", "sum_store"}  # absent from a build without MPI
 COPIES = ("memcpy", "memset", "memmove")  # calls that compilers put in place of whole loops
@@ -163,8 +166,11 @@ def main():
                 continue
             found[loop].append((symbol, of_regions))
     print(f"{'loop':52}{'copies':>7}{'wide':>6}{'FMA':>5}{'spills':>7}")
-    lost = (HOT | set(TILES)) - {loop.function for loop in loops}
-    troubles = [f"{function} has no hot loop, but is in HOT or TILES" for function in sorted(lost)]
+    functions = {loop.function for loop in loops} - MPI
+    troubles = [f"{function} has no hot loop, but is in HOT or TILES"
+                for function in sorted((HOT | set(TILES)) - functions)]
+    troubles += [f"{function} has a hot loop, but is not in HOT"
+                 for function in sorted(functions - HOT - set(TILES))]
     for loop in loops:
         where = f"{loop.path[5:]}:{loop.first} {loop.function}"
         best = []
@@ -183,6 +189,12 @@ def main():
             expected = TILES[loop.function][register]
             if best and not any(c.fma % expected == 0 for c in best):
                 troubles.append(f"{where}: no loop of {expected} multiply-adds: {[c.fma for c in best]}")
+            if best and loop.function == "gemm_tile":  # an instance for each number of rows
+                vectors = expected // 6
+                missing = [rows for rows in range(1, 7)
+                           if not any(c.fma in (rows * vectors * unrolled for unrolled in (1, 2, 4)) for c in best)]
+                if missing or len(best) < 7:  # one of six rows also packs B
+                    troubles.append(f"{where}: loops of {[c.fma for c in best]} multiply-adds, none of {missing} rows")
             if best and "bf16" in sys.argv and loop.function == "gemm_tile" and not any(c.pairs == c.fma for c in best):
                 troubles.append(f"{where}: no loop multiplies pairs of bf16")
             if any(c.spills > c.fma / 12 for c in best):

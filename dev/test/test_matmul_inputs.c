@@ -92,8 +92,8 @@ static void test_auto_needs_a_gain(void **state) {
 static void test_2_stays_and_says_when_it_is_slower(void **state) {
     (void)state;
     assert_choice(choose(machine(7, 10), 2), 2, false,
-                  "note      -f 2 is slower here: the matmuls of a block take 10 ms with bf16 inputs and 7 ms with "
-                  "fp32; -f 1 and -f auto are faster\n");
+                  "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 7 with fp32; use -f 1 "
+                  "or -f auto\n");
     assert_choice(choose(machine(10, 7), 2), 2, false,
                   "matmuls   bf16 inputs: 7 ms for those of a block, fp32 10 (-f 2)\n");
     assert_true(strstr(choose(machine(100, 106), 2).text, "slower"));

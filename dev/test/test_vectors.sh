@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Do compilers vectorise the hot loops of the CPU backend at the width of the CPU, without calls, and keep the sums of
-# GEMM tiles in registers?
+# Checks in machine code that the hot loops of the CPU backend use the widest vectors of the target without calls, and
+# that the sums of GEMM tiles stay in registers.
 #   dev/test/test_vectors.sh          ./train_gpt2, and the operations by gcc and clang for two CPUs
 #   dev/test/test_vectors.sh all      the operations in fp32 and bf16 by every compiler found, for every CPU below
 # dev/test/hot_loops.py reads the machine code and prints a line per loop: compiled copies, instructions on the widest

@@ -5,8 +5,6 @@ defines: catch_signals, received_signal, agreed_signal
 */
 #pragma once
 #include "llmc/parallel/comm.h"
-#include <omp.h>
-#include <pthread.h>
 #include <signal.h>
 
 // Globals: a signal handler has no argument.
