@@ -120,8 +120,8 @@ static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, con
         fprintf(out, "matmuls   fp32 inputs (-f auto: no bf16 instructions here)\n");
     } else if (possible && !automatic && t.bf16 * INPUT_GAIN > t.fp32) {
         fprintf(out,
-                "note      -f 2 is slower here: a block's matmuls take %.3g ms with bf16 inputs, %.3g with fp32; use -f 1 "
-                "or -f auto\n",
+                "note      -f 2 is slower here: a block's matmuls take %.3g ms with bf16 inputs, %.3g with fp32; use "
+                "-f 1 or -f auto\n",
                 t.bf16, t.fp32);
     } else if (possible) {
         bool bf16 = o->round_matmul_inputs;
