@@ -57,9 +57,10 @@ build/bench/bench_matmul: options = $(onednn:yes=-DHAVE_ONEDNN) $(if $(openblas)
 build/bench/bench_matmul: libraries = $(onednn:yes=-ldnnl) $(if $(openblas),$(openblas_libraries))
 
 # bench_matmul is recompiled, since setup.sh may have installed a peer
-bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyTorch; a quarter of an hour
+bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyTorch; 20 minutes
 	@scripts/setup.sh bench
-	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/bench/bench_matmul build/bench/dump_run
+	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/portable/train_gpt2 build/bench/bench_matmul \
+		build/bench/dump_run
 	@dev/bench/bench_cpu.py
 
 bench-saves: train_gpt2 ## bench: the step after a checkpoint, saved beside training and with --save-sync 1

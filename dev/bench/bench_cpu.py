@@ -7,7 +7,7 @@ The programs take turns: every round runs each program for some steps at each nu
 machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median step,
 and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
 without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
-dev/results/cpu/<CPU>.md. 5 rounds take about a quarter of an hour on two cores.
+dev/results/cpu/<CPU>.md. 5 rounds take about a third of an hour on two cores.
 """
 import argparse
 import contextlib
@@ -25,6 +25,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 TRAINER = os.path.join(ROOT, "train_gpt2")
+PORTABLE = os.path.join(ROOT, "build/portable/train_gpt2")  # make ARCH=portable
 TORCH = os.path.join(ROOT, "build/torch/bin/python3")
 LEAST_ROUNDS = 3  # fewer rounds do not replace the file
 PRESET = {"shape": "l4h4c128", "B": 12, "T": 64, "V": 256, "steps": 60, "skip": 10, "GB": 0.7}
@@ -47,10 +48,11 @@ def log(text):
 # ---- the programs. A program is a (name, threads) and a function that takes a turn: milliseconds of each step
 
 
-def our_times(text, case, precision, threads):
-    """a turn of a new train_gpt2; threads None: the trainer chooses their number"""
+def our_times(text, case, way, threads):
+    """a turn of a new process of way = (program, -f); threads None: the trainer chooses their number"""
+    trainer, precision = way
     with tempfile.TemporaryDirectory() as run:
-        command = [TRAINER, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]),
+        command = [trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]),
                    "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0", "-f", str(precision),
                    "-o", run]
         command += ["--threads", str(threads)] if threads else []
@@ -91,7 +93,7 @@ def free_gigabytes():
 
 
 @contextlib.contextmanager
-def programs_of(text, case, ways, precisions, threads):
+def programs_of(text, case, ways, our_ways, threads):
     """{(name, threads): turn} of PyTorch's ways and ours. A way of PyTorch that cannot run is left out."""
     with contextlib.ExitStack() as stack:
         programs = {}
@@ -108,16 +110,17 @@ def programs_of(text, case, ways, precisions, threads):
                     programs[way, n] = torch.times
                 except (OSError, ValueError):
                     log(f"{way} is left out: its process ended, with the error above")
-        for name, precision in precisions.items():
+        for name, way in our_ways.items():
             for n in threads:
-                programs[name, n] = lambda p=precision, n=n: our_times(text, case, p, n)
+                programs[name, n] = lambda way=way, n=n: our_times(text, case, way, n)
         yield programs
 
 
-def our_precisions():
-    """{name: -f}"""
+def our_ways():
+    """{name: (program, -f)}"""
     version = subprocess.check_output([TRAINER, "--version"], text=True)
-    return {"ours": 1, "ours, -f 2": 2} if "bf16 inputs" in version else {"ours": 1}
+    ways = {"ours": (TRAINER, 1)}
+    return {**ways, "ours, -f 2": (TRAINER, 2)} if "bf16 inputs" in version else ways
 
 
 def take_turns(programs, rounds):
@@ -192,15 +195,16 @@ def busy_table(programs, rounds):
 
 
 def steps_and_busy(text, threads, rounds, ways):
-    title, precisions = "4 layers, 4 heads, 128 channels, B 12, T 64, bytes", our_precisions()
-    with programs_of(text, PRESET, ways, precisions, threads) as programs:
+    title, ours = "4 layers, 4 heads, 128 channels, B 12, T 64, bytes", our_ways()
+    portable = {f"{name}, ARCH=portable": (PORTABLE, precision) for name, (_, precision) in ours.items()}
+    with programs_of(text, PRESET, ways, {**ours, **portable}, threads) as programs:
         measured = take_turns(programs, rounds)
-    with programs_of(text, D12, ways, precisions, threads[-1:]) as programs:
+    with programs_of(text, D12, ways, ours, threads[-1:]) as programs:
         large = take_turns(programs, (rounds + 1) // 2)
     lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
-    torch, ours = best(measured, WAYS), best(measured, precisions)[0]
-    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], {ours: precisions[ours]}, threads) as programs:
-        programs[ours, "chosen"] = lambda: our_times(text, BUSY_PRESET, precisions[ours], None)
+    torch, fastest = best(measured, WAYS), best(measured, ours)[0]
+    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], {fastest: ours[fastest]}, threads) as programs:
+        programs[fastest, "chosen"] = lambda: our_times(text, BUSY_PRESET, ours[fastest], None)
         return lines + busy_table(programs, (rounds + 1) // 2)
 
 
@@ -271,9 +275,9 @@ def end_losses(text, torch_version):
                      "--val", f"{folder}/val.i32"]
             one = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}  # more are slower beside a busy neighbour
             losses["PyTorch"] = json.loads(subprocess.check_output(torch, env=one))["val_loss"]
-        for name, precision in our_precisions().items():
+        for name, (trainer, precision) in our_ways().items():
             run = os.path.join(folder, f"run{precision}")
-            subprocess.run([TRAINER, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([trainer, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL)
             with open(os.path.join(run, "metrics.jsonl")) as metrics:
                 losses[name] = [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]
     return losses
