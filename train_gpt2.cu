@@ -279,7 +279,7 @@ static void open_backend(GPT2 *m) {
     size_t workspace_bytes = o->backend->matmul_workspace_bytes(&m->config, &m->local, o->B, o->T);
     o->backend->open(&m->exec, t->partials, partials_bytes, t->matmul_workspace, workspace_bytes, o->tf32);
     backend_share_autotune_cache(&m->exec, m->groups.world);
-    m->exec.bf16_inputs = o->round_matmul_inputs;
+    m->exec.bf16_inputs = o->round_matmul_inputs && GEMM_HAS_BF16;
 }
 
 // Sets the shape of the next micro-batch: B sequences of T tokens, or with decode_from >= 0 T new tokens of one.
