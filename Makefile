@@ -83,7 +83,8 @@ include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 
 # ---- what programs depend on
 
-# remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it. `make -n` only counts FILE as changed.
+# remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it. Under `make -n` nothing is written, and
+# FILE counts as changed.
 dry_run := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
 remember = $(eval $(shell mkdir -p $(dir $(1)); \
 	echo '$(2)' | cmp -s - $(1) || $(if $(dry_run),echo .PHONY: $(1),echo '$(2)' > $(1))))

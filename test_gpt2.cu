@@ -1085,12 +1085,11 @@ static void test_planned_is_allocated(void **state) {
     (void)state;
     const GPT2Config configs[] = {{20, 67, 128, 2, 3, 48}, {64, 256, 256, 3, 2, 64}, {16, 300, 384, 1, 1, 5}};
     const int batches[][2] = {{1, 1}, {3, 7}, {2, 16}};
-    for (int i = 0; i < 3 * 3 * 8; i++) {
+    for (int i = 0; i < 3 * 3 * 4; i++) {
         const int *batch = batches[i / 3 % 3];
         ModelOptions p = training(batch[0], batch[1]);
         p.training = i / 9 % 2 == 0;
         p.decode_positions = i / 18 % 2 ? 11 : 0;
-        p.round_matmul_inputs = i / 36 % 2 == 0;
         check_plan(&configs[i % 3], p);
     }
 }
@@ -1586,13 +1585,18 @@ static void test_chosen_threads(void **state) {
     thread_count_set(&run.threads, 3);  // a trial, to be judged after THREAD_TRIAL steps
     run.threads.best_ms = 1e9;
     const char *path = temp_path("printed.txt");
-    int saved = capture_stdout(path), used[THREAD_TRIAL];
+    int saved = capture_stdout(path), of_step[THREAD_TRIAL], between[THREAD_TRIAL];
     for (int i = 0; i < THREAD_TRIAL; i++) {
-        train_step(&run);
-        used[i] = omp_get_max_threads();
+        start_step(&run);
+        of_step[i] = omp_get_max_threads();
+        finish_step(&run);
+        between[i] = omp_get_max_threads();
     }
     release_stdout(saved);
-    for (int i = 0; i < THREAD_TRIAL; i++) { assert_int_equal(used[i], 3); }
+    for (int i = 0; i < THREAD_TRIAL; i++) {
+        assert_int_equal(of_step[i], 3);
+        assert_int_equal(between[i], i + 1 < THREAD_TRIAL ? 4 : 3);  // an evaluation is not part of a trial
+    }
     assert_int_equal(run.threads.best, 3);
     char printed[64] = "";
     FILE *file = fopen(path, "r");
@@ -1600,6 +1604,12 @@ static void test_chosen_threads(void **state) {
     assert_non_null(fgets(printed, sizeof printed, file));
     assert_non_null(strstr(printed, "step 3 | threads: 3 of 4, "));
     fclose(file);
+    run_close(&run);
+    a.threads = 2;
+    omp_set_num_threads(2);
+    run_open(&run, &a, alone_host());
+    train_step(&run);
+    assert_int_equal(omp_get_max_threads(), 2);
     run_close(&run);
     omp_set_num_threads(threads);
 }
@@ -1979,7 +1989,7 @@ static void check_optimizer_file(const char *folder, const char *name, const rea
     safetensors_close(&file);
 }
 
-// A saved and loaded model has the same bits, and so has its next step, with the rounded copies of -f 2.
+// A saved and loaded model has the same bits, and so has its next step, also with -f 2.
 static void test_checkpoint_has_every_bit(void **state) {
     const Golden *g = (const Golden *)*state;
     ModelOptions options = rounding(training(GOLDEN_B, GOLDEN_T));

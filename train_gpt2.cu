@@ -1173,6 +1173,7 @@ static StepReport finish_step(Run *run) {
     report->max_steps = run->max_steps;
     report->ms = (now - begin) * 1000;
     thread_count_add(&run->threads, report->ms);
+    if (run->threads.most > 1) { omp_set_num_threads(run->threads.best); }  // of evaluations, and not a trial's
     if (*run->threads.change) { logger_threads(&run->log, run->step, run->threads.change); }
     report->tokens = (double)tokens_of_update(run->args);
     report->peak_rate = run->peak_rate;

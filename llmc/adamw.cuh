@@ -318,5 +318,3 @@ static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads
     LAUNCH(kernel, blocks, ADAMW_THREADS, 0, stream_of(ex), *state, grads.at, norm_squared, ranges, num_ranges,
            adamw_scales(hyper));
 }
-
-// no copies to update: kernels read params themselves

@@ -16,6 +16,7 @@ defines: Matrix, Matmul, matrix, transposed, gemm, GEMM_HAS_BF16, GEMM_K, GEMM_R
 #include "llmc/common/vectors.h"
 #include "llmc/gelu.h"
 #include "llmc/gradient.h"
+#include <float.h>
 #include <omp.h>
 
 // not under nvcc: nvcc 12.4 to 12.6 cannot read gcc 13's header of AVX512-BF16
@@ -86,11 +87,14 @@ static inline real matrix_element(Matrix m, size_t i, size_t j) {
     }
 }
 
+// x rounded to bf16, as AVX512-BF16 does it: a subnormal x is 0
+static inline bf16 bf16_input(real x) { return float_to_bf16(fabsf((float)x) < FLT_MIN ? 0 : (float)x); }
+
 static inline real matrix_unit(Matrix lanes, size_t lane, size_t unit, size_t K, bool pairs) {
     if (!pairs) { return matrix_element(lanes, lane, unit); }
-    float low = (float)matrix_element(lanes, lane, 2 * unit);
-    float high = 2 * unit + 1 < K ? (float)matrix_element(lanes, lane, 2 * unit + 1) : 0;
-    return bits_to_float(float_to_bf16(low).bits | (uint32_t)float_to_bf16(high).bits << 16);
+    uint32_t low = bf16_input(matrix_element(lanes, lane, 2 * unit)).bits;
+    uint32_t high = 2 * unit + 1 < K ? bf16_input(matrix_element(lanes, lane, 2 * unit + 1)).bits : 0;
+    return bits_to_float(low | high << 16);
 }
 
 // VECTOR_LANES units: of neighbouring lanes, whose k-th elements are at `first` (and `second`); or of neighbouring k of
@@ -312,8 +316,9 @@ ALWAYS_INLINE void gemm_rows(const Matmul *p, PackedColumns block_b, bool packs,
                              bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p);
     for (int j = 0; j < cols; j += GEMM_COLS) {
-        PackedRows a = packed_a;
-        for (int i = 0; i < rows; i += GEMM_ROWS, a.data += a.block) {
+        for (int i = 0; i < rows; i += GEMM_ROWS) {
+            PackedRows a = packed_a;
+            a.data += (size_t)(i / GEMM_ROWS) * a.block;
             int height = rows - i < GEMM_ROWS ? rows - i : (int)GEMM_ROWS;
             int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
             size_t at = (i0 + i) * p->c.row + j0 + j;
@@ -371,8 +376,8 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
 static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
 static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
 
-// C is divided into rows x cols = threads parts. Threads that share the rows each pack B, and find their rows of an
-// earlier operation in their own cache. So columns are divided only if a part would have few rows.
+// C is divided into rows x cols = threads parts. If rows are divided, each thread packs all of B, and its rows of A are in
+// its cache from the operation before. Columns are divided only if a part would have fewer than GEMM_PART_ROWS rows.
 typedef struct {
     int rows, cols;
 } GemmParts;
@@ -430,7 +435,7 @@ static inline void gemm(const Matmul *p) {
 
 static inline real matmul_input(const Matmul *p, Matrix m, size_t i, size_t j) {
     real x = matrix_element(m, i, j);
-    return p->bf16_inputs ? bf16_to_float(float_to_bf16((float)x)) : x;
+    return p->bf16_inputs ? bf16_to_float(bf16_input(x)) : x;
 }
 
 static inline void gemm_plain(const Matmul *p) {

@@ -53,6 +53,7 @@ static const Sizes sizes[] = {
     {20, GEMM_N + GEMM_COLS, 100},
     {13, GEMM_COLS, 4 * GEMM_K + 3},  // with pairs, three blocks of K
     {7, 3, 2 * GEMM_K},
+    {2 * GEMM_M + 5, GEMM_COLS + 3, 2 * GEMM_K + 7},  // sums of several rows of blocks, and of blocks of K, in a buffer
 };
 
 // bits of `kind`
@@ -228,6 +229,27 @@ static void test_nan_and_infinity(void **state) {
     }
 }
 
+// A subnormal input is 0 if inputs are rounded to bf16, in vectors and in the elements beside them. The largest one would
+// round up to a normal number.
+static void test_subnormals_are_zero(void **state) {
+    (void)state;
+    Sizes s = {75, GEMM_COLS + 3, 64};
+    float subnormal = nextafterf(FLT_MIN, 0);
+    for (int order = 0; exists(BF16_INPUTS) && order < 4; order++) {
+        for (int swapped = 0; swapped < 2; swapped++) {
+            Arrays *arrays = arrays_make();
+            for (size_t i = 0; i < s.M * s.K; i++) { arrays->a[i] = (real)(swapped ? 1e30f : subnormal); }
+            for (size_t i = 0; i < s.K * s.N; i++) { arrays->b[i] = (real)(swapped ? subnormal : 1e30f); }
+            Matmul p = gemm_of(arrays, s, BF16_INPUTS | order);
+            for (int plain = 0; plain < 2; plain++) {
+                plain ? run_plain(&p) : run(&p, 2);
+                for (size_t i = 0; i < s.M * s.N; i++) { assert_true(arrays->c[i] == 0); }
+            }
+            free(arrays);
+        }
+    }
+}
+
 // all parts together are C, whatever the number of threads
 static void test_parts_cover_c(void **state) {
     (void)state;
@@ -249,9 +271,9 @@ static void test_parts_cover_c(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kind),        cmocka_unit_test(test_every_size),
-        cmocka_unit_test(test_residual_may_be_c), cmocka_unit_test(test_nan_and_infinity),
-        cmocka_unit_test(test_parts_cover_c),
+        cmocka_unit_test(test_every_kind),          cmocka_unit_test(test_every_size),
+        cmocka_unit_test(test_residual_may_be_c),   cmocka_unit_test(test_nan_and_infinity),
+        cmocka_unit_test(test_subnormals_are_zero), cmocka_unit_test(test_parts_cover_c),
     };
     return cmocka_run_group_tests_name("GEMM", tests, NULL, NULL);
 }

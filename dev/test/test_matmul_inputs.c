@@ -228,8 +228,7 @@ static void test_a_resumed_run_keeps_its_choice(void **state) {
         InputTrial trial = trial_of(&m, NULL);
         Choice c = choose_on(&trial, precision, CHOSEN_MATMUL_PRECISION, world);
         assert_choice(c, precision, true,
-                      precision == 2 ? "matmuls   bf16 inputs, as when the run began\n"
-                                     : "matmuls   fp32 inputs, as when the run began\n");
+                      precision == 2 ? "matmuls   bf16 inputs, as before\n" : "matmuls   fp32 inputs, as before\n");
         assert_int_equal(m.passes, 0);
     }
     comm_close(world);
@@ -454,7 +453,7 @@ static void test_keys(void **state) {
         for (int k = 0; k < i; k++) { assert_string_not_equal(keys[i], keys[k]); }
     }
     omp_set_num_threads(threads);
-    char name[128];
+    char name[192];
     cpu_name(name);
     assert_non_null(strstr(keys[0], name));
     assert_non_null(strstr(keys[0], TRAIN_GPT2_VERSION));

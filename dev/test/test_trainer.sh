@@ -438,7 +438,7 @@ report "-f 2 rounds matmul inputs if the CPU multiplies bf16 faster, and prints 
             awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
                  END { if (same == NR) print "-f 2 changed no loss" }'
     else
-        says "$out" "-f 2: this build or machine has no fast bf16 matmuls of fp32"
+        says "$out" "with fp32 inputs (this build or machine has no bf16 matmuls for -f 2)"
         equal "$(losses rounded2)" "$(losses rounded1)"
     fi
 )"
@@ -492,7 +492,7 @@ if has_bf16; then
                 rm -rf rest && cp -r half_$inputs rest
                 # shellcheck disable=SC2086
                 run_with_times -i text -o rest -y 1 -x 8 -n 8 $flags
-                says "$out" "matmuls   $inputs inputs, as when the run began"
+                says "$out" "matmuls   $inputs inputs, as before"
                 equal "$(grep -c 'matmul-precision was' "$out")" 0
                 for file in model optimizer; do same {faster_$inputs,rest}/step_00000008/$file.safetensors; done
             done

@@ -72,7 +72,7 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
     o->backend->describe(machine, sizeof machine);
     const char *precision = o->round_matmul_inputs ? " with bf16 inputs" : "";
     if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
-        precision = " (-f 2: this build or machine has no fast bf16 matmuls of fp32)";
+        precision = " with fp32 inputs (this build or machine has no bf16 matmuls for -f 2)";
     }
     printf("machine   %s%s\n", machine, precision);
     if (num_ranks(a) > 1) {

@@ -47,7 +47,7 @@ static inline InputTimes recall_times(const char *path, const char *key) {
     return times;
 }
 
-// Adds the times to the file, which is replaced at once. A failure does not stop the run.
+// Adds the times to the file, which is replaced atomically. A failure does not stop the run.
 static inline void remember_times(const char *path, const char *key, InputTimes times) {
     cJSON *cache = path ? try_read_json(path) : NULL;
     const double ms[2] = {times.fp32, times.bf16};
@@ -99,13 +99,13 @@ static inline InputTimes find_times(const InputTrial *trial, Comm *world) {
 
 // ---- the choice
 
-// choose_matmul_inputs with a trial of other matmuls
+// choose_matmul_inputs for any InputTrial; tests simulate one
 static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, const InputTrial *trial, Comm *world) {
     bool automatic = a->matmul_precision == MATMUL_AUTO, on_cpu = o->backend == &cpu_backend && DT_FLOATX == DT_F32;
     InputTimes t = {0, 0};
     if (a->chosen & CHOSEN_MATMUL_PRECISION) {
         bool bf16 = a->matmul_precision == 2, kept = o->round_matmul_inputs == bf16;
-        if (on_cpu && kept) { fprintf(out, "matmuls   %s inputs, as when the run began\n", bf16 ? "bf16" : "fp32"); }
+        if (on_cpu && kept) { fprintf(out, "matmuls   %s inputs, as before\n", bf16 ? "bf16" : "fp32"); }
         return;
     }
     if (a->matmul_precision < 2) { return; }
@@ -193,20 +193,23 @@ static inline double block_matmuls_pass(void *of, bool bf16_inputs) {
     return (now_seconds() - start) * 1000;
 }
 
-// name = the CPU's, as in /proc/cpuinfo
-static inline void cpu_name(char name[128]) {
+// name = the CPU's, as in /proc/cpuinfo; on x86 with family and model, as two generations may share a name
+static inline void cpu_name(char name[192]) {
     FILE *file = fopen("/proc/cpuinfo", "r");
-    char line[256];
-    snprintf(name, 128, "unknown CPU");
-    while (file && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "model name : %127[^\n]", name) == 1) { break; }
+    char line[256], model_name[128] = "unknown CPU";
+    int family = 0, model = 0;
+    while (file && fgets(line, sizeof line, file) && *line != '\n') {  // an empty line ends the first CPU
+        sscanf(line, "model name : %127[^\n]", model_name);
+        sscanf(line, "cpu family : %d", &family);
+        sscanf(line, "model : %d", &model);
     }
     if (file) { fclose(file); }
+    snprintf(name, 192, "%s, family %d model %d", model_name, family, model);
 }
 
 // Another version of the program, or of the compiler, measures again.
 static inline void block_matmuls_key(char *key, size_t size, const BlockMatmuls *b, const Comm *world) {
-    char cpu[128];
+    char cpu[192];
     cpu_name(cpu);
     snprintf(key, size, "train_gpt2 %s%s, %s, %s, %d threads, %d ranks, %d rows", TRAIN_GPT2_VERSION, CPU_LEVEL,
              __VERSION__, cpu, omp_get_max_threads(), world->size, b->N);

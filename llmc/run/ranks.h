@@ -102,7 +102,7 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
 }
 
-// Whether steps may use fewer threads than there are: not if the user gave their number, or if ranks share the machine.
+// Whether a run may choose its number of threads: one rank on a CPU, without --threads and OMP_NUM_THREADS.
 static inline bool may_change_threads(const TrainArgs *a, const Backend *backend) {
     return backend == &cpu_backend && num_ranks(a) == 1 && a->threads == 0 && !getenv("OMP_NUM_THREADS");
 }

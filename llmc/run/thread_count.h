@@ -3,7 +3,7 @@ The number of CPU threads of the next step, chosen by the times of earlier steps
 all cores waits at every barrier for the thread that shares its core, and fewer threads are faster. The bits of a step
 do not depend on the number of threads.
 A trial takes a few steps with another number of threads. Trials of fewer threads try 1 fewer, then 2, 3, 4, 6 and so
-on to half, as every thread that shares its core delays a step. While a run has fewer threads than cores, trials of one
+on to half, since the number of busy programs is unknown. While a run has fewer threads than cores, trials of one
 thread more alternate with them. The first trial follows the first steps of a run, and failed trials become rare. They
 start again when steps take longer than at the last trial.
 defines: ThreadCount, thread_count_open, thread_count_add
@@ -44,7 +44,6 @@ static inline ThreadCount thread_count_open(int most) {
     ThreadCount t;
     memset(&t, 0, sizeof t);
     t.most = t.best = t.now = most;
-    t.pause = THREAD_PAUSE;
     t.fewer = 1;
     return t;
 }
@@ -79,7 +78,7 @@ static inline void thread_count_judge(ThreadCount *t) {
     double ms = thread_count_median(t);
     if (ms <= THREAD_GAIN * t->best_ms) {
         if (t->changes++ < THREAD_CHANGES) {
-            snprintf(t->change, sizeof t->change, "threads: %d of %d, %.4g ms a step instead of %.4g", t->now, t->most,
+            snprintf(t->change, sizeof t->change, "threads: %d of %d, %.1f ms a step instead of %.1f", t->now, t->most,
                      ms, t->best_ms);
         }
         t->best = t->now;

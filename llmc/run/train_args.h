@@ -224,8 +224,9 @@ static const Flag flag_table[] = {
      "-v, -j, --keep-best; doc/training.md"},
     {NULL, "seed", FLAG_INT64, ARG(seed), 0, MAX_SEED, NULL, "N", NULL,
      "seed of initial weights, data order and sampling (default %s)",
-     "The same command with the same seed gives the same bits, with any number of threads. Only -f auto may choose "
-     "differently on another day. Random numbers are keyed by seed, step, tensor and element, so they do not depend on "
+     "The same command with the same seed gives the same bits, with any number of threads. Only -f auto may "
+     "differ, since its choice depends on measured times. Random numbers are keyed by seed, step, tensor and element, "
+     "so they do not depend on "
      "the number of ranks. A resumed run keeps its seed.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --seed 1", "--threads, --generate; doc/numerics.md"},
 
@@ -594,7 +595,7 @@ static const Flag flag_table[] = {
      "CPU threads (default %s: OMP_NUM_THREADS, or at most one per core)",
      "Ranks on one machine divide its cores among them. Without this flag and OMP_NUM_THREADS, a run of one rank uses "
      "fewer threads while other programs slow it down. The bits of results do not depend on the number of threads, "
-     "but -f auto may choose other inputs for another number.",
+     "but -f auto may choose other inputs for another number of threads.",
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 --threads 8", "--device, --seed; doc/training.md"},
     {NULL, "graph", FLAG_INT, ARG(graph), 0, 1, NULL, "0|1", NULL,
      "launch each micro-step on a GPU as one CUDA graph (default %s: on)",
