@@ -187,6 +187,7 @@ def busy_table(programs, rounds):
                 for program, times in programs.items():
                     measured[program, name].append(statistics.mean(times()))
     lines = ["### The first model beside busy loops at normal priority: mean ms per step (lowest to highest)", "",
+             f"{rounds} rounds. A mean has the longest steps, and is above the medians of the first table.", "",
              f"| program | threads | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
     for program in programs:
         times = [spread(measured[program, name]) for name in others]
@@ -334,8 +335,8 @@ def head(build, torch_version, rounds):
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
-            "- PyTorch is eager, if not compiled; medium precision is torch.set_float32_matmul_precision('medium'). A "
-            "speed is at a program's best number of threads", ""]
+            "- PyTorch runs eagerly unless marked compiled. Medium precision, which rounds matmul inputs and is no fp32, is "
+            "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads", ""]
 
 
 def results_file():

@@ -21,7 +21,7 @@ if [ "${1:-}" = all ]; then
     precisions=(fp32 bf16)
 fi
 if [ "$(uname -m)" != x86_64 ]; then
-    skip "hot loops are looked at in machine code of x86-64 only" 1
+    skip "hot loops are checked in machine code of x86-64 only" 1
     exit 0
 fi
 lines=$(mktemp)
@@ -53,7 +53,7 @@ look_at_program() {
     [[ -x train_gpt2 && -f build/flags ]] || { skip "there is no ./train_gpt2: run make first" 1 && return; }
     flags=$(cat build/flags) compiler=${flags%% *} march=$(grep -o -- '-march=[^ ]*' build/flags | tail -n 1)
     if [[ " $flags " != *" cpu "* || " $flags " != *" -g"* ]]; then
-        skip "./train_gpt2 is no CPU build with line numbers (-g): its loops are not looked at" 1
+        skip "./train_gpt2 is no CPU build with line numbers (-g): its loops are not checked" 1
         return
     fi
     if [ -n "$(find llmc train_gpt2.cu -newer train_gpt2 ! -path "*/emulator/*" -type f)" ]; then
