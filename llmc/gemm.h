@@ -376,8 +376,8 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
 static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
 static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
 
-// C is divided into rows x cols = threads parts. If rows are divided, each thread packs all of B, and its rows of A are in
-// its cache from the operation before. Columns are divided only if a part would have fewer than GEMM_PART_ROWS rows.
+// C is divided into rows x cols = threads parts. If rows are divided, each thread packs all of B, and its rows of A are
+// in its cache from the operation before. Columns are divided only if a part would have fewer than GEMM_PART_ROWS rows.
 typedef struct {
     int rows, cols;
 } GemmParts;

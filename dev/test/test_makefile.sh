@@ -142,7 +142,9 @@ report "another ARCH is refused" "$(
     has "ARCH=x86-64-v3: expected native or portable; MARCH= names one CPU"
 )"
 # kept FILE WORD...: the flags that a make with these words keeps in FILE
-kept() { (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1"); }
+kept() {
+    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
+}
 report "build/flags changes with ARCH, and make -n only says so" "$(
     before=$(kept build/flags DEVICE=cpu CFLAGS=-O2)
     touch "$folder/train_gpt2"

@@ -470,7 +470,7 @@ report "-f auto measures once, and takes the faster inputs" "$(
         run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
         says "$out" "matmuls   fp32 inputs: 5 ms for those of a block, bf16 10 (-f auto)"
         run_with_times "${rounding[@]}" -x 8 -f 2
-        says "$out" "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 5 with fp32; use -f 1"
+        says "$out" "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 5 with fp32; use"
         differ faster_bf16/step_00000008/model.safetensors faster_fp32/step_00000008/model.safetensors
     else
         says "$out" "matmuls   fp32 inputs (-f auto: no bf16 instructions here)"
