@@ -151,7 +151,8 @@ report "build/flags changes with ARCH, and make -n only says so" "$(
     made 0 "" DEVICE=cpu CFLAGS=-O2 && has "up to date"
     made 0 "" DEVICE=cpu CFLAGS=-O3 && has " -O3 "
     [ "$(cat "$folder/build/flags")" = "$before" ] || echo "make -n wrote build/flags"
-    [ "$(kept build/flags DEVICE=cpu CFLAGS=-O2 ARCH=portable)" != "$before" ] || echo "the same flags with ARCH=portable"
+    [ "$(kept build/flags DEVICE=cpu CFLAGS=-O2 ARCH=portable)" != "$before" ] ||
+        echo "the same flags with ARCH=portable"
     rm "$folder/train_gpt2"
 )"
 
