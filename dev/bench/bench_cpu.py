@@ -335,7 +335,7 @@ def head(build, torch_version, rounds):
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
-            "- PyTorch runs eagerly unless marked compiled. Medium precision, which rounds matmul inputs and is no fp32, is "
+            "- PyTorch runs eagerly unless marked compiled. Medium precision rounds matmul inputs: "
             "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads", ""]
 
 

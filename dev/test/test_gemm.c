@@ -229,8 +229,8 @@ static void test_nan_and_infinity(void **state) {
     }
 }
 
-// A subnormal input is 0 if inputs are rounded to bf16, in vectors and in the elements beside them. The largest one would
-// round up to a normal number.
+// With inputs rounded to bf16 a subnormal input is 0, in vectors and in the elements beside them. The largest subnormal
+// would round up to a normal number.
 static void test_subnormals_are_zero(void **state) {
     (void)state;
     Sizes s = {75, GEMM_COLS + 3, 64};
