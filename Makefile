@@ -106,7 +106,7 @@ all: train_gpt2 $(if $(HAVE_CMOCKA),test_gpt2) ## build: ./train_gpt2 and ./test
 
 train_gpt2 train_gpt2cu: comm = yes
 train_gpt2 train_gpt2cu: train_gpt2.cu build/flags $(portable_program)
-	$(if $(portable_program),cp $(portable_program) $@,$(compile_for_device))
+	$(if $(portable_program),@cp $(portable_program) $@,$(compile_for_device))
 
 test_gpt2: options = -DTESTING -Wno-unused-function
 test_gpt2: libraries = -lcmocka

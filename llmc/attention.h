@@ -23,20 +23,20 @@ defines: cpu_attention_forward, cpu_attention_decode, cpu_attention_backward
 // out (rows_padded, width) = scale * in (rows, HS), rows `in_row` elements apart; zeros in the padding
 static inline void attention_load(real *out, const floatX *in, size_t in_row, int rows, int rows_padded, int HS,
                                   int width, real scale) {
-    for (int r = 0; r < rows_padded; r++) {
+    for (int r = 0; r < rows; r++) {
         const floatX *from = in + (size_t)r * in_row;
-        int valid = r < rows ? HS : 0;
         // prefetch the same row of the next head, which this thread loads next: rows are too far apart for the hardware
-        for (int d = 0; d < valid; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
+        for (int d = 0; d < HS; d += 64 / (int)sizeof(floatX)) { __builtin_prefetch(from + HS + d); }
         for (int v = 0; v < width; v += VECTOR_LANES) {
             real *to = out + (size_t)r * width + v;
-            if (v + VECTOR_LANES <= valid) {
+            if (v + VECTOR_LANES <= HS) {
                 vec_store(to, scale * vec_of(from + v));
             } else {
-                for (int i = 0; i < VECTOR_LANES; i++) { to[i] = v + i < valid ? scale * to_real(from[v + i]) : 0; }
+                for (int i = 0; i < VECTOR_LANES; i++) { to[i] = v + i < HS ? scale * to_real(from[v + i]) : 0; }
             }
         }
     }
+    memset(out + (size_t)rows * width, 0, (size_t)(rows_padded - rows) * width * sizeof(real));
 }
 
 // out (width, TILE_N) = in (TILE_N, width)^T

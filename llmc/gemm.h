@@ -2,9 +2,9 @@
 The GEMM of the CPU backend, in C with vector registers.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), times gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
 Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums are real, over k in order
-and in blocks of GEMM_K. C is rounded once.
-Each thread computes one part of C. It packs a block of B into panels of GEMM_COLS columns, which stay in the L2 cache.
-gemm_tile then multiplies GEMM_ROWS rows of A with a panel, in registers: read it first.
+and in blocks of GEMM_K. C is rounded once. In a bf16 build gelu_pre multiplies the rounded C, and rounds it again.
+Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns, which stay in the L2
+cache. Read gemm_tile first: gemm_tile multiplies GEMM_ROWS rows of A with a panel, in registers.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
 multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
 A sum does not depend on the number of threads.
@@ -50,12 +50,12 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
 // A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's. In the forward, M is the number of
 // rows of the micro-batch, N is OC, and K is C. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
 typedef struct {
-    Matrix c, a, b;          // C is real or bf16, and its columns are contiguous
+    Matrix c, a, b;          // C is real or bf16, floatX with gelu or gelu_pre, and its columns are contiguous
     const floatX *bias;      // NULL: none; the same for the next three
     const floatX *residual;  // may be C
     const floatX *gelu_pre;
     floatX *gelu;
-    bool accumulate;   // C += instead of C =
+    bool accumulate;   // C += instead of C =; residual is NULL
     bool bf16_inputs;  // only if GEMM_HAS_BF16
     size_t M, N, K;
 } Matmul;
@@ -69,14 +69,15 @@ enum {
     GEMM_ROWS = 6,
     GEMM_COLS = (int)GEMM_VECTORS * (int)VECTOR_LANES,
     GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
-    GEMM_N = 256,            // columns of B that are packed at once; a multiple of GEMM_COLS
+    GEMM_N = 256,            // columns of B that are packed at once, or more if K is small; a multiple of GEMM_COLS
     GEMM_K = 384,            // rows of B, or pairs of rows, that are packed at once
-    GEMM_SUMS_M = 384,       // rows of C whose sums are in a buffer, if C cannot hold them
+    GEMM_AREA_N = 768,       // columns of C that blocks of K are added to in turns, if C holds the sums
+    GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
     GEMM_PART_ROWS = 192     // a thread packs B for this many rows or more, if it can
 };
 
-// ---- packing. A unit is an element of A or B, or with `pairs` two neighbouring ones as bf16, in the bits of a real.
-// Both operands are packed as `lanes`: a matrix whose row is a row of A, or a column of B, and whose column is k.
+// ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
+// bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column.
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -90,54 +91,55 @@ static inline real matrix_element(Matrix m, size_t i, size_t j) {
 // x rounded to bf16, as AVX512-BF16 does it: a subnormal x is 0
 static inline bf16 bf16_input(real x) { return float_to_bf16(fabsf((float)x) < FLT_MIN ? 0 : (float)x); }
 
-static inline real matrix_unit(Matrix lanes, size_t lane, size_t unit, size_t K, bool pairs) {
-    if (!pairs) { return matrix_element(lanes, lane, unit); }
-    uint32_t low = bf16_input(matrix_element(lanes, lane, 2 * unit)).bits;
-    uint32_t high = 2 * unit + 1 < K ? bf16_input(matrix_element(lanes, lane, 2 * unit + 1)).bits : 0;
+// unit `unit` of a row; the last pair of an odd K has a second element of 0
+static inline real matrix_unit(Matrix operand, size_t row, size_t unit, size_t K, bool pairs) {
+    if (!pairs) { return matrix_element(operand, row, unit); }
+    uint32_t low = bf16_input(matrix_element(operand, row, 2 * unit)).bits;
+    uint32_t high = 2 * unit + 1 < K ? bf16_input(matrix_element(operand, row, 2 * unit + 1)).bits : 0;
     return bits_to_float(low | high << 16);
 }
 
-// VECTOR_LANES units: of neighbouring lanes, whose k-th elements are at `first` (and `second`); or of neighbouring k of
-// one lane, at `first`
+// units_of_rows: the same unit of VECTOR_LANES neighbouring rows, from the reals at `first` and, with pairs, `second`.
+// units_of_row: VECTOR_LANES neighbouring units of one row, from the reals at `first`.
 #if GEMM_HAS_BF16
-ALWAYS_INLINE vec units_of_lanes(const real *first, const real *second, bool pairs) {
+ALWAYS_INLINE vec units_of_rows(const real *first, const real *second, bool pairs) {
     if (!pairs) { return vec_load(first); }
     const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                                                  22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
     return (vec)_mm512_permutexvar_epi16(interleaved, (__m512i)both);
 }
-ALWAYS_INLINE vec units_of_k(const real *first, bool pairs) {
+ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
     if (!pairs) { return vec_load(first); }
     return (vec)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(first + VECTOR_LANES), _mm512_loadu_ps(first));
 }
 #else
-ALWAYS_INLINE vec units_of_lanes(const real *first, const real *second, bool pairs) {
+ALWAYS_INLINE vec units_of_rows(const real *first, const real *second, bool pairs) {
     (void)second, (void)pairs;
     return vec_load(first);
 }
-ALWAYS_INLINE vec units_of_k(const real *first, bool pairs) {
+ALWAYS_INLINE vec units_of_row(const real *first, bool pairs) {
     (void)pairs;
     return vec_load(first);
 }
 #endif
 
-// Whole vectors of neighbouring lanes can be loaded for every unit.
-ALWAYS_INLINE bool lanes_are_vectors(Matrix lanes, int depth, size_t K, bool pairs) {
-    return lanes.row == 1 && lanes.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
+// whether neighbouring rows are contiguous reals, and the last pair of `depth` units does not reach beyond K
+ALWAYS_INLINE bool rows_are_vectors(Matrix operand, int depth, size_t K, bool pairs) {
+    return operand.row == 1 && operand.dtype == DT_REAL && (size_t)depth * (pairs ? 2 : 1) <= K;
 }
 
-// packed (depth,GEMM_COLS) = units [0, depth) of `columns` lanes; zeros beyond them
-ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix lanes, int columns, int depth, size_t K, bool pairs) {
+// packed (depth,GEMM_COLS) = units [0, depth) of `columns` columns of B, which are rows of operand; 0 in other columns
+ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix operand, int columns, int depth, size_t K, bool pairs) {
     int step = pairs ? 2 : 1, k = 0;
-    if (columns == GEMM_COLS && lanes.dtype == DT_REAL && lanes.col == 1) {
+    if (columns == GEMM_COLS && operand.dtype == DT_REAL && operand.col == 1) {
         for (int j = 0; j < GEMM_COLS; j += VECTOR_LANES) {
             for (k = 0; (size_t)(k + VECTOR_LANES) * step <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
                 vec row[VECTOR_LANES];
                 UNROLL_ALL
                 for (int i = 0; i < VECTOR_LANES; i++) {
-                    row[i] =
-                        units_of_k((const real *)lanes.data + (size_t)(j + i) * lanes.row + (size_t)k * step, pairs);
+                    row[i] = units_of_row((const real *)operand.data + (size_t)(j + i) * operand.row + (size_t)k * step,
+                                          pairs);
                 }
                 vec_transpose(row);
                 UNROLL_ALL
@@ -147,32 +149,32 @@ ALWAYS_INLINE void gemm_pack_b(real *packed, Matrix lanes, int columns, int dept
     }
     for (; k < depth; k++) {
         for (int j = 0; j < GEMM_COLS; j++) {
-            packed[k * GEMM_COLS + j] = j < columns ? matrix_unit(lanes, (size_t)j, (size_t)k, K, pairs) : 0;
+            packed[k * GEMM_COLS + j] = j < columns ? matrix_unit(operand, (size_t)j, (size_t)k, K, pairs) : 0;
         }
     }
 }
 
-// Units of A: unit k of row i is data[i * row + k * col] within GEMM_ROWS rows, which begin `block` reals apart.
+// Units of A: unit k of row i is data[i / GEMM_ROWS * block + i % GEMM_ROWS * row + k * col].
 typedef struct {
     const real *data;
     size_t row, col, block;
 } PackedRows;
 
-// Packs units [0, depth) of `rows` lanes, unless A can be read where it is.
-ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix lanes, int rows, int depth, size_t K, bool pairs) {
-    const real *data = (const real *)lanes.data;
-    if (!pairs && lanes.dtype == DT_REAL && lanes.col == 1) {
-        PackedRows in_place = {data, lanes.row, 1, GEMM_ROWS * lanes.row};
+// Packs units [0, depth) of `rows` rows of A, unless A can be read where it is.
+ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix operand, int rows, int depth, size_t K, bool pairs) {
+    const real *data = (const real *)operand.data;
+    if (!pairs && operand.dtype == DT_REAL && operand.col == 1) {
+        PackedRows in_place = {data, operand.row, 1, GEMM_ROWS * operand.row};
         return in_place;
     }
-    if (lanes.dtype == DT_REAL && lanes.col == 1) {  // pairs of a row
+    if (operand.dtype == DT_REAL && operand.col == 1) {  // pairs of a row
         for (int i = 0; i < rows; i++) {
             real *to = packed + (size_t)i * depth;
             int k = 0;
-            for (; 2 * (k + VECTOR_LANES) <= (int)K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
-                vec_store(to + k, units_of_k(data + (size_t)i * lanes.row + 2 * (size_t)k, pairs));
+            for (; 2 * (size_t)(k + VECTOR_LANES) <= K && k + VECTOR_LANES <= depth; k += VECTOR_LANES) {
+                vec_store(to + k, units_of_row(data + (size_t)i * operand.row + 2 * (size_t)k, pairs));
             }
-            for (; k < depth; k++) { to[k] = matrix_unit(lanes, (size_t)i, (size_t)k, K, pairs); }
+            for (; k < depth; k++) { to[k] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
         }
         PackedRows by_rows = {packed, (size_t)depth, 1, GEMM_ROWS * (size_t)depth};
         return by_rows;
@@ -181,14 +183,13 @@ ALWAYS_INLINE PackedRows gemm_pack_a(real *packed, Matrix lanes, int rows, int d
     for (int k = 0; k < depth; k++) {
         real *to = packed + k * GEMM_M;
         int i = 0;
-        if (lanes.dtype == DT_REAL && lanes.row == 1 && (size_t)(k + 1) * step <= K) {
-            const real *first = data + (size_t)k * step * lanes.col;
-            UNROLL_ALL
+        if (operand.dtype == DT_REAL && operand.row == 1 && (size_t)(k + 1) * step <= K) {
+            const real *first = data + (size_t)k * step * operand.col;
             for (; i + VECTOR_LANES <= rows; i += VECTOR_LANES) {
-                vec_store(to + i, units_of_lanes(first + i, first + lanes.col + i, pairs));
+                vec_store(to + i, units_of_rows(first + i, first + operand.col + i, pairs));
             }
         }
-        for (; i < rows; i++) { to[i] = matrix_unit(lanes, (size_t)i, (size_t)k, K, pairs); }
+        for (; i < rows; i++) { to[i] = matrix_unit(operand, (size_t)i, (size_t)k, K, pairs); }
     }
     PackedRows by_k = {packed, 1, GEMM_M, GEMM_ROWS};
     return by_k;
@@ -236,7 +237,7 @@ ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, i
             real *packed = b.packed + k * GEMM_COLS + j * VECTOR_LANES;
             if (packs) {
                 const real *source = b.source + k * b.row + j * VECTOR_LANES;
-                b_k[j] = units_of_lanes(source, source + b.second, pairs);
+                b_k[j] = units_of_rows(source, source + b.second, pairs);
                 vec_store(packed, b_k[j]);
             } else {
                 b_k[j] = vec_load(packed);
@@ -262,7 +263,7 @@ ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, i
 }
 
 // a tile of 1 to GEMM_ROWS rows: one instance of the loops for each number of registers
-ALWAYS_INLINE void gemm_tile_of(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool pairs) {
+ALWAYS_INLINE void gemm_any_tile(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool pairs) {
     if (b.source) {
         gemm_tile(t, a, b, depth, GEMM_ROWS, true, pairs);
         return;
@@ -300,7 +301,7 @@ static inline void gemm_gelu(const Matmul *p, size_t i, size_t j, int cols) {
 
 typedef struct {
     real *a;     // (GEMM_K,GEMM_M)
-    real *b;     // (GEMM_K,GEMM_N)
+    real *b;     // (GEMM_K,GEMM_N) or (depth,cols) of no more elements
     real *sums;  // (GEMM_SUMS_M,GEMM_N) sums over the blocks of K so far, if C cannot hold them
 } GemmBuffers;
 
@@ -309,70 +310,89 @@ static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
 
-// Rows [i0, i0 + rows) and columns [j0, j0 + cols) of C, from one block of B. With `packs` the first tile of each panel
-// packs the panel. row: i0 in the buffer of sums
-ALWAYS_INLINE void gemm_rows(const Matmul *p, PackedColumns block_b, bool packs, PackedRows packed_a, real *sums,
-                             size_t row, size_t i0, int rows, size_t j0, int cols, bool first, bool last, int depth,
-                             bool pairs) {
+// Rows [i, i + rows) and columns [j, j + cols) of C, and `depth` units of k.
+typedef struct {
+    size_t i, j;
+    int rows, cols, depth;
+    bool first, last;  // of C's blocks of k
+} GemmBlock;
+
+// C's block = or += A B. sums (rows,GEMM_N): its sums so far, if C cannot hold them. With `packs` the first tile of
+// each panel of B packs the panel.
+ALWAYS_INLINE void gemm_block(const Matmul *p, GemmBlock block, PackedRows packed_a, PackedColumns packed_b, bool packs,
+                              real *sums, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p);
-    for (int j = 0; j < cols; j += GEMM_COLS) {
-        for (int i = 0; i < rows; i += GEMM_ROWS) {
+    for (int j = 0; j < block.cols; j += GEMM_COLS) {
+        for (int i = 0; i < block.rows; i += GEMM_ROWS) {
             PackedRows a = packed_a;
             a.data += (size_t)(i / GEMM_ROWS) * a.block;
-            int height = rows - i < GEMM_ROWS ? rows - i : (int)GEMM_ROWS;
-            int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
-            size_t at = (i0 + i) * p->c.row + j0 + j;
-            PackedColumns b = block_b;
-            b.packed += j * depth;
+            int height = block.rows - i < GEMM_ROWS ? block.rows - i : (int)GEMM_ROWS;
+            int width = block.cols - j < GEMM_COLS ? block.cols - j : (int)GEMM_COLS;
+            size_t at = (block.i + i) * p->c.row + block.j + j;
+            PackedColumns b = packed_b;
+            b.packed += j * block.depth;
             b.source = packs && i == 0 && width == GEMM_COLS ? b.source + j : NULL;
             if (sums_in_c && width == GEMM_COLS) {
                 real *c = (real *)p->c.data + at;
                 const real *residual = p->residual ? (const real *)p->residual + at : NULL;
-                Tile t = {c, first && !p->accumulate ? residual : c, NULL, p->c.row};
-                if (first && p->bias) { t.bias = (const real *)p->bias + j0 + j; }
-                gemm_tile_of(t, a, b, depth, height, pairs);
+                Tile t = {c, block.first && !p->accumulate ? residual : c, NULL, p->c.row};
+                if (block.first && p->bias) { t.bias = (const real *)p->bias + block.j + j; }
+                gemm_any_tile(t, a, b, block.depth, height, pairs);
             } else {
-                real *sum = sums + (row + i) * GEMM_N + j;
-                Tile t = {sum, first ? NULL : sum, NULL, GEMM_N};
-                gemm_tile_of(t, a, b, depth, height, pairs);
-                for (int r = 0; last && r < height; r++) {
-                    gemm_store(p, t.out + r * GEMM_N, i0 + i + r, j0 + j, width);
+                real *sum = sums + i * GEMM_N + j;
+                Tile t = {sum, block.first ? NULL : sum, NULL, GEMM_N};
+                gemm_any_tile(t, a, b, block.depth, height, pairs);
+                for (int r = 0; block.last && r < height; r++) {
+                    gemm_store(p, sum + r * GEMM_N, block.i + i + r, block.j + j, width);
                 }
             }
         }
     }
-    for (int i = 0; last && (p->gelu_pre || p->gelu) && i < rows; i++) { gemm_gelu(p, i0 + i, j0, cols); }
+    if (!block.last || (!p->gelu_pre && !p->gelu)) { return; }
+    for (int i = 0; i < block.rows; i++) { gemm_gelu(p, block.i + i, block.j, block.cols); }
 }
 
-ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
+// Rows [m0, m1) and columns [n0, n1) of C. A block of B fills its buffer: the fewer units, the more columns.
+ALWAYS_INLINE void gemm_area(const Matmul *p, GemmBuffers buffers, size_t m0, size_t m1, size_t n0, size_t n1,
+                             bool pairs) {
     size_t units = pairs ? (p->K + 1) / 2 : p->K;
-    size_t most_rows = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0 ? p->M : (size_t)GEMM_SUMS_M;
-    for (size_t m0 = 0; m0 < p->M; m0 += most_rows) {
-        size_t m1 = p->M - m0 < most_rows ? p->M : m0 + most_rows;
-        for (size_t j0 = 0; j0 < p->N; j0 += GEMM_N) {
-            int cols = p->N - j0 < GEMM_N ? (int)(p->N - j0) : (int)GEMM_N;
-            for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
-                int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
-                size_t k = pairs ? 2 * k0 : k0;
-                Matrix lanes = transposed(matrix_from(p->b, k, j0));
-                PackedColumns b = {buffers.b, (const real *)lanes.data, (pairs ? 2 : 1) * lanes.col, lanes.col};
-                bool by_tiles = lanes_are_vectors(lanes, depth, p->K - k, pairs) && m1 - m0 >= GEMM_ROWS;
-                for (int j = 0; j < cols; j += GEMM_COLS) {
-                    int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
-                    if (by_tiles && width == GEMM_COLS) { continue; }
-                    gemm_pack_b(buffers.b + j * depth, matrix_from(lanes, (size_t)j, 0), width, depth, p->K - k, pairs);
-                }
-                for (size_t i = m0; i < m1; i += GEMM_M) {
-                    int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
-                    PackedRows a = gemm_pack_a(buffers.a, matrix_from(p->a, i, k), rows, depth, p->K - k, pairs);
-                    gemm_rows(p, b, by_tiles && i == m0, a, buffers.sums, i - m0, i, rows, j0, cols, k0 == 0,
-                              k0 + depth == units, depth, pairs);
-                }
+    for (size_t k0 = 0; k0 < units; k0 += GEMM_K) {
+        int depth = units - k0 < GEMM_K ? (int)(units - k0) : (int)GEMM_K;
+        int most_cols = GEMM_K * GEMM_N / depth / GEMM_COLS * GEMM_COLS;
+        size_t k = pairs ? 2 * k0 : k0, K = p->K - k;
+        for (size_t j0 = n0; j0 < n1; j0 += (size_t)most_cols) {
+            int cols = n1 - j0 < (size_t)most_cols ? (int)(n1 - j0) : most_cols;
+            Matrix operand = transposed(matrix_from(p->b, k, j0));
+            PackedColumns b = {buffers.b, (const real *)operand.data, (pairs ? 2 : 1) * operand.col, operand.col};
+            bool by_tiles = rows_are_vectors(operand, depth, K, pairs) && m1 - m0 >= GEMM_ROWS;
+            for (int j = 0; j < cols; j += GEMM_COLS) {
+                int width = cols - j < GEMM_COLS ? cols - j : (int)GEMM_COLS;
+                if (by_tiles && width == GEMM_COLS) { continue; }
+                gemm_pack_b(buffers.b + j * depth, matrix_from(operand, (size_t)j, 0), width, depth, K, pairs);
+            }
+            for (size_t i = m0; i < m1; i += GEMM_M) {
+                int rows = m1 - i < GEMM_M ? (int)(m1 - i) : (int)GEMM_M;
+                PackedRows a = gemm_pack_a(buffers.a, matrix_from(p->a, i, k), rows, depth, K, pairs);
+                GemmBlock block = {i, j0, rows, cols, depth, k0 == 0, k0 + depth == units};
+                gemm_block(p, block, a, b, by_tiles && i == m0, buffers.sums + (i - m0) * GEMM_N, pairs);
             }
         }
     }
 }
 
+// An area of C is narrow, so that its sums stay in the cache, or as large as their buffer.
+ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
+    bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
+    size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
+    for (size_t i = 0; i < p->M; i += rows) {
+        for (size_t j = 0; j < p->N; j += cols) {
+            size_t end_i = p->M - i < rows ? p->M : i + rows, end_j = p->N - j < cols ? p->N : j + cols;
+            gemm_area(p, buffers, i, end_i, j, end_j, pairs);
+        }
+    }
+}
+
+// of both cases one function, so that profiles and disassemblies name it
 static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
 static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
 
@@ -394,8 +414,8 @@ static inline GemmParts gemm_parts(const Matmul *p, int threads) {
     return parts;
 }
 
-// part `at` of `parts` of `count` elements, in whole tiles
-static inline size_t gemm_share(size_t count, size_t tile, int at, int parts) {
+// the first of part `at` of `parts`, if `count` elements are divided in whole tiles
+static inline size_t gemm_part_start(size_t count, size_t tile, int at, int parts) {
     size_t end = (count + tile - 1) / tile * (size_t)at / (size_t)parts * tile;
     return end < count ? end : count;
 }
@@ -410,11 +430,12 @@ static inline void gemm(const Matmul *p) {
 #pragma omp for schedule(static, 1)
     for (int t = 0; t < threads; t++) {
         int row = t / parts.cols, col = t % parts.cols;
-        size_t i = gemm_share(p->M, GEMM_ROWS, row, parts.rows), j = gemm_share(p->N, GEMM_COLS, col, parts.cols);
+        size_t i = gemm_part_start(p->M, GEMM_ROWS, row, parts.rows),
+               j = gemm_part_start(p->N, GEMM_COLS, col, parts.cols);
         size_t at = i * p->c.row + j;
         Matmul part = *p;
-        part.M = gemm_share(p->M, GEMM_ROWS, row + 1, parts.rows) - i;
-        part.N = gemm_share(p->N, GEMM_COLS, col + 1, parts.cols) - j;
+        part.M = gemm_part_start(p->M, GEMM_ROWS, row + 1, parts.rows) - i;
+        part.N = gemm_part_start(p->N, GEMM_COLS, col + 1, parts.cols) - j;
         part.a = matrix_from(p->a, i, 0);
         part.b = matrix_from(p->b, 0, j);
         part.c = matrix_from(p->c, i, j);

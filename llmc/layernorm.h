@@ -5,6 +5,7 @@ LayerNorm over channels (Ba, Kiros, Hinton 2016), epsilon 1e-5.
             dx += rstd (g - mean_c g - n mean_c(g n));  dw (+)= sum_rows dy n;  db (+)= sum_rows dy
 layernorm_from_statistics computes y from saved mean and rstd by the same expression, so y has the forward's bits.
 Shapes      x, y, dx, dy (N,C) and w, b (C) floatX; mean, rstd (N) real; dw, db (C) real or bf16. y may not be x.
+            dx may not be dy or x: threads read dy and x for dw and db while others write dx.
 Bytes       forward, from statistics 2NC floatX; backward 4NC floatX for dx, and 2NC more for dw and db on a CPU.
 defines: cpu_layernorm_forward, cpu_layernorm_from_statistics, cpu_layernorm_backward
 */
@@ -74,29 +75,40 @@ static inline void layernorm_backward_row(floatX *dinp, const floatX *dout, cons
 
 enum { LAYERNORM_COLUMN_BLOCK = 32 };  // channels with column sums in a thread's registers
 
-// dw, db (width) += columns [0, width) of dout and in, (N,C). Rows are added in order, so the sums do not depend on the
-// number of threads. With a constant width the sums stay in registers.
-ALWAYS_INLINE void layernorm_sum_columns(real *dw, real *db, const floatX *dout, const floatX *in, const real *mean,
-                                         const real *rstd, int width, int N, int C) {
+// dw, db (LAYERNORM_COLUMN_BLOCK) = sums of these columns of dout and in, (N,C)
+static inline void layernorm_sum_columns(real *dw, real *db, const floatX *dout, const floatX *in, const real *mean,
+                                         const real *rstd, int N, int C) {
+    enum { VECTORS = LAYERNORM_COLUMN_BLOCK / VECTOR_LANES };
+    vec sum_w[VECTORS] = {{0}}, sum_b[VECTORS] = {{0}};
     for (int n = 0; n < N; n++) {
-        const floatX *dy = dout + (size_t)n * C, *x = in + (size_t)n * C;
-#pragma omp simd
-        for (int c = 0; c < width; c++) {
-            dw[c] += to_real(dy[c]) * (to_real(x[c]) - mean[n]) * rstd[n];
-            db[c] += to_real(dy[c]);
+        UNROLL_ALL
+        for (int j = 0; j < VECTORS; j++) {
+            size_t at = (size_t)n * C + j * VECTOR_LANES;
+            vec dy = vec_of(dout + at), x = vec_of(in + at);
+            sum_w[j] += dy * (x - mean[n]) * rstd[n];
+            sum_b[j] += dy;
         }
+    }
+    UNROLL_ALL
+    for (int j = 0; j < VECTORS; j++) {
+        vec_store(dw + j * VECTOR_LANES, sum_w[j]);
+        vec_store(db + j * VECTOR_LANES, sum_b[j]);
     }
 }
 
-// `width` columns of dweight and dbias, from column `begin` on
+// `width` columns of dweight and dbias, from column `begin` on. Rows are added in order, so the sums do not depend on
+// the number of threads.
 static inline void layernorm_backward_columns(Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
                                               const real *mean, const real *rstd, GradMode mode, int begin, int width,
                                               int N, int C) {
     real dw[LAYERNORM_COLUMN_BLOCK] = {0}, db[LAYERNORM_COLUMN_BLOCK] = {0};
-    if (width == LAYERNORM_COLUMN_BLOCK) {
-        layernorm_sum_columns(dw, db, dout + begin, in + begin, mean, rstd, LAYERNORM_COLUMN_BLOCK, N, C);
-    } else {
-        layernorm_sum_columns(dw, db, dout + begin, in + begin, mean, rstd, width, N, C);
+    if (width == LAYERNORM_COLUMN_BLOCK) { layernorm_sum_columns(dw, db, dout + begin, in + begin, mean, rstd, N, C); }
+    for (int c = 0; width < LAYERNORM_COLUMN_BLOCK && c < width; c++) {
+        for (int n = 0; n < N; n++) {
+            size_t at = (size_t)n * C + begin + c;
+            dw[c] += to_real(dout[at]) * (to_real(in[at]) - mean[n]) * rstd[n];
+            db[c] += to_real(dout[at]);
+        }
     }
     gradient_store(dweight, (size_t)begin, dw, (size_t)width, mode);
     gradient_store(dbias, (size_t)begin, db, (size_t)width, mode);

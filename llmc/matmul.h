@@ -80,16 +80,27 @@ static inline void cpu_matmul_forward(floatX *out, const floatX *in, const float
 
 enum { BIAS_COLUMNS = 64 };  // a thread sums this many columns in registers
 
+// sum (BIAS_COLUMNS) = sums of these columns of dout (N,OC)
+static inline void bias_sum_columns(real *sum, const floatX *dout, int N, int OC) {
+    enum { VECTORS = BIAS_COLUMNS / VECTOR_LANES };
+    vec sums[VECTORS] = {{0}};
+    for (int n = 0; n < N; n++) {
+        UNROLL_ALL
+        for (int j = 0; j < VECTORS; j++) { sums[j] += vec_of(dout + (size_t)n * OC + j * VECTOR_LANES); }
+    }
+    UNROLL_ALL
+    for (int j = 0; j < VECTORS; j++) { vec_store(sum + j * VECTOR_LANES, sums[j]); }
+}
+
 // dbias (OC) = or += column sums of dout (N,OC)
 static inline void team_backward_bias(Gradient dbias, const floatX *dout, GradMode mode, int N, int OC) {
 #pragma omp for schedule(static)
     for (int begin = 0; begin < OC; begin += BIAS_COLUMNS) {
         int width = OC - begin < BIAS_COLUMNS ? OC - begin : (int)BIAS_COLUMNS;
         real sum[BIAS_COLUMNS] = {0};
-        for (int n = 0; n < N; n++) {
-            const floatX *row = dout + (size_t)n * OC + begin;
-#pragma omp simd
-            for (int o = 0; o < width; o++) { sum[o] += to_real(row[o]); }
+        if (width == BIAS_COLUMNS) { bias_sum_columns(sum, dout + begin, N, OC); }
+        for (int o = 0; width < BIAS_COLUMNS && o < width; o++) {
+            for (int n = 0; n < N; n++) { sum[o] += to_real(dout[(size_t)n * OC + begin + o]); }
         }
         gradient_store(dbias, (size_t)begin, sum, (size_t)width, mode);
     }

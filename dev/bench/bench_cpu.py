@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Training steps on the CPU beside PyTorch, idle and busy, GEMMs beside oneDNN and OpenBLAS, and the final losses.
+"""Training steps on the CPU beside PyTorch, idle and busy, GEMMs beside oneDNN and OpenBLAS, parallel regions, losses.
 
     make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 5] [--skip-loss])
 
@@ -7,7 +7,7 @@ The programs take turns: every round runs each program for some steps at each nu
 machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median step,
 and its spread the lowest and highest round. PyTorch is the one of build/torch, which `scripts/setup.sh bench` installs;
 without it the tables have no rows of PyTorch. Prints Markdown and, from three rounds on, writes it to
-dev/results/cpu/<CPU>.md. 5 rounds take about a third of an hour on two cores.
+dev/results/cpu/<CPU>.md. 5 rounds take about 25 minutes on two cores.
 """
 import argparse
 import contextlib
@@ -35,8 +35,10 @@ D12 = {"shape": "d12", "B": 4, "T": 64, "V": 50304, "steps": 7, "skip": 2, "GB":
 WAYS = {"PyTorch": [], "PyTorch, compiled": ["--compile"], "PyTorch, medium precision": ["--medium"],
         "PyTorch, bf16 autocast": ["--bf16"], "PyTorch, compiled, bf16 autocast": ["--compile", "--bf16"]}
 FP32_WAYS = list(WAYS)[:2]
-# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS, and OMP_NUM_THREADS fixes our number of threads
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))}
+# a caller's OPENBLAS_CORETYPE may halve the rate of OpenBLAS, OMP_NUM_THREADS fixes our number of threads, and
+# TRAIN_GPT2_ARCH the level of ARCH=portable
+OF_CALLER = ("DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TRAIN_GPT2_")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(OF_CALLER)}
 START = time.monotonic()
 BUSY_LOOP = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
 
@@ -48,14 +50,18 @@ def log(text):
 # ---- the programs. A program is a (name, threads) and a function that takes a turn: milliseconds of each step
 
 
-def our_times(text, case, way, threads):
-    """a turn of a new process of way = (program, -f); threads None: the trainer chooses their number"""
+def step_command(text, case, way, threads, run):
+    """the trainer of way = (program, -f) without a number of steps; threads None: the trainer chooses their number"""
     trainer, precision = way
+    command = [trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]), "-v", "0",
+               "-s", "0", "-r", "0", "-f", str(precision), "-o", run]
+    return command + (["--threads", str(threads)] if threads else [])
+
+
+def our_times(text, case, way, threads):
+    """a turn of a new process of step_command"""
     with tempfile.TemporaryDirectory() as run:
-        command = [trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]),
-                   "-x", str(case["steps"]), "-v", "0", "-s", "0", "-r", "0", "-f", str(precision),
-                   "-o", run]
-        command += ["--threads", str(threads)] if threads else []
+        command = step_command(text, case, way, threads, run) + ["-x", str(case["steps"])]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
         with open(os.path.join(run, "metrics.jsonl")) as metrics:
             return [json.loads(line)["ms"] for line in metrics][case["skip"]:]
@@ -118,7 +124,7 @@ def programs_of(text, case, ways, our_ways, threads):
 
 def our_ways():
     """{name: (program, -f)}"""
-    version = subprocess.check_output([TRAINER, "--version"], text=True)
+    version = subprocess.check_output([TRAINER, "--version"], text=True, env=ENVIRONMENT)
     ways = {"ours": (TRAINER, 1)}
     return {**ways, "ours, -f 2": (TRAINER, 2)} if "bf16 inputs" in version else ways
 
@@ -187,7 +193,7 @@ def busy_table(programs, rounds):
                 for program, times in programs.items():
                     measured[program, name].append(statistics.mean(times()))
     lines = ["### The first model beside busy loops at normal priority: mean ms per step (lowest to highest)", "",
-             f"{rounds} rounds. A mean has the longest steps, and is above the medians of the first table.", "",
+             f"Rounds: {rounds}. A mean has the longest steps, and is above the medians of the first table.", "",
              f"| program | threads | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
     for program in programs:
         times = [spread(measured[program, name]) for name in others]
@@ -203,9 +209,10 @@ def steps_and_busy(text, threads, rounds, ways):
     with programs_of(text, D12, ways, ours, threads[-1:]) as programs:
         large = take_turns(programs, (rounds + 1) // 2)
     lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
-    torch, fastest = best(measured, WAYS), best(measured, ours)[0]
-    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], {fastest: ours[fastest]}, threads) as programs:
-        programs[fastest, "chosen"] = lambda: our_times(text, BUSY_PRESET, ours[fastest], None)
+    torch = best(measured, FP32_WAYS)
+    with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], ours, threads) as programs:
+        for name, way in ours.items():
+            programs[name, "chosen"] = lambda way=way: our_times(text, BUSY_PRESET, way, None)
         return lines + busy_table(programs, (rounds + 1) // 2)
 
 
@@ -220,10 +227,10 @@ def run_matmul(threads, rounds):
     return [json.loads(line) for line in lines]
 
 
-MATMUL_COLUMNS = {("fp32", "ours"): "ours", ("fp32", "onednn"): "oneDNN, its layout",
+MATMUL_COLUMNS = {("fp32", "fma"): "FMAs", ("fp32", "ours"): "ours", ("fp32", "onednn"): "oneDNN, its layout",
                   ("fp32", "onednn_plain"): "oneDNN, plain", ("fp32", "openblas"): "OpenBLAS",
-                  ("bf16", "ours"): "ours, bf16", ("bf16", "onednn"): "oneDNN, bf16, its layout",
-                  ("bf16", "onednn_plain"): "oneDNN, bf16, plain"}
+                  ("bf16", "fma"): "FMAs, bf16", ("bf16", "ours"): "ours, bf16",
+                  ("bf16", "onednn"): "oneDNN, bf16, its layout", ("bf16", "onednn_plain"): "oneDNN, bf16, plain"}
 
 
 def matmul_rows(rates, columns):
@@ -232,31 +239,73 @@ def matmul_rows(rates, columns):
     fma = {rate["inputs"]: rate["fma"] for rate in rates if rate["gemm"] == "all"}
     for gemm in dict.fromkeys(rate["gemm"] for rate in rates):
         by_inputs = {rate["inputs"]: rate for rate in rates if rate["gemm"] == gemm}
-        rows[gemm] = [f"{by_inputs[i][program]:.0f} ({by_inputs[i][program] / fma[i]:.2f})" for i, program in columns]
-    rows["all"].insert(0, f"{fma['fp32']:.0f}")
+        rows[gemm] = [f"{by_inputs[i][program]:.0f}" +
+                      (f" ({by_inputs[i][program] / fma[i]:.2f})" if program != "fma" else "")
+                      for i, program in columns]
     return rows
+
+
+def matmul_heads(first, columns):
+    heads = first + [MATMUL_COLUMNS[column] for column in columns]
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
 
 
 def matmul_tables(by_threads):
     threads = max(by_threads)
     measured = [rate for rate in by_threads[threads][1:] if rate["gemm"] == "all"]
     columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
-    heads = " | ".join(MATMUL_COLUMNS[column] for column in columns)
-    lines = ["### GEMMs of a training step: GFLOP/s (ratio to fp32 FMAs in registers)", "",
+    programs = [c for c in columns if c[1] != "fma"]
+    lines = ["### GEMMs of a training step: GFLOP/s (ratio to FMAs in registers with the same inputs)", "",
              "The fastest call. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands "
-             "are bf16 in memory, ours are fp32.", "", f"| a step's GEMMs | threads | FMAs | {heads} |",
-             "|---" * (len(columns) + 3) + "|"]
+             "are bf16 in memory, ours are fp32.", "", *matmul_heads(["a step's GEMMs", "threads"], columns)]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):
         for n in sorted(by_threads):
             rates = [rate for rate in by_threads[n][1:] if rate["model"] == model]
-            rows = matmul_rows(rates, columns)
-            lines.append(f"| {model} | {n} | {' | '.join(rows.pop('all'))} |")
+            lines.append(f"| {model} | {n} | {' | '.join(matmul_rows(rates, columns)['all'])} |")
         sizes = {rate["gemm"]: f"{rate['M']} x {rate['N']} x {rate['K']}" for rate in rates if rate["gemm"] != "all"}
-        details += ["", f"{model}, {threads} threads:", "", f"| GEMM | M x N x K | {heads} |",
-                    "|---" * (len(columns) + 2) + "|"]
-        details += [f"| {gemm} | {sizes[gemm]} | {' | '.join(cells)} |" for gemm, cells in rows.items()]
+        details += ["", f"{model}, {threads} threads:", "", *matmul_heads(["GEMM", "M x N x K"], programs)]
+        rows = matmul_rows(rates, programs)
+        details += [f"| {gemm} | {size} | {' | '.join(rows[gemm])} |" for gemm, size in sizes.items()]
     return lines + details + [""]
+
+
+# ---- parallel regions
+
+
+def regions_of_run(text, way, threads, steps):
+    """(counts of dev/bench/parallel_regions.c, sum of the times of the steps in ms) of a run of the first model"""
+    with tempfile.TemporaryDirectory() as run:
+        command = step_command(text, PRESET, way, threads, run) + ["-x", str(steps)]
+        preload = {**ENVIRONMENT, "LD_PRELOAD": os.path.join(ROOT, "build/bench/parallel_regions.so")}
+        done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              env=preload)
+        with open(os.path.join(run, "metrics.jsonl")) as metrics:
+            return json.loads(done.stderr.splitlines()[-1]), sum(json.loads(line)["ms"] for line in metrics)
+
+
+def region_table(text, threads, rounds):
+    """Times of a long run less those of a short one: steps alone, without a start. The round with the median share"""
+    short, long = 20, 120
+    lines = ["### Parallel regions of a step, 4 layers, 4 heads, 128 channels", "",
+             "Waking: from the call of a region to the begin of its last thread, the median round. Waits at barriers "
+             "within regions are left out.", "",
+             "| program | threads | regions | barriers within regions | waking, ms a step | share of the step |",
+             "|---" * 6 + "|"]
+    for name, way in our_ways().items():
+        log(f"parallel regions, {name}")
+        measured = []
+        for _ in range(rounds):
+            (a, ms_a), (b, ms_b) = (regions_of_run(text, way, threads, steps) for steps in (short, long))
+            step = {count: (b[count] - a[count]) / (long - short) for count in a}
+            measured.append((step["wake_ms"] * (long - short) / (ms_b - ms_a), step))
+        share, step = sorted(measured, key=lambda pair: pair[0])[len(measured) // 2]
+        if step["regions"] == 0:
+            log("the trainer was not built with gcc's OpenMP: its parallel regions are not counted")
+            return []
+        lines.append(f"| {name} | {threads} | {step['regions']:.0f} | {step['barriers']:.0f} | {step['wake_ms']:.2f} | "
+                     f"{100 * share:.1f} % |")
+    return lines + [""]
 
 
 # ---- losses
@@ -270,7 +319,7 @@ def end_losses(text, torch_version):
     log("losses after 2000 steps")
     with tempfile.TemporaryDirectory() as folder:
         if torch_version:
-            subprocess.run([os.path.join(ROOT, "build/bench/dump_run"), folder] + flags, check=True)
+            subprocess.run([os.path.join(ROOT, "build/bench/dump_run"), folder] + flags, check=True, env=ENVIRONMENT)
             torch = [TORCH, os.path.join(ROOT, "dev/oracle/converge.py"), "--init",
                      f"{folder}/step_00000000/model.safetensors", "--batches", f"{folder}/train.i32",
                      "--val", f"{folder}/val.i32"]
@@ -278,7 +327,8 @@ def end_losses(text, torch_version):
             losses["PyTorch"] = json.loads(subprocess.check_output(torch, env=one))["val_loss"]
         for name, (trainer, precision) in our_ways().items():
             run = os.path.join(folder, f"run{precision}")
-            subprocess.run([trainer, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([trainer, "-o", run, "-f", str(precision)] + flags, check=True, stdout=subprocess.DEVNULL,
+                           env=ENVIRONMENT)
             with open(os.path.join(run, "metrics.jsonl")) as metrics:
                 losses[name] = [json.loads(line)["val_loss"] for line in metrics if "val_loss" in line][-1]
     return losses
@@ -288,7 +338,7 @@ def loss_table(losses):
     lines = ["### Validation loss after 2000 steps, same weights, batches and schedule", "",
              "| program | loss | against PyTorch |", "|---|---|---|"]
     for name, loss in losses.items():
-        difference = f"{loss - losses['PyTorch']:+.4f}" if "PyTorch" in losses else "-"
+        difference = f"{loss - losses['PyTorch']:+.4f}".replace("-0.0000", "+0.0000") if "PyTorch" in losses else "-"
         lines.append(f"| {name} | {loss:.4f} | {difference} |")
     return lines + [""]
 
@@ -329,8 +379,8 @@ def version_of_torch():
 def head(build, torch_version, rounds):
     name = cpu("Model name") or platform.machine()
     blas = " ".join(re.findall(r"OpenBLAS [\d.]+|(?<=NO_AFFINITY )\w+", build["openblas"])) or "none"
-    return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `make bench-cpu`, {rounds} rounds "
-            f"in which the programs take turns; load average at the start {os.getloadavg()[0]:.1f}",
+    return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `make bench-cpu`, rounds in which "
+            f"the programs take turns: {rounds}; load average at the start {os.getloadavg()[0]:.1f}",
             f"- CPU: {name} ({cpu('Vendor ID')}, family {cpu('CPU family')}, model {cpu('Model')}), {cores()} cores; "
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
@@ -353,10 +403,13 @@ def main():
     fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
     text = subprocess.check_output(fetch, text=True).strip()
     torch_version, threads = version_of_torch(), sorted({1, cores()})
+    if os.getloadavg()[0] > 1:
+        log(f"the load average is {os.getloadavg()[0]:.1f}: other programs slow all times of this benchmark")
     matmuls = {n: run_matmul(n, (args.rounds + 1) // 2) for n in threads}
     lines = head(matmuls[threads[-1]][0], torch_version, args.rounds)
     lines += steps_and_busy(text, threads, args.rounds, WAYS if torch_version else [])
     lines += matmul_tables(matmuls)
+    lines += region_table(text, threads[-1], args.rounds)
     if not args.skip_loss:
         lines += loss_table(end_losses(text, torch_version))
     report = "\n".join(lines)

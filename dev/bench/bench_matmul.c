@@ -5,8 +5,9 @@ The programs take turns in each round. A rate is GFLOP/s of the fastest call: be
 may wait for a core, many times as long as it computes.
 Output is lines of JSON: the build, then for each model and type of inputs a line for each GEMM and a total ("gemm":
 "all"), in which a GEMM counts as often as in a step, and fma is the median. The rate of a missing program is null.
-  fma           independent multiply-adds of fp32 vectors in registers, in all threads: the most that fp32 can reach
-  ours          gemm(), whose operands are fp32 in memory. With bf16 inputs it also rounds them
+  fma           independent multiply-adds of vectors in registers, in all threads: the most that a GEMM can reach. With
+                bf16 inputs a multiply-add has pairs of bf16 (AVX512-BF16)
+  ours          gemm(): operands are fp32 in memory; bf16 inputs are rounded in the call
   onednn        B in the layout that oneDNN prefers, as in oneDNN's own benchmark. With bf16 inputs A and B are bf16
   onednn_plain  B as the trainer stores it
   openblas      cblas_sgemm, fp32 only
@@ -24,7 +25,7 @@ Output is lines of JSON: the build, then for each model and type of inputs a lin
 enum { FMA, OURS, ONEDNN, ONEDNN_PLAIN, OPENBLAS, NUM_PROGRAMS };
 enum { MIN_CALLS = 3 };
 static const char *const program_names[] = {"fma", "ours", "onednn", "onednn_plain", "openblas"};
-enum { PAUSE_MICROSECONDS = 50000 };  // OpenBLAS's idle threads wait busily for a while, and OpenMP's
+enum { PAUSE_MICROSECONDS = 50000 };  // idle threads of OpenBLAS and OpenMP spin for a while
 static const double TURN_SECONDS = 0.02;
 
 typedef struct {
@@ -69,7 +70,10 @@ typedef struct {
 
 // values of 0.5 to 1 in fp32 and in bf16: the power and so the clock of some CPUs depend on the data
 static void fill(void *data, size_t bytes) {
-    for (size_t i = 0; i < bytes / 2; i++) { ((uint16_t *)data)[i] = (uint16_t)(0x3f00 + i * 7919 % 128); }
+    for (size_t i = 0; i < bytes / 2; i++) {
+        uint16_t value = (uint16_t)(0x3f00 + i * 7919 % 128);
+        memcpy((char *)data + 2 * i, &value, 2);
+    }
 }
 
 static float *filled(size_t count) {
@@ -87,12 +91,13 @@ enum { FMA_CHAINS = GEMM_VECTORS == 4 ? 16 : 12, FMA_STEPS = 100000 };  // half 
 #define IN_REGISTER(x) __asm__ volatile("" : "+v"(x))
 #endif
 
-static void run_fmas(void) {
-    vec x[FMA_CHAINS] = {{0}}, a = x[0] + 0.5f, b = x[0] + 1.0f;
+ALWAYS_INLINE void run_fmas(bool pairs) {
+    vec x[FMA_CHAINS] = {{0}}, a = x[0] + 0.5f;
     for (int step = 0; step < FMA_STEPS; step++) {
         UNROLL_ALL
         for (int i = 0; i < FMA_CHAINS; i++) {
-            x[i] = x[i] * a + b;
+            IN_REGISTER(a);  // or the product of constants leaves the loop, and sums are timed
+            x[i] = multiply_add(x[i], 0.5f, a, pairs);
             IN_REGISTER(x[i]);
         }
     }
@@ -222,7 +227,13 @@ static void run(int program, const Case *k) {
     case OPENBLAS: run_openblas(k); break;
     default:
 #pragma omp parallel
-        run_fmas();
+    {
+        if (k->bf16_inputs) {
+            run_fmas(true);
+        } else {
+            run_fmas(false);
+        }
+    }
     }
 }
 
@@ -241,7 +252,7 @@ static double median(double *values, int count) {
 // GFLOP/s of the fastest call of a turn, without the first, which warms up
 static double turn_rate(int program, const Case *k, int threads) {
     double fastest = INFINITY, flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
-    if (program == FMA) { flops = 2.0 * FMA_CHAINS * FMA_STEPS * VECTOR_LANES * threads; }
+    if (program == FMA) { flops = (k->bf16_inputs ? 4.0 : 2.0) * FMA_CHAINS * FMA_STEPS * VECTOR_LANES * threads; }
     if (program == FMA || program == OPENBLAS) { usleep(PAUSE_MICROSECONDS); }
     run(program, k);
     double now = now_seconds(), end = now + TURN_SECONDS;

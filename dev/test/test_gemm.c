@@ -6,7 +6,7 @@ around the blocks, and the same bits with any number of threads.
 #include "llmc/common/rng.h"
 #include "testing.h"
 
-enum { LARGEST = 64 * 1600, MAX_THREADS = 5 };
+enum { LARGEST = (GEMM_N + GEMM_COLS) * (GEMM_K + 5), MAX_THREADS = 5 };
 
 // the arrays of a GEMM, with room for the largest; a and b are rounded to bf16 in a_bf16 and b_bf16
 typedef struct {
@@ -50,8 +50,10 @@ static const Sizes sizes[] = {
     {GEMM_M + 5, GEMM_COLS + 1, 33},
     {2 * GEMM_M, 2 * GEMM_COLS, 64},
     {GEMM_SUMS_M + 7, 16, 48},
-    {20, GEMM_N + GEMM_COLS, 100},
-    {13, GEMM_COLS, 4 * GEMM_K + 3},  // with pairs, three blocks of K
+    {20, GEMM_AREA_N + GEMM_COLS, 100},    // two areas of C
+    {20, GEMM_N + GEMM_COLS, 350},         // two blocks of columns
+    {20, GEMM_N + GEMM_COLS, GEMM_K + 5},  // of two blocks of K, which have different widths
+    {13, GEMM_COLS, 4 * GEMM_K + 3},       // with pairs, three blocks of K
     {7, 3, 2 * GEMM_K},
     {2 * GEMM_M + 5, GEMM_COLS + 3, 2 * GEMM_K + 7},  // sums of several rows of blocks, and of blocks of K, in a buffer
 };
@@ -210,8 +212,10 @@ static void test_residual_may_be_c(void **state) {
 // a NaN and an infinity of an input reach the result, also where inputs are rounded to bf16
 static void test_nan_and_infinity(void **state) {
     (void)state;
-    Sizes s = {GEMM_ROWS, GEMM_COLS, 2 * VECTOR_LANES};
-    for (int kind = 0; kind <= BF16_INPUTS; kind += BF16_INPUTS) {
+    const Sizes all[] = {{GEMM_ROWS, GEMM_COLS, 2 * VECTOR_LANES}, {75, GEMM_COLS + 3, 21}};
+    for (int at = 0; at < 4; at++) {
+        Sizes s = all[at % 2];
+        int kind = at < 2 ? 0 : (int)BF16_INPUTS;
         for (int order = 0; exists(kind) && order < 4; order++) {
             Arrays *arrays = arrays_make();
             uint32_t low_bits = 0x7F800001;  // a NaN whose upper half is that of an infinity
@@ -262,9 +266,9 @@ static void test_parts_cover_c(void **state) {
             GemmParts parts = gemm_parts(&p, threads);
             int rows = parts.rows, cols = parts.cols;
             assert_int_equal(rows * cols, threads);
-            assert_int_equal(gemm_share(p.M, GEMM_ROWS, rows, rows), p.M);
-            assert_int_equal(gemm_share(p.N, GEMM_COLS, cols, cols), p.N);
-            assert_int_equal(gemm_share(p.N, GEMM_COLS, 0, cols), 0);
+            assert_int_equal(gemm_part_start(p.M, GEMM_ROWS, rows, rows), p.M);
+            assert_int_equal(gemm_part_start(p.N, GEMM_COLS, cols, cols), p.N);
+            assert_int_equal(gemm_part_start(p.N, GEMM_COLS, 0, cols), 0);
         }
     }
 }

@@ -119,7 +119,7 @@ fi
 # on CPU: the program on an emulated CPU
 on() { emulated=(qemu-x86_64 -cpu "$1" "$trainer"); }
 if command -v qemu-x86_64 >/dev/null; then
-    report "a Core 2 of 2006 is refused" "$(on core2duo && refuses "this CPU is older than x86-64-v2" "${emulated[@]}")"
+    report "a Core 2 of 2006 is refused" "$(on core2duo && refuses "this CPU lacks SSSE3" "${emulated[@]}")"
     report "a Nehalem of 2008 runs v2, with the losses of this CPU" "$(
         on Nehalem
         is_level v2 "${emulated[@]}"
@@ -134,7 +134,7 @@ if command -v qemu-x86_64 >/dev/null; then
     report "a CPU without one feature of v2 is refused" "$(
         for feature in sse4.1 sse4.2 popcnt; do
             on "Nehalem,-$feature"
-            refuses "this CPU is older than x86-64-v2" "${emulated[@]}" | sed "s/^/without $feature: /"
+            refuses "this CPU lacks SSSE3" "${emulated[@]}" | sed "s/^/without $feature: /"
         done
     )"
     if qemu-x86_64 -cpu Haswell "$trainer" --version 2>&1 | grep -q 'avx2'; then

@@ -131,6 +131,12 @@ report "updates of one micro-batch have the same bits at every -z" "$(
         same_run "bits_$stage" bits_0 step_00000006
     done
 )"
+report "updates of one micro-batch with -f 2 have the same bits at every -z" "$(
+    for stage in 0 1 2 3; do
+        run 0 4 "${together[@]}" -b 3 -f 2 -z "$stage" -x 6 -n 6 -o "rounded_$stage"
+        same_run "rounded_$stage" rounded_0 step_00000006
+    done
+)"
 report "only rank 0 prints samples" "$([ "$(grep -c 'sample at' "$out")" = 1 ] || echo "expected one sample")"
 
 # uint16, little-endian

@@ -132,12 +132,63 @@ static int steps_on_one(double ms, double one_ms) {
     return count;
 }
 
+// A step takes 20 ms at the first trial, then 10, then 13: the pause ends early, since the least time since the last
+// trial counts.
+static void test_a_slow_start(void **state) {
+    (void)state;
+    ThreadCount t = thread_count_open(2);
+    int trials = 0;
+    for (int i = 0; i < 30; i++) {
+        trials += i >= 20 && t.now == 1;
+        thread_count_add(&t, i < 10 ? 20 : i < 20 ? 10 : 13);
+    }
+    assert_true(trials > 0);
+}
+
 static void test_limits_of_a_trial(void **state) {
     (void)state;
     assert_in_range(steps_on_one(11, 5), 30, 40);                                 // 10 % slower: only the pause ends
     assert_true(steps_on_one(13, 10) > 50);                                       // 30 % slower, and 1 thread is faster
     assert_in_range(steps_on_one(13, 12.7), 2 * THREAD_TRIAL, 2 * THREAD_TRIAL);  // a gain of 2 %: trials fail
     assert_in_range(steps_on_one(13, 30), 2, 2);                                  // a trial ends after a step
+}
+
+typedef struct {
+    int threads, steps;
+} Stretch;
+
+// compares the numbers of threads of a run on 8 with `expected`; ms[n]: a step on n threads
+static void check_trials(const double ms[9], const Stretch *expected, int count) {
+    ThreadCount t = thread_count_open(8);
+    for (int i = 0; i < count; i++) {
+        for (int step = 0; step < expected[i].steps; step++) {
+            if (t.now != expected[i].threads) {
+                fail_msg("stretch %d, step %d: %d threads, expected %d", i, step, t.now, expected[i].threads);
+            }
+            thread_count_add(&t, ms[t.now]);
+        }
+    }
+}
+
+// 1, 2, 3 and 4 threads fewer, then a pause of 32 steps, and later of 64. A median needs 5 steps.
+static void test_a_series_that_fails(void **state) {
+    (void)state;
+    const double ms[9] = {0, 10, 10, 10, 10, 10, 10, 10, 10};
+    const Stretch expected[] = {{8, 5}, {7, 3}, {8, 5}, {6, 3}, {8, 5},   {5, 3},   {8, 5},   {4, 3},  {8, 37},
+                                {7, 3}, {8, 5}, {6, 3}, {8, 5}, {5, 3},   {8, 5},   {4, 3},   {8, 69}, {7, 3},
+                                {8, 5}, {6, 3}, {8, 5}, {5, 3}, {8, 5},   {4, 3},   {8, 133}, {7, 3},  {8, 5},
+                                {6, 3}, {8, 5}, {5, 3}, {8, 5}, {4, 3},   {8, 261}, {7, 3},   {8, 5},  {6, 3},
+                                {8, 5}, {5, 3}, {8, 5}, {4, 3}, {8, 261}, {7, 3}};
+    check_trials(ms, expected, sizeof expected / sizeof *expected);
+}
+
+// 6 threads are best. From there a trial of one more alternates with series of fewer, down to half of 6.
+static void test_a_series_that_succeeds(void **state) {
+    (void)state;
+    const double ms[9] = {0, 12, 12, 12, 11, 9, 8, 9, 10};
+    const Stretch expected[] = {{8, 5},  {7, 3}, {7, 5}, {8, 3}, {7, 37}, {6, 3}, {6, 5},  {7, 3},
+                                {6, 37}, {5, 3}, {6, 5}, {4, 1}, {6, 5},  {3, 1}, {6, 69}, {7, 3}};
+    check_trials(ms, expected, sizeof expected / sizeof *expected);
 }
 
 // A change for good is told once, after the step that ends its trial; failed trials are not told.
@@ -179,9 +230,12 @@ int main(void) {
         cmocka_unit_test(test_an_idle_machine_keeps_all_threads),
         cmocka_unit_test(test_a_machine_busy_from_the_start),
         cmocka_unit_test(test_limits_of_a_trial),
+        cmocka_unit_test(test_a_slow_start),
         cmocka_unit_test(test_a_busy_machine),
         cmocka_unit_test(test_a_slower_clock),
         cmocka_unit_test(test_a_single_long_step),
+        cmocka_unit_test(test_a_series_that_fails),
+        cmocka_unit_test(test_a_series_that_succeeds),
         cmocka_unit_test(test_changes_are_told),
         cmocka_unit_test(test_few_changes_are_told),
     };

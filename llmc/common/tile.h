@@ -2,18 +2,20 @@
 The inner GEMM of attention: a tile of C in registers. Matmuls use gemm_tile of gemm.h.
   C (TILE_M, columns) = or += A (TILE_M, K) B (K, columns);  columns: TILE_N or VECTOR_LANES
 A's elements are broadcast one by one, so A may have any strides; rows of B and C are contiguous. TILE_N is two vector
-registers wide, and TILE_M rows of C fill the registers.
+registers wide, and TILE_M rows of C take half of the registers.
 defines: TILE_M, TILE_N, tile_multiply, round_up
 */
 #pragma once
 #include "llmc/common/vectors.h"
+#include <assert.h>
 
 #if defined(__AVX512F__) || (defined(__aarch64__) && !defined(PRECISION_FP64))
 enum { TILE_M = 8 };  // 16 sums in 32 registers
 #else
 enum { TILE_M = 4 };  // 8 sums in 16 registers
 #endif
-enum { TILE_N = 2 * (int)VECTOR_LANES };  // a multiple of TILE_M: tiles of queries are whole
+enum { TILE_N = 2 * (int)VECTOR_LANES };
+static_assert(TILE_N % TILE_M == 0, "tiles of queries are whole");
 
 static inline int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 

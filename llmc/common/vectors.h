@@ -1,7 +1,7 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max, vec_of,
+defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max, vec_of,
          vec_transpose
 */
 #pragma once
@@ -25,7 +25,11 @@ defines: vec, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_
 #else
 #define VECTOR_BYTES 16
 #endif
-enum { VECTOR_LANES = VECTOR_BYTES / (int)sizeof(real) };
+#ifdef PRECISION_FP64
+#define VECTOR_LANES (VECTOR_BYTES / 8)
+#else
+#define VECTOR_LANES (VECTOR_BYTES / 4)
+#endif
 
 typedef real vec __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef real UnalignedVec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(real)), may_alias));
@@ -64,18 +68,13 @@ ALWAYS_INLINE vec vec_of(const floatX *p) { return vec_load(p); }
 #endif
 
 // the lower halves of a and b, and the upper halves, interleaved: a0 b0 a1 b1 ...
-#if defined(PRECISION_FP64)
-#define VECTOR_LANES_OF_BYTES (VECTOR_BYTES / 8)
-#else
-#define VECTOR_LANES_OF_BYTES (VECTOR_BYTES / 4)
-#endif
-#if VECTOR_LANES_OF_BYTES == 16
+#if VECTOR_LANES == 16
 #define INTERLEAVE_LOW(a, b) VEC_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define INTERLEAVE_HIGH(a, b) VEC_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#elif VECTOR_LANES_OF_BYTES == 8
+#elif VECTOR_LANES == 8
 #define INTERLEAVE_LOW(a, b) VEC_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define INTERLEAVE_HIGH(a, b) VEC_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#elif VECTOR_LANES_OF_BYTES == 4
+#elif VECTOR_LANES == 4
 #define INTERLEAVE_LOW(a, b) VEC_SHUFFLE(a, b, 0, 4, 1, 5)
 #define INTERLEAVE_HIGH(a, b) VEC_SHUFFLE(a, b, 2, 6, 3, 7)
 #else

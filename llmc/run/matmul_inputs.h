@@ -14,7 +14,7 @@ defines: InputTimes, InputTrial, INPUT_GAIN, recall_times, remember_times, time_
 #include "llmc/run/version.h"
 
 enum { INPUT_TURNS = 50, INPUT_LEAST_TURNS = 3 };
-#define INPUT_MS 500.0   // no turn starts later
+#define INPUT_MS 500.0   // later no turn starts, except the first INPUT_LEAST_TURNS
 #define INPUT_GAIN 0.95  // bf16 inputs, which lose precision, are chosen if they take at most this share of the time
 
 // milliseconds of a pass, the best of all turns; 0: unknown

@@ -1,7 +1,7 @@
 /*
 The main of a program for many CPUs (make ARCH=portable). The program holds the trainer once for each CPU level, and
 the main of a copy is main_LEVEL. This file is compiled for every x86-64 CPU; scripts/portable.mk links the program.
-$TRAIN_GPT2_ARCH, the name of a level, replaces the highest level of this CPU.
+$TRAIN_GPT2_ARCH is the name of a lower level than the highest of this CPU.
 Source      levels: "Micro-architecture levels" of the x86-64 psABI
 */
 #include "llmc/common/check.h"
@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
         const Level *level = &levels[i];
         if (level->is_supported && (chooses || strcmp(name, level->name) == 0)) { return level->main(argc, argv); }
     }
-    if (!v2) { input_error("this CPU is older than x86-64-v2: it lacks SSE4.2 or POPCNT; build with make here"); }
+    if (!v2) { input_error("this CPU lacks SSSE3, SSE4.1, SSE4.2 or POPCNT, which every level needs; build with make here"); }
     input_error("TRAIN_GPT2_ARCH=%s: expected a level of this CPU: v2%s%s%s", name, v3 ? ", v3" : "", v4 ? ", v4" : "",
                 levels[0].is_supported ? ", bf16" : "");
 }

@@ -2,13 +2,14 @@
 The number of CPU threads of the next step, chosen by the times of earlier steps. Beside other busy programs a step on
 all cores waits at every barrier for the thread that shares its core, and fewer threads are faster. The bits of a step
 do not depend on the number of threads.
-A trial takes a few steps with another number of threads. Trials of fewer threads try 1 fewer, then 2, 3, 4, 6 and so
-on to half, since the number of busy programs is unknown. While a run has fewer threads than cores, trials of one
-thread more alternate with them. The first trial follows the first steps of a run, and failed trials become rare. They
-start again when steps take longer than at the last trial.
+A trial runs a few steps with another number of threads. A series of trials tries 1 thread fewer, then 2, 3, 4, 6 and so
+on down to half, since the number of busy programs is unknown. A run with fewer threads than cores alternates such
+series with a trial of one thread more. The first series follows the first steps of a run, and the pauses between failed
+series grow. Trials begin again when steps take longer than at the last trial.
 defines: ThreadCount, thread_count_open, thread_count_add
 */
 #pragma once
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,7 @@ defines: ThreadCount, thread_count_open, thread_count_add
 enum {
     THREAD_WINDOW = 5,  // steps of a median
     THREAD_TRIAL = 3,   // steps of a trial; one step that takes 1.25 times the time ends it
-    THREAD_PAUSE = 32,  // steps after a failed trial; each further failure doubles them
+    THREAD_PAUSE = 32,  // steps after a failed series of trials; each further failure doubles them
     THREAD_LONGEST_PAUSE = 256,
     THREAD_CHANGES = 5  // changes of a run that are logged
 };
@@ -32,7 +33,7 @@ typedef struct {
     int steps;         // with `now` threads
     double best_ms;    // the last median of steps with `best` threads
     double usual_ms;   // the least median with `best` threads since the last trial began
-    int wait, pause;   // steps until the next trial, and after the next failed one
+    int wait, pause;   // steps until the next trial, and after the next failed series
     int fewer;         // the next trial of fewer threads has this many fewer
     bool upwards;      // the last trial was of more threads
     int changes;       // of `best`
@@ -45,6 +46,8 @@ static inline ThreadCount thread_count_open(int most) {
     memset(&t, 0, sizeof t);
     t.most = t.best = t.now = most;
     t.fewer = 1;
+    t.pause = THREAD_PAUSE;
+    t.usual_ms = INFINITY;
     return t;
 }
 
