@@ -252,7 +252,8 @@ static double median(double *values, int count) {
 // GFLOP/s of the fastest call of a turn, without the first, which warms up
 static double turn_rate(int program, const Case *k, int threads) {
     double fastest = INFINITY, flops = 2.0 * (double)k->M * (double)k->N * (double)k->K;
-    if (program == FMA) { flops = (k->bf16_inputs ? 4.0 : 2.0) * FMA_CHAINS * FMA_STEPS * VECTOR_LANES * threads; }
+    size_t fmas = (size_t)FMA_CHAINS * FMA_STEPS * VECTOR_LANES * (size_t)threads;
+    if (program == FMA) { flops = (k->bf16_inputs ? 4 : 2) * (double)fmas; }
     if (program == FMA || program == OPENBLAS) { usleep(PAUSE_MICROSECONDS); }
     run(program, k);
     double now = now_seconds(), end = now + TURN_SECONDS;

@@ -1,8 +1,8 @@
 /*
 A vector register of reals, as an extension of C that gcc and clang share: +, - and * work lane by lane.
 The widest registers of the target are used: 64 bytes with AVX-512, 32 with AVX, else 16 (SSE, NEON).
-defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max, vec_of,
-         vec_transpose
+defines: vec, VecBits, VECTOR_BYTES, VECTOR_LANES, ALWAYS_INLINE, UNROLL_ALL, vec_load, vec_store, vec_select, vec_max,
+         vec_of, vec_transpose
 */
 #pragma once
 #include "llmc/common/floatx.h"

@@ -36,7 +36,7 @@ int main(int argc, char **argv) {
         const Level *level = &levels[i];
         if (level->is_supported && (chooses || strcmp(name, level->name) == 0)) { return level->main(argc, argv); }
     }
-    if (!v2) { input_error("this CPU lacks SSSE3, SSE4.1, SSE4.2 or POPCNT, which every level needs; build with make here"); }
+    if (!v2) { input_error("this CPU lacks SSSE3, SSE4.1, SSE4.2 or POPCNT, which every level needs; run make here"); }
     input_error("TRAIN_GPT2_ARCH=%s: expected a level of this CPU: v2%s%s%s", name, v3 ? ", v3" : "", v4 ? ", v4" : "",
                 levels[0].is_supported ? ", bf16" : "");
 }
