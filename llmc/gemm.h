@@ -1,10 +1,13 @@
 /*
 The GEMM of the CPU backend, in C with vector registers.
   C (M,N) = or += A (M,K) B (K,N) + bias (N) + residual (M,N), times gelu'(gelu_pre (M,N));  gelu (M,N) = gelu(C)
-Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums are real, over k in order
-and in blocks of GEMM_K. C is rounded once. In a bf16 build gelu_pre multiplies the rounded C, and rounds it again.
+Operands are strided views, so a transpose swaps two strides. A and B may have any type. Sums have the type real, and
+run over k in order, in blocks of GEMM_K. C is rounded once. With gelu_pre the rounded C is multiplied by
+gelu'(gelu_pre), and rounded again.
 Each thread computes one part of C, and packs B block by block into panels of GEMM_COLS columns, which stay in the L2
-cache. Read gemm_tile first: gemm_tile multiplies GEMM_ROWS rows of A with a panel, in registers.
+cache. A thread's part (gemm_part) is computed area by area (gemm_area), an area block by block of k and of columns
+(gemm_block), and a block tile by tile. Read gemm_tile first: it multiplies GEMM_ROWS rows of A with a panel, in
+registers.
 With `bf16_inputs` A and B are rounded to bf16 while they are packed, in pairs of neighbouring k. One instruction
 multiplies and adds a pair (AVX512-BF16). A pair has the size of a float, and the code of both cases is the same.
 A sum does not depend on the number of threads.
@@ -50,7 +53,7 @@ static inline Matrix matrix_from(Matrix m, size_t i, size_t j) {
 // A GEMM, or one thread's part of it, which may be empty. M, N and K are BLAS's. In the forward, M is the number of
 // rows of the micro-batch, N is OC, and K is C. residual, gelu and gelu_pre have the row stride of C. K is 1 or more.
 typedef struct {
-    Matrix c, a, b;          // C is real or bf16, floatX with gelu or gelu_pre, and its columns are contiguous
+    Matrix c, a, b;          // C: real or bf16; floatX if gelu or gelu_pre is set. A row is contiguous
     const floatX *bias;      // NULL: none; the same for the next three
     const floatX *residual;  // may be C
     const floatX *gelu_pre;
@@ -71,13 +74,14 @@ enum {
     GEMM_M = 8 * GEMM_ROWS,  // rows of A that are packed at once
     GEMM_N = 256,            // columns of B that are packed at once, or more if K is small; a multiple of GEMM_COLS
     GEMM_K = 384,            // rows of B, or pairs of rows, that are packed at once
-    GEMM_AREA_N = 768,       // columns of C that blocks of K are added to in turns, if C holds the sums
+    GEMM_AREA_N = 768,       // columns of an area, if C holds the sums
     GEMM_SUMS_M = 384,       // rows of C with sums in a buffer, if C cannot hold them
     GEMM_PART_ROWS = 192     // a thread packs B for this many rows or more, if it can
 };
 
 // ---- packing. A unit is one element of A or B. With `pairs` a unit is two elements at neighbouring k, as bf16 in the
-// bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column.
+// bits of a real. `operand` is A (M,K) or the transpose of B (N,K): k is its column. `depth` is the number of units to
+// pack, and `K` the number of elements from the operand's first column to the last column of the whole matrix.
 
 static inline real matrix_element(Matrix m, size_t i, size_t j) {
     size_t at = i * m.row + j * m.col;
@@ -209,7 +213,7 @@ ALWAYS_INLINE vec multiply_add(vec sum, real a, vec b, bool pairs) {
 // A tile of C, or of a buffer: element (i,j) of out and start is [i * row + j].
 typedef struct {
     real *out;
-    const real *start;  // out = sum + start; NULL: none. May be out
+    const real *start;  // added after the sum; NULL: none. May be out
     const real *bias;   // (GEMM_COLS) added to each row; NULL: none
     size_t row;
 } Tile;
@@ -264,7 +268,7 @@ ALWAYS_INLINE void gemm_tile(Tile t, PackedRows a, PackedColumns b, int depth, i
 
 // a tile of 1 to GEMM_ROWS rows: one instance of the loops for each number of registers
 ALWAYS_INLINE void gemm_any_tile(Tile t, PackedRows a, PackedColumns b, int depth, int rows, bool pairs) {
-    if (b.source) {
+    if (b.source) {  // rows is GEMM_ROWS: gemm_area
         gemm_tile(t, a, b, depth, GEMM_ROWS, true, pairs);
         return;
     }
@@ -280,7 +284,7 @@ ALWAYS_INLINE void gemm_any_tile(Tile t, PackedRows a, PackedColumns b, int dept
 
 // ---- C
 
-// C's row i, columns [j, j + cols), before GELU: out = sum + bias + residual, or C = or += that. sum is modified
+// C's row i, columns [j, j + cols), before GELU, = or += sum + bias + residual. sum is modified
 static inline void gemm_store(const Matmul *p, real *sum, size_t i, size_t j, int cols) {
     Gradient c = {(void *)p->c.data, p->c.dtype};
     size_t at = i * p->c.row + j;
@@ -305,7 +309,7 @@ typedef struct {
     real *sums;  // (GEMM_SUMS_M,GEMM_N) sums over the blocks of K so far, if C cannot hold them
 } GemmBuffers;
 
-// Sums over the blocks of K stay in C if C, bias and residual are real.
+// Sums over the blocks of K stay in C if C, bias and residual are real, but for a tile that is narrower than GEMM_COLS.
 static inline bool gemm_sums_in_c(const Matmul *p) {
     return p->c.dtype == DT_REAL && (DT_FLOATX == DT_REAL || (!p->bias && !p->residual));
 }
@@ -380,7 +384,8 @@ ALWAYS_INLINE void gemm_area(const Matmul *p, GemmBuffers buffers, size_t m0, si
     }
 }
 
-// An area of C is narrow, so that its sums stay in the cache, or as large as their buffer.
+// If C holds the sums, an area is GEMM_AREA_N columns wide, so that it stays in the cache while all blocks of K are
+// added. Otherwise an area is as large as the buffer of sums.
 ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
     bool sums_in_c = gemm_sums_in_c(p) && p->N % GEMM_COLS == 0;
     size_t rows = sums_in_c ? p->M : (size_t)GEMM_SUMS_M, cols = sums_in_c ? (size_t)GEMM_AREA_N : (size_t)GEMM_N;
@@ -392,7 +397,7 @@ ALWAYS_INLINE void gemm_part(const Matmul *p, GemmBuffers buffers, bool pairs) {
     }
 }
 
-// of both cases one function, so that profiles and disassemblies name it
+// a function for each case, so that profiles and disassemblies name them
 static inline void gemm_part_of_reals(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, false); }
 static inline void gemm_part_of_pairs(const Matmul *p, GemmBuffers buffers) { gemm_part(p, buffers, true); }
 
@@ -414,7 +419,7 @@ static inline GemmParts gemm_parts(const Matmul *p, int threads) {
     return parts;
 }
 
-// the first of part `at` of `parts`, if `count` elements are divided in whole tiles
+// the first element of part `at`, where `count` elements are divided into `parts` parts of whole tiles
 static inline size_t gemm_part_start(size_t count, size_t tile, int at, int parts) {
     size_t end = (count + tile - 1) / tile * (size_t)at / (size_t)parts * tile;
     return end < count ? end : count;

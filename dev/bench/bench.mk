@@ -67,7 +67,7 @@ bench-cpu: ## bench: training steps and GEMMs on this CPU, beside the newest PyT
 	@scripts/setup.sh bench
 	$(build_parallel) -W dev/bench/bench_matmul.c train_gpt2 build/portable/train_gpt2 build/bench/bench_matmul \
 		build/bench/dump_run build/bench/parallel_regions.so
-	@dev/bench/bench_cpu.py
+	@dev/bench/bench_cpu.py $(ARGS)
 
 bench-saves: train_gpt2 ## bench: the step after a checkpoint, saved beside training and with --save-sync 1
 	@dev/bench/bench_saves.py

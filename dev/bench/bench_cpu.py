@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Training steps on the CPU beside PyTorch, idle and busy, GEMMs beside oneDNN and OpenBLAS, parallel regions, losses.
 
-    make bench-cpu        (or: /usr/bin/python3 dev/bench/bench_cpu.py [--rounds 5] [--skip-loss])
+    make bench-cpu        (for a look: make bench-cpu ARGS='--rounds 1 --skip-loss')
 
 The programs take turns: every round runs each program for some steps at each number of threads, so that a change of the
 machine's clock or a busy neighbour affects all programs. A time is the median over the rounds of a round's median step,
@@ -108,7 +108,7 @@ def programs_of(text, case, ways, our_ways, threads):
                 if free_gigabytes() < 2 * case["GB"]:  # ours runs beside all of PyTorch's processes
                     log(f"{way} is left out: it takes {case['GB']} GB, and too little memory is free")
                     continue
-                log(f"starting {way}, {case['shape']}, {n} threads")
+                log(f"starting {way}, {case['shape']}, threads: {n}")
                 torch = Torch(case, WAYS[way], n)
                 stack.callback(torch.close)
                 try:
@@ -148,7 +148,8 @@ def best(measured, names):
 
 
 def spread(rounds):
-    return f"{statistics.median(rounds):.2f} ({min(rounds):.2f} to {max(rounds):.2f})"
+    median = f"{statistics.median(rounds):.2f}"
+    return median if len(rounds) == 1 else f"{median} ({min(rounds):.2f} to {max(rounds):.2f})"
 
 
 def speed(measured, name, names):
@@ -193,7 +194,7 @@ def busy_table(programs, rounds):
                 for program, times in programs.items():
                     measured[program, name].append(statistics.mean(times()))
     lines = ["### The first model beside busy loops at normal priority: mean ms per step (lowest to highest)", "",
-             f"Rounds: {rounds}. A mean has the longest steps, and is above the medians of the first table.", "",
+             f"Rounds: {rounds}. A mean has the longest steps, and is usually above the first table's median.", "",
              f"| program | threads | {' | '.join(others)} |", "|---" * (len(others) + 2) + "|"]
     for program in programs:
         times = [spread(measured[program, name]) for name in others]
@@ -221,7 +222,7 @@ def steps_and_busy(text, threads, rounds, ways):
 
 def run_matmul(threads, rounds):
     """lines of bench_matmul: the build, and rates"""
-    log(f"bench_matmul, {threads} threads")
+    log(f"bench_matmul, threads: {threads}")
     command = [os.path.join(ROOT, "build/bench/bench_matmul"), str(threads), str(rounds)]
     lines = subprocess.check_output(command, text=True, env=ENVIRONMENT).splitlines()
     return [json.loads(line) for line in lines]
@@ -256,8 +257,9 @@ def matmul_tables(by_threads):
     columns = [c for c in MATMUL_COLUMNS if any(r["inputs"] == c[0] and r[c[1]] is not None for r in measured)]
     programs = [c for c in columns if c[1] != "fma"]
     lines = ["### GEMMs of a training step: GFLOP/s (ratio to FMAs in registers with the same inputs)", "",
-             "The fastest call. oneDNN's layout of B is the one it prefers; plain is the trainer's. Its bf16 operands "
-             "are bf16 in memory, ours are fp32.", "", *matmul_heads(["a step's GEMMs", "threads"], columns)]
+             "FMAs: multiply-adds of registers, the ceiling. The fastest call counts. oneDNN's layout of B is the one "
+             "that oneDNN prefers; plain is the trainer's. oneDNN's bf16 operands are bf16 in memory, ours are fp32.",
+             "", *matmul_heads(["a step's GEMMs", "threads"], columns)]
     details = []
     for model in dict.fromkeys(rate["model"] for rate in measured):
         for n in sorted(by_threads):
@@ -288,8 +290,8 @@ def region_table(text, threads, rounds):
     """Times of a long run less those of a short one: steps alone, without a start. The round with the median share"""
     short, long = 20, 120
     lines = ["### Parallel regions of a step, 4 layers, 4 heads, 128 channels", "",
-             "Waking: from the call of a region to the begin of its last thread, the median round. Waits at barriers "
-             "within regions are left out.", "",
+             "Waking: from the call of a region to the start of its last thread, the median round; below 0 is noise. "
+             "Waits at barriers within regions are left out.", "",
              "| program | threads | regions | barriers within regions | waking, ms a step | share of the step |",
              "|---" * 6 + "|"]
     for name, way in our_ways().items():
@@ -376,16 +378,17 @@ def version_of_torch():
     return None
 
 
-def head(build, torch_version, rounds):
+def head(build, torch_version, rounds, load):
     name = cpu("Model name") or platform.machine()
     blas = " ".join(re.findall(r"OpenBLAS [\d.]+|(?<=NO_AFFINITY )\w+", build["openblas"])) or "none"
     return [f"# CPU benchmark: {name}", "", f"- {datetime.date.today().isoformat()}, `make bench-cpu`, rounds in which "
-            f"the programs take turns: {rounds}; load average at the start {os.getloadavg()[0]:.1f}",
+            f"the programs take turns: {rounds}; load average at the start {load:.1f}",
             f"- CPU: {name} ({cpu('Vendor ID')}, family {cpu('CPU family')}, model {cpu('Model')}), {cores()} cores; "
             f"our vectors: {build['vectors']}",
             f"- PyTorch {torch_version or 'none'}, compiler {build['compiler']}, oneDNN {build['onednn'] or 'none'}, "
             f"OpenBLAS {blas.replace('OpenBLAS ', '')}",
-            "- PyTorch runs eagerly unless marked compiled. Medium precision rounds matmul inputs: "
+            "- Ours is `./train_gpt2 -f 1`. PyTorch runs eagerly unless marked compiled. "
+            "Medium precision rounds matmul inputs: "
             "torch.set_float32_matmul_precision('medium'). A speed is at a program's best number of threads", ""]
 
 
@@ -400,13 +403,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help=f"from {LEAST_ROUNDS} on the results file is written")
     parser.add_argument("--skip-loss", action="store_true")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     fetch = [os.path.join(ROOT, "scripts/text.sh"), os.path.join(ROOT, "data")]
     text = subprocess.check_output(fetch, text=True).strip()
     torch_version, threads = version_of_torch(), sorted({1, cores()})
-    if os.getloadavg()[0] > 1:
-        log(f"the load average is {os.getloadavg()[0]:.1f}: other programs slow all times of this benchmark")
+    if load > 1:
+        log(f"the load average is {load:.1f}: beside other programs all times are too long, "
+            "but the average also counts the compilation of the last minute")
     matmuls = {n: run_matmul(n, (args.rounds + 1) // 2) for n in threads}
-    lines = head(matmuls[threads[-1]][0], torch_version, args.rounds)
+    lines = head(matmuls[threads[-1]][0], torch_version, args.rounds, load)
     lines += steps_and_busy(text, threads, args.rounds, WAYS if torch_version else [])
     lines += matmul_tables(matmuls)
     lines += region_table(text, threads[-1], args.rounds)

@@ -78,9 +78,9 @@ static Machine machine(double fp32, double bf16) {
 static void test_auto_takes_the_faster_inputs(void **state) {
     (void)state;
     assert_choice(choose(machine(10.2, 7.13), MATMUL_AUTO), 2, true,
-                  "matmuls   bf16 inputs: 7.13 ms for those of a block, fp32 10.2 (-f auto)\n");
+                  "matmuls   bf16 inputs: a block's matmuls take 7.13 ms, fp32 10.2 (-f auto)\n");
     assert_choice(choose(machine(7.13, 10.2), MATMUL_AUTO), 1, true,
-                  "matmuls   fp32 inputs: 7.13 ms for those of a block, bf16 10.2 (-f auto)\n");
+                  "matmuls   fp32 inputs: a block's matmuls take 7.13 ms, bf16 10.2 (-f auto)\n");
 }
 
 static void test_auto_needs_a_gain(void **state) {
@@ -95,7 +95,7 @@ static void test_2_stays_and_says_when_it_is_slower(void **state) {
                   "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 7 with fp32; use -f 1 "
                   "or -f auto\n");
     assert_choice(choose(machine(10, 7), 2), 2, false,
-                  "matmuls   bf16 inputs: 7 ms for those of a block, fp32 10 (-f 2)\n");
+                  "matmuls   bf16 inputs: a block's matmuls take 7 ms, fp32 10 (-f 2)\n");
     assert_true(strstr(choose(machine(100, 106), 2).text, "slower"));
     assert_null(strstr(choose(machine(100, 104), 2).text, "slower"));
 }
@@ -228,7 +228,8 @@ static void test_a_resumed_run_keeps_its_choice(void **state) {
         InputTrial trial = trial_of(&m, NULL);
         Choice c = choose_on(&trial, precision, CHOSEN_MATMUL_PRECISION, world);
         assert_choice(c, precision, true,
-                      precision == 2 ? "matmuls   bf16 inputs, as before\n" : "matmuls   fp32 inputs, as before\n");
+                      precision == 2 ? "matmuls   bf16 inputs, as when the run began\n"
+                                     : "matmuls   fp32 inputs, as when the run began\n");
         assert_int_equal(m.passes, 0);
     }
     comm_close(world);
@@ -382,7 +383,7 @@ static void test_the_slowest_rank_decides(void **state) {
                              {.machine = {20, 1}, .possible = true}};
     assert_int_equal(choose_together(slow_fp32), 2);
     assert_string_equal(slow_fp32[1].choice.text,
-                        "matmuls   bf16 inputs: 12 ms for those of a block, fp32 20 (-f auto)\n");
+                        "matmuls   bf16 inputs: a block's matmuls take 12 ms, fp32 20 (-f auto)\n");
 }
 
 static void test_one_rank_without_bf16(void **state) {

@@ -206,8 +206,8 @@ static void test_changes_are_told(void **state) {
         changes += *t.change != 0;
     }
     assert_int_equal(changes, 2);
-    assert_string_equal(told[0], "threads: 1 of 2, 16.0 ms a step instead of 24.0");
-    assert_string_equal(told[1], "threads: 2 of 2, 10.0 ms a step instead of 16.0");
+    assert_string_equal(told[0], "threads: now 1, at most 2, 16.0 ms a step instead of 24.0");
+    assert_string_equal(told[1], "threads: now 2, at most 2, 10.0 ms a step instead of 16.0");
 }
 
 // programs that come and go all the time do not fill the log

@@ -432,13 +432,13 @@ report "-h 1 scores HellaSwag at every validation, for any -t" "$(
 )"
 report "-f 2 rounds matmul inputs if the CPU multiplies bf16 faster, and prints a note if not" "$(
     for f in 1 2; do run 0 -i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -x 5 -f $f -o rounded$f; done
-    if grep -q 'with bf16 inputs' "$out"; then
+    if grep -q ', bf16 inputs' "$out"; then
         differ rounded1/metrics.jsonl rounded2/metrics.jsonl
         paste <(losses rounded1) <(losses rounded2) |
             awk '$1 == $2 { same++ } ($1 - $2) ^ 2 > 1e-4 { print "loss " $2 ", expected near " $1 }
                  END { if (same == NR) print "-f 2 changed no loss" }'
     else
-        says "$out" "with fp32 inputs (this build or machine has no bf16 matmuls for -f 2)"
+        says "$out" ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)"
         equal "$(losses rounded2)" "$(losses rounded1)"
     fi
 )"
@@ -454,21 +454,21 @@ report "-sg and -sl skip outliers of the last 128 steps" "$(
 rounding=(-i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -l 1e-2)
 run_with_times() { TRAIN_GPT2_PICKS=picks run 0 "$@"; }
 known_times() { sed -i -E "s/\[[^]]*\]/[$1, $2]/" picks.inputs; } # MS_FP32 MS_BF16: in the file that -f auto writes
-has_bf16() { grep -q 'with bf16 inputs' <<<"$("$trainer" "${rounding[@]}" -x 1 -f 2 2>&1)"; }
+has_bf16() { grep -q ', bf16 inputs' <<<"$("$trainer" "${rounding[@]}" -x 1 -f 2 2>&1)"; }
 report "-f auto measures once, and takes the faster inputs" "$(
     run_with_times "${rounding[@]}" -x 1 -f auto
     if has_bf16; then
-        matches "$out" '^matmuls   ..(16|32) inputs: [0-9.]+ ms for those of a block, ..(16|32) [0-9.]+ \(-f auto\)$'
+        matches "$out" '^matmuls   ..(16|32) inputs: a block.s matmuls take [0-9.]+ ms, ..(16|32) [0-9.]+ \(-f auto\)$'
         known_times 10 5
         run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_bf16
-        says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f auto)"
+        says "$out" "matmuls   bf16 inputs: a block's matmuls take 5 ms, fp32 10 (-f auto)"
         equal "$(flag faster_bf16 matmul-precision)" 2
         run_with_times "${rounding[@]}" -x 8 -f 2 -o f_2
-        says "$out" "matmuls   bf16 inputs: 5 ms for those of a block, fp32 10 (-f 2)"
+        says "$out" "matmuls   bf16 inputs: a block's matmuls take 5 ms, fp32 10 (-f 2)"
         equal "$(losses faster_bf16)" "$(losses f_2)"
         known_times 5 10
         run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
-        says "$out" "matmuls   fp32 inputs: 5 ms for those of a block, bf16 10 (-f auto)"
+        says "$out" "matmuls   fp32 inputs: a block's matmuls take 5 ms, bf16 10 (-f auto)"
         run_with_times "${rounding[@]}" -x 8 -f 2
         says "$out" "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 5 with fp32; use"
         differ faster_bf16/step_00000008/model.safetensors faster_fp32/step_00000008/model.safetensors
@@ -492,7 +492,7 @@ if has_bf16; then
                 rm -rf rest && cp -r half_$inputs rest
                 # shellcheck disable=SC2086
                 run_with_times -i text -o rest -y 1 -x 8 -n 8 $flags
-                says "$out" "matmuls   $inputs inputs, as before"
+                says "$out" "matmuls   $inputs inputs, as when the run began"
                 equal "$(grep -c 'matmul-precision was' "$out")" 0
                 for file in model optimizer; do same {faster_$inputs,rest}/step_00000008/$file.safetensors; done
             done

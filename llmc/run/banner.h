@@ -70,9 +70,9 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
                                        const Comm *world, const char *gpu_note) {
     char machine[256];
     o->backend->describe(machine, sizeof machine);
-    const char *precision = o->round_matmul_inputs ? " with bf16 inputs" : "";
+    const char *precision = o->round_matmul_inputs ? ", bf16 inputs" : "";
     if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
-        precision = " with fp32 inputs (this build or machine has no bf16 matmuls for -f 2)";
+        precision = ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)";
     }
     printf("machine   %s%s\n", machine, precision);
     if (num_ranks(a) > 1) {

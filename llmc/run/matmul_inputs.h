@@ -105,7 +105,7 @@ static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, con
     InputTimes t = {0, 0};
     if (a->chosen & CHOSEN_MATMUL_PRECISION) {
         bool bf16 = a->matmul_precision == 2, kept = o->round_matmul_inputs == bf16;
-        if (on_cpu && kept) { fprintf(out, "matmuls   %s inputs, as before\n", bf16 ? "bf16" : "fp32"); }
+        if (on_cpu && kept) { fprintf(out, "matmuls   %s inputs, as when the run began\n", bf16 ? "bf16" : "fp32"); }
         return;
     }
     if (a->matmul_precision < 2) { return; }
@@ -125,7 +125,7 @@ static inline void choose_by_trial(FILE *out, TrainArgs *a, ModelOptions *o, con
                 t.bf16, t.fp32);
     } else if (possible) {
         bool bf16 = o->round_matmul_inputs;
-        fprintf(out, "matmuls   %s inputs: %.3g ms for those of a block, %s %.3g (-f %s)\n", bf16 ? "bf16" : "fp32",
+        fprintf(out, "matmuls   %s inputs: a block's matmuls take %.3g ms, %s %.3g (-f %s)\n", bf16 ? "bf16" : "fp32",
                 bf16 ? t.bf16 : t.fp32, bf16 ? "fp32" : "bf16", bf16 ? t.fp32 : t.bf16, automatic ? "auto" : "2");
     }
 }

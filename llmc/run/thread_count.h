@@ -2,8 +2,8 @@
 The number of CPU threads of the next step, chosen by the times of earlier steps. Beside other busy programs a step on
 all cores waits at every barrier for the thread that shares its core, and fewer threads are faster. The bits of a step
 do not depend on the number of threads.
-A trial runs a few steps with another number of threads. A series of trials tries 1 thread fewer, then 2, 3, 4, 6 and so
-on down to half, since the number of busy programs is unknown. A run with fewer threads than cores alternates such
+A trial runs a few steps with another number of threads. A series of trials tries 1 thread fewer, then 2, 3, 4, 6, 9 and
+so on down to half, since the number of busy programs is unknown. A run with fewer threads than cores alternates such
 series with a trial of one thread more. The first series follows the first steps of a run, and the pauses between failed
 series grow. Trials begin again when steps take longer than at the last trial.
 defines: ThreadCount, thread_count_open, thread_count_add
@@ -21,7 +21,7 @@ enum {
     THREAD_LONGEST_PAUSE = 256,
     THREAD_CHANGES = 5  // changes of a run that are logged
 };
-#define THREAD_SLOW 1.2   // a median this many times that of the last trial ends a pause
+#define THREAD_SLOW 1.2   // a median this many times usual_ms ends a pause
 #define THREAD_END 1.25   // a step of a trial this many times as long ends the trial
 #define THREAD_GAIN 0.95  // a trial must take at most this share of the time
 
@@ -81,8 +81,8 @@ static inline void thread_count_judge(ThreadCount *t) {
     double ms = thread_count_median(t);
     if (ms <= THREAD_GAIN * t->best_ms) {
         if (t->changes++ < THREAD_CHANGES) {
-            snprintf(t->change, sizeof t->change, "threads: %d of %d, %.1f ms a step instead of %.1f", t->now, t->most,
-                     ms, t->best_ms);
+            snprintf(t->change, sizeof t->change, "threads: now %d, at most %d, %.1f ms a step instead of %.1f", t->now,
+                     t->most, ms, t->best_ms);
         }
         t->best = t->now;
         t->pause = THREAD_PAUSE;
@@ -97,7 +97,7 @@ static inline void thread_count_judge(ThreadCount *t) {
 }
 
 static inline void thread_count_try(ThreadCount *t) {
-    bool fewer_next = t->fewer > 1 || t->upwards;  // a series of fewer and fewer threads goes on
+    bool fewer_next = t->fewer > 1 || t->upwards;  // a series goes on, or follows a trial of one more
     t->upwards = t->best == 1 || (t->best < t->most && !fewer_next);
     t->usual_ms = t->best_ms;
     thread_count_set(t, t->upwards ? t->best + 1 : t->best - t->fewer);

@@ -449,9 +449,9 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -o runs/mine -n 500 --strict-save 1", "-n; doc/files.md"},
     {"y", "resume", FLAG_INT, ARG(resume), 0, 1, NULL, "0|1", NULL,
      "resume from the last checkpoint in -o (default %s: off)",
-     "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. The run "
-     "continues bit for bit with the same flags and threads. The number of ranks, -z, -tp, -r, -w and -om may change; "
-     "the data, -t and --seed may not. Without a checkpoint in -o the run starts anew.",
+     "Flags that are not given are those of the run, from config.json in -o; flags that differ are printed. With the "
+     "same flags the run continues bit for bit, with any number of threads. The number of ranks, -z, -tp, -r, -w and "
+     "-om may change; the data, -t and --seed may not. Without a checkpoint in -o the run starts anew.",
      "./train_gpt2 -o runs/mine -y 1", "-o, -n; doc/files.md"},
 
     FLAG_HEADING("Memory"),
@@ -603,7 +603,7 @@ static const Flag flag_table[] = {
      "are the same. On a CPU the flag does nothing.",
      "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
     {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "N", NULL,
-     "round fp32 matmul inputs: 0 not, 1 TF32, 2 also bf16, auto (default %s)",
+     "round fp32 matmul inputs: 0 no, 1 TF32 (GPU), 2 bf16 (CPU), auto (default %s)",
      "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU with AVX512-BF16. Sums "
      "stay fp32. auto is 2 if bf16 inputs are at least 5 % faster on this CPU, else 1. Training times both before its "
      "first step, and remembers the times. A resumed run keeps the choice. Without training, auto is 1.",
