@@ -603,7 +603,7 @@ static const Flag flag_table[] = {
      "are the same. On a CPU the flag does nothing.",
      "./train_gpt2 -i my.txt -e d12 --graph 0", "--device; doc/gpu.md"},
     {"f", "matmul-precision", FLAG_CHOICE, ARG(matmul_precision), 0, 0, MATMUL_PRECISION_CHOICES, "N", NULL,
-     "round fp32 matmul inputs: 0 no, 1 TF32 (GPU), 2 bf16 (CPU), auto (default %s)",
+     "round fp32 matmul inputs: 0 no, 1 TF32, 2 bf16 (CPU), auto (default %s)",
      "1 rounds inputs to TF32 on a GPU, in fp32 builds. 2 also rounds them to bf16 on a CPU with AVX512-BF16. Sums "
      "stay fp32. auto is 2 if bf16 inputs are at least 5 % faster on this CPU, else 1. Training times both before its "
      "first step, and remembers the times. A resumed run keeps the choice. Without training, auto is 1.",
