@@ -1602,9 +1602,9 @@ static void test_chosen_threads(void **state) {
     FILE *file = fopen(path, "r");
     assert_non_null(file);
     assert_non_null(fgets(printed, sizeof printed, file));
-    assert_non_null(strstr(printed, "step 3 | threads: 3 of 4, "));
     fclose(file);
     run_close(&run);
+    assert_non_null(strstr(printed, "step 3 | threads: now 3, at most 4, "));
     a.threads = 2;
     omp_set_num_threads(2);
     run_open(&run, &a, alone_host());
