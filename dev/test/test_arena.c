@@ -2,6 +2,7 @@
 #include "testing.h"
 #define POISON_SCRATCH
 #include "plan_bytes.h"
+#include <sys/stat.h>
 
 enum { NUM_TENSORS = 8 };
 
@@ -264,11 +265,91 @@ static void test_large_copy(void **state) {
     free(to);
 }
 
+static void test_large_zero(void **state) {
+    (void)state;
+    enum { BYTES = (3 << 20) + 5 };
+    unsigned char *memory = (unsigned char *)xmalloc(BYTES + 1), *zeros = (unsigned char *)xcalloc(1, BYTES);
+    memset(memory, 1, BYTES + 1);
+    host_zero_parallel(memory, BYTES);
+    assert_memory_equal(memory, zeros, BYTES);
+    assert_int_equal(memory[BYTES], 1);
+    free(memory);
+    free(zeros);
+}
+
+// ---- memory of control groups, from copies of the kernel's files
+
+static void write_in(const char *folder, const char *name, const char *text) {
+    char path[PATH_LENGTH];
+    format_path(path, "%s/%s", folder, name);
+    for (char *slash = path + strlen(temp_dir()) + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+        *slash = 0;
+        mkdir(path, 0700);
+    }
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void assert_group(const char *root, size_t limit, size_t room) {
+    GroupMemory m = group_memory(root);
+    assert_int_equal(m.limit, limit);
+    assert_int_equal(m.room, room);
+}
+
+static void test_control_groups_2(void **state) {
+    (void)state;
+    const char *root = temp_path("groups2");
+    assert_group(root, SIZE_MAX, SIZE_MAX);  // a system without control groups
+    // a container sees its own group as the root
+    write_in(root, "proc/self/cgroup", "0::/\n");
+    write_in(root, "sys/fs/cgroup/memory.max", "64000\n");
+    write_in(root, "sys/fs/cgroup/memory.current", "63000\n");
+    assert_group(root, 64000, 1000);
+    write_in(root, "sys/fs/cgroup/memory.stat", "anon 2000\nfile 61000\ninactive_file 60000\nactive_file 1000\n");
+    assert_group(root, 64000, 61000);
+    // groups above this one have limits too
+    write_in(root, "proc/self/cgroup", "0::/pod/job\n");
+    write_in(root, "sys/fs/cgroup/pod/memory.max", "9000\n");
+    write_in(root, "sys/fs/cgroup/pod/memory.current", "8500\n");
+    write_in(root, "sys/fs/cgroup/pod/job/memory.max", "max\n");
+    write_in(root, "sys/fs/cgroup/pod/job/memory.current", "8000\n");
+    assert_group(root, 9000, 500);
+    write_in(root, "sys/fs/cgroup/pod/job/memory.max", "8100\n");
+    assert_group(root, 8100, 100);
+    write_in(root, "sys/fs/cgroup/memory.stat", "inactive_file 0\n");
+    write_in(root, "sys/fs/cgroup/memory.current", "63950\n");
+    assert_group(root, 8100, 50);
+}
+
+static void test_control_groups_1(void **state) {
+    (void)state;
+    const char *root = temp_path("groups1");
+    write_in(root, "proc/self/cgroup", "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n1:name=systemd:/docker/1\n0::/\n");
+    write_in(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    write_in(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", "70000\n");
+    assert_group(root, 9223372036854771712u, 9223372036854771712u - 70000);  // no limit: more than any machine has
+    write_in(root, "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "5000\n");
+    write_in(root, "sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes", "4900\n");
+    write_in(root, "sys/fs/cgroup/memory/docker/1/memory.stat", "inactive_file 1\ntotal_inactive_file 4000\n");
+    assert_group(root, 5000, 4100);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offsets),       cmocka_unit_test(test_sums),    cmocka_unit_test(test_large_sizes),
-        cmocka_unit_test(test_unaddressable), cmocka_unit_test(test_json),    cmocka_unit_test(test_print),
-        cmocka_unit_test(test_arena),         cmocka_unit_test(test_scratch), cmocka_unit_test(test_large_copy),
+        cmocka_unit_test(test_offsets),
+        cmocka_unit_test(test_sums),
+        cmocka_unit_test(test_large_sizes),
+        cmocka_unit_test(test_unaddressable),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_print),
+        cmocka_unit_test(test_arena),
+        cmocka_unit_test(test_scratch),
+        cmocka_unit_test(test_large_copy),
+        cmocka_unit_test(test_large_zero),
+        cmocka_unit_test(test_control_groups_1),
+        cmocka_unit_test(test_control_groups_2),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

@@ -204,7 +204,7 @@ static inline void *cuda_allocate_host(size_t bytes) {
                   static_cast<double>(bytes) / (1 << 20), cudaGetErrorString(error),
                   mib_text(room, host_free_bytes(), "unknown"), mib_text(limit, locked_memory_limit(), "unlimited"));
     }
-    memset(p, 0, bytes);
+    host_zero_parallel(p, bytes);
     return p;
 }
 
@@ -243,7 +243,7 @@ static inline void *cuda_allocate_pageable(size_t bytes) {
                   mib_text(room, host_free_bytes(), "unknown"));
     }
     cuda_keep_on_host(p, size);
-    memset(p, 0, bytes);
+    host_zero_parallel(p, bytes);
     return p;
 }
 

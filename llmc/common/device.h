@@ -120,43 +120,86 @@ static inline void *host_allocate(size_t bytes) {
 
 static inline void *host_allocate_zeroed(size_t bytes) { return memset(host_allocate(bytes), 0, bytes); }
 
-// the number in a file; SIZE_MAX if the file is missing or holds "max"
-static inline size_t number_in_file(const char *path) {
-    unsigned long long number;
+// The first number that a line of the file has in this format, for example "inactive_file %llu"; SIZE_MAX if none has.
+static inline size_t number_in_file(const char *folder, const char *name, const char *format) {
+    char path[PATH_LENGTH], line[128];
+    unsigned long long number = SIZE_MAX;
+    format_path(path, "%s/%s", folder, name);
     FILE *file = fopen(path, "r");
-    bool read = file && fscanf(file, "%llu", &number) == 1;
+    while (file && fgets(line, sizeof line, file) && sscanf(line, format, &number) != 1) {}
     if (file) { fclose(file); }
-    return read ? (size_t)number : SIZE_MAX;
+    return (size_t)number;
 }
 
-// bytes of one line of /proc/meminfo, for example "MemTotal: %llu kB"; SIZE_MAX if there is no such line
 static inline size_t meminfo_bytes(const char *format) {
-    char line[128];
-    unsigned long long kib = 0;
-    FILE *file = fopen("/proc/meminfo", "r");
-    while (file && fgets(line, sizeof line, file) && sscanf(line, format, &kib) != 1) {}
+    size_t kib = number_in_file("/proc", "meminfo", format);
+    return kib == SIZE_MAX ? kib : kib * 1024;
+}
+
+// limit: the smallest memory limit; room: the fewest bytes left below a limit. SIZE_MAX: no limit.
+typedef struct {
+    size_t limit, room;
+} GroupMemory;
+
+// Takes the limits of a control group and of all groups above it, which limit it too. Shortens `group`, its path.
+static inline void group_memory_lower(GroupMemory *m, const char *root, bool v1, char *group) {
+    char folder[PATH_LENGTH];
+    for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
+        *end = 0;
+        format_path(folder, "%s/sys/fs/cgroup%s%s", root, v1 ? "/memory" : "", group);
+        size_t limit = number_in_file(folder, v1 ? "memory.limit_in_bytes" : "memory.max", "%llu");
+        size_t used = number_in_file(folder, v1 ? "memory.usage_in_bytes" : "memory.current", "%llu");
+        size_t cache = number_in_file(folder, "memory.stat", v1 ? "total_inactive_file %llu" : "inactive_file %llu");
+        if (limit < m->limit) { m->limit = limit; }
+        if (limit == SIZE_MAX || used == SIZE_MAX) { continue; }
+        if (cache <= used) { used -= cache; }
+        size_t room = used < limit ? limit - used : 0;
+        if (room < m->room) { m->room = room; }
+    }
+}
+
+// Limits of this process's control groups, of version 1 or 2. Page cache that the kernel drops first (inactive_file)
+// counts as room: after a save it may fill the group. root: "", or a folder with copies of /proc and /sys.
+static inline GroupMemory group_memory(const char *root) {
+    GroupMemory m = {SIZE_MAX, SIZE_MAX};
+    char path[PATH_LENGTH], line[PATH_LENGTH];
+    format_path(path, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file)) {  // "4:memory:/docker" of version 1, "0::/docker" of version 2
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!group) { continue; }
+        *group = 0;
+        bool v1 = strstr(controllers, "memory") != NULL, v2 = !controllers[1];
+        if (v1 || v2) { group_memory_lower(&m, root, v1, group + 1); }
+    }
     if (file) { fclose(file); }
-    return kib ? (size_t)kib * 1024 : SIZE_MAX;
+    return m;
 }
 
 // Memory available without swapping, on the machine and in the control group, less 3 % for memory outside the plan.
 // SIZE_MAX if the system does not say.
 static inline size_t host_free_bytes(void) {
-    size_t room = meminfo_bytes("MemAvailable: %llu kB");
-    size_t most = number_in_file("/sys/fs/cgroup/memory.max"), used = number_in_file("/sys/fs/cgroup/memory.current");
-    if (most != SIZE_MAX && used <= most && most - used < room) { room = most - used; }
+    size_t room = meminfo_bytes("MemAvailable: %llu kB"), left = group_memory("").room;
+    if (left < room) { room = left; }
     return room == SIZE_MAX ? room : room - room / 32;
 }
 
 // All memory of the machine or of the control group, less a quarter for other programs. SIZE_MAX if the system does not
 // say.
 static inline size_t host_whole_bytes(void) {
-    size_t whole = meminfo_bytes("MemTotal: %llu kB"), most = number_in_file("/sys/fs/cgroup/memory.max");
-    if (most < whole) { whole = most; }
+    size_t whole = meminfo_bytes("MemTotal: %llu kB"), limit = group_memory("").limit;
+    if (limit < whole) { whole = limit; }
     return whole == SIZE_MAX ? whole : whole - whole / 4;
 }
 
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
+// By all threads: the pinned copy of a save has 14 bytes for each parameter.
+static inline void host_zero_parallel(void *p, size_t bytes) {
+    size_t threads = (size_t)omp_get_max_threads(), part = bytes / threads + 1;
+#pragma omp parallel for schedule(static) if (bytes >= 1 << 20)
+    for (size_t at = 0; at < bytes; at += part) { memset((char *)p + at, 0, bytes - at < part ? bytes - at : part); }
+}
 // By all threads: one thread alone does not use all of the memory's bandwidth. Each copies one part, since memcpy keeps
 // a large copy out of the caches.
 static inline void host_copy_parallel(void *to, const void *from, size_t bytes) {
