@@ -37,7 +37,7 @@ nothing.
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
-#include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory
+#include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory, note_pinning
 #include "llmc/run/matmul_inputs.h"         // choose_matmul_inputs: -f auto
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
@@ -305,6 +305,7 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->layout = param_layout_sharded(&config, options.sharding);
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
+    note_pinning(&m->plan, &options);
     m->arena = arena_create(&m->plan, m->device, options.pageable_host);
     arena_bind(m->arena, &m->plan, &m->tensors);
     m->wide = scratch_create(m, m->tensors.wide);

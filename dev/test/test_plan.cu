@@ -784,6 +784,29 @@ static void test_advice_without_stage3(void **state) {
     assert_null(strstr(text, "-z 3"));
 }
 
+static void note_pinning_of(void *options) {
+    const ModelOptions *o = static_cast<const ModelOptions *>(options);
+    Plan plan = gpt2_plan(&gpt2_1558m, o);
+    note_pinning(&plan, o);
+    plan_free(&plan);
+}
+
+// Pinning takes seconds, so a line comes first.
+static void test_pinning_is_announced(void **state) {
+    (void)state;
+    ModelOptions o = offloading(4, 3);
+    o.training = false;  // the line goes to stderr
+    assert_stops(0, "note      pinning 2.9 GiB of host memory ...\n", note_pinning_of, &o);
+    char output[64];
+    o.pageable_host = true;
+    assert_int_equal(run_in_child(output, sizeof output, note_pinning_of, &o), 0);
+    assert_string_equal(output, "");
+    o = offloading(4, 0);
+    o.training = false;
+    assert_int_equal(run_in_child(output, sizeof output, note_pinning_of, &o), 0);
+    assert_string_equal(output, "");
+}
+
 // a GPU that is large enough, and a host of 1 GiB
 static void choose_with_a_small_host(void *unused) {
     (void)unused;
@@ -878,6 +901,7 @@ int main(void) {
         cmocka_unit_test(test_fit_in_the_memory_of_the_host),
         cmocka_unit_test(test_part_of_offload),
         cmocka_unit_test(test_host_is_refused),
+        cmocka_unit_test(test_pinning_is_announced),
         cmocka_unit_test(test_advice_without_stage3),
         cmocka_unit_test(test_nothing_fits_names_the_host),
 #ifdef SIMT

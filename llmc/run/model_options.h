@@ -2,7 +2,7 @@
 From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the memory of the
 device, and of the host with --offload.
 defines: sharding_of, takes_bf16_inputs, model_options, fit_part_text, fit_flags_text, choose_what_fits,
-         choose_recomputation, check_memory, check_copy_fits
+         choose_recomputation, check_memory, check_copy_fits, note_pinning
 */
 #pragma once
 #include "llmc/memory/fit.h"
@@ -431,4 +431,13 @@ static inline void check_copy_fits(const TrainArgs *a, const GPT2Config *c, Mode
     printf("note      a copy of the state needs %.1f MiB of host memory, and %.1f are left: saves stop training while "
            "they write, as with --save-sync 1\n",
            mebibytes(copy), mebibytes(left));
+}
+
+// Pinning takes seconds. The results of --generate and --eval alone go to stdout.
+static inline void note_pinning(const Plan *plan, const ModelOptions *o) {
+    size_t bytes = plan_bytes(plan, HOST);
+    FILE *out = o->training ? stdout : stderr;
+    if (!on_gpu(o) || o->pageable_host || bytes < (size_t)1 << 30) { return; }
+    fprintf(out, "note      pinning %.1f GiB of host memory ...\n", (double)bytes / (1 << 30));
+    fflush(out);
 }
