@@ -608,15 +608,18 @@ static void test_watch_stops(void **state) {
 
 static void test_same_gpu(void **state) {
     (void)state;
-    char names[4 * GPU_NAME_BYTES];
+    RankGpu gpus[4] = {{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}};
     int one, other;
-    for (int i = 0; i < (int)sizeof names; i++) { names[i] = (char)(i / GPU_NAME_BYTES ? i : -i); }
-    assert_false(comm_same_gpu(names, 4, &one, &other));
-    memcpy(names + 3 * GPU_NAME_BYTES, names + GPU_NAME_BYTES, GPU_NAME_BYTES);
-    assert_false(comm_same_gpu(names, 3, &one, &other));
-    assert_true(comm_same_gpu(names, 4, &one, &other));
+    assert_false(comm_same_card(gpus, 4, &one, &other));
+    gpus[3].card = 2;  // a MIG instance of the card of rank 1: memory of its own, but no NCCL
+    assert_false(comm_same_card(gpus, 3, &one, &other));
+    assert_true(comm_same_card(gpus, 4, &one, &other));
     assert_int_equal(one, 1);
     assert_int_equal(other, 3);
+    assert_int_equal(comm_gpu_ranks(gpus, 4, 3), 1);
+    gpus[3] = gpus[0] = gpus[1];
+    assert_int_equal(comm_gpu_ranks(gpus, 4, 3), 3);
+    assert_int_equal(comm_gpu_ranks(gpus, 4, 2), 1);
 }
 
 // ---- several ranks

@@ -559,6 +559,18 @@ if [ -x "$emulated" ]; then
         run 0 2 "${tiny[@]}" -b 4 -tp 2 -o emulated_slices # one head: rank 1 has only padding
         close_run emulated_slices emulated_one 1e-5
     )"
+    # each emulated GPU has 8 GiB, of which a plan may take 7680 MiB, and all have one PCI bus id
+    sharing=("$emulated" -i text -e l90h16c1024 -b 1 -t 16 -s 0 -d 32)
+    report "ranks that share a GPU divide its memory" "$(
+        launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=a "${sharing[@]}"
+        says '^train_gpt2: ranks 0 and 1 share a GPU, so all ranks communicate through MPI'
+        says 'MiB, and 3840.0 are free'
+    )"
+    report "MIG instances of one GPU have memory of their own, and no NCCL" "$(
+        launch 1 -x SIMT_UUID=a "${sharing[@]}" : -np 1 -x SIMT_UUID=b "${sharing[@]}"
+        says '^train_gpt2: ranks 0 and 1 have two MIG instances of one GPU, so all ranks communicate through MPI'
+        says 'MiB, and 7680.0 are free'
+    )"
 fi
 
 end_tests

@@ -83,6 +83,7 @@ struct Comm {
     const Device *device;  // of the buffers
     int rank, size;        // in this group
     int local_rank;        // among the world's ranks on this machine; chooses the GPU
+    int gpu_ranks;         // of the world: ranks on this rank's GPU, which divide its memory
     double timeout;        // seconds without an answer before the run ends
     // Bytes this rank sent in the group's collectives; comm_max is not counted. A captured collective counts once, at
     // its capture: graph launches change neither sent_bytes nor calls.
@@ -202,6 +203,7 @@ static inline Comm *comm_new(const CommBackend *backend, const Device *device) {
     comm->backend = backend;
     comm->device = device;
     comm->size = 1;
+    comm->gpu_ranks = 1;
     comm->timeout = COMM_TIMEOUT;
     return comm;
 }

@@ -1,6 +1,7 @@
 /*
 Opens the world: the communicator follows from the launcher, the build and the device.
-defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, comm_same_gpu
+defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backends, RankGpu,
+         comm_same_card, comm_gpu_ranks
     Comm *host = comm_open();                              first: afterwards, one rank reports an error for all
     ... flags ...
     Comm *world = comm_open_for(device, &options, host);   before the first device allocation
@@ -10,9 +11,14 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
               one process     mpirun                                    -pi fs | tcp, -pn N -pr R -pg G
   CPU         single          MPI                                       an error
   GPU         single          NCCL; MPI in a build without NCCL,        NCCL
-                              or if ranks share a GPU
+                              or if ranks share a GPU, or have MIG instances of
+                              one
 */
 #pragma once
+#if defined(__CUDACC__) || defined(SIMT)
+#include "llmc/common/device.cuh"
+#endif
+#include "llmc/common/hash.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_wire.h"
 #ifdef HAVE_MPI
@@ -51,19 +57,64 @@ static inline Comm *comm_open(void) {
     return comm_single(&cpu_device);
 }
 
-enum { GPU_NAME_BYTES = 16 };  // a GPU's UUID
+// the GPU of a rank
+typedef struct {
+    char uuid[16];  // of the GPU, or of a MIG instance
+    uint64_t card;  // hash of the machine and the PCI bus id, which the MIG instances of a card have in common
+} RankGpu;
 
-// Finds the first two ranks on the same GPU; false if there are none. names: (size, GPU_NAME_BYTES).
-static inline bool comm_same_gpu(const char *names, int size, int *one, int *other) {
+// Finds the first two ranks on the same card, between which NCCL does not communicate; false if there are none.
+static inline bool comm_same_card(const RankGpu *gpus, int size, int *one, int *other) {
     for (*other = 1; *other < size; ++*other) {
         for (*one = 0; *one < *other; ++*one) {
-            if (memcmp(names + *one * GPU_NAME_BYTES, names + *other * GPU_NAME_BYTES, GPU_NAME_BYTES) == 0) {
-                return true;
-            }
+            if (gpus[*one].card == gpus[*other].card) { return true; }
         }
     }
     return false;
 }
+
+// Number of ranks that divide the memory of this rank's GPU. A MIG instance has memory of its own.
+static inline int comm_gpu_ranks(const RankGpu *gpus, int size, int rank) {
+    int count = 0;
+    for (int i = 0; i < size; i++) { count += memcmp(gpus[i].uuid, gpus[rank].uuid, sizeof gpus[i].uuid) == 0; }
+    return count;
+}
+
+#if defined(__CUDACC__) || defined(SIMT)
+// Selects the GPU of a local rank. A rank that sees a single GPU (CUDA_VISIBLE_DEVICES) takes that one.
+static inline RankGpu comm_take_gpu(int local_rank) {
+    const char *why;
+    char bus_id[PCI_BUS_ID_LENGTH];
+    RankGpu taken;
+    struct cudaDeviceProp gpu;
+    int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
+    if (gpus == 0) { run_error("local rank %d of this machine sees no GPU (%s)", local_rank, why); }
+    CUDA_CHECK(cudaSetDevice(device));
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+    cuda_pci_bus_id(bus_id);
+    memcpy(taken.uuid, gpu.uuid.bytes, sizeof taken.uuid);
+    taken.card = hash_bytes(hash_whole_file(0, "/proc/sys/kernel/random/boot_id"), bus_id, strlen(bus_id));
+    return taken;
+}
+
+// Selects the GPU of each rank. Returns true if NCCL can connect them, and sets *gpu_ranks.
+static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
+    int one, other;
+    RankGpu *gpus = (RankGpu *)xmalloc((size_t)host->size * sizeof *gpus);
+    gpus[host->rank] = comm_take_gpu(host->local_rank);
+    comm_all_gather(gpus, &gpus[host->rank], sizeof *gpus, DT_U8, host, NULL);
+    *gpu_ranks = comm_gpu_ranks(gpus, host->size, host->rank);
+    bool same = comm_same_card(gpus, host->size, &one, &other);
+    if (same && host->rank == 0) {
+        bool shared = memcmp(gpus[one].uuid, gpus[other].uuid, sizeof gpus[one].uuid) == 0;
+        fprintf(stderr,
+                "train_gpt2: ranks %d and %d %s, so all ranks communicate through MPI and host memory, not NCCL\n", one,
+                other, shared ? "share a GPU" : "have two MIG instances of one GPU");
+    }
+    free(gpus);
+    return !same;
+}
+#endif
 
 #ifdef COMM_HAS_NCCL
 static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o, const Secret *secret) {
@@ -77,48 +128,17 @@ static inline Comm *comm_open_gpus_without_mpi(const CommOptions *o, const Secre
     return comm_nccl_open(id, rank, size, rank % o->gpus_per_node, NULL, wire, o->timeout);
 }
 
-// Selects the GPU of a local rank and returns the GPU's name. A rank that sees a single GPU (CUDA_VISIBLE_DEVICES)
-// takes that one.
-static inline void comm_take_gpu(int local_rank, char *name) {
-    const char *why;
-    struct cudaDeviceProp gpu;
-    int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
-    if (gpus == 0) { run_error("local rank %d of this machine sees no GPU (%s)", local_rank, why); }
-    CUDA_CHECK(cudaSetDevice(device));
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
-    memcpy(name, gpu.uuid.bytes, GPU_NAME_BYTES);
-}
-
 static inline Comm *comm_open_gpus_by_mpi(const CommOptions *o, Comm *host) {
-    char *names = (char *)xmalloc((size_t)host->size * GPU_NAME_BYTES);
-    char *own = names + host->rank * GPU_NAME_BYTES;
-    int one, other;
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
-    comm_take_gpu(host->local_rank, own);
-    comm_all_gather(names, own, GPU_NAME_BYTES, DT_U8, host, NULL);
-    bool shared = comm_same_gpu(names, host->size, &one, &other);
-    free(names);
-    if (shared) {
-        if (host->rank == 0) {
-            fprintf(
-                stderr,
-                "train_gpt2: ranks %d and %d share a GPU, so all ranks communicate through MPI and host memory, not "
-                "NCCL\n",
-                one, other);
-        }
-        return NULL;
-    }
     nccl_set_launch_order();
     if (host->rank == 0) { id = nccl_unique_id(); }
     comm_broadcast(&id, sizeof id, DT_U8, 0, host, NULL);
     return comm_nccl_open(id, host->rank, host->size, host->local_rank, host, NULL, o->timeout);
 }
 
-// NULL if ranks share a GPU and use MPI instead
 static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, Comm *host) {
     if (o->init == COMM_INIT_MPI) { return comm_open_gpus_by_mpi(o, host); }
-    char name[GPU_NAME_BYTES];
     const char *why;
     int gpus = cuda_device_count(&why), local_rank = o->rank % o->gpus_per_node;
     if (gpus > 1 && local_rank >= gpus) {
@@ -126,7 +146,7 @@ static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, C
                     "machine has %d GPUs",
                     o->rank, o->gpus_per_node, gpus);
     }
-    comm_take_gpu(local_rank, name);
+    comm_take_gpu(local_rank);
     return comm_open_gpus_without_mpi(o, secret);
 }
 #endif
@@ -134,14 +154,18 @@ static inline Comm *comm_open_gpus(const CommOptions *o, const Secret *secret, C
 // The world on the memory of `device`; for host memory, `host` itself.
 static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Comm *host) {
     host->timeout = o->timeout;
-    int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes;
+    int size = o->init == COMM_INIT_MPI ? host->size : o->num_processes, gpu_ranks = 1;
+    bool distinct = true;  // each rank has a GPU of its own
     if (device == &cpu_device && (o->init == COMM_INIT_MPI || size == 1)) { return host; }
     if (size == 1) { return comm_single(device); }
     Secret secret;
     if (o->init != COMM_INIT_MPI) { secret_check_library(); }
     if (o->init == COMM_INIT_TCP) { secret_read(&secret, o->secret_file); }
+#if defined(__CUDACC__) || defined(SIMT)
+    if (device != &cpu_device && o->init == COMM_INIT_MPI) { distinct = comm_take_gpus(host, &gpu_ranks); }
+#endif
 #ifdef COMM_HAS_NCCL
-    Comm *gpus = device == &cpu_device ? NULL : comm_open_gpus(o, &secret, host);
+    Comm *gpus = device == &cpu_device || !distinct ? NULL : comm_open_gpus(o, &secret, host);
     if (gpus) {
         explicit_bzero(&secret, sizeof secret);
         return gpus;
@@ -152,11 +176,14 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
         input_error("-pi fs and -pi tcp connect GPUs through NCCL, %s; start the ranks with mpirun",
                     device == &cpu_device ? "but this run is on CPUs" : "but this program was built without NCCL");
     }
+    (void)distinct;  // only NCCL needs it
 #ifdef HAVE_MPI
-    return comm_mpi_for_device(host, device);
+    Comm *world = comm_mpi_for_device(host, device);
 #else
-    return comm_single(device);
+    Comm *world = comm_single(device);
 #endif
+    world->gpu_ranks = gpu_ranks;
+    return world;
 }
 
 // for --version: "single, MPI (Open MPI v4.1.4), NCCL 2.28.9, OpenSSL 3.0.19"

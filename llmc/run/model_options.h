@@ -202,10 +202,11 @@ static inline void print_fit(FILE *out, const Fit *fit, const ModelOptions *want
 }
 
 // `room` bytes of device memory for each rank: the smallest number that any rank finds. ranks_here ranks of a machine
-// divide its host memory.
+// divide its host memory, and ranks that share a GPU the GPU's.
 static inline size_t least_room(size_t room, int ranks_here, const Backend *backend, Comm *world) {
     const size_t most = (size_t)LLONG_MAX;
-    if (backend->device == &cpu_device && room != SIZE_MAX) { room /= (size_t)ranks_here; }
+    int sharing = backend->device == &cpu_device ? ranks_here : world->gpu_ranks;
+    if (room != SIZE_MAX) { room /= (size_t)sharing; }
     return (size_t)-comm_max(-(long long)(room < most ? room : most), world);
 }
 
