@@ -260,9 +260,24 @@ static void test_names_the_rank(void **state) {
     assert_stops(1, "rank 0: step 20: the loss is NaN", fail_in_a_call, NULL);
 }
 
+static void fail_in_nccl(void *unused) {
+    (void)unused;
+    Comm *comm = comm_single(&cuda_device);
+    comm->buffer_bytes = 5 << 20;
+    nccl_check_memory(ncclSystemError, "ncclAllReduce(...)", comm);
+    nccl_check_memory(ncclUnhandledCudaError, "ncclAllReduce(...)", comm);
+}
+
+static void test_names_the_memory(void **state) {
+    (void)state;
+    assert_stops(1, " MiB are free, and NCCL has taken 5.0: if that is too little, give a smaller -b, or --fit\n",
+                 fail_in_nccl, NULL);
+}
+
 static int test_alone(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names_the_rank),  // in a child, so before this process uses the GPU
+        cmocka_unit_test(test_names_the_memory),
         cmocka_unit_test(test_calls),
         cmocka_unit_test(test_max),
         cmocka_unit_test(test_waits_for_compute),
@@ -275,7 +290,7 @@ static int test_alone(void) {
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }
 #else
-static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 9 test(s).") == EOF; }
+static int test_alone(void) { return puts("built without NCCL\n[  SKIPPED ] 10 test(s).") == EOF; }
 #endif
 
 int main(int argc, char **argv) {
@@ -290,6 +305,6 @@ int main(int argc, char **argv) {
     pid_t child = fork();  // a process that has asked for GPUs cannot use them in its children
     if (child == 0) { _exit(cuda_device_count(&why) == 0); }
     waitpid(child, &status, 0);
-    if (status != 0) { return puts("no GPU\n[  SKIPPED ] 9 test(s).") == EOF; }
+    if (status != 0) { return puts("no GPU\n[  SKIPPED ] 10 test(s).") == EOF; }
     return test_alone();
 }

@@ -3,6 +3,7 @@ The memory plan of a GPU, in bf16 and with the CUDA backend's scratch: the figur
 activations that each -r saves, and the options that --fit and -r auto choose.
 */
 #include "llmc/run/model_options.h"
+#include "llmc/run/ranks.h"
 #include "plan_bytes.h"
 #include "testing.h"
 
@@ -492,6 +493,33 @@ static void check_memory_of(void *checked) {
     check_memory(c->args, c->config, &o, comm_single(&cuda_device));
 }
 
+// NCCL's first collective takes memory: check_memory refuses a plan that fits only without it.
+static bool connected;
+static void connect(void *, size_t, DType, Comm *, Exec *) {
+    if (!connected) { cuda_allocate((size_t)1 << 30); }
+    connected = true;
+}
+
+static void test_memory_of_collectives(void **state) {
+    (void)state;
+    simt::reset_runtime();
+    simt::runtime().dry_run = true;
+    TrainArgs a = args_of(4);
+    Checked checked = {&a, &gpt2_124m};
+    ModelOptions o = model_options(&a, &gpt2_124m, &cuda_backend);
+    simt::runtime().device_bytes = gpt2_plan_bytes(&gpt2_124m, &o) + CUDA_RESERVE + ((size_t)1023 << 20);
+    check_memory_of(&checked);
+    CommBackend fake = comm_single_backend;
+    fake.all_reduce = connect;
+    Comm *world = comm_new(&fake, &cuda_device);
+    world->size = 2;
+    Groups groups = groups_of(&a, world);
+    assert_stops(2, ": 1.0 too few; it fits with ", check_memory_of, &checked);
+    comm_close(groups.tp);
+    comm_close(world);
+    simt::reset_runtime();
+}
+
 // Other programs take memory that -r auto counts on: the error names a level that fits.
 static void test_auto_in_a_shared_device(void **state) {
     (void)state;
@@ -907,6 +935,7 @@ int main(void) {
 #ifdef SIMT
         cmocka_unit_test(test_auto),
         cmocka_unit_test(test_auto_in_a_shared_device),
+        cmocka_unit_test(test_memory_of_collectives),
         cmocka_unit_test(test_advice_names_offload),
 #endif
         cmocka_unit_test(test_llmc_bytes),

@@ -89,6 +89,8 @@ struct Comm {
     // its capture: graph launches change neither sent_bytes nor calls.
     uint64_t sent_bytes;
     CommWork calls;
+    // of NCCL, for its errors: free device memory before its first buffer; bytes of all buffers, 0 until they exist
+    size_t free_at_open, buffer_bytes;
     struct MpiGroup *mpi;    // comm_mpi.h
     struct NcclGroup *nccl;  // comm_nccl.cuh
 };

@@ -10,6 +10,9 @@ one reduce-scatter per bucket, of L + 2 buckets. An older work shares its slot w
 then waits for the later one. A slot last recorded in a CUDA graph must not be waited for outside of that graph.
 Overlapping groups (dp and tp) need the same launch order on every rank. NCCL from 2.26 on keeps the host's order with
 NCCL_LAUNCH_ORDER_IMPLICIT, which nccl_set_launch_order sets unless the environment does.
+The groups share no buffers. With ncclConfig_t.splitShare = 1, which counts in the world's configuration and not in
+ncclCommSplit's, NCCL starts a collective of one group only when the last one of any group is complete: a layer's tp
+all-gather would wait for the gradients' dp reduce-scatter, which crosses machines.
 A rank that has ended shows as an asynchronous NCCL error, or as silence: comm_event_synchronize checks for both. NCCL's
 own calls may also block on other ranks, so a watchdog thread watches each of them (comm_watch.h). NCCL's non-blocking
 mode (ncclConfig_t.blocking = 0) is no alternative: every collective then starts a thread. With MPI beside NCCL (`host`)
@@ -52,12 +55,26 @@ static inline void nccl_check(ncclResult_t result, const char *call) {
 }
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-// NCCL_CHECK under the watchdog, for a call that may block on other ranks
+// A CUDA error inside NCCL is mostly memory that NCCL could not allocate. The error code does not say so, and NCCL's
+// last warning may be about the consequence.
+static inline void nccl_check_memory(ncclResult_t result, const char *call, const Comm *comm) {
+    size_t room = 0, total = 0;
+    if (result != ncclUnhandledCudaError || cudaMemGetInfo(&room, &total) != cudaSuccess) { return; }
+    size_t opening = comm->free_at_open > room ? comm->free_at_open - room : 0;
+    size_t taken = comm->buffer_bytes > 0 ? comm->buffer_bytes : opening;
+    run_error("%s: %s: %s; %.1f MiB are free, and NCCL has taken %.1f: if that is too little, give a smaller -b, or "
+              "--fit",
+              call, ncclGetErrorString(result), ncclGetLastError(NULL), static_cast<double>(room) / (1 << 20),
+              static_cast<double>(taken) / (1 << 20));
+}
+
+// NCCL_CHECK under the watchdog, for a call that may block on other ranks and allocate memory
 #define NCCL_WATCHED(call, comm)                                                                                       \
     do {                                                                                                               \
         watch_enter((comm)->nccl->watch);                                                                              \
         ncclResult_t watched_result = (call);                                                                          \
         watch_leave((comm)->nccl->watch);                                                                              \
+        nccl_check_memory(watched_result, #call, (comm));                                                              \
         nccl_check(watched_result, #call);                                                                             \
     } while (0)
 
@@ -292,6 +309,7 @@ static inline Comm *nccl_split(Comm *comm, int colour, int key) {
     NCCL_CHECK(ncclCommUserRank(part->nccl->nccl, &part->rank));
     NCCL_CHECK(ncclCommCount(part->nccl->nccl, &part->size));
     part->local_rank = comm->local_rank;
+    part->free_at_open = comm->free_at_open;
     if (part->size > 1 && part->size < comm->size && nccl_version() < 22600) {
         run_error(
             "-tp together with data parallelism needs NCCL 2.26 or later, which keeps the launch order; found %d: "
@@ -326,7 +344,9 @@ static inline ncclUniqueId nccl_unique_id(void) {
 static inline Comm *comm_nccl_open(ncclUniqueId id, int rank, int size, int local_rank, Comm *host, Wire *wire,
                                    double timeout) {
     Watch *watch = static_cast<Watch *>(xcalloc(1, sizeof *watch));
+    size_t total = 0;
     Comm *comm = nccl_group(host, wire, watch, timeout);
+    CUDA_CHECK(cudaMemGetInfo(&comm->free_at_open, &total));
     comm->nccl->is_world = true;
     comm->rank = rank;
     comm->size = size;

@@ -1,6 +1,7 @@
 /*
 The ranks of a run: the groups, the check that all ranks have the same input, and each rank's cores and output.
-defines: Groups, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine, limit_spinning
+defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_same_model, add_hash, share_machine,
+         limit_spinning
 */
 #pragma once
 #include "llmc/common/hash.h"
@@ -63,6 +64,54 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
     check_all_have(world, flags, "give all ranks the same flags, on their command lines and in the config.json of -o");
 }
 
+#ifdef HAVE_CUDA
+// Runs the collectives of training once, before check_memory and --fit read the free memory: NCCL allocates the buffers
+// of an algorithm at its first use, 0.5 to 1.6 GB in a group (NCCL's issues 964 and 864), and chooses the algorithm by
+// size. With -tp, only the all-reduce of loss and norm is over the whole world.
+static inline void connect_groups(const Groups *groups) {
+    const size_t largest = (size_t)16 << 20;
+    Comm *world = groups->world, *comms[3] = {groups->dp, groups->tp, world};
+    const Device *device = world->device;
+    Exec exec = {};
+    size_t room = 0, total = 0;
+    cuda_exec_open(&exec, NULL, 0);
+    float *buffer = static_cast<float *>(device->allocate(largest));
+    device->fill(buffer, 0, largest);
+    for (size_t bytes = 4 << 10; bytes <= largest; bytes *= 64) {
+        for (int i = 0; i < 2; i++) {
+            size_t chunk = bytes / sizeof(float) / static_cast<size_t>(comms[i]->size);
+            float *own = buffer + static_cast<size_t>(comms[i]->rank) * chunk;
+            comm_all_reduce(buffer, bytes / sizeof(float), DT_F32, comms[i], &exec);
+            comm_reduce_scatter(own, buffer, chunk, DT_F32, comms[i], &exec);
+            comm_wait(comm_all_gather(buffer, own, chunk, DT_F32, comms[i], &exec), comms[i], &exec);
+        }
+    }
+    comm_wait(comm_all_reduce(buffer, 2, DT_F32, world, &exec), world, &exec);
+    device->event_record(0, &exec);
+    comm_event_synchronize(0, world, &exec);
+    device->release(buffer);
+    cuda_exec_close(&exec);
+    CUDA_CHECK(cudaMemGetInfo(&room, &total));
+    for (Comm *comm : comms) { comm->buffer_bytes = comm->free_at_open > room ? comm->free_at_open - room : 0; }
+}
+#endif
+
+// Splits the world, and allocates what the collectives of its groups need on a GPU.
+static inline Groups groups_of(const TrainArgs *a, Comm *world) {
+    int t = a->tensor_parallel;
+    Groups groups = {world, world, NULL};
+    if (t > 1) {
+        groups.tp = comm_split(world, world->rank / t, world->rank);
+        groups.dp = comm_split(world, world->rank % t, world->rank);
+    } else {
+        groups.tp = comm_single(world->device);
+    }
+#ifdef HAVE_CUDA
+    if (world->size > 1 && world->device != &cpu_device) { connect_groups(&groups); }
+#endif
+    return groups;
+}
+
 // The groups of a run, whose collectives read and write the memory of `device`. host: from comm_open. Close with
 // close_groups.
 static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm *host) {
@@ -70,20 +119,10 @@ static inline Groups open_groups(const TrainArgs *a, const Device *device, Comm 
     rendezvous_job(job, sizeof job);
     CommOptions options = {(CommInit)a->init_method, num_ranks(a), a->rank,         a->gpus_per_node, a->server,
                            a->shared_folder,         job,          a->comm_timeout, a->secret_file};
-    Groups groups;
-    int t = a->tensor_parallel;
     check_same_flags(a, device, host);
     Comm *world = comm_open_for(device, &options, host);
     if (host->size == 1) { check_same_flags(a, device, world); }
-    groups.world = world;
-    if (t > 1) {
-        groups.tp = comm_split(world, world->rank / t, world->rank);
-        groups.dp = comm_split(world, world->rank % t, world->rank);
-    } else {
-        groups.tp = comm_single(device);
-        groups.dp = world;
-    }
-    return groups;
+    return groups_of(a, world);
 }
 
 static inline void close_groups(const Groups *groups, const Comm *host) {
