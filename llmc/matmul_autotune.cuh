@@ -204,9 +204,9 @@ static inline bool lt_try(const CudaMatmuls *mm, const LtAlgorithm *alg, const L
 
 // Microseconds of a run, the best of a few means; infinite if the algorithm fails. An algorithm much slower than
 // `so_far`, the best time of the others, is run no further.
-// A memset of the workspace empties L2, as other operations do in training: with its operands and partial sums in L2, an
-// algorithm that splits k looks too good. While the memset runs the host launches, so the time holds no launch latency.
-// An output with += is added to by each run; lt_run_afresh and lt_trials_end restore it.
+// A memset of the workspace empties L2, as other operations do in training: with operands and partial sums in L2, an
+// algorithm that splits k looks too good. The host launches while the memset runs, so the time holds no launch latency.
+// Each run adds to an output with +=; lt_run_afresh and lt_trials_end restore it.
 static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                             const cublasLtMatmulAlgo_t *algo, float so_far) {
     float best = INFINITY, milliseconds;
@@ -331,8 +331,8 @@ static inline void lt_trials_end(const CudaMatmuls *mm, LtTrials *t) {
     free(t->wanted);
 }
 
-// Prepares trials: a copy of an output with +=, and the reference, which stays in *alg. False with alg->desc NULL if the
-// library has no right algorithm. False with cuBLASLt's first choice if the GPU has no memory for the copy.
+// Prepares trials: a copy of an output with +=, and the reference, which stays in *alg. False with alg->desc NULL if
+// the library has no right algorithm. False with cuBLASLt's first choice if the GPU has no memory for the copy.
 static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorithm *alg, const LtMatmul *p) {
     int l2_bytes = 0;
     memset(t, 0, sizeof *t);

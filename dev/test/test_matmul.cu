@@ -889,8 +889,8 @@ static void test_refusal_in_capture(void **state) {
     }
 }
 
-// Products that lack the last 8 of their k terms. If algorithm 1 is right, it becomes the reference; if none is, our own
-// GEMM does the work.
+// Products that lack the last 8 of their k terms. If algorithm 1 is right, it becomes the reference; if none is, our
+// own GEMM does the work.
 static void test_first_choice_is_checked(void **state) {
     (void)state;
     for (int wrong : {1, 2}) {
