@@ -33,17 +33,31 @@ static inline LtMatmul lt_gemm(void *d, DType out, const floatX *a, bool transpo
     return p;
 }
 
-// the GEMM and its epilogue, by cuBLASLt and our kernels
-static inline void lt_execute(const Exec *ex, LtMatmul *p) {
-    CudaMatmuls *mm = ex->cuda->matmuls;
-    const LtAlgorithm *alg = lt_algorithm(mm, p, !ex->rare_shapes);
+// The GEMM and the fused parts of its epilogue. False if cuBLASLt refuses an algorithm that its heuristic offered; then
+// nothing is launched.
+static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p) {
     if (alg->desc) {
         lt_set_pointers(mm, alg, p);
-        lt_check(mm, alg, lt_run(mm, alg, p, &alg->algo), "cublasLtMatmul");
+        cublasStatus_t status = lt_run(mm, alg, p, &alg->algo);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return false; }
+        lt_check(mm, alg, status, "cublasLtMatmul");
     } else if (p->key.out == DT_BF16) {
         matmul_launch_plain<bf16>(mm, p);
     } else {
         matmul_launch_plain<real>(mm, p);
+    }
+    return true;
+}
+
+// The GEMM and its epilogue, by cuBLASLt and our kernels. A refused choice is replaced for good by the next one; the
+// last is our own GEMM, which is never refused. A rank replaces its choice alone: broadcasts depend on whether the key
+// is known and timed, which does not change.
+static inline void lt_execute(const Exec *ex, LtMatmul *p) {
+    CudaMatmuls *mm = ex->cuda->matmuls;
+    LtAlgorithm *alg = lt_algorithm(mm, p, mm->autotune && !ex->rare_shapes);
+    while (!lt_launch(mm, alg, p)) {
+        lt_destroy_descriptors(alg);
+        lt_choose_untimed(mm, alg, p);
     }
     matmul_launch_unfused(mm, alg, p);
 }

@@ -3,14 +3,18 @@ Autotuning of matmul.cuh's GEMMs: lt_algorithm returns the algorithm of a GEMM, 
 Candidates are timed with the whole epilogue fused, with the parts that cuBLASLt fuses most often, and with none. The
 time includes our kernels for the unfused parts. cuBLASLt lacks some epilogues for some shapes, and a fused epilogue may
 be slower: not all algorithms that split k have it.
-An algorithm is only kept if its results agree with those of cuBLASLt's first choice without a fused epilogue.
+An algorithm is only kept if its results agree with a reference: cuBLASLt's first choice without a fused epilogue. A
+sample of the reference's elements is compared with plain dot products. If they differ, the next candidate is the
+reference: cuBLAS 12.8 and 13.1 have first choices that leave out the end of k where k is not a multiple of their tile
+(facebookexperimental/triton, pull request 2767).
 Trials run on the GEMM's own operands, just before its first run, which overwrites their output. An output with += is
 restored from a copy, and sums go to scratch.
 The autotune cache is a file of choices: with the same cache, every run has the same algorithms and the same bits.
-Shapes that rarely repeat (Exec.rare_shapes) get cuBLASLt's first choice, untimed.
+Shapes that rarely repeat (Exec.rare_shapes) get cuBLASLt's first choice, untimed. With TRAIN_GPT2_AUTOTUNE=0 all shapes
+do, and there is no cache: the way out if a candidate crashes.
 With several ranks, rank 0 times and owns the cache. The other ranks receive each choice by broadcast: all ranks run the
 same GEMMs in the same order.
-defines: lt_algorithm, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
+defines: lt_algorithm, lt_choose_untimed, cuda_matmuls_create, cuda_matmuls_share, cuda_matmuls_free
 */
 #pragma once
 #include "llmc/common/create_file.h"
@@ -25,7 +29,7 @@ enum {
     LT_SPLITS = 12,
     LT_CANDIDATES = LT_HEURISTICS + LT_SPLIT_BASES * LT_SPLITS
 };
-enum { LT_FEW_TILES = 256, LT_TILE_AREA = 128 * 128, LT_LEAST_DEPTH = 128, LT_REPEATS = 4 };
+enum { LT_FEW_TILES = 256, LT_TILE_AREA = 128 * 128, LT_LEAST_DEPTH = 128 };
 static const int32_t lt_splits[LT_SPLITS] = {2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 16};
 static const float LT_HOPELESS = 1.3f;  // an algorithm this many times slower than the best is not timed again
 
@@ -95,11 +99,14 @@ static inline int lt_candidates(const CudaMatmuls *mm, const LtAlgorithm *alg, c
 // ---- results of a trial, as a sample of elements on the host
 
 enum { LT_SAMPLES = 65536, LT_RESULTS = 3 };  // of each of D, GELU's input and the column sums
+enum { LT_DOTS = 1024 };  // plain dot products. At k = 65536 they read 4 GB, 32 bytes for an element of an operand
 
 // The relative L2 difference that two right algorithms may have; lt_difference has the rule for a single element. bf16
 // results differ by up to three roundings (unfused
 // product, pre-activation, GELU), in all sqrt(3) 2^-8 = 0.007. TF32 products differ by roundings of 2^-10. Sums of 10^5
 // products differ by 2^-24 sqrt(10^5) = 2e-5, and by 10^5 / 8 2^-24 = 7e-4 if tensor cores truncate them.
+// Plain dot products are nearer to exact sums than any algorithm: no TF32, no rounding to bf16, k / 32 products a lane.
+// The same bounds hold for them. A GEMM without the last t of k products is off by sqrt(t / k): 0.022 for 32 of 65,568.
 static inline double lt_tolerance(const CudaMatmuls *mm, const LtKey *key) {
     if (key->out == DT_BF16) { return 0.01; }
     return DT_FLOATX == DT_BF16 ? 1e-3 : mm->compute == CUBLAS_COMPUTE_32F ? 1e-4 : 2e-3;
@@ -111,15 +118,15 @@ typedef struct {
     float at[LT_RESULTS][LT_SAMPLES];
 } LtSamples;
 
-// *samples = the results that p's last run left on the device
-static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples *samples) {
+// *samples = up to `most` elements of each result that p's last run left on the device
+static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples *samples, size_t most) {
     int parts = p->key.parts;
     size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
     const size_t count[LT_RESULTS] = {m * n, parts & LT_GELU ? m * n : 0, sums};
     const void *from[LT_RESULTS] = {p->d, p->aux, p->sums.at};
     const DType type[LT_RESULTS] = {(DType)p->key.out, DT_FLOATX, p->sums.dtype};
     for (int i = 0; i < LT_RESULTS; i++) {
-        samples->count[i] = min(count[i], (size_t)LT_SAMPLES);
+        samples->count[i] = min(count[i], most);
         if (count[i] == 0) { continue; }
         matmul_launch_sample(mm, mm->scratch, from[i], type[i], count[i], samples->count[i]);
         CUDA_CHECK(cudaMemcpyAsync(samples->at[i], mm->scratch, samples->count[i] * sizeof(float),
@@ -159,12 +166,16 @@ static inline double lt_difference(const LtSamples *got, const LtSamples *wanted
 
 // ---- trials
 
+enum { LT_REPEATS = 2, LT_RUNS = 3 };  // LT_REPEATS times of LT_RUNS runs
+
 // the trials of a GEMM
 typedef struct {
     LtMatmul trial;  // the GEMM, with its sums in scratch
     void *saved;     // +=: a copy of the output before the first trial; else NULL
     size_t saved_bytes;
-    LtSamples *wanted, *got;  // results of cuBLASLt's first choice, and of a trial
+    size_t samples;           // elements to compare: LT_DOTS of the reference, then LT_SAMPLES
+    LtSamples *wanted, *got;  // results of the reference, and of a trial
+    size_t flush_bytes;       // of the workspace, overwritten to empty L2
     cudaEvent_t begin, end;
 } LtTrials;
 
@@ -173,27 +184,45 @@ static inline void lt_restore_output(const CudaMatmuls *mm, const LtTrials *t) {
     CUDA_CHECK(cudaMemcpyAsync(t->trial.d, t->saved, t->saved_bytes, cudaMemcpyDeviceToDevice, mm->stream));
 }
 
-static inline bool lt_run_whole(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtMatmul *p,
-                                const cublasLtMatmulAlgo_t *algo) {
-    if (lt_run(mm, alg, p, algo) != CUBLAS_STATUS_SUCCESS) { return false; }
-    matmul_launch_unfused(mm, alg, p);
-    return true;
+// Stops the run if the wait for a trial failed. After an illegal access every CUDA call fails, and each start would run
+// the same algorithm again.
+static inline void lt_check_trial(const CudaMatmuls *mm, const LtAlgorithm *alg, cudaError_t error) {
+    if (error == cudaSuccess) { return; }
+    char text[LT_KEY_TEXT];
+    lt_key_text(text, sizeof text, mm, &alg->key);
+    run_error("matmul (%s): %s while cuBLASLt's algorithms were timed; TRAIN_GPT2_AUTOTUNE=0 trains without trials",
+              text, cudaGetErrorString(error));
 }
 
-// The shortest of a few runs, in microseconds; infinite if the algorithm fails. An algorithm much slower than `so_far`,
-// the best time of the others, is run no further.
+// Runs an algorithm without our kernels; false if cuBLASLt refuses it. The first run of an algorithm loads its kernel.
+static inline bool lt_try(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
+                          const cublasLtMatmulAlgo_t *algo) {
+    cublasStatus_t status = lt_run(mm, alg, &t->trial, algo);
+    lt_check_trial(mm, alg, cudaStreamSynchronize(mm->stream));
+    return status == CUBLAS_STATUS_SUCCESS;
+}
+
+// Microseconds of a run, the best of a few means; infinite if the algorithm fails. An algorithm much slower than
+// `so_far`, the best time of the others, is run no further.
+// A memset of the workspace empties L2, as other operations do in training: with operands and partial sums in L2, an
+// algorithm that splits k looks too good. The host launches while the memset runs, so the time holds no launch latency.
+// Each run adds to an output with +=; lt_run_afresh and lt_trials_end restore it.
 static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                             const cublasLtMatmulAlgo_t *algo, float so_far) {
-    float best = INFINITY;
-    for (int i = 0; i <= LT_REPEATS; i++) {
-        if (i > 1 && best > LT_HOPELESS * so_far) { break; }
+    float best = INFINITY, milliseconds;
+    if (!lt_try(mm, alg, t, algo)) { return INFINITY; }
+    for (int i = 0; i < LT_REPEATS; i++) {
+        if (i > 0 && best > LT_HOPELESS * so_far) { break; }
+        CUDA_CHECK(cudaMemsetAsync(mm->workspace, 0, t->flush_bytes, mm->stream));
         CUDA_CHECK(cudaEventRecord(t->begin, mm->stream));
-        if (!lt_run_whole(mm, alg, &t->trial, algo)) { return INFINITY; }
+        for (int run = 0; run < LT_RUNS; run++) {
+            if (lt_run(mm, alg, &t->trial, algo) != CUBLAS_STATUS_SUCCESS) { return INFINITY; }
+            matmul_launch_unfused(mm, alg, &t->trial);
+        }
         CUDA_CHECK(cudaEventRecord(t->end, mm->stream));
-        CUDA_CHECK(cudaEventSynchronize(t->end));
-        float milliseconds;
+        lt_check_trial(mm, alg, cudaEventSynchronize(t->end));
         CUDA_CHECK(cudaEventElapsedTime(&milliseconds, t->begin, t->end));
-        if (i > 0) { best = fminf(best, 1000 * milliseconds); }  // the first run loads the kernel
+        best = fminf(best, 1000 * milliseconds / (float)LT_RUNS);
     }
     return best;
 }
@@ -211,8 +240,9 @@ static inline bool lt_run_afresh(const CudaMatmuls *mm, const LtAlgorithm *alg, 
     }
     if (p->key.parts & LT_GELU) { CUDA_CHECK(cudaMemsetAsync(p->aux, 0xff, elements * sizeof(floatX), mm->stream)); }
     CUDA_CHECK(cudaMemsetAsync(mm->trial_sums, 0, LT_SUMS_BYTES, mm->stream));
-    if (!lt_run_whole(mm, alg, &t->trial, algo)) { return false; }
-    lt_sample(mm, &t->trial, samples);
+    if (!lt_try(mm, alg, t, algo)) { return false; }
+    matmul_launch_unfused(mm, alg, &t->trial);
+    lt_sample(mm, &t->trial, samples, t->samples);
     return true;
 }
 
@@ -225,8 +255,8 @@ static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
     char text[LT_KEY_TEXT];
     lt_key_text(text, sizeof text, mm, &alg->key);
     fprintf(stderr,
-            "train_gpt2: matmul (%s): an algorithm of cuBLASLt differs by %.2g from the library's first choice, more "
-            "than %.2g; it is not used\n",
+            "train_gpt2: matmul (%s): an algorithm of cuBLASLt differs by %.2g from the right results, more than %.2g; "
+            "it is not used\n",
             text, difference, tolerance);
     return false;
 }
@@ -256,17 +286,39 @@ static inline float lt_time_all(const CudaMatmuls *mm, LtAlgorithm *alg, const L
     return best;
 }
 
-// *alg = cuBLASLt's first choice with these parts fused; false if the library has none
-static inline bool lt_first_choice(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, int fused) {
+// *alg = candidate `number` with these parts fused, from 0; alg->desc is NULL if there are fewer. Returns their number.
+static inline int lt_candidate(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p, int fused, int number) {
     cublasLtMatmulAlgo_t list[LT_CANDIDATES];
     alg->fused = fused;
     lt_create_descriptors(mm, alg, p);
-    if (lt_candidates(mm, alg, list) > 0) {
-        alg->algo = list[0];
-        return true;
+    int count = lt_candidates(mm, alg, list);
+    if (number < count) {
+        alg->algo = list[number];
+    } else {
+        lt_destroy_descriptors(alg);
     }
-    lt_destroy_descriptors(alg);
-    return false;
+    return count;
+}
+
+// *alg = the reference: the first candidate that runs and agrees with plain dot products, without the epilogue.
+// t->wanted = its results, with the epilogue. False if there is none.
+static inline bool lt_find_reference(const CudaMatmuls *mm, LtTrials *t, LtAlgorithm *alg) {
+    cublasLtMatmulAlgo_t list[LT_CANDIDATES];
+    int count = lt_candidates(mm, alg, list), parts = t->trial.key.parts, at = 0;
+    size_t dots = min((size_t)LT_DOTS, (size_t)t->trial.key.m * (size_t)t->trial.key.n);
+    memset(t->wanted->count, 0, sizeof t->wanted->count);
+    t->wanted->count[0] = t->samples = dots;
+    t->trial.key.parts = 0;
+    matmul_launch_dots(mm, mm->scratch, &t->trial, dots);
+    CUDA_CHECK(
+        cudaMemcpyAsync(t->wanted->at[0], mm->scratch, dots * sizeof(float), cudaMemcpyDeviceToHost, mm->stream));
+    CUDA_CHECK(cudaStreamSynchronize(mm->stream));
+    while (at < count && !lt_agrees(mm, alg, t, &list[at])) { at++; }
+    t->trial.key.parts = parts;
+    t->samples = LT_SAMPLES;
+    if (at == count) { return false; }
+    alg->algo = list[at];
+    return lt_run_afresh(mm, alg, t, &alg->algo, t->wanted);
 }
 
 // Afterwards an output with = is undefined, and an output with += is unchanged.
@@ -279,13 +331,14 @@ static inline void lt_trials_end(const CudaMatmuls *mm, LtTrials *t) {
     free(t->wanted);
 }
 
-// Prepares trials: a copy of an output with +=, and the results of cuBLASLt's first choice, which stays in *alg. False
-// if the library has no algorithm that runs, with alg->desc NULL, or if the GPU has no memory for the copy.
+// Prepares trials: a copy of an output with +=, and the reference, which stays in *alg. False with alg->desc NULL if
+// the library has no right algorithm. False with cuBLASLt's first choice if the GPU has no memory for the copy.
 static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorithm *alg, const LtMatmul *p) {
+    int l2_bytes = 0;
     memset(t, 0, sizeof *t);
     t->trial = *p;
     t->trial.sums.at = mm->trial_sums;
-    if (!lt_first_choice(mm, alg, p, 0)) { return false; }
+    if (lt_candidate(mm, alg, p, 0, 0) == 0) { return false; }
     t->saved_bytes = p->c == p->d ? (size_t)p->key.m * p->key.n * dtype_size((DType)p->key.out) : 0;
     if (t->saved_bytes && cudaMalloc(&t->saved, t->saved_bytes) != cudaSuccess) {
         cudaGetLastError();
@@ -298,7 +351,15 @@ static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorit
     t->got = t->wanted + 1;
     CUDA_CHECK(cudaEventCreate(&t->begin));
     CUDA_CHECK(cudaEventCreate(&t->end));
-    if (lt_run_afresh(mm, alg, t, &alg->algo, t->wanted)) { return true; }
+    CUDA_CHECK(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, cuda_current_device()));
+    t->flush_bytes = min(mm->workspace_bytes, 2 * (size_t)l2_bytes);
+    if (lt_find_reference(mm, t, alg)) { return true; }
+    char text[LT_KEY_TEXT];
+    lt_key_text(text, sizeof text, mm, &alg->key);
+    fprintf(stderr,
+            "train_gpt2: matmul (%s): no algorithm of cuBLASLt runs and agrees with plain dot products; the program's "
+            "own kernel, which is slower, is used\n",
+            text);
     lt_trials_end(mm, t);
     lt_destroy_descriptors(alg);
     return false;
@@ -313,38 +374,45 @@ static inline int lt_fusible(const LtKey *key) {
 
 enum { LT_FUSIONS = 3 };
 
-// the epilogues to try: all parts fused, bias and GELU's gradient alone, none
-static inline void lt_fusions(int fusions[LT_FUSIONS], const LtKey *key) {
-    fusions[0] = lt_fusible(key);
-    fusions[1] = fusions[0] & (LT_BIAS | LT_DGELU);
-    fusions[2] = 0;
+// the epilogues to try: all parts fused, bias and GELU's gradient alone, none. Returns their number.
+static inline int lt_fusions(int fusions[LT_FUSIONS], const LtKey *key) {
+    int all = lt_fusible(key), some = all & (LT_BIAS | LT_DGELU), count = 0;
+    if (all != some) { fusions[count++] = all; }
+    if (some) { fusions[count++] = some; }
+    fusions[count++] = 0;
+    return count;
 }
 
-// *alg = cuBLASLt's first choice, untimed, with the first fusion that the library has. PlainKernels: with none fused,
-// or our own GEMM, which also does what the library cannot (alg->desc is NULL).
+static inline void lt_choose_plain(LtAlgorithm *alg) {
+    alg->fused = alg->key.parts & ~LT_SUMS;  // matmul_plain_kernel's
+}
+
+// *alg = choice alg->next_choice, untimed: cuBLASLt's candidates with the first fusion, from the library's first choice
+// on, then those with the next fusion, then our own GEMM, which also does what the library cannot (alg->desc is NULL).
+// PlainKernels: with none fused, or our own GEMM. A second call takes the next choice. Runs no work and allocates
+// nothing on the GPU, so it is safe during the capture of a CUDA graph.
 static inline void lt_choose_untimed(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
-    int fusions[LT_FUSIONS], first = mm->plain == MATMUL_FASTEST ? 0 : LT_FUSIONS - 1;
-    lt_fusions(fusions, &p->key);
-    for (int i = first; i < LT_FUSIONS && mm->plain != MATMUL_PLAIN; i++) {
-        if (lt_first_choice(mm, alg, p, fusions[i])) { return; }
+    int fusions[LT_FUSIONS], count = lt_fusions(fusions, &p->key), skip = alg->next_choice++;
+    for (int i = mm->plain == MATMUL_FASTEST ? 0 : count - 1; i < count && mm->plain != MATMUL_PLAIN; i++) {
+        int candidates = lt_candidate(mm, alg, p, fusions[i], skip);
+        if (skip < candidates) { return; }
+        skip -= candidates;
     }
-    alg->fused = p->key.parts & ~LT_SUMS;  // matmul_plain_kernel's
+    lt_choose_plain(alg);
 }
 
 // *alg = the fastest epilogue and algorithm that agree. Returns the microseconds; infinite if none was kept, and *alg
 // is then cuBLASLt's first choice or our own GEMM.
 static inline float lt_autotune(const CudaMatmuls *mm, LtAlgorithm *alg, const LtMatmul *p) {
-    int fusions[LT_FUSIONS];
+    int fusions[LT_FUSIONS], count = lt_fusions(fusions, &p->key);
     float best = INFINITY;
     LtTrials trials;
     lt_refuse_capture(mm, &p->key);
-    lt_fusions(fusions, &p->key);
     if (!lt_trials_begin(mm, &trials, alg, p)) {
-        if (!alg->desc) { lt_choose_untimed(mm, alg, p); }
+        if (!alg->desc) { lt_choose_plain(alg); }
         return INFINITY;
     }
-    for (int i = 0; i < LT_FUSIONS; i++) {
-        if (i > 0 && fusions[i] == fusions[i - 1]) { continue; }
+    for (int i = 0; i < count; i++) {
         LtAlgorithm candidate = {};
         candidate.key = p->key;
         candidate.fused = fusions[i];
@@ -506,7 +574,7 @@ static inline LtAlgorithm lt_choose_together(CudaMatmuls *mm, const LtMatmul *p,
 }
 
 // The algorithm of this GEMM, chosen at its first call. timed: an untimed choice is made again, with timing.
-static inline const LtAlgorithm *lt_algorithm(CudaMatmuls *mm, LtMatmul *p, bool timed) {
+static inline LtAlgorithm *lt_algorithm(CudaMatmuls *mm, LtMatmul *p, bool timed) {
     const void *pointers[LT_POINTERS] = {p->a, p->b, p->c, p->d, p->bias ? (const void *)p->bias : p->sums.at, p->aux};
     for (int i = 0; i < LT_POINTERS; i++) {
         uintptr_t bits = (uintptr_t)pointers[i] | LT_ALIGNMENT;
@@ -532,6 +600,7 @@ static inline const LtAlgorithm *lt_algorithm(CudaMatmuls *mm, LtMatmul *p, bool
 static inline CudaMatmuls *cuda_matmuls_create(cudaStream_t stream, void *workspace, size_t workspace_bytes,
                                                const char *device_name, bool tf32, const char *cache_path) {
     CudaMatmuls *mm = (CudaMatmuls *)xcalloc(1, sizeof *mm);
+    const char *autotune = getenv("TRAIN_GPT2_AUTOTUNE");
     if (workspace_bytes < (size_t)LT_SCRATCH_BYTES) {
         run_error("the matmul workspace has %zu bytes, expected %d or more", workspace_bytes, (int)LT_SCRATCH_BYTES);
     }
@@ -542,13 +611,15 @@ static inline CudaMatmuls *cuda_matmuls_create(cudaStream_t stream, void *worksp
     mm->scratch = (float *)((char *)workspace + mm->workspace_bytes);
     mm->trial_sums = mm->scratch + LT_SUMS_BYTES / sizeof(float);
     mm->device_name = xstrdup(device_name);
-    mm->cache_path = cache_path ? xstrdup(cache_path) : NULL;
+    mm->autotune = !autotune || strcmp(autotune, "0") != 0;
+    mm->cache_path = cache_path && mm->autotune ? xstrdup(cache_path) : NULL;
     LT_CALL(mm, NULL, cublasLtCreate, &mm->handle);
     autotune_load(mm, true);
     return mm;
 }
 
-// From now on all ranks use rank 0's algorithms; they must run the same GEMMs in the same order.
+// From now on all ranks use rank 0's algorithms; they must run the same GEMMs in the same order. Rank 0's
+// TRAIN_GPT2_AUTOTUNE counts for all: a rank on another machine may lack the variable, and would wait for broadcasts.
 // broadcast(bytes, count, context) sends rank 0's bytes to all ranks. Every rank calls it equally often, and never
 // during the capture of a CUDA graph.
 static inline void cuda_matmuls_share(CudaMatmuls *mm, bool is_root,
@@ -556,6 +627,7 @@ static inline void cuda_matmuls_share(CudaMatmuls *mm, bool is_root,
     mm->is_root = is_root;
     mm->broadcast = broadcast;
     mm->broadcast_context = context;
+    broadcast(&mm->autotune, sizeof mm->autotune, context);
     if (is_root) { return; }
     autotune_free(mm);  // and no file from now on
     free(mm->cache_path);

@@ -45,7 +45,8 @@ typedef struct {
     cublasLtMatmulDesc_t desc;  // NULL: cuBLASLt has no kernel for this GEMM
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
-    bool untimed;  // cuBLASLt's first choice, for a shape that rarely repeats
+    bool untimed;     // chosen without trials: the shape rarely repeats
+    int next_choice;  // lt_choose_untimed's, should cuBLASLt refuse this one
 } LtAlgorithm;
 
 // one line of the autotune cache
@@ -70,8 +71,9 @@ struct CudaMatmuls {
     // sends rank 0's bytes to all ranks; NULL with one rank
     void (*broadcast)(void *bytes, size_t count, void *context);
     void *broadcast_context;
-    bool is_root;  // rank 0
-    int plain;     // PlainKernels.matmul
+    bool is_root;   // rank 0
+    bool autotune;  // false: TRAIN_GPT2_AUTOTUNE=0
+    int plain;      // PlainKernels.matmul
 };
 
 enum { LT_SCRATCH_BYTES = 4 << 20, LT_SUMS_BYTES = LT_SCRATCH_BYTES / 2 };

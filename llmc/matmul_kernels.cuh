@@ -6,9 +6,11 @@ Our own GEMM kernel, and the kernels for the epilogue parts that cuBLASLt did no
   matmul_column_sums_kernel  bias gradients, stage 1: partial (slices,cols) = column sums of slices of x (rows,cols).
                              gradient_fold is stage 2
   matmul_sample_kernel       elements of a result from first to last, by which two algorithms are compared
+  matmul_dot_kernel          the same elements of D from plain dot products, for the check of cuBLASLt's first choice
 No atomics: each sum has one owner and one order. Bytes: the epilogue reads and writes D once and reads or writes aux
 once; column sums read x once.
-defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, matmul_launch_sample
+defines: matmul_launch_plain, matmul_launch_column_sums, matmul_launch_unfused, matmul_launch_sample,
+         matmul_launch_dots
 */
 #pragma once
 #include "llmc/gelu.cuh"
@@ -151,14 +153,34 @@ static __global__ void __launch_bounds__(MATMUL_THREADS, 4)
     partial[(size_t)blockIdx.y * cols + first + threadIdx.x] = total;
 }
 
-// out (samples): a random element from each of `samples` equal ranges of x (count); zeros after the last element of a
-// short x
+// The element that is sample i: a random one from the i-th of `samples` equal ranges of `count` elements.
+static __device__ __forceinline__ size_t matmul_sample_at(size_t i, size_t count, size_t samples) {
+    return i * count / samples + rng_bits(1, 0, i) % (count / samples);
+}
+
+// out (samples) from x (count); samples <= count
 template <class T> static __global__ void matmul_sample_kernel(float *out, const T *x, size_t count, size_t samples) {
     wait_for_previous_kernel();
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, range = max(count / samples, (size_t)1);
-    if (i >= samples) { return; }
-    size_t at = count <= samples ? i : i * count / samples + rng_bits(1, 0, i) % range;
-    out[i] = at < count ? load_float(x + at) : 0.0f;
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < samples) { out[i] = load_float(x + matmul_sample_at(i, count, samples)); }
+}
+
+// out (samples): the same elements of C + op(A) op(B), in fp32. A warp computes one dot product.
+template <class T>
+static __global__ void matmul_dot_kernel(float *out, const floatX *a, const floatX *b, const T *c, LtKey key,
+                                         size_t samples) {
+    wait_for_previous_kernel();
+    size_t m = (size_t)key.m, n = (size_t)key.n, k = (size_t)key.k;
+    size_t sample = (size_t)blockIdx.x * MATMUL_WARPS + warp_id();
+    if (sample >= samples) { return; }
+    size_t at = matmul_sample_at(sample, m * n, samples), i = at % m, j = at / m;
+    float sum = 0;
+    for (size_t p = lane_id(); p < k; p += 32) {
+        sum +=
+            to_real(a[key.transpose_a ? i * k + p : p * m + i]) * to_real(b[key.transpose_b ? p * n + j : j * k + p]);
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) { out[sample] = key.add == LT_SET ? sum : sum + load_float(c + at); }
 }
 
 // ---- launchers
@@ -197,6 +219,18 @@ static inline void matmul_launch_sample(const CudaMatmuls *mm, float *out, const
     } else {
         LAUNCH((matmul_sample_kernel<float>), blocks, MATMUL_THREADS, 0, mm->stream, out, (const float *)x, count,
                samples);
+    }
+}
+
+// before p runs: an output with += still holds C
+static inline void matmul_launch_dots(const CudaMatmuls *mm, float *out, const LtMatmul *p, size_t samples) {
+    unsigned blocks = matmul_blocks(samples, MATMUL_WARPS);
+    if (p->key.out == DT_BF16) {
+        LAUNCH((matmul_dot_kernel<bf16>), blocks, MATMUL_THREADS, 0, mm->stream, out, p->a, p->b, (const bf16 *)p->c,
+               p->key, samples);
+    } else {
+        LAUNCH((matmul_dot_kernel<float>), blocks, MATMUL_THREADS, 0, mm->stream, out, p->a, p->b, (const float *)p->c,
+               p->key, samples);
     }
 }
 

@@ -275,6 +275,7 @@ static int reset_device(void **state) {
     simt::settings() = simt::Settings();
     simt::lt_settings() = simt::LtSettings();
     simt::lt_counts() = simt::LtCounts();
+    unsetenv("TRAIN_GPT2_AUTOTUNE");
     return 0;
 }
 
@@ -614,10 +615,24 @@ static void test_slow_algorithms_are_dropped(void **state) {
         int matmuls = simt::lt_counts().matmuls;
         cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, NULL, NULL, l.N, l.C, l.OC, gpu.ex());
         // The first of the three candidates has no best time to be compared with. A candidate that is the fastest so
-        // far runs once more to be compared with the first choice, which runs once before; the GEMM itself comes last.
-        int timed = fast == 0 ? (1 + LT_REPEATS) + 2 + 2 : 2 * (1 + LT_REPEATS) + 2, compared = fast == 0 ? 1 : 2;
-        assert_int_equal(simt::lt_counts().matmuls - matmuls, 1 + timed + compared + 1);
+        // far runs once more to be compared with the first choice. The first choice runs twice before, for the plain
+        // dot products and for its results. The GEMM itself comes last.
+        int whole = 1 + LT_REPEATS * LT_RUNS, dropped = 1 + LT_RUNS;
+        int timed = fast == 0 ? whole + 2 * dropped : 2 * whole + dropped, compared = fast == 0 ? 1 : 2;
+        assert_int_equal(simt::lt_counts().matmuls - matmuls, 2 + timed + compared + 1);
     }
+}
+
+// Algorithm 1 is the faster one of two runs in a row, and the slower one where other operations run in between, as in
+// training.
+static void test_times_are_those_of_a_cold_cache(void **state) {
+    (void)state;
+    Gpu gpu;
+    Layer l(32, 64, 48);
+    set_fast(1, 1);
+    simt::lt_settings().cold_algorithm = 1;
+    check_forward(&gpu, &l, 0);
+    assert_latest(0, 1);
 }
 
 static int forward_plans(Gpu *gpu, Layer *l, bool rare, int *matmuls) {
@@ -767,19 +782,134 @@ static void test_one_wrong_element_is_seen(void **state) {
     assert_true(difference() == 0);
 }
 
-static void product_without_algorithm(void *argument) {
+static void product_that_fails(void *argument) {
     Gpu *gpu = (Gpu *)argument;
     Layer l(48, 64, 96);
     l.got.reset(GRAD_SET);
     run_layer(gpu, &l, 0);
-    simt::lt_settings().no_algorithms = true;
+    simt::settings().broken_kernel = "cublasLtMatmul:error";
     run_layer(gpu, &l, 0);
 }
 
 static void test_error_names_the_product(void **state) {
     (void)state;
     Gpu gpu;
-    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_without_algorithm, &gpu);
+    assert_stops(EXIT_RUN_FAILED, "matmul (m=96 n=48 k=64 TN ", product_that_fails, &gpu);
+}
+
+// ---- a library that crashes, refuses what it offers, or is wrong
+
+static void first_run(void *gpu) {
+    Layer l(48, 64, 96);
+    check_forward((Gpu *)gpu, &l, 1);
+}
+
+// An algorithm that crashes ends the run at each start, unless nothing is timed.
+static void test_crash_in_a_trial_names_the_way_out(void **state) {
+    (void)state;
+    for (int late : {0, 1}) {
+        Gpu gpu;
+        simt::settings().late_streams = late;
+        simt::lt_settings().crashing_algorithm = 1;
+        assert_stops(EXIT_RUN_FAILED,
+                     "aligned=16,16,16,16,16,16): an illegal memory access was encountered while cuBLASLt's algorithms "
+                     "were timed; TRAIN_GPT2_AUTOTUNE=0 ",
+                     first_run, &gpu);
+    }
+    simt::settings().late_streams = 0;
+    setenv("TRAIN_GPT2_AUTOTUNE", "0", 1);
+    Gpu gpu;
+    first_run(&gpu);
+}
+
+// What the library refuses after it was chosen, or before, and what runs then: algorithm -1 is our own GEMM.
+static const struct Refusal {
+    uint32_t algorithms, epilogues;
+    int algorithm, fused;
+} REFUSALS[] = {{1, 0, 1, LT_BIAS}, {0, ~1u, 0, 0}, {3, 0, -1, LT_BIAS}};
+
+static void refuse(const Refusal &r) {
+    simt::lt_settings().refused_algorithms = r.algorithms, simt::lt_settings().refused_epilogues = r.epilogues;
+}
+
+static void assert_replaced(const Gpu &gpu, const Refusal &r) {
+    const LtAlgorithm *plan = &gpu.matmuls->algorithms[0];
+    assert_int_equal(plan->desc ? (int)plan->algo.data[1] : -1, r.algorithm);
+    assert_int_equal(plan->fused, r.fused);
+}
+
+static void test_refused_choices_are_replaced(void **state) {
+    (void)state;
+    for (const Refusal &r : REFUSALS) {
+        for (int how = 0; how < 4; how++) {  // untimed or timed; refused from the start or later
+            Gpu gpu;
+            Layer l(48, 64, 96);
+            gpu.exec.rare_shapes = how % 2;
+            refuse(how < 2 ? Refusal{} : r);
+            int saved = capture_stderr();
+            check_forward(&gpu, &l, 1);
+            refuse(r);
+            check_forward(&gpu, &l, 1);
+            std::string said = release_stderr(saved);
+            assert_replaced(gpu, r);
+            bool timed_without_any = how == 2 && r.algorithm < 0;
+            assert_int_equal(said.find("no algorithm of cuBLASLt runs and agrees with plain dot products") !=
+                                 std::string::npos,
+                             timed_without_any);
+            int refused = simt::lt_counts().refused, heuristics = simt::lt_counts().heuristics;
+            assert_true(refused > 0);
+            check_forward(&gpu, &l, 1);  // the new choice is remembered
+            assert_int_equal(simt::lt_counts().refused, refused);
+            assert_int_equal(simt::lt_counts().heuristics, heuristics);
+            simt::lt_counts().refused = 0;
+        }
+    }
+}
+
+static void test_refusal_in_capture(void **state) {
+    (void)state;
+    for (const Refusal &r : REFUSALS) {
+        Gpu gpu;
+        Layer l(48, 64, 96);
+        refuse({});
+        check_forward(&gpu, &l, 1);
+        refuse(r);
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        l.got.reset(GRAD_SET);
+        CUDA_CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeGlobal));
+        cuda_matmul_forward(l.got.out.at, l.in.at, l.weight.at, l.bias.at, NULL, l.N, l.C, l.OC, gpu.ex());
+        CUDA_CHECK(cudaStreamEndCapture(gpu.stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&exec, graph));
+        CUDA_CHECK(cudaGraphLaunch(exec, gpu.stream));
+        assert_close("forward", l.got.out, l.wanted.out, FLOATX_TOLERANCE);
+        assert_replaced(gpu, r);
+        CUDA_CHECK(cudaGraphExecDestroy(exec));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+}
+
+// Products that lack the last 8 of their k terms. If algorithm 1 is right, it becomes the reference; if none is, our
+// own GEMM does the work.
+static void test_first_choice_is_checked(void **state) {
+    (void)state;
+    for (int wrong : {1, 2}) {
+        Gpu gpu;
+        Layer l(72, 72, 136);
+        simt::lt_settings().k_tile = 64;
+        simt::lt_settings().k_tile_algorithms = wrong;
+        int saved = capture_stderr();
+        check_all(&gpu, &l);
+        std::string said = release_stderr(saved);
+        assert_true(said.find("an algorithm of cuBLASLt differs by ") != std::string::npos);
+        assert_int_equal(said.find("no algorithm of cuBLASLt runs and agrees with plain dot products") !=
+                             std::string::npos,
+                         wrong == 2);
+        for (int i = 0; i < gpu.matmuls->num_algorithms; i++) {
+            const LtAlgorithm *plan = &gpu.matmuls->algorithms[i];
+            if (plan->desc) { assert_true(wrong == 1 && plan->algo.data[1] == 1); }
+        }
+    }
 }
 
 // ---- the autotune cache
@@ -877,6 +1007,53 @@ static void test_algorithms_are_shared(void **state) {
         assert_true(bits[0] != bits[2]);
     }
     assert_true(contents(own) == written);
+}
+
+// A rank that is refused takes its next choice alone. It receives as many choices as rank 0 sends, also when the shape
+// is timed later.
+static void test_refusal_of_one_rank(void **state) {
+    (void)state;
+    News news;
+    Gpu first, other;
+    Layer l(48, 64, 96);
+    cuda_matmuls_share(first.matmuls, true, send_news, &news);
+    cuda_matmuls_share(other.matmuls, false, receive_news, &news);
+    for (Gpu *gpu : {&first, &other}) {
+        for (bool rare : {true, true, false, false}) {
+            gpu->exec.rare_shapes = rare;
+            check_forward(gpu, &l, 1);
+            refuse(gpu == &other ? REFUSALS[0] : Refusal{});
+        }
+    }
+    assert_int_equal(news.read, news.bytes.size());
+    assert_replaced(first, {0, 0, 0, LT_BIAS});
+    assert_replaced(other, REFUSALS[0]);
+}
+
+// TRAIN_GPT2_AUTOTUNE=0: nothing is timed, and the cache is neither read nor written. Rank 0 decides for all ranks.
+static void test_autotune_off(void **state) {
+    (void)state;
+    const char *path = temp_path("off");
+    int timed = 0;
+    run_with_cache(path, 1, &timed);
+    std::string text = contents(path);
+    News news;
+    Layer l(48, 64, 96), other_shape(24, 64, 96);
+    Gpu with_autotune;
+    setenv("TRAIN_GPT2_AUTOTUNE", "0", 1);
+    Gpu without(path);
+    cuda_matmuls_share(without.matmuls, true, send_news, &news);
+    cuda_matmuls_share(with_autotune.matmuls, false, receive_news, &news);
+    for (Gpu *gpu : {&without, &with_autotune}) {
+        int matmuls = simt::lt_counts().matmuls;
+        for (int run = 0; run < 2; run++) { run_layer(gpu, &l, 0), run_layer(gpu, &other_shape, 0); }
+        assert_int_equal(simt::lt_counts().matmuls - matmuls, 2 * 2 * 4);
+        for (int i = 0; i < gpu->matmuls->num_algorithms; i++) {
+            assert_int_equal(gpu->matmuls->algorithms[i].algo.data[1], 0);
+        }
+    }
+    assert_int_equal(news.read, news.bytes.size());
+    assert_true(contents(path) == text);
 }
 
 // Runs with the cache file and returns the lines on stderr.
@@ -1037,6 +1214,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         // these fork: they run before OpenMP starts threads, which a child process would lack
         TEST(test_error_names_the_product),
+        TEST(test_crash_in_a_trial_names_the_way_out),
         TEST(test_first_in_capture_is_refused),
         TEST(test_column_sums),
         TEST(test_results),
@@ -1056,14 +1234,20 @@ int main(void) {
         TEST(test_plans_are_reused),
         TEST(test_fastest_is_chosen),
         TEST(test_slow_algorithms_are_dropped),
+        TEST(test_times_are_those_of_a_cold_cache),
         TEST(test_rare_shapes_are_not_timed),
         TEST(test_slow_epilogues_are_not_fused),
         TEST(test_unfused_kernel_is_timed),
         TEST(test_no_room_to_time),
         TEST(test_wrong_algorithms_are_not_used),
         TEST(test_one_wrong_element_is_seen),
+        TEST(test_refused_choices_are_replaced),
+        TEST(test_refusal_in_capture),
+        TEST(test_first_choice_is_checked),
         TEST(test_cache_is_reused),
         TEST(test_algorithms_are_shared),
+        TEST(test_refusal_of_one_rank),
+        TEST(test_autotune_off),
         TEST(test_damaged_cache),
         TEST(test_unwritable_cache),
         TEST(test_capture),

@@ -59,7 +59,7 @@ embedding_positions_kernel                      1 0 no   dout of each sequence
 embedding_runs_kernel                           1 - no   dout of a token's places; the sorted places
 attention_decode_kernel                         2 - no   keys, values; scalars where threads share a head
 matmul_epilogue_kernel                          1 0 no   D, bias, GELU's input
-matmul_sample_kernel                            0 - no   elements far apart
+matmul_(sample|dot)_kernel                      0 - no   elements far apart
 matmul_column_sums_kernel                       4 0 no   the array, four rows at once
 # tensor cores
 attention_forward_kernel<TensorTiles            3 0 yes  queries, keys, values

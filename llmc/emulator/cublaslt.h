@@ -112,11 +112,18 @@ struct LtSettings {
     bool broken_to_nan = false;                // .. or NaN
     int silent_algorithm = -1;                 // if >= 0: it writes nothing
     uint32_t broken_epilogue = 0;              // its products, or its column sums, are wrong in the last column
+    uint32_t refused_algorithms = 0;           // bit n: algorithm n is refused at run, although it is offered
+    uint32_t refused_epilogues = 0;            // epilogues with one of these bits are refused at run
+    int crashing_algorithm = -1;               // if >= 0: it accesses memory that is not its own
+    size_t k_tile = 1;                         // products leave out the last k % k_tile terms of their sums ..
+    int k_tile_algorithms = 1;                 // .. with the algorithms below this number
+    int cold_algorithm = -1;                   // if >= 0: it costs six slowdowns more while L2 holds other data
     size_t version = 130000;
 };
 struct LtCounts {
     int objects = 0;  // live handles, descriptors, layouts and preferences
-    int heuristics = 0, matmuls = 0;
+    int heuristics = 0, matmuls = 0, refused = 0;
+    uint64_t finished = 0;             // emulated clock after the latest product
     cublasLtMatmulAlgo_t latest = {};  // algorithm of the latest product
 };
 inline LtSettings &lt_settings() {
@@ -278,21 +285,27 @@ inline uint64_t lt_nanoseconds(const LtProduct &w) {
     bool slow_epilogue =
         std::find(s.slow_epilogues.begin(), s.slow_epilogues.end(), w.desc.epilogue) != s.slow_epilogues.end();
     bool slow = (s.fast_algorithm >= 0 && !fast) || slow_epilogue;
+    // other work since the latest product that lasts as long as a memset of L2 replaces what L2 holds
+    bool cold = s.cold_algorithm == static_cast<int>(w.algo.data[1]) &&
+                runtime().nanoseconds - lt_counts().finished >= copy_nanoseconds(DEVICE_L2_BYTES);
     uint64_t flops = uint64_t{2} * w.d.rows * w.d.cols * w.k;
-    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + (slow ? s.slowdown : 0);
+    return LAUNCH_NANOSECONDS + flops / LT_FLOPS_PER_NANOSECOND + ((slow ? 1 : 0) + (cold ? 6 : 0)) * s.slowdown;
 }
 
 inline void lt_multiply(const LtProduct &w, Break how) {
     const LtSettings &s = lt_settings();
-    if (replaced_by(how) || s.silent_algorithm == static_cast<int>(w.algo.data[1])) { return; }
+    int number = static_cast<int>(w.algo.data[1]);
+    if (s.crashing_algorithm == number) { runtime().context_error = cudaErrorIllegalAddress; }
+    if (replaced_by(how) || s.silent_algorithm == number || s.crashing_algorithm == number) { return; }
     size_t m = w.d.rows, n = w.d.cols, splits = w.algo.data[2];
+    size_t k = number < s.k_tile_algorithms ? w.k / s.k_tile * s.k_tile : w.k;
     bool tf32 = w.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = lt_operand(w.a, w.desc.transpose_a, m, w.k, tf32), result(m * n);
     std::vector<float> b = lt_operand(w.b, !w.desc.transpose_b, n, w.k, tf32);
     float *sums = splits > 1 ? w.workspace : result.data();
     for (size_t at = 0; at < splits * n; at++) {
         size_t part = at / n;
-        lt_column(sums + at * m, w, a, b, at % n, w.k * part / splits, w.k * (part + 1) / splits);
+        lt_column(sums + at * m, w, a, b, at % n, k * part / splits, k * (part + 1) / splits);
     }
     for (size_t at = 0; at < m * n; at++) {
         float sum = sums[at];
@@ -301,8 +314,7 @@ inline void lt_multiply(const LtProduct &w, Break how) {
         result[at] = lt_epilogue(w, at % m, at / m, x);
         w.d.set(at % m, at / m, result[at]);
     }
-    bool broken =
-        s.broken_algorithm == static_cast<int>(w.algo.data[1]) || s.broken_epilogue == w.desc.epilogue || how != WORKS;
+    bool broken = s.broken_algorithm == number || s.broken_epilogue == w.desc.epilogue || how != WORKS;
     float wrong = how == GIVES_NAN || s.broken_to_nan ? NAN : 2;
     bool sums_only = w.desc.epilogue & (16 | 512);
     for (size_t i = 0; broken && !sums_only && i < m; i++) { w.d.set(i, n - 1, wrong * result[(n - 1) * m + i] + 1); }
@@ -508,6 +520,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     cublasStatus_t status = simt::lt_check(*desc, *a, *b, *c, *d);
     if (status == CUBLAS_STATUS_SUCCESS) { status = simt::lt_check_algorithm(*desc, *a, *d, *algo, &needed); }
     if (status != CUBLAS_STATUS_SUCCESS) { return status; }
+    const simt::LtSettings &s = simt::lt_settings();
+    if ((s.refused_algorithms >> algo->data[1] & 1) || (s.refused_epilogues & desc->epilogue)) {
+        simt::lt_counts().refused++;
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     if (needed > workspace_bytes || reinterpret_cast<uintptr_t>(workspace) % 256) {
         return CUBLAS_STATUS_INVALID_VALUE;
     }
@@ -548,5 +565,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     auto multiply = [=] { simt::lt_multiply(product, how); };
     bool submitted = simt::submit(stream, {cudaGraphNodeTypeKernel, "cublasLtMatmul", simt::lt_nanoseconds(product),
                                            multiply}) == cudaSuccess;
+    simt::lt_counts().finished = simt::runtime().nanoseconds;
     return submitted ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -62,6 +62,7 @@ enum cudaError_t {
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureUnmatched = 903,
@@ -189,6 +190,7 @@ struct Runtime {
     std::map<uint64_t, SimtGraphNode> pending;  // work that has not run yet, by number
     uint64_t submitted = 0;                     // number of the latest piece of work
     cudaError_t last_error = cudaSuccess;
+    cudaError_t context_error = cudaSuccess;  // set by work that crashed: from then on work, allocations and waits fail
     std::map<uintptr_t, Allocation> allocations;          // by address
     std::map<const void *, size_t> shared_bytes_allowed;  // by kernel, set by cudaFuncSetAttribute
     std::vector<cudaStream_t> streams;
@@ -205,6 +207,7 @@ inline Runtime &runtime() {
 enum {
     DEVICE_SMS = 4,
     DEVICE_KILOHERTZ = 1000000,
+    DEVICE_L2_BYTES = 4 << 20,
     SHARED_BYTES_BY_DEFAULT = 48 * 1024,
     SHARED_BYTES_OF_SM = 228 * 1024,
     THREADS_OF_SM = 2048
@@ -217,6 +220,12 @@ inline int shared_bytes_of_sm() { return settings().capability < 80 ? SM_75_SHAR
 inline cudaError_t failed(cudaError_t error) {
     runtime().last_error = error;
     return error;
+}
+
+// success, or the error that the context is left with
+inline cudaError_t check_context() {
+    cudaError_t error = runtime().context_error;
+    return error == cudaSuccess ? error : failed(error);
 }
 
 // ---- the clock: cost of work in emulated nanoseconds
@@ -370,7 +379,7 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
     Runtime &r = runtime();
     *address = nullptr;
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
-    if (bytes == 0) { return cudaSuccess; }
+    if (r.context_error != cudaSuccess || bytes == 0) { return check_context(); }
     if (is_full(kind, bytes)) { return failed(cudaErrorMemoryAllocation); }
     Allocation allocation = {bytes, kind, nullptr, 0};
     bool reserved = r.dry_run;
@@ -393,7 +402,7 @@ inline cudaError_t allocate(void **address, size_t bytes, MemoryKind kind) {
 
 inline cudaError_t release(void *address, MemoryKind kind) {
     Runtime &r = runtime();
-    if (!address) { return cudaSuccess; }
+    if (!address) { return check_context(); }
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     auto found = r.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (found == r.allocations.end() || found->second.kind != kind) { return failed(cudaErrorInvalidValue); }
@@ -431,6 +440,7 @@ inline void add_work(const SimtStream &stream, SimtGraphNode node) {
 // Adds work to the end of a stream.
 inline cudaError_t submit(cudaStream_t stream, SimtGraphNode node) {
     if (!stream && capturing()) { return invalidate_captures(cudaErrorStreamCaptureImplicit); }
+    if (runtime().context_error != cudaSuccess) { return check_context(); }
     SimtStream &at = stream_at(stream);
     node.stream = at.number;
     node.after = at.next_after();
@@ -544,7 +554,7 @@ inline cudaError_t count_synchronisation() {
     if (capturing()) { return invalidate_captures(cudaErrorStreamCaptureUnsupported); }
     run_pending();
     runtime().host_synchronisations++;
-    return cudaSuccess;
+    return check_context();
 }
 
 }  // namespace simt
@@ -560,6 +570,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureUnmatched: return "capture was not initiated in this stream";
@@ -570,7 +581,9 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     return "unrecognized error code";
 }
 inline cudaError_t cudaPeekAtLastError() { return simt::runtime().last_error; }
-inline cudaError_t cudaGetLastError() { return std::exchange(simt::runtime().last_error, cudaSuccess); }
+inline cudaError_t cudaGetLastError() {
+    return std::exchange(simt::runtime().last_error, simt::runtime().context_error);
+}
 
 // ---- the device: a small one, with the compute capability of settings()
 
@@ -595,7 +608,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     properties->major = simt::settings().capability / 10;
     properties->minor = simt::settings().capability % 10;
     properties->multiProcessorCount = simt::DEVICE_SMS;
-    properties->l2CacheSize = 4 << 20;
+    properties->l2CacheSize = simt::DEVICE_L2_BYTES;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
@@ -747,7 +760,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     event->recorded = true;
     event->submitted = simt::runtime().submitted;
     event->nanoseconds = simt::runtime().nanoseconds;
-    return cudaSuccess;
+    return simt::check_context();
 }
 // Late streams: each query runs one more piece of the work that the event waits for. As on a GPU, cudaErrorNotReady
 // stays the last error.
@@ -765,7 +778,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     r.graphs_meanwhile += r.graph_launches - event->graphs_before;
     simt::run_pieces(simt::pending_before(*event));
     r.host_synchronisations++;
-    return cudaSuccess;
+    return simt::check_context();
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
     bool recorded = from->recorded && to->recorded && !from->capture && !to->capture;

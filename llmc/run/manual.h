@@ -111,6 +111,7 @@ static const ManualRow manual_environment[] = {
     {"OMP_NUM_THREADS", "CPU threads, unless --threads is given."},
     {"TRAIN_GPT2_ARCH",
      "In a program for many CPUs: the CPU level, v2, v3, v4 or bf16. Unset: the highest of this CPU."},
+    {"TRAIN_GPT2_AUTOTUNE", "0: matmuls on a GPU take cuBLASLt's first choice, without trials and without the cache."},
     {"TRAIN_GPT2_PICKS", "The autotune cache's file, FILE.inputs for -f auto; empty: no cache is read or written."},
     {"TRAIN_GPT2_SELF_CHECK", "The file of passed self-checks; empty: a run begins without the check."},
     {NULL, NULL},
