@@ -1,13 +1,15 @@
 # train_gpt2. `make help` lists the targets. All code is in headers: one compiler command builds a program.
 #   DEVICE=auto|cpu|cuda  PRECISION=fp32|bf16  ARCH=native|portable  HARDENING=1|0  CC=gcc  CXX=g++
 #   NVCC=nvcc  MARCH=native  CFLAGS='-O3 -march=native -g'
+# Without nvcc in PATH, NVCC is that of CUDA_HOME or /usr/local/cuda.
 # DEVICE=auto is cuda if nvcc and a GPU are found. A cuda build also runs on CPUs; it is bf16, or fp32 before sm_80.
 # CUDA_FLAGS=-lcublasLt may also name folders of CUDA's headers and libraries that nvcc does not search.
 # build/ holds files that make can rebuild: programs, header dependencies, the last flags. data/ and runs/ are yours.
 
 # train_gpt2cu is llm.c's name for the CUDA build
 DEVICE ?= $(if $(filter train_gpt2cu,$(MAKECMDGOALS)),cuda,auto)
-NVCC ?= nvcc
+NVCC ?= $(eval NVCC := $(firstword $(shell command -v nvcc) \
+	$(wildcard $(CUDA_HOME:%=%/bin/nvcc) /usr/local/cuda/bin/nvcc) nvcc))$(NVCC)
 CUDA_FLAGS ?= -lcublasLt
 CFLAGS ?= -O3 -march=$(MARCH) $(cpu_options) -g
 MAKEFLAGS += --no-builtin-rules
@@ -55,15 +57,23 @@ $(announce)
 @echo 'compile    $@'
 endef
 
+comma := ,
+# options of gcc as options of nvcc, which splits the argument of -Xcompiler at commas
+for_nvcc = $(foreach word,$(1),$(if $(filter -I% -L% -l% -isystem,$(word))$(filter-out -%,$(word)),$(word),-Xcompiler \
+	$(subst $(comma),\\$(comma),$(word))))
+# NVIDIA's installer does not tell the loader where CUDA's libraries are. A distribution's package does; its nvcc has no
+# such folder beside it. With the new dtags LD_LIBRARY_PATH comes first.
+cuda_rpath = $(patsubst %/libcublasLt.so,-Xlinker -rpath=% -Xlinker --enable-new-dtags,$(wildcard $(patsubst \
+	%/bin/nvcc,%/lib64/libcublasLt.so,$(realpath $(shell command -v $(NVCC))))))
+
 # nvcc passes the host code to the C++ compiler without some of the source's parentheses
 define compile_cuda
 $(begin)
 @$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
 	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
-	$(patsubst -W%,-Xcompiler -W%,$(options)) $(defines) $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
-	$(dependencies) $< -o $@ $(CUDA_FLAGS) -lcjson -lgomp \
-	$(patsubst -W%,-Xcompiler -W%,$(filter-out -pthread,$(mpi_libraries))) $(nccl:yes=-lnccl) \
-	$(crypto:yes=-lcrypto) $(libraries)
+	$(call for_nvcc,$(options) $(defines)) $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
+	$(dependencies) $< -o $@ $(CUDA_FLAGS) $(cuda_rpath) -lcjson -lgomp \
+	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(crypto:yes=-lcrypto) $(libraries)
 endef
 
 define compile
@@ -76,8 +86,8 @@ compile_for_device = $(if $(filter cuda,$(device)),$(compile_cuda),$(compile))
 announce = $(if $(announced),,$(eval announced := yes)$(shell CC='$(CC)' PRECISION='$(PRECISION)' \
 	HAVE_CMOCKA='$(HAVE_CMOCKA)' HAVE_MPI='$(HAVE_MPI)' DEVICE='$(device)' \
 	HAVE_NCCL='$(if $(filter cuda,$(device)),$(HAVE_NCCL))' HAVE_LIBCRYPTO='$(HAVE_LIBCRYPTO)' \
-	HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh > build/found)\
-	$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built))$(info $(file < build/found)))
+	HARDENED='$(HARDENED)' NVCC='$(NVCC)' GPU='$(gpu)' scripts/found.sh >&2)\
+	$(if $(filter-out 0,$(.SHELLSTATUS)),$(error nothing was built)))
 
 include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 
@@ -86,8 +96,8 @@ include scripts/libraries.mk scripts/hardening.mk scripts/portable.mk
 # remember FILE,TEXT writes TEXT to FILE, unless FILE already holds it. Under `make -n` nothing is written, and
 # FILE counts as changed.
 dry_run := $(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
-remember = $(eval $(shell mkdir -p $(dir $(1)); \
-	echo '$(2)' | cmp -s - $(1) || $(if $(dry_run),echo .PHONY: $(1),echo '$(2)' > $(1))))
+remember = $(eval $(shell echo '$(2)' | cmp -s - $(1) || \
+	$(if $(dry_run),echo .PHONY: $(1),{ mkdir -p $(dir $(1)) && echo '$(2)' > $(1); })))
 cuda_compiler = $(NVCC) $(MARCH) $(ARCHITECTURES) $(CUDA_FLAGS) $(shell { $(NVCC) --version; $(CXX) --version; \
 	grep -m 1 'model name' /proc/cpuinfo; echo | $(NVCC) -x cu -E -include nccl.h $(CUDA_FLAGS) -; } 2>/dev/null | cksum)
 # Programs depend on their flags: build/flags, or build/cuda/flags, which DEVICE does not change

@@ -62,5 +62,9 @@ if [ "$DEVICE" = cuda ] && [ -n "$HAVE_NCCL" ]; then
 elif [ "$DEVICE" = cuda ]; then
     say NCCL "not found: several GPUs would talk through MPI and host memory (install libnccl-dev)"
 fi
-say GPU "${GPU:-none found}"
+if [ -n "$GPU" ] && [ -z "$nvcc" ]; then
+    say GPU "$GPU: not used, as there is no nvcc; install NVIDIA's CUDA toolkit, or name its nvcc with NVCC="
+else
+    say GPU "${GPU:-none found}"
+fi
 say chosen "DEVICE=$DEVICE PRECISION=$PRECISION"

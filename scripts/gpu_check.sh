@@ -96,7 +96,7 @@ if [ "$arch" -lt 80 ]; then
 fi
 for name in make cjson; do
     "has_$name" && continue
-    echo "gpu_check: $name is missing: scripts/setup.sh build installs it from Debian's packages; for a machine" \
+    echo "gpu_check: $name is missing: scripts/setup.sh gpu installs it from Debian's packages; for a machine" \
         "without a network '$0 pack' packs it elsewhere" >&2
     exit 2
 done

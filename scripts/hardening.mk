@@ -13,11 +13,18 @@ RELRO := -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack
 # -U: some distributions predefine another level
 fortify = -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=$(1)
 hardens = $(call links,stdio.h,-O1 -Werror $(1))
+nvcc_hardens = $(shell $(NVCC) -O1 -include stdio.h -x cu -c /dev/null -o /dev/null $(call for_nvcc,-Werror $(1)) \
+	>/dev/null 2>&1 && echo yes)
+fortify_level = $(firstword $(foreach level,3 2,$(if $(call $(1),$(call fortify,$(level))),$(level))))
 # HARDENED: the names of the options in this build, or `none`, or `off` with HARDENING=0.
 # FORTIFY: the first level that gives no warning, or empty. Level 3 needs gcc 12 or clang 9, and glibc 2.34.
+# FORTIFY_CUDA: the same for nvcc. nvcc 12.0 cannot read level 3, whichever gcc it calls. A trial takes a second, so it
+# runs on first use.
 ifneq ($(and $(GOALS),$(filter 1,$(HARDENING))),)
-FORTIFY := $(firstword $(foreach level,3 2,$(if $(call hardens,$(call fortify,$(level))),$(level))))
-HARDENED := $(FORTIFY:%=fortify-%) $(if $(call hardens,$(STACK_PROTECTOR)),stack-protector) \
+FORTIFY := $(call fortify_level,hardens)
+FORTIFY_CUDA = $(eval FORTIFY_CUDA := $(call fortify_level,nvcc_hardens))$(FORTIFY_CUDA)
+HARDENED := $(patsubst %,fortify-%,$(if $(filter cuda,$(device)),$(FORTIFY_CUDA),$(FORTIFY))) \
+	$(if $(call hardens,$(STACK_PROTECTOR)),stack-protector) \
 	$(if $(call hardens,-fPIE -pie),pie) $(if $(call hardens,$(RELRO)),relro)
 endif
 HARDENED := $(or $(strip $(HARDENED)),$(if $(filter 1,$(HARDENING)),none,off))
@@ -26,9 +33,8 @@ HARDENED := $(or $(strip $(HARDENED)),$(if $(filter 1,$(HARDENING)),none,off))
 if_hardened = $(if $(filter $(1),$(HARDENED)),$(2))
 # Without optimization _FORTIFY_SOURCE gives a warning. The sanitizers check more than the fortified functions do.
 fortifies = $(if $(findstring -fsanitize,$(CFLAGS) $(options)),,$(filter-out -O0,$(lastword $(filter -O%,$(CFLAGS)))))
-hardening = $(call if_hardened,stack-protector,$(STACK_PROTECTOR)) $(call if_hardened,pie,-fPIE) \
-	$(if $(fortifies),$(if $(FORTIFY),$(call fortify,$(FORTIFY))))
+hardening_at = $(call if_hardened,stack-protector,$(STACK_PROTECTOR)) $(call if_hardened,pie,-fPIE) \
+	$(if $(fortifies),$(if $(1),$(call fortify,$(1))))
+hardening = $(call hardening_at,$(FORTIFY))
 hardening_link = $(call if_hardened,pie,-pie) $(call if_hardened,relro,$(RELRO))
-# nvcc splits the arguments of -Xcompiler and -Xlinker at commas
-hardening_cuda = $(patsubst %,-Xcompiler %,$(hardening) $(call if_hardened,pie,-pie)) \
-	$(patsubst %,-Xlinker -z -Xlinker %,$(call if_hardened,relro,relro now noexecstack))
+hardening_cuda = $(call for_nvcc,$(call hardening_at,$(FORTIFY_CUDA)) $(hardening_link))

@@ -7,10 +7,8 @@ links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -in
 MPI_CFLAGS := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>&- || mpicc --showme:compile 2>&-))
 MPI_LIBS := $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link 2>/dev/null)
 # nvcc takes a second to link with NCCL, so this search runs on first use
-HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell mkdir -p build && \
-	echo 'int main(void) { return 0; }' > build/nccl.cu && \
-	$(NVCC) -include nccl.h build/nccl.cu $(CUDA_FLAGS) -lnccl -o build/nccl.out >/dev/null 2>&1 && \
-	echo yes; rm -f build/nccl.cu build/nccl.out)))$(HAVE_NCCL)
+HAVE_NCCL = $(eval HAVE_NCCL := $(if $(filter 1,$(NO_MULTI_GPU)),,$(shell $(NVCC) -shared \
+	-include nccl.h -x cu /dev/null $(CUDA_FLAGS) -lnccl -o /dev/null >/dev/null 2>&1 && echo yes)))$(HAVE_NCCL)
 # these goals compile nothing by themselves
 GOALS := $(filter-out help train test test-aarch64 test-all bench-cpu fuzz format format-check lint clean install \
 	uninstall,$(or $(MAKECMDGOALS),all))

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the missing packages of a purpose with apt:   scripts/setup.sh PURPOSE
-# PURPOSE is build, train, test, lint, bench, fuzz, aarch64 or peers.
+# PURPOSE is build, gpu, train, test, lint, bench, fuzz, aarch64 or peers.
+# gpu: for a machine with CUDA's toolkit. make, g++, cJSON and cmocka build the program and what scripts/gpu_check.sh
+# runs. Nothing else is installed.
 # For the tests, pip installs tiktoken and other packages into build/py, CuTe's headers into build/cuda_tools, and a
 # disassembler on a machine with nvcc. peers: the packages of test, and in build/py the programs that tests compare
 # with: PyTorch, lm-evaluation-harness and llama-cpp-python. They take 6 GB, and llama.cpp compiles for up to half an
@@ -13,10 +15,10 @@ cd "$(dirname "$0")/.."
 
 purpose=${1:-} with_peers=
 case $purpose in
-build | train | test | lint | bench | fuzz | aarch64) ;;
+build | gpu | train | test | lint | bench | fuzz | aarch64) ;;
 peers) purpose=test with_peers=yes ;;
 *)
-    echo "setup: expected build, train, test, lint, bench, fuzz, aarch64 or peers, found '$purpose'" >&2
+    echo "setup: expected build, gpu, train, test, lint, bench, fuzz, aarch64 or peers, found '$purpose'" >&2
     exit 2
     ;;
 esac
@@ -85,12 +87,13 @@ need all           libc6-dev           "the C library's headers"                
 need all           libcjson-dev        "cJSON, for the headers of checkpoints"                 has_headers cjson/cJSON.h
 want bench         libdnnl-dev         "oneDNN, to compare GEMMs with (39 MB)"    has_headers oneapi/dnnl/dnnl.h
 want "train bench" bible-kjv           "the King James Bible, 4.1 MB of public-domain text"    has_command bible
-need test          g++                 "checks that the trainer is also C++, as CUDA needs"    has_command g++
+need "test gpu"    g++                 "the C++ compiler, which nvcc calls"                    has_command g++
 want "train test"  curl                "downloads, for scripts/get_data.sh"                    has_command curl
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-want all           libssl-dev          "libcrypto: authenticates ranks started without MPI" has_headers openssl/hmac.h
+want "build train test lint bench fuzz aarch64" libssl-dev "libcrypto: authenticates ranks started without MPI" \
+    has_headers openssl/hmac.h
 want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
 want test          man-db              "formats the man page"                                  has_command man
 want test          mandoc              "checks the man page"                                   has_command mandoc
@@ -100,10 +103,11 @@ want test          python3-yaml        "parses the workflow"                    
 want test          zsh                 "runs the completion of zsh"                            has_command zsh
 want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
 want test          clang-19            "a newer clang, whose hot loops are looked at (250 MB)" has_command clang-19
+want test          g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11
 want test          libomp-dev          "OpenMP for clang, with Archer for ThreadSanitizer"     has_archer
 want bench         libopenblas-dev     "OpenBLAS, to compare GEMMs with"          has_headers openblas_config.h
 want test          python3-venv        "pip, for CUDA's disassembler and CuTe"                 makes_environments
-need "test lint"   libcmocka-dev       "cmocka, the framework of the tests" \
+need "test lint gpu" libcmocka-dev     "cmocka, the framework of the tests" \
     has_headers stdarg.h stddef.h stdint.h setjmp.h cmocka.h
 need lint          clang-format        "formats the sources"                                   has_command clang-format
 need lint          clang-tidy          "static analysis of C"                                  has_command clang-tidy

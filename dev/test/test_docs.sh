@@ -46,7 +46,7 @@ devices=$("$trainer" --version | sed -n 's/.* devices \([^,]*\),.*/\1/p')
 commands() {
     {
         awk '/^```/ { inside = !inside && $0 == "```sh"; next }
-             !inside || /^ *(#|$)/ { next }
+             !inside || /^ *(#|$)/ || /^git clone / { next }
              { sub(/ +# .*/, "") }
              /\\$/ { sub(/\\$/, ""); held = held $0; next }
              { print held $0; held = "" }' "$1"

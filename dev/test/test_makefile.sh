@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The precision and the architectures that make chooses for a GPU, the CPU of a build, and its hardening. nvidia-smi and
-# nvcc are stubs, and make only prints its commands, in a copy of the Makefile.   dev/test/test_makefile.sh
+# The precision and the architectures that make chooses for a GPU, the CPU of a build, its hardening, and where nvcc and
+# CUDA's libraries are. nvidia-smi and nvcc are stubs, and make only prints its commands, in a copy of the Makefile. An
+# installed nvcc links one program.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
+nvcc=$(command -v nvcc)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir -p "$folder"/{bin,dev/test,dev/bench,dev/fuzz,llmc/run,scripts}
@@ -24,6 +26,8 @@ cat >"$folder/bin/nvcc" <<'END_OF'
 case $* in
 --version) echo "Cuda compilation tools, release 12.4, V12.4.1" ;;
 --list-gpu-code) printf 'sm_%s\n' 50 75 80 86 90 ;;
+*_FORTIFY_SOURCE=3) exit "${STUB_LEVEL_3:-0}" ;;
+*_FORTIFY_SOURCE=2) ;;
 *) exit 1 ;;
 esac
 END_OF
@@ -64,7 +68,7 @@ report "every build is hardened, whatever CFLAGS says" "$(
     has "-pie -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack"
     made 0 "" DEVICE=cuda
     has "-Xcompiler $protect -Xcompiler -fPIE -Xcompiler -U_FORTIFY_SOURCE -Xcompiler -D_FORTIFY_SOURCE="
-    has "-Xcompiler -pie -Xlinker -z -Xlinker relro -Xlinker -z -Xlinker now -Xlinker -z -Xlinker noexecstack"
+    has '-Xcompiler -pie -Xcompiler -Wl\\,-z\\,relro -Xcompiler -Wl\\,-z\\,now -Xcompiler -Wl\\,-z\\,noexecstack'
 )"
 report "no _FORTIFY_SOURCE without optimization and with sanitizers; the rest of the hardening stays" "$(
     for flags in -g -O0 '-O2 -O0' '-O2 -fsanitize=address'; do
@@ -73,9 +77,10 @@ report "no _FORTIFY_SOURCE without optimization and with sanitizers; the rest of
         lacks _FORTIFY_SOURCE
     done
 )"
+found() { sed -n 's/^hardening  //p' "$folder/said"; }
 report "HARDENING=0 leaves the hardening out" "$(
     made 0 "" DEVICE=cpu HARDENING=0 && lacks "$protect" && lacks FORTIFY && lacks -pie
-    [ "$(sed -n 's/^hardening  //p' "$folder/build/found")" = "turned off" ] || cat "$folder/build/found"
+    [ "$(found)" = "turned off" ] || found
     made 0 "" DEVICE=cuda HARDENING=0 && lacks "$protect" && lacks FORTIFY && lacks -pie
 )"
 # cc_without OPTION: a compiler that refuses options that begin with OPTION
@@ -83,13 +88,19 @@ cc_without() {
     printf '#!/bin/sh\ncase " $*" in *" %s"*) exit 1 ;; esac\nexec cc "$@"\n' "$1" >"$folder/bin/old_cc"
     chmod +x "$folder/bin/old_cc"
 }
-found() { (cd "$folder" && sed -n 's/^hardening  //p' build/found); }
 report "level 2 for a compiler that does not know level 3; the rest of the hardening without any level" "$(
     cc_without -D_FORTIFY_SOURCE=3
     made 0 "" DEVICE=cpu CC=old_cc && has -D_FORTIFY_SOURCE=2
     cc_without -D_FORTIFY_SOURCE
     made 0 "" DEVICE=cpu CC=old_cc && lacks FORTIFY_SOURCE && has "$protect -fPIE" && has "-pie -Wl,-z,relro"
     [ "$(found)" = "stack-protector pie relro (old_cc or its linker does not know: fortify)" ] || found
+)"
+report "a build for GPUs has the level that nvcc knows, whatever the C compiler knows" "$(
+    cc_without -D_FORTIFY_SOURCE=3
+    made 0 "" DEVICE=cuda CC=old_cc && has -D_FORTIFY_SOURCE=3
+    export STUB_LEVEL_3=1
+    made 0 "" DEVICE=cuda && has -D_FORTIFY_SOURCE=2
+    [[ $(found) == "fortify-2 "* ]] || found
 )"
 report "each option that a compiler does not know is left out alone, and named" "$(
     cc_without -fstack-protector
@@ -192,5 +203,63 @@ report "build/cuda/flags changes with NO_MULTI_GPU" "$(
     [ "$(kept build/cuda/flags)" = "$before" ] || echo "other flags the second time"
     [ "$(kept build/cuda/flags NO_MULTI_GPU=1)" != "$before" ] || echo "the same flags with NO_MULTI_GPU=1"
 )"
+target=train_gpt2
+tree() { (cd "$folder" && find . ! -name said -printf '%p %T@ %s\n' | sort); }
+report "make -n writes nothing, in a clean tree and in a built one" "$(
+    rm -rf "$folder/build"
+    for goal in train_gpt2 build/cuda/train_gpt2; do
+        for device in cpu cuda; do
+            before=$(tree)
+            target=$goal made 0 "" DEVICE=$device
+            diff <(echo "$before") <(tree)
+        done
+        kept build/flags DEVICE=cpu >/dev/null
+    done
+)"
+report "a GPU without nvcc: one line says that the GPU is not used, and what to install" "$(
+    made 0 "NVIDIA H100, 9.0" NVCC=no_nvcc && lacks -arch
+    [ "$(grep 'not used' "$folder/said")" = "GPU        NVIDIA H100, 9.0: not used, as there is no nvcc; install \
+NVIDIA's CUDA toolkit, or name its nvcc with NVCC=" ] || cat "$folder/said"
+)"
+IFS=: read -ra folders <<<"$PATH"
+path=
+for name in "${folders[@]}"; do [ -x "$name/nvcc" ] || path+=${path:+:}$name; done
+if [[ :$path: == *:/usr/bin:* ]]; then
+    report "without nvcc in PATH: the nvcc of CUDA_HOME or /usr/local/cuda, and the libraries beside it" "$(
+        PATH=$path toolkit=$folder/toolkit
+        mkdir -p "$toolkit"/{bin,lib64} && mv "$folder/bin/nvcc" "$toolkit/bin" && touch "$toolkit/lib64/libcublasLt.so"
+        export CUDA_HOME=$toolkit
+        made 0 "NVIDIA H100, 9.0" && has "$toolkit/bin/nvcc -x cu" && has -arch=native
+        has "-Xlinker -rpath=$toolkit/lib64 -Xlinker --enable-new-dtags"
+        rm "$toolkit/lib64/libcublasLt.so" # as with the nvcc of a distribution
+        made 0 "NVIDIA H100, 9.0" && lacks -rpath
+        unset CUDA_HOME
+        [ ! -x /usr/local/cuda/bin/nvcc ] || { made 0 "" DEVICE=cuda && has "/usr/local/cuda/bin/nvcc -x cu"; }
+        mv "$toolkit/bin/nvcc" "$folder/bin"
+    )"
+else
+    skip "nvcc is in /usr/bin, so PATH cannot lack it" 1
+fi
+
+# an Open MPI of NVIDIA's containers, of clusters, or built from source
+mpi=(HAVE_MPI=yes MPI_CFLAGS='-isystem /opt/x/include -pthread -Wp,-DONE=1,-DTWO=2'
+    MPI_LIBS='-L/opt/x/lib -Wl,-rpath -Wl,/opt/x/lib -Wl,--enable-new-dtags')
+report "nvcc passes on the options of MPI's wrapper, with their commas" "$(
+    made 0 "" DEVICE=cuda "${mpi[@]}"
+    has '-isystem /opt/x/include -Xcompiler -pthread -Xcompiler -Wp\\,-DONE=1\\,-DTWO=2'
+    has '-L/opt/x/lib -Xcompiler -Wl\\,-rpath -Xcompiler -Wl\\,/opt/x/lib -Xcompiler -Wl\\,--enable-new-dtags'
+)"
+if [ -n "$nvcc" ]; then
+    report "nvcc links with the options of MPI's wrapper" "$(
+        echo 'int main(void) { return ONE + TWO - 3; }' >"$folder/train_gpt2.cu"
+        kept train_gpt2 DEVICE=cuda NVCC="$nvcc" GPU_COMPUTE_CAPABILITY=90 CUDA_FLAGS= NO_MULTI_GPU=1 "${mpi[@]}" \
+            >/dev/null || cat "$folder/said"
+        "$folder/train_gpt2" || echo "exit status $?, expected 0"
+        rpath=$(readelf -d "$folder/train_gpt2" | grep PATH)
+        [[ $rpath == *RUNPATH*/opt/x/lib* ]] || echo "expected a RUNPATH with /opt/x/lib, found '$rpath'"
+    )"
+else
+    skip "there is no nvcc to link with" 1
+fi
 
 end_tests

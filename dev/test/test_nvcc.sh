@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
 # Does nvcc compile the trainer and all kernels, for every GPU generation, without a warning and without a register
-# spilled, and what else runs on a GPU, tests and benchmark, without a warning?   dev/test/test_nvcc.sh
+# spilled, and what else runs on a GPU, tests and benchmark, without a warning?   dev/test/test_nvcc.sh [oldest]
+# oldest: with nvcc 12.4, which dev/test/nvcc12.sh downloads, for a CPU with AVX512-FP16, as a machine with an H100 has;
+# the trainer also with gcc 11. The kernels do not depend on gcc.
 # Prints the registers that each kernel takes on each architecture, and its shared memory: what it declares itself, and
 # what attention's launchers ask for.
 # The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
 # says where cuBLASLt is. Two minutes on two free cores; only what changed is compiled again; skipped where nvcc is not.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
+. dev/test/harness.sh
 
-if ! command -v nvcc >/dev/null; then
-    echo "[  SKIPPED ] 1 test(s)."
-    exit 0
+said=build/nvcc host=()
+if [ "${1:-}" = oldest ]; then
+    why=$(dev/test/nvcc12.sh build/nvcc12) || { skip "$why" 1 && exit; }
+    PATH=$PWD/build/nvcc12/bin:$PATH said=build/nvcc12/said host=(-Xcompiler -march=sapphirerapids)
 fi
+command -v nvcc >/dev/null || { skip "there is no nvcc" 1 && exit; }
 
 # the architectures of ours that this nvcc knows; sm_75 has no kernels in bf16
 known=" $(nvcc --list-gpu-code | tr '\n' ' ') " architectures=() every=() old=()
@@ -20,12 +25,11 @@ for sm in 80 90 100 120; do
     architectures+=("sm_$sm")
     every+=(-gencode "arch=compute_$sm,code=sm_$sm")
 done
-one=("${every[@]: -2}")
+one=("${every[@]: -2}") two=("-gencode=arch=compute_80,code=sm_80" "-gencode=arch=compute_90,code=sm_90")
 [[ $known != *" sm_75 "* ]] || old=(sm_75)
 
 # ---- compile; what the compilers say goes to a file, kept until a source or nvcc changes
 
-said=build/nvcc
 mkdir -p $said
 
 shopt -s globstar
@@ -39,10 +43,10 @@ compile() {
     key=$({ echo "$compiler" "$@" && cat "${read[@]}"; } | sha256sum)
     [ "$(cat $said/"$name".key 2>/dev/null)" != "$key" ] || return 0
     rm -f $said/"$name"{,.key}
-    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DPRECISION_"$3" "${@:4}" -Xcompiler \
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DPRECISION_"$3" "${@:4}" "${host[@]}" -Xcompiler \
         -O1,-fopenmp,-Wall,-Wextra,-Wno-missing-field-initializers -c "$source" -o $said/"$name".o \
         >$said/"$name".failed 2>&1 || return
-    if [ "$name" = BF16 ]; then
+    if [ "$said/$name" = build/nvcc/BF16 ]; then
         # shellcheck disable=SC2086  # flags
         nvcc "${one[@]}" $said/BF16.o -o $said/train_gpt2 ${CUDA_FLAGS:--lcublasLt} -lcjson -lgomp \
             >>$said/"$name".failed 2>&1 || return
@@ -51,15 +55,29 @@ compile() {
     mv $said/"$name".failed $said/"$name" && echo "$key" >$said/"$name".key
 }
 
-kernels=(BF16 FP32) others=(test_ops test_layouts test_simt test_gpt2 bench_ops)
+kernels=(BF16 FP32) others=()
 compile BF16 train_gpt2.cu BF16 "${every[@]}" -Xptxas -v &
 compile FP32 train_gpt2.cu FP32 "${old[@]/#sm_75/-gencode=arch=compute_75,code=sm_75}" "${every[@]}" -Xptxas -v &
-for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
+# warnings NAME SOURCE FLAG...: the kernels are optimized above, so only the compilers' warnings are wanted
+warnings() {
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
-    # the kernels were optimized above: here only the compilers' warnings are wanted
-    compile "$(basename "$source" .cu)" "$source" BF16 "${one[@]}" -DTESTING -Xptxas -O0 \
-        -Xcompiler -Wno-unused-function &
+    others+=("$1")
+    compile "$1" "$2" BF16 "${two[@]}" -Xptxas -O0 "${@:3}" &
+}
+for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
+    warnings "$(basename "$source" .cu)" "$source" -DTESTING -Xcompiler -Wno-unused-function
 done
+if nvcc -x cu -E -include nccl.h /dev/null >/dev/null 2>&1; then
+    warnings test_nccl dev/test/test_nccl.cu -DHAVE_NCCL
+else
+    echo "there is no NCCL: its communicator is not compiled"
+fi
+if [ $# -gt 0 ] && command -v g++-11 >/dev/null; then
+    others+=(gcc11)
+    compile gcc11 train_gpt2.cu BF16 "${one[@]}" -Xptxas -O0 -ccbin g++-11 &
+elif [ $# -gt 0 ]; then
+    echo "there is no g++-11: nvcc 12.4 is tried with $(g++ --version | head -n 1) alone"
+fi
 wait
 for name in "${kernels[@]}" "${others[@]}"; do
     [ ! -e "$said/$name.key" ] || continue

@@ -12,15 +12,14 @@
 
 # ---- options
 
-build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/% build/check/test_nccl: \
-	libraries = -lcmocka
+build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/%: libraries = -lcmocka
 build/%_bf16 build/check/bf16: precision = bf16
 build/cuda/%_fp32: precision = fp32
 build/test/test_gradients build/test/test_tensor_parallel build/aarch64/test_gradients \
 	build/aarch64/test_tensor_parallel: precision = fp64
 build/%/train_gpt2 build/%/train_gpt2_bf16 build/%/test_comm build/%/test_handshake build/%/test_processes \
 	build/%/test_processes_bf16 build/check/bf16 \
-	build/check/nccl build/check/test_nccl build/cuda/test_nccl_bf16: comm = yes
+	build/check/nccl build/cuda/test_nccl_bf16: comm = yes
 
 build/%/test_gpt2 build/%/test_gpt2_bf16 build/%/test_gpt2_fp32: options = -DTESTING -Wno-unused-function
 build/test/test_gpt2_poisoned: options = -DTESTING -DPOISON_SCRATCH -Wno-unused-function
@@ -131,8 +130,6 @@ build/check/c++: train_gpt2.cu build/flags
 # the communicator between GPUs compiles and links
 build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
-build/check/test_nccl: dev/test/test_nccl.cu build/flags
-	$(compile_cuda)
 # -gdwarf-4: objdump 2.40 takes the first file of a DWARF 5 table for another. Some versions of clang lack omp.h: the
 # folder of a version that has one comes last, so that only omp.h is found there
 build/vectors/fp32/%.o: precision = fp32
@@ -142,12 +139,12 @@ build/vectors/%.o: dev/test/hot_loops.c $(wildcard build/flags)
 	@$(notdir $(*D)) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) -march=$(*F) -gdwarf-4 $(defines) $(hardening) $(dependencies) \
 		$(addprefix -idirafter ,$(dir $(firstword $(wildcard /usr/lib/llvm-*/lib/clang/*/include/omp.h)))) -c $< -o $@
 # dev/test/test_nvcc.sh saves the messages of nvcc, and compiles nothing when the test runs it again
-build/check/nvcc: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu \
-		$(addprefix dev/test/,test_ops.cu test_layouts.cu test_simt.cu) \
+build/check/nvcc build/check/nvcc_oldest: train_gpt2.cu test_gpt2.cu dev/bench/bench_ops.cu \
+		$(addprefix dev/test/,test_ops.cu test_layouts.cu test_simt.cu test_nccl.cu) \
 		dev/test/test_nvcc.sh $(wildcard llmc/*.* llmc/*/*.* dev/test/*.h dev/bench/*.h)
 	@mkdir -p $(@D)
-	@echo 'compile    the trainer with nvcc for every architecture, its tests for one'
-	@dev/test/test_nvcc.sh > $@ 2>&1 || true
+	@echo 'compile    the trainer and its tests with the $(if $(findstring oldest,$@),oldest )nvcc'
+	@dev/test/test_nvcc.sh $(findstring oldest,$@) > $@ 2>&1 || true
 
 # ---- lists. The longest come first: cores are seldom idle at the end
 
@@ -191,8 +188,7 @@ LONG_ON_AARCH64 := test_gpt2 test_adamw test_reference test_gradients test_gemm
 ON_AARCH64 := $(addprefix build/aarch64/,$(LONG_ON_AARCH64) $(filter-out $(LONG_ON_AARCH64),$(UNITS)))
 # dev/test/test_determinism.sh runs these beside ./train_gpt2
 BITS = $(addprefix build/test/train_gpt2_,bf16 $(if $(NARROW),v2 v3))
-CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(if $(HAVE_NCCL),nccl \
-	$(HAVE_CMOCKA:yes=test_nccl))) c++ bf16)
+CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_NCCL:yes=nccl)) nvcc_oldest c++ bf16)
 
 # ---- targets
 
@@ -220,7 +216,7 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@mkdir -p build && rm -f build/tally
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
-	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) \
+	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
 		--together $(MINUTES) 'dev/test/test_vectors.sh all' 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
 		$(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)

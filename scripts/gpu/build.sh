@@ -102,7 +102,7 @@ build_all() {
     local making log=$logs/build.txt name status names=("$@") good=0 excerpt
     if ! has_cmocka; then
         mapfile -t names < <(printf '%s\n' "$@" | grep -v '^test_')
-        report "tests" 1 "cmocka is missing: scripts/setup.sh test installs it, '$0 pack' packs it elsewhere"
+        report "tests" 1 "cmocka is missing: scripts/setup.sh gpu installs it, '$0 pack' packs it elsewhere"
     fi
     making=(make --no-print-directory DEVICE=cuda PRECISION=bf16 NVCC="$NVCC"
         CUDA_FLAGS="${cuda_flags[*]}" ARCHITECTURES="-gencode arch=compute_$arch,code=sm_$arch")
