@@ -67,7 +67,7 @@ attention_dq_kernel<TensorTiles                 6 4 yes  queries, dout twice, ou
 attention_dkv_kernel<TensorTiles                5 0 yes  keys, values, queries, dout, pairs of lse and delta
 # small: a few numbers of each block or row
 (embedding_(fold|pairs|sort)|gradient_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
-do_nothing                                      0 - no   tries early launches
+early_launch_kernel                             0 - no   tries early launches: numbers
 END
 }
 

@@ -14,6 +14,7 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
 #define HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
+#include "llmc/run/early_launches.cuh"
 #endif
 
 static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -124,6 +125,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
                                             cuda_takes_tf32(tf32), autotune_cache_path(path, "matmul_picks.txt", ""));
     ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
+    early_launches_try(ex);
 }
 
 static inline void cuda_close(Exec *ex) {
