@@ -39,6 +39,8 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d thread%s%s", threads, plural_s((uint64_t)threads), CPU_LEVEL);
 }
 
+static inline int cpu_capability(void) { return 0; }
+
 static inline double cpu_peak_flops(bool tf32) {
     (void)tf32;
     return 0;
@@ -56,6 +58,7 @@ static const Backend cpu_backend = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .capability = cpu_capability,
     .peak_flops = cpu_peak_flops,
 };
 
@@ -142,6 +145,12 @@ static inline void cuda_describe(char *text, size_t room) {
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
 }
 
+// Without a GPU here, as for --plan: an H100's, whose rates cuda_backend has.
+static inline int cuda_backend_capability(void) {
+    const char *why;
+    return cuda_device_count(&why) > 0 ? cuda_capability() : 90;
+}
+
 static inline int cuda_attribute(cudaDeviceAttr attribute) {
     int value = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, cuda_current_device()));
@@ -193,6 +202,7 @@ static const Backend cuda_backend = {
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .capability = cuda_backend_capability,
     .peak_flops = cuda_peak_flops,
 };
 #endif
