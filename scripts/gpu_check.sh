@@ -26,7 +26,7 @@
 # time       scripts/gpu/times.sh has the seconds of every row, for 16 cores and a Hopper GPU. A row that would pass the
 #            command's time is left out and reported: 330 s of `first`, 570 s of the others (GPU_CHECK_SECONDS)
 # work       124M at B 64, T 1024: 65,536 tokens of 0.80 GFLOP, 52 TFLOP a step; 1558M at B 16: 16,384 of 9.8, 161. 50
-#            steps of each take 5 s and 15 s. `make predict` prints 101 and 295 ms a step on an H200
+#            steps of each take 6 s and 16 s. `make predict` prints 113 and 328 ms a step on an H200
 # text       of the curve: DATA=FILE is a text or a token shard; else the packed text; else this repository's sources. A
 #            text is read as bytes, with MERGES=FILE (GPT-2's vocab.bpe) as GPT-2's tokens. The King James Bible has a
 #            million of these: 16.4 M tokens are 16 epochs

@@ -3,7 +3,7 @@
 #   expected   seconds on 16 cores and a Hopper GPU. A row starts if as many seconds are left
 #   limit      seconds after which the row is stopped
 #   start      `beside`: the row runs in the background, beside the rows below it
-# The steps of train_gpt2 are predicted: 101 ms at 124M, 295 ms at 1558M (`make predict`, an H200). A start of either
+# The steps of train_gpt2 are predicted: 113 ms at 124M, 328 ms at 1558M (`make predict`, an H200). A start of either
 # program takes 5 to 20 s, and the first step 10 to 20 s more to choose algorithms. PyTorch compiles 124M in 60 s, 1558M
 # in 120 s.
 # A row's name ends at the first colon: "-r at 124M: -r 3" has the time of "-r at 124M".
