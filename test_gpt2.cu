@@ -1691,6 +1691,44 @@ static void test_start_step_does_not_wait(void **state) {
     for (int offload = 0; offload <= 4; offload++) { check_start_step(offload); }
 }
 
+#ifdef SIMT
+// three steps with a fault in early launches (SIMT_EARLY), or none; returns the last one
+static StepReport run_with_fault(const char *fault, int offload) {
+    TrainArgs args = small_run(random_file("stream.txt", 2000));
+    args.offload = offload;
+    simt::settings().early_fault = fault;
+    Run run;
+    run_open(&run, &args, alone_host());
+    assert_true(early_launches);  // the trial's graph is small
+    for (int i = 0; i < 2; i++) { train_step(&run); }
+    assert_int_equal(early_launches, fault == NULL);
+    uint64_t graphs = simt::runtime().graph_launches;
+    StepReport report = train_step(&run);
+    assert_int_equal(simt::runtime().graph_launches - graphs, run.model.options.micro_steps);
+    run_close(&run);
+    simt::settings().early_fault = NULL;
+    return report;
+}
+#endif
+
+// If the driver refuses the graph of a micro-step, or a launch in its capture, the run goes on without early launches
+// and has the same bits.
+static void test_refused_early_launches(void **state) {
+    (void)state;
+#ifdef SIMT
+    if (backend == &cpu_backend) { skip(); }
+    for (int offload = 0; offload <= 4; offload += 4) {
+        StepReport usual = run_with_fault(NULL, offload);
+        for (const char *fault : {"large:graph", "large:launch"}) {
+            StepReport report = run_with_fault(fault, offload);
+            assert_true(report.loss == usual.loss && report.grad_norm == usual.grad_norm);
+        }
+    }
+#else
+    skip();  // only the emulator has such a driver
+#endif
+}
+
 // The loop waits once a step: for the results of one step after it has enqueued the next. The device is idle only after
 // the last step.
 static void test_loop_waits_a_step_behind(void **state) {
@@ -2186,6 +2224,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_chosen_threads),
         cmocka_unit_test(test_optimizer_flags),
         cmocka_unit_test(test_start_step_does_not_wait),
+        cmocka_unit_test(test_refused_early_launches),
         cmocka_unit_test(test_loop_waits_a_step_behind),
         cmocka_unit_test(test_outlier_detectors),
         cmocka_unit_test(test_loss_not_finite),

@@ -21,6 +21,7 @@ typedef struct {
     void (*open)(Exec *ex, void *partials, size_t partials_bytes, void *workspace, size_t workspace_bytes, bool tf32);
     void (*close)(Exec *ex);
     void (*describe)(char *text, size_t room);  // the machine in words, for the banner
+    int (*capability)(void);                    // a GPU's compute capability, times 10: 90 is an H100's; 0: a CPU
     // FLOPs per second of matmuls that the device cannot exceed, for MFU; 0: unknown. tf32: as for open
     double (*peak_flops)(bool tf32);
 } Backend;

@@ -35,8 +35,8 @@ static constexpr int EMBEDDING_ROWS = 8;  // of a block of the forward, a warp e
 
 template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens, const floatX *__restrict__ wte,
-                             const floatX *__restrict__ wpe, int N, int T, int C) {
+    embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int N, int T,
+                             int C) {
     wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
@@ -59,8 +59,8 @@ static inline void cuda_embedding_forward(floatX *out, const int *tokens, const 
 
 template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    token_embedding_forward_kernel(floatX *__restrict__ out, const int *__restrict__ tokens,
-                                   const floatX *__restrict__ wte, int first, int rows, int N, int C) {
+    token_embedding_forward_kernel(floatX *out, const int *tokens, const floatX *wte, int first, int rows, int N,
+                                   int C) {
     wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }
@@ -83,7 +83,7 @@ static inline void cuda_token_embedding_forward(floatX *out, const int *tokens, 
 
 template <int WIDTH>
 static __global__ void __launch_bounds__(EMBEDDING_ROWS * 32)
-    position_embedding_forward_kernel(floatX *x, const floatX *__restrict__ wpe, int first, int N, int T, int C) {
+    position_embedding_forward_kernel(floatX *x, const floatX *wpe, int first, int N, int T, int C) {
     wait_for_previous_kernel();
     int row = (int)blockIdx.x * EMBEDDING_ROWS + warp_id();
     if (row >= N) { return; }

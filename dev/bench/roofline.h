@@ -6,9 +6,9 @@ Bytes and FLOPs are those of cases.h, kernels those of a CUDA graph of the opera
   matmul     Tiles of 128 x 256, 256 x 128 or 128 x 128 over the multiprocessors, k in steps of 64, k split as
              matmul_autotune.cuh may; the fastest counts. A wave takes as long as one tile. Not below the time of the
              bytes. A tile's begin and end cost as much as TILE_STEPS steps. A residual or GELU's input, which the
-             epilogue reads or writes too, is hidden in part.
+             epilogue reads or writes too, is hidden in part. Weight gradients in bf16 are slower.
   attention  FLOPs of the tiles that are computed, at mma.sync's rate, times the tensor cores' busy share in the
-             simulated machine code (dev/results/attention_sass.json), times attention_reach.
+             simulated machine code (dev/results/attention_sass.json), times attention_reach. The backward is slower.
   others     Bytes over a share of the bandwidth.
   fp32       In an fp32 build GEMMs take TF32 at half the bf16 rate, or with -f 0 and before sm_80 CUDA cores. Attention
              takes CUDA cores.
@@ -36,8 +36,8 @@ static const BandwidthShare bandwidth_shares[] = {
     {"layernorm_forward", {0.75, 0.80, 0.82}},   // one read, one write, a row a warp: near a copy's 0.90
     {"layernorm_from", {0.75, 0.80, 0.82}},      // the same
     {"gelu_forward", {0.75, 0.80, 0.82}},        // the same, with 12 FLOPs an element
-    {"layernorm_backward", {0.66, 0.77, 0.80}},  // four streams, prefetched to L2, and sums over rows in registers
-    {"classifier", {0.60, 0.81, 0.85}},          // sm_80 and sm_120 read a row twice, the second time mostly from L2
+    {"layernorm_backward", {0.65, 0.70, 0.75}},  // four streams and two phases a block, which do not fully overlap
+    {"classifier", {0.60, 0.70, 0.75}},          // the same; sm_80 and sm_120 read a row twice, mostly from L2
     {"embedding", {0.50, 0.65, 0.75}},           // rows of 1.5 to 3 KB in any order
     {"adamw", {0.73, 0.77, 0.80}},               // five to seven streams
     {"global_norm", {0.75, 0.79, 0.82}},         // reads alone
@@ -55,7 +55,10 @@ typedef struct {
 static const TensorShare tensor_shares[] = {{75, 0.55, 1},       {80, 0.87, 1},     {86, 0.92, 1}, {89, 0.92, 1},
                                             {90, 0.80, 2.0 / 3}, {100, 0.75, 0.25}, {120, 0.92, 1}};
 
-static const double gemm_levels[LEVELS] = {0.93, 1, 1.06};   // clocks of the day, the algorithms that cuBLASLt has
+static const double gemm_levels[LEVELS] = {0.93, 1, 1.06};  // clocks of the day, the algorithms that cuBLASLt has
+// The same for weight gradients in bf16, whose k is the number of tokens. A block's have 36 to 144 tiles, fp32 outputs,
+// += and split k: 450 to 570 TFLOP/s on an H100, where its other GEMMs reach 650. Read off the shapes, not measured.
+static const double weight_gradient_levels[LEVELS] = {0.69, 0.78, 0.88};
 static const double FP32_GEMM = 0.80;                        // of the fp32 rate of CUDA cores
 static const double SMALL_TILE = 0.92;                       // 128 x 128 reads more of its operands per FLOP
 static const double TILE_STEPS = 3;                          // of 64 in k
@@ -71,9 +74,12 @@ static const double UNKNOWN_BUSY = 0.45, PLAIN_SHARE = 0.25;
 // The share of the simulated rate that blocks reach. n: tiles of the other side that a block visits on average. Begin
 // and end of blocks, masks and unequal blocks take the rest. Fitted to FlashAttention-2 on an H100, published over
 // simulated by the same method: 0.74 at T 1024 (causal, n 9), 0.93 at T 16384.
-static inline double attention_reach(double n, Level level) {
-    static const double factor[LEVELS] = {0.85, 1, 1.12};
-    return 0.93 * n / (n + 2.3) * factor[level];
+// backward: the simulation leaves out the bandwidth of shared memory, which a step of dK/dV keeps as busy as the tensor
+// cores: 800 cycles for two blocks of four warps. Without the factor the two kernels, with 7 GEMMs, would take the time
+// that FlashAttention-2 has published for 5.
+static inline double attention_reach(double n, bool backward, Level level) {
+    static const double factor[2][LEVELS] = {{0.78, 1, 1.12}, {0.62, 0.73, 0.88}};
+    return 0.93 * n / (n + 2.3) * factor[backward][level];
 }
 
 // ---- a GPU and its simulated kernels
@@ -156,6 +162,7 @@ static inline double copy_seconds(const Roofline *r, double bytes, bool from_hos
 
 typedef struct {
     double m, n, k, size;  // D is (m,n) in elements of `size` bytes
+    bool weight_gradient;
 } Gemm;
 
 static inline double waves_of(const Roofline *r, double tiles) { return ceil(tiles / r->gpu.multiprocessors); }
@@ -163,7 +170,8 @@ static inline double waves_of(const Roofline *r, double tiles) { return ceil(til
 // with tiles of rows x cols and k in `splits` parts, whose fp32 sums a second kernel adds
 static inline double gemm_tiled(const Roofline *r, const Gemm *g, double rows, double cols, int splits, Level level) {
     double tiles = ceil(g->m / rows) * ceil(g->n / cols) * splits, steps = ceil(g->k / splits / 64) + TILE_STEPS;
-    double rate = r->gemm_rate * gemm_levels[level] / r->gpu.multiprocessors;
+    const double *levels = g->weight_gradient && DT_FLOATX == DT_BF16 ? weight_gradient_levels : gemm_levels;
+    double rate = r->gemm_rate * levels[level] / r->gpu.multiprocessors;
     if (rows * cols < 128 * 256) { rate *= SMALL_TILE; }
     double seconds = waves_of(r, tiles) * 2 * rows * cols * 64 * steps / rate;
     if (splits == 1) { return seconds; }
@@ -192,12 +200,14 @@ static inline int gemms_of(const Problem *p, Gemm gemm[2]) {
     double N = (double)shape_rows(s), C = s->C, OC = s->OC;
     int count = 0;
     if (strcmp(p->op->name, "matmul_backward") != 0) {
-        gemm[count++] = Gemm{OC, N, C, (double)sizeof(floatX)};
+        gemm[count++] = Gemm{OC, N, C, (double)sizeof(floatX), false};
         return count;
     }
     const Array *dweight = find_array(p, "dweight"), *in = find_array(p, "in");
-    if (dweight) { gemm[count++] = Gemm{C, OC, N, (double)dtype_size(dweight->dtype)}; }
-    if (find_array(p, "dinp") || (in && in->role == INOUT)) { gemm[count++] = Gemm{C, N, OC, (double)sizeof(floatX)}; }
+    if (dweight) { gemm[count++] = Gemm{C, OC, N, (double)dtype_size(dweight->dtype), true}; }
+    if (find_array(p, "dinp") || (in && in->role == INOUT)) {
+        gemm[count++] = Gemm{C, N, OC, (double)sizeof(floatX), false};
+    }
     return count;
 }
 
@@ -260,7 +270,7 @@ static inline double tile_kernel_seconds(const Roofline *r, const OpShape *s, in
     double busy = a->busy > 0 ? a->busy : UNKNOWN_BUSY;
     double blocks = ceil(T / own) * s->NH * s->B, pairs = T * (T + own) / 2;
     double flops = 2.0 * products * s->B * s->NH * s->HS * pairs;
-    double reach = attention_reach((T + own) / 2 / other, level);
+    double reach = attention_reach((T + own) / 2 / other, which != ATTENTION_FORWARD, level);
     double slots = (double)r->gpu.multiprocessors * (a->busy > 0 ? a->blocks : 2);
     double filled = blocks < slots ? blocks / slots : 1;
     return flops / (r->gpu.matmul_flops * r->tensor.mma * busy * reach * filled) + START[level];

@@ -12,7 +12,7 @@ extern "C" {  // cmocka.h has no extern "C" of its own
 }
 #include "testing.h"
 #include "llmc/matmul.h"
-#include "llmc/matmul.cuh"
+#include "llmc/run/early_launches.cuh"
 #include "llmc/common/rng.h"
 #include "../bench/recorded.h"
 #include <fcntl.h>
@@ -1159,6 +1159,44 @@ static void test_first_in_capture_is_refused(void **state) {
     assert_stops(EXIT_RUN_FAILED, "during the capture of a CUDA graph", first_in_capture, &gpu);
 }
 
+// ---- early launches
+
+// whether the trial turns early launches on. fault: of the driver (SIMT_EARLY); NULL: none
+static bool early_launches_with(const char *fault) {
+    Exec exec = {};
+    DeviceArray<char> partials(8192, 0), workspace(WORKSPACE_BYTES, 0);
+    simt::settings().early_fault = fault;
+    cuda_exec_open(&exec, partials.at, partials.n);
+    CudaMatmuls *mm = cuda_matmuls_create(exec.cuda->stream, workspace.at, workspace.n, "a GPU", false, NULL);
+    exec.cuda->matmuls = mm;
+    early_launches_try(&exec);
+    cuda_matmuls_free(mm);
+    cuda_exec_close(&exec);
+    simt::settings().early_fault = nullptr;
+    assert_int_equal(cudaGetLastError(), cudaSuccess);
+    return std::exchange(early_launches, false);
+}
+
+// The trial has every join of kernels, and counts: a kernel that is lost or repeated gives no error.
+static void test_early_launches_are_tried(void **state) {
+    (void)state;
+    assert_true(early_launches_with(nullptr));
+    for (const char *join : {"memset", "kernel", "event", "matmul"}) {
+        for (const char *mode : {"launch", "graph", "nothing", "twice"}) {
+            std::string fault = std::string(join) + ":" + mode;
+            if (early_launches_with(fault.c_str())) { fail_msg("%s is not noticed", fault.c_str()); }
+        }
+    }
+    simt::lt_settings().no_algorithms = true;  // without cuBLASLt's kernel
+    assert_true(early_launches_with(nullptr));
+    assert_false(early_launches_with("event:twice"));
+    setenv("TRAIN_GPT2_EARLY_LAUNCHES", "0", 1);
+    assert_false(early_launches_with(nullptr));
+    unsetenv("TRAIN_GPT2_EARLY_LAUNCHES");
+    simt::settings().capability = 80;
+    assert_false(early_launches_with(nullptr));
+}
+
 // ---- kernel names in the benchmark
 
 // kernels of a forward with a bias, after a run that chooses the algorithm; "+fill" for each recorded memset
@@ -1251,6 +1289,7 @@ int main(void) {
         TEST(test_damaged_cache),
         TEST(test_unwritable_cache),
         TEST(test_capture),
+        TEST(test_early_launches_are_tried),
         TEST(test_kernels_are_recorded),
         TEST(test_names_of_kernels),
     };

@@ -71,7 +71,6 @@ static Bytes run_as_graph(Problem *device, CheckedDevice *gpu) {
     cuda_capture_begin(&gpu->exec);
     problem_run(device, &cuda_ops, &gpu->exec);
     DeviceGraph *graph = cuda_capture_end(&gpu->exec);
-    cuda_graph_launch(graph, &gpu->exec);
     Bytes bytes = device_read(device);
     cuda_graph_destroy(graph);
     return bytes;

@@ -14,6 +14,7 @@ static ModelOptions training(int B, int level, int every) {
     ModelOptions p;
     memset(&p, 0, sizeof p);
     p.backend = &cuda_backend;
+    p.capability = 90;
     p.B = B;
     p.T = 1024;
     p.micro_steps = 1;
@@ -364,8 +365,28 @@ static void test_fit_fuses_gelu_and_enlarges_chunks(void **state) {
     fit = fit_choose(&gpt2_1558m, wanted, &speed, gpt2_plan_bytes(&gpt2_1558m, &other), lossless);
     assert_true(fit.options.recompute.level == 1 && !fit.options.fuse_gelu && fit.options.classifier_rows == 16384);
     wanted.backend = &cpu_backend;
+    wanted.capability = 0;
     fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
     assert_true(fit.options.recompute.level == 0 && !fit.options.fuse_gelu && fit.options.classifier_rows == 0);
+}
+
+// -r auto and --fit fuse GELU on the GPUs whose matmuls do it fast.
+static void test_gelu_is_fused_by_capability(void **state) {
+    (void)state;
+    const FitFree speed = {false, true, false, false, true, true, false, false, false};
+    const struct {
+        int capability;
+        bool fuses;
+    } rows[] = {{75, false}, {80, false}, {86, false}, {89, false}, {90, true}, {100, true}, {103, true}, {120, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        ModelOptions wanted = training(32, 0, 1);
+        wanted.capability = rows[i].capability;
+        ModelOptions least = least_recomputation(&gpt2_1558m, wanted, &speed, (size_t)200 << 30);
+        Fit fit = fit_choose(&gpt2_1558m, wanted, &speed, (size_t)200 << 30, lossless);
+        assert_true(least.recompute.level == 0 && fit.options.recompute.level == 0);
+        assert_int_equal(least.fuse_gelu, rows[i].fuses);
+        assert_int_equal(fit.options.fuse_gelu, rows[i].fuses);
+    }
 }
 
 // ---- -r auto
@@ -418,8 +439,9 @@ static void test_least_recomputation(void **state) {
 }
 
 #ifdef SIMT
-// Sets the memory of the emulated GPU; returns the bytes for a plan.
-static size_t set_device(size_t bytes) {
+// Sets the compute capability and the memory of the emulated GPU; returns the bytes for a plan.
+static size_t set_device(int capability, size_t bytes) {
+    simt::settings().capability = capability;
     simt::runtime().device_bytes = bytes;
     return bytes - CUDA_WHOLE_RESERVE;
 }
@@ -446,7 +468,7 @@ static void test_auto(void **state) {
     const GPT2Config small = {1024, 50257, 50304, 2, 2, 128};
     const size_t before = simt::runtime().device_bytes, gib = (size_t)1 << 30;
     char line[FLAG_TEXT], again[FLAG_TEXT];
-    set_device((size_t)(139.8 * (double)gib));  // an H200
+    set_device(90, (size_t)(139.8 * (double)gib));  // an H200
     TrainArgs a = chosen(args_of(16), &gpt2_1558m, line);
     assert_true(a.recompute == 0 && a.fuse_gelu == FUSE_GELU_ON && a.classifier_rows == 16384);
     assert_string_equal(line, "-r 0 -ge 1 -lc 16384: 59.69 of 137.80 GiB");
@@ -464,16 +486,20 @@ static void test_auto(void **state) {
     a = chosen(a, &gpt2_124m, line);  // -r 1 -ge 0 -lc 512
     assert_true(a.recompute == 1 && a.chosen == 0 && !*line);
 
-    set_device((size_t)(23.6 * (double)gib));  // the same flags on an RTX 4090
+    set_device(89, (size_t)(23.6 * (double)gib));  // the same flags on an RTX 4090
     a = chosen(args_of(16), &gpt2_1558m, line);
     assert_true(a.recompute == RECOMPUTE_BLOCK && a.fuse_gelu == FUSE_GELU_OFF);
     chosen(args_of(1), &gpt2_1558m, line);
     assert_string_equal(line, "-r 3 -lc 1024: 21.38 of 21.60 GiB");
     chosen(args_of(64), &gpt2_124m, line);
+    assert_string_equal(line, "-r 0 -lc 8192: 20.93 of 21.60 GiB");
+    TrainArgs fused = args_of(64);
+    fused.fuse_gelu = FUSE_GELU_ON;  // a given -ge 1 stays
+    chosen(fused, &gpt2_124m, line);
     assert_string_equal(line, "-r 0 -ge 1 -lc 8192: 20.93 of 21.60 GiB");
 
     const ModelOptions wanted = model_options(&default_args, &small, &cuda_backend);
-    set_device(CUDA_WHOLE_RESERVE + gpt2_plan_bytes(&small, &wanted) + ((size_t)64 << 20));
+    set_device(90, CUDA_WHOLE_RESERVE + gpt2_plan_bytes(&small, &wanted) + ((size_t)64 << 20));
     a = chosen(args_of(4), &small, line);
     void *used = cuda_allocate((size_t)32 << 20);
     a = chosen(args_of(4), &small, again);
@@ -525,7 +551,7 @@ static void test_auto_in_a_shared_device(void **state) {
     (void)state;
     const size_t before = simt::runtime().device_bytes;
     char line[FLAG_TEXT];
-    size_t whole = set_device((size_t)11 << 29);
+    size_t whole = set_device(90, (size_t)11 << 29);
     TrainArgs a = chosen(args_of(4), &gpt2_124m, line);
     assert_true(a.recompute == 0);
     Checked checked = {&a, &gpt2_124m};
@@ -919,6 +945,7 @@ int main(void) {
         cmocka_unit_test(test_fit_keeps_given_options),
         cmocka_unit_test(test_fit_is_the_best),
         cmocka_unit_test(test_fit_fuses_gelu_and_enlarges_chunks),
+        cmocka_unit_test(test_gelu_is_fused_by_capability),
         cmocka_unit_test(test_least_recomputation),
         cmocka_unit_test(test_offload_figures),
         cmocka_unit_test(test_link_bytes_of_micro_steps),

@@ -143,8 +143,8 @@ if not 0.02 < total["mfu"] < 0.7:
     print(total["gpu"], "MFU", total["mfu"])'
     done
 )"
-report "seconds of a GEMM and of attention by hand" "$(
-    record -e d12 -b 64 -d 65536 -r 0
+report "seconds of GEMMs and of attention by hand" "$(
+    record -e d12 -b 64 -d 65536 -r 0 -lc 16384
     judge '
 def seconds(operation):
     return next(c["ms"][1] for c in calls if c["operation"].startswith(operation)) / 1e3
@@ -155,11 +155,17 @@ def near(what, found, wanted):
 rate = 0.80 * 989.4e12 / 132
 near("qkv", seconds("matmul_forward variant 1 B=1 T=65536 C=768 OC=2304"), 35 * 2 * 128 * 256 * 64 * 15 / rate + 1.5e-6)
 kernels = json.load(open("dev/results/attention_sass.json"))["architectures"]["sm_90"]["kernels"]
-forward = next(k for k in kernels if k["kernel"] == "forward")
-own, other, T = forward["own"], forward["other"], 1024
-tiles = (T + own) / 2 / other
-rate = 989.4e12 * 2 / 3 * forward["busy"] * 0.93 * tiles / (tiles + 2.3)
-near("attention", seconds("attention_forward"), 2 * 2 * 64 * 12 * 64 * T * (T + own) / 2 / rate + 1.5e-6)'
+def attention(name, gemms, factor):
+    kernel, T = next(k for k in kernels if k["kernel"] == name), 1024
+    own, tiles = kernel["own"], (T + kernel["own"]) / 2 / kernel["other"]
+    peak = 989.4e12 * 2 / 3 * kernel["busy"] * 0.93 * tiles / (tiles + 2.3) * factor
+    return 2 * gemms * 64 * 12 * 64 * T * (T + own) / 2 / peak + 1.5e-6
+near("attention", seconds("attention_forward"), attention("forward", 2, 1))
+near("its backward", seconds("attention_backward"),
+     attention("dkv", 4, 0.73) + attention("dq", 3, 0.73) + 2 * 64 * 1024 * 768 / (0.75 * 4.8e12))
+# the head: 6 x 64 tiles in 3 waves, 786 steps; and 6 x 197 tiles of the weight gradient in 9 waves, 256 steps
+head = 3 * 2 * 128 * 256 * 64 * (786 + 3) / rate + 9 * 2 * 128 * 256 * 64 * (256 + 3) / (0.78 * rate)
+near("head", seconds("matmul_backward variant 77 B=1 T=16384 C=768 OC=50304"), head + 2 * 1.5e-6)'
 )"
 report "the table has the totals of --json, with flags on either side of --gpu" "$(
     record --gpu a100 -e d12 -b 8 -d 8192 -r 0

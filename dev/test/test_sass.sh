@@ -67,12 +67,13 @@ attention_dq_kernel<TensorTiles                 6 4 yes  queries, dout twice, ou
 attention_dkv_kernel<TensorTiles                5 0 yes  keys, values, queries, dout, pairs of lse and delta
 # small: a few numbers of each block or row
 (embedding_(fold|pairs|sort)|gradient_fold|loss_sum|norm_total)_kernel  0 - no   a fold, or tokens
-do_nothing                                      0 - no   tries early launches
+early_launch_kernel                             0 - no   tries early launches: numbers
 END
 }
 
-# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics|early" of every kernel. Early:
-# accesses to global memory and exits before the wait for the kernel before (ACQBULK, wait_for_previous_kernel)
+# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics|early|read-only loads" of every
+# kernel. Early: accesses to global memory and exits before the wait for the kernel before (ACQBULK,
+# wait_for_previous_kernel)
 count() {
     cuobjdump -sass -arch "$1" $trainer | awk '
         /Function : / { kernel = $3 }
@@ -80,6 +81,7 @@ count() {
         {
             sub(/^ +\/\*[0-9a-f]+\*\/ +(@!?U?P[0-9T]+ +)?/, "")
             sub(/[ ;].*/, "")
+            if (/^LD.*\.CONSTANT/) { n[kernel, "j"]++ }
             what = ""
             if (/^(LDG|LDGSTS|LD)(\.|$)/) { what = /\.128/ ? "a" : "b" }
             if (/^(STG|ST)(\.|$)/) { what = /\.128/ ? "c" : "d" }
@@ -94,7 +96,7 @@ count() {
         END {
             for (kernel in lines) {
                 line = kernel
-                for (i = 1; i <= 9; i++) { line = line "|" n[kernel, substr("abcdefghi", i, 1)] + 0 }
+                for (i = 1; i <= 10; i++) { line = line "|" n[kernel, substr("abcdefghij", i, 1)] + 0 }
                 print line
             }
         }' | c++filt -p | sed 's/__nv_bfloat16/bf16/g' | sort
@@ -125,6 +127,9 @@ judge() {
             if ($7 > 0) { wrong($7 " accesses to local memory") }
             if ($9 > 0) { wrong($9 " atomics of floats") }
             if (sm != "sm_80" && $10 > 0) { wrong($10 " accesses or exits before wait_for_previous_kernel()") }
+            # ld.global.nc is for memory that nothing writes while the kernel lives, and a kernel that was launched
+            # early lives while the one before it still writes
+            if (sm != "sm_80" && $11 > 0) { wrong($11 " loads of the read-only path: no __restrict__, no __ldg()") }
         }
         END {
             for (i = 1; i <= rules; i++) { if (!used[i]) { trouble = trouble sm ": no kernel is " pattern[i] "\n" } }

@@ -1,12 +1,13 @@
 /*
 Building blocks of all kernels, compiled by nvcc for the GPU or by a C++20 compiler for the emulator.
 fp32 runs from sm_75 on, bf16 from sm_80 on.
-defines: MULTIPROCESSOR_THREADS, LAUNCH, wait_for_previous_kernel, CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id,
-         warp_id, LOG2_E, LN_2, Pack, aligned_to_pack, load128, load128_streaming, store128, store128_streaming, load64,
-         store64, prefetch_l2, pack_bf16, unpack_bf16, SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast,
-         shared_address, load_shared, store_shared, warp_sum, warp_max, block_sum, block_max, ldmatrix_x4,
-         ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit, cp_async_wait, exp2_fast, reciprocal_fast,
-         rsqrt_device, log_device, log2_device, load_float, store_float, load_floats, store_floats
+defines: MULTIPROCESSOR_THREADS, LAUNCH, LAUNCH_KERNEL, early_launches, early_launches_off, wait_for_previous_kernel,
+         CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack, load128,
+         load128_streaming, store128, store128_streaming, load64, store64, prefetch_l2, pack_bf16, unpack_bf16,
+         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared, warp_sum,
+         warp_max, block_sum, block_max, ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit,
+         cp_async_wait, exp2_fast, reciprocal_fast, rsqrt_device, log_device, log2_device, load_float, store_float,
+         load_floats, store_floats
 A kernel uses hardware instructions only through functions of this file, so that it also runs emulated. Shared memory is
 declared by the two macros and passed as SharedPtr<T>, since the emulator checks its accesses.
 */
@@ -47,11 +48,13 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 }
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments ...). Arguments are copied at the launch. A kernel with
-// template arguments is in parentheses: LAUNCH((scale<float, 256>), ...).
+// template arguments is in parentheses: LAUNCH((scale<float, 256>), ...). LAUNCH_KERNEL has the same arguments, and
+// returns the error.
 // A kernel's first statement is wait_for_previous_kernel(); the emulator refuses a kernel without it. From sm_90 on the
 // blocks of a kernel are placed while the last blocks of the kernel before it run (programmatic dependent launch), and
 // wait until that kernel has ended and its results are in memory. A kernel that did not wait could end before the
-// kernel before it, and the next kernel would read unfinished results.
+// kernel before it, and the next kernel would read unfinished results. run/early_launches.cuh sets early_launches where
+// this works.
 #ifdef __CUDACC__
 static __device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
@@ -60,7 +63,7 @@ static __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-inline bool early_launches = false;  // device.cuh turns them on where they work
+inline bool early_launches = false;
 
 template <class... P, class... A>
 static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
@@ -78,16 +81,36 @@ static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 bl
     return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
-    CUDA_CHECK(launch_kernel(kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__))
+#define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
+    launch_kernel(kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
 #else
+using simt::early_launches;
 using simt::wait_for_previous_kernel;
-#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                                         \
-    do {                                                                                                               \
-        simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__);            \
-        CUDA_CHECK(cudaGetLastError());                                                                                \
-    } while (0)
+#define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
+    simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
 #endif
+
+// Turns early launches off because the driver refused a launch or a graph. True: they were on, and the caller tries
+// again. False also after an error that stays, such as an earlier kernel's bad access: no launch can work after it.
+static inline bool early_launches_off(cudaError_t error) {
+    cudaGetLastError();  // clears an error that does not stay
+    if (!early_launches || cudaGetLastError() != cudaSuccess) { return false; }
+    early_launches = false;
+    fprintf(stderr,
+            "train_gpt2: the driver refuses early launches (%s), and the program goes on without them: a little "
+            "slower, with the same results; TRAIN_GPT2_EARLY_LAUNCHES=0 turns them off from the start\n",
+            cudaGetErrorString(error));
+    return true;
+}
+
+#define LAUNCH(kernel, ...)                                                                                            \
+    do {                                                                                                               \
+        cudaError_t launched = LAUNCH_KERNEL(kernel, __VA_ARGS__);                                                     \
+        if (launched != cudaSuccess && early_launches_off(launched)) {                                                 \
+            launched = LAUNCH_KERNEL(kernel, __VA_ARGS__);                                                             \
+        }                                                                                                              \
+        cuda_check(launched, "launch of " #kernel, __FILE__, __LINE__);                                                \
+    } while (0)
 
 // UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps the next loop rolled:
 // fewer registers.

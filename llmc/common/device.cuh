@@ -2,7 +2,7 @@
 The GPU: memory, copies, events and CUDA graphs as a struct Device; and the CUDA part of Exec: the stream of all
 operations, their shared scratch, and the copy streams.
 defines: CudaExec, cuda_exec_open, cuda_exec_close, stream_of, partials_of, stream_wait_copy, cuda_device,
-         cuda_device_count, cuda_current_device, cuda_capability
+         cuda_device_count, cuda_current_device, cuda_capability, cuda_launch_captured
 */
 #pragma once
 #include "llmc/common/cuda_common.cuh"
@@ -81,31 +81,6 @@ static inline void cuda_pci_bus_id(char id[PCI_BUS_ID_LENGTH]) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, PCI_BUS_ID_LENGTH, cuda_current_device()));
 }
 
-#ifdef __CUDACC__
-static __global__ void do_nothing(int) { wait_for_previous_kernel(); }
-
-// Turns early launches on, if the kernels were compiled for sm_90 or newer and a CUDA graph of two of them runs. A
-// graph with such launches needs a driver for CUDA 12.3.
-static inline void cuda_try_early_launches(cudaStream_t stream) {
-    cudaFuncAttributes attributes;
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    CUDA_CHECK(cudaFuncGetAttributes(&attributes, do_nothing));
-    if (attributes.ptxVersion < 90) { return; }
-    early_launches = true;
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    bool works = launch_kernel(do_nothing, 1, 32, 0, stream, 0) == cudaSuccess;
-    works = works && launch_kernel(do_nothing, 1, 32, 0, stream, 0) == cudaSuccess;
-    works = cudaStreamEndCapture(stream, &graph) == cudaSuccess && works;
-    works = works && cudaGraphInstantiate(&executable, graph, 0) == cudaSuccess;
-    works = works && cudaGraphLaunch(executable, stream) == cudaSuccess && cudaStreamSynchronize(stream) == cudaSuccess;
-    if (executable) { cudaGraphExecDestroy(executable); }
-    if (graph) { cudaGraphDestroy(graph); }
-    cudaGetLastError();  // clears an error, which the next check would report
-    early_launches = works;
-}
-#endif
-
 // partials: device memory for partials_of, at least the maximum over all operations
 static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_bytes) {
     CudaExec *cuda = static_cast<CudaExec *>(xcalloc(1, sizeof *cuda));
@@ -118,9 +93,6 @@ static inline void cuda_exec_open(Exec *ex, void *partials, size_t partials_byte
         }
     }
     CUDA_CHECK(cudaEventCreateWithFlags(&cuda->enqueued, cudaEventDisableTiming));
-#ifdef __CUDACC__
-    cuda_try_early_launches(cuda->stream);
-#endif
     int device = cuda_current_device();
     CUDA_CHECK(cudaDeviceGetAttribute(&cuda->multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaDeviceGetAttribute(&cuda->shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
@@ -341,13 +313,30 @@ static inline void cuda_capture_begin(Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
 }
 
+// Ends the capture, and launches its graph. *graph: for further launches; NULL if there is none.
+static inline cudaError_t cuda_launch_captured(cudaStream_t stream, cudaGraphExec_t *graph) {
+    cudaGraph_t captured = NULL;
+    *graph = NULL;
+    cudaError_t error = cudaStreamEndCapture(stream, &captured);
+    if (error == cudaSuccess) {
+        // a kernel keeps the priority of its captured stream: collectives run before compute
+        error = cudaGraphInstantiate(graph, captured, cudaGraphInstantiateFlagUseNodePriority);
+    }
+    if (error == cudaSuccess) { error = cudaGraphLaunch(*graph, stream); }
+    if (captured) { CUDA_CHECK(cudaGraphDestroy(captured)); }
+    return error;
+}
+
 static inline DeviceGraph *cuda_capture_end(Exec *ex) {
-    cudaGraph_t captured;
+    cudaGraphExec_t executable;
+    cudaError_t error = cuda_launch_captured(stream_of(ex), &executable);
+    if (error != cudaSuccess && early_launches_off(error)) {
+        if (executable) { CUDA_CHECK(cudaGraphExecDestroy(executable)); }
+        return NULL;
+    }
+    cuda_check(error, "the captured CUDA graph", __FILE__, __LINE__);
     DeviceGraph *graph = static_cast<DeviceGraph *>(xmalloc(sizeof *graph));
-    CUDA_CHECK(cudaStreamEndCapture(stream_of(ex), &captured));
-    // a kernel keeps the priority of its captured stream: collectives run before compute
-    CUDA_CHECK(cudaGraphInstantiate(&graph->executable, captured, cudaGraphInstantiateFlagUseNodePriority));
-    CUDA_CHECK(cudaGraphDestroy(captured));
+    graph->executable = executable;
     return graph;
 }
 

@@ -102,7 +102,8 @@ typedef struct {
     double (*seconds_between)(const DeviceEvent *from, const DeviceEvent *to);
     void (*event_destroy)(DeviceEvent *event);
 
-    // ---- CUDA graphs. Work between begin and end is captured and does not run. NULL: the device has no graphs
+    // ---- CUDA graphs; NULL: the device has none. Work between begin and end is captured. capture_end launches it as a
+    // graph, or returns NULL: the driver refused the graph, and the caller captures the work once more
     void (*capture_begin)(Exec *ex);
     DeviceGraph *(*capture_end)(Exec *ex);
     void (*graph_launch)(DeviceGraph *graph, Exec *ex);

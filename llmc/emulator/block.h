@@ -111,6 +111,13 @@ struct Settings {
     //   crash    the program aborts when the kernel runs
     //   hang     the kernel never ends
     const char *broken_kernel = std::getenv("SIMT_BREAK");
+    // "join:mode": a driver's fault in captured early launches. Join: what the kernel follows: memset, event (work of
+    // another stream), matmul (cuBLASLt's), kernel; or large, after 16 nodes. Modes:
+    //   launch   the launch returns an error
+    //   graph    the graph cannot be instantiated
+    //   nothing  the kernel does not run
+    //   twice    the kernel runs twice
+    const char *early_fault = std::getenv("SIMT_EARLY");
     const char *uuid = std::getenv("SIMT_UUID");  // the first 16 bytes are the GPU's UUID
     bool only_count_races = false;                // a race does not abort; for tests of the race check
 };

@@ -143,8 +143,8 @@ struct SimtGraphNode {
 struct SimtGraph {
     std::vector<SimtGraphNode> nodes;
     SimtStream *origin = nullptr;
-    SimtNumbers ends = {};  // the graph is complete after these nodes
-    bool invalidated = false;
+    SimtNumbers ends = {};                      // the graph is complete after these nodes
+    bool invalidated = false, refused = false;  // refused: settings().early_fault
 };
 struct SimtGraphExec {
     std::vector<SimtGraphNode> nodes;
@@ -512,34 +512,54 @@ template <class T> void break_output(T *output, Break how) {
 }
 template <class T> void break_output(const T &, Break) {}
 
+inline bool early_launches = false;
+
+// the mode of settings().early_fault if it strikes the stream's next kernel, else ""
+inline std::string early_fault(cudaStream_t stream) {
+    if (!settings().early_fault || !early_launches || !stream || !stream->capture) { return ""; }
+    const SimtGraph &graph = *stream->capture;
+    std::string fault = settings().early_fault, join = "kernel";
+    for (uint64_t number : stream->node_after) {
+        const SimtGraphNode &before = graph.nodes[number - 1];
+        if (before.type == cudaGraphNodeTypeMemset) { join = "memset"; }
+        if (before.stream != stream->number) { join = "event"; }
+        if (std::strcmp(before.name, "cublasLtMatmul") == 0) { join = "matmul"; }
+    }
+    for (const std::string &word : {join + ":", std::string(graph.nodes.size() > 16 ? "large:" : "no:")}) {
+        if (fault.starts_with(word)) { return fault.substr(word.size()); }
+    }
+    return "";
+}
+
 // Launches a kernel. Arguments are converted to the kernel's parameter types and copied.
 template <class... P>
-void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes, cudaStream_t stream,
-            std::type_identity_t<P>... arguments) {
+cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, size_t shared_bytes,
+                   cudaStream_t stream, std::type_identity_t<P>... arguments) {
     uint64_t threads = uint64_t{dim.x} * dim.y * dim.z;
     bool grid_fits = grid.x && grid.y && grid.z && grid.x <= 0x7fffffffu && grid.y <= 65535 && grid.z <= 65535;
     if (!grid_fits || threads == 0 || threads > MAX_THREADS || dim.z > 64) {
-        failed(cudaErrorInvalidConfiguration);
-        return;
+        return failed(cudaErrorInvalidConfiguration);
     }
     if (shared_bytes > shared_bytes_allowed(reinterpret_cast<const void *>(kernel))) {
-        failed(cudaErrorInvalidValue);
-        return;
+        return failed(cudaErrorInvalidValue);
     }
     Break how = break_of(name, dim.x);
-    if (how == RETURNS_ERROR) {
-        failed(cudaErrorInvalidConfiguration);
-        return;
-    }
+    if (how == RETURNS_ERROR) { return failed(cudaErrorInvalidConfiguration); }
+    std::string fault = early_fault(stream);
+    if (fault == "launch") { return failed(cudaErrorInvalidValue); }
+    if (fault == "graph") { stream->capture->refused = true; }
+    int times = fault == "nothing" ? 0 : fault == "twice" ? 2 : 1;
     runtime().launches++;
     std::tuple<P...> copied(arguments...);
     auto run = [=] {
         if (replaced_by(how)) { return; }
-        run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
+        for (int i = 0; i < times; i++) {
+            run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
+        }
         if (how != WORKS) { break_output(std::get<0>(copied), how); }
     };
     uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
-    submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
+    return submit(stream, {cudaGraphNodeTypeKernel, name, kernel_nanoseconds(blocks * threads), run});
 }
 
 // True if both ends of a copy match its direction. cudaMemcpyDefault matches everything.
@@ -649,6 +669,13 @@ template <class Kernel> cudaError_t cudaFuncSetAttribute(Kernel *kernel, cudaFun
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) { return cudaSuccess; }
     if (value < 0 || value > simt::shared_bytes_limit()) { return simt::failed(cudaErrorInvalidValue); }
     simt::runtime().shared_bytes_allowed[reinterpret_cast<const void *>(kernel)] = static_cast<size_t>(value);
+    return cudaSuccess;
+}
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+template <class Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, Kernel *) {
+    attributes->ptxVersion = simt::settings().capability;
     return cudaSuccess;
 }
 // limited by threads and dynamic shared memory; registers are unknown
@@ -865,6 +892,7 @@ inline cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType 
 }
 enum { cudaGraphInstantiateFlagUseNodePriority = 8 };
 inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long = 0) {
+    if (graph->refused) { return simt::failed(cudaErrorInvalidValue); }
     *exec = new SimtGraphExec{graph->nodes, graph->ends};
     return cudaSuccess;
 }

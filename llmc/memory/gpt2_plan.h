@@ -43,6 +43,7 @@ typedef struct {
     bool pageable_host;  // --offload-pageable: lifetime HOST is not pinned
     bool copies_state;   // a save copies the state to host memory (run/saver.h)
     double host_link;    // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
+    int capability;      // Backend.capability()
 } ModelOptions;
 
 // sizes of the slices that this rank holds

@@ -14,6 +14,7 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 #if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
 #define HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
+#include "llmc/run/early_launches.cuh"
 #endif
 
 static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -38,6 +39,8 @@ static inline void cpu_describe(char *text, size_t room) {
     snprintf(text, room, "cpu, %d thread%s%s", threads, plural_s((uint64_t)threads), CPU_LEVEL);
 }
 
+static inline int cpu_capability(void) { return 0; }
+
 static inline double cpu_peak_flops(bool tf32) {
     (void)tf32;
     return 0;
@@ -55,6 +58,7 @@ static const Backend cpu_backend = {
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
+    .capability = cpu_capability,
     .peak_flops = cpu_peak_flops,
 };
 
@@ -124,6 +128,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
                                             cuda_takes_tf32(tf32), autotune_cache_path(path, "matmul_picks.txt", ""));
     ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
+    early_launches_try(ex);
 }
 
 static inline void cuda_close(Exec *ex) {
@@ -138,6 +143,12 @@ static inline void cuda_describe(char *text, size_t room) {
     CUDA_CHECK(cudaDriverGetVersion(&driver));
     snprintf(text, room, "cuda, %s, %.1f GiB, driver for CUDA %d.%d, matmuls by cuBLASLt %zu", gpu.name,
              (double)gpu.totalGlobalMem / (1 << 30), driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+}
+
+// Without a GPU here, as for --plan: an H100's, whose rates cuda_backend has.
+static inline int cuda_backend_capability(void) {
+    const char *why;
+    return cuda_device_count(&why) > 0 ? cuda_capability() : 90;
 }
 
 static inline int cuda_attribute(cudaDeviceAttr attribute) {
@@ -191,6 +202,7 @@ static const Backend cuda_backend = {
     .open = cuda_open,
     .close = cuda_close,
     .describe = cuda_describe,
+    .capability = cuda_backend_capability,
     .peak_flops = cuda_peak_flops,
 };
 #endif

@@ -70,6 +70,10 @@ static inline void print_machine_lines(const TrainArgs *a, const GPT2Config *c, 
                                        const Comm *world, const char *gpu_note) {
     char machine[256];
     o->backend->describe(machine, sizeof machine);
+#ifdef HAVE_CUDA
+    const char *early = !on_gpu(o) ? "" : early_launches ? ", early launches on" : ", early launches off";
+    snprintf(machine + strlen(machine), sizeof machine - strlen(machine), "%s", early);
+#endif
     const char *precision = o->round_matmul_inputs ? ", bf16 inputs" : "";
     if (a->matmul_precision == 2 && !o->round_matmul_inputs) {
         precision = ", fp32 inputs (-f 2 needs AVX512-BF16 of the CPU and the build)";

@@ -61,6 +61,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     ModelOptions o;
     memset(&o, 0, sizeof o);
     o.backend = backend;
+    o.capability = backend->capability();
     o.training = !a->generate && !a->eval;
     o.B = a->generate ? 1 : a->B;
     o.T = a->generate ? 64 : a->T;

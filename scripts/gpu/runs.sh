@@ -75,10 +75,11 @@ test_beside() { ! built "$2" || start "$1" "${settings[@]}" "${@:3}"; }
 
 # sanitize NAME TOOL PROGRAM FLAG...: starts a program under compute-sanitizer. In test_ops each array is an allocation
 # of its own, so an overrun shows. A bad access ends its kernel alone, if this sanitizer can. Each run listens on ports
-# of its own
+# of its own. Only the kernels of llmc are watched: cuBLASLt's would take most of the time. The filter is --kernel-regex
+# before CUDA 12.3. initcheck would call what an unwatched kernel writes uninitialized, except where it follows that
 port=49152
 sanitize() {
-    local sanitizer options=() help
+    local sanitizer options=() help filter=''
     sanitizer=$(command -v compute-sanitizer "$CUDA_ROOT"/bin/compute-sanitizer \
         "$CUDA_ROOT"/compute-sanitizer/compute-sanitizer | head -n 1)
     if [ -z "$sanitizer" ]; then
@@ -89,6 +90,12 @@ sanitize() {
     help=$("$sanitizer" --help 2>&1)
     [[ $help != *destroy-on-device-error* ]] || options+=(--destroy-on-device-error kernel)
     [[ $help != *--port* ]] || options+=(--port "$port")
+    [[ $help != *--kernel-regex* ]] || filter=--kernel-regex
+    [[ $help != *--kernel-name* ]] || filter=--kernel-name
+    [[ $2 != initcheck || $help == *--initcheck-track-filtered-global-memory* ]] || filter=''
+    [ -z "$filter" ] || mapfile -t -O ${#options[@]} options < <(
+        sed -nE 's/.*\b([a-z_]+_kernel)\(.*/\1/p' llmc/*.cuh llmc/*/*.cuh | grep -vE '^(wait_for_previous|launch)_' |
+            sort -u | sed "s/^/$filter=kns=/")
     port=$((port + 100))
     start "$1" "${settings[@]}" "$sanitizer" --tool "$2" --error-exitcode 9 "${options[@]}" "${@:3}"
 }

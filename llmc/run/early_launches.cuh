@@ -1,0 +1,80 @@
+/*
+Early launches (cuda_common.cuh): on if this GPU and its driver run them right in a CUDA graph.
+They need kernels that were compiled for sm_90 or newer, and a driver for CUDA 12.3. The trial is a graph with each join
+of kernels that a micro-step has. Its kernels count: one that does not run, runs twice or does not wait gives another
+sum. TRAIN_GPT2_EARLY_LAUNCHES=0 turns early launches off without a trial.
+defines: early_launches_try
+*/
+#pragma once
+#include "llmc/matmul.cuh"
+#include <stddef.h>
+
+enum { EARLY_SIDE = 16, EARLY_KERNELS = 5 };
+
+// on the device
+typedef struct {
+    int sum;    // over all launches of the graph, which clears the rest
+    int count;  // kernels of this launch so far
+    // out = in in, by cuBLASLt
+    alignas(16) floatX in[EARLY_SIDE * EARLY_SIDE], out[EARLY_SIDE * EARLY_SIDE];
+} EarlyTrial;
+
+static __global__ void early_launch_kernel(EarlyTrial *trial) {
+    wait_for_previous_kernel();
+    trial->count++;
+    trial->sum += trial->count + (int)load_float(trial->out);
+    store_float(trial->in, (float)trial->count);
+}
+
+// alg->desc NULL: without the matmul
+static inline bool early_trial_counts(const CudaExec *cuda, EarlyTrial *trial, const LtAlgorithm *alg,
+                                      const LtMatmul *product) {
+    cudaStream_t stream = cuda->stream, other = cuda->copy_streams[0];
+    cudaEvent_t fork = cuda->enqueued, join = cuda->copied[0][0];
+    cudaGraphExec_t graph = NULL;
+    int sum = 0, once = EARLY_KERNELS * (EARLY_KERNELS + 1) / 2;
+    if (alg->desc) { once += (EARLY_KERNELS - 1) * (EARLY_KERNELS - 1); }
+    // after any error the sum is another
+    cudaMemsetAsync(&trial->sum, 0, sizeof trial->sum, stream);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    cudaMemsetAsync(&trial->count, 0, sizeof *trial - offsetof(EarlyTrial, count), stream);
+    LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, stream, trial);  // after a memset
+    LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, stream, trial);  // after a kernel
+    cudaEventRecord(fork, stream);
+    cudaStreamWaitEvent(other, fork, 0);
+    LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, other, trial);
+    cudaEventRecord(join, other);
+    cudaStreamWaitEvent(stream, join, 0);
+    LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, stream, trial);  // after an event of another stream
+    if (alg->desc) { lt_run(cuda->matmuls, alg, product, &alg->algo); }
+    LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, stream, trial);  // after cuBLASLt's kernel
+    cuda_launch_captured(stream, &graph);
+    cudaGraphLaunch(graph, stream);
+    cudaStreamSynchronize(stream);
+    cudaMemcpy(&sum, &trial->sum, sizeof sum, cudaMemcpyDeviceToHost);
+    if (graph) { cudaGraphExecDestroy(graph); }
+    cudaGetLastError();  // clears an error, which the next check would report
+    return sum == 2 * once;
+}
+
+// ex: with its matmuls and partial sums, which nothing uses yet
+static inline void early_launches_try(Exec *ex) {
+    const CudaMatmuls *mm = ex->cuda->matmuls;
+    const char *given = getenv("TRAIN_GPT2_EARLY_LAUNCHES");
+    cudaFuncAttributes attributes;
+    early_launches = false;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, early_launch_kernel));
+    if (attributes.ptxVersion < 90 || (given && strcmp(given, "0") == 0)) { return; }
+    EarlyTrial *trial = partials_of<EarlyTrial>(ex, 1, "the trial of early launches");
+    LtMatmul product =
+        lt_gemm(trial->out, DT_FLOATX, trial->in, false, trial->in, false, EARLY_SIDE, EARLY_SIDE, EARLY_SIDE);
+    for (int &bytes : product.key.aligned) { bytes = LT_ALIGNMENT; }
+    LtAlgorithm alg = {};
+    alg.key = product.key;
+    lt_choose_untimed(mm, &alg, &product);
+    // loads cuBLASLt's kernel, which a capture might not allow
+    if (alg.desc && lt_run(mm, &alg, &product, &alg.algo) != CUBLAS_STATUS_SUCCESS) { lt_destroy_descriptors(&alg); }
+    early_launches = true;
+    early_launches = early_trial_counts(ex->cuda, trial, &alg, &product);
+    lt_destroy_descriptors(&alg);
+}
