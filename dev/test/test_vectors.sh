@@ -3,6 +3,7 @@
 # that the sums of GEMM tiles stay in registers.
 # dev/test/hot_loops.c is compiled in fp32 and bf16 by every compiler found, for every CPU below, with the Makefile's
 # flags, and dev/test/hot_loops.py reads the objects. A compiler is left out for a CPU that it does not know.
+# Then the instructions of every level of build/test/portable/train_gpt2, which make builds with its own compiler.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 # shellcheck source=dev/test/harness.sh
@@ -51,4 +52,30 @@ for compiler in "${compilers[@]}"; do
         done
     done
 done
+
+# ---- the program of ARCH=portable
+
+objects=build/test/portable
+# without OBJECT PATTERN: no line of the disassembly matches; with: some line does
+without() { objdump -d --no-show-raw-insn "$objects/$1" | grep -E -- "$2" | head -n 3; }
+with() { [ -n "$(without "$@")" ] || echo "no line of $1 has $2"; }
+report "the main that chooses has no instruction of AVX" "$(
+    without main.o $'%[yz]mm|\tv[a-z]'
+    with main.o cpuid
+)"
+report "each level has the vectors of its own and no longer ones" "$(
+    without v2.o $'%[yz]mm|\tv[a-z]'
+    with v2.o mulps
+    without v3.o '%zmm|%k[0-7]'
+    with v3.o 'vfmadd.*%ymm'
+    without v4.o 'vdpbf16ps|vcvtne'
+    with v4.o 'vfmadd.*%zmm'
+    with bf16.o 'vdpbf16ps.*%zmm'
+)"
+report "an object has one global function: no level calls another's" "$(
+    for name in v2 v3 v4 bf16; do
+        found=$(nm --defined-only --extern-only "$objects/$name.o" | cut -d ' ' -f 3 | xargs)
+        [ "$found" = "main_$name" ] || echo "$name.o defines $found"
+    done
+)"
 end_tests
