@@ -2,9 +2,10 @@
 # Runs test programs and ends with `N passed, N failed` over all of them. Each argument is one command line.
 #   scripts/run_tests.sh [--tally FILE] COMMAND... [--together COMMAND...]
 #   --together     as many of the following commands run at a time as there are cores
-#   --tally FILE   FILE holds the counts of an earlier run, if it exists; the last line adds them, and FILE gets the sum
+#   --tally FILE   FILE holds the result of an earlier run, if it exists; this run adds its own
 # A program reports as cmocka does: `[  PASSED  ] N test(s).` and `[  FAILED  ] N test(s)`. A program that crashes,
-# hangs or runs no test counts as one failed test. The output of a failed program is shown.
+# hangs or runs no test counts as one failed test. The output of a failed program is shown. The failed tests, with the
+# command that runs each program again, stand together above the last line.
 set -uo pipefail
 
 seconds_each=900  # bounds a hang; a busy machine is slow
@@ -21,7 +22,7 @@ export LSAN_OPTIONS=print_suppressions=0:suppressions=$all/leaks
 # the sum of the numbers in the lines `[  WORD  ] N test(s)` of one program
 count() { sed -n "s/^\[ *$1 *\] \([0-9]*\) test(s).*/\1/p" "$2/out" "$2/err" | awk '{ n += $1 } END { print n + 0 }'; }
 
-# runs one command line in its own folder, prints a report, and writes the counts to FOLDER/counts
+# runs one command line in its own folder, prints a report, and writes the counts and the failed tests to FOLDER/result
 run() { # FOLDER COMMAND
     local folder=$1 command started status took passed failed skipped trouble=
     read -ra command <<<"$2"
@@ -46,7 +47,13 @@ run() { # FOLDER COMMAND
         [ -z "$trouble" ] || grep -hvE '^\[ *(RUN|OK) *\]' "$folder/out" "$folder/err"
     } >"$folder/report"
     cat "$folder/report"
-    echo "$passed $failed" >"$folder/counts"
+    echo "$passed $failed" >"$folder/result"
+    if [ -n "$trouble" ]; then
+        echo "$trouble: scripts/run_tests.sh '$2'"
+        # a line of harness.sh with its reason below, or a line that cmocka prints twice
+        awk '/^(not ok |\[ *FAILED *\] [^0-9])/ && !seen[$0]++ || reason { print "    " $0 }
+            { reason = /^not ok / }' "$folder/out" "$folder/err"
+    fi >>"$folder/result"
     rm -rf "$folder/tmp"
 }
 
@@ -63,7 +70,7 @@ for test in "$@"; do
     fi
     number=$((number + 1))
     mkdir "$all/$number"
-    echo "0 1" >"$all/$number/counts"  # holds if the report is never written
+    printf '0 1\nnot finished: %s\n' "$test" >"$all/$number/result"
     if [ -z "$together" ]; then
         run "$all/$number" "$test"
         continue
@@ -73,8 +80,9 @@ for test in "$@"; do
 done
 wait
 
-[ ! -s "$tally" ] || { mkdir "$all/earlier" && cp "$tally" "$all/earlier/counts"; }
-read -r passed failed <<<"$(cat "$all"/*/counts | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"
-[ -z "$tally" ] || echo "$passed $failed" >"$tally"
+[ ! -s "$tally" ] || { mkdir "$all/0" && cp "$tally" "$all/0/result"; }
+read -r passed failed <<<"$(head -qn 1 "$all"/*/result | awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }')"
+tail -qn +2 "$all"/*/result | tee "$all/failed"
+[ -z "$tally" ] || { echo "$passed $failed" && cat "$all/failed"; } >"$tally"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The hot loops of the CPU backend in the machine code of an object or a program that was compiled with -g.
 
-    dev/test/hot_loops.py FILE REGISTER [bf16]      REGISTER: zmm, ymm or xmm, the widest of the target
+    dev/test/hot_loops.py FILE REGISTER [bf16]      REGISTER: zmm or ymm, the widest of the target
                                                     bf16: gemm multiplies pairs of bf16
 
 A hot loop is a loop of llmc/ under `#pragma omp simd`, or the loop over k of a function in TILES. Debugging information
@@ -22,8 +22,8 @@ import sys
 
 # function: FMAs of one iteration by register. The sums are GEMM_ROWS x GEMM_VECTORS, or TILE_M x 2 vectors
 TILES = {
-    "gemm_tile": {"zmm": 24, "ymm": 12, "xmm": 12},
-    "tile_multiply": {"zmm": 16, "ymm": 8, "xmm": 8},
+    "gemm_tile": {"zmm": 24, "ymm": 12},
+    "tile_multiply": {"zmm": 16, "ymm": 8},
 }
 # every function with loops under the pragma, so that a lost pragma is noticed
 HOT = {"adamw_tile", "attention_backward_tile", "attention_decode_row", "attention_softmax", "attention_store",
@@ -39,7 +39,6 @@ COPIES = ("memcpy", "memset", "memmove")  # calls that compilers put in place of
 ARITHMETIC = r"v?(add|sub|mul|div|sqrt|max|min|fn?m(add|sub)(132|213|231)?)"
 SCALAR = re.compile(ARITHMETIC + r"s[sdh]$")
 FMA = re.compile(r"vfn?madd(132|213|231)p[sd]$|vdpbf16ps$")
-SSE_FMA = re.compile(r"mulp[sd]$")
 NARROW = re.compile(r"(ss|sd)$|^v?mov[dq]$")  # instructions on one element of an xmm register
 
 Loop = collections.namedtuple("Loop", "path first last function tile")
@@ -114,21 +113,19 @@ def regions(body):
 class Counts:
     """what the instructions of a hot loop in one region are"""
 
-    def __init__(self, instructions, region, register, framed, unrolled):
+    def __init__(self, instructions, register, framed, unrolled):
         def count(fits):
             return sum(1 for i in instructions if fits(i))
-        whole = instructions if unrolled else region  # objdump loses the lines of some inlined calls
         self.unrolled = unrolled
         self.all = len(instructions)
         self.wide = count(lambda i: register in i.arguments and not NARROW.search(i.name))
-        self.memory = sum(1 for i in whole if register in i.arguments and not NARROW.search(i.name) and
-                          re.search(r"PTR \[(?!rip)", i.arguments) and "broadcast" not in i.name)
+        self.memory = count(lambda i: register in i.arguments and not NARROW.search(i.name) and
+                            re.search(r"PTR \[(?!rip)", i.arguments) and "broadcast" not in i.name)
         self.scalar = count(lambda i: SCALAR.match(i.name))
-        fma = FMA if register != "xmm" else SSE_FMA
-        self.fma = count(lambda i: register in i.arguments and fma.match(i.name))
+        self.fma = count(lambda i: register in i.arguments and FMA.match(i.name))
         self.pairs = count(lambda i: register in i.arguments and i.name == "vdpbf16ps")
-        self.calls = [re.sub(r".*[ <]([A-Za-z_]\w*).*", r"\1", i.arguments) for i in whole
-                      if i.name.startswith("call") and "__stack_chk_fail" not in i.arguments]
+        self.calls = [re.sub(r".*[ <]([A-Za-z_]\w*).*", r"\1", i.arguments) for i in instructions
+                      if i.name.startswith("call")]
         self.copies = [call for call in self.calls if call.strip("_").replace("_chk", "") in COPIES]
         stack = r"\S+ PTR \[r(sp|bp)\b.*\]," if framed else r"\S+ PTR \[rsp\b.*\],"
         self.spills = count(lambda i: re.match(stack + r"[xyz]mm", i.arguments))
@@ -160,7 +157,7 @@ def main():
                     of_loop[loop].append(instruction)
             for loop, instructions in of_loop.items():
                 of_tile = region if loop.tile else instructions
-                counts[loop].append(Counts(of_tile, region, register, framed, region is rest))
+                counts[loop].append(Counts(of_tile, register, framed, region is rest))
         for loop, of_regions in counts.items():
             if sum(c.all for c in of_regions) < 4:  # an address, computed far from its loop
                 continue

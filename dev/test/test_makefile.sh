@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The precision and the architectures that make chooses for a GPU, the CPU of a build, its hardening, and where nvcc and
 # CUDA's libraries are. nvidia-smi and nvcc are stubs, and make only prints its commands, in a copy of the Makefile. An
-# installed nvcc links one program.   dev/test/test_makefile.sh
+# installed nvcc links one program. Then the last lines of scripts/run_tests.sh.   dev/test/test_makefile.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
@@ -33,10 +33,11 @@ esac
 END_OF
 chmod +x "$folder"/bin/*
 
-# made STATUS GPU WORD...: what `make WORD...` would do on a machine with this GPU
+# made STATUS GPU WORD...: what `make WORD...` would do on a machine with this GPU. Variables of `make test MARCH=...`
+# do not reach it.
 made() {
     local status=0
-    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n \
+    (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n \
         "${target:-train_gpt2}" "${@:3}" >said 2>&1) || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
 }
@@ -154,7 +155,7 @@ report "another ARCH is refused" "$(
 )"
 # kept FILE WORD...: the flags that a make with these words keeps in FILE
 kept() {
-    (cd "$folder" && env -u MAKEFLAGS -u MAKELEVEL PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
+    (cd "$folder" && env -i PATH="$folder/bin:$PATH" make "$@" >said 2>&1 && cat "$1")
 }
 report "build/flags changes with ARCH, and make -n only says so" "$(
     before=$(kept build/flags DEVICE=cpu CFLAGS=-O2)
@@ -261,5 +262,29 @@ if [ -n "$nvcc" ]; then
 else
     skip "there is no nvcc to link with" 1
 fi
+
+# ends_with WORD...: the last lines that run_tests.sh prints with these words
+ends_with() {
+    scripts/run_tests.sh "$@" >"$folder/said" 2>&1
+    diff "$folder/wanted" <(tail -n "$(wc -l <"$folder/wanted")" "$folder/said")
+}
+report "the failed tests, with the commands that run them again, stand above the last line of two runs" "$(
+    printf '%s\n' 'not ok shell' '    why' '    | a table' 'ok shell' '[  FAILED  ] 1 test(s)' >"$folder/shell"
+    printf '%s\n' '[  FAILED  ] unit' '[  PASSED  ] 3 test(s).' '[  FAILED  ] 1 test(s), listed below:' \
+        '[  FAILED  ] unit' >"$folder/cmocka"
+    cat >"$folder/wanted" <<END_OF
+1 failed: scripts/run_tests.sh 'cat $folder/shell'
+    not ok shell
+        why
+1 failed: scripts/run_tests.sh 'cat $folder/cmocka'
+    [  FAILED  ] unit
+exit status 1: scripts/run_tests.sh 'false'
+3 passed, 3 failed
+END_OF
+    ends_with --tally "$folder/tally" --together "cat $folder/shell" "cat $folder/cmocka" false
+    sed -i "\$d" "$folder/wanted"
+    printf '%s\n' "no test ran: scripts/run_tests.sh 'true'" '3 passed, 4 failed' >>"$folder/wanted"
+    ends_with --tally "$folder/tally" true
+)"
 
 end_tests

@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
-# One program for many CPUs (make ARCH=portable): the level that it chooses, the losses of every level of this CPU, the
-# instructions of every level, and CPUs that qemu emulates.
+# One program for many CPUs (make ARCH=portable): the level that it chooses, the losses of every level of this CPU, and
+# CPUs that qemu emulates. dev/test/test_vectors.sh reads the instructions of every level.
 #   TRAINER=build/test/portable/train_gpt2 dev/test/test_portable.sh
-# The objects of the program are beside TRAINER.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 # shellcheck source=dev/test/harness.sh
 . dev/test/harness.sh
 
 trainer=$(realpath "${TRAINER:-build/test/portable/train_gpt2}")
-objects=$(dirname "$trainer")
-if [ ! -f "$objects/main.o" ]; then
-    skip "$trainer has one level: it is not for x86-64" 14
+if [ ! -f "$(dirname "$trainer")/main.o" ]; then
+    skip "$trainer has one level: it is not for x86-64" 11
     exit
 fi
 folder=$(mktemp -d)
@@ -84,35 +82,6 @@ report "a level that does not exist is refused, with the levels of this CPU" "$(
     tail -n 1 "$out" | grep -q "${expected:2}\$" || echo "expected '${expected:2}' at the end"
 )"
 rm -f "$out"
-
-# ---- instructions
-
-# without OBJECT PATTERN: no line of the disassembly matches; with: some line does
-without() { objdump -d --no-show-raw-insn "$objects/$1" | grep -E -- "$2" | head -n 3; }
-with() { [ -n "$(without "$@")" ] || echo "no line of $1 has $2"; }
-if command -v objdump >/dev/null; then
-    report "the main that chooses has no instruction of AVX" "$(
-        without main.o $'%[yz]mm|\tv[a-z]'
-        with main.o cpuid
-    )"
-    report "each level has the vectors of its own and no longer ones" "$(
-        without v2.o $'%[yz]mm|\tv[a-z]'
-        with v2.o mulps
-        without v3.o '%zmm|%k[0-7]'
-        with v3.o 'vfmadd.*%ymm'
-        without v4.o 'vdpbf16ps|vcvtne'
-        with v4.o 'vfmadd.*%zmm'
-        with bf16.o 'vdpbf16ps.*%zmm'
-    )"
-    report "an object has one global function: no level calls another's" "$(
-        for name in v2 v3 v4 bf16; do
-            found=$(nm --defined-only --extern-only "$objects/$name.o" | cut -d ' ' -f 3 | xargs)
-            [ "$found" = "main_$name" ] || echo "$name.o defines $found"
-        done
-    )"
-else
-    skip "objdump is not installed (binutils): the instructions are not tested" 3
-fi
 
 # ---- CPUs that qemu emulates. qemu 7.2 and later have AVX2; qemu has no AVX-512
 

@@ -1,25 +1,17 @@
 #!/usr/bin/env bash
 # Checks in machine code that the hot loops of the CPU backend use the widest vectors of the target without calls, and
 # that the sums of GEMM tiles stay in registers.
-#   dev/test/test_vectors.sh          ./train_gpt2, and the operations by gcc and clang for two CPUs
-#   dev/test/test_vectors.sh all      the operations in fp32 and bf16 by every compiler found, for every CPU below
-# dev/test/hot_loops.py reads the machine code and prints a line per loop: compiled copies, instructions on the widest
-# registers, multiply-adds, and stores of vector registers to the stack. The operations are those of
-# dev/test/hot_loops.c, compiled with the Makefile's flags. A compiler is left out for a CPU that it does not know.
+# dev/test/hot_loops.c is compiled in fp32 and bf16 by every compiler found, for every CPU below, with the Makefile's
+# flags, and dev/test/hot_loops.py reads the objects. A compiler is left out for a CPU that it does not know.
+# Then the instructions of every level of build/test/portable/train_gpt2, which make builds with its own compiler.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 # shellcheck source=dev/test/harness.sh
 . dev/test/harness.sh
 
-cpus=(haswell sapphirerapids)
-compilers=(gcc clang)
-precisions=(fp32)
-if [ "${1:-}" = all ]; then
-    # not x86-64-v2: AdamW calls libm's fma there, and 16 registers hold a smaller tile of attention
-    cpus=(haswell znver3 skylake-avx512 sapphirerapids znver4)
-    compilers=(gcc clang gcc-{11..19} clang-{13..29})
-    precisions=(fp32 bf16)
-fi
+# not x86-64-v2: AdamW calls libm's fma there, and 16 registers hold a smaller tile of attention
+cpus=(haswell znver3 skylake-avx512 sapphirerapids znver4)
+compilers=(gcc clang gcc-{11..19} clang-{13..29})
 if [ "$(uname -m)" != x86_64 ]; then
     skip "hot loops are checked in machine code of x86-64 only" 1
     exit 0
@@ -34,38 +26,9 @@ target() {
     case $macros in
     *__AVX512BF16__*) echo "zmm bf16" ;;
     *__AVX512F__*) echo zmm ;;
-    *__AVX__*) echo ymm ;;
-    *) echo xmm ;;
+    *) echo ymm ;;
     esac
 }
-
-# look NAME FILE REGISTER [bf16]: a table and a case
-look() {
-    local trouble=
-    python3 dev/test/hot_loops.py "${@:2}" >"$lines" 2>&1 || trouble="hot_loops.py failed"
-    grep -v '^trouble: ' "$lines"
-    report "$1: hot loops use $3 registers, without calls" "$trouble$(sed -n 's/^trouble: //p' "$lines")"
-}
-
-# look_at_program: ./train_gpt2 as it was built
-look_at_program() {
-    local flags compiler march registers
-    [[ -x train_gpt2 && -f build/flags ]] || { skip "there is no ./train_gpt2: run make first" 1 && return; }
-    flags=$(cat build/flags) compiler=${flags%% *} march=$(grep -o -- '-march=[^ ]*' build/flags | tail -n 1)
-    if [[ " $flags " != *" cpu "* || " $flags " != *" -g"* ]]; then
-        skip "./train_gpt2 is no CPU build with line numbers (-g): its loops are not checked" 1
-        return
-    fi
-    if [ -n "$(find llmc train_gpt2.cu -newer train_gpt2 ! -path "*/emulator/*" -type f)" ]; then
-        report "./train_gpt2 is up to date" "sources are newer: run make first"
-        return
-    fi
-    registers=$(target "$compiler" ${march:+"$march"})
-    [[ " $flags " == *" fp32 "* ]] || registers=${registers% bf16}
-    # shellcheck disable=SC2086 # one or two words
-    look "./train_gpt2 ($compiler $march)" train_gpt2 $registers
-}
-[ "${1:-}" = all ] || look_at_program
 
 seen=" "
 for compiler in "${compilers[@]}"; do
@@ -75,7 +38,7 @@ for compiler in "${compilers[@]}"; do
     for cpu in "${cpus[@]}"; do
         registers=$(target "$compiler" "-march=$cpu")
         [ -n "$registers" ] || { echo "$compiler does not know $cpu" && continue; }
-        for precision in "${precisions[@]}"; do
+        for precision in fp32 bf16; do
             object=build/vectors/$precision/$compiler/$cpu.o
             if ! make --no-print-directory "$object" >"$lines" 2>&1; then
                 report "$compiler, $cpu, $precision: the operations compile" "$(tail -n 20 "$lines")"
@@ -83,8 +46,36 @@ for compiler in "${compilers[@]}"; do
             fi
             [ "$precision" = fp32 ] || registers=${registers% bf16}  # a bf16 build multiplies reals
             # shellcheck disable=SC2086 # one or two words
-            look "$compiler, $cpu, $precision" "$object" $registers
+            python3 dev/test/hot_loops.py "$object" $registers >"$lines" || echo "trouble: exit status $?" >>"$lines"
+            report "$compiler, $cpu, $precision: hot loops use ${registers% *} registers, without calls" \
+                "$(sed -n 's/^trouble: //p' "$lines")"
         done
     done
 done
+
+# ---- the program of ARCH=portable
+
+objects=build/test/portable
+# without OBJECT PATTERN: no line of the disassembly matches; with: some line does
+without() { objdump -d --no-show-raw-insn "$objects/$1" | grep -E -- "$2" | head -n 3; }
+with() { [ -n "$(without "$@")" ] || echo "no line of $1 has $2"; }
+report "the main that chooses has no instruction of AVX" "$(
+    without main.o $'%[yz]mm|\tv[a-z]'
+    with main.o cpuid
+)"
+report "each level has the vectors of its own and no longer ones" "$(
+    without v2.o $'%[yz]mm|\tv[a-z]'
+    with v2.o mulps
+    without v3.o '%zmm|%k[0-7]'
+    with v3.o 'vfmadd.*%ymm'
+    without v4.o 'vdpbf16ps|vcvtne'
+    with v4.o 'vfmadd.*%zmm'
+    with bf16.o 'vdpbf16ps.*%zmm'
+)"
+report "an object has one global function: no level calls another's" "$(
+    for name in v2 v3 v4 bf16; do
+        found=$(nm --defined-only --extern-only "$objects/$name.o" | cut -d ' ' -f 3 | xargs)
+        [ "$found" = "main_$name" ] || echo "$name.o defines $found"
+    done
+)"
 end_tests

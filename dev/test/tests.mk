@@ -134,6 +134,7 @@ build/check/nccl: dev/bench/bench_comm.cu build/flags
 # folder of a version that has one comes last, so that only omp.h is found there
 build/vectors/fp32/%.o: precision = fp32
 build/vectors/bf16/%.o: precision = bf16
+build/vectors/%.o: comm = yes
 build/vectors/%.o: dev/test/hot_loops.c $(wildcard build/flags)
 	@mkdir -p $(@D) build/depend
 	@$(notdir $(*D)) -x c -std=gnu11 $(LANGUAGE) $(CFLAGS) -march=$(*F) -gdwarf-4 $(defines) $(hardening) $(dependencies) \
@@ -152,8 +153,9 @@ UNITS := $(basename $(notdir $(wildcard dev/test/test_*.c)))
 BIG_UNITS := test_checkpoint test_reference test_processes test_comm test_adamw test_gradients
 # these run after build/check/nvcc, in this order
 NVCC_SCRIPTS := $(addprefix dev/test/,test_nvcc.sh test_sass.sh test_cuda_build.sh)
+# in `make test-all` only: tests of minutes, and test_vectors.sh, which judges the machine code of compilers
 MINUTES := $(addprefix dev/test/,test_self_check.sh test_offload.sh test_threads.sh test_learns.sh \
-	test_determinism.sh)  # in `make test-all`
+	test_determinism.sh test_vectors.sh)
 LONG_SCRIPTS := $(addprefix dev/test/,test_processes.sh test_comm.sh test_gpu_check.sh test_trainer.sh)
 SCRIPTS := $(LONG_SCRIPTS) $(filter-out $(LONG_SCRIPTS) $(NVCC_SCRIPTS) $(MINUTES),$(wildcard \
 	dev/test/test_*.sh))
@@ -217,7 +219,7 @@ test-all: ## test: `make test`, then the rest: sanitizers, both precisions, nvcc
 	@$(MAKE) --no-print-directory test TALLY=build/tally || [ -s build/tally ]
 	$(build_parallel) test-all-programs
 	@scripts/run_tests.sh --tally build/tally $(NVCC_SCRIPTS) 'dev/test/test_nvcc.sh oldest' \
-		--together $(MINUTES) 'dev/test/test_vectors.sh all' 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
+		--together $(MINUTES) 'env TEST_DEVICE=cuda $(MORE_MODEL)' \
 		$(ON_HARDWARE) $(ON_SM_75) \
 		$(MORE_EMULATED) $(MORE_SANITIZED) $(MORE_TESTS)
 

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# README's first commands on each kind of CPU: `make test` and `make train` in a copy of the tree, compiled for it. Where
+# this machine lacks instructions of a CPU, the programs are only compiled. All take an hour on two idle cores.
+#   dev/test/every_cpu.sh [CPU...]       names of -march; CC=clang CXX=clang++ dev/test/every_cpu.sh takes clang
+# Prints a line per CPU: how it was tested, and the last line of `make test`. The logs stay in build/every_cpu.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+[ $# -gt 0 ] || set -- x86-64-v2 haswell znver3 alderlake skylake-avx512 sapphirerapids znver4
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir -p build/every_cpu
+# features CPU: the extensions that a compiler uses of its own accord, so without AMX; none for an unknown CPU
+features() {
+    "${CC:-cc}" -march="$1" -dM -E -x c /dev/null 2>/dev/null |
+        grep -oE '__(S?SSE|AVX|FMA|F16C|BMI|LZCNT|MOVBE|POPCNT)[0-9A-Z_]*__ ' | sort
+}
+
+failed=0
+for cpu; do
+    log=build/every_cpu/$cpu
+    rm -rf "$folder/tree" && mkdir "$folder/tree"
+    git ls-files -coz --exclude-standard | tar -c --null -T - | tar -x -C "$folder/tree"
+    lacks=$(comm -23 <(features "$cpu") <(features native) | xargs)
+    if [ -z "$(features "$cpu")" ]; then
+        result="left out: ${CC:-cc} does not know it"
+    elif ! make -C "$folder/tree" test-programs MARCH="$cpu" >"$log" 2>&1; then
+        result="does not compile" failed=1
+    elif [ -n "$lacks" ]; then
+        result="only compiled: this CPU lacks $lacks"
+    else
+        make -C "$folder/tree" test MARCH="$cpu" >>"$log" 2>&1 || failed=1
+        result="ran: $(grep ' passed, .* failed$' "$log" | tail -n 1)"
+        make -C "$folder/tree" train MARCH="$cpu" >>"$log" 2>&1 || { result+=", make train failed" failed=1; }
+    fi
+    printf '%-16s %s\n' "$cpu" "$result"
+done
+exit "$failed"
