@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Checks and measures the trainer on this machine's GPU, in three commands:   scripts/gpu_check.sh first|speed|rest
 #
-#   first      correctness, 4 to 6 minutes: kernels against their references, compute-sanitizer's memcheck, 20 steps of 124M
-#              without and with CUDA graphs. PyTorch compiles beside all of it
+#   first      correctness, 4 to 6 minutes: kernels against their references, compute-sanitizer's memcheck, 20 steps of
+#              124M without and with CUDA graphs. PyTorch compiles beside all of it
 #   speed      10 minutes: 124M and 1558M beside PyTorch (torch.compile, flash attention), the same bits twice, every
 #              matmul with its kernels and fused epilogues, every operation
 #   rest       10 minutes: a thousand steps beside PyTorch from the same weights, every -r, the largest batch, the whole

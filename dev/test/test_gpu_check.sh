@@ -73,8 +73,8 @@ END_OF
 program "$folder/bin/took" <<'END_OF'
 [ -z "${TOOK:-}" ] || echo "$1" >>"$TOOK"
 END_OF
-# FINDS: a sanitizer that finds something and runs out of time. HANGS, FAILS: patterns of commands that hang, or fail at once. SLOW: everything takes so many times as long. A
-# `timeout` within another is one of eight at once
+# FINDS: a sanitizer that finds something and runs out of time. HANGS, FAILS: patterns of commands that hang, or fail at
+# once. SLOW: everything takes so many times as long. A `timeout` within another is one of eight at once
 program "$folder/bin/timeout" <<'END_OF'
 [ "$1" != --foreground ] || shift
 limit=$3 outer=${TOOK:-} began=${VIRTUAL_NOW:-$(cat "$STUBS/clock")}
@@ -264,6 +264,7 @@ if [ $plan -gt $room ] && [[ $* != *--fit* ]]; then
     exit 2
 fi
 seen
+echo "machine   cuda, Stub H200, early launches on"
 [ -z "${REPLACED:-}" ] || echo "$note"
 [ "$model" = d48 ] && starts=15 whole="$STEP_1558M 16" || starts=8 whole="$STEP_124M 64"
 a_step=$(awk -v batch="$batch" '{ printf "%d", $1 * batch / $2 }' <<<"$whole")
@@ -423,7 +424,8 @@ first() {
     within 240
     has "# GPU: first" "Stub H200, driver 1.2.3, CUDA 13.0, PyTorch 9.9.0" "- build: ok; 3 of 3 programs" \
         "- test_simt: ok; 7 test(s)" "- test_ops: ok; 24 of 24 rows passed" "- memcheck: ok; 0 errors" \
-        "- 124M without CUDA graphs: ok" "- losses: ok; 124M, 10.89000000 to 10.70000000" "- PyTorch compiles: ok" \
+        "- 124M without CUDA graphs: ok; 100.0 ms a step; early launches on (" \
+        "- losses: ok; 124M, 10.89000000 to 10.70000000" "- PyTorch compiles: ok" \
         "(60 s, 70 expected)" "- self-check: ok; 24 operations agree; operations with a slower kernel: 0" \
         "## Self-check" \
         "attention_forward            tensor cores        0.62"

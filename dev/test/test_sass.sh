@@ -71,8 +71,8 @@ early_launch_kernel                             0 - no   tries early launches: n
 END
 }
 
-# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics|early|read-only loads" of every
-# kernel. Early: accesses to global memory and exits before the wait for the kernel before (ACQBULK,
+# "kernel|wide loads|narrow|wide stores|narrow|matrix|local|integer atomics|float atomics|early|read-only loads" of
+# every kernel. Early: accesses to global memory and exits before the wait for the kernel before (ACQBULK,
 # wait_for_previous_kernel)
 count() {
     cuobjdump -sass -arch "$1" $trainer | awk '

@@ -49,7 +49,7 @@ static inline bool early_trial_counts(const CudaExec *cuda, EarlyTrial *trial, c
     if (alg->desc) { lt_run(cuda->matmuls, alg, product, &alg->algo); }
     LAUNCH_KERNEL(early_launch_kernel, 1, 1, 0, stream, trial);  // after cuBLASLt's kernel
     cuda_launch_captured(stream, &graph);
-    cudaGraphLaunch(graph, stream);
+    if (graph) { cudaGraphLaunch(graph, stream); }
     cudaStreamSynchronize(stream);
     cudaMemcpy(&sum, &trial->sum, sizeof sum, cudaMemcpyDeviceToHost);
     if (graph) { cudaGraphExecDestroy(graph); }

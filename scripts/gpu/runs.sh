@@ -171,7 +171,8 @@ ours() {
     fi
     words=$(slower_kernels "$run_log")
     slower=${words:-$slower}
-    words="${ms[0]:+${ms[0]} ms a step; }${words:+slower kernels: $words}"
+    words="${ms[0]:+${ms[0]} ms a step; }${words:+slower kernels: $words; }"
+    words+=$(grep -om 1 'early launches o[nf]*' "$run_log")
     ended "$name" $status "$run_log" "${words%; }"
     return $status
 }

@@ -105,7 +105,8 @@ finish() {
     took=$(cat "$build/took/$1" 2>/dev/null || echo 0)
     # compute-sanitizer without the time to end has failed only if it has found something
     if [[ $1 == *check* && $status =~ ^(124|125|137)$ && $took -gt 0 ]]; then
-        grep -qE '^=+ (Invalid|Uninitialized|Barrier|Program hit|.*([Rr]ace|hazard))' "$log" && status=9 || status=stopped
+        status=stopped
+        ! grep -qE '^=+ (Invalid|Uninitialized|Barrier|Program hit|.*([Rr]ace|hazard))' "$log" || status=9
     fi
     ended "$1" $status "$log" "$(sed -nE 's/^\[ *PASSED *\] ([0-9]* test\(s\)).*/\1/p; s/.* SUMMARY: //p
         s/^([0-9]+ of [0-9]+ rows passed).*/\1/p' "$log" | tail -n 1)"
