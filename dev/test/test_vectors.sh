@@ -40,7 +40,7 @@ for compiler in "${compilers[@]}"; do
         [ -n "$registers" ] || { echo "$compiler does not know $cpu" && continue; }
         for precision in fp32 bf16; do
             object=build/vectors/$precision/$compiler/$cpu.o
-            if ! make --no-print-directory "$object" >"$lines" 2>&1; then
+            if ! make --no-print-directory CC="$compiler" "$object" >"$lines" 2>&1; then
                 report "$compiler, $cpu, $precision: the operations compile" "$(tail -n 20 "$lines")"
                 continue
             fi
