@@ -1719,7 +1719,7 @@ static void test_refused_early_launches(void **state) {
     if (backend == &cpu_backend) { skip(); }
     for (int offload = 0; offload <= 4; offload += 4) {
         StepReport usual = run_with_fault(NULL, offload);
-        for (const char *fault : {"large:graph", "large:launch"}) {
+        for (const char *fault : {"large:graph", "large:launch", "large:both"}) {
             StepReport report = run_with_fault(fault, offload);
             assert_true(report.loss == usual.loss && report.grad_norm == usual.grad_norm);
         }

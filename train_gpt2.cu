@@ -739,7 +739,8 @@ static void gpt2_backward(GPT2 *m, real scale) {
 // Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
 // device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
 // for a collective or a copy that began outside of it: these are waited for before the capture and each launch.
-static void gpt2_micro_step(GPT2 *m, int micro) {
+// False if the driver refused the captured graph: a second call captures the work without early launches.
+static bool micro_step_runs(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / m->update_targets;
@@ -749,7 +750,7 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     if (graph) { zero_wait_all(&m->zero); }
     if (graph && m->graphs[graph_kind]) {
         device->graph_launch(m->graphs[graph_kind], &m->exec);
-        return;
+        return true;
     }
     if (graph) { device->capture_begin(&m->exec); }
     m->inputs.stores = true;
@@ -757,10 +758,12 @@ static void gpt2_micro_step(GPT2 *m, int micro) {
     gpt2_backward(m, scale);
     m->inputs.stores = false;
     m->runs[graph_kind]++;
-    if (graph) {
-        m->graphs[graph_kind] = device->capture_end(&m->exec);
-        if (!m->graphs[graph_kind]) { gpt2_micro_step(m, micro); }
-    }
+    if (graph) { m->graphs[graph_kind] = device->capture_end(&m->exec); }
+    return !graph || m->graphs[graph_kind];
+}
+
+static void gpt2_micro_step(GPT2 *m, int micro) {
+    if (!micro_step_runs(m, micro)) { micro_step_runs(m, micro); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

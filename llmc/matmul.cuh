@@ -39,7 +39,10 @@ static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
     if (alg->desc) {
         lt_set_pointers(mm, alg, p);
         cublasStatus_t status = lt_run(mm, alg, p, &alg->algo);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED) { return false; }
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+            status == CUBLAS_STATUS_ARCH_MISMATCH) {
+            return false;
+        }
         lt_check(mm, alg, status, "cublasLtMatmul");
     } else if (p->key.out == DT_BF16) {
         matmul_launch_plain<bf16>(mm, p);
@@ -49,9 +52,8 @@ static inline bool lt_launch(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
     return true;
 }
 
-// The GEMM and its epilogue, by cuBLASLt and our kernels. A refused choice is replaced for good by the next one; the
-// last is our own GEMM, which is never refused. A rank replaces its choice alone: broadcasts depend on whether the key
-// is known and timed, which does not change.
+// The GEMM and its epilogue, by cuBLASLt and our kernels. If cuBLASLt refuses a choice, the next one replaces it for
+// the rest of the run; our own GEMM comes last. Ranks may differ then: no broadcast depends on it.
 static inline void lt_execute(const Exec *ex, LtMatmul *p) {
     CudaMatmuls *mm = ex->cuda->matmuls;
     LtAlgorithm *alg = lt_algorithm(mm, p, mm->autotune && !ex->rare_shapes);

@@ -118,7 +118,7 @@ typedef struct {
     float at[LT_RESULTS][LT_SAMPLES];
 } LtSamples;
 
-// *samples = up to `most` elements of each result that p's last run left on the device
+// *samples = up to `most` elements of each result of p's last run
 static inline void lt_sample(const CudaMatmuls *mm, const LtMatmul *p, LtSamples *samples, size_t most) {
     int parts = p->key.parts;
     size_t m = (size_t)p->key.m, n = (size_t)p->key.n, sums = parts & LT_SUM_D ? m : parts & LT_SUM_B ? n : 0;
@@ -166,7 +166,7 @@ static inline double lt_difference(const LtSamples *got, const LtSamples *wanted
 
 // ---- trials
 
-enum { LT_REPEATS = 2, LT_RUNS = 3 };  // LT_REPEATS times of LT_RUNS runs
+enum { LT_REPEATS = 2, LT_RUNS = 3 };  // the best of LT_REPEATS means, each over LT_RUNS runs
 
 // the trials of a GEMM
 typedef struct {
@@ -190,7 +190,7 @@ static inline void lt_check_trial(const CudaMatmuls *mm, const LtAlgorithm *alg,
     if (error == cudaSuccess) { return; }
     char text[LT_KEY_TEXT];
     lt_key_text(text, sizeof text, mm, &alg->key);
-    run_error("matmul (%s): %s while cuBLASLt's algorithms were timed; TRAIN_GPT2_AUTOTUNE=0 trains without trials",
+    run_error("matmul (%s): %s while cuBLASLt's algorithms were timed; TRAIN_GPT2_AUTOTUNE=0 trains without autotuning",
               text, cudaGetErrorString(error));
 }
 
@@ -204,8 +204,9 @@ static inline bool lt_try(const CudaMatmuls *mm, const LtAlgorithm *alg, const L
 
 // Microseconds of a run, the best of a few means; infinite if the algorithm fails. An algorithm much slower than
 // `so_far`, the best time of the others, is run no further.
-// A memset of the workspace empties L2, as other operations do in training: with operands and partial sums in L2, an
-// algorithm that splits k looks too good. The host launches while the memset runs, so the time holds no launch latency.
+// A memset of the workspace, 60 MiB or more, empties L2 or most of it, as other operations do in training: with
+// operands and partial sums in L2, an algorithm that splits k looks too good. The host launches while the memset runs,
+// so the time holds no launch latency.
 // Each run adds to an output with +=; lt_run_afresh and lt_trials_end restore it.
 static inline float lt_time(const CudaMatmuls *mm, const LtAlgorithm *alg, const LtTrials *t,
                             const cublasLtMatmulAlgo_t *algo, float so_far) {
@@ -255,8 +256,8 @@ static inline bool lt_agrees(const CudaMatmuls *mm, const LtAlgorithm *alg, cons
     char text[LT_KEY_TEXT];
     lt_key_text(text, sizeof text, mm, &alg->key);
     fprintf(stderr,
-            "train_gpt2: matmul (%s): an algorithm of cuBLASLt differs by %.2g from the right results, more than %.2g; "
-            "it is not used\n",
+            "train_gpt2: matmul (%s): an algorithm of cuBLASLt is off by %.2g, more than the tolerance of %.2g, and is "
+            "skipped\n",
             text, difference, tolerance);
     return false;
 }
@@ -357,8 +358,8 @@ static inline bool lt_trials_begin(const CudaMatmuls *mm, LtTrials *t, LtAlgorit
     char text[LT_KEY_TEXT];
     lt_key_text(text, sizeof text, mm, &alg->key);
     fprintf(stderr,
-            "train_gpt2: matmul (%s): no algorithm of cuBLASLt runs and agrees with plain dot products; the program's "
-            "own kernel, which is slower, is used\n",
+            "train_gpt2: matmul (%s): no algorithm of cuBLASLt gives right results; the program's own kernel, which is "
+            "slower, is used\n",
             text);
     lt_trials_end(mm, t);
     lt_destroy_descriptors(alg);

@@ -46,7 +46,7 @@ typedef struct {
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     bool untimed;     // chosen without trials: the shape rarely repeats
-    int next_choice;  // lt_choose_untimed's, should cuBLASLt refuse this one
+    int next_choice;  // the candidate that lt_choose_untimed takes if cuBLASLt refuses this one
 } LtAlgorithm;
 
 // one line of the autotune cache

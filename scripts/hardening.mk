@@ -18,8 +18,8 @@ nvcc_hardens = $(shell $(NVCC) -O1 -include stdio.h -x cu -c /dev/null -o /dev/n
 fortify_level = $(firstword $(foreach level,3 2,$(if $(call $(1),$(call fortify,$(level))),$(level))))
 # HARDENED: the names of the options in this build, or `none`, or `off` with HARDENING=0.
 # FORTIFY: the first level that gives no warning, or empty. Level 3 needs gcc 12 or clang 9, and glibc 2.34.
-# FORTIFY_CUDA: the same for nvcc. nvcc 12.0 cannot read level 3, whichever gcc it calls. A trial takes a second, so it
-# runs on first use.
+# FORTIFY_CUDA: the same for nvcc. nvcc 12.0 cannot read level 3, whichever gcc it calls. Its trials take a
+# second, and only a CUDA build makes them.
 ifneq ($(and $(GOALS),$(filter 1,$(HARDENING))),)
 FORTIFY := $(call fortify_level,hardens)
 FORTIFY_CUDA = $(eval FORTIFY_CUDA := $(call fortify_level,nvcc_hardens))$(FORTIFY_CUDA)

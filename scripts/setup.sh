@@ -92,8 +92,8 @@ want "train test"  curl                "downloads, for scripts/get_data.sh"     
 want test          python3-matplotlib  "plots, for scripts/plot.py"                            has_module matplotlib
 want test          openmpi-bin         "mpirun, which starts a run of several ranks"           has_command mpirun
 want test          libopenmpi-dev      "MPI, through which ranks communicate (50 MB with it)"  has_command mpicc
-want "build train test lint bench fuzz aarch64" libssl-dev "libcrypto: authenticates ranks started without MPI" \
-    has_headers openssl/hmac.h
+[ "$purpose" = gpu ] ||
+    want all       libssl-dev          "libcrypto: authenticates ranks started without MPI" has_headers openssl/hmac.h
 want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
 want test          man-db              "formats the man page"                                  has_command man
 want test          mandoc              "checks the man page"                                   has_command mandoc

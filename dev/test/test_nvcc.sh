@@ -14,6 +14,11 @@ cd "$(dirname "$0")/../.." || exit
 said=build/nvcc host=()
 if [ "${1:-}" = oldest ]; then
     why=$(dev/test/nvcc12.sh build/nvcc12) || { skip "$why" 1 && exit; }
+    for NVCC_CCBIN in g++ g++-{13..11} ''; do
+        version=$("$NVCC_CCBIN" -dumpversion 2>/dev/null) && [ "${version%%.*}" -le 13 ] && break
+    done
+    [ -n "$NVCC_CCBIN" ] || { skip "nvcc 12.4 needs a g++ from 11 to 13" 1 && exit; }
+    export NVCC_CCBIN
     PATH=$PWD/build/nvcc12/bin:$PATH said=build/nvcc12/said host=(-Xcompiler -march=sapphirerapids)
 fi
 command -v nvcc >/dev/null || { skip "there is no nvcc" 1 && exit; }
@@ -70,13 +75,13 @@ done
 if nvcc -x cu -E -include nccl.h /dev/null >/dev/null 2>&1; then
     warnings test_nccl dev/test/test_nccl.cu -DHAVE_NCCL
 else
-    echo "there is no NCCL: its communicator is not compiled"
+    skip "there is no NCCL: its communicator is not compiled" 1
 fi
 if [ $# -gt 0 ] && command -v g++-11 >/dev/null; then
     others+=(gcc11)
     compile gcc11 train_gpt2.cu BF16 "${one[@]}" -Xptxas -O0 -ccbin g++-11 &
 elif [ $# -gt 0 ]; then
-    echo "there is no g++-11: nvcc 12.4 is tried with $(g++ --version | head -n 1) alone"
+    skip "there is no g++-11: nvcc 12.4 is tried with $NVCC_CCBIN alone" 1
 fi
 wait
 for name in "${kernels[@]}" "${others[@]}"; do

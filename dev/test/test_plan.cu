@@ -520,11 +520,15 @@ static void check_memory_of(void *checked) {
 }
 
 // NCCL's first collective takes memory: check_memory refuses a plan that fits only without it.
-static bool connected;
-static void connect(void *, size_t, DType, Comm *, Exec *) {
-    if (!connected) { cuda_allocate((size_t)1 << 30); }
-    connected = true;
+static int calls[4];  // of each collective
+static void connect(int which) {
+    if (calls[0] + calls[1] + calls[2] + calls[3] == 0) { cuda_allocate((size_t)1 << 30); }
+    calls[which]++;
 }
+static void fake_all_reduce(void *, size_t, DType, Comm *, Exec *) { connect(0); }
+static void fake_reduce_scatter(void *, const void *, size_t, DType, Comm *, Exec *) { connect(1); }
+static void fake_all_gather(void *, const void *, size_t, DType, Comm *, Exec *) { connect(2); }
+static void fake_broadcast(void *, size_t, DType, int, Comm *, Exec *) { connect(3); }
 
 static void test_memory_of_collectives(void **state) {
     (void)state;
@@ -536,10 +540,15 @@ static void test_memory_of_collectives(void **state) {
     simt::runtime().device_bytes = gpt2_plan_bytes(&gpt2_124m, &o) + CUDA_RESERVE + ((size_t)1023 << 20);
     check_memory_of(&checked);
     CommBackend fake = comm_single_backend;
-    fake.all_reduce = connect;
+    fake.all_reduce = fake_all_reduce;
+    fake.reduce_scatter = fake_reduce_scatter;
+    fake.all_gather = fake_all_gather;
+    fake.broadcast = fake_broadcast;
     Comm *world = comm_new(&fake, &cuda_device);
     world->size = 2;
     Groups groups = groups_of(&a, world);
+    const int each_size[] = {4, 3, 3, 3};  // and loss and norm
+    assert_memory_equal(calls, each_size, sizeof calls);
     assert_stops(2, ": 1.0 too few; it fits with ", check_memory_of, &checked);
     comm_close(groups.tp);
     comm_close(world);

@@ -90,15 +90,15 @@ using simt::wait_for_previous_kernel;
     simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
 #endif
 
-// Turns early launches off because the driver refused a launch or a graph. True: they were on, and the caller tries
-// again. False also after an error that stays, such as an earlier kernel's bad access: no launch can work after it.
+// Call after a failed launch or graph. Turns early launches off. True if the caller should try again; false if they
+// were off already, or if the error is sticky, such as a kernel's bad access.
 static inline bool early_launches_off(cudaError_t error) {
-    cudaGetLastError();  // clears an error that does not stay
+    cudaGetLastError();  // clears an error that is not sticky
     if (!early_launches || cudaGetLastError() != cudaSuccess) { return false; }
     early_launches = false;
     fprintf(stderr,
-            "train_gpt2: the driver refuses early launches (%s), and the program goes on without them: a little "
-            "slower, with the same results; TRAIN_GPT2_EARLY_LAUNCHES=0 turns them off from the start\n",
+            "train_gpt2: an early launch failed (%s); training goes on without early launches, slightly slower and "
+            "with the same bits; TRAIN_GPT2_EARLY_LAUNCHES=0 turns them off from the start\n",
             cudaGetErrorString(error));
     return true;
 }

@@ -27,6 +27,7 @@ struct CudaExec {
     void *partials;
     size_t partials_bytes;
     CudaMatmuls *matmuls;
+    bool captures_early;  // the capture began with early launches
 };
 
 struct DeviceGraph {
@@ -311,6 +312,7 @@ static inline void cuda_event_destroy(DeviceEvent *timed) {
 
 static inline void cuda_capture_begin(Exec *ex) {
     CUDA_CHECK(cudaStreamBeginCapture(stream_of(ex), cudaStreamCaptureModeThreadLocal));
+    ex->cuda->captures_early = early_launches;
 }
 
 // Ends the capture, and launches its graph. *graph: for further launches; NULL if there is none.
@@ -330,6 +332,7 @@ static inline cudaError_t cuda_launch_captured(cudaStream_t stream, cudaGraphExe
 static inline DeviceGraph *cuda_capture_end(Exec *ex) {
     cudaGraphExec_t executable;
     cudaError_t error = cuda_launch_captured(stream_of(ex), &executable);
+    if (error != cudaSuccess) { early_launches = ex->cuda->captures_early; }  // a failed launch turned them off
     if (error != cudaSuccess && early_launches_off(error)) {
         if (executable) { CUDA_CHECK(cudaGraphExecDestroy(executable)); }
         return NULL;

@@ -137,12 +137,12 @@ static inline size_t meminfo_bytes(const char *format) {
     return kib == SIZE_MAX ? kib : kib * 1024;
 }
 
-// limit: the smallest memory limit; room: the fewest bytes left below a limit. SIZE_MAX: no limit.
+// limit: the tightest memory limit; room: bytes left under the fullest one. SIZE_MAX: no limit.
 typedef struct {
     size_t limit, room;
 } GroupMemory;
 
-// Takes the limits of a control group and of all groups above it, which limit it too. Shortens `group`, its path.
+// Lowers m to the limits of a control group and its ancestors. Truncates `group`, its path.
 static inline void group_memory_lower(GroupMemory *m, const char *root, bool v1, char *group) {
     char folder[PATH_LENGTH];
     for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
@@ -195,7 +195,7 @@ static inline size_t host_whole_bytes(void) {
 }
 
 static inline void host_fill(void *p, int byte, size_t bytes) { memset(p, byte, bytes); }
-// By all threads: the pinned copy of a save has 14 bytes for each parameter.
+// By all threads: the pinned copy of a save takes 22 GB at 1558M, seconds for one thread.
 static inline void host_zero_parallel(void *p, size_t bytes) {
     size_t threads = (size_t)omp_get_max_threads(), part = bytes / threads + 1;
 #pragma omp parallel for schedule(static) if (bytes >= 1 << 20)

@@ -61,7 +61,7 @@ ALWAYS_INLINE vec vec_of(const floatX *p) {
 ALWAYS_INLINE vec vec_of(const floatX *p) { return vec_load(p); }
 #endif
 
-#if !defined(__CUDACC__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12))
+#if defined(__clang__) || (!defined(__CUDACC__) && defined(__GNUC__) && __GNUC__ >= 12)
 #define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecBits){__VA_ARGS__})

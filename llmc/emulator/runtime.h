@@ -546,13 +546,14 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 dim, 
     Break how = break_of(name, dim.x);
     if (how == RETURNS_ERROR) { return failed(cudaErrorInvalidConfiguration); }
     std::string fault = early_fault(stream);
-    if (fault == "launch") { return failed(cudaErrorInvalidValue); }
-    if (fault == "graph") { stream->capture->refused = true; }
+    if (fault == "graph" || fault == "both") { stream->capture->refused = true; }
+    if (fault == "launch" || fault == "both") { return failed(cudaErrorInvalidValue); }
     int times = fault == "nothing" ? 0 : fault == "twice" ? 2 : 1;
     runtime().launches++;
     std::tuple<P...> copied(arguments...);
     auto run = [=] {
         if (replaced_by(how)) { return; }
+        if (fault == "crash") { runtime().context_error = cudaErrorIllegalAddress; }
         for (int i = 0; i < times; i++) {
             run_grid(name, grid, dim, shared_bytes, [&] { std::apply(kernel, copied); });
         }

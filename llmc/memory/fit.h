@@ -47,10 +47,9 @@ typedef struct {
 
 static inline bool on_gpu(const ModelOptions *o) { return o->backend->device != &cpu_device; }
 
-// Whether cuBLASLt's GELU is accurate enough, which it is to bf16, and faster than a matmul and a GELU. It is faster on
-// sm_90, sm_100 and sm_103. Before sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591), and a
-// second kernel applies GELU with more traffic than gelu_forward. On sm_120 the epilogue takes 20 % longer than both
-// (SGLang's pull request 34350).
+// True where fusing GELU pays: cuBLASLt's is accurate enough for bf16, and faster on sm_90, sm_100 and sm_103. Before
+// sm_90 cuBLASLt has no such kernel in bf16 (llm.c's pull requests 338 and 591), and a second kernel applies GELU with
+// more traffic than gelu_forward. On sm_120 the epilogue takes 20 % longer than both (SGLang's pull request 34350).
 static inline bool can_fuse_gelu(const ModelOptions *o) {
     return DT_FLOATX == DT_BF16 && (o->capability == 90 || o->capability == 100 || o->capability == 103);
 }

@@ -55,15 +55,14 @@ static inline void nccl_check(ncclResult_t result, const char *call) {
 }
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-// A CUDA error inside NCCL is mostly memory that NCCL could not allocate. The error code does not say so, and NCCL's
-// last warning may be about the consequence.
+// ncclUnhandledCudaError is usually an out-of-memory, which neither the code nor NCCL's last warning need say.
 static inline void nccl_check_memory(ncclResult_t result, const char *call, const Comm *comm) {
     size_t room = 0, total = 0;
     if (result != ncclUnhandledCudaError || cudaMemGetInfo(&room, &total) != cudaSuccess) { return; }
     size_t opening = comm->free_at_open > room ? comm->free_at_open - room : 0;
     size_t taken = comm->buffer_bytes > 0 ? comm->buffer_bytes : opening;
-    run_error("%s: %s: %s; %.1f MiB are free, and NCCL has taken %.1f: if that is too little, give a smaller -b, or "
-              "--fit",
+    run_error("%s: %s: %s; %.1f MiB are free and NCCL holds %.1f MiB: if memory ran out, give a smaller -b, or --fit; "
+              "NCCL_DEBUG=WARN says more",
               call, ncclGetErrorString(result), ncclGetLastError(NULL), static_cast<double>(room) / (1 << 20),
               static_cast<double>(taken) / (1 << 20));
 }

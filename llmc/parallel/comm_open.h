@@ -11,8 +11,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
               one process     mpirun                                    -pi fs | tcp, -pn N -pr R -pg G
   CPU         single          MPI                                       an error
   GPU         single          NCCL; MPI in a build without NCCL,        NCCL
-                              or if ranks share a GPU, or have MIG instances of
-                              one
+                              or if two ranks are on one card
 */
 #pragma once
 #if defined(__CUDACC__) || defined(SIMT)
@@ -60,7 +59,7 @@ static inline Comm *comm_open(void) {
 // the GPU of a rank
 typedef struct {
     char uuid[16];  // of the GPU, or of a MIG instance
-    uint64_t card;  // hash of the machine and the PCI bus id, which the MIG instances of a card have in common
+    uint64_t card;  // hash of the machine and the PCI bus id: the same for all MIG instances of a card
 } RankGpu;
 
 // Finds the first two ranks on the same card, between which NCCL does not communicate; false if there are none.
@@ -84,7 +83,7 @@ static inline int comm_gpu_ranks(const RankGpu *gpus, int size, int rank) {
 // Selects the GPU of a local rank. A rank that sees a single GPU (CUDA_VISIBLE_DEVICES) takes that one.
 static inline RankGpu comm_take_gpu(int local_rank) {
     const char *why;
-    char bus_id[PCI_BUS_ID_LENGTH];
+    char bus_id[PCI_BUS_ID_LENGTH], host[256] = "";
     RankGpu taken;
     struct cudaDeviceProp gpu;
     int gpus = cuda_device_count(&why), device = gpus > 0 ? local_rank % gpus : 0;
@@ -93,7 +92,9 @@ static inline RankGpu comm_take_gpu(int local_rank) {
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
     cuda_pci_bus_id(bus_id);
     memcpy(taken.uuid, gpu.uuid.bytes, sizeof taken.uuid);
-    taken.card = hash_bytes(hash_whole_file(0, "/proc/sys/kernel/random/boot_id"), bus_id, strlen(bus_id));
+    gethostname(host, sizeof host - 1);
+    taken.card = hash_bytes(hash_whole_file(0, "/proc/sys/kernel/random/boot_id"), host, strlen(host));
+    taken.card = hash_bytes(taken.card, bus_id, strlen(bus_id));
     return taken;
 }
 

@@ -5,6 +5,7 @@ defines: print_model_lines, print_machine_lines, print_notes
 #pragma once
 #include "llmc/memory/gpt2_plan.h"
 #include "llmc/memory/traffic.h"
+#include "llmc/run/backends.h"
 #include "llmc/run/data.h"
 #include "llmc/run/host_link.h"
 

@@ -1,19 +1,19 @@
 /*
 Early launches (cuda_common.cuh): on if this GPU and its driver run them right in a CUDA graph.
 They need kernels that were compiled for sm_90 or newer, and a driver for CUDA 12.3. The trial is a graph with each join
-of kernels that a micro-step has. Its kernels count: one that does not run, runs twice or does not wait gives another
-sum. TRAIN_GPT2_EARLY_LAUNCHES=0 turns early launches off without a trial.
+of kernels that a micro-step has. Its kernels count: one that does not run, or runs twice, gives another sum.
+TRAIN_GPT2_EARLY_LAUNCHES=0 turns early launches off without a trial.
 defines: early_launches_try
 */
 #pragma once
 #include "llmc/matmul.cuh"
 #include <stddef.h>
 
-enum { EARLY_SIDE = 16, EARLY_KERNELS = 5 };
+enum { EARLY_SIDE = 128, EARLY_KERNELS = 5 };  // a GEMM of the size of a tile, as in training
 
 // on the device
 typedef struct {
-    int sum;    // over all launches of the graph, which clears the rest
+    int sum;    // accumulates over both launches; the graph clears the other fields
     int count;  // kernels of this launch so far
     // out = in in, by cuBLASLt
     alignas(16) floatX in[EARLY_SIDE * EARLY_SIDE], out[EARLY_SIDE * EARLY_SIDE];
@@ -34,7 +34,7 @@ static inline bool early_trial_counts(const CudaExec *cuda, EarlyTrial *trial, c
     cudaGraphExec_t graph = NULL;
     int sum = 0, once = EARLY_KERNELS * (EARLY_KERNELS + 1) / 2;
     if (alg->desc) { once += (EARLY_KERNELS - 1) * (EARLY_KERNELS - 1); }
-    // after any error the sum is another
+    // no error is checked: any failure leaves a wrong sum
     cudaMemsetAsync(&trial->sum, 0, sizeof trial->sum, stream);
     cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
     cudaMemsetAsync(&trial->count, 0, sizeof *trial - offsetof(EarlyTrial, count), stream);
@@ -57,7 +57,8 @@ static inline bool early_trial_counts(const CudaExec *cuda, EarlyTrial *trial, c
     return sum == 2 * once;
 }
 
-// ex: with its matmuls and partial sums, which nothing uses yet
+// Call once ex has its matmuls, before anything uses their scratch. With rare shapes alone, as in the self-check, the
+// trial has no matmul: if that crashed, every operation would look broken.
 static inline void early_launches_try(Exec *ex) {
     const CudaMatmuls *mm = ex->cuda->matmuls;
     const char *given = getenv("TRAIN_GPT2_EARLY_LAUNCHES");
@@ -65,16 +66,22 @@ static inline void early_launches_try(Exec *ex) {
     early_launches = false;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, early_launch_kernel));
     if (attributes.ptxVersion < 90 || (given && strcmp(given, "0") == 0)) { return; }
-    EarlyTrial *trial = partials_of<EarlyTrial>(ex, 1, "the trial of early launches");
+    static_assert(sizeof(EarlyTrial) <= LT_SUMS_BYTES, "the trial is in the scratch of the matmuls");
+    EarlyTrial *trial = reinterpret_cast<EarlyTrial *>(mm->scratch);
     LtMatmul product =
         lt_gemm(trial->out, DT_FLOATX, trial->in, false, trial->in, false, EARLY_SIDE, EARLY_SIDE, EARLY_SIDE);
     for (int &bytes : product.key.aligned) { bytes = LT_ALIGNMENT; }
     LtAlgorithm alg = {};
     alg.key = product.key;
-    lt_choose_untimed(mm, &alg, &product);
+    if (!ex->rare_shapes) { lt_choose_untimed(mm, &alg, &product); }
     // loads cuBLASLt's kernel, which a capture might not allow
     if (alg.desc && lt_run(mm, &alg, &product, &alg.algo) != CUBLAS_STATUS_SUCCESS) { lt_destroy_descriptors(&alg); }
     early_launches = true;
     early_launches = early_trial_counts(ex->cuda, trial, &alg, &product);
+    cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) {  // sticky, since the trial has cleared it once
+        run_error("the trial of early launches crashed (%s); set TRAIN_GPT2_EARLY_LAUNCHES=0",
+                  cudaGetErrorString(error));
+    }
     lt_destroy_descriptors(&alg);
 }

@@ -5,6 +5,7 @@ defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_sam
 */
 #pragma once
 #include "llmc/common/hash.h"
+#include "llmc/run/backends.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/version.h"
 #include <inttypes.h>
@@ -69,7 +70,7 @@ static inline void check_same_flags(const TrainArgs *a, const Device *device, Co
 // of an algorithm at its first use, 0.5 to 1.6 GB in a group (NCCL's issues 964 and 864), and chooses the algorithm by
 // size. With -tp, only the all-reduce of loss and norm is over the whole world.
 static inline void connect_groups(const Groups *groups) {
-    const size_t largest = (size_t)16 << 20;
+    const size_t largest = (size_t)64 << 20;
     Comm *world = groups->world, *comms[3] = {groups->dp, groups->tp, world};
     const Device *device = world->device;
     Exec exec = {};
@@ -77,12 +78,13 @@ static inline void connect_groups(const Groups *groups) {
     cuda_exec_open(&exec, NULL, 0);
     float *buffer = static_cast<float *>(device->allocate(largest));
     device->fill(buffer, 0, largest);
-    for (size_t bytes = 4 << 10; bytes <= largest; bytes *= 64) {
+    for (size_t bytes = 4 << 10; bytes <= largest; bytes *= 128) {
         for (int i = 0; i < 2; i++) {
             size_t chunk = bytes / sizeof(float) / static_cast<size_t>(comms[i]->size);
             float *own = buffer + static_cast<size_t>(comms[i]->rank) * chunk;
             comm_all_reduce(buffer, bytes / sizeof(float), DT_F32, comms[i], &exec);
             comm_reduce_scatter(own, buffer, chunk, DT_F32, comms[i], &exec);
+            comm_broadcast(buffer, bytes / sizeof(float), DT_F32, 0, comms[i], &exec);
             comm_wait(comm_all_gather(buffer, own, chunk, DT_F32, comms[i], &exec), comms[i], &exec);
         }
     }
@@ -107,7 +109,7 @@ static inline Groups groups_of(const TrainArgs *a, Comm *world) {
         groups.tp = comm_single(world->device);
     }
 #ifdef HAVE_CUDA
-    if (world->size > 1 && world->device != &cpu_device) { connect_groups(&groups); }
+    if (world->size > 1 && world->device != &cpu_device && world->backend->capturable) { connect_groups(&groups); }
 #endif
     return groups;
 }

@@ -610,9 +610,9 @@ static const Flag flag_table[] = {
      "./train_gpt2 -i my.txt -e l6h6c384 -t 256 -f auto", "--device; doc/training.md, doc/numerics.md"},
     {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1", NULL,
      "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)",
-     "Faster on a GPU. cuBLASLt's own GELU may round differently, so the levels of -r may then differ in the last "
-     "bit. auto is 1 where -r auto takes level 0 in bf16 on a GPU that fuses it fast, of compute capability 9.0 or "
-     "10.x, else 0. 2 means the same as 1. The backward always fuses GELU.",
+     "Faster in bf16 on compute capability 9.0 and 10.x. cuBLASLt's own GELU may round differently, so the levels of "
+     "-r may then differ in the last bit. auto is 1 on such a GPU where -r auto takes level 0, else 0. 2 means the "
+     "same as 1. The backward always fuses GELU.",
      "./train_gpt2 -i my.txt -e d12 -ge 1", "-r; doc/gpu.md"},
     {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N", "steps",
      "log the GPU's state every N steps (default %s: once a second; 0: off)",

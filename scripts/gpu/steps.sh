@@ -35,7 +35,10 @@ bounded() {
     wait "$running"
     status=$?
     running='' took=$(($(now) - start))
-    case $status in 124 | 137) [ "$limit_here" -eq "${limit[$row]}" ] || status=125 ;; esac
+    # within the limit 137 is not timeout's: the system has killed the program, most likely for memory
+    if [[ $status -eq 124 || ($status -eq 137 && $took -ge $limit_here) ]]; then
+        [ "$limit_here" -eq "${limit[$row]}" ] && status=124 || status=125
+    fi
     return $status
 }
 
@@ -45,7 +48,7 @@ report() {
     case $2 in
     0) word=ok ;;
     skipped) word=skipped ;;
-    124 | 137) word="FAILED: out of time" ;;
+    124) word="FAILED: out of time" ;;
     stopped) word="stopped: out of time, nothing found until then" ;;
     125) [ "$took" -gt 0 ] && word="stopped: no time was left" || word="left out: no time was left" ;;
     *) word="FAILED: exit status $2" ;;
@@ -104,13 +107,15 @@ finish() {
     unset "process[$1]"
     took=$(cat "$build/took/$1" 2>/dev/null || echo 0)
     # compute-sanitizer without the time to end has failed only if it has found something
-    if [[ $1 == *check* && $status =~ ^(124|125|137)$ && $took -gt 0 ]]; then
+    if [[ $1 == *check* && $status =~ ^(124|125)$ && $took -gt 0 ]]; then
         status=stopped
-        ! grep -qE '^=+ (Invalid|Uninitialized|Barrier|Program hit|.*([Rr]ace|hazard))' "$log" || status=9
+        ! grep -qE '^=+ (Invalid|Uninitialized|Malloc|Error|Warning|Barrier|Program hit|.*([Rr]ace|hazard))' "$log" ||
+            status=9
     fi
-    ended "$1" $status "$log" "$(sed -nE 's/^\[ *PASSED *\] ([0-9]* test\(s\)).*/\1/p; s/.* SUMMARY: //p
+    ended "$1" "$status" "$log" "$(sed -nE 's/^\[ *PASSED *\] ([0-9]* test\(s\)).*/\1/p; s/.* SUMMARY: //p
         s/^([0-9]+ of [0-9]+ rows passed).*/\1/p' "$log" | tail -n 1)"
-    return $status
+    [ "$status" != stopped ] || status=124
+    return "$status"
 }
 
 # cancel NAME: stops a row in the background
