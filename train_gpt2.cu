@@ -737,29 +737,29 @@ static void gpt2_backward(GPT2 *m, real scale) {
 
 // Forward and backward of the staged micro-batch, the `micro`-th of its step. The work is the same every time, so a
 // device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
-// for a collective or a copy that began outside of it: these are waited for before the capture and each launch.
+// for a collective or a copy that began outside of it: these are waited for before the capture and each launch. The work
+// is captured once more if the driver refuses its graph with early launches.
 static void gpt2_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / m->update_targets;
     bool graph = device->capture_begin && m->options.graph && m->groups.world->backend->capturable &&
                  !m->documents.ranges && m->runs[graph_kind] > 0;
-    zero_micro_step(&m->zero, micro, micro_steps);
-    if (graph) { zero_wait_all(&m->zero); }
-    if (graph && m->graphs[graph_kind]) {
-        device->graph_launch(m->graphs[graph_kind], &m->exec);
-        return;
-    }
-    if (graph) { device->capture_begin(&m->exec); }
-    m->inputs.stores = true;
-    gpt2_forward(m);
-    gpt2_backward(m, scale);
-    m->inputs.stores = false;
+    do {
+        zero_micro_step(&m->zero, micro, micro_steps);
+        if (graph) { zero_wait_all(&m->zero); }
+        if (graph && m->graphs[graph_kind]) {
+            device->graph_launch(m->graphs[graph_kind], &m->exec);
+            return;
+        }
+        if (graph) { device->capture_begin(&m->exec); }
+        m->inputs.stores = true;
+        gpt2_forward(m);
+        gpt2_backward(m, scale);
+        m->inputs.stores = false;
+        if (graph) { m->graphs[graph_kind] = device->capture_end(&m->exec); }
+    } while (graph && !m->graphs[graph_kind]);
     m->runs[graph_kind]++;
-    if (graph) {
-        m->graphs[graph_kind] = device->capture_end(&m->exec);
-        if (!m->graphs[graph_kind]) { gpt2_micro_step(m, micro); }
-    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
