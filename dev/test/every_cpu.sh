@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# README's first commands on each kind of CPU: `make test` and `make train` in a copy of the tree, compiled for it. Where
-# this machine lacks instructions of a CPU, the programs are only compiled. All take an hour on two idle cores.
+# README's first commands on each kind of CPU: `make test` and `make train` in a copy of the tree, compiled for it.
+# Where this machine lacks instructions of a CPU, the programs are only compiled. All take an hour on two idle cores.
 #   dev/test/every_cpu.sh [CPU...]       names of -march; CC=clang CXX=clang++ dev/test/every_cpu.sh takes clang
 # Prints a line per CPU: how it was tested, and the last line of `make test`. The logs stay in build/every_cpu.
 set -uo pipefail
