@@ -378,6 +378,7 @@ static ModelOptions training(int B, int T) {
                       {{0, 0, 0}},
                       false,
                       false,
+                      0,
                       0};
     return p;
 }

@@ -26,7 +26,6 @@ typedef struct {
     const Backend *backend;
     int B, T;                  // micro-batch; a model that only decodes takes at most T tokens at a time
     int micro_steps;           // micro-batches per update
-    int capability;            // Backend.capability()
     bool training;             // with gradients and optimizer state
     int decode_positions;      // of the key-value cache; 0: no decoding
     bool round_matmul_inputs;  // -f 2: fp32 matmuls round their inputs to bf16, on a CPU with AVX512-BF16
@@ -43,6 +42,7 @@ typedef struct {
     PlainKernels plain;
     bool pageable_host;  // --offload-pageable: lifetime HOST is not pinned
     bool copies_state;   // a save copies the state to host memory (run/saver.h)
+    int capability;      // Backend.capability()
     double host_link;    // estimated bytes per second between host and device, each way, for --fit (run/host_link.h)
 } ModelOptions;
 
