@@ -57,15 +57,6 @@ $(announce)
 @echo 'compile    $@'
 endef
 
-comma := ,
-# options of gcc as options of nvcc, which splits the argument of -Xcompiler at commas
-for_nvcc = $(foreach word,$(1),$(if $(filter -I% -L% -l% -isystem,$(word))$(filter-out -%,$(word)),$(word),-Xcompiler \
-	$(subst $(comma),\\$(comma),$(word))))
-# NVIDIA's installer does not tell the loader where CUDA's libraries are. A distribution's package does; its nvcc has no
-# such folder beside it. With the new dtags LD_LIBRARY_PATH comes first.
-cuda_rpath = $(patsubst %/libcublasLt.so,-Xlinker -rpath=% -Xlinker --enable-new-dtags,$(wildcard $(patsubst \
-	%/bin/nvcc,%/lib64/libcublasLt.so,$(realpath $(shell command -v $(NVCC))))))
-
 # nvcc passes the host code to the C++ compiler without some of the source's parentheses
 define compile_cuda
 $(begin)

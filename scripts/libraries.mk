@@ -1,5 +1,14 @@
-# The optional libraries, searched before anything is compiled. The Makefile includes this file.
+# The optional libraries, searched before anything is compiled, and nvcc's options. The Makefile includes this file.
 # NO_USE_MPI=1 and NO_MULTI_GPU=1 leave out MPI and NCCL, as in llm.c; NO_LIBCRYPTO=1 leaves out libcrypto.
+
+comma := ,
+# options of gcc as options of nvcc, which splits the argument of -Xcompiler at commas
+for_nvcc = $(foreach word,$(1),$(if $(filter -I% -L% -l% -isystem,$(word))$(filter-out -%,$(word)),$(word),-Xcompiler \
+	$(subst $(comma),\\$(comma),$(word))))
+# NVIDIA's installer does not tell the loader where CUDA's libraries are. A distribution's package does; its nvcc has no
+# such folder beside it. With the new dtags LD_LIBRARY_PATH comes first.
+cuda_rpath = $(patsubst %/libcublasLt.so,-Xlinker -rpath=% -Xlinker --enable-new-dtags,$(wildcard $(patsubst \
+	%/bin/nvcc,%/lib64/libcublasLt.so,$(realpath $(shell command -v $(NVCC))))))
 
 links = $(shell echo 'int main(void) { return 0; }' | $(CC) -x c $(addprefix -include ,$(1)) - $(2) -o /dev/null \
 	2>/dev/null && echo yes)

@@ -37,7 +37,8 @@ chmod +x "$folder"/bin/*
 # do not reach it.
 made() {
     local status=0
-    (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_GPU="$2" make -n \
+    (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_GPU="$2" STUB_LEVEL_3="${STUB_LEVEL_3:-}" \
+        CUDA_HOME="${CUDA_HOME:-}" make -n \
         "${target:-train_gpt2}" "${@:3}" >said 2>&1) || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
 }
