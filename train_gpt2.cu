@@ -305,7 +305,6 @@ static void gpt2_build(GPT2 *m, GPT2Config config, ModelOptions options, Groups 
     m->layout = param_layout_sharded(&config, options.sharding);
     m->classifier_rows = logits_chunk(&config, &options);
     m->plan = gpt2_plan(&config, &options);
-    note_pinning(&m->plan, &options);
     m->arena = arena_create(&m->plan, m->device, options.pageable_host);
     arena_bind(m->arena, &m->plan, &m->tensors);
     m->wide = scratch_create(m, m->tensors.wide);
@@ -1282,6 +1281,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     choose_matmul_inputs(stdout, a, c, &options, world);
     options.plain = self_check_at_start(run->backend, world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
+    note_pinning(c, &options);
     gpt2_build(&run->model, *c, options, run->groups);
     profile_attach(&run->profile, a, &run->model.exec, &run->model.update, c, &run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
@@ -1392,6 +1392,7 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     print_offload_note(stderr, a, backend);
     check_memory(a, c, &options, groups.world);
     options.plain = self_check_at_start(backend, groups.world, stderr);
+    note_pinning(c, &options);
     gpt2_build(m, *c, options, groups);
     load_weights(m, source, 0);
     return groups;

@@ -847,12 +847,7 @@ static void test_advice_without_stage3(void **state) {
     assert_null(strstr(text, "-z 3"));
 }
 
-static void note_pinning_of(void *options) {
-    const ModelOptions *o = static_cast<const ModelOptions *>(options);
-    Plan plan = gpt2_plan(&gpt2_1558m, o);
-    note_pinning(&plan, o);
-    plan_free(&plan);
-}
+static void note_pinning_of(void *options) { note_pinning(&gpt2_1558m, static_cast<const ModelOptions *>(options)); }
 
 // Pinning takes seconds, so a line comes first.
 static void test_pinning_is_announced(void **state) {

@@ -436,8 +436,8 @@ static inline void check_copy_fits(const TrainArgs *a, const GPT2Config *c, Mode
 }
 
 // Pinning takes seconds. The results of --generate and --eval alone go to stdout.
-static inline void note_pinning(const Plan *plan, const ModelOptions *o) {
-    size_t bytes = plan_bytes(plan, HOST);
+static inline void note_pinning(const GPT2Config *c, const ModelOptions *o) {
+    size_t bytes = gpt2_plan_both(c, o).host;
     FILE *out = o->training ? stdout : stderr;
     if (!on_gpu(o) || o->pageable_host || bytes < (size_t)1 << 30) { return; }
     fprintf(out, "note      pinning %.1f GiB of host memory ...\n", (double)bytes / (1 << 30));
