@@ -98,8 +98,8 @@ static inline RankGpu comm_take_gpu(int local_rank) {
     return taken;
 }
 
-// Selects the GPU of each rank. Returns true if NCCL can connect them, and sets *gpu_ranks.
-static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
+// Selects the GPU of each rank. *distinct: no two ranks are on one card, so NCCL can connect them.
+static inline void comm_take_gpus(Comm *host, bool *distinct, int *gpu_ranks) {
     int one, other;
     RankGpu *gpus = (RankGpu *)xmalloc((size_t)host->size * sizeof *gpus);
     gpus[host->rank] = comm_take_gpu(host->local_rank);
@@ -113,7 +113,7 @@ static inline bool comm_take_gpus(Comm *host, int *gpu_ranks) {
                 other, shared ? "share a GPU" : "have two MIG instances of one GPU");
     }
     free(gpus);
-    return !same;
+    *distinct = !same;
 }
 #endif
 
@@ -163,7 +163,7 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
     if (o->init != COMM_INIT_MPI) { secret_check_library(); }
     if (o->init == COMM_INIT_TCP) { secret_read(&secret, o->secret_file); }
 #if defined(__CUDACC__) || defined(SIMT)
-    if (device != &cpu_device && o->init == COMM_INIT_MPI) { distinct = comm_take_gpus(host, &gpu_ranks); }
+    if (device != &cpu_device && o->init == COMM_INIT_MPI) { comm_take_gpus(host, &distinct, &gpu_ranks); }
 #endif
 #ifdef COMM_HAS_NCCL
     Comm *gpus = device == &cpu_device || !distinct ? NULL : comm_open_gpus(o, &secret, host);
