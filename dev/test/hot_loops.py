@@ -6,10 +6,9 @@
 
 A hot loop is a loop of llmc/ under `#pragma omp simd`, or the loop over k of a function in TILES. Debugging information
 gives each instruction its line, and the lines it is inlined into. So a loop is found wherever a compiler put it.
-Each compiled copy of a hot loop must have a region of code that reads or writes memory with the widest registers,
-without calls and without scalar arithmetic. A region is an innermost loop. The scalar rest of a vector loop is another
-region. Code outside of innermost loops is a region too, for loops that are completely unrolled. The scalar rest is then
-part of the region, and may be half as long as the vector code.
+Each compiled copy of a hot loop must have a basic block that reads or writes memory with the widest registers, without
+calls and without scalar arithmetic. The scalar rest of a vector loop is in other blocks, even if the loop is completely
+unrolled. Only instructions of the loop's lines count: a block may hold code of the function around the loop.
 Tiles must have the expected number of multiply-adds in a loop, and spill at most one vector register for 12 of them:
 clang 14 for Zen 3 spills one of 12 sums in the loop that also packs B.
 Prints a line per hot loop, and then a line that begins with `trouble:` for each failure.
@@ -95,28 +94,24 @@ def disassemble(path):
     yield symbol, body
 
 
-def regions(body):
-    """innermost loops, and then the instructions outside of them"""
+def blocks(body):
+    """the basic blocks: runs of instructions that end at a jump or before the target of one"""
     at = {instruction.address: number for number, instruction in enumerate(body)}
-    spans = set()
+    starts = {0, len(body)}
     for number, instruction in enumerate(body):
-        target = re.match(r"[0-9a-f]+", instruction.arguments) if instruction.name[0] == "j" else None
-        first = at.get(int(target[0], 16)) if target else None
-        if first is not None and first <= number:
-            spans.add((first, number))
-    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    inside = {number for first, last in inner for number in range(first, last + 1)}
-    result = [body[first:last + 1] for first, last in sorted(inner)]
-    return result, [instruction for number, instruction in enumerate(body) if number not in inside]
+        if instruction.name[0] == "j":
+            target = re.match(r"[0-9a-f]+", instruction.arguments)
+            starts |= {number + 1, at.get(int(target[0], 16), 0) if target else 0}
+    starts = sorted(starts)
+    return [body[first:last] for first, last in zip(starts, starts[1:])]
 
 
 class Counts:
-    """what the instructions of a hot loop in one region are"""
+    """what the instructions of a hot loop in one block are"""
 
-    def __init__(self, instructions, register, framed, unrolled):
+    def __init__(self, instructions, register, framed):
         def count(fits):
             return sum(1 for i in instructions if fits(i))
-        self.unrolled = unrolled
         self.all = len(instructions)
         self.wide = count(lambda i: register in i.arguments and not NARROW.search(i.name))
         self.memory = count(lambda i: register in i.arguments and not NARROW.search(i.name) and
@@ -131,8 +126,7 @@ class Counts:
         self.spills = count(lambda i: re.match(stack + r"[xyz]mm", i.arguments))
 
     def is_vector(self):
-        scalar = self.scalar > self.wide / 2 if self.unrolled else self.scalar > 0
-        if scalar or len(self.calls) > len(self.copies):
+        if self.scalar > 0 or len(self.calls) > len(self.copies):
             return False
         return bool(self.copies) or self.wide > 0 and self.memory > 0
 
@@ -148,20 +142,18 @@ def main():
     for symbol, body in disassemble(path):
         framed = any(i.name == "mov" and i.arguments == "rbp,rsp" for i in body[:8])
         counts = collections.defaultdict(list)
-        inner, rest = regions(body)
-        for region in inner + [rest]:
+        for block in blocks(body):
             of_loop = collections.defaultdict(list)
-            for instruction in region:
+            for instruction in block:
                 of_plain = any(line in plain for line in instruction.lines)
                 for loop in {loop for line in instruction.lines for loop in by_line[line]} if not of_plain else ():
                     of_loop[loop].append(instruction)
             for loop, instructions in of_loop.items():
-                of_tile = region if loop.tile else instructions
-                counts[loop].append(Counts(of_tile, register, framed, region is rest))
-        for loop, of_regions in counts.items():
-            if sum(c.all for c in of_regions) < 4:  # an address, computed far from its loop
+                counts[loop].append(Counts(block if loop.tile else instructions, register, framed))
+        for loop, of_blocks in counts.items():
+            if sum(c.all for c in of_blocks) < 4:  # an address, computed far from its loop
                 continue
-            found[loop].append((symbol, of_regions))
+            found[loop].append((symbol, of_blocks))
     print(f"{'loop':52}{'copies':>7}{'wide':>6}{'FMA':>5}{'spills':>7}")
     functions = {loop.function for loop in loops} - MPI
     troubles = [f"{function} has no hot loop, but is in HOT or TILES"
@@ -171,13 +163,11 @@ def main():
     for loop in loops:
         where = f"{loop.path[5:]}:{loop.first} {loop.function}"
         best = []
-        for symbol, of_regions in found[loop]:
-            good = [c for c in of_regions if c.is_vector()]
-            if loop.tile:
-                good = [c for c in good if c.fma >= 2 and not c.unrolled]
+        for symbol, of_blocks in found[loop]:
+            good = [c for c in of_blocks if c.is_vector() and (c.fma >= 2 or not loop.tile)]
             best += good
             if not good:
-                c = max(of_regions, key=lambda c: (c.scalar, len(c.calls), c.wide))
+                c = max(of_blocks, key=lambda c: (c.scalar, len(c.calls), c.wide))
                 troubles.append(f"{where} in {symbol}: {c.wide} instructions on {register}, {c.scalar} scalar ones, "
                                 f"calls: {' '.join(c.calls) or 'none'}")
         if not found[loop] and loop.function not in MPI:

@@ -385,8 +385,8 @@ static void test_details(void **state) {
         "    see      -d; doc/training.md\n",
         "-ps HOST\n    only a letter\n\n    value    HOST\n",
         "--plan[=FORMAT]\n    print the plan\n\n    value    nothing or =json or csv\n",
-        "-w, --master KIND\n    master weights (default fp32; none for none)\n\n"
-        "    value    none|0, fp32|1 or split|2\n    default  fp32\n",
+        ("-w, --master KIND\n    master weights (default fp32; none for none)\n\n"
+         "    value    none|0, fp32|1 or split|2\n    default  fp32\n"),  // or clang warns of a missing comma
         "-?, --help [FLAG]\n    print this\n\n    value    nothing or a flag\n"};
     for (int i = 0; i < 5; i++) {
         char *text = printed_details(topics[i]);

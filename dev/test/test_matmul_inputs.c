@@ -374,13 +374,13 @@ static int choose_together(Rank r[RANKS]) {
 
 static void test_the_slowest_rank_decides(void **state) {
     (void)state;
-    Rank slow_bf16[RANKS] = {{.machine = {10, 5}, .possible = true},
-                             {.machine = {10, 20}, .possible = true},
-                             {.machine = {10, 5}, .possible = true}};
+    Rank slow_bf16[RANKS] = {{.machine = {10, 5, 0, false}, .possible = true},
+                             {.machine = {10, 20, 0, false}, .possible = true},
+                             {.machine = {10, 5, 0, false}, .possible = true}};
     assert_int_equal(choose_together(slow_bf16), 1);
-    Rank slow_fp32[RANKS] = {{.machine = {10, 12}, .possible = true},
-                             {.machine = {5, 6}, .possible = true},
-                             {.machine = {20, 1}, .possible = true}};
+    Rank slow_fp32[RANKS] = {{.machine = {10, 12, 0, false}, .possible = true},
+                             {.machine = {5, 6, 0, false}, .possible = true},
+                             {.machine = {20, 1, 0, false}, .possible = true}};
     assert_int_equal(choose_together(slow_fp32), 2);
     assert_string_equal(slow_fp32[1].choice.text,
                         "matmuls   bf16 inputs: a block's matmuls take 12 ms, fp32 20 (-f auto)\n");
@@ -388,9 +388,9 @@ static void test_the_slowest_rank_decides(void **state) {
 
 static void test_one_rank_without_bf16(void **state) {
     (void)state;
-    Rank r[RANKS] = {{.machine = {10, 5}, .possible = true},
-                     {.machine = {10, 5}, .possible = true},
-                     {.machine = {10, 5}, .possible = false}};
+    Rank r[RANKS] = {{.machine = {10, 5, 0, false}, .possible = true},
+                     {.machine = {10, 5, 0, false}, .possible = true},
+                     {.machine = {10, 5, 0, false}, .possible = false}};
     assert_int_equal(choose_together(r), 1);
     assert_int_equal(r[0].machine.passes, 0);
 }
@@ -402,9 +402,9 @@ static void test_the_file_of_rank_0(void **state) {
     remember_times(others, "this machine", slow);
     for (int start = 0; start < 2; start++) {
         double bf16 = start == 0 ? 5 : 20;  // the second start reads the file
-        Rank r[RANKS] = {{.machine = {10, bf16}, .possible = true, .cache = path},
-                         {.machine = {10, bf16}, .possible = true, .cache = others},
-                         {.machine = {10, bf16}, .possible = true, .cache = others}};
+        Rank r[RANKS] = {{.machine = {10, bf16, 0, false}, .possible = true, .cache = path},
+                         {.machine = {10, bf16, 0, false}, .possible = true, .cache = others},
+                         {.machine = {10, bf16, 0, false}, .possible = true, .cache = others}};
         assert_int_equal(choose_together(r), 2);
         assert_int_equal(r[0].machine.passes > 0, start == 0);
     }

@@ -75,7 +75,8 @@ report "each level has the vectors of its own and no longer ones" "$(
 )"
 report "an object has one global function: no level calls another's" "$(
     for name in v2 v3 v4 bf16; do
-        found=$(nm --defined-only --extern-only "$objects/$name.o" | cut -d ' ' -f 3 | xargs)
+        # clang's lock of OpenMP reductions is a common symbol (C)
+        found=$(nm --defined-only --extern-only "$objects/$name.o" | awk '$2 != "C" { print $3 }' | xargs)
         [ "$found" = "main_$name" ] || echo "$name.o defines $found"
     done
 )"
