@@ -63,11 +63,11 @@ compile() {
 kernels=(BF16 FP32) others=()
 compile BF16 train_gpt2.cu BF16 "${every[@]}" -Xptxas -v &
 compile FP32 train_gpt2.cu FP32 "${old[@]/#sm_75/-gencode=arch=compute_75,code=sm_75}" "${every[@]}" -Xptxas -v &
-# warnings NAME SOURCE FLAG...: the kernels are optimized above, so only the compilers' warnings are wanted
+# warnings NAME SOURCE FLAG...: compiles SOURCE for the compilers' warnings alone, hardly optimized: half the time
 warnings() {
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
     others+=("$1")
-    compile "$1" "$2" BF16 "${two[@]}" -Xptxas -O0 "${@:3}" &
+    compile "$1" "$2" BF16 "${two[@]}" -Xcicc -O1 -Xptxas -O0 "${@:3}" &
 }
 for source in dev/test/test_{ops,layouts,simt}.cu test_gpt2.cu dev/bench/bench_ops.cu; do
     warnings "$(basename "$source" .cu)" "$source" -DTESTING -Xcompiler -Wno-unused-function
@@ -79,7 +79,7 @@ else
 fi
 if [ $# -gt 0 ] && command -v g++-11 >/dev/null; then
     others+=(gcc11)
-    compile gcc11 train_gpt2.cu BF16 "${one[@]}" -Xptxas -O0 -ccbin g++-11 &
+    compile gcc11 train_gpt2.cu BF16 "${one[@]}" -Xcicc -O1 -Xptxas -O0 -ccbin g++-11 &
 elif [ $# -gt 0 ]; then
     skip "there is no g++-11: nvcc 12.4 is tried with $NVCC_CCBIN alone" 1
 fi
