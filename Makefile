@@ -46,9 +46,9 @@ defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DH
 	$(crypto:yes=-DHAVE_LIBCRYPTO)
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 # llm.c's GPU_COMPUTE_CAPABILITY=90, the GPU of this machine, or every architecture that nvcc and the kernels know
-ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=native),$(foreach sm,$(filter $(if \
-	$(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell $(NVCC) --list-gpu-code)),-gencode \
-	arch=$(sm:sm_%=compute_%),code=$(sm)))
+ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=sm_$(subst .,,$(lastword \
+	$(gpu)))),$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell \
+	$(NVCC) --list-gpu-code)),-gencode arch=$(sm:sm_%=compute_%),code=$(sm)))
 links_with = -lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
 
 define begin

@@ -52,6 +52,7 @@ if [ "$DEVICE" = cuda ] && [ -z "$nvcc" ]; then
     echo "DEVICE=cuda needs nvcc, and none is called '$NVCC': install the CUDA toolkit, or name it with NVCC=" >&2
     exit 1
 fi
+[[ ! $release =~ ^\ ([0-9]|1[01]|12\.[0-3])(\.|$) ]] || release+=" (older than 12.4, the oldest that was tried)"
 say CUDA "${nvcc:-no nvcc}$release; the kernels are$([ "$DEVICE" = cuda ] || echo ' not') built for a GPU"
 if [[ "$DEVICE $PRECISION ${GPU##* }" == "cuda bf16 "[1-7].* ]]; then
     echo "PRECISION=bf16 needs a GPU of compute capability 8.0 or more, and this is a $GPU: run make PRECISION=fp32" >&2

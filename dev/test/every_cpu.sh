@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # README's first commands on each kind of CPU: `make test` and `make train` in a copy of the tree, compiled for it.
-# Where this machine lacks extensions of a CPU, the programs are compiled for it, and run when compiled without those.
-# All take an hour and a half on two idle cores.
-#   dev/test/every_cpu.sh [CPU...]       names of -march; CC=clang CXX=clang++ dev/test/every_cpu.sh takes clang
-# Prints a line per CPU: how it was tested, and the last line of `make test`. The logs stay in build/every_cpu.
+# If this machine lacks extensions of a CPU, the programs are compiled with them, then compiled without them and run.
+# The seven CPUs take an hour and a half on two idle cores.
+#   dev/test/every_cpu.sh [CPU...]       names of -march; CC=clang CXX=clang++ dev/test/every_cpu.sh uses clang
+# Prints a line per CPU: how it was tested, and the last line of `make test`. The logs stay in build/every_cpu. Exit
+# status 1 if anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
 

@@ -175,9 +175,9 @@ report "README.md has at most 150 lines of at most 120 columns" "$(
     LC_ALL=C.UTF-8 awk 'length > 120 { print "line " NR " has " length " columns" }
                         END { if (NR > 150) print NR " lines" }' README.md
 )"
-report "doc/ names each variable of the environment that the program reads" "$(
+report "the documents name each variable of the environment that the program reads" "$(
     grep -rhoE 'getenv\("TRAIN_GPT2_[A-Z0-9_]+' train_gpt2.cu llmc | sed 's/.*"//' | sort -u | while read -r name; do
-        grep -q "[\`$]${name}[\`=]" doc/*.md || echo "no page names $name"
+        grep -q "[\`$]${name}[\`=]" "${documents[@]}" || echo "no page names $name"
     done
 )"
 scripts/draw_step.py "$folder/step.svg"

@@ -24,7 +24,7 @@ END_OF
 cat >"$folder/bin/nvcc" <<'END_OF'
 #!/bin/sh
 case $* in
---version) echo "Cuda compilation tools, release 12.4, V12.4.1" ;;
+--version) echo "Cuda compilation tools, release ${STUB_RELEASE:-12.4}, V12.4.1" ;;
 --list-gpu-code) printf 'sm_%s\n' 50 75 80 86 90 ;;
 *_FORTIFY_SOURCE=3) exit "${STUB_LEVEL_3:-0}" ;;
 *_FORTIFY_SOURCE=2) ;;
@@ -38,15 +38,19 @@ chmod +x "$folder"/bin/*
 made() {
     local status=0
     (cd "$folder" && env -i PATH="$folder/bin:$PATH" STUB_GPU="$2" STUB_LEVEL_3="${STUB_LEVEL_3:-}" \
-        CUDA_HOME="${CUDA_HOME:-}" make -n \
+        STUB_RELEASE="${STUB_RELEASE:-}" CUDA_HOME="${CUDA_HOME:-}" make -n \
         "${target:-train_gpt2}" "${@:3}" >said 2>&1) || status=$?
     [ "$status" -eq "$1" ] || { echo "exit status $status, expected $1:" && tail -n 3 "$folder/said"; }
 }
 has() { grep -qF -- "$1" "$folder/said" || { echo "expected '$1' in:" && tail -n 6 "$folder/said"; }; }
 lacks() { ! grep -F -- "$1" "$folder/said"; }
 
-report "a GPU before sm_80 gets fp32" "$(made 0 "Tesla T4, 7.5" && has -arch=native && has -DPRECISION_FP32)"
-report "a GPU from sm_80 on gets bf16" "$(made 0 "NVIDIA H100, 9.0" && has -arch=native && has -DPRECISION_BF16)"
+report "a GPU before sm_80 gets fp32" "$(made 0 "Tesla T4, 7.5" && has -arch=sm_75 && has -DPRECISION_FP32)"
+report "a GPU from sm_80 on gets bf16" "$(made 0 "NVIDIA H100, 9.0" && has -arch=sm_90 && has -DPRECISION_BF16)"
+report "an nvcc older than 12.4 builds, and is called that" "$(
+    made 0 "NVIDIA H100, 9.0" && lacks "older than"
+    for STUB_RELEASE in 11.8 12.3; do made 0 "NVIDIA H100, 9.0" && has "$STUB_RELEASE (older than 12.4"; done
+)"
 report "a build for CPUs is fp32" "$(made 0 "NVIDIA H100, 9.0" DEVICE=cpu && lacks -arch && has -DPRECISION_FP32)"
 report "words of nvidia-smi that name no GPU: a build for CPUs" "$(
     made 0 "No devices were found" && lacks -arch && has -DPRECISION_FP32
@@ -178,11 +182,11 @@ report "train_gpt2cu with llm.c's variables: the CUDA build in bf16 under that n
     target=train_gpt2 made 0 "" DEVICE=cpu PRECISION=BF16
     has "-DPRECISION_BF16"
     made 0 "NVIDIA H100, 9.0" USE_CUDNN=1 PRECISION=FP32
-    has -arch=native
+    has -arch=sm_90
     has -DPRECISION_FP32
     made 0 "NVIDIA H100, 9.0" USE_CUDNN=1 GPU_COMPUTE_CAPABILITY=80
     has "-arch=sm_80"
-    lacks -arch=native
+    lacks sm_90
 )"
 report "train_gpt2cu: NO_USE_MPI, NO_MULTI_GPU and NO_LIBCRYPTO leave out MPI, NCCL and libcrypto" "$(
     sed -i 's/^\*) exit 1 ;;/*) exit 0 ;;/' "$folder/bin/nvcc" # every library links
@@ -231,7 +235,7 @@ if [[ :$path: == *:/usr/bin:* ]]; then
         PATH=$path toolkit=$folder/toolkit
         mkdir -p "$toolkit"/{bin,lib64} && mv "$folder/bin/nvcc" "$toolkit/bin" && touch "$toolkit/lib64/libcublasLt.so"
         export CUDA_HOME=$toolkit
-        made 0 "NVIDIA H100, 9.0" && has "$toolkit/bin/nvcc -x cu" && has -arch=native
+        made 0 "NVIDIA H100, 9.0" && has "$toolkit/bin/nvcc -x cu" && has -arch=sm_90
         has "-Xlinker -rpath=$toolkit/lib64 -Xlinker --enable-new-dtags"
         rm "$toolkit/lib64/libcublasLt.so" # as with the nvcc of a distribution
         made 0 "NVIDIA H100, 9.0" && lacks -rpath

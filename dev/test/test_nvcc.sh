@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Does nvcc compile the trainer and all kernels, for every GPU generation, without a warning and without a register
-# spilled, and what else runs on a GPU, tests and benchmark, without a warning?   dev/test/test_nvcc.sh [oldest]
-# oldest: with nvcc 12.4, which dev/test/nvcc12.sh downloads, for a CPU with AVX512-FP16, as a machine with an H100 has;
-# the trainer also with gcc 11. The kernels do not depend on gcc.
+# Compiles the trainer and all kernels for every GPU generation, and fails on a warning or a spilled register. Compiles
+# the GPU tests and the benchmark of operations too, and fails on a warning.   dev/test/test_nvcc.sh [oldest]
+# oldest: the same with nvcc 12.4, which dev/test/nvcc12.sh downloads, and host code for a CPU with AVX512-FP16, as a
+# machine with an H100 has; the trainer also with gcc 11.
 # Prints the registers that each kernel takes on each architecture, and its shared memory: what it declares itself, and
 # what attention's launchers ask for.
 # The trainer in bf16 is linked too, as build/nvcc/train_gpt2, for dev/test/test_trainer.sh; CUDA_FLAGS (-lcublasLt)
