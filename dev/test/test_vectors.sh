@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Checks in machine code that the hot loops of the CPU backend use the widest vectors of the target without calls, and
 # that the sums of GEMM tiles stay in registers.
-# dev/test/hot_loops.c is compiled in fp32 and bf16 by every compiler found, for every CPU below, with the Makefile's
-# flags, and dev/test/hot_loops.py reads the objects. A compiler is left out for a CPU that it does not know.
+#   dev/test/test_vectors.sh          in fp32, by gcc and clang, for three CPUs
+#   dev/test/test_vectors.sh all      in fp32 and bf16, by every compiler found, for five CPUs; 10 minutes
+# dev/test/hot_loops.c is compiled with the Makefile's flags, and dev/test/hot_loops.py reads the objects. A compiler is
+# left out for a CPU that it does not know.
 # Then the instructions of every level of build/test/portable/train_gpt2, which make builds with its own compiler.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -10,8 +12,10 @@ cd "$(dirname "$0")/../.." || exit
 . dev/test/harness.sh
 
 # not x86-64-v2: AdamW calls libm's fma there, and 16 registers hold a smaller tile of attention
-cpus=(haswell znver3 skylake-avx512 sapphirerapids znver4)
-compilers=(gcc clang gcc-{11..19} clang-{13..29})
+cpus=(znver3 skylake-avx512 sapphirerapids) compilers=(gcc clang) precisions=(fp32)
+if [ "${1:-}" = all ]; then
+    cpus+=(haswell znver4) compilers+=(gcc-{11..19} clang-{13..29}) precisions+=(bf16)
+fi
 if [ "$(uname -m)" != x86_64 ]; then
     skip "hot loops are checked in machine code of x86-64 only" 1
     exit 0
@@ -38,7 +42,7 @@ for compiler in "${compilers[@]}"; do
     for cpu in "${cpus[@]}"; do
         registers=$(target "$compiler" "-march=$cpu")
         [ -n "$registers" ] || { echo "$compiler does not know $cpu" && continue; }
-        for precision in fp32 bf16; do
+        for precision in "${precisions[@]}"; do
             object=build/vectors/$precision/$compiler/$cpu.o
             if ! make --no-print-directory CC="$compiler" "$object" >"$lines" 2>&1; then
                 report "$compiler, $cpu, $precision: the operations compile" "$(tail -n 20 "$lines")"
