@@ -739,7 +739,7 @@ static void gpt2_backward(GPT2 *m, real scale) {
 // device with CUDA graphs captures it the second time; the first time, matmuls are autotuned. A CUDA graph cannot wait
 // for a collective or a copy that began outside of it: these are waited for before the capture and each launch.
 // False if the driver refused the captured graph: a second call captures the work without early launches.
-static bool micro_step_runs(GPT2 *m, int micro) {
+static bool try_micro_step(GPT2 *m, int micro) {
     const Device *device = m->device;
     int micro_steps = m->options.micro_steps, graph_kind = (micro > 0) + 2 * (micro == micro_steps - 1);
     real scale = 1 / m->update_targets;
@@ -762,7 +762,7 @@ static bool micro_step_runs(GPT2 *m, int micro) {
 }
 
 static void gpt2_micro_step(GPT2 *m, int micro) {
-    if (!micro_step_runs(m, micro)) { micro_step_runs(m, micro); }
+    if (!try_micro_step(m, micro)) { try_micro_step(m, micro); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

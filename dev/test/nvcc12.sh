@@ -2,7 +2,8 @@
 # Unpacks nvcc 12.4 into a folder, for dev/test/test_nvcc.sh:   dev/test/nvcc12.sh FOLDER
 # Neither Debian nor PyPI has an nvcc 12 before 12.4. The compiler is that of Debian 13's nvidia-cuda-toolkit, from the
 # mirror in apt's sources; PyPI's wheels have the headers. There are no libraries: it compiles, and does not link.
-# Downloads 480 MB once and keeps 120 MB; needs no root. If it cannot, prints one sentence and exits with status 1.
+# Downloads 480 MB once and keeps 120 MB; needs no root. Where the download is impossible, prints one sentence and exits
+# with status 1.
 set -uo pipefail
 
 [ ! -x "$1/bin/nvcc" ] || exit 0

@@ -30,7 +30,7 @@ for sm in 80 90 100 120; do
     architectures+=("sm_$sm")
     every+=(-gencode "arch=compute_$sm,code=sm_$sm")
 done
-one=("${every[@]: -2}") tests=("${every[@]: -2}")
+one=("${every[@]: -2}") tests=("${one[@]}")
 [ $# -eq 0 ] || tests=("${every[@]}")
 [[ $known != *" sm_75 "* ]] || old=(sm_75)
 
