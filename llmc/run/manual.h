@@ -114,7 +114,7 @@ static const ManualRow manual_environment[] = {
     {"TRAIN_GPT2_AUTOTUNE", "0: matmuls on a GPU take cuBLASLt's first choice, without autotuning."},
     {"TRAIN_GPT2_EARLY_LAUNCHES", "0: a kernel on a GPU starts after the one before it has ended."},
     {"TRAIN_GPT2_PICKS", "The autotune cache's file, FILE.inputs for -f auto; empty: no cache is read or written."},
-    {"TRAIN_GPT2_SELF_CHECK", "The file that remembers the self-check's results; empty: a run begins without the check."},
+    {"TRAIN_GPT2_SELF_CHECK", "The file of the self-check's results; empty: a run begins without the check."},
     {NULL, NULL},
 };
 static const ManualRow manual_examples[] = {
