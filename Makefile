@@ -39,9 +39,9 @@ mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
 crypto = $(and $(comm),$(HAVE_LIBCRYPTO))
 nccl = $(and $(comm),$(HAVE_NCCL))
-# C++ warns of = {}; C does not
-WITHOUT_FIELDS := -Wno-missing-field-initializers
-LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Werror -fopenmp -fno-math-errno -fno-trapping-math
+# a field that an initializer leaves out is 0: compilers differ in which of them they warn of
+LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Wno-missing-field-initializers -Werror -fopenmp -fno-math-errno \
+	-fno-trapping-math
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) \
 	$(crypto:yes=-DHAVE_LIBCRYPTO)
 dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
@@ -60,8 +60,9 @@ endef
 # nvcc passes the host code to the C++ compiler without some of the source's parentheses
 define compile_cuda
 $(begin)
-@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) -Xcompiler \
-	-fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH),-Wall,-Wextra,$(WITHOUT_FIELDS),-Wno-parentheses \
+@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) \
+	-Xcompiler -fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH) \
+	-Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-parentheses \
 	$(call for_nvcc,$(options) $(defines)) $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
 	$(dependencies) $< -o $@ $(CUDA_FLAGS) $(cuda_rpath) -lcjson -lgomp \
 	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(crypto:yes=-lcrypto) $(libraries)

@@ -67,7 +67,6 @@ build/tsan/%_emulated build/tsan/%_emulated_bf16: \
 
 build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: \
 	compiler = $(CXX) -x c++ -std=c++20 -DSIMT
-build/emulated/%: LANGUAGE += $(WITHOUT_FIELDS)  # after -Wextra, which turns the warning on again in clang
 # AddressSanitizer does not follow fibers together with OpenMP's threads: without -fopenmp, yet with its library
 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -lgomp
@@ -127,7 +126,7 @@ build/cuda/%_fp32: dev/test/%.cu build/cuda/flags
 build/check/c++: train_gpt2.cu build/flags
 	@mkdir -p $(@D) build/depend
 	@echo 'compile    train_gpt2.cu as C++20'
-	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(WITHOUT_FIELDS) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
+	@$(CXX) -x c++ -std=c++20 $(LANGUAGE) $(CFLAGS) $(defines) $(dependencies) -c $< -o $@
 # the communicator between GPUs compiles and links
 build/check/nccl: dev/bench/bench_comm.cu build/flags
 	$(compile_cuda)
