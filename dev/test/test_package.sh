@@ -252,7 +252,7 @@ if [ -f "$package" ]; then
         found=$(dpkg-deb -W --showformat '${Package} ${Version} ${Architecture}' "$package")
         [ "$found" = "$wanted" ] || echo "found $found, expected $wanted"
         depends=$(dpkg-deb -f "$package" Depends)
-        libraries="libc6 libgomp1 libcjson1"
+        libraries="libc6 libcjson1 $(ldd "$trainer" | grep -oE "lib(gomp|omp)" | head -n 1)"
         [[ $("$trainer" --version) != *"MPI ("* ]] || libraries+=" libopenmpi"
         [[ $("$trainer" --version) != *OpenSSL* ]] || libraries+=" libssl"
         for library in $libraries; do [[ $depends == *"$library"* ]] || echo "$library is missing in $depends"; done
