@@ -39,7 +39,7 @@ mpi = $(and $(comm),$(HAVE_MPI))
 mpi_libraries = $(if $(mpi),$(MPI_LIBS))
 crypto = $(and $(comm),$(HAVE_LIBCRYPTO))
 nccl = $(and $(comm),$(HAVE_NCCL))
-# a field that an initializer leaves out is 0: compilers differ in which of them they warn of
+# a field that an initializer leaves out is 0; compilers differ in when they warn of it
 LANGUAGE := -D_GNU_SOURCE -I. -Wall -Wextra -Wno-missing-field-initializers -Werror -fopenmp -fno-math-errno \
 	-fno-trapping-math
 defines = -DPRECISION_$(subst fp,FP,$(subst bf,BF,$(precision))) $(if $(mpi),-DHAVE_MPI $(MPI_CFLAGS)) \
@@ -60,10 +60,9 @@ endef
 # nvcc passes the host code to the C++ compiler without some of the source's parentheses
 define compile_cuda
 $(begin)
-@$(NVCC) -x cu -std=c++20 -D_GNU_SOURCE -I. -O3 -lineinfo $(ARCHITECTURES) \
-	-Xcompiler -fopenmp,-fno-math-errno,-fno-trapping-math,-march=$(MARCH) \
-	-Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-parentheses \
-	$(call for_nvcc,$(options) $(defines)) $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
+@$(NVCC) -x cu -std=c++20 -O3 -lineinfo $(ARCHITECTURES) \
+	$(call for_nvcc,$(filter-out -Werror,$(LANGUAGE)) -march=$(MARCH) -Wno-parentheses $(options) $(defines)) \
+	$(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
 	$(dependencies) $< -o $@ $(CUDA_FLAGS) $(cuda_rpath) -lcjson -lgomp \
 	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(crypto:yes=-lcrypto) $(libraries)
 endef
