@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # README's first commands on each kind of CPU: `make test` and `make train` in a copy of the tree, compiled for it.
 # If this machine lacks extensions of a CPU, the programs are compiled with them, then compiled without them and run.
-# The seven CPUs take an hour and a half on two idle cores.
+# The seven CPUs take two hours on two idle cores.
 #   dev/test/every_cpu.sh [CPU...]       names of -march; CC=clang CXX=clang++ dev/test/every_cpu.sh uses clang
 # Prints a line per CPU: how it was tested, and the last line of `make test`. The logs stay in build/every_cpu. Exit
 # status 1 if anything failed.

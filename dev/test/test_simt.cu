@@ -1106,7 +1106,7 @@ static void test_memory(void **state) {
 // cudaMemcpyDefault between pinned host memory, and pinned memory of a dry run: address space that the host may access.
 static void test_pinned_memory(void **state) {
     (void)state;
-    const size_t bytes = (size_t{1} << 40) + 4096;  // no multiple of 4 GiB: clang 19 merges the stores to both ends
+    const size_t bytes = (size_t{1} << 40) + 4096;  // not 2^40: clang 19 would merge the stores to both ends
     float *x, *y;
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));

@@ -194,7 +194,7 @@ CHECKS = $(addprefix build/check/,$(if $(shell command -v $(NVCC)),nvcc $(HAVE_N
 
 # ---- targets
 
-test: ## test: build and run the tests, 10 minutes on two cores; the last line is `N passed, N failed`
+test: ## test: build and run the tests, 12 minutes on two cores; the last line is `N passed, N failed`
 	@scripts/setup.sh test
 	$(build_parallel) test-programs
 	@scripts/run_tests.sh $(TALLY:%=--tally %) --together $(SCRIPTS) $(EMULATED) \
