@@ -1455,7 +1455,7 @@ int main(int argc, char **argv) {
     args_set_ranks(&args, host);
     share_machine(&args, host);
     if (args.help) {
-        print_help(&args);
+        print_help();
     } else if (args.manual) {
         print_manual(args.manual);
     } else if (args.version) {

@@ -154,20 +154,15 @@ typedef struct {
 } Options;
 
 static const Flag flags[] = {
-    {"e", NULL, FLAG_CHOICE, offsetof(Options, model), 0, 0, MODEL_CHOICES, NULL, NULL, "the model: 124M or 1558M",
-     NULL, NULL, NULL},
-    {"b", NULL, FLAG_INT, offsetof(Options, B), 0, 1 << 16, NULL, "B", "sequences",
-     "micro-batch (0: 64 on a GPU, 4 on a CPU)", NULL, NULL, NULL},
-    {"t", NULL, FLAG_INT, offsetof(Options, T), 0, 1024, NULL, "T", "tokens",
-     "sequence length (0: 1024 on a GPU, 64 on a CPU)", NULL, NULL, NULL},
-    {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", NULL,
-     "only operations with WORD in their name", NULL, NULL, NULL},
-    {NULL, "device", FLAG_CHOICE, offsetof(Options, device), 0, 0, DEVICE_CHOICES, NULL, NULL, "where to run", NULL,
-     NULL, NULL},
-    {NULL, "small", FLAG_OPTION, offsetof(Options, small), 0, 0, NULL, NULL, NULL,
-     "the tests' first shapes and two runs, to see that all of it works", NULL, NULL, NULL},
-    {NULL, "products", FLAG_OPTION, offsetof(Options, products), 0, 0, NULL, NULL, NULL,
-     "on a GPU, list the kernels of a training step's matmuls instead of timing", NULL, NULL, NULL},
+    {"e", NULL, FLAG_CHOICE, offsetof(Options, model), 0, 0, MODEL_CHOICES, NULL, "the model: 124M or 1558M"},
+    {"b", NULL, FLAG_INT, offsetof(Options, B), 0, 1 << 16, NULL, "B", "micro-batch (0: 64 on a GPU, 4 on a CPU)"},
+    {"t", NULL, FLAG_INT, offsetof(Options, T), 0, 1024, NULL, "T", "sequence length (0: 1024 on a GPU, 64 on a CPU)"},
+    {"o", "only", FLAG_STRING, offsetof(Options, only), 0, 0, NULL, "WORD", "only operations with WORD in their name"},
+    {NULL, "device", FLAG_CHOICE, offsetof(Options, device), 0, 0, DEVICE_CHOICES, NULL, "where to run"},
+    {NULL, "small", FLAG_OPTION, offsetof(Options, small), 0, 0, NULL, NULL,
+     "the tests' first shapes and two runs, to see that all of it works"},
+    {NULL, "products", FLAG_OPTION, offsetof(Options, products), 0, 0, NULL, NULL,
+     "on a GPU, list the kernels of a training step's matmuls instead of timing"},
 };
 enum { NUM_FLAGS = sizeof flags / sizeof flags[0] };
 

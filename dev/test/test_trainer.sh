@@ -589,41 +589,6 @@ report "--help lists every flag on a line of its own" "$(
     equal "$(awk 'length > 100' "$out")" ""
     equal "$(grep -nE '2147483647|%s' "$out")" ""
 )"
-# listed FILE: the letter (or -) and the name of each flag in the output of --help
-listed() { sed -nE 's/^  (-([a-z]+)| +) +--([a-z0-9-]+).*/\2 \3/p' "$1" | sed 's/^ /- /'; }
-report "--help FLAG describes each flag, by letter and by name" "$(
-    run 0 --help && cp "$out" list
-    holds "$(listed list | wc -l) > 60"
-    while read -r letter name; do
-        run 0 --help "$name" && cp "$out" described
-        silent "$err"
-        matches described "^(-$letter, )?--$name([ =[]|\$)"
-        matches described '^    value    .'
-        matches described '^    see      .*doc/[a-z]+\.md$'
-        matches described '^    example  .*\./train_gpt2 '
-        holds "$(awk '/^$/ { part++ } part == 1 && NF' described | wc -l) <= 8" # lines of description
-        equal "$(awk 'length > 100' described)" ""
-        for topic in "--$name" ${letter#-} "-$letter"; do
-            [ "$topic" != -- ] || continue
-            run 0 --help "$topic"
-            same "$out" described
-        done
-    done < <(listed list)
-    run 0 "--help=-r" -b 4
-    matches "$out" '^-r, --recompute LEVEL$'
-    run 0 --help -b 4
-    same "$out" list
-)"
-report "the examples of --help FLAG parse" "$(
-    while read -r _ name; do
-        run 0 --help "$name"
-        arguments=()
-        words=$(sed -nE 's/^    example  .*\.\/train_gpt2 (.*)/\1/p' "$out")
-        eval "arguments=($words)"
-        run 0 "${arguments[@]}" --version
-        silent "$err"
-    done < <(listed list)
-)"
 report "--version prints the version and the build's features" "$(
     run 0 --version
     one_line "$out"
@@ -843,7 +808,6 @@ refused "-rk with -r auto" "-rk 2 applies to -r 4, but -r is auto" "${tiny[@]}" 
 refused "-rn with -r auto" "-rn 1 applies to one level, but -r is auto" "${tiny[@]}" -rn 1 -r auto
 refused "-w with an unknown word" "-w takes none|0, fp32|1 or split|2; found 'half'" -i text -w half
 refused "-om with an unknown type" "-om takes fp32, bf16 or 8bit; found 'fp8'" -i text -om fp8
-refused "--help of an unknown flag" "unknown flag recompte; did you mean --recompute?" --help recompte
 refused "an unknown flag" "unknown flag --learning-rat; did you mean --learning-rate?" --learning-rat 1
 refused "an unknown letter" "unknown flag -zz" -zz
 refused "a word without a flag" "stray argument 'text'" text

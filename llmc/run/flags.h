@@ -12,11 +12,11 @@ Command-line flags from one table: one row per flag drives parsing, --help, the 
   FLAG_STRING   const char *     any text; points into argv, or into the JSON it came from
   FLAG_CHOICE   int              a word of `choices`, stored as its index; "none|0 fp32|1" gives each word two spellings
   FLAG_OPTION   const char *     no value (stored as ""), =word of `choices`, or =number if min < max; absent: NULL
-  FLAG_TOPIC    const char *     no value (stored as ""), =FLAG, or FLAG as the next argument, for --help; absent: NULL
+  FLAG_REMOVED  none             nothing: the flag is refused, with `help` as the sentence that says what does its job now
 
 Every error is one sentence that names the flag and the values it takes, with exit status 2.
-defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_find_topic, flags_print_help, flag_print_details,
-         flag_choice_text, flags_print_banner, flags_to_json, flags_from_json
+defines: FlagType, Flag, FLAG_HEADING, FLAG_WAS_REMOVED, flags_parse, flags_print_help, flag_choice_text,
+         flags_print_banner, flags_to_json, flags_from_json
 */
 #pragma once
 #include <cjson/cJSON.h>
@@ -26,7 +26,7 @@ defines: FlagType, Flag, FLAG_HEADING, flags_parse, flags_find_topic, flags_prin
 #include <stddef.h>
 #include "llmc/common/check.h"
 
-typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_TOPIC } FlagType;
+typedef enum { FLAG_INT, FLAG_INT64, FLAG_REAL, FLAG_STRING, FLAG_CHOICE, FLAG_OPTION, FLAG_REMOVED } FlagType;
 
 typedef struct {
     const char *letter;  // "b", "nk"; NULL: none
@@ -36,28 +36,28 @@ typedef struct {
     double min, max;         // bounds of a number, inclusive; -INFINITY and INFINITY: the type's own
     const char *choices;     // words separated by one space; NULL: none
     const char *value_name;  // "N", "FILE"
-    const char *unit;        // "steps", "seconds"; NULL: none
     const char *help;        // one line for --help; %s stands for the default
-    const char *details;     // sentences for --help FLAG
-    const char *example;     // a command
-    const char *see;         // related flags and the page to read
+    bool not_resumed;        // flags_from_json leaves the field alone: the flag is for one start
 } Flag;
 
+enum { NOT_RESUMED = true };
+
 #define FLAG_HEADING(text)                                                                                             \
-    { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, NULL, text, NULL, NULL, NULL }
+    { NULL, NULL, FLAG_STRING, 0, 0, 0, NULL, NULL, text }
+#define FLAG_WAS_REMOVED(letter, name, instead)                                                                        \
+    { letter, name, FLAG_REMOVED, 0, 0, 0, NULL, NULL, instead }
 
 // FLAG_TEXT: bytes of a value's text; FLAG_LINE and FLAG_HELP_LINE: columns of the banner and of --help
 enum { FLAG_TEXT = 256, FLAG_LINE = 110, FLAG_HELP_LINE = 100, FLAG_NAME_MAX = 63 };
 
 // ---- one row: its text
 
-// a row without a value
 static inline bool flag_is_heading(const Flag *flag) { return !flag->letter && !flag->name; }
 
-static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
+// a heading or a removed flag
+static inline bool flag_has_no_value(const Flag *flag) { return flag_is_heading(flag) || flag->type == FLAG_REMOVED; }
 
-// a flag that may stand without a value
-static inline bool flag_is_optional(const Flag *flag) { return flag->type == FLAG_OPTION || flag->type == FLAG_TOPIC; }
+static inline bool flag_is_number(const Flag *flag) { return flag->type <= FLAG_REAL; }
 
 // an option with a number as value
 static inline bool flag_is_amount(const Flag *flag) { return flag->type == FLAG_OPTION && flag->min < flag->max; }
@@ -133,7 +133,7 @@ static inline void flag_takes_text(const Flag *flag, char text[FLAG_TEXT]) {
         return;
     case FLAG_STRING: snprintf(text, FLAG_TEXT, "%s", flag->value_name); return;
     case FLAG_CHOICE: flag_choices_text(flag->choices, text); return;
-    case FLAG_TOPIC: snprintf(text, FLAG_TEXT, "nothing or a flag"); return;
+    case FLAG_REMOVED: return;
     case FLAG_OPTION:
         if (flag_is_amount(flag)) {
             flag_bounds_text(flag, detail);
@@ -203,7 +203,7 @@ static inline const char *flag_value_text(const Flag *flag, const void *values, 
         return text;
     case FLAG_STRING:
     case FLAG_OPTION:
-    case FLAG_TOPIC: break;
+    case FLAG_REMOVED: break;
     }
     return flag_string(flag, values);
 }
@@ -257,7 +257,7 @@ static inline bool flag_store(const Flag *flag, void *values, const char *text) 
         break;
     }
     case FLAG_STRING: break;
-    case FLAG_TOPIC: return false;
+    case FLAG_REMOVED: return false;
     }
     flag_store_string(flag, values, text);
     return true;
@@ -322,18 +322,6 @@ static inline const Flag *flag_find(const Flag *table, int count, const char *ar
     return NULL;
 }
 
-// The row of a help topic: r, -r, recompute or --recompute. Stops if no row has this letter or name.
-static inline const Flag *flags_find_topic(const Flag *table, int count, const char *topic) {
-    const char *word = topic + strspn(topic, "-");
-    for (int i = 0; i < count; i++) {
-        const Flag *flag = &table[i];
-        if ((flag->letter && strcmp(flag->letter, word) == 0) || (flag->name && strcmp(flag->name, word) == 0)) {
-            return flag;
-        }
-    }
-    flag_unknown(table, count, topic);
-}
-
 // the argument after a flag as its value; stops if there is none or it looks like the next flag
 static inline const char *flag_next_value(const char *argument, const char *takes, const char *next) {
     if (!next) { input_error("%s takes %s; nothing follows it (--help lists all flags)", argument, takes); }
@@ -341,18 +329,6 @@ static inline const char *flag_next_value(const char *argument, const char *take
         input_error("%s takes %s; it is followed by '%s'", argument, takes, next);
     }
     return next;
-}
-
-// The topic of --help: a joined value, the next argument if it has no leading dash, or the last argument. So
-// `--help -b 4` is the whole help, as in any other order. Returns the number of arguments read.
-static inline int flag_parse_topic(const Flag *table, int count, const Flag *flag, void *values, const char *joined,
-                                   int argc, char **argv) {
-    bool follows = !joined && argc > 1 && (argv[1][0] != '-' || argc == 2);
-    const char *topic = joined ? joined : follows ? argv[1] : "";
-    if (joined && !*joined) { input_error("%s takes nothing or a flag; found ''", argv[0]); }
-    if (*topic) { flags_find_topic(table, count, topic); }
-    flag_store_string(flag, values, topic);
-    return follows ? 2 : 1;
 }
 
 // Parses the flag at argv[0]; argc arguments are left. Returns the number of arguments read.
@@ -368,7 +344,7 @@ static inline int flag_parse(const Flag *table, int count, void *values, int arg
     const Flag *flag = flag_find(table, count, argument, (size_t)length);
     if (!flag) { flag_unknown(table, count, argument); }
     const char *joined = argument[length] == '=' ? argument + length + 1 : NULL;
-    if (flag->type == FLAG_TOPIC) { return flag_parse_topic(table, count, flag, values, joined, argc, argv); }
+    if (flag->type == FLAG_REMOVED) { input_error("%.*s was removed: %s", length, argument, flag->help); }
     if (flag->type == FLAG_OPTION && !joined) {
         flag_store_string(flag, values, "");
         return 1;
@@ -387,12 +363,10 @@ static inline void flags_parse(const Flag *table, int count, void *values, int a
 
 // ---- help
 
-// "--micro-batch N", "--plan[=json]", "--help [FLAG]", "--version"
+// "--micro-batch N", "--plan[=json]", "--version"
 static inline void flag_usage_text(const Flag *flag, char text[FLAG_TEXT]) {
     const char *dashes = flag->name ? "--" : "", *name = flag->name ? flag->name : "";
-    if (flag->type == FLAG_TOPIC) {
-        snprintf(text, FLAG_TEXT, "%s%s [%s]", dashes, name, flag->value_name);
-    } else if (flag->type != FLAG_OPTION) {
+    if (flag->type != FLAG_OPTION) {
         snprintf(text, FLAG_TEXT, "%s%s%s%s", dashes, name, flag->name ? " " : "", flag->value_name);
     } else if (flag->choices || flag_is_amount(flag)) {
         snprintf(text, FLAG_TEXT, "%s%s[=%s]", dashes, name, flag->value_name);
@@ -429,7 +403,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     int width = 0, letters = 0;
     char text[2 * FLAG_TEXT];
     for (int i = 0; i < count; i++) {
-        if (flag_is_heading(&table[i])) { continue; }
+        if (flag_has_no_value(&table[i])) { continue; }
         flag_usage_text(&table[i], text);
         int length = (int)strlen(text), letter = table[i].letter ? (int)strlen(table[i].letter) : 0;
         width = length > width ? length : width;
@@ -438,6 +412,7 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     fprintf(file, "%s\n", usage);
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
+        if (flag->type == FLAG_REMOVED) { continue; }
         if (flag_is_heading(flag)) {
             fprintf(file, "\n%s\n", flag->help);
             continue;
@@ -450,30 +425,6 @@ static inline void flags_print_help(FILE *file, const char *usage, const Flag *t
     }
 }
 
-// One flag at length: names, help line, details, values, default, example and further reading.
-static inline void flag_print_details(FILE *file, const Flag *flag, const void *defaults) {
-    enum { INDENT = 4 };
-    char text[2 * FLAG_TEXT];
-    flag_usage_text(flag, text);
-    fprintf(file, "%s%s%s%s\n%*s", flag->letter ? "-" : "", flag->letter ? flag->letter : "",
-            !flag->letter ? ""
-            : flag->name  ? ", "
-                          : " ",
-            text, INDENT, "");
-    flag_help_text(flag, defaults, text);
-    flag_print_wrapped(file, text, INDENT, INDENT);
-    if (flag->details) {
-        fprintf(file, "\n%*s", INDENT, "");
-        flag_print_wrapped(file, flag->details, INDENT, INDENT);
-    }
-    flag_takes_text(flag, text);
-    fprintf(file, "\n%*svalue    %s%s%s\n", INDENT, "", text, flag->unit ? ", in " : "", flag->unit ? flag->unit : "");
-    const char *value = strstr(flag->help, "%s") ? flag_value_text(flag, defaults, text) : NULL;
-    if (value && *value) { fprintf(file, "%*sdefault  %s\n", INDENT, "", value); }
-    if (flag->example) { fprintf(file, "%*sexample  %s\n", INDENT, "", flag->example); }
-    if (flag->see) { fprintf(file, "%*ssee      %s\n", INDENT, "", flag->see); }
-}
-
 // ---- banner
 
 // the settings that differ from the defaults, or the settings that equal them, several per line
@@ -483,12 +434,12 @@ static inline void flags_print_settings(FILE *file, const char *title, const Fla
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT], default_buffer[FLAG_TEXT];
-        if (flag_is_heading(flag)) { continue; }
+        if (flag_has_no_value(flag)) { continue; }
         const char *value = flag_value_text(flag, values, buffer);
         const char *usual = flag_value_text(flag, defaults, default_buffer);
         bool same = value && usual ? strcmp(value, usual) == 0 : value == usual;
-        if (same == differing || (flag_is_optional(flag) && !value)) { continue; }
-        if (!value || !*value) { value = flag_is_optional(flag) ? "yes" : "none"; }
+        if (same == differing || (flag->type == FLAG_OPTION && !value)) { continue; }
+        if (!value || !*value) { value = flag->type == FLAG_OPTION ? "yes" : "none"; }
         int length = (int)(strlen(flag_label(flag)) + strlen(value)) + 3;
         if (column == 0 || column + length > FLAG_LINE) {
             column = fprintf(file, "%s%-8s", column ? "\n" : "", column ? "" : title);
@@ -514,9 +465,9 @@ static inline cJSON *flags_to_json(const Flag *table, int count, const void *val
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
         char buffer[FLAG_TEXT];
-        if (flag_is_heading(flag)) { continue; }
+        if (flag_has_no_value(flag)) { continue; }
         const char *text = flag_value_text(flag, values, buffer);
-        if (flag_is_optional(flag) && !text) { continue; }
+        if (flag->type == FLAG_OPTION && !text) { continue; }
         bool digits = flag->type == FLAG_CHOICE && !text[strspn(text, "0123456789")];
         bool number = flag_is_number(flag) || digits;
         // raw text, because cJSON prints numbers without their last bits
@@ -543,17 +494,17 @@ static inline const char *flag_item_text(const Flag *flag, const cJSON *item, ch
     return text;
 }
 
-// The inverse of flags_to_json: sets the fields of `values` for which `json` holds a valid value. A missing, null or
-// invalid item leaves its field as it is, because the file may be of another version. Flags named in `skip`, separated
-// by one space, are ignored. Strings point into `json`: delete it after the last use of `values`.
-static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json, const char *skip) {
+// The inverse of flags_to_json: sets the fields of `values` for which `json` holds a valid value, except those of flags
+// that are not resumed. A missing, null or invalid item leaves its field as it is, because the file may be of another
+// version. Strings point into `json`: delete it after the last use of `values`.
+static inline void flags_from_json(const Flag *table, int count, void *values, const cJSON *json) {
     for (int i = 0; i < count; i++) {
         const Flag *flag = &table[i];
-        if (flag_is_heading(flag) || flag_choice_index(skip, flag_label(flag)) >= 0) { continue; }
+        if (flag_has_no_value(flag) || flag->not_resumed) { continue; }
         char buffer[FLAG_TEXT];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, flag_label(flag));
         const char *text = flag_item_text(flag, item, buffer);
-        bool bare_option = text && !*text && flag_is_optional(flag);
+        bool bare_option = text && !*text && flag->type == FLAG_OPTION;
         if (bare_option) { flag_store_string(flag, values, text); }
         if (text && !bare_option) { flag_store(flag, values, text); }
     }

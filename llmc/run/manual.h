@@ -165,19 +165,10 @@ static inline void manual_option(FILE *file, const Flag *flag) {
     manual_tag(file, flag);
     flag_help_text(flag, &default_args, text);
     manual_text(file, text);
-    fputs(".IP\n", file);
-    manual_text(file, flag->details);
     flag_takes_text(flag, takes);
-    snprintf(text, sizeof text, "Value: %s%s%s.", takes, flag->unit ? ", in " : "", flag->unit ? flag->unit : "");
+    snprintf(text, sizeof text, "Value: %s.", takes);
     fputs(".IP\n", file);
-    if (flag_is_number(flag) || flag->choices || flag_is_amount(flag)) {
-        manual_text(file, text);
-        fputs(".br\n", file);
-    }
-    fputs("Example: ", file);
-    manual_code(file, flag->example, MANUAL_LINE);
-    fputs(".br\nSee ", file);
-    manual_text(file, flag->see);
+    if (flag_is_number(flag) || flag->choices || flag_is_amount(flag)) { manual_text(file, text); }
 }
 
 static inline void manual_page(FILE *file) {
@@ -193,7 +184,8 @@ static inline void manual_page(FILE *file) {
     fputs(".SH OPTIONS\n", file);
     manual_text(file, manual_values);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (flag_is_heading(&flag_table[i])) {
+        if (flag_table[i].type == FLAG_REMOVED) { continue; }
+        if (flag_has_no_value(&flag_table[i])) {
             fprintf(file, ".SS %s\n", flag_table[i].help);
         } else {
             manual_option(file, &flag_table[i]);
@@ -237,7 +229,7 @@ static inline void manual_flag_words(FILE *file, bool dashes) {
     const char *separator = "";
     for (int i = 0; i < NUM_FLAGS; i++) {
         const Flag *flag = &flag_table[i];
-        if (flag_is_heading(flag)) { continue; }
+        if (flag_has_no_value(flag)) { continue; }
         if (flag->letter) { fprintf(file, "%s%s%s", separator, dashes ? "-" : "", flag->letter); }
         if (flag->letter) { separator = " "; }
         if (flag->name) { fprintf(file, "%s%s%s", separator, dashes ? "--" : "", flag->name); }
@@ -280,9 +272,7 @@ static inline void bash_flag(FILE *file, const Flag *flag) {
     bool both = flag->letter && flag->name;
     fprintf(file, "    %s%s%s%s%s) ", flag->letter ? "-" : "", flag->letter ? flag->letter : "", both ? " | " : "",
             flag->name ? "--" : "", flag->name ? flag->name : "");
-    if (flag->type == FLAG_TOPIC) {
-        fputs("[[ $current == -* ]] || words=$topics", file);
-    } else if (kind == VALUE_WORDS) {
+    if (kind == VALUE_WORDS) {
         fprintf(file, "%swords=\"%s\"", flag->type == FLAG_OPTION ? "[[ -z $joined ]] || " : "", words);
     } else {
         fputs(kind == VALUE_FILE ? "paths=\"file\"" : kind == VALUE_FOLDER ? "paths=\"directory\"" : "return", file);
@@ -298,7 +288,7 @@ static inline void print_bash_completion(FILE *file) {
     manual_flag_words(file, false);
     fputs("\"\n    case $flag in\n", file);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (!flag_is_heading(&flag_table[i])) { bash_flag(file, &flag_table[i]); }
+        if (!flag_has_no_value(&flag_table[i])) { bash_flag(file, &flag_table[i]); }
     }
     fputs(bash_tail, file);
 }
@@ -321,14 +311,10 @@ static inline void zsh_value(FILE *file, const Flag *flag) {
     char words[FLAG_TEXT];
     ValueKind kind = manual_value(flag, words);
     if (kind == VALUE_NONE) { return; }
-    fputs(flag_is_optional(flag) ? "::" : ":", file);
+    fputs(flag->type == FLAG_OPTION ? "::" : ":", file);
     zsh_text(file, flag->value_name);
     fputc(':', file);
-    if (flag->type == FLAG_TOPIC) {
-        fputc('(', file);
-        manual_flag_words(file, false);
-        fputc(')', file);
-    } else if (kind == VALUE_WORDS) {
+    if (kind == VALUE_WORDS) {
         fprintf(file, "(%s)", words);
     } else {
         fputs(kind == VALUE_FILE ? "_files" : kind == VALUE_FOLDER ? "_files -/" : "", file);
@@ -361,7 +347,7 @@ static inline void zsh_flag(FILE *file, const Flag *flag) {
 static inline void print_zsh_completion(FILE *file) {
     fputs("#compdef train_gpt2\n# zsh completion of train_gpt2, printed by train_gpt2 --manual=zsh\n_arguments", file);
     for (int i = 0; i < NUM_FLAGS; i++) {
-        if (!flag_is_heading(&flag_table[i])) { zsh_flag(file, &flag_table[i]); }
+        if (!flag_has_no_value(&flag_table[i])) { zsh_flag(file, &flag_table[i]); }
     }
     fputc('\n', file);
 }
