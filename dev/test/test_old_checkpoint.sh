@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Runs of commit 14da99a resume: golden/runs_14da99a.tar.gz has two byte models, killed while they saved step 12, their
+# data, and the metrics of the same runs without the kill (fp32.jsonl, 8bit.jsonl). The config.json of each sets flags
+# that are now removed. RUN/best of that version is a link: of fp32 to best_b, of 8bit to step_00000008.
+#   TRAINER=./train_gpt2 dev/test/test_old_checkpoint.sh
+set -uo pipefail
+# shellcheck source=dev/test/harness.sh
+. "$(dirname "$0")/harness.sh"
+
+trainer=$(realpath "${TRAINER:-./train_gpt2}")
+golden=$(realpath "$(dirname "$0")/golden/runs_14da99a.tar.gz")
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive LC_ALL=C
+scratch=$(mktemp -d) out=$scratch/out
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch" && tar xzf "$golden" || exit 1
+
+# "step kind value" of each loss
+losses() { sed -nE 's/.*"step":([0-9]+),"(loss|val_loss)":([^,}]*).*/\1 \2 \3/p' "$1"; }
+# METRICS METRICS: the same steps, and losses that differ by the order of sums of another CPU at most
+same_losses() {
+    paste -d ' ' <(losses "$1") <(losses "$2") | awk '
+        { rows++; d = $3 - $6; if ($1 != $4 || $2 != $5 || d * d > 1e-10 * $6 * $6) print "found " $0 }
+        END { if (!rows) print "no losses" }'
+}
+val_loss() { losses "$1/metrics.jsonl" | awk -v step="$2" '$1 == step && $2 == "val_loss" { print $3 }'; }
+resumes() { # RUN: to step 12, as the uninterrupted run
+    "$trainer" -o "$1" -y 1 >"$out" 2>&1 </dev/null || echo "exit status $?"
+    grep -qF 'resumed   at step 8' "$out" || echo "did not resume at step 8"
+    same_losses "$1/metrics.jsonl" "$1.jsonl"
+    [ -f "$1/step_00000012/state.json" ] || echo "no step_00000012"
+}
+best_is() { # RUN STEP
+    "$trainer" --generate 1 -e "$1/best" >/dev/null 2>"$out" || echo "RUN/best is not a model"
+    grep -q "\"step\":\s*$2," "$1/best/state.json" || echo "RUN/best is not of step $2"
+}
+worse=$(mktemp -d -p "$scratch") && cp -r fp32 text "$worse"
+
+report "fp32: the next losses are those of the uninterrupted run, and RUN/best is replaced" "$(
+    resumes fp32
+    best_is fp32 12
+)"
+report "8-bit moments: the same" "$(
+    resumes 8bit
+    best_is 8bit 12
+)"
+report "a run without a lower loss keeps RUN/best" "$(
+    cd "$worse" || exit
+    "$trainer" -o fp32 -y 1 -x 11 -l 9 >"$out" 2>&1 </dev/null || echo "exit status $?"
+    awk -v now="$(val_loss fp32 11)" 'BEGIN { exit !(now > 4.98) }' || echo "the loss fell: nothing was tested"
+    best_is fp32 9
+)"
+end_tests
