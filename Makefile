@@ -62,7 +62,7 @@ define compile_cuda
 $(begin)
 @$(NVCC) -x cu -std=c++20 -O3 -lineinfo $(ARCHITECTURES) \
 	$(call for_nvcc,$(filter-out -Werror,$(LANGUAGE)) -march=$(MARCH) -Wno-parentheses $(options) $(defines)) \
-	$(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
+	-DHAVE_CUDA $(nccl:yes=-DHAVE_NCCL) $(hardening_cuda) \
 	$(dependencies) $< -o $@ $(CUDA_FLAGS) $(cuda_rpath) -lcjson -lgomp \
 	$(call for_nvcc,$(mpi_libraries)) $(nccl:yes=-lnccl) $(crypto:yes=-lcrypto) $(libraries)
 endef

@@ -13,8 +13,8 @@ Rows and their conventions:
     no collectives   reach, if functions defined in files named comm* are leaves that count 0: a collective is an
                      operation between ranks.
   named types      typedefs of a struct, union or enum that is written on several lines, counted by the closing line
-                   `} Name;`, in train_gpt2.cu and llmc/ with the emulator.
-    all            names of structs, unions and enums, on one line or several, by typedef or not, without the emulator.
+                   `} Name;`, in train_gpt2.cu and llmc/.
+    all            names of structs, unions and enums, on one line or several, by typedef or not.
                    An anonymous enum of constants has no name.
   files            of llmc/: at top level, and in all.
   README           words between spaces.
@@ -50,10 +50,6 @@ def tree_files(tree):
         names[:] = sorted(n for n in names if (n[0] != "." or n == ".ci") and not (at_root and n in OUTSIDE))
         found += [os.path.relpath(os.path.join(folder, name), tree) for name in sorted(files)]
     return found
-
-
-def is_emulator(path):
-    return path.startswith("llmc/emulator/") or os.path.basename(path).startswith("simt")
 
 
 def is_collective(path):
@@ -142,10 +138,10 @@ class Program:
     def __init__(self, sources):
         self.lengths, self.home, self.calls, self.first = [], {}, {}, {}
         bodies = {}
-        for path in sorted(sources, key=lambda p: (p != "train_gpt2.cu", p.endswith(".cuh") or is_emulator(p), p)):
+        for path in sorted(sources, key=lambda p: (p != "train_gpt2.cu", p.endswith(".cuh"), p)):
             for name, first, last, body in functions(sources[path]):
                 self.lengths.append((last - first + 1, f"{name} ({path}:{first})"))
-                # a name that a kernel file or the emulator uses again is another function
+                # a name that a kernel file uses again is another function
                 if name in self.home and self.home[name] != path and path.endswith(".cuh"):
                     continue
                 self.home.setdefault(name, path)
@@ -265,7 +261,7 @@ def measure(tree, listed):
                  "this project")
     reach = program.reach("block_forward")
     no_comm = program.reach("block_forward", is_collective)
-    types = {(path, name) for path in sources if not is_emulator(path) for name in named_types(sources[path])}
+    types = {(path, name) for path in sources for name in named_types(sources[path])}
     llmc = [p for p in paths if p.startswith("llmc/")]
     comments, sentences = what_clauses(tree, paths)
     lengths = sorted(program.lengths)

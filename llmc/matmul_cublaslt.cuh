@@ -7,11 +7,7 @@ defines: CudaMatmuls, LtKey, LtMatmul, LtAlgorithm, AutotuneEntry, lt_create_des
 */
 #pragma once
 #include "llmc/common/device.cuh"
-#ifdef __CUDACC__
 #include <cublasLt.h>
-#else
-#include "llmc/emulator/cublaslt.h"
-#endif
 
 // ---- a GEMM: D (m,n) = epilogue(op(A) (m,k) op(B) (k,n)), all column-major and dense
 

@@ -24,9 +24,8 @@ echo "width        ${#sources[@]} files"
 # the locale makes grep count characters instead of bytes
 LC_ALL=C.UTF-8 grep -aHnE '^.{121}' "${sources[@]}" | cut -d: -f1,2 | sed 's/$/: over 120 columns/' && status=1
 
-# Each name of a header's `defines:` list must be declared there, or be a line of an enum. The emulator's lists are
-# sentences about CUDA's names, and are skipped.
-mapfile -t headers < <(git ls-files -co --exclude-standard llmc | grep -v llmc/emulator/)
+# Each name of a header's `defines:` list must be declared there, or be a line of an enum.
+mapfile -t headers < <(git ls-files -co --exclude-standard llmc)
 echo "defines:     ${#headers[@]} headers"
 defined() { # HEADER: the names in its list
     sed -nE '/^defines:/,/^$|^\*\/|^ {0,8}[^ ]/ { /^(defines:| {9}[^ ])/p }' "$1" |

@@ -18,7 +18,7 @@ PREDICTORS := build/bench/predict build/bench/predict_fp32
 build/bench/predict: precision = bf16
 build/bench/predict_fp32: precision = fp32
 $(PREDICTORS): CFLAGS := -O0 -march=native
-$(PREDICTORS): compiler = $(CXX) -x c++ -std=c++20 -DSIMT
+$(PREDICTORS): compiler = $(CXX) -x c++ -std=c++20 $(EMULATED_GPU)
 $(PREDICTORS): dev/bench/predict.cu build/flags
 	$(compile)
 

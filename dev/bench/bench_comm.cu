@@ -7,9 +7,8 @@ A DEVICE=cuda build on a machine with a GPU measures device memory, through NCCL
 */
 #include "llmc/parallel/comm_open.h"
 #include "llmc/common/device.h"
-#if defined(__CUDACC__)
+#ifdef HAVE_CUDA
 #include "llmc/common/device.cuh"
-#define HAVE_CUDA
 #endif
 
 enum { MAX_ROUNDS = 51 };

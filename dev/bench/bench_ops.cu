@@ -2,7 +2,8 @@
 Every operation at GPT-2's shapes, as a share of the machine's bandwidth or GEMM rate.
     bench_ops [-e d12|d48] [-b B] [-t T] [-o WORD] [--device auto|cpu|cuda] [--small]     prints a table in Markdown
     bench_ops --products ...     on a GPU, without timing: the kernels of a training step's matmuls
-One source, like the trainer: C for a CPU, CUDA with nvcc, C++20 with -DSIMT for the emulator (its times mean nothing).
+One source, like the trainer: C for a CPU, CUDA with nvcc, C++20 with -Idev/emulator
+for the emulator (its times mean nothing).
 
 Shapes    124M's, or with -e d48 1558M's. The arrays of the optimizer and of the norm are 124M's in both: their rates do
           not depend on it.

@@ -308,8 +308,8 @@ def tile_shapes(folder):
     source = os.path.join(folder, "tiles.cpp")
     with open(source, "w", encoding="utf-8") as file:
         file.write(TILE_PROGRAM)
-    run([os.environ.get("CXX", "g++"), "-std=c++20", "-D_GNU_SOURCE", "-DSIMT", "-DPRECISION_BF16", "-I.", "-O0", "-w",
-         "-march=native", f"-DHEAD_SIZE={HEAD_SIZE}", source, "-o", folder + "/tiles"])
+    run([os.environ.get("CXX", "g++"), "-std=c++20", "-D_GNU_SOURCE", "-DPRECISION_BF16", "-Idev/emulator", "-I.", "-O0",
+         "-w", "-march=native", f"-DHEAD_SIZE={HEAD_SIZE}", source, "-o", folder + "/tiles"])
     rows = [line.split() for line in run([folder + "/tiles"]).splitlines()]
     return [(row[0], *map(int, row[1:])) for row in rows]
 

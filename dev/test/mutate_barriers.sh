@@ -29,8 +29,8 @@ declare -A kept=()
 
 # build PRECISION: compiles the sources of this folder to ./ops
 build() {
-    g++ -x c++ -std=c++20 -D_GNU_SOURCE -I. -O1 -march=native -fopenmp -w -DSIMT -DPRECISION_"$1" dev/test/test_ops.cu \
-        -o ops -lcmocka -lcjson -lm -lpthread
+    g++ -x c++ -std=c++20 -D_GNU_SOURCE -Idev/emulator -I. -O1 -march=native -fopenmp -w -DHAVE_CUDA \
+        -DPRECISION_"$1" dev/test/test_ops.cu -o ops -lcmocka -lcjson -lm -lpthread
 }
 
 # first_failure ROWS...: prints "detection row: message" of the first row that fails; nothing if all pass
@@ -69,6 +69,7 @@ mutant() {
 ulimit -c 0
 mkdir -p "$scratch/sources/dev/test"
 cp -r llmc "$scratch/sources"
+cp -r dev/emulator "$scratch/sources/dev"
 cp dev/test/*.h dev/test/test_ops.cu "$scratch/sources/dev/test"
 cd "$scratch/sources" || exit
 mapfile -t found < <(grep -noE "$statement" llmc/*.cuh llmc/common/cuda_common.cuh | sed "s|^llmc/||")

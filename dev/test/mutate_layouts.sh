@@ -11,30 +11,30 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OMP_NUM_THREADS=1
 
-# "file in llmc @ text @ replacement", for every occurrence of the text
+# "file @ text @ replacement", for every occurrence of the text
 mutations=(
-    'emulator/simt.h@a[g + i % 2 * 8][t + i / 2 * 8@a[g + i / 2 * 8][t + i % 2 * 8'
-    'emulator/simt.h@b[t + i * 8][g] = low_bf16@b[t + i * 8][g] = high_bf16'
-    'emulator/simt.h@c[g + i / 2 * 8][t + i % 2] =@c[g + i % 2 * 8][t + i / 2] ='
-    'emulator/simt.h@c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]@c[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2]'
-    'emulator/simt.h@own.transposed ? element[j][i]@own.transposed ? element[i][j]'
-    'emulator/simt.h@element[j + 1][i] : element[i][j + 1]@element[j + 1][i] : element[i][j]'
-    'emulator/simt.h@= high << 16 | low@= low << 16 | high'
-    'emulator/simt.h@lane = m * 8 + row@lane = row * 4 + m'
-    'common/cuda_common.cuh@half(high) << 16 | half(low)@half(low) << 16 | half(high)'
-    'attention.cuh@(lane_id() % 16, lane_id() / 16, k)@(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2, k)'
-    'attention.cuh@chunk_offset(lane % 16, lane / 16, j)@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)'
-    'attention.cuh@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@chunk_offset(lane % 16, lane / 16, j)'
-    'attention.cuh@{top[0], top[1], bottom[0], bottom[1]}@{top[0], bottom[0], top[1], bottom[1]}'
-    'attention.cuh@x[2 * m + i % 2][4 * k + i / 2 * 2]@x[2 * m + i / 2][4 * k + i % 2 * 2]'
-    'attention.cuh@first_row() + r * 8 + lane_id() / 4@first_row() + r * 8 + lane_id() % 8'
-    'attention.cuh@c / 2 * 8 + lane_id() % 4 * 2 + c % 2@c / 2 * 8 + lane_id() % 4 + c % 2 * 4'
+    'dev/emulator/simt.h@a[g + i % 2 * 8][t + i / 2 * 8@a[g + i / 2 * 8][t + i % 2 * 8'
+    'dev/emulator/simt.h@b[t + i * 8][g] = low_bf16@b[t + i * 8][g] = high_bf16'
+    'dev/emulator/simt.h@c[g + i / 2 * 8][t + i % 2] =@c[g + i % 2 * 8][t + i / 2] ='
+    'dev/emulator/simt.h@c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]@c[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2]'
+    'dev/emulator/simt.h@own.transposed ? element[j][i]@own.transposed ? element[i][j]'
+    'dev/emulator/simt.h@element[j + 1][i] : element[i][j + 1]@element[j + 1][i] : element[i][j]'
+    'dev/emulator/simt.h@= high << 16 | low@= low << 16 | high'
+    'dev/emulator/simt.h@lane = m * 8 + row@lane = row * 4 + m'
+    'llmc/common/cuda_common.cuh@half(high) << 16 | half(low)@half(low) << 16 | half(high)'
+    'llmc/attention.cuh@(lane_id() % 16, lane_id() / 16, k)@(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2, k)'
+    'llmc/attention.cuh@chunk_offset(lane % 16, lane / 16, j)@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)'
+    'llmc/attention.cuh@chunk_offset(lane / 16 * 8 + lane % 8, lane / 8 % 2, j)@chunk_offset(lane % 16, lane / 16, j)'
+    'llmc/attention.cuh@{top[0], top[1], bottom[0], bottom[1]}@{top[0], bottom[0], top[1], bottom[1]}'
+    'llmc/attention.cuh@x[2 * m + i % 2][4 * k + i / 2 * 2]@x[2 * m + i / 2][4 * k + i % 2 * 2]'
+    'llmc/attention.cuh@first_row() + r * 8 + lane_id() / 4@first_row() + r * 8 + lane_id() % 8'
+    'llmc/attention.cuh@c / 2 * 8 + lane_id() % 4 * 2 + c % 2@c / 2 * 8 + lane_id() % 4 + c % 2 * 4'
 )
 
 # first_failure: builds test_layouts of this folder and prints its first failure; nothing if it passes
 first_failure() {
     local status
-    g++ -x c++ -std=c++20 -D_GNU_SOURCE -I. -O1 -w -DSIMT -DPRECISION_BF16 dev/test/test_layouts.cu -o layouts \
+    g++ -x c++ -std=c++20 -D_GNU_SOURCE -Idev/emulator -I. -O1 -w -DPRECISION_BF16 dev/test/test_layouts.cu -o layouts \
         -lcmocka -lpthread || return
     timeout 300 ./layouts >log 2>&1
     status=$?
@@ -45,7 +45,7 @@ first_failure() {
 
 # mutant NUMBER FILE TEXT REPLACEMENT: prints the change and its failure; number 0 changes nothing
 mutant() {
-    local folder=$scratch/$1 file=llmc/$2 source caught
+    local folder=$scratch/$1 file=$2 source caught
     cp -r "$scratch/sources" "$folder"
     cd "$folder" || return
     source=$(cat "$file")
@@ -62,8 +62,9 @@ mutant() {
 
 mkdir -p "$scratch/sources/dev/test"
 cp -r llmc "$scratch/sources"
+cp -r dev/emulator "$scratch/sources/dev"
 cp dev/test/*.h dev/test/test_layouts.cu "$scratch/sources/dev/test"
-mutant 0 attention.cuh nothing nothing >/dev/null
+mutant 0 llmc/attention.cuh nothing nothing >/dev/null
 if ! grep -q 'SURVIVES$' "$scratch/0.result"; then
     echo "test_layouts fails on the unchanged sources:" && cat "$scratch/0.result"
     exit 1

@@ -23,10 +23,10 @@ out=$folder/out
 # parts FILE PREFIX: the first instruction of FILE that begins with PREFIX, its parts sorted. CuTe writes .x4.m8n8 where
 # the PTX ISA writes .m8n8.x4.
 parts() { grep -oE "$2[a-z0-9.]+" "$1" | head -n 1 | tr . '\n' | sort | tr '\n' ' '; }
-# same_instruction HEADER PREFIX: silent if HEADER of CuTe and cuda_common.cuh mean the same instruction
+# same_instruction HEADER PREFIX: silent if HEADER of CuTe and ptx.cuh mean the same instruction
 same_instruction() {
     local ours theirs
-    ours=$(parts llmc/common/cuda_common.cuh "$2") theirs=$(parts "$cutlass/cute/arch/$1" "$2")
+    ours=$(parts llmc/common/ptx.cuh "$2") theirs=$(parts "$cutlass/cute/arch/$1" "$2")
     [ -n "$ours" ] && [ "$ours" = "$theirs" ] || echo "found '$ours', expected '$theirs' as in cute/arch/$1"
 }
 report "mma is the instruction of CuTe's traits" "$(same_instruction mma_sm80.hpp \
@@ -37,8 +37,8 @@ report "ldmatrix is the instruction of CuTe's traits" "$(same_instruction copy_s
 compare() {
     g++ -x c++ -std=c++17 -O1 -DCUTE -isystem "$cutlass" -isystem "$cuda" -isystem "$cuda/cccl" -c \
         dev/test/cute_layouts.cu -o "$folder/cute.o" &&
-        g++ -x c++ -std=c++20 -O1 -w -D_GNU_SOURCE -I. -DSIMT -DPRECISION_BF16 -DCUTE -c dev/test/test_layouts.cu \
-            -o "$folder/test.o" &&
+        g++ -x c++ -std=c++20 -O1 -w -D_GNU_SOURCE -Idev/emulator -I. -DPRECISION_BF16 -DCUTE -c \
+            dev/test/test_layouts.cu -o "$folder/test.o" &&
         g++ "$folder/test.o" "$folder/cute.o" -o "$folder/test" -lcmocka -lpthread && "$folder/test"
 }
 report "every element of mma and ldmatrix is where CuTe expects it" "$(compare >"$out" 2>&1 || echo "see the output")"

@@ -49,8 +49,8 @@ compile() {
     key=$({ echo "$compiler" "$@" && cat "${read[@]}"; } | sha256sum)
     [ "$(cat $said/"$name".key 2>/dev/null)" != "$key" ] || return 0
     rm -f $said/"$name"{,.key}
-    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DPRECISION_"$3" "${@:4}" "${host[@]}" -Xcompiler \
-        -O1,-fopenmp,-Wall,-Wextra,-Wno-missing-field-initializers -c "$source" -o $said/"$name".o \
+    nvcc -x cu -std=c++20 -D_GNU_SOURCE -I. -DHAVE_CUDA -DPRECISION_"$3" "${@:4}" "${host[@]}" \
+        -Xcompiler -O1,-fopenmp,-Wall,-Wextra,-Wno-missing-field-initializers -c "$source" -o $said/"$name".o \
         >$said/"$name".failed 2>&1 || return
     if [ "$said/$name" = build/nvcc/BF16 ]; then
         # shellcheck disable=SC2086  # flags
@@ -131,8 +131,8 @@ int main() {
     return 0;
 }
 END
-    g++ -std=c++20 -D_GNU_SOURCE -I. -w -DSIMT -DPRECISION_"$1" $said/shared.cpp -o $said/shared -lpthread &&
-        $said/shared | sort -u
+    g++ -std=c++20 -D_GNU_SOURCE -Idev/emulator -I. -w -DPRECISION_"$1" $said/shared.cpp -o $said/shared \
+        -lpthread && $said/shared | sort -u
 }
 
 # a line a kernel, with its name as in the sources

@@ -44,7 +44,7 @@ check() {
     report "$2" "$failures"
 }
 
-# 1: copies land late, 2: early, 3 and above: seeds of random orders (llmc/emulator/runtime.h)
+# 1: copies land late, 2: early, 3 and above: seeds of random orders (dev/emulator/cuda_runtime.h)
 few="1 2 3" many="1 2 3 4 5 6 7 8 9 10"
 check "$few" "-r 0, three micro-batches, with validation" "$emulated" "${shape[@]}" -r 0 -d 96 -v 1
 check "$few" "-r 4, fp32" "$emulated" "${shape[@]}" -r 4

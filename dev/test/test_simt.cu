@@ -1,5 +1,5 @@
 /*
-Tests of the emulator (llmc/emulator/simt.h, runtime.h) and of the device functions in cuda_common.cuh.
+Tests of the emulator (dev/emulator/simt.h, cuda_runtime.h) and of the device functions in cuda_common.cuh.
 The first group also holds on a GPU. The emulator runs it three times, with different warp orders, mma roundings and
 completions of cp.async. The second group covers the emulator alone: the race check, aborts on misuse, and the errors of
 the runtime.

@@ -2,7 +2,7 @@
 #   build/test/NAME       dev/test/NAME.c
 #   build/sanitize/NAME   the same under AddressSanitizer and UBSan
 #   build/tsan/NAME       the same under ThreadSanitizer, by clang; NAME_emulated: dev/test/NAME.cu
-#   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (llmc/emulator/simt.h)
+#   build/emulated/NAME   dev/test/NAME.cu, its kernels executed on the CPU (dev/emulator/simt.h)
 #   build/cuda/NAME       the same for a GPU; scripts/gpu_check.sh runs these programs
 #   build/aarch64/NAME    dev/test/NAME.c, test_gpt2 or the trainer for aarch64, executed by qemu-aarch64
 #   build/check/NAME      compiled, and not run
@@ -11,6 +11,9 @@
 # (AVX2), _poisoned fills released scratch with NaN.
 
 # ---- options
+
+# CUDA's headers are those of the emulator
+EMULATED_GPU := -DHAVE_CUDA -Idev/emulator
 
 build/test/% build/sanitize/% build/tsan/% build/emulated/% build/cuda/test_% build/aarch64/%: libraries = -lcmocka
 build/%_bf16 build/check/bf16: precision = bf16
@@ -63,10 +66,10 @@ build/tsan/%: options = -w -fno-omit-frame-pointer -fsanitize=thread
 build/tsan/train_gpt2 build/tsan/test_comm: comm =
 build/tsan/%: compiler = clang -x c -std=gnu11
 build/tsan/%_emulated build/tsan/%_emulated_bf16: \
-	compiler = clang++ -x c++ -std=c++20 -DSIMT
+	compiler = clang++ -x c++ -std=c++20 $(EMULATED_GPU)
 
 build/emulated/% build/sanitize/%_emulated build/sanitize/%_emulated_bf16: \
-	compiler = $(CXX) -x c++ -std=c++20 -DSIMT
+	compiler = $(CXX) -x c++ -std=c++20 $(EMULATED_GPU)
 # AddressSanitizer does not follow fibers together with OpenMP's threads: without -fopenmp, yet with its library
 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: LANGUAGE := $(filter-out -fopenmp,$(LANGUAGE))
 build/sanitize/%_emulated build/sanitize/%_emulated_bf16: libraries = -lcmocka -lgomp
@@ -173,7 +176,7 @@ MORE_EMULATED := $(addprefix build/sanitize/,test_ops_emulated_bf16 test_ops_emu
 THREADED = $(if $(shell echo '\#include <omp.h>' | clang -fopenmp -E - 2>&-),$(addprefix build/tsan/,train_gpt2 \
 	train_gpt2_emulated_bf16 test_simt_emulated test_reference test_comm test_dataloader))
 MORE_MODEL := build/emulated/test_gpt2_bf16
-# arithmetic within NVIDIA's error bounds, and streams that run when the host waits (llmc/emulator/block.h)
+# arithmetic within NVIDIA's error bounds, and streams that run when the host waits (dev/emulator/block.h)
 ON_HARDWARE := $(foreach test,test_ops_bf16 test_ops test_gpt2_bf16 test_gpt2,'env SIMT_HARDWARE=1 TEST_DEVICE=cuda \
 	build/emulated/$(test)')
 # the kernels and the model of the fp32 build on a T4

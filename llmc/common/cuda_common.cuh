@@ -1,42 +1,17 @@
 /*
-Building blocks of all kernels, compiled by nvcc for the GPU or by a C++20 compiler for the emulator.
-fp32 runs from sm_75 on, bf16 from sm_80 on.
-defines: MULTIPROCESSOR_THREADS, LAUNCH, LAUNCH_KERNEL, early_launches, early_launches_off, wait_for_previous_kernel,
-         CUDA_CHECK, UNROLL, NO_UNROLL, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack, load128,
-         load128_streaming, store128, store128_streaming, load64, store64, prefetch_l2, pack_bf16, unpack_bf16,
-         SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr, shared_cast, shared_address, load_shared, store_shared, warp_sum,
-         warp_max, block_sum, block_max, ldmatrix_x4, ldmatrix_x4_trans, mma_bf16, cp_async, cp_async_commit,
-         cp_async_wait, exp2_fast, reciprocal_fast, rsqrt_device, log_device, log2_device, load_float, store_float,
-         load_floats, store_floats
-A kernel uses hardware instructions only through functions of this file, so that it also runs emulated. Shared memory is
-declared by the two macros and passed as SharedPtr<T>, since the emulator checks its accesses.
+Building blocks of all kernels. fp32 runs from sm_75 on, bf16 from sm_80 on.
+defines: LAUNCH, early_launches_off, CUDA_CHECK, ceil_div, lane_id, warp_id, LOG2_E, LN_2, Pack, aligned_to_pack,
+         load128, load128_streaming, store128, store128_streaming, load64, store64, pack_bf16, unpack_bf16, warp_sum,
+         warp_max, block_sum, block_max, cp_async, load_float, store_float, load_floats, store_floats
+A kernel uses hardware instructions only through functions of this file and of ptx.cuh, so that the tests can run it on
+a CPU. Shared memory is declared by the macros of ptx.cuh and passed as SharedPtr<T>, so that the tests check accesses.
 */
 #pragma once
 #include "llmc/common/check.h"
 #include "llmc/common/floatx.h"
+#include "llmc/common/ptx.cuh"
 #include "llmc/common/rng.h"
-#ifdef __CUDACC__
-#include <cuda_runtime.h>
-#else
-#include "llmc/emulator/simt.h"
-#include "llmc/emulator/runtime.h"
-#endif
 #include <type_traits>
-
-// SM_80: device code is compiled for sm_80 or newer. fp32 kernels use two of its instructions, a conversion to bf16 and
-// cp.async, and have a plain form of both for sm_75.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define SM_80
-#elif defined(__CUDA_ARCH__) && defined(PRECISION_BF16)
-#error "bf16 kernels need sm_80 or newer: build with make PRECISION=fp32 for this GPU"
-#endif
-
-// the fewest threads that a multiprocessor of these GPUs has room for
-#ifdef SM_80
-static constexpr int MULTIPROCESSOR_THREADS = 1536;
-#else
-static constexpr int MULTIPROCESSOR_THREADS = 1024;
-#endif
 
 // ---- calls and launches
 
@@ -48,47 +23,8 @@ static inline void cuda_check(cudaError_t error, const char *call, const char *f
 }
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments ...). Arguments are copied at the launch. A kernel with
-// template arguments is in parentheses: LAUNCH((scale<float, 256>), ...). LAUNCH_KERNEL has the same arguments, and
-// returns the error.
-// A kernel's first statement is wait_for_previous_kernel(); the emulator refuses a kernel without it. From sm_90 on the
-// blocks of a kernel are placed while the last blocks of the kernel before it run (programmatic dependent launch), and
-// wait until that kernel has ended and its results are in memory. A kernel that did not wait could end before the
-// kernel before it, and the next kernel would read unfinished results. run/early_launches.cuh sets early_launches where
-// this works.
-#ifdef __CUDACC__
-static __device__ __forceinline__ void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");  // the next kernel's blocks may be placed
-#endif
-}
-
-inline bool early_launches = false;
-
-template <class... P, class... A>
-static inline cudaError_t launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
-                                        cudaStream_t stream, A... arguments) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = early_launches;
-    return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-#define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
-    launch_kernel(kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
-#else
-using simt::early_launches;
-using simt::wait_for_previous_kernel;
-#define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
-    simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
-#endif
+// template arguments is in parentheses: LAUNCH((scale<float, 256>), ...). A kernel's first statement is
+// wait_for_previous_kernel(): the tests refuse a kernel without it.
 
 // Call after a failed launch or graph. Turns early launches off. True if the caller should try again; false if they
 // were off already, or if the error is sticky, such as a kernel's bad access.
@@ -112,55 +48,11 @@ static inline bool early_launches_off(cudaError_t error) {
         cuda_check(launched, "launch of " #kernel, __FILE__, __LINE__);                                                \
     } while (0)
 
-// UNROLL unrolls the next loop: constant indices keep arrays in registers. NO_UNROLL keeps the next loop rolled:
-// fewer registers.
-#ifdef __CUDACC__
-#define UNROLL _Pragma("unroll")
-#define NO_UNROLL _Pragma("unroll 1")
-#else
-#define UNROLL
-#define NO_UNROLL
-#endif
-
 template <class A, class B> static inline HOST_DEVICE constexpr auto ceil_div(A a, B b) { return (a + b - 1) / b; }
 
 // in a one-dimensional block
 static __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x % 32); }
 static __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x / 32); }
-
-// ---- shared memory
-
-// SHARED_ARRAY(T, name, count)   static: T name[count], 16-byte aligned
-// DYNAMIC_SHARED(T, name)        the launch's shared bytes as an array of T, 1024-byte aligned
-// Both declare a SharedPtr<T>: name[i], name + i, &name[i], atomicAdd(name + i, x). Read name[i] into a T, never into
-// an `auto`, which would be the emulator's reference. T has at least 2 bytes.
-#ifdef __CUDACC__
-template <class T> using SharedPtr = T *;
-#define SHARED_ARRAY(T, name, count) __shared__ __align__(16) T name[count]
-#define DYNAMIC_SHARED(T, name)                                                                                        \
-    extern __shared__ __align__(1024) unsigned char dynamic_shared_bytes[];                                            \
-    T *const name = reinterpret_cast<T *>(dynamic_shared_bytes)
-#endif
-
-// shared_cast<U>(p): the same memory as an array of U. shared_address(p): the 32-bit address that the instructions
-// below take. load_shared<V>, store_shared<V>: one access of sizeof(V) = 4, 8 or 16 bytes at such an address.
-#ifdef __CUDACC__
-template <class U, class T> static __device__ __forceinline__ U *shared_cast(T *p) { return reinterpret_cast<U *>(p); }
-static __device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-template <class V> static __device__ __forceinline__ V load_shared(uint32_t address) {
-    return *static_cast<const V *>(__cvta_shared_to_generic(address));
-}
-template <class V> static __device__ __forceinline__ void store_shared(uint32_t address, V value) {
-    *static_cast<V *>(__cvta_shared_to_generic(address)) = value;
-}
-#else
-template <class U, class T> SharedPtr<U> shared_cast(SharedPtr<T> p) { return {p.address, p.begin, p.end}; }
-template <class T> uint32_t shared_address(SharedPtr<T> p) { return p.address; }
-using simt::load_shared;
-using simt::store_shared;
-#endif
 
 // ---- numbers
 
@@ -180,53 +72,6 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 
 static __device__ __forceinline__ float2 unpack_bf16(uint32_t pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-
-// 2^x by the special function unit; 2^-inf = 0, and a subnormal result becomes 0
-static __device__ __forceinline__ float exp2_fast(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    float y = x == floorf(x) ? exp2f(x) : simt::approximated(exp2((double)x), x, 0x1p-22);
-    return y < 0x1p-126f ? 0.0f : y;
-#endif
-}
-
-// 1 / x by the special function unit; a subnormal x or result counts as 0, with its sign
-static __device__ __forceinline__ float reciprocal_fast(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    float y = fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : simt::approximated(1 / (double)x, x, 0x1p-23);
-    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
-#endif
-}
-
-// CUDA's own functions, whose documented errors the emulator adds: 2 units in the last place, 1 unit, 1 unit
-static __device__ __forceinline__ float rsqrt_device(float x) {
-#ifdef __CUDACC__
-    return rsqrtf(x);
-#else
-    return simt::approximated(1 / sqrt((double)x), x, 0x1p-22);
-#endif
-}
-static __device__ __forceinline__ float log_device(float x) {
-#ifdef __CUDACC__
-    return logf(x);
-#else
-    return simt::approximated(log((double)x), x, 0x1p-23);
-#endif
-}
-static __device__ __forceinline__ float log2_device(float x) {
-#ifdef __CUDACC__
-    return log2f(x);
-#else
-    return simt::approximated(log2((double)x), x, 0x1p-23);
-#endif
 }
 
 // ---- 128-bit packs: the widest access of a thread
@@ -279,23 +124,13 @@ template <class... T> static inline bool aligned_to_pack(const T *...address) {
 
 // The address is a multiple of 16 bytes. Streaming: for data used once, evicted from the cache first.
 template <class T> static __device__ __forceinline__ Pack<T> load128(const T *address) {
-#ifdef __CUDACC__
-    return pack_of_words<T>(*reinterpret_cast<const uint4 *>(address));
-#else
-    return pack_of_words<T>(simt::load_global(reinterpret_cast<const uint4 *>(address)));
-#endif
+    return pack_of_words<T>(load_global(reinterpret_cast<const uint4 *>(address)));
 }
 template <class T> static __device__ __forceinline__ Pack<T> load128_streaming(const T *address) {
     return pack_of_words<T>(__ldcs(reinterpret_cast<const uint4 *>(address)));
 }
 template <class T> static __device__ __forceinline__ void store128(T *address, Pack<T> x) {
-#ifdef __CUDACC__  // a plain store of words from shared memory becomes four 4-byte stores with nvcc 13
-    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(address)), "r"(x.word[0]),
-                 "r"(x.word[1]), "r"(x.word[2]), "r"(x.word[3])
-                 : "memory");
-#else
-    simt::store_global(reinterpret_cast<uint4 *>(address), words_of_pack(x));
-#endif
+    store_global(reinterpret_cast<uint4 *>(address), words_of_pack(x));
 }
 template <class T> static __device__ __forceinline__ void store128_streaming(T *address, Pack<T> x) {
     __stcs(reinterpret_cast<uint4 *>(address), words_of_pack(x));
@@ -303,28 +138,10 @@ template <class T> static __device__ __forceinline__ void store128_streaming(T *
 
 // the same for 8 bytes
 static __device__ __forceinline__ uint2 load64(const void *address) {
-#ifdef __CUDACC__
-    return *static_cast<const uint2 *>(address);
-#else
-    return simt::load_global(static_cast<const uint2 *>(address));
-#endif
+    return load_global(static_cast<const uint2 *>(address));
 }
 static __device__ __forceinline__ void store64(void *address, uint2 x) {
-#ifdef __CUDACC__
-    asm volatile("st.global.v2.b32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(address)), "r"(x.x), "r"(x.y)
-                 : "memory");
-#else
-    simt::store_global(static_cast<uint2 *>(address), x);
-#endif
-}
-
-// Starts the fetch of the address's 128-byte line from memory to L2.
-static __device__ __forceinline__ void prefetch_l2(const void *address) {
-#ifdef __CUDACC__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
-#else
-    (void)*static_cast<const volatile char *>(address);  // AddressSanitizer sees an address outside of the array
-#endif
+    store_global(static_cast<uint2 *>(address), x);
 }
 
 // one element of an array of float or bf16
@@ -409,46 +226,7 @@ template <int THREADS> static __device__ __forceinline__ float block_max(float x
     return block_reduce<THREADS, warp_max>(x, -INFINITY);
 }
 
-// ---- tensor cores and asynchronous copies, called by whole warps; shared addresses are from shared_address
-
-// Four 8x8 matrices of 16-bit elements. Lane 8i+r gives the address of row r of matrix i (16 bytes, 16-byte aligned).
-// Lane l gets in r[i] elements 2*(l%4) and the next, of row l/4 of matrix i.
-static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
-#ifdef __CUDACC__
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-#else
-    simt::ldmatrix(r, address, false);
-#endif
-}
-
-// The same, transposed: lane l gets in r[i] rows 2*(l%4) and the next, of column l/4 of matrix i.
-static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
-#ifdef __CUDACC__
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address)
-                 : "memory");
-#else
-    simt::ldmatrix(r, address, true);
-#endif
-}
-
-// d (16x8) += a (16x16) b (16x8): bf16 products, float sums. With g = lane/4, t = 2*(lane%4):
-// a[i] holds row g + 8*(i%2), columns t + 8*(i/2) and the next; b0 and b1 rows t and t + 8 and the next, of column g;
-// d[i] is row g + 8*(i/2), column t + i%2.
-static __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#ifdef __CUDACC__
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-    simt::mma(d, a, b0, b1);
-#endif
-}
+// ---- asynchronous copies, called by whole warps; shared addresses are from shared_address
 
 // cp_async before sm_80: the thread copies at once, and a later commit or wait has nothing to do
 template <int BYTES> static __device__ __forceinline__ void copy_at_once(uint32_t to, const void *from, bool valid) {
@@ -465,39 +243,9 @@ template <int BYTES> static __device__ __forceinline__ void copy_at_once(uint32_
 // and does not read `from`. Visible to the calling thread after cp_async_wait, to other threads after a barrier too.
 template <int BYTES> static __device__ __forceinline__ void cp_async(uint32_t to, const void *from, bool valid) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
-#ifdef SM_80
-    int bytes_read = valid ? BYTES : 0;
-    if constexpr (BYTES == 16) {  // .cg: through L2 alone
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                     "r"(bytes_read)
-                     : "memory");
+    if (has_cp_async()) {
+        start_cp_async<BYTES>(to, from, valid);
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                     "n"(BYTES), "r"(bytes_read)
-                     : "memory");
+        copy_at_once<BYTES>(to, from, valid);
     }
-#elif defined(__CUDACC__)
-    copy_at_once<BYTES>(to, from, valid);
-#else
-    if (simt::settings().capability < 80) { return copy_at_once<BYTES>(to, from, valid); }
-    simt::start_copy(to, from, BYTES, valid);
-#endif
-}
-
-// The thread's copies since its last commit become one group.
-static __device__ __forceinline__ void cp_async_commit() {
-#ifdef SM_80
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#elif !defined(__CUDACC__)
-    simt::commit_copies();
-#endif
-}
-
-// waits until at most PENDING of the thread's groups are incomplete
-template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
-#ifdef SM_80
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-#elif !defined(__CUDACC__)
-    simt::wait_for_copies(PENDING);
-#endif
 }

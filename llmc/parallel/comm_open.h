@@ -14,7 +14,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
                               or if two ranks are on one card
 */
 #pragma once
-#if defined(__CUDACC__) || defined(SIMT)
+#ifdef HAVE_CUDA
 #include "llmc/common/device.cuh"
 #endif
 #include "llmc/common/hash.h"
@@ -23,7 +23,7 @@ defines: CommInit, COMM_INITS, CommOptions, comm_open, comm_open_for, comm_backe
 #ifdef HAVE_MPI
 #include "llmc/parallel/comm_mpi.h"
 #endif
-#if defined(__CUDACC__) && defined(HAVE_NCCL)
+#if defined(HAVE_CUDA) && defined(HAVE_NCCL)
 #include "llmc/parallel/comm_nccl.cuh"
 #define COMM_HAS_NCCL 1
 #endif
@@ -79,7 +79,7 @@ static inline int comm_gpu_ranks(const RankGpu *gpus, int size, int rank) {
     return count;
 }
 
-#if defined(__CUDACC__) || defined(SIMT)
+#ifdef HAVE_CUDA
 // Selects the GPU of a local rank. A rank that sees a single GPU (CUDA_VISIBLE_DEVICES) takes that one.
 static inline RankGpu comm_take_gpu(int local_rank) {
     const char *why;
@@ -162,7 +162,7 @@ static inline Comm *comm_open_for(const Device *device, const CommOptions *o, Co
     Secret secret;
     if (o->init != COMM_INIT_MPI) { secret_check_library(); }
     if (o->init == COMM_INIT_TCP) { secret_read(&secret, o->secret_file); }
-#if defined(__CUDACC__) || defined(SIMT)
+#ifdef HAVE_CUDA
     if (device != &cpu_device && o->init == COMM_INIT_MPI) { comm_take_gpus(host, &distinct, &gpu_ranks); }
 #endif
 #ifdef COMM_HAS_NCCL

@@ -11,8 +11,7 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 #include "llmc/run/gpus.h"
 #include "llmc/run/version.h"
 #include <omp.h>
-#if defined(__CUDACC__) || defined(SIMT)  // SIMT: the emulator runs the kernels on the CPU, for tests
-#define HAVE_CUDA
+#ifdef HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
 #include "llmc/run/early_launches.cuh"
 #endif

@@ -24,6 +24,13 @@ defines: SelfCheck, self_check, self_check_is_child, self_check_child, self_chec
 #include <inttypes.h>
 #include <sys/prctl.h>
 
+// An emulated GPU defines its own: it is slow, no driver stands behind it, and its times mean nothing.
+#ifndef SELF_CHECK_SECONDS
+#define SELF_CHECK_SECONDS 60  // longest silence of a child
+#define DRIVER_VERSION_FILE "/proc/driver/nvidia/version"
+#define TIMES_ARE_REAL true
+#endif
+
 // ---- plainer kernels
 
 enum { PLAIN_LEVELS = 3 };
@@ -260,14 +267,6 @@ static inline int self_check_child(char **argv) {
 
 // ---- its parent
 
-// longest silence of a child
-static inline int self_check_seconds(void) {
-#ifdef SIMT
-    return simt::setting_from_environment("SIMT_CHECK_SECONDS", 3600);
-#endif
-    return 60;
-}
-
 // Starts a child that checks the operations that are UNCHECKED. Returns 0 or errno.
 static inline int start_check(Child *child, const SelfCheck *result, const Backend *backend) {
     char gpu[16] = "-1", threads[16], levels[16 * NUM_PLAIN], checked[NUM_OP_CASES + 1] = "";
@@ -279,7 +278,7 @@ static inline int start_check(Child *child, const SelfCheck *result, const Backe
     print_levels(levels, sizeof levels, result->plain);
     for (int i = 0; i < NUM_OP_CASES; i++) { checked[i] = result->operations[i].state == UNCHECKED ? '1' : '0'; }
     char *argv[CHILD_ARGUMENTS + 1] = {(char *)"train_gpt2", (char *)CHILD_FLAG, gpu, threads, levels, checked, NULL};
-    return child_start(child, argv, self_check_seconds());
+    return child_start(child, argv, SELF_CHECK_SECONDS);
 }
 
 // the operation has this share of its tolerance
@@ -366,11 +365,7 @@ static inline void print_slower_kernels(FILE *out, PlainKernels plain) {
 
 // ---- rates, for --self-check
 
-#ifdef SIMT
-enum { RATE_RUNS = 1, RATE_SIDE = 64 };
-#else
-enum { RATE_RUNS = 10, RATE_SIDE = 1024 };  // a square matmul of a CPU
-#endif
+enum { RATE_RUNS = TIMES_ARE_REAL ? 10 : 1, RATE_SIDE = TIMES_ARE_REAL ? 1024 : 64 };  // of a square matmul
 
 // seconds of a run: the shortest of RATE_RUNS after the first
 static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
@@ -391,6 +386,7 @@ static inline double seconds_of_run(Problem *p, CheckedDevice *d) {
 // GPT-2 124M's shape: on a GPU 16 sequences of 1024 tokens, more than caches hold; on a CPU 4 of 64. The logits have a
 // quarter of the rows, flat arrays at most 32 M elements.
 static inline OpShape shape_for_rates(const OpCase *op, bool gpu) {
+    if (!TIMES_ARE_REAL) { return *op_shape(op, 0); }
     OpShape s = op_shape_gpt2(op, gpu ? 16 : 4, gpu ? 1024 : 64);
     if (s.V > 0 && s.C == 0) { s.T /= 4; }
     if (s.n > (32 << 20)) { s.n = 32 << 20; }
@@ -432,10 +428,7 @@ typedef struct {
 } DeviceRates;
 
 static inline DeviceRates device_rates(CheckedDevice *d, bool matmul) {
-    bool gpu = d->backend != &cpu_backend;
-#ifdef SIMT
-    gpu = false;
-#endif
+    bool gpu = TIMES_ARE_REAL && d->backend != &cpu_backend;
     size_t copied = gpu ? (size_t)512 << 20 : (size_t)64 << 20;
     OpShape square = op_case("matmul_forward")->shapes->gpt2;
     square.B = 1;
@@ -484,9 +477,6 @@ static inline void print_operation(int i, const SelfCheck *result, CheckedDevice
         return;
     }
     OpShape shape = shape_for_rates(op, d->backend != &cpu_backend);
-#ifdef SIMT  // times of the emulator mean nothing
-    shape = *op_shape(op, 0);
-#endif
     int gemms = num_gemms(d);
     double bytes, flops, seconds = time_operation(op, &shape, d, &bytes, &flops);
     bool by_flops = flops / rates->flops > bytes / rates->bytes;
@@ -518,17 +508,14 @@ static inline uint64_t hash_first_line(const char *path) {
 // ", GPU-UUID, driver HASH" of this process's GPU, with the UUID as nvidia-smi prints it
 static inline size_t gpu_and_driver(char *text, size_t room) {
     struct cudaDeviceProp gpu;
-    const char *driver = "/proc/driver/nvidia/version";
-#ifdef SIMT
-    if (getenv("SIMT_DRIVER")) { driver = getenv("SIMT_DRIVER"); }
-#endif
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     size_t used = (size_t)snprintf(text, room, ", GPU");
     for (int i = 0; i < 16; i++) {
         bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
         used += (size_t)snprintf(text + used, room - used, dash ? "-%02x" : "%02x", (uint8_t)gpu.uuid.bytes[i]);
     }
-    return used + (size_t)snprintf(text + used, room - used, ", driver %016" PRIx64, hash_first_line(driver));
+    return used +
+           (size_t)snprintf(text + used, room - used, ", driver %016" PRIx64, hash_first_line(DRIVER_VERSION_FILE));
 }
 #endif
 

@@ -1,5 +1,6 @@
 /*
-cuBLASLt on the host: the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, on the streams of runtime.h.
+cuBLASLt on the host: the functions that matmul_cublaslt.cuh and matmul_autotune.cuh call, on the streams of
+cuda_runtime.h.
   D = epilogue(alpha op(A) op(B) + beta C)
 defines: cublasLtCreate .. cublasLtMatmul with their types and constants; simt::lt_settings, simt::lt_counts
 As in the library: matrices are column-major with a leading dimension; sums are fp32; a bias has one element per row of
@@ -14,11 +15,11 @@ Invented: the algorithms. Their sums differ in the last bits, so that a test can
   A third of the shapes then lacks an epilogue.
 Settings of block.h: SIMT_MMA for bf16 and TF32 products, SIMT_TF32 for their inputs. SIMT_APPROX: GELU's tanh has the
   error of tanh.approx, 2^-11, which cuBLASLt 13's kernels use for every type.
-Cost: a product advances the emulated clock of runtime.h by its FLOPs. A test chooses the fastest algorithm or epilogue
-  with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.
+Cost: a product advances the emulated clock of cuda_runtime.h by its FLOPs. A test chooses the fastest algorithm or
+  epilogue with lt_settings(), whose slowdown is added to the cost of all others. The slowdown is no real delay.
 */
 #pragma once
-#include "llmc/emulator/runtime.h"
+#include "dev/emulator/cuda_runtime.h"
 
 // ---- cuBLASLt's types and constants, with its values
 

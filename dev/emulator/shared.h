@@ -4,7 +4,7 @@ defines: SHARED_ARRAY, DYNAMIC_SHARED, SharedPtr; simt::load_shared, simt::store
          simt::start_copy, simt::commit_copies, simt::wait_for_copies
 */
 #pragma once
-#include "llmc/emulator/block.h"
+#include "dev/emulator/block.h"
 
 namespace simt {
 

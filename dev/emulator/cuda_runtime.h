@@ -1,5 +1,7 @@
 /*
-The CUDA runtime on the host: the functions that the trainer calls, for kernels run by the emulator (simt.h).
+The CUDA runtime on the host: the functions that the trainer calls, for kernels run by the emulator (simt.h). Builds
+with -Idev/emulator include this file for <cuda_runtime.h>, cublasLt.h of this folder for <cublasLt.h>, and
+llmc/common/ptx.cuh of this folder for the one of llmc.
 defines: cudaMalloc .. cudaGraphLaunch with their types and constants; simt::launch, simt::runtime, simt::reset_runtime,
          simt::kernel_nanoseconds
 Names, arguments and return values are those of CUDA 12.0 and later. The emulated runtime differs as follows.
@@ -24,7 +26,7 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
              the cost of each piece of work, in nanoseconds, on any stream:
                kernel        LAUNCH_NANOSECONDS + launched threads / THREADS_PER_NANOSECOND
                copy, memset  LAUNCH_NANOSECONDS + bytes / BYTES_PER_NANOSECOND
-               cuBLASLt      LAUNCH_NANOSECONDS + FLOPs / LT_FLOPS_PER_NANOSECOND + a test's slowdown (cublaslt.h)
+               cuBLASLt      LAUNCH_NANOSECONDS + FLOPs / LT_FLOPS_PER_NANOSECOND + a test's slowdown (cublasLt.h)
              Equal work always costs the same. Streams do not overlap, and host code costs nothing.
   Capture    Between cudaStreamBeginCapture and EndCapture, launches, copies and memsets on the stream are recorded with
              their arguments; cudaGraphLaunch runs them. A stream that waits for an event of a capturing stream joins
@@ -42,7 +44,7 @@ Names, arguments and return values are those of CUDA 12.0 and later. The emulate
 For one host thread.
 */
 #pragma once
-#include "llmc/emulator/simt.h"
+#include "dev/emulator/simt.h"
 #include <cctype>
 #include <iterator>
 #include <map>
@@ -51,6 +53,12 @@ For one host thread.
 #include <tuple>
 #include <utility>
 #include <unistd.h>
+
+#define SIMT  // for tests: this is the emulator
+// of the self-check: seconds in which a child says nothing, the driver's version, and no times worth a measurement
+#define SELF_CHECK_SECONDS simt::setting_from_environment("SIMT_CHECK_SECONDS", 3600)
+#define DRIVER_VERSION_FILE (getenv("SIMT_DRIVER") ? getenv("SIMT_DRIVER") : "/dev/null")
+#define TIMES_ARE_REAL false
 
 // ---- CUDA's types and constants, with CUDA's values
 

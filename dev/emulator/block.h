@@ -539,7 +539,7 @@ inline void add_counts(const Counts &from) {
     to.races += from.races;
 }
 
-// Runs `body` for every thread of every block. runtime.h has checked the limits of threads and shared memory.
+// Runs `body` for every thread of every block. cuda_runtime.h has checked the limits of threads and shared memory.
 inline void run_grid(const char *kernel, dim3 grid, dim3 dim, size_t shared_bytes, const std::function<void()> &body) {
     int64_t num_blocks = static_cast<int64_t>(grid.x) * grid.y * grid.z;
     [[maybe_unused]] bool is_large = num_blocks > 1 && num_blocks * dim.x * dim.y * dim.z >= 4096;

@@ -23,8 +23,8 @@ Not emulated: clusters, grid-wide barriers, blocks that wait for each other, wgm
 A __syncwarp of part of a warp waits for its lanes, but orders no memory in the race check.
 */
 #pragma once
-#include "llmc/emulator/block.h"
-#include "llmc/emulator/shared.h"
+#include "dev/emulator/block.h"
+#include "dev/emulator/shared.h"
 
 // ---- CUDA's keywords. __shared__ is left out: SHARED_ARRAY and DYNAMIC_SHARED check bounds and races
 

@@ -1,0 +1,50 @@
+/*
+llmc/common/ptx.cuh for the emulator: the same functions, executed by simt.h. The folder dev/emulator is searched for
+headers before the root of the tree, so cuda_common.cuh includes this file.
+*/
+#pragma once
+#include <cuda_runtime.h>
+
+static constexpr int MULTIPROCESSOR_THREADS = 1024;
+
+using simt::early_launches;
+using simt::wait_for_previous_kernel;
+#define LAUNCH_KERNEL(kernel, grid, block, shared_bytes, stream, ...)                                                  \
+    simt::launch(#kernel, kernel, (grid), (block), (shared_bytes), (stream)__VA_OPT__(, ) __VA_ARGS__)
+#define UNROLL
+#define NO_UNROLL
+
+// shared.h has SHARED_ARRAY, DYNAMIC_SHARED and SharedPtr
+template <class U, class T> SharedPtr<U> shared_cast(SharedPtr<T> p) { return {p.address, p.begin, p.end}; }
+template <class T> uint32_t shared_address(SharedPtr<T> p) { return p.address; }
+using simt::load_shared;
+using simt::store_shared;
+
+using simt::load_global;
+using simt::store_global;
+// AddressSanitizer sees an address outside of the array
+inline void prefetch_l2(const void *address) { (void)*static_cast<const volatile char *>(address); }
+
+// special functions, with NVIDIA's documented errors (SIMT_APPROX)
+inline float exp2_fast(float x) {
+    float y = x == floorf(x) ? exp2f(x) : simt::approximated(exp2((double)x), x, 0x1p-22);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+inline float reciprocal_fast(float x) {
+    float y = fabsf(x) < 0x1p-126f ? copysignf(INFINITY, x) : simt::approximated(1 / (double)x, x, 0x1p-23);
+    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
+}
+inline float rsqrt_device(float x) { return simt::approximated(1 / sqrt((double)x), x, 0x1p-22); }
+inline float log_device(float x) { return simt::approximated(log((double)x), x, 0x1p-23); }
+inline float log2_device(float x) { return simt::approximated(log2((double)x), x, 0x1p-23); }
+
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) { simt::ldmatrix(r, address, false); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) { simt::ldmatrix(r, address, true); }
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) { simt::mma(d, a, b0, b1); }
+
+inline bool has_cp_async() { return simt::settings().capability >= 80; }
+template <int BYTES> void start_cp_async(uint32_t to, const void *from, bool valid) {
+    simt::start_copy(to, from, BYTES, valid);
+}
+inline void cp_async_commit() { simt::commit_copies(); }
+template <int PENDING> void cp_async_wait() { simt::wait_for_copies(PENDING); }
