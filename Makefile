@@ -49,7 +49,7 @@ dependencies = -MMD -MP -MT $@ -MF build/depend/$(subst /,-,$@).d
 ARCHITECTURES = $(or $(GPU_COMPUTE_CAPABILITY:%=-arch=sm_%),$(if $(gpu),-arch=sm_$(subst .,,$(lastword \
 	$(gpu)))),$(foreach sm,$(filter $(if $(filter fp32,$(precision)),sm_75) sm_80 sm_90 sm_100 sm_120,$(shell \
 	$(NVCC) --list-gpu-code)),-gencode arch=$(sm:sm_%=compute_%),code=$(sm)))
-links_with = -lcjson -lm -lpthread -ldl $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
+links_with = -lcjson -lm -lpthread $(mpi_libraries) $(crypto:yes=-lcrypto) $(libraries)
 
 define begin
 $(announce)

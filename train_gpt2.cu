@@ -32,13 +32,11 @@ nothing.
 #include "llmc/parallel/zero.h"             // Zero: -z, --offload
 #include "llmc/parallel/update.h"           // Update: AdamW piece by piece
 #include "llmc/parallel/tensor_parallel.h"  // TensorParallel: -tp; column_parallel_forward, row_parallel_forward
-#include "llmc/parallel/replicas.h"         // check_replicas
 #include "llmc/files/checkpoint.h"          // ModelState, checkpoint_load
 #include "llmc/run/backends.h"              // Backend, backend_choose
 #include "llmc/run/train_args.h"            // TrainArgs, flag_table, read_flags
 #include "llmc/run/ranks.h"                 // Groups, open_groups, limit_spinning
 #include "llmc/run/model_options.h"         // model_options, choose_what_fits, check_memory, note_pinning
-#include "llmc/run/matmul_inputs.h"         // choose_matmul_inputs: -f auto
 #include "llmc/run/model_source.h"          // ModelSource, model_source
 #include "llmc/run/data.h"                  // RunData, data_open
 #include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
@@ -52,16 +50,15 @@ nothing.
 #include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
 #include "llmc/run/export.h"                // export_model
 #include "llmc/run/banner.h"                // print_model_lines
-#include "llmc/run/manual.h"                // print_manual
 #include "llmc/run/plan_command.h"          // print_plan, print_version
 #include "llmc/run/profile.h"               // --profile: the time of each operation
 #include "llmc/self_check/self_check.h"     // self_check_print, self_check_at_start, self_check_child
 #include "llmc/run/saver.h"                 // Saver: checkpoints saved beside training
 #include "llmc/run/signals.h"               // catch_signals, agreed_signal
 #include "llmc/run/logger.h"                // Logger
-#include "llmc/run/skips.h"                 // Skips, OutlierDetector: skipped updates
-#include "llmc/run/step_checks.h"           // --verify-step, --nan-check; due, pauses_after
-#include "llmc/run/thread_count.h"          // ThreadCount: CPU threads of a step, beside other programs
+#include "llmc/run/outlier_detector.h"      // OutlierDetector, skip_reason: skipped updates
+#include "llmc/run/due.h"                   // due, pauses_after
+#include "llmc/run/nan_check.h"             // --nan-check
 #include "llmc/run/step_hyper.h"            // step_hyper: learning rate and the rest of AdamW
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -869,7 +866,7 @@ typedef struct {
     int *prompt;
     size_t prompt_length;
     OutlierDetector loss_outliers, norm_outliers;
-    Skips skips;
+    int skipped;  // updates in a row
     BestLoss best;
     Evaluated evaluated;
     char impatience[FLAG_TEXT];  // "" or why --patience ends the run
@@ -879,13 +876,10 @@ typedef struct {
     long long step, max_steps;    // finished steps, and their number at the end
     long long enqueued;           // steps that the device was given
     StepReport reports[2];        // of the steps on the device, step n at n % 2
-    bool known[2];                // loss and norm were read from tensors.read_results
-    double began[2];              // seconds
     double peak_rate;             // of StepReport
     long long planned_steps;      // max_steps when the resumed run began; 0 for a new run
     double started, last_finish;  // seconds
-    ThreadCount threads;
-    int lock;  // file descriptor of the locked run directory; -1: none
+    int lock;                     // file descriptor of the locked run directory; -1: none
 } Run;
 
 static const Tokenizer *run_tokenizer(const Run *run) { return run->has_tokenizer ? &run->tokenizer : NULL; }
@@ -937,7 +931,6 @@ static void save_checkpoint(Run *run, bool last) {
     ModelState model = gpt2_state(&run->model);
     model.tokenizer = run_tokenizer(run);
     finish_save(run);
-    skips_sync(&run->skips);
     saver_save(&run->saver, run->step, &model, run_state(run), step_is_done(run, last), last);
 }
 
@@ -989,7 +982,7 @@ static void restore_run(Run *run, const char *folder) {
 static const char *cut_short(const Run *run) {
     if (run->step >= run->max_steps) { return ""; }
     if (*run->impatience) { return run->impatience; }
-    if (*run->skips.ended) { return run->skips.ended; }
+    if (run->skipped >= MAX_SKIPS) { return "too many updates in a row were skipped"; }
     enum { TIME_IS_UP = 1000 };  // no signal has this number
     double limit = run->args->time_limit;
     bool time_is_up = limit > 0 && now_seconds() - run->started > limit;
@@ -1073,25 +1066,17 @@ static void show_sample(Run *run) {
     puts("---");
 }
 
-static void compare_ranks(Run *run) {
-    GPT2 *m = &run->model;
-    check_replicas(&m->zero, &m->optimizer, run->groups.world, run->groups.tp, run->step);
-    logger_checked(&run->log, run->step, "equal parameters on all ranks");
-}
-
 // ---- one step
 
 // Reads loss and norm of step n, and decides whether its update is skipped.
 static void read_results(Run *run, long long n) {
     int slot = (int)(n % 2);
-    StepReport *report = &run->reports[slot];
-    if (run->known[slot]) { return; }
+    StepReport *r = &run->reports[slot];
     comm_event_synchronize(slot, run->groups.world, &run->model.exec);
     const real *results = run->model.tensors.read_results + 2 * slot;
-    report->loss = (double)results[0];
-    report->grad_norm = sqrt((double)results[1]);
-    report->note = skip_reason(run->args, &run->loss_outliers, &run->norm_outliers, report->loss, report->grad_norm);
-    run->known[slot] = true;
+    r->loss = (double)results[0];
+    r->grad_norm = sqrt((double)results[1]);
+    r->skipped = skip_reason(run->args, &run->loss_outliers, &run->norm_outliers, r->loss, r->grad_norm);
 }
 
 // Enqueues forward and backward of each micro-batch, and the norm. may_stop: false is returned if the run is cut short
@@ -1110,27 +1095,29 @@ static bool enqueue_gradients(Run *run, bool may_stop) {
     return true;
 }
 
-// Runs the step that begins with sequence `first` again, and waits. The position in the data is then as before.
-static void run_again(void *of, uint64_t first) {
-    Run *run = (Run *)of;
+static void set_ops(GPT2 *m, const Ops *ops) { m->ops = m->tp.ops = m->zero.ops = ops; }
+
+// --nan-check: origin = the operation that made the loss or the norm not finite, found by running the step that begins
+// with sequence `first` again. Weights, moments and the position in the data stay as they are.
+static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
+    GPT2 *m = &run->model;
+    const Ops *ops = m->ops;
+    bool graph = m->options.graph;
+    NanCheck check;
+    real results[2];
+    nan_check_open(&check, ops, &m->zero);
+    nan_check_params(&check);
+    set_ops(m, &check.checking_ops);
+    m->exec.nan_check = &check;
+    m->options.graph = false;
     dataloader_seek(&run->data.train_loader, first);
     enqueue_gradients(run, false);
-    finish_work(&run->model);
-}
-
-// Before the update of the step that begins with sequence `first`: reads its results, in the order of steps.
-static void check_step(Run *run, uint64_t first) {
-    GPT2 *m = &run->model;
-    if (run->enqueued > run->step) { read_results(run, run->enqueued - 1); }
-    read_results(run, run->enqueued);
-    int slot = (int)(run->enqueued % 2);
-    bool finite = isfinite(run->reports[slot].loss) && isfinite(run->reports[slot].grad_norm);
-    const CheckedStep step = {run,    first,    run_again, &m->ops,          &m->options.graph,
-                              &m->tp, &m->zero, m->loss,   run->groups.world};
-    step_checks(&step, run->args, run->enqueued, finite, run->skips.origin[slot], ORIGIN_LENGTH);
-    if (verifies_step(run->args, run->enqueued)) {
-        logger_checked(&run->log, run->enqueued + 1, "ran twice, same bits");
-    }
+    finish_work(m);
+    set_ops(m, ops);
+    m->exec.nan_check = NULL;
+    m->options.graph = graph;
+    m->device->download(results, m->loss, sizeof results);
+    nan_check_result(&check, isfinite(results[0]) && isfinite(results[1]), origin, size, run->groups.world);
 }
 
 // Enqueues one step: gradients, their norm, AdamW. Nothing here waits for the device, unless the results are needed
@@ -1140,13 +1127,11 @@ static bool start_step(Run *run) {
     DataLoader *loader = &run->data.train_loader;
     int slot = (int)(run->enqueued % 2);
     StepReport *report = &run->reports[slot];
-    run->began[slot] = now_seconds();
-    if (run->threads.most > 1) { omp_set_num_threads(run->threads.now); }
-    run->known[slot] = false;
-    report->note = "";
+    report->began = now_seconds();
+    report->skipped = "";
+    *report->origin = 0;
     if (run->args->overfit) { dataloader_seek(loader, 0); }
     uint64_t first = dataloader_position(loader), sequences = (uint64_t)tokens_of_update(run->args) / (uint64_t)m->T;
-    skips_begin(&run->skips, run->enqueued, first);
     m->update_targets = (real)dataloader_targets(loader, first, sequences);
     if (!enqueue_gradients(run, num_ranks(run->args) == 1)) {
         dataloader_seek(loader, first);
@@ -1157,32 +1142,43 @@ static bool start_step(Run *run) {
     m->device->event_record(slot, &m->exec);
     AdamW hyper = step_hyper(run->args, run->max_steps, run->enqueued);
     report->lr = (double)hyper.learning_rate;
-    if (update_waits(run->args, run->enqueued)) { check_step(run, first); }
-    if (!*report->note) { gpt2_update(m, &hyper); }
+    if (update_waits(run->args)) {
+        read_results(run, run->enqueued);
+        bool finite = isfinite(report->loss) && isfinite(report->grad_norm);
+        if (run->args->nan_check && !finite) { find_origin(run, first, report->origin, sizeof report->origin); }
+    }
+    if (!*report->skipped) { gpt2_update(m, &hyper); }
     run->enqueued++;
     return true;
 }
 
 // Finishes the oldest pending step. AdamW skips a step whose loss or norm is not finite.
 static StepReport finish_step(Run *run) {
-    int slot = (int)(run->step % 2);
-    StepReport *report = &run->reports[slot];
-    read_results(run, run->step);
+    StepReport *report = &run->reports[run->step % 2];
+    if (!update_waits(run->args)) { read_results(run, run->step); }
     run->step++;
     double now = now_seconds(), limit = run->args->time_limit;
-    double begin = run->began[slot] > run->last_finish ? run->began[slot] : run->last_finish;
-    run->last_finish = now;
     report->step = run->step;
     report->max_steps = run->max_steps;
-    report->ms = (now - begin) * 1000;
-    thread_count_add(&run->threads, report->ms);
-    if (run->threads.most > 1) { omp_set_num_threads(run->threads.best); }  // of evaluations, and not a trial's
-    if (*run->threads.change) { logger_threads(&run->log, run->step, run->threads.change); }
+    report->ms = (now - fmax(report->began, run->last_finish)) * 1000;
+    run->last_finish = now;
     report->tokens = (double)tokens_of_update(run->args);
     report->peak_rate = run->peak_rate;
     report->seconds_left = limit > 0 ? limit - (now - run->started) : -1;
-    skips_count(&run->skips, run->args, report, &run->data.train_loader, &run->data.files, &run->log);
+    run->skipped = *report->skipped ? run->skipped + 1 : 0;
     return *report;
+}
+
+// Ends a run in which MAX_SKIPS updates in a row were skipped.
+static void stop_skipping(const Run *run) {
+    char saved[2 * PATH_LENGTH] = "no checkpoint was saved, since -n is not given";
+    long long step = run->saver.saved;
+    if (step >= 0) {
+        snprintf(saved, sizeof saved, "the last checkpoint is '%s/step_%08lld'", run->args->run_dir, step);
+    }
+    run_error("%d updates in a row were skipped, the last at step %lld: %s; %s; find the operation with --nan-check 1, "
+              "lower -l or give a longer -u",
+              run->skipped, run->step, run->reports[(run->step - 1) % 2].skipped, saved);
 }
 
 // ---- from flags to a run that can take steps
@@ -1229,15 +1225,12 @@ static void open_run_dir(Run *run) {
     }
     run->best = best_loss_read(a, run->step, run->groups.world);
     best_loss_impatience(&run->best, a->patience, run->impatience);
-    skips_open(&run->skips, writes_files(run) ? a->run_dir : NULL, run->step);
-    run->threads = thread_count_open(may_change_threads(a, run->backend) ? omp_get_max_threads() : 1);
     run->log = logger_open(writes_files(run) ? a->run_dir : NULL, run->step, num_ranks(a) == 1);
     run->evaluated = evaluated_read(a, run->data.hellaswag_path, run->step, run->groups.world);
     if (writes_files(run)) { checkpoint_sync_done(a->run_dir, step_is_done(run, true) ? -1 : run->step); }
     run->saver = saver_open(a, &run->log, run->groups.world, &run->model.exec, copy_of_state(&run->model));
     saver_complete_at_errors(&run->saver);
     if (run->step > 0) { run->saver.saved = run->step; }
-    if (run->groups.world->rank == 0) { run->log.gpu = gpu_monitor_open(a->gpu_log, run->backend->device); }
 }
 
 // Opens data, model and run directory. Checks that need no model come before gpt2_build, and all checks come before the
@@ -1255,6 +1248,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
         run->lock = lock_run_dir(a->run_dir);
     }
     set_aside_damaged(a, world);
+    choose_matmul_inputs(a, run->backend, world);
     data_open(&run->data, a);
     ModelSource source = model_source(a, run->data.files.vocab_size);
     const GPT2Config *c = &source.config;
@@ -1278,7 +1272,6 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     check_copy_fits(a, c, &options, world);
     if (!a->fit || *a->fit) { check_memory(a, c, &options, world); }  // --fit without a number has just checked
     comm_barrier(world);  // a rank's allocation must not change another rank's check_memory
-    choose_matmul_inputs(stdout, a, c, &options, world);
     options.plain = self_check_at_start(run->backend, world, stdout);
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     note_pinning(c, &options);
@@ -1293,7 +1286,6 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
 
 static void run_close(Run *run) {
     saver_close(&run->saver);
-    skips_close(&run->skips);
     logger_close(&run->log);
     profile_close(&run->profile);
     data_close(&run->data, run->args);
@@ -1311,7 +1303,6 @@ static void print_banner(const Run *run) {
     if (*run->chosen) { printf("chosen    %s\n", run->chosen); }
     print_model_lines(a, &m->config, &m->plan, &run->data, run->max_steps);
     print_machine_lines(a, &m->config, &m->options, run->groups.world, run->backend_note);
-    gpu_monitor_note(&run->log.gpu);
     print_notes(a, &m->config, &run->data, run->step);
 }
 
@@ -1321,12 +1312,13 @@ static void print_banner(const Run *run) {
 // Steps until pauses_after or cut_short. A GPU runs one step ahead: the host enqueues step n + 1, then reads the loss
 // and norm of step n.
 static void advance(Run *run) {
+    int ahead = update_waits(run->args) ? 0 : run->model.device->steps_ahead;
     do {
         profile_step_begin(&run->profile, run->enqueued, &run->model.exec);
         bool whole = start_step(run);
         profile_step_end(&run->profile, whole, &run->model.exec);
         if (!whole) { break; }
-        if (run->enqueued - run->step > run->model.device->steps_ahead) {
+        if (run->enqueued - run->step > ahead) {
             logger_step(&run->log, finish_step(run));
             saver_poll(&run->saver, run->step);
         }
@@ -1354,13 +1346,11 @@ static void train(TrainArgs *a, Comm *host) {
         // a failed save is repeated at the end
         bool unsaved = last ? run.step > 0 && !has_saved(&run) : run.step > saved;
         bool saves = unsaved && due(run.step, a->checkpoint_every, last);
-        // also before a checkpoint saves corrupt weights
-        if (due(run.step, a->check_replicas, saves)) { compare_ranks(&run); }
         if (saves) {
             save_checkpoint(&run, last);
             saved = run.step;
         }
-        skips_end(&run.skips, a, run.step, run.saver.saved);
+        if (run.skipped >= MAX_SKIPS) { stop_skipping(&run); }
         if (last && agreed_signal(run.groups.world)) { break; }  // no evaluation after a signal
         if (evaluation_due(&run.evaluated, a, run.step, last)) {
             if (run.groups.world->size == 1) {
@@ -1456,8 +1446,6 @@ int main(int argc, char **argv) {
     share_machine(&args, host);
     if (args.help) {
         print_help();
-    } else if (args.manual) {
-        print_manual(args.manual);
     } else if (args.version) {
         print_version();
     } else if (args.self_check) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Packs the program as a Debian package:   scripts/deb.sh PROGRAM FOLDER
 # `make deb` calls this script. FOLDER gets train-gpt2_VERSION-1_ARCHITECTURE.deb; the last line of the output is its
-# path. MAINTAINER names the packager, as "Name <address>". Needs dpkg-dev, and no root.
+# path. MAINTAINER names the packager, as "Name <address>". Needs dpkg-dev and help2man, and no root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,17 +9,16 @@ if [ $# -ne 2 ] || [ ! -x "$1" ]; then
     echo "deb.sh: expected a program that make has built and a folder; found '$*'" >&2
     exit 2
 fi
-for tool in dpkg-deb dpkg-shlibdeps strip; do
+for tool in dpkg-deb dpkg-shlibdeps strip help2man; do
     if ! command -v $tool >/dev/null; then
-        echo "deb.sh: $tool is not installed; install dpkg-dev and binutils" >&2
+        echo "deb.sh: $tool is not installed; install dpkg-dev, binutils and help2man" >&2
         exit 1
     fi
 done
 program=$1 folder=$2 name=train-gpt2
 maintainer=${MAINTAINER:-train_gpt2 authors <train_gpt2@example.com>}
-constant() { sed -n "s/^#define $1 \"\(.*\)\"/\1/p" llmc/run/version.h; }
-version=$(constant TRAIN_GPT2_VERSION)-1 architecture=$(dpkg --print-architecture)
-released=$(date -u -d "$(constant TRAIN_GPT2_DATE)" -R)
+version=$(sed -n 's/^version: //p' CITATION.cff)-1 architecture=$(dpkg --print-architecture)
+released=$(date -u -d "$(sed -n 's/^date-released: //p' CITATION.cff)" -R)
 SOURCE_DATE_EPOCH=$(date -d "$released" +%s) # the same files give the same package
 export SOURCE_DATE_EPOCH
 umask 022
@@ -27,8 +26,7 @@ umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root documents=$work/root/usr/share/doc/$name
-PREFIX=/usr DESTDIR=$root PROGRAM=$program DOCDIR=share/doc/$name ZSHDIR=share/zsh/vendor-completions \
-    scripts/install.sh install >/dev/null
+PREFIX=/usr DESTDIR=$root PROGRAM=$program DOCDIR=share/doc/$name scripts/install.sh install >/dev/null
 strip --remove-section=.comment --remove-section=.note "$root/usr/bin/train_gpt2"
 
 # ---- the documents that Debian's policy asks for

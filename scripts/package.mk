@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 install_with = PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh
 
 # Nothing is compiled if the program is there. So `sudo make install` keeps the flags and the owner of the build.
-install: ## install: ./train_gpt2, man page, completion, scripts and documents into PREFIX=/usr/local
+install: ## install: ./train_gpt2, man page, scripts and documents into PREFIX=/usr/local
 	@[ -x train_gpt2 ] || $(MAKE) --no-print-directory train_gpt2
 	@$(install_with) install
 

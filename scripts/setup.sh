@@ -95,12 +95,10 @@ want test          libopenmpi-dev      "MPI, through which ranks communicate (50
 [ "$purpose" = gpu ] ||
     want all       libssl-dev          "libcrypto: authenticates ranks started without MPI" has_headers openssl/hmac.h
 want test          iproute2            "network namespaces, for tests of a lost link"          has_command ip
-want test          man-db              "formats the man page"                                  has_command man
-want test          mandoc              "checks the man page"                                   has_command mandoc
+want test          help2man            "makes the man page from --help"                        has_command help2man
 want test          dpkg-dev            "packs the program, for make deb"                     has_command dpkg-shlibdeps
 want test          lintian             "checks the package"                                    has_command lintian
 want test          python3-yaml        "parses the workflow"                                   has_module yaml
-want test          zsh                 "runs the completion of zsh"                            has_command zsh
 want test          clang               "compiles for ThreadSanitizer (400 MB)"                 has_command clang
 want test          clang-19            "a newer clang, whose hot loops are looked at (250 MB)" has_command clang-19
 want test          g++-11              "an older C++ compiler, tried with nvcc 12"             has_command g++-11

@@ -51,11 +51,11 @@ def log(text):
 
 
 def step_command(text, case, way, threads, run):
-    """the trainer of way = (program, -f) without a number of steps; threads None: the trainer chooses their number"""
+    """the trainer of way = (program, -f) without a number of steps"""
     trainer, precision = way
     command = [trainer, "-i", text, "-e", case["shape"], "-b", str(case["B"]), "-t", str(case["T"]), "-v", "0",
                "-s", "0", "-r", "0", "-f", str(precision), "-o", run]
-    return command + (["--threads", str(threads)] if threads else [])
+    return command + ["--threads", str(threads)]
 
 
 def our_times(text, case, way, threads):
@@ -212,8 +212,6 @@ def steps_and_busy(text, threads, rounds, ways):
     lines = step_table(title, measured) + step_table("124M, B 4, T 64", large)
     torch = best(measured, FP32_WAYS)
     with programs_of(text, BUSY_PRESET, [torch[0]] if torch else [], ours, threads) as programs:
-        for name, way in ours.items():
-            programs[name, "chosen"] = lambda way=way: our_times(text, BUSY_PRESET, way, None)
         return lines + busy_table(programs, (rounds + 1) // 2)
 
 

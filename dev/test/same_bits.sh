@@ -390,7 +390,7 @@ base=("${three_layers[@]}" -d 384)
 train 2 FP32 -tp 2
 train 2 FP32 -tp 2 -ra 0 -r 0
 train 2 FP32 -tp 2 -r 4 -rk 2 -om 8bit
-for stage in 0 1 2 3; do train 2 FP32 -z "$stage" --check-replicas 3; done
+for stage in 0 1 2 3; do train 2 FP32 -z "$stage"; done
 for stage in 1 2 3; do train 3 FP32 -z "$stage"; done
 train 3 FP32 -z 3 -r 4 -om bf16
 train 3 FP32 -tp 3 -b 4 -r 2

@@ -5,8 +5,8 @@ The logger: the line on a terminal of any width, metrics.jsonl, main.log, and th
 #include "llmc/run/logger.h"
 #include <fcntl.h>
 
-static StepReport report_of(long long step, long long max_steps, const char *note) {
-    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 4321, 0, note, NULL};
+static StepReport report_of(long long step, long long max_steps, const char *skipped) {
+    StepReport r = {step, max_steps, 10.98765, 123.4567, 0.0006, 1234.56, 524288, 0, 4321, 0, skipped, ""};
     return r;
 }
 
@@ -103,26 +103,6 @@ static void test_numbers_of_tokens(void **state) {
     }
 }
 
-static const GpuReading busy_gpu = {61834.4, 1980, 652.3, 61};
-
-// the GPU's readings leave a narrow line after the learning rate
-static void test_gpu_readings(void **state) {
-    (void)state;
-    StepReport r = report_of(7654321, 7654321, "");
-    r.gpu = &busy_gpu;
-    assert_string_equal(line_of(r, 43210, 0),
-                        "step 7654321/7654321 | loss 10.9877 | norm 123.457 | lr 6.00e-04 | 1234.6 ms | 43210 tok/s | "
-                        "61834 MiB 1980 MHz 652 W 61 C | 0 tokens left | 1:12:01 left");
-    assert_non_null(strstr(line_of(r, 43210, 140), "norm 123.457 | 1234.6 ms | 43k tok/s | 61834 MiB 1980 MHz 652 W"));
-    assert_null(strstr(line_of(r, 43210, 120), "MiB"));
-    assert_non_null(strstr(line_of(r, 43210, 120), "norm 123.457"));
-    GpuReading some = {NAN, 1980, NAN, 61}, none = {NAN, NAN, NAN, NAN};
-    r.gpu = &some;
-    assert_non_null(strstr(line_of(r, 43210, 0), "43210 tok/s | 1980 MHz 61 C | 0 tokens left"));
-    r.gpu = &none;
-    assert_non_null(strstr(line_of(r, 43210, 0), "43210 tok/s | 0 tokens left"));
-}
-
 static void test_time_left(void **state) {
     (void)state;
     static const struct {
@@ -164,7 +144,7 @@ static const char *stdout_of(void (*function)(void)) {
 }
 
 static StepReport quarter_second(long long step, double loss, double norm) {
-    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, -1, 0, "", NULL};
+    StepReport r = {step, 3, loss, norm, 0.0006, 250, 1000, 0, -1, 0, "", ""};
     return r;
 }
 
@@ -218,89 +198,6 @@ static void test_metrics_of_a_gpu(void **state) {
     assert_string_equal(contents_of(temp_path("metrics.jsonl")),
                         "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
                         "\"tokens_left\":2000,\"mfu\":0.25}\n");
-}
-
-// ---- the GPU's readings, of an NVML of this test
-
-static int fake_memory(NvmlDevice *device, NvmlMemory *memory) {
-    NvmlMemory m = {80ull << 30, 79ull << 30, 1ull << 30};
-    (*(unsigned *)device)++;  // counts the readings
-    *memory = m;
-    return NVML_DONE;
-}
-static int fake_clock(NvmlDevice *device, int which, unsigned *megahertz) {
-    assert_int_equal(which, NVML_SM);
-    *megahertz = 1000 + *(unsigned *)device;
-    return NVML_DONE;
-}
-static int fake_power(NvmlDevice *device, unsigned *milliwatts) {
-    (void)device;
-    *milliwatts = 650250;
-    return NVML_DONE;
-}
-static int not_supported(NvmlDevice *device, int which, unsigned *celsius) {
-    (void)device, (void)which, (void)celsius;
-    return 3;
-}
-
-// readings: of the GPU so far
-static GpuMonitor fake_monitor(int every, unsigned *readings) {
-    GpuMonitor g;
-    memset(&g, 0, sizeof g);
-    g.every = every;
-    g.library = readings;
-    g.device = (NvmlDevice *)(void *)readings;
-    Nvml nvml = {NULL, NULL, NULL, fake_memory, fake_clock, fake_power, not_supported};
-    g.nvml = nvml;
-    *readings = 0;
-    return g;
-}
-
-static void log_with_a_gpu(void) {
-    unsigned readings;
-    Logger log = logger_open(temp_dir(), 0, true);
-    log.gpu = fake_monitor(2, &readings);
-    for (int step = 1; step <= 3; step++) { logger_step(&log, quarter_second(step, 5.5, 1.25)); }
-    assert_int_equal(readings, 1);
-    log.gpu.library = NULL;
-    logger_close(&log);
-}
-
-// -lg 2; the temperature is not supported
-static void test_metrics_of_gpu_readings(void **state) {
-    (void)state;
-    stdout_of(log_with_a_gpu);
-    assert_string_equal(contents_of(temp_path("metrics.jsonl")),
-                        "{\"step\":1,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
-                        "\"tokens_left\":2000}\n"
-                        "{\"step\":2,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
-                        "\"tokens_left\":1000,\"gpu_memory_mib\":1024,\"gpu_clock_mhz\":1001,\"gpu_power_w\":650.25}\n"
-                        "{\"step\":3,\"loss\":5.5,\"grad_norm\":1.25,\"lr\":0.0006,\"ms\":250,\"tokens_per_s\":4000,"
-                        "\"tokens_left\":0}\n");
-}
-
-// -lg -1: a second passes between readings, and every step has the last one. -lg N: steps alone count
-static void test_when_the_gpu_is_read(void **state) {
-    (void)state;
-    unsigned readings;
-    GpuMonitor g = fake_monitor(-1, &readings);
-    static const struct {
-        double now;
-        unsigned readings;
-    } expected[] = {{5, 1}, {5.1, 1}, {5.999, 1}, {6, 2}, {6.5, 2}, {9, 3}, {9.999, 3}};
-    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
-        const GpuReading *r = gpu_monitor_read(&g, (long long)i + 1, expected[i].now);
-        assert_non_null(r);
-        assert_int_equal(readings, expected[i].readings);
-        assert_true(r->clock_mhz == 1000 + expected[i].readings && isnan(r->temperature_c));
-    }
-    g = fake_monitor(3, &readings);
-    for (int step = 1; step <= 9; step++) {
-        assert_int_equal(gpu_monitor_read(&g, step, 5) != NULL, step % 3 == 0);
-        assert_int_equal(readings, step / 3);
-    }
-    g.library = NULL;
-    assert_null(gpu_monitor_read(&g, 3, 5));
 }
 
 static void log_a_second_later(void) {
@@ -439,13 +336,10 @@ int main(void) {
         cmocka_unit_test(test_fields_leave_as_it_narrows),
         cmocka_unit_test(test_mfu),
         cmocka_unit_test(test_it_never_reaches_the_edge),
-        cmocka_unit_test(test_gpu_readings),
         cmocka_unit_test(test_numbers_of_tokens),
         cmocka_unit_test(test_time_left),
         cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_metrics_of_a_gpu),
-        cmocka_unit_test(test_metrics_of_gpu_readings),
-        cmocka_unit_test(test_when_the_gpu_is_read),
         cmocka_unit_test(test_a_step_is_shown_a_second_later),
         cmocka_unit_test(test_a_stopped_run_shows_its_last_step),
         cmocka_unit_test(test_a_saved_checkpoint),

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Packaging: the version number, the man page, completion in bash and zsh, `make install`, Debian's
-# package, the Dockerfile, and the workflow. No container is built, and the workflow is not run.
+# Packaging: the version number, the man page, `make install`, Debian's package, the Dockerfile, and the workflow. No container is built, and the workflow is not run.
 #   TRAIN_GPT2=./train_gpt2 dev/test/test_package.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -14,10 +13,9 @@ has() { grep -qF -- "$1" "$2" || echo "$2 lacks '$1'"; }
 
 # ---- the version number
 
-constant() { sed -n "s/^#define $1 \"\(.*\)\"/\1/p" llmc/run/version.h; }
-version=$(constant TRAIN_GPT2_VERSION) date=$(constant TRAIN_GPT2_DATE)
+version=$(sed -n 's/^version: //p' CITATION.cff) date=$(sed -n 's/^date-released: //p' CITATION.cff)
 "$trainer" --version >"$out" 2>&1
-report "--version begins with the version of llmc/run/version.h" "$(
+report "--version begins with the version of CITATION.cff" "$(
     [[ $(head -c 60 "$out") == "train_gpt2 $version: "* ]] || echo "expected train_gpt2 $version:"
 )"
 rm -f "$out"
@@ -32,141 +30,8 @@ report "CHANGELOG.md: first Unreleased, then this version and its day" "$(
 report "CHANGELOG.md: the headings are those of Keep a Changelog" "$(
     grep '^### ' CHANGELOG.md | grep -vxE '### (Added|Changed|Deprecated|Removed|Fixed|Security)'
 )"
-report "CITATION.cff: this version and its day" "$(
-    has "version: $version" CITATION.cff
-    has "date-released: $date" CITATION.cff
-    ! command -v cffconvert >/dev/null || cffconvert --validate >/dev/null 2>&1 || echo "cffconvert finds it invalid"
-)"
-
-# ---- the man page
-
-page=$folder/train_gpt2.1 bash_file=$folder/train_gpt2 zsh_file=$folder/_train_gpt2
-"$trainer" --manual >"$page" && "$trainer" --manual=bash >"$bash_file" && "$trainer" --manual=zsh >"$zsh_file"
-"$trainer" --help >"$folder/help"
-# the letters and names of all flags, with dashes
-mapfile -t flags < <(grep -E '^  [- ]' "$folder/help" | grep -oE '^  (-[a-z]+)? +--[a-z0-9-]+|^  -[a-z]+' |
-    grep -oE -- '-[a-z0-9-]+')
-report "the man page names every flag, and every section is there" "$(
-    [ ${#flags[@]} -gt 100 ] || echo "--help lists ${#flags[@]} letters and names"
-    for flag in "${flags[@]}"; do has "\\fB${flag//-/\\-}\\fR" "$page"; done
-    for section in NAME SYNOPSIS DESCRIPTION OPTIONS "EXIT STATUS" FILES EXAMPLES "SEE ALSO"; do
-        grep -qx "\.SH $section" "$page" || echo "there is no section $section"
-    done
-    grep -F "./train_gpt2" "$page" # a program of a build, not of an installation
-)"
-if command -v man >/dev/null; then
-    report "man formats the page without a warning" "$(
-        LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -E UTF-8 -l -Z -Tutf8 "$page" 2>&1 >/dev/null
-        LC_ALL=C.UTF-8 MANWIDTH=100 MAN_KEEP_FORMATTING='' man -l "$page" 2>&1 | col -bx >"$folder/text"
-        grep -qE '^ +-k, --schedule NAME$' "$folder/text" || echo "the text has no line '-k, --schedule NAME'"
-    )"
-else
-    echo "man is not installed: the man page is not formatted"
-fi
-if command -v mandoc >/dev/null; then
-    report "mandoc finds no error and no warning" "$(mandoc -T lint -W warning "$page" 2>&1)"
-else
-    echo "mandoc is not installed: the man page is not linted"
-fi
-
-# ---- bash
-
-# suggest WORD...: what bash suggests for the last of the words of a command line, as readline splits them
-suggest() {
-    # shellcheck disable=SC2016  # the inner bash expands it
-    bash --norc --noprofile -c '
-        . "$1" && shift
-        COMP_WORDS=(train_gpt2 "$@") COMP_CWORD=$#
-        _train_gpt2
-        [ ${#COMPREPLY[@]} -eq 0 ] || printf "%s\n" "${COMPREPLY[@]}"' bash "$bash_file" "$@" 2>&1
-}
-# suggests WANTED WORD...: WANTED has all suggestions, with spaces between
-suggests() {
-    local found
-    found=$(suggest "${@:2}" | xargs)
-    [ "$found" = "$1" ] || echo "after '${*:2}': found '$found', expected '$1'"
-}
-mkdir -p "$folder/here/a folder/inside"
-touch "$folder/here/a text.txt"
-report "bash: the completion loads for train_gpt2" "$(
-    # shellcheck disable=SC2016
-    found=$(bash --norc --noprofile -c '. "$1" && complete -p train_gpt2' bash "$bash_file" 2>&1)
-    [ "$found" = "complete -F _train_gpt2 train_gpt2" ] || echo "found '$found'"
-)"
-report "bash: every suggested flag is a flag, and every flag is suggested" "$(
-    [ "$(suggest - | sort)" = "$(printf '%s\n' "${flags[@]}" | sort)" ] || echo "$(suggest - | wc -l) suggestions"
-    for flag in $(suggest ""); do { "$trainer" --help "$flag" >/dev/null; } 2>&1; done
-)"
-report "bash: names, choices, small numbers and topics" "$(
-    suggests "--schedule" --sched
-    suggests "cosine linear constant wsd" -k ""
-    suggests "constant" --schedule con
-    suggests "constant" --schedule = con
-    suggests "cosine linear constant wsd" --schedule =
-    suggests "--schedule=cosine" --schedule=cos
-    suggests "0 1 2 3" -z ""
-    suggests "none fp32 split" -w ""
-    suggests "json" --plan = j
-    suggests "--batch-tokens" --plan --batch-t
-    suggests "" -b ""
-    suggests "" --prompt On
-    suggests "" --fit = 1
-    suggests "" --version = 1
-    suggests "recompute recompute-every recompute-layers" --help recomp
-    suggests "--recompute --recompute-every --recompute-layers" --help --recomp
-)"
-report "bash: files and folders, with spaces" "$(
-    cd "$folder/here" || exit
-    [ "$(suggest -i a | sort)" = "a folder"$'\n'"a text.txt" ] || echo "-i: found $(suggest -i a)"
-    [ "$(suggest -o a)" = "a folder" ] || echo "-o: found $(suggest -o a)"
-    [ "$(suggest -o = "a folder/")" = "a folder/inside" ] || echo "-o: found $(suggest -o = "a folder/")"
-)"
-# accepted FLAG WORD: the program takes the word as a value; --version comes before the checks of several flags
-accepted() { { "$trainer" "$1" "$2" --version >/dev/null; } 2>&1; }
-report "bash: every suggested value is accepted" "$(
-    values=0
-    for flag in "${flags[@]}"; do
-        case $flag in -i | -j | -e | -o | -pf | --help | --*) continue ;; esac
-        for word in $(suggest "$flag" ""); do
-            accepted "$flag" "$word"
-            values=$((values + 1))
-        done
-    done
-    [ $values -gt 30 ] || echo "$values values are suggested, expected more than 30"
-)"
-
-# ---- zsh
-
-# complete_in_zsh LINE...: in an interactive zsh, completes each line with Tab; prints the arguments that result
-complete_in_zsh() {
-    : >"$folder/zsh_lines"
-    # shellcheck disable=SC2016  # zsh expands it
-    timeout 30 zsh -f -c '
-        zmodload zsh/zpty && zpty shell zsh -f -i || exit
-        zpty -w shell "PS1=; fpath=(\"$1\" \$fpath); autoload -Uz compinit; compinit -D -u"
-        zpty -w shell "train_gpt2() { print -r -- \"\$*\" >>\"$2\"; }; cd \"$3\""
-        shift 3
-        for line; do zpty -w -n shell "train_gpt2 $line"$'"'\t\n'"'; done
-        zpty -w shell exit
-        while zpty -r shell chunk; do :; done' zsh "$folder" "$folder/zsh_lines" "$folder/here" "$@" 2>&1
-    cat "$folder/zsh_lines"
-}
-if command -v zsh >/dev/null; then
-    report "zsh: every flag is an argument of _arguments, and no other" "$(
-        # shellcheck disable=SC2016
-        found=$(zsh -f -c '_arguments() { print -rl -- "$@"; }; . "$1"' zsh "$zsh_file" 2>&1 |
-            sed -E 's/^\([^)]*\)//; s/=?-?\[.*//')
-        [ "$(sort <<<"$found")" = "$(printf '%s\n' "${flags[@]}" | sort)" ] ||
-            diff <(sort <<<"$found") <(printf '%s\n' "${flags[@]}" | sort)
-    )"
-    report "zsh: names, choices, topics and folders are completed" "$(
-        found=$(complete_in_zsh "--sched" "-k cos" "--schedule=lin" "--plan=j" "--help recompute-l" "-y 1 -o a")
-        wanted=$(printf '%s\n' "--schedule" "-k cosine" "--schedule=linear" "--plan=json" "--help recompute-layers" \
-            "-y 1 -o a folder")
-        [ "$found" = "$wanted" ] || echo "found $found"
-    )"
-else
-    echo "zsh is not installed: its completion is not tested"
+if command -v cffconvert >/dev/null; then
+    report "CITATION.cff is valid" "$(cffconvert --validate >/dev/null 2>&1 || echo "cffconvert finds it invalid")"
 fi
 
 # ---- make install
@@ -176,24 +41,28 @@ made() { env -u MAKEFLAGS -u MAKELEVEL -u PREFIX -u DESTDIR make --no-print-dire
 # files FOLDER: its files and folders, with their modes
 files() { (cd "$1" && find . -printf '%P %m %y\n' | sort); }
 prefix="$folder/a prefix" stage=$folder/stage
+mkdir "$folder/here"
 if [ -x train_gpt2 ]; then
     before=$(stat -c %Y%i train_gpt2)
+    page='' && command -v help2man >/dev/null && page="its man page, "
     report "make install, as it is and once more, compiles nothing" "$(
         said=$(made install PREFIX="$prefix" CFLAGS=-O0)
-        [ "$said" = "installed $prefix/bin/train_gpt2, its man page, completions, scripts and documents" ] ||
-            echo "it said $said"
+        [[ $said == "installed $prefix/bin/train_gpt2, ${page}scripts and documents"* ]] || echo "it said $said"
         files "$prefix" >"$folder/first"
         made install PREFIX="$prefix" >/dev/null
         files "$prefix" | diff "$folder/first" -
         [ "$(stat -c %Y%i train_gpt2)" = "$before" ] || echo "./train_gpt2 is another file"
         cmp train_gpt2 "$prefix/bin/train_gpt2" 2>&1
     )"
-    report "the installed program, page, completions, scripts and documents" "$(
+    report "the installed program, scripts and documents, and a man page that names every flag" "$(
         cd "$prefix" || exit
         [[ $(bin/train_gpt2 --version) == "train_gpt2 $version: "* ]] || echo "no version"
-        for file in share/man/man1/train_gpt2.1 share/bash-completion/completions/train_gpt2 \
-            share/zsh/site-functions/_train_gpt2 share/doc/train_gpt2/{README.md,LICENSE,doc/training.md}; do
+        for file in share/doc/train_gpt2/{README.md,LICENSE,doc/training.md}; do
             [ -s "$file" ] || echo "$file is missing"
+        done
+        for flag in $(bin/train_gpt2 --help | grep -oE '^  (-[a-z]+)? +--[a-z0-9-]+|^  -[a-z]+' |
+            grep -oE -- '-[a-z0-9-]+'); do
+            [ -z "$page" ] || has "${flag//-/\\-}" share/man/man1/train_gpt2.1
         done
         find . -type f -not -perm -444
         cd "$folder/here" || exit
@@ -235,8 +104,8 @@ fi
 # ---- the Debian package. The build's own program is packed, since compiling another takes half a minute
 
 package='' trouble=''
-if ! command -v dpkg-shlibdeps >/dev/null; then
-    trouble="dpkg-dev is not installed"
+if ! command -v dpkg-shlibdeps >/dev/null || ! command -v help2man >/dev/null; then
+    trouble="dpkg-dev or help2man is not installed"
 elif [[ $("$trainer" --version) == *"devices "*cuda* ]]; then
     trouble="the program is a build for a GPU, and its libraries are in no package"
 else
@@ -278,17 +147,16 @@ if [ -f "$package" ]; then
         cd "$folder/here" || exit
         program=$folder/root/usr/bin/train_gpt2
         [[ $("$program" --version) == "train_gpt2 $version: "* ]] || echo "no version"
-        "$program" -i "$folder/help" -e l1h1c8 -b 1 -t 8 -x 2 -n 2 -v 0 -s 0 -o run >"$folder/run" 2>&1 ||
+        "$program" -i "$OLDPWD/LICENSE" -e l1h1c8 -b 1 -t 8 -x 2 -n 2 -v 0 -s 0 -o run >"$folder/run" 2>&1 ||
             cat "$folder/run"
         "$program" --generate 5 -e run >"$folder/run" 2>&1 || cat "$folder/run"
     )"
-    report "documents: copyright, both changelogs, and a compressed man page that man finds" "$(
+    report "documents: copyright, both changelogs, and a compressed man page" "$(
         documents=$folder/root/usr/share/doc/train-gpt2
         has "License: Expat" "$documents/copyright"
         zcat "$documents/changelog.gz" | cmp - CHANGELOG.md 2>&1
         [[ $(zcat "$documents/changelog.Debian.gz") == "train-gpt2 ($version-1) "* ]] || echo "no changelog of Debian's"
-        ! command -v man >/dev/null ||
-            man -M "$folder/root/usr/share/man" -w train_gpt2 2>&1 | grep -v '/train_gpt2\.1\.gz$'
+        [ -s "$folder/root/usr/share/man/man1/train_gpt2.1.gz" ] || echo "no man page"
     )"
     if command -v lintian >/dev/null; then
         report "lintian finds no error and no warning" "$(lintian --allow-root --no-cfg "$package" 2>&1)"

@@ -12,7 +12,9 @@ The trainer's model on several ranks, with the trainer's own functions.
     mpirun test_processes bytes T       allocated bytes, also of a device whose collectives are staged through the host;
                                         sent bytes against the formulas of the ZeRO and sequence-parallelism papers
     mpirun test_processes files T       a checkpoint of one rank is loaded and saved again with -tp T and every -z
-    mpirun test_processes drift R ...   two updates with these flags of the trainer, then rank R's parameters change
+    mpirun test_processes replicas R ...
+                                        the trainer, without evaluation; all copies of the parameters are compared after
+                                        each update. Rank R's parameters change after update 2; -1: none do
     mpirun test_processes fault R FIRST LAST X ...
                                         the trainer, without evaluation; on rank R the calls FIRST to LAST of layer 1's
                                         attention, counted from 1, write X into an element of their output
@@ -30,6 +32,7 @@ dev/test/test_processes.sh runs these commands and the trainer.
 #pragma GCC diagnostic pop
 #include "late_comm.h"
 #include "late_copies.h"
+#include "replicas.h"
 #include "slice_copy.h"
 #include "testing.h"
 
@@ -932,21 +935,22 @@ static TrainArgs trainer_args(int argc, char **argv, Comm *host) {
     return args;
 }
 
-static int run_drift(int culprit, int argc, char **argv) {
+// A run that compares the replicas after each step. culprit: the rank whose parameters change after step 2; -1: none.
+static int run_replicas(int culprit, int argc, char **argv) {
     Comm *host = comm_open();
     TrainArgs args = trainer_args(argc, argv, host);
     Run run;
     run_open(&run, &args, host);
-    for (int step = 0; step < 3; step++) {
+    while (run.step < run.max_steps) {
         start_step(&run);
         finish_step(&run);
-        if (step == 1 && run.groups.world->rank == culprit) {
+        if (run.step == 2 && run.groups.world->rank == culprit) {
             GPT2 *m = &run.model;
             floatX *weight = m->optimizer.params + param_updated_range(&m->layout, LN1W, 0, 1).params;
             *weight = to_floatX(to_real(*weight) * (real)1.01);
         }
-        compare_ranks(&run);
-        if (host->rank == 0) { fprintf(stderr, "the replicas of step %d agree\n", step + 1); }
+        check_replicas_agree(&run.model);
+        if (host->rank == 0) { fprintf(stderr, "the replicas of step %lld agree\n", run.step); }
     }
     run_close(&run);
     comm_close(host);
@@ -981,8 +985,7 @@ static int run_bad_weight(int rank, int argc, char **argv) {
     Run run;
     run_open(&run, &args, host);
     if (host->rank == rank) { run.model.optimizer.params[3] = to_floatX((real)NAN); }  // wte comes first
-    while (run.step < run.max_steps && !*run.skips.ended) { advance(&run); }
-    skips_end(&run.skips, &args, run.step, -1);
+    advance(&run);
     run_close(&run);
     comm_close(host);
     return 0;
@@ -999,12 +1002,11 @@ static int run_fault(char **arguments, int argc, char **argv) {
     const Fault f = {0, atoi(arguments[1]), atoi(arguments[2]), (real)atof(arguments[3])};
     *fault() = f;
     if (host->rank == atoi(arguments[0])) { run.model.ops = &faulty; }
-    while (run.step < run.max_steps && !*run.skips.ended) {
+    while (run.step < run.max_steps) {
         advance(&run);
+        check_replicas_agree(&run.model);
         if (due(run.step, args.checkpoint_every, false)) { save_checkpoint(&run, true); }
-        if (due(run.step, args.check_replicas, false)) { compare_ranks(&run); }
     }
-    skips_end(&run.skips, &args, run.step, -1);
     run_close(&run);
     comm_close(host);
     return 0;
@@ -1077,7 +1079,7 @@ static void test_layer_gathers(void **state) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "layouts") == 0) { return run_layouts(); }
     if (argc == 3) { return run_groups(atoi(argv[2]), argv[1]); }
-    if (argc > 2 && strcmp(argv[1], "drift") == 0) { return run_drift(atoi(argv[2]), argc - 2, argv + 2); }
+    if (argc > 2 && strcmp(argv[1], "replicas") == 0) { return run_replicas(atoi(argv[2]), argc - 2, argv + 2); }
     if (argc > 3 && strcmp(argv[1], "weight") == 0) { return run_bad_weight(atoi(argv[2]), argc - 2, argv + 2); }
     if (argc > 5 && strcmp(argv[1], "fault") == 0) { return run_fault(argv + 2, argc - 5, argv + 5); }
     if (argc > 2 && strcmp(argv[1], "train") == 0) { return run_trainer(argc - 1, argv + 1); }

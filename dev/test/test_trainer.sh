@@ -452,57 +452,19 @@ report "-sg and -sl skip outliers of the last 128 steps" "$(
     equal "$(grep -c skipped "$out")" 0
 )"
 rounding=(-i text -e l2h2c64 "${batch[@]}" "${quiet[@]}" -l 1e-2)
-run_with_times() { TRAIN_GPT2_PICKS=picks run 0 "$@"; }
-known_times() { sed -i -E "s/\[[^]]*\]/[$1, $2]/" picks.inputs; } # MS_FP32 MS_BF16: in the file that -f auto writes
-has_bf16() { grep -q ', bf16 inputs' <<<"$("$trainer" "${rounding[@]}" -x 1 -f 2 2>&1)"; }
-report "-f auto measures once, and takes the faster inputs" "$(
-    run_with_times "${rounding[@]}" -x 1 -f auto
-    if has_bf16; then
-        matches "$out" '^matmuls   ..(16|32) inputs: a block.s matmuls take [0-9.]+ ms, ..(16|32) [0-9.]+ \(-f auto\)$'
-        known_times 10 5
-        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_bf16
-        says "$out" "matmuls   bf16 inputs: a block's matmuls take 5 ms, fp32 10 (-f auto)"
-        equal "$(flag faster_bf16 matmul-precision)" 2
-        run_with_times "${rounding[@]}" -x 8 -f 2 -o f_2
-        says "$out" "matmuls   bf16 inputs: a block's matmuls take 5 ms, fp32 10 (-f 2)"
-        equal "$(losses faster_bf16)" "$(losses f_2)"
-        known_times 5 10
-        run_with_times "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
-        says "$out" "matmuls   fp32 inputs: a block's matmuls take 5 ms, bf16 10 (-f auto)"
-        run_with_times "${rounding[@]}" -x 8 -f 2
-        says "$out" "note      -f 2 is slower here: a block's matmuls take 10 ms with bf16 inputs, 5 with fp32; use"
-        differ faster_bf16/step_00000008/model.safetensors faster_fp32/step_00000008/model.safetensors
-    else
-        says "$out" "matmuls   fp32 inputs (-f auto: no bf16 instructions here)"
-        run 0 "${rounding[@]}" -x 8 -n 8 -f auto -o faster_fp32
-    fi
-    run 0 "${rounding[@]}" -x 8 -o f_1
-    equal "$(flag faster_fp32 matmul-precision) $(losses faster_fp32)" "1 $(losses f_1)"
-    equal "$(grep -c '^matmuls' "$out")" 0
+report "-f auto rounds the inputs where the CPU multiplies bf16, and a resumed run keeps its inputs" "$(
+    run 0 "${rounding[@]}" -x 4 -n 4 -f auto -o chosen
+    f=1 && ! grep -q ', bf16 inputs' "$out" || f=2
+    equal "$(flag chosen matmul-precision)" $f
+    for f in 1 $f; do run 0 "${rounding[@]}" -x 8 -n 4 -f $f -o whole_$f; done
+    cp -r whole_1 rest && rm -r rest/*_00000008
+    equal "$(losses chosen)" "$(losses whole_$f | head -n 4)"
+    run 0 -i text -o rest -y 1 -x 8 -n 8 -f auto
+    equal "$(flag rest matmul-precision)" 1
+    same {whole_1,rest}/step_00000008/model.safetensors
+    run 0 -i text -o rest -y 1 -x 12 -f 2
+    says "$out" "note      --matmul-precision was 1, is now 2"
 )"
-if has_bf16; then
-    report "a resumed run keeps the inputs that -f auto chose, where it would choose others" "$(
-        for inputs in bf16 fp32; do
-            times=(10 5) others=(5 10)
-            [ $inputs = bf16 ] || times=(5 10) others=(10 5)
-            known_times "${times[@]}"
-            run_with_times "${rounding[@]}" -x 4 -n 4 -f auto -o half_$inputs
-            known_times "${others[@]}"
-            for flags in "" "-f auto"; do
-                rm -rf rest && cp -r half_$inputs rest
-                # shellcheck disable=SC2086
-                run_with_times -i text -o rest -y 1 -x 8 -n 8 $flags
-                says "$out" "matmuls   $inputs inputs, as when the run began"
-                equal "$(grep -c 'matmul-precision was' "$out")" 0
-                for file in model optimizer; do same {faster_$inputs,rest}/step_00000008/$file.safetensors; done
-            done
-        done
-        run 0 -i text -o rest -y 1 -x 12 -f 2
-        says "$out" "note      --matmul-precision was 1, is now 2"
-    )"
-else
-    skip "no bf16 instructions: a resumed run with other matmul inputs is not tested" 1
-fi
 report "token shards of llm.c by glob, with GPT-2's vocabulary" "$(
     run 0 -i 'good_*.bin' -e l1h1c16 -b 2 -t 16 "${quiet[@]}" -x 2 -n 2 -o shards
     says "$out" "50257 tokens"

@@ -210,7 +210,7 @@ test-faults: train_gpt2 ## test: every fault: kills, failing disks, wrong bytes,
 test-aarch64: ## test: the unit tests and a short run on an emulated aarch64 CPU; 6 minutes on two cores
 	@scripts/setup.sh aarch64
 	$(build_parallel) build/aarch64/train_gpt2 $(ON_AARCH64)
-	@TEST_EMULATOR=qemu-aarch64 scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
+	@scripts/run_tests.sh --together $(ON_AARCH64:%='qemu-aarch64 %') \
 		'dev/test/tiny_run.sh build/aarch64/train_gpt2 qemu-aarch64'
 
 test-programs: build/emulated/train_gpt2 build/test/portable/train_gpt2 $(PREDICTORS) $(MODEL) $(EMULATED) \

@@ -78,6 +78,8 @@ static inline int cuda_capability(void) {
     return 10 * major + minor;
 }
 
+enum { PCI_BUS_ID_LENGTH = 32 };
+
 static inline void cuda_pci_bus_id(char id[PCI_BUS_ID_LENGTH]) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, PCI_BUS_ID_LENGTH, cuda_current_device()));
 }
@@ -355,7 +357,6 @@ static inline void cuda_graph_destroy(DeviceGraph *graph) {
 static const Device cuda_device = {
     .name = "cuda",
     .steps_ahead = 1,
-    .pci_bus_id = cuda_pci_bus_id,
     .allocate = cuda_allocate,
     .release = cuda_release,
     .free_bytes = cuda_free_bytes,

@@ -3,7 +3,7 @@ The device that holds the model: memory, copies, events and CUDA graphs. Device 
 trainer runs the same code on a CPU and a GPU. Exec is the stream of work: a field of the model, zero at first, and an
 argument of every operation. Backend.close frees the state of operations in the Exec.
 defines: Exec, NO_LAYER, PlainKernels, Device, DeviceEvent, DeviceGraph, CopyWork, COPY_PARAMS, COPY_GRADIENTS,
-         COPY_INPUTS, COPY_PIECES, COPY_STREAMS, PCI_BUS_ID_LENGTH, cpu_device, now_seconds
+         COPY_INPUTS, COPY_PIECES, COPY_STREAMS, cpu_device, now_seconds
 
 Work is an operation, or an enqueued fill or copy. Work of one Exec runs in the order of the calls. On a CPU the work is
 done when the call returns. On a GPU the call returns at once, and events tell the host which work is done.
@@ -58,12 +58,9 @@ typedef uint64_t CopyWork;  // a copy that may still run; 0: none, or done
 // An upload to one buffer or slot runs beside the download of another.
 enum { COPY_PARAMS, COPY_GRADIENTS, COPY_INPUTS = COPY_GRADIENTS + 2, COPY_PIECES, COPY_STREAMS = COPY_PIECES + 2 };
 
-enum { PCI_BUS_ID_LENGTH = 32 };
-
 typedef struct {
     const char *name;
     int steps_ahead;  // steps that the host may enqueue before it reads the results of an earlier step
-    void (*pci_bus_id)(char id[PCI_BUS_ID_LENGTH]);  // "0000:3b:00.0" of this process's GPU; NULL: no GPU
 
     // ---- memory. Enqueued copies need allocate_host: the device reads or writes host memory after the call returns
     void *(*allocate)(size_t bytes);       // 256-byte aligned; stops the program if there is no memory
@@ -252,7 +249,6 @@ static inline void host_event_destroy(DeviceEvent *event) { free(event); }
 static const Device cpu_device = {
     .name = "cpu",
     .steps_ahead = 0,
-    .pci_bus_id = NULL,
     .allocate = host_allocate,
     .release = free,
     .free_bytes = host_free_bytes,

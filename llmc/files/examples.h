@@ -1,7 +1,7 @@
 /*
 Examples to fine-tune on: prompts with completions, conversations or texts as JSON lines, in packed sequences of T
 tokens. The names here say row for packed sequence.
-defines: ExampleSource, Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length,
+defines: Examples, examples_load, examples_free, ExampleRows, example_rows_pack, example_length,
          example_rows_targets, example_row_read, example_row_blank, example_rows_free
 
 A line is an object of one of these forms. Tokens in [brackets] are targets of the loss.
@@ -17,18 +17,12 @@ Rows        Inputs (T) and targets (T) hold several examples one after another, 
             attention within itself: row_read gives the ranges. An ignored target is -1. Rows are packed by
             best fit, longest example first: an example goes to the fullest row that has room. The unused end of
             a row has input 0 and target -1.
-Memory      3 bytes a token, and 32 an example.
+Memory      3 bytes a token, and 16 an example.
 */
 #pragma once
 #include "llmc/common/range.h"
 #include "llmc/files/chat_format.h"
 #include "llmc/files/corpus.h"
-
-// the line of an example, counted from 1, in a file of the pattern
-typedef struct {
-    int file;
-    uint64_t line;
-} ExampleSource;
 
 typedef struct {
     int T, end_of_text;
@@ -38,8 +32,6 @@ typedef struct {
     size_t num_tokens, capacity;
     TokenizerEncoder encoder;  // while examples are read
     Range *ranges;             // (count) the tokens of each example
-    ExampleSource *sources;    // (count)
-    ExampleSource reading;     // the line that is being read
     int count, room;
     char trouble[160];          // the last error that example_add_messages words
     int num_cut, num_left_out;  // truncated examples; examples without a target in the first T + 1 tokens
@@ -74,9 +66,7 @@ static inline bool example_add_range(Examples *e, Range range) {
     if (e->count == e->room) {
         e->room = 2 * e->room + 1024;
         e->ranges = (Range *)xrealloc(e->ranges, (size_t)e->room * sizeof *e->ranges);
-        e->sources = (ExampleSource *)xrealloc(e->sources, (size_t)e->room * sizeof *e->sources);
     }
-    e->sources[e->count] = e->reading;
     e->ranges[e->count++] = range;
     return true;
 }
@@ -156,8 +146,6 @@ static inline const char *example_add(Examples *e, const Tokenizer *t, const cJS
 static inline void example_read(Examples *e, const Tokenizer *t, const Corpus *corpus, const CorpusPiece *piece) {
     char *line = (char *)xmalloc(piece->bytes + 1);
     memcpy(line, piece->text, piece->bytes);
-    e->reading.file = piece->file;
-    e->reading.line = piece->line;
     cJSON *json = corpus_object(line, piece->bytes);
     const char *trouble = json ? example_add(e, t, json) : "is no JSON object; expected an object a line";
     if (*trouble) {
@@ -172,7 +160,6 @@ static inline void examples_free(Examples *e) {
     free(e->ids);
     free(e->learned);
     free(e->ranges);
-    free(e->sources);
     memset(e, 0, sizeof *e);
 }
 

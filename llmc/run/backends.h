@@ -1,7 +1,7 @@
 /*
 The two backends, and the choice between them.
-defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES, DEVICES_BUILT_IN,
-         backend_choose, is_on_this_machine, autotune_cache_path, backend_share_autotune_cache
+defines: CPU_LEVEL, cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice, DEVICE_CHOICES,
+         DEVICES_BUILT_IN, backend_choose, is_on_this_machine, autotune_cache_path, backend_share_autotune_cache
 */
 #pragma once
 #include "llmc/backend.h"
@@ -9,11 +9,15 @@ defines: cpu_backend, cuda_backend, cuda_gpu (in builds with CUDA), DeviceChoice
 #include "llmc/cpu_ops.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/run/gpus.h"
-#include "llmc/run/version.h"
 #include <omp.h>
 #ifdef HAVE_CUDA
 #include "llmc/cuda_ops.cuh"
 #include "llmc/run/early_launches.cuh"
+#endif
+
+// in a program for many CPUs: a comma and the CPU level of this copy, such as ", x86-64-v3"; otherwise ""
+#ifndef CPU_LEVEL
+#define CPU_LEVEL ""
 #endif
 
 static inline size_t cpu_partials_bytes(const GPT2Config *c, const LocalShape *local, int B, int T) {
@@ -81,13 +85,12 @@ static inline const char *user_cache_path(char *path, const char *name) {
     return path;
 }
 
-// an autotune cache: $TRAIN_GPT2_PICKS and the suffix, else ~/.cache/train_gpt2/NAME; NULL: none. path has 2 *
-// PATH_LENGTH bytes.
-static inline const char *autotune_cache_path(char *path, const char *name, const char *suffix) {
+// the autotune cache: $TRAIN_GPT2_PICKS, else ~/.cache/train_gpt2/matmul_picks.txt, for which path has 2 * PATH_LENGTH
+// bytes; NULL: none
+static inline const char *autotune_cache_path(char *path) {
     const char *given = getenv("TRAIN_GPT2_PICKS");
-    if (!given) { return user_cache_path(path, name); }
-    format_path(path, "%s%s", given, suffix);
-    return *given ? path : NULL;
+    if (!given) { return user_cache_path(path, "matmul_picks.txt"); }
+    return *given ? given : NULL;
 }
 
 #ifdef HAVE_CUDA
@@ -125,7 +128,7 @@ static inline void cuda_open(Exec *ex, void *partials, size_t partials_bytes, vo
     CUDA_CHECK(cudaGetDeviceProperties(&gpu, cuda_current_device()));
     cuda_exec_open(ex, partials, partials_bytes);
     ex->cuda->matmuls = cuda_matmuls_create(ex->cuda->stream, workspace, workspace_bytes, gpu.name,
-                                            cuda_takes_tf32(tf32), autotune_cache_path(path, "matmul_picks.txt", ""));
+                                            cuda_takes_tf32(tf32), autotune_cache_path(path));
     ex->cuda->matmuls->plain = ex->plain.level[PLAIN_MATMUL];
     early_launches_try(ex);
 }

@@ -119,6 +119,7 @@ static inline void print_notes(const TrainArgs *a, const GPT2Config *c, const Ru
     if (a->offload_pageable && a->offload == 0) {
         printf("note      --offload-pageable does nothing without --offload\n");
     }
+    if (a->gpu_log != default_args.gpu_log) { printf("note      -lg does nothing: nvidia-smi -l 1 logs a GPU\n"); }
     if (a->master != default_args.master && DT_FLOATX == DT_REAL) {
         printf("note      -w does nothing in this build, whose weights are fp32\n");
     }

@@ -1,12 +1,11 @@
 /*
 The log of a run: metrics.jsonl for programs, main.log for programs that read llm.c's, lines on stdout for people.
 defines: Logger, StepReport, logger_open, logger_truncate, logger_results, logger_step, logger_line, logger_val,
-         logger_hellaswag, logger_stopped, logger_saved, logger_checked, logger_threads, logger_best,
-         logger_clear_line, logger_sync, logger_close
+         logger_hellaswag, logger_stopped, logger_saved, logger_best, logger_clear_line, logger_sync, logger_close
 
 metrics.jsonl  {"step":n,"loss":x,"grad_norm":x,"lr":x,"ms":x,"tokens_per_s":x,"tokens_left":x} for a training step,
-               on a GPU also "mfu":x and the readings of -lg, "gpu_memory_mib":x,"gpu_clock_mhz":x,"gpu_power_w":x,
-               "gpu_temperature_c":x; "skipped":"reason" if the update was skipped. {"step":n,"val_loss":x} or
+               on a GPU also "mfu":x; "skipped":"reason" if the update was skipped, and "origin":"finding" of
+               --nan-check. {"step":n,"val_loss":x} or
                {"step":n,"hellaswag":x} for an evaluation, the first with "bits_per_byte":x if the tokenizer is known.
                n counts finished updates. A resumed run deletes the lines of steps after its checkpoint.
 main.log       llm.c's file: "s:n tel:x" for a validation loss, "s:n eval:x" for HellaSwag, "s:i trl:x lr:x norm:x" for
@@ -19,7 +18,6 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 #include "llmc/common/create_file.h"
 #include "llmc/common/device.h"
 #include "llmc/files/part_file.h"
-#include "llmc/run/gpu_monitor.h"
 #include "llmc/run/log_file.h"
 #include <math.h>
 #include <stdarg.h>
@@ -28,13 +26,16 @@ stdout         a terminal has one live line, no wider than its window. A pipe ge
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+enum { ORIGIN_LENGTH = 512 };
+
 typedef struct {
     long long step, max_steps;  // finished updates, and updates of the whole run
     double loss, grad_norm, lr, ms, tokens;
-    double seconds_left;    // until the time limit; below 0: no limit
-    double peak_rate;       // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
-    const char *note;       // "" or why the update was skipped: skip_reason
-    const GpuReading *gpu;  // or NULL; logger_step sets it
+    double began;                // when the host began to enqueue the step, in seconds
+    double seconds_left;         // until the time limit; below 0: no limit
+    double peak_rate;            // tokens per second at an MFU of 1 (memory/flops.h); 0: unknown, on a CPU
+    const char *skipped;         // "" or why the update was skipped: skip_reason
+    char origin[ORIGIN_LENGTH];  // "" or what --nan-check found
 } StepReport;
 
 typedef struct {
@@ -46,7 +47,6 @@ typedef struct {
     int steps_seen;
     StepReport last;  // the last step
     bool shown;       // stdout has the line of the last step
-    GpuMonitor gpu;   // no readings until it is opened; logger_close closes it
 } Logger;
 
 // The number of finished updates at which a line of metrics.jsonl or main.log was written; -1 for any other line.
@@ -179,19 +179,6 @@ static inline void logger_tokens(char *text, size_t size, double tokens) {
     }
 }
 
-// "61834 MiB 1980 MHz 652 W 61 C", without the values that the GPU does not report
-static inline void logger_gpu(char *text, size_t size, const GpuReading *gpu) {
-    const double value[] = {gpu->memory_mib, gpu->clock_mhz, gpu->power_w, gpu->temperature_c};
-    static const char *const unit[] = {"MiB", "MHz", "W", "C"};
-    text[0] = 0;
-    for (int i = 0; i < 4; i++) {
-        size_t length = strlen(text);
-        if (isfinite(value[i])) {
-            snprintf(text + length, size - length, "%s%.0f %s", length > 0 ? " " : " | ", value[i], unit[i]);
-        }
-    }
-}
-
 // "9:05 left", or from one hour on "11:03:58 left"
 static inline void logger_left(char *text, size_t size, double seconds) {
     long s = (long)seconds;
@@ -211,8 +198,8 @@ static inline double tokens_left(const StepReport *r) { return (double)(r->max_s
 // at most width - 1 columns, since a full line may wrap. Fields that do not fit are dropped, the least important first;
 // if the rest does not fit either, the line is cut.
 static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, double rate, int width) {
-    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, GPU, TOKENS, LEFT, NOTE, FIELDS };
-    static const int least_important[] = {LR, GPU, NORM, TOKENS, MS, MFU, LEFT, RATE};
+    enum { STEP, LOSS, NORM, LR, MS, RATE, MFU, TOKENS, LEFT, NOTE, FIELDS };
+    static const int least_important[] = {LR, NORM, TOKENS, MS, MFU, LEFT, RATE};
     const int droppable = width > 0 ? (int)(sizeof least_important / sizeof least_important[0]) : 0;
     const size_t room = width > 0 ? (size_t)width - 1 : LINE_LENGTH - 1;
     char field[FIELDS][64];
@@ -229,14 +216,12 @@ static inline void logger_line(char line[LINE_LENGTH], const StepReport *r, doub
     }
     field[MFU][0] = 0;
     if (r->peak_rate > 0) { snprintf(field[MFU], size, " | %.1f%% MFU", 100 * rate / r->peak_rate); }
-    field[GPU][0] = 0;
-    if (r->gpu) { logger_gpu(field[GPU], size, r->gpu); }
     snprintf(field[TOKENS], size, " | ");
     logger_tokens(field[TOKENS] + 3, size - 3, tokens_left(r));
     strcat(field[TOKENS], " tokens left");
     snprintf(field[LEFT], size, " | ");
     logger_left(field[LEFT] + 3, size - 3, r->seconds_left);
-    snprintf(field[NOTE], size, "%s%s", *r->note ? " | skipped: " : "", r->note);
+    snprintf(field[NOTE], size, "%s%s", *r->skipped ? " | skipped: " : "", r->skipped);
     size_t columns = 0;
     for (int f = 0; f < FIELDS; f++) { columns += strlen(field[f]); }
     for (int i = 0; i < droppable && columns > room; i++) {
@@ -262,18 +247,9 @@ static inline void logger_show(const Logger *log, const StepReport *r) {
     fflush(stdout);
 }
 
-static inline void logger_gpu_metrics(FILE *out, const GpuReading *gpu) {
-    if (isfinite(gpu->memory_mib)) { logger_number(out, "gpu_memory_mib", gpu->memory_mib); }
-    if (isfinite(gpu->clock_mhz)) { logger_number(out, "gpu_clock_mhz", gpu->clock_mhz); }
-    if (isfinite(gpu->power_w)) { logger_number(out, "gpu_power_w", gpu->power_w); }
-    if (isfinite(gpu->temperature_c)) { logger_number(out, "gpu_temperature_c", gpu->temperature_c); }
-}
-
 static inline void logger_step(Logger *log, StepReport r) {
     double rate = r.tokens / (r.ms / 1000), now = now_seconds();
     log->steps_seen++;
-    const GpuReading *gpu = gpu_monitor_read(&log->gpu, r.step, now);
-    r.gpu = gpu_monitor_last(&log->gpu);
     // the first step includes preparations, so the average starts at the second
     log->smoothed_rate = log->steps_seen <= 2 ? rate : 0.95 * log->smoothed_rate + 0.05 * rate;
     if (log->metrics) {
@@ -286,20 +262,24 @@ static inline void logger_step(Logger *log, StepReport r) {
         logger_number(metrics, "tokens_per_s", rate);
         logger_number(metrics, "tokens_left", tokens_left(&r));
         if (r.peak_rate > 0) { logger_number(metrics, "mfu", rate / r.peak_rate); }
-        if (*r.note) { fprintf(metrics, ",\"skipped\":\"%s\"", r.note); }
-        if (gpu) { logger_gpu_metrics(metrics, gpu); }
+        if (*r.skipped) { fprintf(metrics, ",\"skipped\":\"%s\"", r.skipped); }
+        if (*r.origin) { fprintf(metrics, ",\"origin\":\"%s\"", r.origin); }
         logger_end_line(log);
     }
     logger_main_log(log, "s:%lld trl:%.4f lr:%.6f norm:%.2f", r.step - 1, r.loss, r.lr, r.grad_norm);
     double wait = log->terminal ? 0.1 : 1.0;
     double by_steps = tokens_left(&r) / log->smoothed_rate;
     if (r.seconds_left < 0 || by_steps < r.seconds_left) { r.seconds_left = by_steps; }
-    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.note;
+    bool due = now - log->last_line >= wait || log->steps_seen == 1 || r.step == r.max_steps || *r.skipped;
     log->last = r;
     log->shown = due;
     if (!due) { return; }
     log->last_line = now;
     logger_show(log, &r);
+    if (*r.origin) {
+        logger_clear_line(log);
+        printf("step %lld | %s\n", r.step, r.origin);
+    }
 }
 
 // prints and logs an evaluation, as `words` on stdout and `key` in metrics.jsonl. bits_per_byte: NAN is left out.
@@ -347,20 +327,6 @@ static inline void logger_saved(const Logger *log, long long step, const char *f
     fflush(stdout);
 }
 
-// prints what --check-replicas or --verify-step has found right
-static inline void logger_checked(const Logger *log, long long step, const char *found) {
-    logger_clear_line(log);
-    printf("step %lld | checked: %s\n", step, found);
-    fflush(stdout);
-}
-
-// prints a change of the number of CPU threads: ThreadCount.change
-static inline void logger_threads(const Logger *log, long long step, const char *change) {
-    logger_clear_line(log);
-    printf("step %lld | %s\n", step, change);
-    fflush(stdout);
-}
-
 // prints that RUN/best is now the checkpoint of this step
 static inline void logger_best(const Logger *log, long long step, const char *run_dir) {
     logger_clear_line(log);
@@ -372,6 +338,5 @@ static inline void logger_close(Logger *log) {
     if (log->terminal) { putchar('\n'); }
     if (log->main_log) { log_file_write(log->main_log); }  // before log_file_close, which may stop
     if (log->metrics) { log_file_close(log->metrics); }
-    gpu_monitor_close(&log->gpu);
     if (log->main_log) { log_file_close(log->main_log); }
 }

@@ -1,7 +1,7 @@
 /*
 From flags to the options that a model is built with; --fit; -r auto; and whether the result fits into the memory of the
 device, and of the host with --offload.
-defines: sharding_of, takes_bf16_inputs, model_options, fit_part_text, fit_flags_text, choose_what_fits,
+defines: sharding_of, takes_bf16_inputs, choose_matmul_inputs, model_options, fit_part_text, fit_flags_text, choose_what_fits,
          choose_recomputation, check_memory, check_copy_fits, note_pinning
 */
 #pragma once
@@ -57,6 +57,12 @@ static inline bool takes_bf16_inputs(const Backend *backend) {
     return backend == &cpu_backend && GEMM_HAS_BF16 && DT_FLOATX == DT_F32;
 }
 
+// -f auto of a run: config.json gets the choice, so that a resumed run makes the same one. All ranks choose alike.
+static inline void choose_matmul_inputs(TrainArgs *a, const Backend *backend, Comm *world) {
+    if (a->matmul_precision != MATMUL_AUTO) { return; }
+    a->matmul_precision = comm_max(!takes_bf16_inputs(backend), world) ? 1 : 2;
+}
+
 static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c, const Backend *backend) {
     ModelOptions o;
     memset(&o, 0, sizeof o);
@@ -69,7 +75,7 @@ static inline ModelOptions model_options(const TrainArgs *a, const GPT2Config *c
     o.decode_positions = (o.training && a->sample_every > 0) || a->generate ? c->max_seq_len : 0;
     o.sharding = sharding_of(a, backend, a->rank);
     o.gather_again = a->gather_again != 0;
-    o.round_matmul_inputs = a->matmul_precision == 2 && takes_bf16_inputs(backend);
+    o.round_matmul_inputs = a->matmul_precision >= 2 && takes_bf16_inputs(backend);
     o.tf32 = a->matmul_precision > 0;
     o.graph = o.training && a->graph != 0;
     o.fuse_gelu = a->fuse_gelu == FUSE_GELU_ON;
@@ -179,7 +185,7 @@ static inline void fit_apply(TrainArgs *a, const ModelOptions *o, int L) {
     a->moments = type_index(moment_types, o->moments);
     a->gradients = o->gradients == DT_REAL ? 1 : 2;
     if (on_gpu(o)) { a->offload = o->sharding.offload; }
-    a->chosen &= CHOSEN_MATMUL_PRECISION;
+    a->chosen = 0;
 }
 
 // Prints a line for each choice that differs from `wanted`: bytes and time of this choice alone.

@@ -12,7 +12,7 @@ defines: NanCheck, nan_check_open, nan_check_params, nan_check_result
 */
 #pragma once
 #include "llmc/parallel/zero.h"
-#include "llmc/run/rank_text.h"
+#include <limits.h>
 
 enum { NAN_CHUNK = 1 << 18, NAN_TEXT = 400 };  // elements downloaded at once; bytes of a finding
 
@@ -428,13 +428,14 @@ static inline void nan_check_params(NanCheck *c) {
 // text = the origin of a loss or norm that is not finite, with its rank. finite: the step that ran again has a finite
 // loss and norm. All ranks call it and get the same text. Frees *c.
 static inline void nan_check_result(NanCheck *c, bool finite, char *text, size_t size, Comm *world) {
-    // numbers that an operation made come first: another rank may have read them through a collective
-    long long key = c->found ? c->at + (c->read ? 1LL << 40 : 0) : NOTHING_TO_SAY;
+    // the first finding of all ranks; outputs come first: a collective may have carried their numbers to another rank
+    long long key = c->found ? c->at + (c->read ? 1LL << 40 : 0) : LLONG_MAX, lowest = -comm_max(-key, world);
+    int rank = world->size - (int)comm_max(key == lowest ? world->size - world->rank : 0, world);
     free(c->chunk);
-    int rank = text_of_lowest(c->text, sizeof c->text, key, world);
-    char where[32] = "";
-    if (world->size > 1) { snprintf(where, sizeof where, ", on rank %d", rank); }
-    if (rank >= 0) {
+    if (lowest < LLONG_MAX) {
+        char where[32] = "";
+        if (world->size > 1) { snprintf(where, sizeof where, ", on rank %d", rank); }
+        comm_broadcast_host(c->text, sizeof c->text, rank, world);
         snprintf(text, size, "%s%s", c->text, where);
     } else if (finite) {
         snprintf(text, size, "the same step, run again, is finite: the hardware is faulty, or there is a race");

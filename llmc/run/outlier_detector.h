@@ -1,5 +1,8 @@
 /*
-The z-score of a step's loss or gradient norm x within a window of the latest 128 values, x included.
+Skipped updates: a loss or gradient norm that is not finite, or an outlier (-sl, -sg), changes neither weights nor
+moments. The step counts, and its data is passed over. All ranks have the same loss and norm, so they skip alike. AdamW
+on the device skips a step that is not finite by itself, so a GPU need not wait for the host.
+An outlier is found by the z-score of x within a window of the latest 128 values, x included.
   z = (x - mean) / std, std with 1/128;  0 if std is 0
   NaN for the first 128 values: `z > threshold` is false until the window is full
   +inf for a value that is NaN, infinite or beyond the range of fp32, which is not stored
@@ -8,17 +11,15 @@ Mean and std are summed anew for each value, oldest first: rounding errors do no
 same bits.
 JSON: an array of at most 128 strings, oldest value first, each a double in the format %a. A JSON number would not
 be exact: cJSON 1.7.15 may print only 15 digits.
-defines: OutlierDetector, outlier_zscore, outlier_detector_to_json, outlier_detector_from_json
+defines: MAX_SKIPS, OutlierDetector, outlier_zscore, skip_reason, outlier_detector_to_json, outlier_detector_from_json
 */
 #pragma once
+#include "llmc/run/train_args.h"
 #include <cjson/cJSON.h>
 #include <float.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include "llmc/common/check.h"
 
-enum { OUTLIER_WINDOW = 128 };
+enum { OUTLIER_WINDOW = 128, MAX_SKIPS = 20 };  // more than MAX_SKIPS - 1 skipped updates in a row end the run
 
 // all zero: an empty window
 typedef struct {
@@ -43,6 +44,17 @@ static inline double outlier_zscore(OutlierDetector *detector, double x) {
         variance += deviation * deviation / (double)OUTLIER_WINDOW;
     }
     return variance > 0 ? -mean / sqrt(variance) : 0;
+}
+
+// Why an update is skipped, or "". The detectors store finite numbers alone.
+static inline const char *skip_reason(const TrainArgs *a, OutlierDetector *losses, OutlierDetector *norms, double loss,
+                                      double norm) {
+    if (!isfinite(loss)) { return "loss is not finite"; }
+    if (!isfinite(norm)) { return "gradient norm is not finite"; }
+    double z_loss = outlier_zscore(losses, loss), z_norm = outlier_zscore(norms, norm);
+    if (a->skip_loss > 0 && z_loss > a->skip_loss) { return "loss is an outlier"; }
+    if (a->skip_norm > 0 && z_norm > a->skip_norm) { return "gradient norm is an outlier"; }
+    return "";
 }
 
 // the window, oldest value first; the caller deletes it

@@ -7,7 +7,8 @@ defines: print_plan, print_version
 #include "llmc/memory/traffic.h"
 #include "llmc/run/model_options.h"
 #include "llmc/run/model_source.h"
-#include "llmc/run/version.h"
+
+#define TRAIN_GPT2_VERSION "1.0.0"  // as in CITATION.cff and CHANGELOG.md
 
 // {"recompute":0,"fuse_gelu":false,"logits_chunk":256,"ranks":[...]}: the flags that -r auto may set, if the model
 // trains; the plan of each rank, the bytes that it sends for one update, and the bytes that --offload copies

@@ -7,7 +7,6 @@ defines: Groups, groups_of, open_groups, close_groups, check_all_have, check_sam
 #include "llmc/common/hash.h"
 #include "llmc/run/backends.h"
 #include "llmc/run/model_source.h"
-#include "llmc/run/version.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <unistd.h>
@@ -141,11 +140,6 @@ static inline void share_machine(const TrainArgs *a, Comm *host) {
     int ranks_here = (int)comm_max(host->local_rank, host) + 1, cores = omp_get_num_procs() / ranks_here;
     if (ranks_here > 1 && !getenv("OMP_NUM_THREADS")) { omp_set_num_threads(cores > 1 ? cores : 1); }
     if (a->threads > 0) { omp_set_num_threads(a->threads); }
-}
-
-// Whether a run may choose its number of threads: one rank on a CPU, without --threads and OMP_NUM_THREADS.
-static inline bool may_change_threads(const TrainArgs *a, const Backend *backend) {
-    return backend == &cpu_backend && num_ranks(a) == 1 && a->threads == 0 && !getenv("OMP_NUM_THREADS");
 }
 
 // Makes idle OpenMP threads spin briefly. Spinning long takes the time slice that another thread needs: beside two busy

@@ -43,14 +43,9 @@ typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } E
 // tokens of an answer of --chat without --generate
 enum { CHAT_TOKENS = 256 };
 
-// flags that -r auto sets, and -f, which -f auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
-typedef enum {
-    CHOSEN_RECOMPUTE = 1,
-    CHOSEN_FUSE_GELU = 2,
-    CHOSEN_CLASSIFIER_ROWS = 4,
-    CHOSEN_MATMUL_PRECISION = 8
-} ChosenFlag;
-static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows", "matmul-precision"};
+// flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
+typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
+static const char *const chosen_flags[] = {"recompute", "fuse-gelu", "classifier-rows"};
 enum { NUM_CHOSEN_FLAGS = sizeof chosen_flags / sizeof chosen_flags[0] };
 
 typedef struct {
@@ -93,7 +88,7 @@ typedef struct {
     int master, moments, gradients;
     // optimizer
     double weight_decay, beta1, beta2, epsilon, clip, skip_loss, skip_norm;
-    int max_skips, nan_check, verify_step, overfit;
+    int nan_check, overfit;
     // machine
     int device, threads, graph, fuse_gelu, matmul_precision;
     // the machine's state and times
@@ -103,12 +98,11 @@ typedef struct {
     int init_method, num_processes, rank, gpus_per_node;
     const char *server, *shared_folder, *secret_file;
     double comm_timeout;
-    int check_replicas;
     // information
-    const char *plan, *help, *manual, *version, *self_check;
+    const char *plan, *help, *version, *self_check;
     // no flags
     double host_link, gpu_flops;  // GB/s of copies between host and device; FLOPs per second, 0: unknown (host_link.h)
-    int chosen;                   // the set of ChosenFlag that -r auto and -f auto have set
+    int chosen;                   // the set of ChosenFlag that -r auto has set
     bool saved_model;             // a resumed run has the -e of its config.json
     bool link_is_measured;        // no --link: host_link is that of the GPU
 } TrainArgs;
@@ -140,7 +134,6 @@ static const TrainArgs default_args = {
     .beta2 = 0.95,
     .epsilon = 1e-8,
     .clip = 1.0,
-    .max_skips = 20,
     .graph = 1,
     .fuse_gelu = FUSE_GELU_AUTO,
     .matmul_precision = 1,
@@ -300,12 +293,10 @@ static const Flag flag_table[] = {
      "skip an update at a loss z-score above Z (default %s: never)"},
     {"sg", "skip-norm", FLAG_REAL, ARG(skip_norm), 0, 1e6, NULL, "Z",
      "skip an update at a gradient-norm z-score above Z (default %s: never)"},
-    {NULL, "max-skips", FLAG_INT, ARG(max_skips), ANY_COUNT, NULL, "N",
-     "end the run after N skipped updates in a row (default %s; 0: never)"},
+    FLAG_WAS_REMOVED(NULL, "max-skips", "a run ends after 20 skipped updates in a row"),
     {NULL, "nan-check", FLAG_INT, ARG(nan_check), 0, 1, NULL, "0|1",
      "name the operation that made a NaN or infinity (default %s: off)"},
-    {NULL, "verify-step", FLAG_INT, ARG(verify_step), ANY_COUNT, NULL, "N",
-     "run every N-th step twice and compare the bits (default %s: never)"},
+    FLAG_WAS_REMOVED(NULL, "verify-step", "the tests prove that a step is repeatable"),
     {"a", "overfit", FLAG_INT, ARG(overfit), 0, 1, NULL, "0|1",
      "train on the first batch only, as a check (default %s: off)"},
 
@@ -320,7 +311,7 @@ static const Flag flag_table[] = {
     {"ge", "fuse-gelu", FLAG_CHOICE, ARG(fuse_gelu), 0, 0, FUSE_GELU_CHOICES, "0|1",
      "fuse GELU into the forward matmul before it: 0 off, 1 on (default %s)"},
     {"lg", "gpu-log", FLAG_INT, ARG(gpu_log), -1, 2147483647, NULL, "N",
-     "log the GPU's state every N steps (default %s: once a second; 0: off)"},
+     "ignored, for the scripts of llm.c: nvidia-smi -l 1 logs a GPU", NOT_RESUMED},
     {NULL, "profile", FLAG_INT, ARG(profile), 0, 10000, NULL, "N",
      "write a trace of N steps to profile.json in -o (default %s: none)", NOT_RESUMED},
 
@@ -347,8 +338,7 @@ static const Flag flag_table[] = {
      "folder that all ranks can write to, for fs (default: none)", NOT_RESUMED},
     {NULL, "comm-timeout", FLAG_REAL, ARG(comm_timeout), 1, 1e9, NULL, "X",
      "end the run if a rank is silent for X seconds (default %s)"},
-    {NULL, "check-replicas", FLAG_INT, ARG(check_replicas), ANY_COUNT, NULL, "N",
-     "compare the ranks' parameters every N steps (default %s: never)"},
+    FLAG_WAS_REMOVED(NULL, "check-replicas", "the tests prove that all ranks hold the same bits"),
 
     FLAG_HEADING("Information"),
     {NULL, "plan", FLAG_OPTION, ARG(plan), 0, 0, "json", "json", "print the memory plan and exit; needs no data",
@@ -357,8 +347,7 @@ static const Flag flag_table[] = {
      NOT_RESUMED},
     {NULL, "self-check", FLAG_OPTION, ARG(self_check), 0, 0, NULL, NULL,
      "check every operation on this device, and exit", NOT_RESUMED},
-    {NULL, "manual", FLAG_OPTION, ARG(manual), 0, 0, "bash zsh", "bash|zsh",
-     "print the man page, or a shell's completion, and exit", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "manual", "--help lists the flags, and the package's man page is made from it"),
     {NULL, "version", FLAG_OPTION, ARG(version), 0, 0, NULL, NULL,
      "print the version and the build's options, and exit", NOT_RESUMED},
 };
@@ -598,22 +587,17 @@ static inline int chosen_from_json(const cJSON *names) {
     return chosen;
 }
 
-// In a resumed run, flags of the command line override what -r auto and -f auto chose. Another -r also ends the choice
-// of -ge and -lc, so that -r N means the same as in a new run. -f auto keeps the -f of the run, chosen or not: the bits
-// are those of the uninterrupted run. before: the flags of config.json.
+// In a resumed run, flags of the command line override what -r auto chose. Another -r also ends the choice of -ge and
+// -lc, so that -r N means the same as in a new run. -f auto keeps the -f of the run: the bits are those of the
+// uninterrupted run. before: the flags of config.json.
 static inline void args_end_choice(TrainArgs *a, const TrainArgs *before) {
     if (a->fuse_gelu != before->fuse_gelu) { a->chosen &= ~CHOSEN_FUSE_GELU; }
     if (a->classifier_rows != before->classifier_rows) { a->chosen &= ~CHOSEN_CLASSIFIER_ROWS; }
-    if (a->matmul_precision == MATMUL_AUTO && before->matmul_precision != MATMUL_AUTO) {
-        a->matmul_precision = before->matmul_precision;
-        a->chosen |= CHOSEN_MATMUL_PRECISION;
-    } else if (a->matmul_precision != before->matmul_precision) {
-        a->chosen &= ~CHOSEN_MATMUL_PRECISION;
-    }
+    if (a->matmul_precision == MATMUL_AUTO) { a->matmul_precision = before->matmul_precision; }
     if (a->recompute == before->recompute) { return; }
     if (a->chosen & CHOSEN_FUSE_GELU) { a->fuse_gelu = FUSE_GELU_AUTO; }
     if (a->chosen & CHOSEN_CLASSIFIER_ROWS) { a->classifier_rows = 0; }
-    a->chosen &= CHOSEN_MATMUL_PRECISION;
+    a->chosen = 0;
 }
 
 // Reads the command line. In a resumed run, the defaults are the flags in the run's config.json. Returns that JSON, or

@@ -1,9 +1,9 @@
 /*
---check-replicas: ranks that should hold the same bits are compared by hashes, and the rank that differs is named.
+Hashes of the state that ranks hold in common.
   data-parallel group     parameters (at -z 3, and at --offload 3 with -z 1 and 2, without the layers); at -z 0 also
                           masters and moments
   tensor-parallel group   this rank's shard of the replicated tensors, their masters and moments
-defines: replicas_wait, hash_device, check_replicas
+defines: replicas_wait, hash_data_parallel, hash_replicated_tensors
 */
 #pragma once
 #include "llmc/common/hash.h"
@@ -64,40 +64,4 @@ static inline uint64_t hash_replicated_tensors(const Zero *z, const OptimizerSta
         }
     }
     return hash;
-}
-
-// Stops the run if the hashes of a group differ, and names the first rank that differs from the majority. World rank
-// first + stride * r is the group's rank r.
-static inline void compare_replicas(uint64_t hash, Comm *group, int first, int stride, long long step) {
-    long long mine = (long long)(hash >> 1);
-    if (comm_max(mine, group) == -comm_max(-mine, group)) { return; }
-    long long *hashes = (long long *)xmalloc((size_t)group->size * sizeof *hashes);
-    int usual = 0, most = 0, other = 0;
-    for (int r = 0; r < group->size; r++) { hashes[r] = comm_max(r == group->rank ? mine : -1, group); }
-    for (int r = 0; r < group->size; r++) {
-        int same = 0;
-        for (int s = 0; s < group->size; s++) { same += hashes[s] == hashes[r]; }
-        if (same > most) {
-            usual = r;
-            most = same;
-        }
-    }
-    while (hashes[other] == hashes[usual]) { other++; }
-    if (2 * most <= group->size) {
-        run_error("after step %lld the parameters of ranks %d and %d differ, and no majority says which are right: "
-                  "memory or arithmetic is at fault on one of the two machines; resume with -y 1 on other machines",
-                  step, first + stride * usual, first + stride * other);
-    }
-    run_error(
-        "after step %lld the parameters of rank %d differ from those of rank %d, which %d of %d ranks have: memory "
-        "or arithmetic is at fault on rank %d's machine; resume with -y 1 without that machine",
-        step, first + stride * other, first + stride * usual, most, group->size, first + stride * other);
-}
-
-// Compares the state of both groups after update `step`.
-static inline void check_replicas(Zero *z, const OptimizerState *o, Comm *world, Comm *tp, long long step) {
-    Comm *dp = z->dp;
-    replicas_wait(z, world);
-    if (dp->size > 1) { compare_replicas(hash_data_parallel(z, o), dp, tp->rank, tp->size, step); }
-    if (tp->size > 1) { compare_replicas(hash_replicated_tensors(z, o), tp, dp->rank * tp->size, 1, step); }
 }
