@@ -1847,7 +1847,7 @@ static void check_origin(int first, int last, bool broken, const char *expected)
     assert_non_null(strstr(report.origin, expected));
     assert_int_equal(dataloader_position(&run.data.train_loader), position + 4);
     assert_ptr_equal(run.model.ops, &ops);
-    assert_null(run.model.exec.nan_check);
+    assert_null(run.model.exec.hooks);
     assert_int_equal(run.model.options.graph, broken);
     assert_ptr_equal(run.model.tp.ops, run.model.zero.ops);
     run_close(&run);

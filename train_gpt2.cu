@@ -794,8 +794,8 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
     m->ops->loss_sum(m->norm_squared, m->loss, 0, 1, &m->exec);  // norm + 0 * loss: not finite if the loss is not
     for (int i = 0; i < m->update.num_pieces; i++) {
         PieceState piece = update_acquire(&m->update, i);
-        m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges, hyper,
-                             &m->exec);
+        m->ops->adamw_update(&piece.state, piece.grads, m->norm_squared, piece.ranges, piece.num_ranges,
+                             m->update.pieces[i].count, hyper, &m->exec);
         update_release(&m->update, i);
     }
     update_wait(&m->update);
@@ -1102,19 +1102,20 @@ static void set_ops(GPT2 *m, const Ops *ops) { m->ops = m->tp.ops = m->zero.ops 
 static void find_origin(Run *run, uint64_t first, char *origin, size_t size) {
     GPT2 *m = &run->model;
     const Ops *ops = m->ops;
+    OpHooks *hooks = m->exec.hooks;  // of --profile
     bool graph = m->options.graph;
     NanCheck check;
     real results[2];
-    nan_check_open(&check, ops, &m->zero);
+    nan_check_open(&check, hooks ? hooks->ops : ops, &m->zero);
     nan_check_params(&check);
-    set_ops(m, &check.checking_ops);
-    m->exec.nan_check = &check;
+    set_ops(m, &hooked_ops);
+    m->exec.hooks = &check.hooks;
     m->options.graph = false;
     dataloader_seek(&run->data.train_loader, first);
     enqueue_gradients(run, false);
     finish_work(m);
     set_ops(m, ops);
-    m->exec.nan_check = NULL;
+    m->exec.hooks = hooks;
     m->options.graph = graph;
     m->device->download(results, m->loss, sizeof results);
     nan_check_result(&check, isfinite(results[0]) && isfinite(results[1]), origin, size, run->groups.world);
@@ -1276,7 +1277,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     options.backend = profile_backend(&run->profile, a, run->backend, run->max_steps - run->step);
     note_pinning(c, &options);
     gpt2_build(&run->model, *c, options, run->groups);
-    profile_attach(&run->profile, a, &run->model.exec, &run->model.update, c, &run->groups);
+    profile_attach(&run->profile, a, &run->model.exec, &run->model.zero, &run->groups);
     run->peak_rate = num_ranks(a) * run->backend->peak_flops(options.tf32) / model_flops_per_token(c, a->T);
     run->enqueued = run->step;
     load_weights(&run->model, &source, (uint64_t)a->seed);

@@ -309,7 +309,9 @@ template <class G> static inline AdamWKernel adamw_kernel_of(int weights, DType 
 }
 
 static inline void cuda_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                     const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+                                     const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper,
+                                     Exec *ex) {
+    (void)n;
     if (num_ranges == 0) { return; }
     int weights = state->master ? WEIGHTS_WITH_MASTER : state->remainder ? WEIGHTS_WITH_REMAINDER : WEIGHTS_ALONE;
     AdamWKernel kernel = grads.dtype == DT_BF16 ? adamw_kernel_of<bf16>(weights, state->moments)

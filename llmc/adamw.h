@@ -209,9 +209,9 @@ static inline void adamw_tile(const OptimizerState *state, Gradient grads, size_
 }
 
 static inline void cpu_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                    const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+                                    const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
+    (void)n, (void)ex;
     if (!isfinite(*norm_squared)) { return; }
-    (void)ex;
     AdamWScales scales = adamw_scales(hyper);
     real grad_scale = adamw_grad_scale(hyper->clip, *norm_squared);
 #pragma omp parallel

@@ -1,7 +1,7 @@
 /*
 Every operation of GPT-2 once, in forward order: the table of contents of the maths.
 defines: GradMode, Gradient, no_gradient, gradient_at, UpdateRange, AdamW, OptimizerState, MOMENT_BLOCK,
-         CLASSIFIER_LEAST, Ops
+         CLASSIFIER_LEAST, OPS, Ops
 
 Shapes      B sequences, T positions, N = B*T rows, C channels, NH heads of HS = C/NH channels, OC output channels,
             V vocabulary, Vp the vocabulary padded in memory. All arrays are dense and row-major.
@@ -12,6 +12,8 @@ Semantics   Outputs are written with = unless the comment says +=. (+)= is = und
             An output may not overlap an input unless the comment says "in place".
 The formula and the reference implementation of operation <op> are in llmc/<op>.h, its kernels in llmc/<op>.cuh.
 cpu_ops.h and cuda_ops.cuh collect them. Operations cannot fail: the trainer checks shapes before the first step.
+OPS is the only list of them. The tables of functions are generated from it, and the hooks of op_call.h, through which
+--profile, --nan-check and `make predict` see every call.
 */
 #pragma once
 #include "llmc/common/floatx.h"
@@ -72,91 +74,205 @@ typedef struct {
     float *m_scales, *v_scales;  // DT_U8: element i has scale i / MOMENT_BLOCK; otherwise NULL
 } OptimizerState;
 
+// ---- the list: OP(name, (parameters), (arguments), FLOPs, operands of a call)
+// FLOPs: of matmuls, two a multiply-add. Operands: the arrays of a call as matrices (name, rows, cols), for op_call.h.
+//   IN OUT INOUT    read; written; both. An array that is NULL is no operand
+//   SUM             (+)=: written under GRAD_SET, read and written under GRAD_ADD
+//   GRAD GRAD_IN    SUM and IN of a Gradient
+//   ROWS GRAD_ROWS  IN and INOUT of some rows of a larger matrix
+//   IDS             int32
+
+// clang-format off
+#define OPS(OP)                                                                                                        \
+/* ---- forward */                                                                                                     \
+                                                                                                                       \
+/* out (N,C) = wte (Vp,C)[tokens] + wpe (maxT,C)[t];  tokens (B,T) int32 */                                            \
+OP(embedding_forward,                                                                                                  \
+   (floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C, Exec *ex),              \
+   (out, tokens, wte, wpe, B, T, C, ex),                                                                               \
+   0, OUT(out, B * T, C), IDS(tokens, B * T), ROWS(wte, B * T, C), IN(wpe, T, C))                                      \
+                                                                                                                       \
+/* The same in two steps, for ranks that hold a slice of wte or of the rows.                                           \
+   out (N,C) = wte (rows,C)[tokens - first], or 0 if tokens - first is outside [0, rows);  tokens (N) int32 */         \
+OP(token_embedding_forward,                                                                                            \
+   (floatX *out, const int *tokens, const floatX *wte, int first, int rows, int N, int C, Exec *ex),                   \
+   (out, tokens, wte, first, rows, N, C, ex),                                                                          \
+   0, OUT(out, N, C), IDS(tokens, N), ROWS(wte, N, C))                                                                 \
+                                                                                                                       \
+/* x (N,C) += wpe (maxT,C)[(first + n) % T];  x is rows [first, first + N) of (B,T) */                                 \
+OP(position_embedding_forward,                                                                                         \
+   (floatX *x, const floatX *wpe, int first, int N, int T, int C, Exec *ex),                                           \
+   (x, wpe, first, N, T, C, ex),                                                                                       \
+   0, INOUT(x, N, C), IN(wpe, T, C))                                                                       \
+                                                                                                                       \
+/* out (N,C) = (in - mean) * rstd * weight + bias;  also writes mean, rstd (N) */                                      \
+OP(layernorm_forward,                                                                                                  \
+   (floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight, const floatX *bias, int N, int C,     \
+    Exec *ex),                                                                                                         \
+   (out, mean, rstd, in, weight, bias, N, C, ex),                                                                      \
+   0, OUT(mean, N, 1), OUT(rstd, N, 1), OUT(out, N, C), IN(in, N, C), IN(weight, C, 1), IN(bias, C, 1))                \
+                                                                                                                       \
+/* layernorm_forward's out, bit for bit, from saved mean and rstd: no reductions. For recomputation */                 \
+OP(layernorm_from_statistics,                                                                                          \
+   (floatX *out, const floatX *in, const real *mean, const real *rstd, const floatX *weight, const floatX *bias,       \
+    int N, int C, Exec *ex),                                                                                           \
+   (out, in, mean, rstd, weight, bias, N, C, ex),                                                                      \
+   0, OUT(out, N, C), IN(in, N, C), IN(mean, N, 1), IN(rstd, N, 1), IN(weight, C, 1), IN(bias, C, 1))                  \
+                                                                                                                       \
+/* out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL */              \
+OP(matmul_forward,                                                                                                     \
+   (floatX *out, const floatX *in, const floatX *weight, const floatX *bias, const floatX *residual, int N, int C,     \
+    int OC, Exec *ex),                                                                                                 \
+   (out, in, weight, bias, residual, N, C, OC, ex),                                                                    \
+   2.0 * N * C * OC, OUT(out, N, OC), IN(in, N, C), IN(weight, OC, C), IN(bias, OC, 1), IN(residual, N, OC))           \
+                                                                                                                       \
+/* pre (N,OC) = in weight^T + bias;  out (N,OC) = gelu(pre) */                                                         \
+OP(matmul_gelu_forward,                                                                                                \
+   (floatX *out, floatX *pre, const floatX *in, const floatX *weight, const floatX *bias, int N, int C, int OC,        \
+    Exec *ex),                                                                                                         \
+   (out, pre, in, weight, bias, N, C, OC, ex),                                                                         \
+   2.0 * N * C * OC, OUT(pre, N, OC), OUT(out, N, OC), IN(in, N, C), IN(weight, OC, C), IN(bias, OC, 1))               \
+                                                                                                                       \
+/* out (N,C) = in (N,C) + bias (C) + residual (N,C);  in place: out may be in or residual;  bias may be NULL.          \
+   For a row-parallel linear, whose reduce-scatter comes before bias and residual */                                   \
+OP(residual_forward,                                                                                                   \
+   (floatX *out, const floatX *in, const floatX *bias, const floatX *residual, int N, int C, Exec *ex),                \
+   (out, in, bias, residual, N, C, ex),                                                                                \
+   0, OUT(out, N, C), IN(in, N, C), IN(bias, C, 1), IN(residual, N, C))                                                \
+                                                                                                                       \
+/* out (n) = gelu(in (n)), the tanh form */                                                                            \
+OP(gelu_forward,                                                                                                       \
+   (floatX *out, const floatX *in, size_t n, Exec *ex),                                                                \
+   (out, in, n, ex),                                                                                                   \
+   0, OUT(out, n, 1), IN(in, n, 1))                                                                                    \
+                                                                                                                       \
+/* out (N,C) = causal attention of qkv (B,T,3,NH,HS);  lse (B,NH,T) is the log-sum-exp of each row's scaled scores */  \
+OP(attention_forward,                                                                                                  \
+   (floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS, Exec *ex),                                \
+   (out, lse, qkv, B, T, NH, HS, ex),                                                                                  \
+   2.0 * B * NH * HS * T * (T + 1.0), OUT(out, B * T, NH * HS), OUT(lse, B * NH, T), IN(qkv, B * T, 3 * NH * HS))      \
+                                                                                                                       \
+/* out (n,C) = attention of positions [pos, pos + n) of one sequence, qkv (n,3,NH,HS), over the KV cache: keys and     \
+   values (maxT,C). The new keys and values are appended to the cache first */                                         \
+OP(attention_decode,                                                                                                   \
+   (floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH, int HS, Exec *ex),           \
+   (out, keys, values, qkv, pos, n, NH, HS, ex),                                                                       \
+   2.0 * NH * HS * n * (2.0 * pos + n + 1), OUT(out, n, NH * HS), OUT(keys, pos + n, NH * HS),                         \
+   OUT(values, pos + n, NH * HS), IN(qkv, n, 3 * NH * HS))                                                             \
+                                                                                                                       \
+/* losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place: logits become their gradient times dloss, and      \
+   columns [V, Vp) become 0. With dloss = 0 logits are not written. A row whose target is -1 has no loss: its loss     \
+   and its gradient are 0, here and below */                                                                           \
+OP(classifier,                                                                                                         \
+   (real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp, Exec *ex),                     \
+   (losses, logits, targets, dloss, N, V, Vp, ex),                                                                     \
+   0, OUT(losses, N, 1), IN(logits, N, Vp), OUT(logits, dloss != 0 ? N : 0, Vp), IDS(targets, N))                      \
+                                                                                                                       \
+/* The classifier in two steps, for a rank that holds columns [first, first + Vl) of the logits, as (N,Vl).            \
+   statistics (N,3) = maximum, sum of exp(logit - maximum), and target's logit, over the row's columns below V.        \
+   Without such columns the first two are CLASSIFIER_LEAST and 0; the third is 0 if another rank has the target */     \
+OP(classifier_statistics,                                                                                              \
+   (real *statistics, const floatX *logits, const int *targets, int first, int N, int V, int Vl, Exec *ex),            \
+   (statistics, logits, targets, first, N, V, Vl, ex),                                                                 \
+   0, OUT(statistics, N, 3), IN(logits, N, Vl), IDS(targets, N))                                                       \
+                                                                                                                       \
+/* losses and logits as the classifier's, from the statistics of all ranks, (ranks,N,3), combined in rank order */     \
+OP(classifier_from_statistics,                                                                                         \
+   (real *losses, floatX *logits, const real *statistics, const int *targets, real dloss, int ranks, int first, int N, \
+    int V, int Vl, Exec *ex),                                                                                          \
+   (losses, logits, statistics, targets, dloss, ranks, first, N, V, Vl, ex),                                           \
+   0, OUT(losses, N, 1), INOUT(logits, dloss != 0 ? N : 0, Vl), IN(statistics, ranks * N, 3), IDS(targets, N))         \
+                                                                                                                       \
+/* *total += scale * sum of losses (N) */                                                                              \
+OP(loss_sum,                                                                                                           \
+   (real *total, const real *losses, real scale, int N, Exec *ex),                                                     \
+   (total, losses, scale, N, ex),                                                                                      \
+   0, INOUT(total, 1, 1), IN(losses, N, 1))                                                                            \
+                                                                                                                       \
+/* ---- backward, in the order it runs */                                                                              \
+                                                                                                                       \
+/* dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless gelu_pre is NULL                         \
+   dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout                                           \
+   dgelu_bias (C) (+)= column sums of dinp, gelu' included: the bias gradient of the layer below                       \
+   dinp, dweight, dbias, dgelu_bias may be NULL. In place: dinp may be in, since dweight is computed first */          \
+OP(matmul_backward,                                                                                                    \
+   (floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias, const floatX *dout, const floatX *in,         \
+    const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex),                      \
+   (dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex),                                 \
+   2.0 * N * C * OC * ((dinp != NULL) + (dweight.at != NULL)), OUT(dinp, N, C), GRAD(dweight, OC, C),                  \
+   GRAD(dbias, OC, 1), GRAD(dgelu_bias, C, 1), IN(dout, N, OC), IN(in, dweight.at ? N : 0, C),                         \
+   IN(weight, dinp ? OC : 0, C), IN(gelu_pre, N, C))                                                                   \
+                                                                                                                       \
+/* dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)= */                             \
+OP(layernorm_backward,                                                                                                 \
+   (floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in, const floatX *weight,        \
+    const real *mean, const real *rstd, GradMode mode, int N, int C, Exec *ex),                                        \
+   (dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex),                                               \
+   0, INOUT(dinp, N, C), GRAD(dweight, C, 1), GRAD(dbias, C, 1), IN(dout, N, C), IN(in, N, C), IN(weight, C, 1),       \
+   IN(mean, N, 1), IN(rstd, N, 1))                                                                                     \
+                                                                                                                       \
+/* dqkv (B,T,3,NH,HS) from dout (N,C), the forward's out and lse;  recomputes the probabilities from qkv and lse */    \
+OP(attention_backward,                                                                                                 \
+   (floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const real *lse, int B, int T, int NH,     \
+    int HS, Exec *ex),                                                                                                 \
+   (dqkv, dout, qkv, out, lse, B, T, NH, HS, ex),                                                                      \
+   5.0 * B * NH * HS * T * (T + 1.0), OUT(dqkv, B * T, 3 * NH * HS), IN(dout, B * T, NH * HS),                         \
+   IN(qkv, B * T, 3 * NH * HS), IN(out, B * T, NH * HS), IN(lse, B * NH, T))                                           \
+                                                                                                                       \
+/* dwte (Vp,C)[tokens] += dout (N,C);  dwpe (maxT,C) (+)= sums over sequences, rows [T, maxT) = 0 under GRAD_SET */    \
+OP(embedding_backward,                                                                                                 \
+   (Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens, GradMode mode, int B, int T, int maxT, int C, \
+    Exec *ex),                                                                                                         \
+   (dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex),                                                                \
+   0, GRAD_ROWS(dwte, B * T, C), GRAD(dwpe, maxT, C), IN(dout, B * T, C), IDS(tokens, B * T))                          \
+                                                                                                                       \
+/* The same in two steps. dwte (rows,C)[tokens - first] += dout (N,C), if tokens - first is in [0, rows) */            \
+OP(token_embedding_backward,                                                                                           \
+   (Gradient dwte, const floatX *dout, const int *tokens, int first, int rows, int N, int C, Exec *ex),                \
+   (dwte, dout, tokens, first, rows, N, C, ex),                                                                        \
+   0, GRAD_ROWS(dwte, N, C), IN(dout, N, C), IDS(tokens, N))                                                           \
+                                                                                                                       \
+/* dwpe (maxT,C)[(first + n) % T] (+)= dout (N,C), which is rows [first, first + N) of (B,T);  positions without       \
+   rows are set to 0 under GRAD_SET */                                                                                 \
+OP(position_embedding_backward,                                                                                        \
+   (Gradient dwpe, const floatX *dout, GradMode mode, int first, int N, int T, int maxT, int C, Exec *ex),             \
+   (dwpe, dout, mode, first, N, T, maxT, C, ex),                                                                       \
+   0, GRAD(dwpe, maxT, C), IN(dout, N, C))                                                                             \
+                                                                                                                       \
+/* ---- update */                                                                                                      \
+                                                                                                                       \
+/* sum (n) (+)= x (n): adds a micro-batch's reduced gradients to a real shard */                                       \
+OP(gradient_accumulate,                                                                                                \
+   (real *sum, Gradient x, GradMode mode, size_t n, Exec *ex),                                                         \
+   (sum, x, mode, n, ex),                                                                                              \
+   0, SUM(sum, n, 1), GRAD_IN(x, n, 1))                                                                                \
+                                                                                                                       \
+/* *out (+)= sum of squares of x (n) */                                                                                \
+OP(global_norm_squared,                                                                                                \
+   (real *out, Gradient x, GradMode mode, size_t n, Exec *ex),                                                         \
+   (out, x, mode, n, ex),                                                                                              \
+   0, SUM(out, 1, 1), GRAD_IN(x, n, 1))                                                                                \
+                                                                                                                       \
+/* One AdamW step on params, their masters or remainders, and the moments. grads are scaled by                         \
+   min(1, clip / sqrt(*norm_squared)). If that norm is not finite, nothing changes. Moments of bf16 or 8 bits are      \
+   rounded stochastically, and so are bf16 params without masters and remainders.                                      \
+   ranges, on the device and sorted by offset, are the elements to update, n with the padding between them */          \
+OP(adamw_update,                                                                                                       \
+   (const OptimizerState *state, Gradient grads, const real *norm_squared, const UpdateRange *ranges, int num_ranges,  \
+    size_t n, const AdamW *hyper, Exec *ex),                                                                           \
+   (state, grads, norm_squared, ranges, num_ranges, n, hyper, ex),                                                     \
+   0, make_operand("params", state->params, DT_FLOATX, state->master ? WRITTEN : READ | WRITTEN, n, 1),                \
+   make_operand("master", state->master, DT_REAL, READ | WRITTEN, n, 1),                                               \
+   make_operand("remainder", state->remainder, DT_I16, READ | WRITTEN, n, 1),                                          \
+   make_operand("m", state->m, state->moments, READ | WRITTEN, n, 1),                                                  \
+   make_operand("v", state->v, state->moments, READ | WRITTEN, n, 1),                                                  \
+   make_operand("m_scales", state->m_scales, DT_F32, READ | WRITTEN, n / MOMENT_BLOCK, 1),                             \
+   make_operand("v_scales", state->v_scales, DT_F32, READ | WRITTEN, n / MOMENT_BLOCK, 1),                             \
+   GRAD_IN(grads, n, 1), IN(norm_squared, 1, 1))
+// clang-format on
+
+// every operation of one backend
+#define OPS_MEMBER(op, parameters, ...) void(*op) parameters;
 typedef struct {
-    // ---- forward
-    // out (N,C) = wte (Vp,C)[tokens] + wpe (maxT,C)[t];  tokens (B,T) int32
-    void (*embedding_forward)(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C,
-                              Exec *ex);
-    // The same in two steps, for ranks that hold a slice of wte or of the rows.
-    // out (N,C) = wte (rows,C)[tokens - first], or 0 if tokens - first is outside [0, rows);  tokens (N) int32
-    void (*token_embedding_forward)(floatX *out, const int *tokens, const floatX *wte, int first, int rows, int N,
-                                    int C, Exec *ex);
-    // x (N,C) += wpe (maxT,C)[(first + n) % T];  x is rows [first, first + N) of (B,T)
-    void (*position_embedding_forward)(floatX *x, const floatX *wpe, int first, int N, int T, int C, Exec *ex);
-    // out (N,C) = (in - mean) * rstd * weight + bias;  also writes mean, rstd (N)
-    void (*layernorm_forward)(floatX *out, real *mean, real *rstd, const floatX *in, const floatX *weight,
-                              const floatX *bias, int N, int C, Exec *ex);
-    // layernorm_forward's out, bit for bit, from saved mean and rstd: no reductions. For recomputation
-    void (*layernorm_from_statistics)(floatX *out, const floatX *in, const real *mean, const real *rstd,
-                                      const floatX *weight, const floatX *bias, int N, int C, Exec *ex);
-    // out (N,OC) = in (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC);  bias and residual may be NULL
-    void (*matmul_forward)(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                           const floatX *residual, int N, int C, int OC, Exec *ex);
-    // pre (N,OC) = in weight^T + bias;  out (N,OC) = gelu(pre)
-    void (*matmul_gelu_forward)(floatX *out, floatX *pre, const floatX *in, const floatX *weight, const floatX *bias,
-                                int N, int C, int OC, Exec *ex);
-    // out (N,C) = in (N,C) + bias (C) + residual (N,C);  in place: out may be in or residual;  bias may be NULL.
-    // For a row-parallel linear, whose reduce-scatter comes before bias and residual
-    void (*residual_forward)(floatX *out, const floatX *in, const floatX *bias, const floatX *residual, int N, int C,
-                             Exec *ex);
-    // out (n) = gelu(in (n)), the tanh form
-    void (*gelu_forward)(floatX *out, const floatX *in, size_t n, Exec *ex);
-    // out (N,C) = causal attention of qkv (B,T,3,NH,HS);  lse (B,NH,T) is the log-sum-exp of each row's scaled scores
-    void (*attention_forward)(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS, Exec *ex);
-    // out (n,C) = attention of positions [pos, pos + n) of one sequence, qkv (n,3,NH,HS), over the KV cache: keys and
-    // values (maxT,C). The new keys and values are appended to the cache first
-    void (*attention_decode)(floatX *out, floatX *keys, floatX *values, const floatX *qkv, int pos, int n, int NH,
-                             int HS, Exec *ex);
-    // losses (N) = -log softmax(logits (N,Vp)[:V])[target];  in place: logits become their gradient times dloss, and
-    // columns [V, Vp) become 0. With dloss = 0 logits are not written. A row whose target is -1 has no loss: its loss
-    // and its gradient are 0, here and below
-    void (*classifier)(real *losses, floatX *logits, const int *targets, real dloss, int N, int V, int Vp, Exec *ex);
-    // The classifier in two steps, for a rank that holds columns [first, first + Vl) of the logits, as (N,Vl).
-    // statistics (N,3) = maximum, sum of exp(logit - maximum), and target's logit, over the row's columns below V.
-    // Without such columns the first two are CLASSIFIER_LEAST and 0; the third is 0 if another rank has the target
-    void (*classifier_statistics)(real *statistics, const floatX *logits, const int *targets, int first, int N, int V,
-                                  int Vl, Exec *ex);
-    // losses and logits as the classifier's, from the statistics of all ranks, (ranks,N,3), combined in rank order
-    void (*classifier_from_statistics)(real *losses, floatX *logits, const real *statistics, const int *targets,
-                                       real dloss, int ranks, int first, int N, int V, int Vl, Exec *ex);
-    // *total += scale * sum of losses (N)
-    void (*loss_sum)(real *total, const real *losses, real scale, int N, Exec *ex);
-
-    // ---- backward, in the order it runs
-    // dinp (N,C) = dout (N,OC) weight (OC,C), times gelu'(gelu_pre (N,C)) unless gelu_pre is NULL
-    // dweight (OC,C) (+)= dout^T in (N,C);  dbias (OC) (+)= column sums of dout
-    // dgelu_bias (C) (+)= column sums of dinp, gelu' included: the bias gradient of the layer below
-    // dinp, dweight, dbias, dgelu_bias may be NULL. In place: dinp may be in, since dweight is computed first
-    void (*matmul_backward)(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias, const floatX *dout,
-                            const floatX *in, const floatX *weight, const floatX *gelu_pre, GradMode mode, int N, int C,
-                            int OC, Exec *ex);
-    // dinp (N,C) += gradient through the layernorm of dout (N,C);  dweight, dbias (C) (+)=
-    void (*layernorm_backward)(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout, const floatX *in,
-                               const floatX *weight, const real *mean, const real *rstd, GradMode mode, int N, int C,
-                               Exec *ex);
-    // dqkv (B,T,3,NH,HS) from dout (N,C), the forward's out and lse;  recomputes the probabilities from qkv and lse
-    void (*attention_backward)(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const real *lse,
-                               int B, int T, int NH, int HS, Exec *ex);
-    // dwte (Vp,C)[tokens] += dout (N,C);  dwpe (maxT,C) (+)= sums over sequences, rows [T, maxT) = 0 under GRAD_SET
-    void (*embedding_backward)(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens, GradMode mode,
-                               int B, int T, int maxT, int C, Exec *ex);
-    // The same in two steps. dwte (rows,C)[tokens - first] += dout (N,C), if tokens - first is in [0, rows)
-    void (*token_embedding_backward)(Gradient dwte, const floatX *dout, const int *tokens, int first, int rows, int N,
-                                     int C, Exec *ex);
-    // dwpe (maxT,C)[(first + n) % T] (+)= dout (N,C), which is rows [first, first + N) of (B,T);  positions without
-    // rows are set to 0 under GRAD_SET
-    void (*position_embedding_backward)(Gradient dwpe, const floatX *dout, GradMode mode, int first, int N, int T,
-                                        int maxT, int C, Exec *ex);
-
-    // ---- update
-    // sum (n) (+)= x (n): adds a micro-batch's reduced gradients to a real shard
-    void (*gradient_accumulate)(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex);
-    // *out (+)= sum of squares of x (n)
-    void (*global_norm_squared)(real *out, Gradient x, GradMode mode, size_t n, Exec *ex);
-    // One AdamW step on params, their masters or remainders, and the moments. grads are scaled by
-    // min(1, clip / sqrt(*norm_squared)). If that norm is not finite, nothing changes. Moments of bf16 or 8 bits are
-    // rounded stochastically, and so are bf16 params without masters and remainders.
-    // ranges, on the device and sorted by offset, cover the elements to update
-    void (*adamw_update)(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                         const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex);
+    OPS(OPS_MEMBER)
 } Ops;

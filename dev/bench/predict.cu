@@ -283,10 +283,10 @@ static void record_global_norm_squared(real *out, Gradient x, GradMode mode, siz
 }
 
 static void record_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+                                const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
     start_call(ex);
-    cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
-    Problem p = call_adamw_update(state, grads, update_elements(&recorder_of(ex)->model.update, ranges));
+    cuda_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
+    Problem p = call_adamw_update(state, grads, n);
     record(ex, UPDATES, &p);
 }
 

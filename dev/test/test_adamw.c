@@ -85,7 +85,7 @@ static void step(Model *m, AdamW hyper) {
     Gradient grads = {m->grads, DT_REAL};
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
-    cpu_adamw_update(&m->state, grads, &norm_squared, m->ranges, NUM_TENSORS, &hyper, &ex);
+    cpu_adamw_update(&m->state, grads, &norm_squared, m->ranges, NUM_TENSORS, m->n, &hyper, &ex);
 }
 
 static AdamW usual_hyper(int step_number) {
@@ -112,7 +112,7 @@ static void step_of_range(Model *m, size_t begin, size_t end, int step_number) {
     AdamW hyper = usual_hyper(step_number);
     real norm_squared = 1;
     memset(&ex, 0, sizeof ex);
-    cpu_adamw_update(&part, grads, &norm_squared, &range, 1, &hyper, &ex);
+    cpu_adamw_update(&part, grads, &norm_squared, &range, 1, end - begin, &hyper, &ex);
 }
 
 // ---- weights and remainders
@@ -279,7 +279,7 @@ static void test_nothing_changes_without_a_norm(void **state) {
         memset(&ex, 0, sizeof ex);
         AdamW hyper = usual_hyper(2);
         Gradient grads = {m.grads, DT_REAL};
-        cpu_adamw_update(&m.state, grads, &norms[k / 9], m.ranges, NUM_TENSORS, &hyper, &ex);
+        cpu_adamw_update(&m.state, grads, &norms[k / 9], m.ranges, NUM_TENSORS, m.n, &hyper, &ex);
         for (size_t i = 0; i < m.n; i++) {
             assert_true(weight_of(&m.state, i) == weight_of(&before.state, i));
             assert_true(m_of(&m.state, i) == m_of(&before.state, i) && v_of(&m.state, i) == v_of(&before.state, i));

@@ -81,14 +81,14 @@ static void check_gradient(const char *title, const Objective *f, double *x, con
 // checks array `gradient` of `backward`, less its start if the backward adds to it
 static void check_array(const Problem *backward, const char *gradient, const Objective *f, const Array *x) {
     const Array *a = find_array(backward, gradient);
-    assert_int_equal(a->n, x->n);
-    double *own = (double *)xmalloc(a->n * sizeof(double));
-    for (size_t i = 0; i < a->n; i++) {
+    assert_true(a->n >= x->n);  // wpe has the positions of the batch, dwpe all
+    double *own = (double *)xmalloc(x->n * sizeof(double));
+    for (size_t i = 0; i < x->n; i++) {
         own[i] = ((const double *)a->data)[i] - (a->role == INOUT ? ((const double *)a->start)[i] : 0);
     }
     char title[256];
     snprintf(title, sizeof title, "%s, %s", problem_title(backward), gradient);
-    check_gradient(title, f, (double *)x->data, own, a->n);
+    check_gradient(title, f, (double *)x->data, own, x->n);
     free(own);
 }
 

@@ -591,9 +591,9 @@ static void counted_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbi
 }
 
 static void counted_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                 const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
+                                 const UpdateRange *ranges, int num_ranges, size_t n, const AdamW *hyper, Exec *ex) {
     late_copies()->work++;
-    cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
+    cpu_ops.adamw_update(state, grads, norm_squared, ranges, num_ranges, n, hyper, ex);
 }
 
 // Every copy that a micro-step or an update begins is waited for in it, as a CUDA graph demands.

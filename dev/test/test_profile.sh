@@ -183,12 +183,13 @@ from check_trace import C, G, L, V, counts, read, same
 
 TOKENS, FLOAT = 100, 4
 SEQUENCES = [24, 24, 2]
-FIRST, PARTS = {1: ([24], 3), 2: ([24, 23], 2)}[len(sys.argv) - 1]  # rank 1 of 2 has the rows from 25 on
+ranks = len(sys.argv) - 1
+PARTS = {1: SEQUENCES, 2: [24, 24, 24, 2]}[ranks]  # the sequences of all calls; rank 1 of 2 has the rows from 25 on
 flops, moved = 0, collections.Counter()
 for rank, path in enumerate(sys.argv[1:]):
     for top, events in read(path, [3, 4]):
         found = counts(events)
-        for name, number in (("attention", L * len(SEQUENCES)), ("position_embedding", PARTS), ("token_embedding", 1)):
+        for name, number in (("attention", L * len(SEQUENCES)), ("position_embedding", len(PARTS) // ranks), ("token_embedding", 1)):
             same(name, (found[name + "_forward"], found[name + "_backward"]), (G * number, G * number))
         flops += sum(e["args"]["flops"] for e in events)
         for e in events:
@@ -196,14 +197,12 @@ for rank, path in enumerate(sys.argv[1:]):
 per_token = 6 * (12 * L * C * C + V * C)
 attention = 7 * L * C * sum(n * (n + 1) for n in SEQUENCES)
 same("FLOPs of two steps", flops, 2 * (TOKENS * per_token + G * attention))
-same("bytes of the position embeddings", moved["position_embedding_forward"], 2 * TOKENS * 3 * C * FLOAT)
-# the first sequence of a step, on each rank, sets the gradient of all 50 positions; the others add to it
-added = TOKENS - sum(FIRST)
+same("bytes of the position embeddings", moved["position_embedding_forward"],
+     2 * C * FLOAT * (2 * TOKENS + G * sum(PARTS)))
+# the first call of a step, on each rank, sets the gradient of all 50 positions; the others add to it
 same("bytes of their gradient", moved["position_embedding_backward"],
-     2 * C * FLOAT * (3 * added + sum(50 + n for n in FIRST)))
-ranks = len(FIRST)  # each writes all rows, and reads the embeddings of its share of the tokens
-same("bytes of the token embeddings", moved["token_embedding_forward"],
-     2 * TOKENS * (ranks * (C * FLOAT + 4) + C * FLOAT))
+     2 * C * FLOAT * (TOKENS + 50 * (2 * G * len(PARTS) - ranks)))
+same("bytes of the token embeddings", moved["token_embedding_forward"], 2 * TOKENS * ranks * (2 * C * FLOAT + 4))
 END
 report "examples: operations of each sequence in a row, and the bits of the run" "$(
     train "$trainer" 0 "${talks[@]}" -o talks --profile 2

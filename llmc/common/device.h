@@ -21,7 +21,7 @@ it begins, and for no copy begun outside of it.
 
 struct CudaExec;  // device.cuh: the stream, and scratch for sums
 struct Profile;   // run/profile.h: --profile
-struct NanCheck;  // run/nan_check.h: --nan-check
+struct OpHooks;   // op_call.h
 
 // Plainer kernels for a device on which the fast ones fail the self-check. Level 0 is the fastest kernel. Attention: 1
 // is CUDA cores. Matmuls: MATMUL_FASTEST ..; on a CPU any other level is gemm_plain.
@@ -37,13 +37,13 @@ enum {
 };
 
 typedef struct Exec {
-    bool bf16_inputs;            // -f 2 on a CPU: matmul inputs are rounded to bf16
-    struct CudaExec *cuda;       // NULL on a CPU
-    bool rare_shapes;            // the next matmuls have shapes that seldom repeat: they are not autotuned
-    PlainKernels plain;          // set before Backend.open
-    struct Profile *profile;     // of a backend that --profile wraps, else NULL
-    struct NanCheck *nan_check;  // while --nan-check runs a step again, else NULL
-    int layer;                   // the transformer block that runs, or NO_LAYER: --profile and --nan-check show it
+    bool bf16_inputs;         // -f 2 on a CPU: matmul inputs are rounded to bf16
+    struct CudaExec *cuda;    // NULL on a CPU
+    bool rare_shapes;         // the next matmuls have shapes that seldom repeat: they are not autotuned
+    PlainKernels plain;       // set before Backend.open
+    struct Profile *profile;  // of a backend that --profile wraps, else NULL
+    struct OpHooks *hooks;    // of every operation of hooked_ops; else NULL
+    int layer;                // the transformer block that runs, or NO_LAYER: --profile and --nan-check show it
 } Exec;
 
 enum { NO_LAYER = -1 };

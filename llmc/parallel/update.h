@@ -5,7 +5,7 @@ of two slots on the device.
   piece i        is uploaded, one piece ahead   before adamw_update reads and writes its slot
 Each slot has a copy stream: piece i + 2 is uploaded after piece i was downloaded. With --offload 1 a piece has moments
 and masters or remainders; from 2 on also gradients, which are not downloaded; from 3 on also parameters.
-defines: Update, update_open, update_close, PieceState, update_acquire, update_release, update_wait, update_elements
+defines: Update, update_open, update_close, PieceState, update_acquire, update_release, update_wait
 */
 #pragma once
 #include "llmc/parallel/update_pieces.h"
@@ -139,12 +139,4 @@ static inline void update_wait(Update *u) {
         u->zero->device->copy_wait(u->copies[slot], u->zero->ex);
         u->copies[slot] = 0;
     }
-}
-
-// elements of the piece that has these update ranges, for --profile
-static inline size_t update_elements(const Update *u, const UpdateRange *ranges) {
-    for (int i = 0; i < u->num_pieces; i++) {
-        if (u->ranges + u->pieces[i].first_range == ranges) { return u->pieces[i].count; }
-    }
-    return 0;
 }

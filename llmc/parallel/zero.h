@@ -25,8 +25,8 @@ backward and its reduction are done.
 Sums over micro-batches are computed on the device. fp32 sums of P parameters then move 4 P bytes each way over the link
 for a micro-batch: at 25 GB/s, both ways at once, 0.16 ns a parameter. Sums on the host would move 2 P bytes over the
 link; to add them would read and write 10 P bytes of host memory: at 50 GB/s 0.2 ns a parameter.
-defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_owned_params, zero_owned_grads, zero_stored_params,
-         zero_stored_grads, zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step,
+defines: Zero, zero_open, zero_close, zero_params, zero_grads, zero_param_name, zero_owned_params, zero_owned_grads,
+         zero_stored_params, zero_stored_grads, zero_params_wait, zero_wait_all, zero_all_params_wait, zero_params_changed, zero_micro_step,
          zero_grad_mode, zero_grads_prefetch, zero_grads_acquire, zero_grads_reduce, zero_grads_wait,
          zero_gathers_layers, zero_norm_squared
 */
@@ -85,6 +85,23 @@ static inline Gradient zero_grads(const Zero *z, int bucket) {
     bool buffered = buffers_gradients(&z->layout.sharding);
     size_t offset = buffered ? bucket_buffer(&z->layout, bucket) : param_bucket(&z->layout, bucket).offset;
     return gradient_at(z->grads, offset);
+}
+
+// name (size bytes) = the parameter at this address that block `layer` reads, or the model outside of its blocks; "" if
+// there is none. For --profile and --nan-check.
+static inline void zero_param_name(char *name, size_t size, const Zero *z, int layer, const void *at) {
+    const int outside = final_bucket(&z->layout);
+    const int buckets[] = {embeddings_bucket(), outside, layer == NO_LAYER ? outside : layer_bucket(layer)};
+    *name = 0;
+    for (int i = 0; i < 3; i++) {
+        int kind = bucket_kind(&z->layout, buckets[i]), of_layer = kind == LAYER_BUCKET ? layer : 0;
+        const floatX *base = zero_params(z, buckets[i]);
+        for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
+            size_t offset =
+                param_offset(&z->layout, (ParamId)id, of_layer) - param_bucket(&z->layout, buckets[i]).offset;
+            if (base + offset == at) { param_name(name, size, (ParamId)id, of_layer); }
+        }
+    }
 }
 
 // the chunk of the bucket that this rank owns and its optimizer updates

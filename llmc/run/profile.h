@@ -2,23 +2,23 @@
 --profile: times each operation of a few steps, and writes a trace in Chrome's Trace Event Format, which Perfetto
 (ui.perfetto.dev) and chrome://tracing open.
 defines: Profile, profile_backend, profile_attach, profile_step_begin, profile_step_end, profile_close
-  profile_backend     the backend with its operations and copies wrapped: a wrapper records a timed event of the device
-                      before and after the call. Without --profile, the backend itself
+  profile_backend     the backend with its operations hooked and its copies wrapped: a timed event of the device is
+                      recorded before and after each call. Without --profile, the backend itself
   profile_attach      finds the model, and wraps the collectives
   profile_step_begin  and profile_step_end surround each step, and record and write the profiled ones
-A wrapper finds the Profile in its Exec. Outside of the profiled steps a wrapper is the plain call, so CUDA graphs hold
-no events. Profiled steps launch each kernel by itself, and a collective is waited for where it begins.
+Hooks and wrappers find the Profile in their Exec. Outside of the profiled steps they record nothing, so CUDA graphs
+hold no events. Profiled steps launch each kernel by itself, and a collective is waited for where it begins.
 The trace: thread 0 has the steps, thread 1 the operations, copies and collectives. "bytes" are the minimum that the
-operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (self_check/cases.h).
+operation reads and writes, or the bytes that this rank sends; "flops" are those of matmuls (ops.h).
 Trace Event Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 */
 #pragma once
 #include "llmc/backend.h"
 #include "llmc/common/create_file.h"
-#include "llmc/parallel/update.h"
+#include "llmc/op_call.h"
+#include "llmc/parallel/zero.h"
 #include "llmc/run/ranks.h"
 #include "llmc/run/train_args.h"
-#include "llmc/self_check/calls.h"
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -41,26 +41,23 @@ typedef struct {
 
 typedef struct Profile {
     // the wrapped tables
-    const Ops *ops;
+    OpHooks hooks;
     const Device *device;
     ProfiledComm comms[3];
     int num_comms;
     // the tables given to the model
-    Ops wrapped_ops;
     Device wrapped_device;
     Backend backend;
     // the model
-    const Update *update;
+    const Zero *zero;
     Comm *world;
-    OpShape embedding;
-    int units;
     // the profiled steps
     int wanted, skipped, done;  // done: written
     long long step;             // of the profile's current or last step, from 1
     bool active;                // calls are recorded
     ProfiledCall *calls;        // (PROFILE_CALLS) not written yet
     int num_calls;
-    DeviceEvent *step_begin;
+    DeviceEvent *step_begin, *operation_begin;
     double step_start;  // seconds from the first profiled step to step_begin
     // the file
     char path[PATH_LENGTH];
@@ -159,251 +156,20 @@ static inline ProfiledCall *profile_end(DeviceEvent *begin, ProfiledCall call, E
     return &p->calls[p->num_calls++];
 }
 
-static inline void profile_operation(DeviceEvent *begin, const Problem *problem, Exec *ex) {
-    ProfiledCall call = {problem->op->name, "operation", NULL, NULL, 0, problem->flops, 0, ""};
-    if (!begin) { return; }
-    call.bytes = problem_bytes(problem);
-    profile_end(begin, call, ex);
+// ---- the operations: hooks of hooked_ops
+
+static inline void profile_before(const OpCall *call, Exec *ex) {
+    (void)call;
+    ex->profile->operation_begin = profile_begin(ex);
 }
 
-// name (size bytes) = the parameter at this address in the bucket, if there is one
-static inline void profile_name_tensor(char *name, size_t size, const Zero *z, int bucket, const floatX *weight) {
-    const floatX *base = zero_params(z, bucket);
-    int kind = bucket_kind(&z->layout, bucket), layer = kind == LAYER_BUCKET ? bucket - 1 : 0;
-    for (int id = bucket_first_param[kind]; id < bucket_first_param[kind + 1]; id++) {
-        size_t offset = param_offset(&z->layout, (ParamId)id, layer) - param_bucket(&z->layout, bucket).offset;
-        if (base + offset == weight) { param_name(name, size, (ParamId)id, layer); }
-    }
-}
-
-// profile_operation of a matmul or layernorm: its weight is in the layer that runs, or outside of the layers
-static inline void profile_weighted(DeviceEvent *begin, const Problem *problem, const floatX *weight, Exec *ex) {
+static inline void profile_after(const OpCall *call, Exec *ex) {
     Profile *p = ex->profile;
-    profile_operation(begin, problem, ex);
-    if (!begin || !weight) { return; }
-    char *name = p->calls[p->num_calls - 1].tensor;
-    const size_t size = sizeof p->calls->tensor;
-    if (ex->layer != NO_LAYER) { profile_name_tensor(name, size, p->update->zero, layer_bucket(ex->layer), weight); }
-    profile_name_tensor(name, size, p->update->zero, embeddings_bucket(), weight);
-    profile_name_tensor(name, size, p->update->zero, final_bucket(&p->update->zero->layout), weight);
-}
-
-// ---- the operations, in the order of ops.h. No step calls attention_decode
-
-static inline void profiled_embedding_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
-                                              int B, int T, int C, Exec *ex) {
-    Problem call = call_of("embedding_forward", ex->profile->embedding, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->embedding_forward(out, tokens, wte, wpe, B, T, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_token_embedding_forward(floatX *out, const int *tokens, const floatX *wte, int first,
-                                                    int rows, int N, int C, Exec *ex) {
-    Problem call = call_of("token_embedding_forward", ex->profile->embedding, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->token_embedding_forward(out, tokens, wte, first, rows, N, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_position_embedding_forward(floatX *x, const floatX *wpe, int first, int N, int T, int C,
-                                                       Exec *ex) {
-    Problem call = call_of("position_embedding_forward", position_rows_shape(ex->profile->embedding, N, T), 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->position_embedding_forward(x, wpe, first, N, T, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_layernorm_forward(floatX *out, real *mean, real *rstd, const floatX *in,
-                                              const floatX *weight, const floatX *bias, int N, int C, Exec *ex) {
-    Problem call = call_rows("layernorm_forward", N, C, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->layernorm_forward(out, mean, rstd, in, weight, bias, N, C, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_layernorm_from_statistics(floatX *out, const floatX *in, const real *mean, const real *rstd,
-                                                      const floatX *weight, const floatX *bias, int N, int C,
-                                                      Exec *ex) {
-    Problem call = call_rows("layernorm_from_statistics", N, C, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->layernorm_from_statistics(out, in, mean, rstd, weight, bias, N, C, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
-                                           const floatX *residual, int N, int C, int OC, Exec *ex) {
-    Problem call = call_matmul_forward(bias, residual, N, C, OC);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->matmul_forward(out, in, weight, bias, residual, N, C, OC, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_matmul_gelu_forward(floatX *out, floatX *pre, const floatX *in, const floatX *weight,
-                                                const floatX *bias, int N, int C, int OC, Exec *ex) {
-    Problem call = call_matmul_gelu_forward(N, C, OC);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->matmul_gelu_forward(out, pre, in, weight, bias, N, C, OC, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_residual_forward(floatX *out, const floatX *in, const floatX *bias, const floatX *residual,
-                                             int N, int C, Exec *ex) {
-    Problem call = call_residual_forward(out, in, bias, residual, N, C);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->residual_forward(out, in, bias, residual, N, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_gelu_forward(floatX *out, const floatX *in, size_t n, Exec *ex) {
-    int units = ex->profile->units;
-    Problem call = call_rows("gelu_forward", (int)(n / (size_t)units), units, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->gelu_forward(out, in, n, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_attention_forward(floatX *out, real *lse, const floatX *qkv, int B, int T, int NH, int HS,
-                                              Exec *ex) {
-    Problem call = call_attention("attention_forward", B, T, NH, HS);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->attention_forward(out, lse, qkv, B, T, NH, HS, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_classifier(real *losses, floatX *logits, const int *targets, real dloss, int N, int V,
-                                       int Vp, Exec *ex) {
-    Problem call = call_classifier(dloss, N, V, Vp);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->classifier(losses, logits, targets, dloss, N, V, Vp, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_classifier_statistics(real *statistics, const floatX *logits, const int *targets, int first,
-                                                  int N, int V, int Vl, Exec *ex) {
-    Problem call = call_rank_classifier("classifier_statistics", 0, ex->profile->embedding.ranks, first, N, V, Vl);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->classifier_statistics(statistics, logits, targets, first, N, V, Vl, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_classifier_from_statistics(real *losses, floatX *logits, const real *statistics,
-                                                       const int *targets, real dloss, int ranks, int first, int N,
-                                                       int V, int Vl, Exec *ex) {
-    int variant = dloss != 0 ? CLASSIFIER_GRADIENT : CLASSIFIER_LOSS;
-    Problem call = call_rank_classifier("classifier_from_statistics", variant, ranks, first, N, V, Vl);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->classifier_from_statistics(losses, logits, statistics, targets, dloss, ranks, first, N, V, Vl,
-                                                 ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_loss_sum(real *total, const real *losses, real scale, int N, Exec *ex) {
-    Problem call = call_rows("loss_sum", N, 0, 0);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->loss_sum(total, losses, scale, N, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_matmul_backward(floatX *dinp, Gradient dweight, Gradient dbias, Gradient dgelu_bias,
-                                            const floatX *dout, const floatX *in, const floatX *weight,
-                                            const floatX *gelu_pre, GradMode mode, int N, int C, int OC, Exec *ex) {
-    Problem call = call_matmul_backward(dinp, dweight, dbias, in, gelu_pre, mode, N, C, OC);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->matmul_backward(dinp, dweight, dbias, dgelu_bias, dout, in, weight, gelu_pre, mode, N, C, OC, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_layernorm_backward(floatX *dinp, Gradient dweight, Gradient dbias, const floatX *dout,
-                                               const floatX *in, const floatX *weight, const real *mean,
-                                               const real *rstd, GradMode mode, int N, int C, Exec *ex) {
-    Problem call = call_rows("layernorm_backward", N, C, gradient_variant(dweight, mode));
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->layernorm_backward(dinp, dweight, dbias, dout, in, weight, mean, rstd, mode, N, C, ex);
-    profile_weighted(begin, &call, weight, ex);
-}
-
-static inline void profiled_attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
-                                               const real *lse, int B, int T, int NH, int HS, Exec *ex) {
-    Problem call = call_attention("attention_backward", B, T, NH, HS);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->attention_backward(dqkv, dout, qkv, out, lse, B, T, NH, HS, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_embedding_backward(Gradient dwte, Gradient dwpe, const floatX *dout, const int *tokens,
-                                               GradMode mode, int B, int T, int maxT, int C, Exec *ex) {
-    Problem call = call_of("embedding_backward", ex->profile->embedding, gradient_variant(dwte, mode));
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->embedding_backward(dwte, dwpe, dout, tokens, mode, B, T, maxT, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_token_embedding_backward(Gradient dwte, const floatX *dout, const int *tokens, int first,
-                                                     int rows, int N, int C, Exec *ex) {
-    Problem call = call_of("token_embedding_backward", ex->profile->embedding, dwte.dtype != DT_REAL);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->token_embedding_backward(dwte, dout, tokens, first, rows, N, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_position_embedding_backward(Gradient dwpe, const floatX *dout, GradMode mode, int first,
-                                                        int N, int T, int maxT, int C, Exec *ex) {
-    OpShape shape = position_rows_shape(ex->profile->embedding, N, T);
-    Problem call = call_of("position_embedding_backward", shape, gradient_variant(dwpe, mode));
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->position_embedding_backward(dwpe, dout, mode, first, N, T, maxT, C, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_gradient_accumulate(real *sum, Gradient x, GradMode mode, size_t n, Exec *ex) {
-    Problem call = call_flat("gradient_accumulate", x, mode, n);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->gradient_accumulate(sum, x, mode, n, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_global_norm_squared(real *out, Gradient x, GradMode mode, size_t n, Exec *ex) {
-    Problem call = call_flat("global_norm_squared", x, mode, n);
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->global_norm_squared(out, x, mode, n, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline void profiled_adamw_update(const OptimizerState *state, Gradient grads, const real *norm_squared,
-                                         const UpdateRange *ranges, int num_ranges, const AdamW *hyper, Exec *ex) {
-    Problem call = call_adamw_update(state, grads, update_elements(ex->profile->update, ranges));
-    DeviceEvent *begin = profile_begin(ex);
-    ex->profile->ops->adamw_update(state, grads, norm_squared, ranges, num_ranges, hyper, ex);
-    profile_operation(begin, &call, ex);
-}
-
-static inline Ops profiled_ops(const Ops *inner) {
-    Ops ops = *inner;
-    ops.embedding_forward = profiled_embedding_forward;
-    ops.token_embedding_forward = profiled_token_embedding_forward;
-    ops.position_embedding_forward = profiled_position_embedding_forward;
-    ops.layernorm_forward = profiled_layernorm_forward;
-    ops.layernorm_from_statistics = profiled_layernorm_from_statistics;
-    ops.matmul_forward = profiled_matmul_forward;
-    ops.matmul_gelu_forward = profiled_matmul_gelu_forward;
-    ops.residual_forward = profiled_residual_forward;
-    ops.gelu_forward = profiled_gelu_forward;
-    ops.attention_forward = profiled_attention_forward;
-    ops.classifier = profiled_classifier;
-    ops.classifier_statistics = profiled_classifier_statistics;
-    ops.classifier_from_statistics = profiled_classifier_from_statistics;
-    ops.loss_sum = profiled_loss_sum;
-    ops.matmul_backward = profiled_matmul_backward;
-    ops.layernorm_backward = profiled_layernorm_backward;
-    ops.attention_backward = profiled_attention_backward;
-    ops.embedding_backward = profiled_embedding_backward;
-    ops.token_embedding_backward = profiled_token_embedding_backward;
-    ops.position_embedding_backward = profiled_position_embedding_backward;
-    ops.gradient_accumulate = profiled_gradient_accumulate;
-    ops.global_norm_squared = profiled_global_norm_squared;
-    ops.adamw_update = profiled_adamw_update;
-    return ops;
+    const Operand *weight = find_operand(call, "weight");
+    ProfiledCall profiled = {call->op, "operation", NULL, NULL, op_call_bytes(call), call->flops, 0, ""};
+    if (!p->operation_begin) { return; }
+    if (weight) { zero_param_name(profiled.tensor, sizeof profiled.tensor, p->zero, ex->layer, weight->at); }
+    profile_end(p->operation_begin, profiled, ex);
 }
 
 // ---- copies and fills. A copy within the device reads and writes each byte
@@ -524,9 +290,9 @@ static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, con
                     "or a smaller --profile",
                     a->profile, PROFILE_WARMUP, steps_left, steps_left == 1 ? " is" : "s are");
     }
-    p->ops = inner->ops;
+    OpHooks hooks = {inner->ops, profile_before, profile_after, NULL};
+    p->hooks = hooks;
     p->device = inner->device;
-    p->wrapped_ops = profiled_ops(inner->ops);
     p->wrapped_device = *inner->device;
     p->wrapped_device.enqueue_fill = profiled_fill;
     p->wrapped_device.enqueue_upload = profiled_upload;
@@ -535,22 +301,19 @@ static inline const Backend *profile_backend(Profile *p, const TrainArgs *a, con
     p->wrapped_device.upload_begin = profiled_upload_begin;
     p->wrapped_device.download_begin = profiled_download_begin;
     p->backend = *inner;
-    p->backend.ops = &p->wrapped_ops;
+    p->backend.ops = &hooked_ops;
     p->backend.device = &p->wrapped_device;
     p->wanted = a->profile;
     return &p->backend;
 }
 
-// Call it after the model is built, before its first operation. ex, update: the model's.
-static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, const Update *update, const GPT2Config *c,
-                                  const Groups *groups) {
+// Call it after the model is built, before its first operation. ex, zero: the model's.
+static inline void profile_attach(Profile *p, const TrainArgs *a, Exec *ex, const Zero *zero, const Groups *groups) {
     if (p->wanted == 0) { return; }
-    LocalShape local = local_shape(c, groups->tp->size, groups->tp->rank);
     ex->profile = p;
-    p->update = update;
+    ex->hooks = &p->hooks;
+    p->zero = zero;
     p->world = groups->world;
-    p->embedding = embedding_shape_of(c, &local, a->B, a->T);
-    p->units = local.units;
     p->calls = (ProfiledCall *)xmalloc(PROFILE_CALLS * sizeof *p->calls);
     if (groups->world->size > 1) {
         format_path(p->path, "%s/profile_%d.json", a->run_dir, groups->world->rank);

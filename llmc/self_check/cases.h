@@ -329,7 +329,7 @@ static inline void declare_embedding_forward(Problem *p) {
     add_x(p, "out", OUTPUT, shape_elements(s));
     add_indices(p, "tokens", shape_rows(s), s->V);
     add_x(p, "wte", INPUT, (size_t)s->Vp * s->C)->moved = embedding_moved(s);
-    add_x(p, "wpe", INPUT, (size_t)s->maxT * s->C)->moved = (size_t)s->T * s->C;
+    add_x(p, "wpe", INPUT, (size_t)s->T * s->C);
 }
 
 static inline void run_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -380,7 +380,7 @@ static inline size_t smaller_of(size_t a, size_t b) { return a < b ? a : b; }
 static inline void declare_position_embedding_forward(Problem *p) {
     const OpShape *s = &p->shape;
     add_x(p, "x", INOUT, part_rows(s) * s->C);
-    add_x(p, "wpe", INPUT, (size_t)s->maxT * s->C)->moved = smaller_of(part_rows(s), s->T) * s->C;
+    add_x(p, "wpe", INPUT, (size_t)s->T * s->C);
 }
 
 static inline void run_position_embedding_forward(Problem *p, const Ops *ops, Exec *ex) {
@@ -811,12 +811,12 @@ static inline void run_gradient_accumulate(Problem *p, const Ops *ops, Exec *ex)
 
 static inline void declare_global_norm_squared(Problem *p) {
     declare_gradients(p);
-    add_result(p, "norm_squared", 1);
-    add_array(p, "grads", INPUT, p->gradients, p->shape.n);
+    add_result(p, "out", 1);
+    add_array(p, "x", INPUT, p->gradients, p->shape.n);
 }
 
 static inline void run_global_norm_squared(Problem *p, const Ops *ops, Exec *ex) {
-    ops->global_norm_squared(real_of(p, "norm_squared"), gradient_of(p, "grads"), p->mode, p->shape.n, ex);
+    ops->global_norm_squared(real_of(p, "out"), gradient_of(p, "x"), p->mode, p->shape.n, ex);
 }
 
 // adamw_update's variants: params alone, with a master, or with a remainder; moments real, bf16 or 8-bit codes;
@@ -831,8 +831,8 @@ static inline int adamw_moments(int variant) { return variant / ADAMW_KINDS % AD
 static inline int adamw_grads(int variant) { return variant / ADAMW_KINDS / ADAMW_KINDS; }
 
 // A tensor, a slice of another, and a whole one again, after a gap of elements that must not change. The last two end
-// inside a block of moments.
-static inline void adamw_ranges(UpdateRange *ranges, size_t n) {
+// inside a block of moments. Returns the number of elements.
+static inline size_t adamw_ranges(UpdateRange *ranges, size_t n) {
     const size_t first = n / 3 / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t third = (n - n / 5 - 1 + MOMENT_BLOCK - 1) / MOMENT_BLOCK * MOMENT_BLOCK;
     const size_t begin[NUM_RANGES] = {0, first, third}, count[NUM_RANGES] = {first, n / 4, n - third};
@@ -851,6 +851,7 @@ static inline void adamw_ranges(UpdateRange *ranges, size_t n) {
         ranges[1].view_cols = 13;
         ranges[1].view_stride = 40;
     }
+    return count[0] + count[1] + count[2];
 }
 
 // the arrays of p->variant (ADAMW_VARIANT); `updated` of their elements are read and written
@@ -875,15 +876,13 @@ static inline void add_adamw(Problem *p, size_t updated) {
 // Variants: ADAMW_VARIANT. Each kind occurs without clipping, clipped to half the norm, and with a clip above the norm.
 // A large learning rate and an epsilon of sqrt(v)'s order make each term of the update visible.
 static inline void declare_adamw_update(Problem *p) {
-    size_t n = p->shape.n, updated = 0;
+    size_t n = p->shape.n;
     UpdateRange ranges[NUM_RANGES];
-    adamw_ranges(ranges, n);
-    for (int i = 0; i < NUM_RANGES; i++) { updated += ranges[i].count; }
     real norm = (real)sqrt((double)n), clip[ADAMW_KINDS] = {0, norm / 2, norm * 2};
     int which_clip = (adamw_weights(p->variant) + adamw_moments(p->variant) + adamw_grads(p->variant)) % ADAMW_KINDS;
     AdamW adamw = {(real)0.1, (real)0.9, (real)0.95, (real)0.01, (real)0.3, clip[which_clip], 3, 42};
     p->adamw = adamw;
-    add_adamw(p, updated);
+    add_adamw(p, adamw_ranges(ranges, n));
 }
 
 // any code may occur; these scales keep the moments as small as those of the other types
@@ -919,6 +918,7 @@ static inline void fill_update(Problem *p) {
 
 static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
     const Array *m = find_array(p, "m"), *v = find_array(p, "v");
+    UpdateRange ranges[NUM_RANGES];
     OptimizerState state = {x_of(p, "params"),
                             real_of(p, "master"),
                             (int16_t *)data_of(p, "remainder", DT_I16),
@@ -928,7 +928,8 @@ static inline void run_adamw_update(Problem *p, const Ops *ops, Exec *ex) {
                             (float *)data_of(p, "m_scales", DT_F32),
                             (float *)data_of(p, "v_scales", DT_F32)};
     ops->adamw_update(&state, gradient_of(p, "grads"), real_of(p, "norm_squared"),
-                      (const UpdateRange *)find_array(p, "ranges")->data, NUM_RANGES, &p->adamw, ex);
+                      (const UpdateRange *)find_array(p, "ranges")->data, NUM_RANGES, adamw_ranges(ranges, p->shape.n),
+                      &p->adamw, ex);
 }
 
 // ---- the table
