@@ -3,8 +3,7 @@
 #   dev/fuzz/run.sh SECONDS [TARGET...]          `make fuzz FUZZ_SECONDS=600` builds the targets first
 #   FUZZ_JOBS=2                                  two targets at a time
 #   RECORD=dev/results/fuzz.md                   writes the table to this file as well
-# Each target runs for SECONDS, FUZZ_JOBS (1) at a time, from the inputs of dev/fuzz/seeds.py, dev/fuzz/corpus/TARGET
-# and dev/fuzz/found/TARGET.
+# Each target runs for SECONDS, FUZZ_JOBS (1) at a time, from the inputs of dev/fuzz/seeds.py and dev/fuzz/found/TARGET.
 # build/fuzz/learned/TARGET keeps the inputs that reached new code, for the next run. build/fuzz/findings/TARGET has the
 # input of each finding, and build/fuzz/TARGET.log the report. The exit status is 1 if there is a finding.
 set -uo pipefail
@@ -33,7 +32,7 @@ limits=(-max_len=65536 -rss_limit_mb=768 -timeout=5)
 fuzz() { # TARGET: libFuzzer's status; in the background, where exec makes the process libFuzzer's
     local folders=("build/fuzz/learned/$1") folder
     mkdir -p "${folders[0]}" "build/fuzz/findings/$1"
-    for folder in {build/fuzz/seeds,dev/fuzz/corpus,dev/fuzz/found}/"$1"; do
+    for folder in {build/fuzz/seeds,dev/fuzz/found}/"$1"; do
         [ -d "$folder" ] && folders+=("$folder")
     done
     # -close_fd_mask=3 drops the output of readers. fuzz.h finds leaks itself: -detect_leaks=0. fuzz.h also closes the

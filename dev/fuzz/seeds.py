@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes small valid inputs of every fuzz target:   dev/fuzz/seeds.py FOLDER
 
-The inputs go to FOLDER/TARGET. dev/fuzz/corpus holds them together with the inputs that fuzzing has found, minimised.
+The inputs go to FOLDER/TARGET.
 The formats are those of the headers in llmc/files; sizes are the smallest that reach every branch."""
 import json
 import struct

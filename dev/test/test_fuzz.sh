@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every kept input of fuzzing through its target, under AddressSanitizer and UBSan: the seeds, the corpora and the
-# inputs of mended findings. clang is not needed.
+# The seeds of fuzzing, the inputs of mended findings, and 600 damaged copies of them, through each target under
+# AddressSanitizer and UBSan. clang is not needed.
 #   REPLAY=build/sanitize/replay dev/test/test_fuzz.sh
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -25,7 +25,7 @@ report "replay has every target" "$missing"
 run() {
     local name=$1 said
     shift
-    "$replay" "$@" >"$out" 2>"$folder/err"
+    "$replay" -d $((600 / ($# + 1))) "$@" >"$out" 2>"$folder/err"
     local status=$?
     said=$(grep "^$name " "$out" 2>/dev/null)
     tail -n 30 "$folder/err" >>"$out"
@@ -35,8 +35,7 @@ run() {
 report "seeds.py writes the seeds" "$(dev/fuzz/seeds.py "$folder/seeds" 2>&1)"
 for target in dev/fuzz/fuzz_*.c; do
     name=$(basename "$target" .c) name=${name#fuzz_}
-    mapfile -t inputs < <(find "$folder/seeds/$name" "dev/fuzz/corpus/$name" "dev/fuzz/found/$name" -type f \
-        2>/dev/null | sort)
+    mapfile -t inputs < <(find "$folder/seeds/$name" "dev/fuzz/found/$name" -type f 2>/dev/null | sort)
     run "$name" "${inputs[@]}"
 done
 
