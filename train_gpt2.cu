@@ -6,7 +6,7 @@ train_gpt2: trains GPT-2, top to bottom.
   4. update        global norm, AdamW
   5. generation    the same blocks with a key-value cache
   6. the run       checkpoints, evaluation, one training step
-  7. main          train, --generate, --chat, --eval, --export, --plan, --self-check or --tokenize
+  7. main          train, --generate, --eval, --export, --plan, --self-check or --tokenize
 One step, from the training loop in train:
   advance
     start_step              enqueues the step
@@ -42,9 +42,8 @@ nothing.
 #include "llmc/run/data_state.h"            // data_state_add, data_state_check: the data in state.json
 #include "llmc/run/run_dir.h"               // check_run_dir, save_run_config
 #include "llmc/run/best.h"                  // Evaluated, BestLoss: --keep-best, --patience
-#include "llmc/run/text.h"                  // find_tokenizer, prompt_text, prompt_tokens
+#include "llmc/run/text.h"                  // find_tokenizer, prompt_tokens
 #include "llmc/run/generate.h"              // Generator, generate, generate_samples
-#include "llmc/run/chat.h"                  // chat_opening, chat
 #include "llmc/run/tokenize.h"              // tokenize_corpus
 #include "llmc/run/train_bpe.h"             // train_bpe
 #include "llmc/run/evaluate.h"              // EvalModel, validate, score_hellaswag, eval_run
@@ -806,8 +805,7 @@ static void gpt2_update(GPT2 *m, const AdamW *hyper) {
 // 5. generation
 
 // logits (V), on the host: after row `row` of the last forward.
-static void gpt2_logits(void *model, int row, float *logits) {
-    GPT2 *m = (GPT2 *)model;
+static void gpt2_logits(GPT2 *m, int row, float *logits) {
     int C = m->config.channels, V = m->config.vocab_size, vocab = m->local.vocab;
     Comm *tp_comm = m->groups.tp;
     ParallelRows lnf = final_layernorm_forward(m);
@@ -1033,8 +1031,7 @@ static real gpt2_losses(void *model, int B, int T, const int *inputs, const int 
 }
 
 static EvalModel eval_model(GPT2 *m) {
-    EvalModel e = {m,           &m->groups,  m->options.B,  m->options.T, m->config.vocab_size,
-                   gpt2_losses, gpt2_logits, sum_over_ranks};
+    EvalModel e = {m, &m->groups, m->options.B, m->options.T, m->config.vocab_size, gpt2_losses, sum_over_ranks};
     return e;
 }
 
@@ -1051,7 +1048,7 @@ static void evaluate(Run *run, bool last) {
         run->evaluated.val = run->step;
     }
     if (hellaswag_due(&run->evaluated, run->step)) {
-        double accuracy = score_hellaswag(&model, &run->data.hellaswag);
+        double accuracy = score_hellaswag(&model, &run->data.hellaswag, false);
         if (agreed_signal(run->groups.world)) { return; }
         logger_hellaswag(&run->log, run->step, accuracy);
         run->evaluated.hellaswag = run->step;
@@ -1264,7 +1261,7 @@ static void run_open(Run *run, TrainArgs *a, Comm *host) {
     data_open_loaders(&run->data, a, c->vocab_size, run_tokenizer(run), run->groups.dp);
     if (*source.checkpoint) { restore_run(run, source.checkpoint); }
     run->max_steps = a->max_steps > 0 ? a->max_steps : data_steps_per_epoch(&run->data, a);
-    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, strlen(a->prompt), c->vocab_size, &run->prompt);
+    run->prompt_length = prompt_tokens(run_tokenizer(run), a->prompt, c->vocab_size, &run->prompt);
     data_open_hellaswag(&run->data, a, run_tokenizer(run), c->vocab_size);
     check_same_data_and_state(run);
     if (writes_files(run)) { check_disk(a, c); }
@@ -1373,7 +1370,7 @@ static void train(TrainArgs *a, Comm *host) {
     run_close(&run);
 }
 
-// Builds the trained model of -e for --generate, --chat and --eval, whose results alone go to stdout.
+// Builds the trained model of -e for --generate and --eval, whose results alone go to stdout.
 static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Comm *host) {
     const GPT2Config *c = &source->config;
     const char *note;
@@ -1389,27 +1386,19 @@ static Groups open_trained(GPT2 *m, ModelSource *source, const TrainArgs *a, Com
     return groups;
 }
 
-// --generate and --chat
+// --generate
 static void generate_text(const TrainArgs *a, Comm *host) {
     ModelSource source = model_source(a, BYTE_VOCABULARY);
-    check_trained(&source, a->chat ? "--chat" : "--generate", a);
+    check_trained(&source, "--generate", a);
     const GPT2Config *c = &source.config;
     Tokenizer file;
     const Tokenizer *tokenizer = find_tokenizer(&file, a, c->vocab_size) ? &file : NULL;
     int *prompt;
-    size_t bytes, length;
-    char *text = prompt_text(a, &bytes);
-    length = a->chat ? chat_opening(tokenizer, text, bytes, c->vocab_size, c->max_seq_len, &prompt)
-                     : prompt_tokens(tokenizer, text, bytes, c->vocab_size, &prompt);
-    free(text);
+    size_t length = prompt_tokens(tokenizer, a->prompt, c->vocab_size, &prompt);
     GPT2 model;
     Groups groups = open_trained(&model, &source, a, host);
     Generator g = gpt2_generator(&model, a, tokenizer);
-    if (a->chat) {
-        chat(&g, prompt, length);
-    } else {
-        generate_samples(&g, prompt, length);
-    }
+    generate_samples(&g, prompt, length);
     gpt2_free(&model);
     close_groups(&groups, host);
     if (tokenizer) { tokenizer_free(&file); }

@@ -6,10 +6,10 @@
 #include "dev/fuzz/fuzz_rendezvous.c"  // first: it replaces the socket calls of the headers that it includes
 #include "dev/fuzz/fuzz_manifest.c"    // second: it replaces open()
 #include "dev/fuzz/fuzz_caches.c"
-#include "dev/fuzz/fuzz_choices.c"
 #include "dev/fuzz/fuzz_corpus.c"
 #include "dev/fuzz/fuzz_examples.c"
 #include "dev/fuzz/fuzz_flags.c"
+#include "dev/fuzz/fuzz_hellaswag.c"
 #include "dev/fuzz/fuzz_llmc.c"
 #include "dev/fuzz/fuzz_merges.c"
 #include "dev/fuzz/fuzz_model.c"
@@ -23,10 +23,10 @@ static const struct {
     const char *name;
     int (*run)(const uint8_t *data, size_t size);
 } targets[] = {{"caches", target_caches},
-               {"choices", target_choices},
                {"corpus", target_corpus},
                {"examples", target_examples},
                {"flags", target_flags},
+               {"hellaswag", target_hellaswag},
                {"llmc", target_llmc},
                {"manifest", target_manifest},
                {"merges", target_merges},

@@ -94,17 +94,18 @@ def tokenizer_files():
                 {"version": "1.0", "model": of_bytes}, small)]}
 
 
-def choices():
-    examples = [(1, [[7, 8, 9], [1], [2, 3]]), (0, [[5], [6], [7]])]
+def hellaswag():
+    examples = [(1, [[7, 8, 9], [1], [2, 3], [4], [5]]), (0, [[5], [6], [7], [8, 9], [1]])]
     blob = b""
     for i, (label, (context, *endings)) in enumerate(examples):
         body = words(label, len(endings)) + b"".join(words(len(x), *x) for x in [context, *endings])
         blob += words(65535, 6 + len(body), i) + body
     yield b"0" + header(20240522, 1, len(examples), 64) + blob
-    yield b"1" + lines({"ctx": "A man", "endings": ["eats.", "sleeps [x]"], "label": 1, "activity_label": "Eat",
-                        "ctx_a": "A man", "ctx_b": "he"}, {"query": "Q", "choices": ["a", "b", "c"], "gold": "2"})
-    yield b"2" + lines({"text": "The cat sat on the mat"}, {"text": "one"})
-    yield b"3" + " [header] s ' a @-@ b ( c ) \" d \" = = e \u00b0 \n N 's".encode()
+    example = {"ctx": "A man", "endings": ["eats.", "sleeps [x]", "a", "b"], "label": 1, "activity_label": "Eat",
+               "ctx_a": "A man", "ctx_b": "he"}
+    yield b"1" + lines(example, {**example, "label": "2"})
+    yield b"2" + lines(example)
+    yield b"3" + "  [header] s [title] \u00c9  [x".encode()
 
 
 def rendezvous():
@@ -218,7 +219,7 @@ def inputs():
         "shards": [b"0" + bytes([3, 1]) + header(20240520, 1, 24, 300) + words(*range(24)),
                    b"1" + bytes([3, 1]) + b"A text of bytes, long enough for some sequences.\n"],
         **tokenizer_files(),
-        "choices": list(choices()),
+        "hellaswag": list(hellaswag()),
         "examples": [lines({"prompt": "2+2=", "completion": "4"}, {"text": "A text of more than T tokens, in pieces"},
                            {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"},
                                          {"role": "assistant", "content": "a\nb"}]})],

@@ -6,8 +6,7 @@
 
 Needs torch, transformers and tokenizers from pip. lm-eval is `pip install lm_eval accelerate`. TRAIN_GPT2 names the
 program. The texts are random words of README.md; the merges are dev/test/golden/gpt2_2500.bpe. The tasks of lm-eval are
-its own hellaswag, lambada_openai and wikitext with the files of FOLDER as data, and a multiple-choice and a perplexity
-task. lm-eval begins a text with the model's bos_token_id: a newline of a byte model, whose tokenizer has no such token.
+its own hellaswag with the file of FOLDER as data, and a perplexity task. lm-eval begins a text with the model's bos_token_id: a newline of a byte model, whose tokenizer has no such token.
 Prints a line for each number: this program's, the other's, and their relative difference. A difference above 2e-5
 fails.
 """
@@ -88,33 +87,13 @@ def hellaswag(words, i):
             "endings": endings, "label": str(i % 4)}
 
 
-def choice(words, i):
-    count = random.randint(2, 6)
-    context = phrase(words, random.choice([1, 5, 20, 90])) + (" " if i % 4 == 0 else "") + (" \n" if i % 9 == 0 else "")
-    return {"context": "" if i == 7 else context, "endings": [phrase(words, random.choice([1, 2, 5]))
-                                                             for _ in range(count)], "label": i % count}
-
-
-def write_data(folder, model, tokenizer):
+def write_data(folder):
     random.seed(3)
     words = [word for word in (ROOT / "README.md").read_text(encoding="utf-8").split() if len(word) < 10]
     write_lines(folder / "hellaswag.jsonl", [hellaswag(words, i) for i in range(120)])
-    write_lines(folder / "choices.jsonl", [choice(words, i) for i in range(120)])
-    texts = [phrase(words, random.choice([1, 2, 12, 40, 90])) + (" " if i % 6 == 0 else "") for i in range(60)]
-    for i in range(0, 60, 3):  # a third of the last words are those that the model predicts
-        tokens = tokenizer.encode(phrase(words, 12))
-        with torch.no_grad():
-            best = model(torch.tensor([tokens])).logits[0, -1].argsort(descending=True)
-        likely = map(tokenizer.decode, best.tolist())  # bytes are no words
-        word = next((word for word in likely if word[:1] == " " and word[1:].isalpha()), "")
-        texts[i] = tokenizer.decode(tokens) + word
-    write_lines(folder / "lambada.jsonl", [{"text": text} for text in texts])
     ends = ["", "\n", " \u00e9\u2003x\x1c y"]
     texts = [phrase(words, count) + random.choice(ends) for count in [1, 2, 47, 60, 100, 300]]
     write_lines(folder / "documents.jsonl", [{"text": text} for text in texts])
-    pages = [f" \n = {phrase(words, 2)} = \n \" {phrase(words, 30)} \" ( {phrase(words, 5)} ) , 1 @,@ 0 's ; N = = \n"
-             for _ in range(4)]
-    write_lines(folder / "wikitext.jsonl", [{"page": page} for page in pages])
 
 
 # ---- results
@@ -142,18 +121,13 @@ def nats(model, tokens, scored):
     return torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[-scored:]), reduction="sum").item()
 
 
-def strided_nats(model, tokens, stride):
-    """Hugging Face's fixed-length perplexity, after an end-of-text"""
-    tokens, total, done = [tokens_end(model), *tokens], 0.0, 1
-    while done < len(tokens):
-        end = min(done + (POSITIONS if done == 1 else stride), len(tokens))
+def text_nats(model, tokens):
+    """windows that do not overlap, after an end-of-text; the last one reaches back to a full context"""
+    tokens, total = [model.config.eos_token_id, *tokens], 0.0
+    for done in range(1, len(tokens), POSITIONS):
+        end = min(done + POSITIONS, len(tokens))
         total += nats(model, tokens[:end], end - done)
-        done = end
     return total
-
-
-def tokens_end(model):
-    return model.config.eos_token_id
 
 
 def llmc_accuracy(model, tokenizer, examples):
@@ -161,8 +135,8 @@ def llmc_accuracy(model, tokenizer, examples):
     for item in examples:
         means = []
         for ending in item["endings"]:
-            before, after = tokenizer.encode(item.get("ctx", item.get("context"))), tokenizer.encode(" " + ending)
-            means.append(nats(model, (before or [tokens_end(model)]) + after, len(after)) / len(after))
+            before, after = tokenizer.encode(item["ctx"]), tokenizer.encode(" " + ending)
+            means.append(nats(model, before + after, len(after)) / len(after))
         correct += means.index(min(means)) == int(item["label"])
     return correct / len(examples)
 
@@ -175,16 +149,12 @@ def compare_with_transformers(folder, model, tokenizer, compare):
     (folder / "text.txt").write_text((ROOT / "doc/numerics.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")
     text = (folder / "text.txt").read_text(encoding="utf-8")
     tokens = tokenizer.encode(text)
-    for stride in (POSITIONS, 16, 5):
-        expected = strided_nats(model, tokens, stride)
-        found = ours(folder, "--eval", folder / "text.txt", "--stride", stride)
-        compare.line(f"--stride {stride} loss", found["loss"], expected / len(tokens))
-        compare.line(f"--stride {stride} bits_per_byte", found["bits_per_byte"],
-                     expected / math.log(2) / len(text.encode()))
-    for name in ("hellaswag", "choices"):
-        found = ours(folder, "--eval", folder / f"{name}.jsonl")
-        compare.line(f"{name} acc_llmc", found["acc_llmc"],
-                     llmc_accuracy(model, tokenizer, read_lines(folder / f"{name}.jsonl")))
+    expected, found = text_nats(model, tokens), ours(folder, "--eval", folder / "text.txt")
+    compare.line("text loss", found["loss"], expected / len(tokens))
+    compare.line("text bits_per_byte", found["bits_per_byte"], expected / math.log(2) / len(text.encode()))
+    found = ours(folder, "--eval", folder / "hellaswag.jsonl")
+    compare.line("hellaswag acc_llmc", found["acc_llmc"],
+                 llmc_accuracy(model, tokenizer, read_lines(folder / "hellaswag.jsonl")))
 
 
 def lm_eval_results(folder):
@@ -193,21 +163,12 @@ def lm_eval_results(folder):
     base, tasks = pathlib.Path(lm_eval.__file__).parent / "tasks", folder / "tasks"
     tasks.mkdir(exist_ok=True)
     (tasks / "hellaswag_utils.py").write_text((base / "hellaswag/utils.py").read_text())
-    (tasks / "wikitext_utils.py").write_text((base / "wikitext/preprocess_wikitext.py").read_text())
-    metrics = "metric_list:\n" + "  - metric: {}\n" * 2
-    perplexities = "metric_list:\n  - metric: word_perplexity\n  - metric: byte_perplexity\n  - metric: bits_per_byte\n"
     bodies = {
         "hellaswag": "output_type: multiple_choice\nprocess_docs: !function hellaswag_utils.process_docs\n"
                      "doc_to_text: '{{query}}'\ndoc_to_target: '{{gold}}'\ndoc_to_choice: choices\n"
-                     + metrics.format("acc", "acc_norm"),
-        "choices": "output_type: multiple_choice\ndoc_to_text: '{{context}}'\ndoc_to_target: label\n"
-                   "doc_to_choice: endings\n" + metrics.format("acc", "acc_norm"),
-        "lambada": "output_type: loglikelihood\ndoc_to_text: \"{{text.split(' ')[:-1]|join(' ')}}\"\n"
-                   "doc_to_target: \"{{' '+text.split(' ')[-1]}}\"\n" + metrics.format("perplexity", "acc"),
-        "documents": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n" + perplexities,
-        "wikitext": "output_type: loglikelihood_rolling\ndoc_to_text: ''\n"
-                    "doc_to_target: !function wikitext_utils.wikitext_detokenizer\n"
-                    "process_results: !function wikitext_utils.process_results\n" + perplexities,
+                     "metric_list:\n  - metric: acc\n  - metric: acc_norm\n",
+        "documents": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{text}}'\n"
+                     "metric_list:\n  - metric: bits_per_byte\n",
     }
     for name, body in bodies.items():
         (tasks / f"{name}.yaml").write_text(
@@ -225,17 +186,10 @@ def lm_eval_results(folder):
 
 def compare_with_lm_eval(folder, compare):
     for name, results in lm_eval_results(folder).items():
-        task = "lambada" if name == "lambada" else "auto"
-        found = ours(folder, "--eval", folder / f"{name}.jsonl", "--eval-task", task)
-        for metric in ("acc", "acc_norm", "perplexity", "bits_per_byte", "byte_perplexity", "word_perplexity"):
+        found = ours(folder, "--eval", folder / f"{name}.jsonl")
+        for metric in ("acc", "acc_norm", "bits_per_byte"):
             if metric in results:
                 compare.line(f"lm-eval {name} {metric}", found[metric], results[metric])
-
-
-def copy_model(checkpoint, folder):
-    shutil.copytree(checkpoint, folder)
-    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def main():
@@ -244,11 +198,12 @@ def main():
     folder, compare = pathlib.Path(sys.argv[1]).resolve(), Comparison()
     torch.set_num_threads(2)
     if len(sys.argv) == 3:
-        write_data(folder, *copy_model(sys.argv[2], folder))
+        shutil.copytree(sys.argv[2], folder)
+        write_data(folder)
     else:
         folder.mkdir(parents=True)
         model, tokenizer = write_model(folder)
-        write_data(folder, model, tokenizer)
+        write_data(folder)
         compare_with_transformers(folder, model, tokenizer, compare)
     try:
         compare_with_lm_eval(folder, compare)

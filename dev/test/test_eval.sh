@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# --eval on the command line: a model of known losses, windows, kinds of files, examples, -h 1 on JSON lines, bits per
+# --eval on the command line: a model of known losses, windows, kinds of files, HellaSwag, -h 1 on JSON lines, bits per
 # byte of validations, and bad input. With transformers and torch in $PYTHON, the numbers of transformers and lm-eval.
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
@@ -73,23 +73,22 @@ poke wte.weight $((97 * 4 * 4)) '\x08\x52\xb1\x40'
 report "a text: loss, perplexity and bits of a known model" "$(
     printf 'aaab' >four.txt
     run 0 --eval four.txt -e half
-    prints documents 1 tokens 4 bytes 4 words 1
-    prints loss 2.078463 perplexity 7.992176 bits_per_byte 2.998588 byte_perplexity 7.992176
+    prints documents 1 tokens 4 bytes 4 loss 2.078463 perplexity 7.992176 bits_per_byte 2.998588
     printf 'a\na a' >words.txt
-    run 0 --eval words.txt -e half # 3 + 2 * log2(510) bits, 3 words
-    prints tokens 5 words 3 bits_per_byte 4.197741 word_perplexity 127.666449
+    run 0 --eval words.txt -e half # 3 + 2 * log2(510) bits
+    prints tokens 5 bits_per_byte 4.197741
     run 0 --eval '[fw]*.txt' -e half
     prints documents 2 tokens 9 bits_per_byte 3.664785
     run 2 --eval - -e half
     says "$err" "--eval - holds no text to score" # /dev/null
 )"
-report "every token is scored once, with any -t, -b and --stride" "$(
+report "every token is scored once, with any -t and -b" "$(
     for length in 1 7 8 9 16 17 40; do
         printf 'abaabbaaabbbaaaabbbbaaaaabbbbbaaaaaabbbbbb' | head -c "$length" >text
         cp text text.txt
         run 0 --eval text.txt -e half
         cp "$out" expected
-        for flags in "-t 1" "-t 3" "-t 8 -b 1" "-t 8 --stride 3" "-t 8 --stride 1 -b 7" "-t 2 -b 100"; do
+        for flags in "-t 1" "-t 3" "-t 8 -b 1" "-t 8 -b 7" "-t 2 -b 100"; do
             # shellcheck disable=SC2086
             run 0 --eval text.txt -e half $flags
             prints tokens "$length" loss "$(awk '$1 == "loss" { print $2 }' expected)"
@@ -101,29 +100,32 @@ report "every token is scored once, with any -t, -b and --stride" "$(
 report "JSON lines and separators divide documents" "$(
     printf '{"text":"aaab","body":"b"}\n\n{"text":"a\\na a","body":"b"}\n' >two.jsonl
     run 0 --eval two.jsonl -e half
-    prints documents 2 tokens 9 words 4 bits_per_byte 3.664785
+    prints documents 2 tokens 9 bits_per_byte 3.664785
     run 0 --eval two.jsonl -e half --field body
     prints documents 2 tokens 2 bits_per_byte 8.994353
     printf 'aaab\n==\nb' >parts.txt
     run 0 --eval parts.txt -e half --separator ==
     prints documents 2 tokens 6 # with the end of the first line
-    printf '{"page":" = b = "}\n' >page.jsonl # WikiText: the bytes and words of the page, the tokens of lm-eval's text
-    run 0 --eval page.jsonl -e half
-    prints tokens 7 bytes 7 words 5
 )"
-report "multiple choice: acc, acc_norm and llm.c's accuracy" "$(
-    { # bits: 9.99, of 1 character and 2 tokens; 22.99, 6 and 7; 26.98, 2 and 3
-        for label in 0 1 1 1 2; do printf '{"context":"x","endings":["a","aaaaab","bb"],"label":%s}\n' $label; done
-        echo '{"query":"x","choices":["a","b"],"gold":"0"}'
-        echo '{"ctx":"x","endings":["b","a","b","b","b"],"label":1}'
+hella() { # CONTEXT LABEL ENDING...: an example of HellaSwag
+    local endings
+    printf -v endings ',"%s"' "${@:3}"
+    printf '{"activity_label":"","ctx_a":"%s","ctx_b":"","ctx":"%s","label":%s,"endings":[%s]}\n' "$1" "$1" "$2" \
+        "${endings:1}"
+}
+report "HellaSwag: acc, acc_norm and llm.c's accuracy" "$(
+    { # bits: 9.99, of 1 character and 2 tokens; 22.99, 6 and 7; 26.98, 2 and 3; 44.97, 4 and 5
+        for label in 0 1 1 1 2; do hella x $label a aaaaab bb bbbb; done
+        hella x 0 a b b b
+        hella x 1 b a b b
     } >some.jsonl
     run 0 --eval some.jsonl -e half
     prints examples 7 acc 0.428571 acc_norm 0.714286 acc_llmc 0.714286
     run 0 --eval some.jsonl -e half -b 1
     prints examples 7 acc 0.428571 acc_norm 0.714286 acc_llmc 0.714286
-    echo '{"context":"0123456789","endings":["a","b"],"label":0}' >>some.jsonl
+    hella 0123456789 0 a b c d >>some.jsonl
     run 0 --eval some.jsonl -e half
-    says "$out" "note             1 of 8 examples are longer than 8 tokens: their contexts are cut at the left"
+    says "$out" "note             6 of 8 examples are longer than 8 tokens: their contexts are cut at the left"
 )"
 report "llm.c's eval format" "$(
     write_shard eval.bin 20240522 1 36 65535 36 0 3 4 3 1 2 3 1 4 2 97 6 1 97 1 8
@@ -132,11 +134,6 @@ report "llm.c's eval format" "$(
     write_shard eval.bin 20240522 1 36 65535 36 0 2 4 3 1 2 3 1 4 2 97 6 1 97 1 8
     run 0 --eval eval.bin -e half
     prints examples 1 acc_llmc 1
-)"
-report "LAMBADA: the last word" "$(
-    printf '{"text":"b a"}\n{"text":"x y a"}\n' >lambada.jsonl
-    run 0 --eval lambada.jsonl --eval-task lambada -e half
-    prints examples 2 acc 0 perplexity 1020 # a space, which is not the likeliest, and an a
 )"
 
 # ---- token shards
@@ -190,14 +187,14 @@ report "a validation of examples takes the targets alone, and attends within eac
 
 report "-h 1 reads HellaSwag's JSON lines with the run's tokenizer" "$(
     mkdir -p dev/data/hellaswag
-    printf '{"ctx":"ab","endings":["x","cd","y z","d"],"label":1}\n' >dev/data/hellaswag/hellaswag_val.jsonl
+    hella ab 1 x cd "y z" d >dev/data/hellaswag/hellaswag_val.jsonl
     for _ in {1..100}; do printf 'ab cd.'; done >learn.txt
     run 0 -i learn.txt -e l1h2c16 -t 8 -b 4 -s 0 -v 60 -n 60 -l 1e-2 -x 60 -h 1 -o hella
     says "$out" "step 60 | HellaSwag accuracy 1.0000"
     says hella/metrics.jsonl '{"step":60,"hellaswag":1}'
     run 0 --eval dev/data/hellaswag/hellaswag_val.jsonl -e hella
     prints acc_llmc 1
-    printf '{"ctx":"ab ab ab ab","endings":["x","cd","y z","d"],"label":1}\n' >>dev/data/hellaswag/hellaswag_val.jsonl
+    hella "ab ab ab ab" 1 x cd "y z" d >>dev/data/hellaswag/hellaswag_val.jsonl
     run 0 -i learn.txt -e l1h2c16 -t 8 -b 1 -s 0 -v 2 -x 2 -h 1
     says "$out" "note      HellaSwag: 1 of 2 examples are longer than 8 tokens: their contexts are cut at the left"
 )"
@@ -218,7 +215,7 @@ report "-h 1 takes llm.c's file where there is no tokenizer, or no JSON lines" "
 # ---- bad input
 
 printf '{"text":"a"}\nnot JSON\n' >broken.jsonl
-printf '{"ctx":"a","endings":["b","c"],"label":1}\n{"ctx":"a","endings":["b","c"]}\n' >unlabelled.jsonl
+{ hella a 1 b c d e && echo '{"ctx":"a","endings":["b","c"]}'; } >unlabelled.jsonl
 refused "no file" "--eval: no file matches 'none*'" --eval 'none*' -e half
 refused "a shape" "--eval needs trained weights, but -e l1h1c4 only describes a shape" --eval four.txt -e l1h1c4
 refused "no model" "--eval needs a trained model" --eval four.txt
@@ -230,21 +227,19 @@ refused "conversations" "line 1 is an example to fine-tune on, and --eval scores
 printf '{"prompt":"a","story":"b"}\n' >story.jsonl
 refused "a misspelt field" "line 1 has no string in the field; name the field of the text with --field" \
     --eval story.jsonl -e half --field stroy
-refused "an example without a label" 'unlabelled.jsonl line 2 has no "label"' --eval unlabelled.jsonl -e half
-refused "LAMBADA without text" "line 1 has no string in the field" --eval some.jsonl --eval-task lambada -e half
-refused "text as examples" "four.txt does not end in .jsonl" --eval four.txt --eval-task choices -e half
+refused "an example without a label" "unlabelled.jsonl line 2 is no example of HellaSwag" --eval unlabelled.jsonl -e half
 refused "text without a tokenizer" "a model of 2757 tokens needs a tokenizer" --eval four.txt -e plain/model
-refused "a stride longer than the window" "--stride 9 is longer than the windows" --eval four.txt -e half --stride 9
 refused "a window longer than the model" "-t 9 is longer than the model's 8 positions" --eval four.txt -e half -t 9
 refused "tokens of another vocabulary" "is id 2756, but the vocabulary has ids 0 to 255" --eval val.bin -e half
-refused "--stride without --eval" "apply to --eval" -i four.txt --stride 2
+refused "--eval-task" "was removed: lm-evaluation-harness scores a checkpoint" --eval four.txt --eval-task lambada -e half
+refused "--stride" "was removed: the windows of --eval do not overlap" --eval four.txt -e half --stride 2
 
 python=${PYTHON:-$root/build/py/bin/python3}
 if "$python" -c 'import torch, transformers, tokenizers' 2>/dev/null; then
     report "the numbers of transformers, and of lm-eval if it is installed" "$(
         TRAIN_GPT2=$trainer "$python" "$root/dev/oracle/eval_check.py" "$scratch/check" >"$out" 2>"$err" ||
             tail -n 3 "$err"
-        says "$out" "--stride 16 bits_per_byte"
+        says "$out" "text bits_per_byte"
     )"
     grep '^without the module' "$out"
 else

@@ -270,11 +270,33 @@ static void test_bad_lines(void **state) {
     }
 }
 
+static void test_chat_format(void **state) {
+    (void)state;
+    const char *const expected[][2] = {
+        {"System: a\nb\n", "System: a b\n"}, {"User: a\nb\n", "User: a b\n"}, {" a\nb", " a b"}};
+    for (int role = CHAT_SYSTEM; role <= CHAT_ASSISTANT; role++) {
+        for (int one_line = 0; one_line < 2; one_line++) {
+            size_t length;
+            char *text = chat_turn_text((ChatRole)role, "a\nb", 3, one_line, &length);
+            assert_int_equal(length, strlen(expected[role][one_line]));
+            assert_string_equal(text, expected[role][one_line]);
+            free(text);
+        }
+    }
+    assert_int_equal(chat_role("system"), CHAT_SYSTEM);
+    assert_int_equal(chat_role("user"), CHAT_USER);
+    assert_int_equal(chat_role("assistant"), CHAT_ASSISTANT);
+    assert_int_equal(chat_role("User"), -1);
+    assert_int_equal(chat_role("tool"), -1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forms),    cmocka_unit_test(test_encoded_apart), cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_best_fit), cmocka_unit_test(test_row),           cmocka_unit_test(test_packing_of_many),
-        cmocka_unit_test(test_loader),   cmocka_unit_test(test_one_epoch),     cmocka_unit_test(test_bad_lines),
+        cmocka_unit_test(test_chat_format),     cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_encoded_apart),   cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_best_fit),        cmocka_unit_test(test_row),
+        cmocka_unit_test(test_packing_of_many), cmocka_unit_test(test_loader),
+        cmocka_unit_test(test_one_epoch),       cmocka_unit_test(test_bad_lines),
     };
     return cmocka_run_group_tests_name("examples", tests, NULL, NULL);
 }

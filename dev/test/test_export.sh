@@ -91,7 +91,7 @@ report "bad input" "$(
     refuses "could not be written: No such file or directory" -e bytes -o absent/x.gguf
     mkdir bare && cp learned/run/step_00000060/{model.safetensors,config.json} bare
     refuses "a model of 300 tokens needs one: give the merges.txt or tokenizer.json" -e bare -o x.gguf
-    refuses "has 300 tokens and the model only 256" -e bytes -o x.gguf --tokenizer learned/merges.txt
+    refuses "has 300 tokens and the model 256" -e bytes -o x.gguf --tokenizer learned/merges.txt
     refuses "found 2: start it without mpirun" -e bytes -o x.gguf -pn 2 -pi fs -pf .
     run 2 --export pth -e bytes -o x.gguf
     says "gguf"

@@ -1,11 +1,11 @@
 /*
 Text from a model: a scripted model in place of GPT-2. The key-value cache against a plain list of the last tokens, the
-end of a text, samples, prompts from files, and conversations token by token.
+end of a text, samples, and prompts from files.
 */
 #include "testing.h"
 #include "llmc/common/hash.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/run/chat.h"
+#include "llmc/run/generate.h"
 #include <fcntl.h>
 
 enum { MOST_POSITIONS = 512 };
@@ -17,9 +17,8 @@ typedef struct {
     int positions, vocab_size;
     int cache[MOST_POSITIONS], cached;
     const int *script;
-    int script_length, said, end;
-    int reads;                                      // calls
-    int question[MOST_POSITIONS], question_length;  // the cache when the last answer of the script began
+    int script_length, said;
+    int reads;  // calls
 } FakeModel;
 
 static void fake_logits(float *logits, int vocab_size, const int *tokens, int n) {
@@ -38,10 +37,6 @@ static void fake_prefill(void *model, const int *tokens, int from, int n, float 
     if (!m->script) { return; }
     assert_true(m->said < m->script_length);
     for (int v = 0; v < m->vocab_size; v++) { logits[v] = v == m->script[m->said]; }
-    if (m->said == 0 || m->script[m->said - 1] == m->end) {
-        memcpy(m->question, m->cache, sizeof m->cache);
-        m->question_length = m->cached;
-    }
     m->said++;
 }
 
@@ -168,20 +163,17 @@ static void test_document_end(void **state) {
     (void)state;
     Tokenizer bytes = tokenizer_bytes(), merges = tokenizer_load(MERGES);
     assert_int_equal(document_start(&bytes, 256), '\n');
-    assert_int_equal(document_end(&bytes, 256), -1);
     assert_int_equal(document_start(&merges, 50257), 2756);
-    assert_int_equal(document_end(&merges, 50257), 2756);
-    assert_int_equal(document_end(NULL, 50257), 50256);
-
-    const int script[] = {'a', '\n', 'b', 'c'}, merged[] = {64, 2756, 65, 66}, prompt[] = {77};
+    const int of_bytes[] = {'a', '\n', 'b', 'c'}, merged[] = {64, 2756, 65, 66}, numbers[] = {1, 50256, 2, 3};
+    const int *const scripts[] = {of_bytes, merged, numbers}, prompt[] = {77};
+    const Tokenizer *const tokenizers[] = {&bytes, &merges, NULL};
+    const char *const expected[] = {"Ma\nbc\n", "na\n", "77 1 \n"};
     TrainArgs a = greedy_args(4);
     Comm *alone = comm_single(NULL);
-    for (int past = 0; past < 2; past++) {
-        a.past_end = past ? "" : NULL;
-        FakeModel of_bytes = fake_model(16, 256, script, 4), of_merges = fake_model(16, 2757, merged, 4);
-        Generator g = generator(&of_bytes, &bytes, &a, alone), h = generator(&of_merges, &merges, &a, alone);
-        assert_text(sampled(&g, prompt, 1), "Ma\nbc\n");
-        assert_text(sampled(&h, prompt, 1), past ? "na<|endoftext|>bc\n" : "na\n");
+    for (int i = 0; i < 3; i++) {
+        FakeModel m = fake_model(16, i == 0 ? 256 : i == 1 ? 2757 : 50257, scripts[i], 4);
+        Generator g = generator(&m, tokenizers[i], &a, alone);
+        assert_text(sampled(&g, prompt, 1), expected[i]);
     }
     tokenizer_free(&bytes);
     tokenizer_free(&merges);
@@ -264,226 +256,38 @@ static void test_sampling_flags(void **state) {
 
 // ---- prompts
 
-static void assert_prompt(const void *file, size_t bytes, const char *expected, size_t expected_bytes) {
-    TrainArgs a = default_args;
-    a.prompt_file = write_file("prompt", file, bytes);
-    size_t found;
-    char *text = prompt_text(&a, &found);
-    assert_int_equal(found, expected_bytes);
-    assert_memory_equal(text, expected, found);
-    free(text);
-}
+static void read_prompt(void *prompt) { free(prompt_text((const char *)prompt)); }
 
-static void read_prompt(void *path) {
-    TrainArgs a = default_args;
-    a.prompt_file = (const char *)path;
-    size_t bytes;
-    free(prompt_text(&a, &bytes));
-}
-
-// The prompt is the whole file, NULs too, without one newline at its end.
-static void test_prompt_file(void **state) {
+// @FILE is the text of the file without one newline at its end.
+static void test_prompts(void **state) {
     (void)state;
-    assert_prompt("Once\nupon\n", 10, "Once\nupon", 9);
-    assert_prompt("Once\n\n", 6, "Once\n", 5);
-    assert_prompt("Once", 4, "Once", 4);
-    assert_prompt("\0a\0\n", 4, "\0a\0", 3);
-    assert_prompt("", 0, "", 0);
-    assert_prompt("\n", 1, "", 0);
-    const size_t most = 16 << 20;
-    char *large = (char *)calloc(most + 1, 1);
-    assert_prompt(large, most, large, most);
-    assert_stops(2, "larger than 16 MiB", read_prompt, (void *)write_file("large", large, most + 1));
-    free(large);
-    assert_stops(2, "could not be opened", read_prompt, (void *)temp_path("missing"));
-    assert_stops(2, "could not be read", read_prompt, (void *)temp_dir());
-
-    TrainArgs a = default_args;
-    a.prompt_file = "-";
-    size_t bytes;
+    static const char *const files[][2] = {
+        {"Once\nupon\n", "Once\nupon"}, {"Once\n\n", "Once\n"}, {"Once", "Once"}, {"", ""}, {"\n", ""}};
+    char prompt[PATH_LENGTH];
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        snprintf(prompt, sizeof prompt, "@%s", write_file("prompt", files[i][0], strlen(files[i][0])));
+        assert_text(prompt_text(prompt), files[i][1]);
+    }
+    assert_text(prompt_text("plain @"), "plain @");
+    assert_text(prompt_text(""), "");
+    assert_text(prompt_text("@@name"), "@name");
+    assert_text(prompt_text("@@"), "@");
     int saved = redirected(STDIN_FILENO, write_file("stdin", "from stdin\n", 11), O_RDONLY);
-    assert_text(prompt_text(&a, &bytes), "from stdin");
-    assert_int_equal(bytes, 10);
+    assert_text(prompt_text("@-"), "from stdin");
     restore(STDIN_FILENO, saved);
-    clearerr(stdin);
-}
-
-// ---- conversations
-
-static void test_chat_format(void **state) {
-    (void)state;
-    const char *const expected[][2] = {
-        {"System: a\nb\n", "System: a b\n"}, {"User: a\nb\n", "User: a b\n"}, {" a\nb", " a b"}};
-    for (int role = CHAT_SYSTEM; role <= CHAT_ASSISTANT; role++) {
-        for (int one_line = 0; one_line < 2; one_line++) {
-            size_t length;
-            char *text = chat_turn_text((ChatRole)role, "a\nb", 3, one_line, &length);
-            assert_int_equal(length, strlen(expected[role][one_line]));
-            assert_text(text, expected[role][one_line]);
-        }
-    }
-    assert_int_equal(chat_role("system"), CHAT_SYSTEM);
-    assert_int_equal(chat_role("user"), CHAT_USER);
-    assert_int_equal(chat_role("assistant"), CHAT_ASSISTANT);
-    assert_int_equal(chat_role("User"), -1);
-    assert_int_equal(chat_role("tool"), -1);
-}
-
-// Runs a conversation: `input` on stdin, the opening with a system message. *errors = stderr; both are freed by the
-// caller. Returns stdout.
-static char *conversation(const Generator *g, const char *system, const char *input, char **errors) {
-    const char *out = temp_path("chat_out"), *err = temp_path("chat_err");
-    int *opening;
-    size_t count = chat_opening(g->tokenizer, system, strlen(system), g->vocab_size, g->positions, &opening);
-    int in = redirected(STDIN_FILENO, write_file("chat_in", input, strlen(input)), O_RDONLY);
-    int saved_out = redirected(STDOUT_FILENO, out, O_WRONLY | O_CREAT | O_TRUNC);
-    int saved_err = redirected(STDERR_FILENO, err, O_WRONLY | O_CREAT | O_TRUNC);
-    chat(g, opening, count);
-    restore(STDOUT_FILENO, saved_out);
-    restore(STDERR_FILENO, saved_err);
-    restore(STDIN_FILENO, in);
-    clearerr(stdin);
-    free(opening);
-    *errors = content(err);
-    return content(out);
-}
-
-// script (2 * room) = the tokens of answers, one after another; "|" is the end token. Returns their number.
-static int scripted(int *script, const Tokenizer *t, const char *answers) {
-    int count = 0;
-    for (const char *at = answers; *at;) {
-        size_t length = strcspn(at, "|");
-        int *tokens = NULL;
-        size_t n = length ? tokenizer_encode(t, at, length, &tokens) : 0;
-        for (size_t i = 0; i < n; i++) { script[count + (int)i] = tokens[i]; }
-        free(tokens);
-        count += (int)n;
-        at += length;
-        if (*at == '|') { script[count++] = t->end_of_text, at++; }
-    }
-    return count;
-}
-
-// the cache holds these tokens, written as parts of text: each "+" begins a part that is encoded on its own
-static void assert_cache(const FakeModel *m, const Tokenizer *t, const char *parts) {
-    int expected[MOST_POSITIONS], count = 0;
-    char part[200];
-    for (const char *at = parts; *at; at += strcspn(at, "+"), at += *at == '+') {
-        snprintf(part, sizeof part, "%.*s", (int)strcspn(at, "+"), at);
-        count += scripted(expected + count, t, part);
-    }
-    assert_int_equal(m->cached, count);
-    assert_memory_equal(m->cache, expected, (size_t)count * sizeof *expected);
-}
-
-// Each turn is encoded on its own, and the model reads each token once.
-static void check_conversation(const Tokenizer *t) {
-    int script[100];
-    TrainArgs a = greedy_args(50);
-    Comm *alone = comm_single(NULL);
-    FakeModel m = fake_model(300, t->vocab_size, script, scripted(script, t, " Hello there|| yes|"));
-    Generator g = generator(&m, t, &a, alone);
-    char *errors;
-    assert_text(conversation(&g, "Be brief", "hi\r\n\nwho are you?\nreally", &errors), "Hello there\n\n\nyes\n");
-    assert_text(errors, "");
-    assert_cache(&m, t,
-                 "|+System: Be brief\n+User: hi\n+Assistant:+ Hello there|+User: who are you?\n+Assistant:+|+User: "
-                 "really\n+Assistant:+ yes");
-    comm_close(alone);
-}
-
-static void test_conversation(void **state) {
-    (void)state;
-    Tokenizer bytes = tokenizer_bytes(), merges = tokenizer_load(MERGES);
-    check_conversation(&bytes);
-    check_conversation(&merges);
-    tokenizer_free(&bytes);
-    tokenizer_free(&merges);
-}
-
-// An answer of N tokens is cut off: the end token follows in the context, and the next turn begins. A newline in an
-// answer becomes a space.
-static void test_cut_answers(void **state) {
-    (void)state;
-    Tokenizer t = tokenizer_load(MERGES);
-    int script[20];
-    TrainArgs a = greedy_args(4);
-    Comm *alone = comm_single(NULL);
-    FakeModel m = fake_model(100, t.vocab_size, script, scripted(script, &t, "b\nb\n c|"));
-    Generator g = generator(&m, &t, &a, alone);
-    char *errors;
-    assert_text(conversation(&g, "", "x\ny\n", &errors), "b b \nc\n");
-    assert_text(errors, "");
-    assert_cache(&m, &t, "|+User: x\n+Assistant:+b\nb\n|+User: y\n+Assistant:+ c");
-    tokenizer_free(&t);
-    comm_close(alone);
-}
-
-// A full context keeps the whole turn of the user. A longer turn is left out, and the conversation goes on.
-static void test_full_context(void **state) {
-    (void)state;
-    Tokenizer t = tokenizer_bytes();
-    int script[40];
-    TrainArgs a = greedy_args(9);
-    Comm *alone = comm_single(NULL);
-    const int length = scripted(script, &t, " first| second|");
-    // "User: ", a line of 15 characters, a newline and "Assistant:" are 32 tokens
-    const char *const lines[] = {"and a long line", "and a longline", "short"};
-    for (int i = 0; i < 3; i++) {
-        FakeModel m = fake_model(32, 256, script, length);
-        m.end = '\n';
-        Generator g = generator(&m, &t, &a, alone);
-        char input[100], turn[100], seen[MOST_POSITIONS], *errors;
-        snprintf(input, sizeof input, "one\n0123456789abcdef\n%s\n", lines[i]);
-        snprintf(turn, sizeof turn, "User: %s\nAssistant:", lines[i]);
-        assert_text(conversation(&g, "", input, &errors), "first\n\nsecond\n");
-        assert_non_null(strstr(errors, "line 2 is a turn of 33 tokens, more than the model's context of 32"));
-        assert_true(is_one_line(errors));
-        free(errors);
-        for (int k = 0; k < m.question_length; k++) { seen[k] = (char)m.question[k]; }
-        seen[m.question_length] = 0;
-        assert_true(m.question_length >= (int)strlen(turn));
-        assert_string_equal(seen + m.question_length - strlen(turn), turn);
-    }
-    comm_close(alone);
-    tokenizer_free(&t);
-}
-
-static void open_without_tokenizer(void *unused) {
-    (void)unused;
-    int *tokens;
-    chat_opening(NULL, "", 0, 256, 8, &tokens);
-}
-
-static void open_with_long_message(void *unused) {
-    (void)unused;
-    Tokenizer t = tokenizer_bytes();
-    int *tokens;
-    chat_opening(&t, "0123456", 7, 256, 16, &tokens);
-}
-
-static void test_chat_opening(void **state) {
-    (void)state;
-    Tokenizer t = tokenizer_bytes();
-    int *tokens;
-    assert_int_equal(chat_opening(&t, "", 0, 256, 1, &tokens), 1);
-    assert_int_equal(tokens[0], '\n');
-    free(tokens);
-    assert_int_equal(chat_opening(&t, "012345", 6, 256, 16, &tokens), 16);
-    free(tokens);
-    assert_stops(2, "is a system message of 16 tokens", open_with_long_message, NULL);
-    assert_stops(2, "with --tokenizer", open_without_tokenizer, NULL);
-    tokenizer_free(&t);
+    snprintf(prompt, sizeof prompt, "@%s", write_file("nul", "a\0b", 3));
+    assert_stops(2, "nul' as a text; give a file of text, or write @@ for a prompt that begins with @", read_prompt,
+                 prompt);
+    assert_stops(2, "--prompt @missing: could not read 'missing' as a text", read_prompt, (void *)"@missing");
+    assert_stops(2, "--prompt @/: could not read '/' as a text", read_prompt, (void *)"@/");
+    assert_stops(2, "--prompt @: could not read '' as a text", read_prompt, (void *)"@");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_window),         cmocka_unit_test(test_end),
-        cmocka_unit_test(test_document_end),   cmocka_unit_test(test_samples),
-        cmocka_unit_test(test_prompt_file),    cmocka_unit_test(test_chat_format),
-        cmocka_unit_test(test_sampling_flags), cmocka_unit_test(test_conversation),
-        cmocka_unit_test(test_cut_answers),    cmocka_unit_test(test_full_context),
-        cmocka_unit_test(test_chat_opening),   cmocka_unit_test(test_random_numbers),
+        cmocka_unit_test(test_window),         cmocka_unit_test(test_end),     cmocka_unit_test(test_document_end),
+        cmocka_unit_test(test_samples),        cmocka_unit_test(test_prompts), cmocka_unit_test(test_random_numbers),
+        cmocka_unit_test(test_sampling_flags),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

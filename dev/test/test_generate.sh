@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --generate and --chat on the command line, with models that were trained for it: the end of a text, samples, prompts
-# from files, conversations, and flags that do not fit.
+# --generate on the command line, with models that were trained for it: the end of a text, samples, prompts from files,
+# and flags that do not fit.
 #   TRAINER=./train_gpt2 dev/test/test_generate.sh
 set -uo pipefail
 # shellcheck source=dev/test/harness.sh
@@ -46,10 +46,6 @@ report "a text ends at the end-of-text token, which is not printed" "$(
     run 0 --generate 40 -e merges --temperature 0
     equal "$(cat "$out")" '<|endoftext|>bcd'
 )"
-report "--past-end goes on" "$(
-    run 0 --generate 9 -e merges --temperature 0 --prompt b --past-end
-    equal "$(cat "$out")" 'bcd<|endoftext|>bcd<|endoftext|>bc'
-)"
 report "a sample while training goes on after end-of-text" "$(
     run 0 -o merges -y 1 -x 61 -s 61 -g 9 --prompt b --temperature 0
     says "$out" 'bcd<|endoftext|>bcd<|endoftext|>bc'
@@ -76,72 +72,34 @@ report "--samples prints as many texts, and sample 0 is the text without it" "$(
     run 0 "${sampling[@]}" --temperature 0
     same "$out" narrow
 )"
-report "--prompt-file is --prompt, from a file or from stdin" "$(
+report "--prompt takes a text from a file or from stdin" "$(
     printf 'User: hi\nAss\n' >prompt
     run 0 --generate 30 -e bytes --prompt 'User: hi
 Ass' --temperature 0 && cp "$out" from_flag
-    run 0 --generate 30 -e bytes --prompt-file prompt --temperature 0 && same "$out" from_flag
+    run 0 --generate 30 -e bytes --prompt @prompt --temperature 0 && same "$out" from_flag
     cp prompt input
-    run 0 --generate 30 -e bytes --prompt-file - --temperature 0 && same "$out" from_flag
-)"
-report "--chat answers each line of stdin with one line" "$(
-    printf 'hi\nwhy\n\nhi\nwhy' >input
-    run 0 --chat -e bytes --temperature 0
-    equal "$(cat "$out")" $'yes\nso\n\nyes\nso'
-    equal "$(cat "$err")" ""
-)"
-report "--chat with --generate cuts answers off" "$(
-    printf 'hi\nhi\n' >input
-    run 0 --chat -e bytes --temperature 0 --generate 3
-    equal "$(cat "$out")" $'ye\nye'
-)"
-report "--chat with a line longer than the context says so and goes on" "$(
-    { printf 'hi\n' && printf 'a%.0s' {1..60} && printf '\nhi\n'; } >input
-    run 0 --chat -e bytes --temperature 0
-    equal "$(sed 2q "$out")" $'yes'
-    equal "$(wc -l <"$out")" 3
-    says "$err" "line 2 is a turn of 77 tokens, more than the model's context of 48"
-    equal "$(wc -l <"$err")" 1
-)"
-report "--chat of no lines prints nothing" "$(
-    : >input
-    run 0 --chat -e bytes
-    equal "$(wc -c <"$out")" 0
-)"
-report "--chat on a terminal asks with >" "$(
-    if command -v script >/dev/null; then
-        printf 'hi\n' | timeout 60 script -qec "'$trainer' --chat -e bytes --temperature 0" typescript >"$out" 2>&1
-        says "$out" "> "
-        says "$out" "yes"
-    fi
-)"
-report "--plan plans a conversation like --generate" "$(
-    run 0 --plan -e d12 --chat && cp "$out" plan
-    run 0 --plan -e d12 --generate 5 && same "$out" plan
+    run 0 --generate 30 -e bytes --prompt @- --temperature 0 && same "$out" from_flag
+    run 0 -o bytes -y 1 -x 301 -s 301 -g 30 --prompt @prompt --temperature 0
+    says "$out" "$(head -n 3 from_flag | tail -n 1)"
 )"
 
 # ---- flags that do not fit
 
 : >input
-refused "--chat without weights" "--chat needs trained weights" --chat -e l1h2c16
-refused "--chat without -e" "--chat needs a trained model" --chat
 mkdir bare && cp merges/step_00000060/{model.safetensors,config.json} bare
-refused "--chat without a tokenizer" "with --tokenizer" --chat -e bare
 printf '{"!":0,"a":1}' >vocab.json
 refused "a vocab.json as tokenizer" "vocab.json: found ids of tokens without merges, as in vocab.json; give" \
     --generate 2 -e bare --prompt b --tokenizer vocab.json
-refused "--chat --samples" "--samples applies to --generate alone" --chat -e bytes --samples 2
-refused "--chat --past-end" "--past-end applies to --generate alone" --chat -e bytes --past-end
-refused "--chat --prompt-file -" "reads stdin" --chat -e bytes --prompt-file -
-refused "--chat with a long system message" "is a system message of 108 tokens, more than the model's context of 48" \
-    --chat -e bytes --prompt "$(printf 'a%.0s' {1..99})"
+refused "--generate without weights" "--generate needs trained weights" --generate 2 -e l1h2c16
+refused "--generate without -e" "--generate needs a trained model" --generate 2
+refused "a prompt without a tokenizer" "with --tokenizer" --generate 2 -e bare --prompt b
 refused "--samples without --generate" "--samples applies to --generate" -i turns --samples 2
-refused "--past-end without --generate" "--past-end applies to --generate" -i turns --past-end
-refused "--prompt-file without --generate" "--prompt-file applies to --generate and --chat" \
-    -i turns --prompt-file prompt
-refused "--prompt and --prompt-file" "both give the prompt" --generate 5 -e bytes --prompt a --prompt-file prompt
-refused "a prompt that is missing" "--prompt-file none: could not be opened" --generate 5 -e bytes --prompt-file none
-refused "a folder as prompt" "--prompt-file .: could not be read" --generate 5 -e bytes --prompt-file .
+refused "--prompt @- without --generate" "--prompt @- reads the prompt of --generate from stdin" -i turns --prompt @-
+refused "a prompt that is missing" "--prompt @none: could not read 'none' as a text" --generate 5 -e bytes --prompt @none
+refused "a folder as prompt" "--prompt @.: could not read '.' as a text" --generate 5 -e bytes --prompt @.
 refused "--samples 0" "--samples takes a whole number from 1" --generate 5 -e bytes --samples 0
 refused "--top-p 1.1" "--top-p takes a number from 0 to 1" --generate 5 -e bytes --top-p 1.1
+refused "--chat" "was removed: --generate N continues a --prompt" --chat -e bytes
+refused "--past-end" "was removed: --generate ends at an end-of-text token" --generate 5 -e bytes --past-end
+refused "--prompt-file" "was removed: --prompt @FILE" --generate 5 -e bytes --prompt-file prompt
 end_tests

@@ -258,7 +258,7 @@ report "text that is read as bytes keeps no tokenizer but that of bytes" "$(
     "$trainer" -o larger -y 1 -x 3 --tokenizer '' >"$out" 2>"$err" </dev/null || cat "$err"
     says "$out" "resumed   at step 2"
     train 2 --generate 1 -e run --tokenizer bytes/step_00000001/tokenizer.json
-    says "$err" "tokenizer.json' is that of bytes and the model has 2757 tokens; give the model's own tokenizer"
+    says "$err" "tokenizer.json' has 256 tokens and the model 2757; give the model's own tokenizer"
 )"
 
 # refused NAME STATUS WORDS ARGUMENTS...: one sentence

@@ -805,7 +805,7 @@ refused "-o with a path that is too long" "is 4060 characters long" "${tiny[@]}"
 refused "--generate 0" "--generate takes a whole number from 1" --generate 0 -e whole
 refused "--generate without -e" "--generate needs a trained model" --generate 5
 refused "--generate with a descriptor" "only describes a shape" --generate 5 -e l1h2c16
-refused "a tokenizer with more tokens than the model" "has 2757 tokens and the model only 256" \
+refused "a tokenizer with more tokens than the model" "has 2757 tokens and the model 256" \
     --generate 5 -e whole --tokenizer "$golden/gpt2_2500.bpe"
 refused "--prompt without a tokenizer" "needs a tokenizer" --generate 5 -e shards/step_00000002 --prompt hello
 

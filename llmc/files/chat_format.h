@@ -1,5 +1,5 @@
 /*
-A conversation as text, for training on conversations and for --chat.
+A conversation as text, for training on conversations.
 defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CHAT_TEMPLATE_OF_BYTES
 
   start token                      once, before the first turn: end-of-text; of byte models a newline
@@ -9,7 +9,7 @@ defines: ChatRole, chat_role, chat_turn_text, CHAT_ANSWER_CUE, CHAT_TEMPLATE, CH
                                    models a newline
 No part is a special token but the start and the end token. Each turn is encoded on its own. An assistant turn is
 encoded in two parts: the cue "Assistant:", which the model is given, and " CONTENT", which the model writes and learns,
-with the end token. So training and --chat have the same tokens.
+with the end token.
 A newline ends an answer of a byte model: the content of each of its turns is one line (`one_line`).
 */
 #pragma once

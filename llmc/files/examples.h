@@ -9,7 +9,7 @@ A line is an object of one of these forms. Tokens in [brackets] are targets of t
   {"messages": [{"role": R, "content": C}, ...]}    end-of-text, then the turns of chat_format.h; of an assistant's turn
                                                     [" C", end-of-text]
   {"text": D}                                       end-of-text, [D, end-of-text]
-Prompt, completion and each turn are encoded on their own, as --generate and --chat encode them. End-of-text of a byte
+Prompt, completion and each turn are encoded on their own, as --generate encodes a prompt. End-of-text of a byte
 model is a newline.
 Cut         An example has at most T + 1 tokens. A longer text is cut into pieces, whose first token is the last one of
             the piece before. A longer prompt with completion or conversation is truncated.

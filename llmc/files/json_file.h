@@ -20,7 +20,7 @@ static inline int write_json(const char *path, const cJSON *json) {
 
 enum { JSON_MAX_FILE = 256 << 20 };  // bytes; a tokenizer.json has a few MB
 
-// The text of a whole file and a NUL, which the caller frees. NULL: the file cannot be opened, is longer than
+// The text of a whole file and a NUL, which the caller frees. NULL: the file cannot be read, is longer than
 // JSON_MAX_FILE, or holds a NUL, where cJSON would take the text for ended.
 static inline char *read_text_file(const char *path) {
     FILE *file = fopen(path, "r");
@@ -33,9 +33,10 @@ static inline char *read_text_file(const char *path) {
         capacity *= 2;
         text = (char *)xrealloc(text, capacity + 1);
     }
-    fclose(file);
     text[length] = 0;
-    if (length <= JSON_MAX_FILE && strlen(text) == length) { return text; }
+    bool whole = !ferror(file) && length <= JSON_MAX_FILE && strlen(text) == length;
+    fclose(file);
+    if (whole) { return text; }
     free(text);
     return NULL;
 }

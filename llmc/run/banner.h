@@ -43,9 +43,7 @@ static inline void print_model_lines(const TrainArgs *a, const GPT2Config *c, co
     printf("%lld step%s of %lld tokens\n", max_steps, plural_s((uint64_t)max_steps), tokens_of_update(a));
     if (data->by_default) { printf("note      -i is not given: llm.c's default, %s\n", a->train_data); }
     if (data->default_model) { printf("note      -e is not given: llm.c's default, %s\n", a->model); }
-    char cut[160];
-    choices_cut_words(&data->hellaswag, cut, sizeof cut);
-    if (*cut) { printf("note      HellaSwag: %s\n", cut); }
+    hellaswag_print_cut(&data->hellaswag, "note      HellaSwag: ");
     if (a->hellaswag && !data->hellaswag_path) {
         printf("note      no HellaSwag score: fetch " HELLASWAG_JSON " with scripts/get_data.sh hellaswag\n");
     }

@@ -4,9 +4,8 @@ defines: RunData, data_are_bytes, args_for_examples, data_vocab, data_open, data
          data_open_hellaswag, data_close, data_steps_per_epoch, check_text_fits
 */
 #pragma once
-#include "llmc/files/choices_bin.h"
-#include "llmc/files/choices_json.h"
 #include "llmc/files/dataloader.h"
+#include "llmc/files/hellaswag.h"
 #include "llmc/files/shard_list.h"
 #include "llmc/run/model_source.h"
 #include "llmc/run/text.h"
@@ -24,7 +23,7 @@ typedef struct {
     Examples examples, val_examples;  // of -i, and of -j
     ExampleRows train_rows, val_rows;
     DataLoader train_loader, val_loader;
-    Choices hellaswag;
+    HellaSwag hellaswag;
     const char *hellaswag_path;  // NULL without -h 1
 } RunData;
 
@@ -220,16 +219,16 @@ static inline void data_open_hellaswag(RunData *d, const TrainArgs *a, const Tok
     if (!has_json && !has_bin) { return; }
     d->hellaswag_path = has_json && tokenizer ? HELLASWAG_JSON : HELLASWAG_BIN;
     if (has_json && tokenizer) {
-        d->hellaswag = choices_read_json("-h 1", d->hellaswag_path, CHOICES_LLMC, tokenizer, a->T);
+        d->hellaswag = hellaswag_read_json("-h 1", d->hellaswag_path, HELLASWAG_LLMC, tokenizer, a->T);
     } else {
-        d->hellaswag = choices_read_bin("-h 1", d->hellaswag_path, a->T, V);
+        d->hellaswag = hellaswag_read_bin("-h 1", d->hellaswag_path, a->T, V);
     }
 }
 
 static inline void data_close(RunData *d, const TrainArgs *a) {
     dataloader_close(&d->train_loader);
     if (a->val_every > 0) { dataloader_close(&d->val_loader); }
-    choices_close(&d->hellaswag);
+    hellaswag_close(&d->hellaswag);
     if (d->has_examples) {
         example_rows_free(&d->train_rows);
         example_rows_free(&d->val_rows);

@@ -1,17 +1,15 @@
 /*
 Text in and out of a model: the tokenizer for a model's vocabulary, prompts and printed tokens.
-defines: given_tokenizer, folder_beside, find_tokenizer, tokenizer_advice, prompt_text, document_start, document_end,
-         prompt_tokens, print_bytes, print_token
+defines: given_tokenizer, folder_beside, find_tokenizer_file, find_tokenizer, tokenizer_advice, document_start,
+         prompt_tokens, print_token
 */
 #pragma once
 #include "llmc/files/checkpoint.h"
 #include "llmc/files/dataloader.h"
-#include "llmc/files/manifest.h"
 #include "llmc/files/tokenizer_files.h"
 #include "llmc/run/train_args.h"
 #include <ctype.h>
 #include <glob.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // --tokenizer, or NULL. An empty path is none: a run resumes with it without the --tokenizer of its config.json.
@@ -34,39 +32,6 @@ static inline void find_merges_of_shards(char *path, const char *shards) {
     globfree(&found);
 }
 
-// the names of a tokenizer's file, in the order of the search
-static const char *const tokenizer_names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
-enum { TOKENIZER_NAMES = 3 };
-
-// path = the tokenizer's file in a folder, or "". folder: NULL has none. A tokenizer.json of another kind is skipped.
-static inline void find_tokenizer_in(char *path, const char *folder) {
-    *path = 0;
-    for (int i = 0; i < TOKENIZER_NAMES && folder && *folder && !*path; i++) {
-        format_path(path, "%s/%s", folder, tokenizer_names[i]);
-        if (access(path, R_OK) != 0 || (i == 2 && !tokenizer_json_is_known(path))) { *path = 0; }
-    }
-}
-
-// folder = the checkpoint of a step. Returns whether its tokenizer is as its manifest says.
-static inline bool tokenizer_is_whole(char *folder, const char *run_dir, long long step) {
-    bool whole = true;
-    checkpoint_path(folder, run_dir, step);
-    for (int i = 0; i < TOKENIZER_NAMES; i++) { whole &= manifest_agrees(folder, tokenizer_names[i]); }
-    return whole;
-}
-
-// path = the tokenizer's file in the last checkpoint with a whole tokenizer, or in RUN/best if there is no checkpoint;
-// or ""
-static inline void find_tokenizer_of_run(char *path, const char *run_dir) {
-    char folder[PATH_LENGTH] = "";
-    long long *steps;
-    int count = checkpoint_list_or_stop(run_dir, &steps), last = count - 1;
-    while (last >= 0 && !tokenizer_is_whole(folder, run_dir, steps[last])) { last--; }
-    free(steps);
-    if (count == 0) { checkpoint_of_run(folder, run_dir); }
-    find_tokenizer_in(path, count > 0 && last < 0 ? NULL : folder);
-}
-
 // folder = the folder that holds a file or folder
 static inline void folder_beside(char *folder, const char *path) {
     const char *slash = strrchr(path, '/');
@@ -74,44 +39,41 @@ static inline void folder_beside(char *folder, const char *path) {
     format_path(folder, "%.*s", length, slash ? path : ".");
 }
 
-// Whether a path is a file in the format of Hugging Face, which has a folder of its own. llm.c's .bin has none.
-static inline bool is_safetensors_file(const char *path) {
-    struct stat info;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode)) { return false; }
-    return has_ending(path, ".safetensors") || has_ending(path, ".safetensors.index.json");
-}
-
-// path = the tokenizer's file in the folder -e, in the folder of the safetensors file -e, or in a checkpoint of the run
-// directory -e; or ""
-static inline void find_tokenizer_of_model(char *path, const TrainArgs *a) {
-    char folder[PATH_LENGTH] = "";
+// path = the tokenizer's file in a folder, or in the last checkpoint of a run directory; "" if there is none. folder:
+// may be NULL, or missing. A tokenizer.json of another kind is skipped.
+static inline void find_tokenizer_in(char *path, const char *folder) {
+    static const char *const names[] = {"merges.txt", "vocab.bpe", "tokenizer.json"};
+    char checkpoint[PATH_LENGTH];
     *path = 0;
-    if (!a->model || access(a->model, F_OK) != 0) { return; }
-    find_tokenizer_in(path, a->model);
-    if (*path) { return; }
-    if (is_safetensors_file(a->model)) {
-        folder_beside(folder, a->model);
-        find_tokenizer_in(path, folder);
-    } else {
-        find_tokenizer_of_run(path, a->model);
+    if (!folder || access(folder, F_OK) != 0) { return; }
+    checkpoint_of_run(checkpoint, folder);
+    for (int i = 0; i < 6 && !*path; i++) {
+        const char *name = names[i % 3];
+        format_path(path, "%s/%s", i < 3 ? folder : checkpoint, name);
+        bool known = access(path, R_OK) == 0 && (!has_ending(name, ".json") || tokenizer_json_is_known(path));
+        if (!known || (i >= 3 && !*checkpoint)) { *path = 0; }
     }
 }
 
-// path = --tokenizer. Without --tokenizer, the first readable file of this search, or "":
-//   1. merges.txt, vocab.bpe, then tokenizer.json, in the folder -e
-//   2. the same names in the last checkpoint of the run directory -e
-//   3. the same names in the folder that holds -e
-//   4. the same names in -o, then in its last checkpoint
-//   5. the merges beside the shards of -i, or of --eval
+// folder = -e, or the folder of its .safetensors file; "" without -e
+static inline void folder_of_model(char *folder, const TrainArgs *a) {
+    const char *model = a->model ? a->model : "";
+    if (has_ending(model, ".safetensors") || has_ending(model, ".safetensors.index.json")) {
+        folder_beside(folder, model);
+    } else {
+        format_path(folder, "%s", model);
+    }
+}
+
+// path = --tokenizer. Without --tokenizer, the first of merges.txt, vocab.bpe and tokenizer.json in -e or its last
+// checkpoint, beside -e, in -o or its last checkpoint; then the merges beside the shards of -i, or of --eval; or "".
 // find_tokenizer then looks for llm.c's gpt2_tokenizer.bin.
 static inline void find_tokenizer_file(char *path, const TrainArgs *a) {
-    char beside[PATH_LENGTH] = "", of_run[PATH_LENGTH] = "";
+    char model[PATH_LENGTH], beside[PATH_LENGTH] = "";
     format_path(path, "%s", given_tokenizer(a) ? a->tokenizer : "");
-    if (*path) { return; }
-    find_tokenizer_of_model(path, a);
+    folder_of_model(model, a);
     if (a->model && access(a->model, F_OK) == 0) { folder_beside(beside, a->model); }
-    if (a->run_dir) { checkpoint_of_run(of_run, a->run_dir); }
-    const char *const folders[] = {beside, a->run_dir, of_run};
+    const char *const folders[] = {model, beside, a->run_dir};
     for (int i = 0; i < 3 && !*path; i++) { find_tokenizer_in(path, folders[i]); }
     if (!*path) { find_merges_of_shards(path, a->eval ? a->eval : a->train_data); }
 }
@@ -127,31 +89,26 @@ static inline bool llmc_tokenizer_fits(int vocab_size) {
     return read && header[0] == TOKENIZER_BIN_MAGIC && header[2] == vocab_size;
 }
 
-// whether a file holds the tokens of `tokenizer`, with the same ids
-static inline bool tokenizer_file_is(const Tokenizer *tokenizer, const char *path) {
-    Tokenizer other = tokenizer_open(path);
-    bool same = tokenizer_fingerprint(&other) == tokenizer_fingerprint(tokenizer);
-    tokenizer_free(&other);
-    return same;
-}
-
 // Stops if the shards of -i, --eval or -j have other tokens than `tokenizer`, of the file `path` that
 // find_tokenizer_file found in -e, or else beside the shards of -i. A file beside -e or in -o need not belong to the
 // model: it is not compared.
 static inline void check_shards(const Tokenizer *tokenizer, const char *path, const TrainArgs *a) {
-    char own[PATH_LENGTH], of_data[PATH_LENGTH], other[PATH_LENGTH];
+    char model[PATH_LENGTH], own[PATH_LENGTH], merges[2][PATH_LENGTH];
     const char *const flags[] = {a->eval ? "--eval" : "-i", "-j"};
     const char *const shards[] = {a->eval ? a->eval : a->train_data, a->eval ? NULL : a->val_data};
-    find_tokenizer_of_model(own, a);
-    find_merges_of_shards(of_data, shards[0]);
-    if (strcmp(path, own) != 0 && strcmp(path, of_data) != 0) { return; }
+    folder_of_model(model, a);
+    find_tokenizer_in(own, model);
+    for (int i = 0; i < 2; i++) { find_merges_of_shards(merges[i], shards[i]); }
+    if (strcmp(path, own) != 0 && strcmp(path, merges[0]) != 0) { return; }
     for (int i = 0; i < 2; i++) {
-        *other = 0;
-        if (shards[i] && token_path_is_shard(shards[i])) { find_merges_of_shards(other, shards[i]); }
-        if (!*other || strcmp(other, path) == 0 || tokenizer_file_is(tokenizer, other)) { continue; }
+        if (!*merges[i] || !token_path_is_shard(shards[i]) || strcmp(merges[i], path) == 0) { continue; }
+        Tokenizer other = tokenizer_open(merges[i]);
+        bool same = tokenizer_fingerprint(&other) == tokenizer_fingerprint(tokenizer);
+        tokenizer_free(&other);
+        if (same) { continue; }
         input_error("%s %s has the tokens of '%s', and %s %s has those of '%s': an id is another token there; make "
                     "shards with --tokenizer %s, or say with --tokenizer which of the two counts",
-                    flags[i], shards[i], other, *own ? "-e" : flags[0], *own ? a->model : shards[0], path, path);
+                    flags[i], shards[i], merges[i], *own ? "-e" : flags[0], *own ? a->model : shards[0], path, path);
     }
 }
 
@@ -160,23 +117,19 @@ static inline void check_shards(const Tokenizer *tokenizer, const char *path, co
 // the model has more tokens. See check_shards.
 static inline bool find_tokenizer(Tokenizer *tokenizer, const TrainArgs *a, int vocab_size) {
     char path[PATH_LENGTH];
-    find_tokenizer_file(path, a);
     if (!given_tokenizer(a) && vocab_size == BYTE_VOCABULARY) {
         *tokenizer = tokenizer_bytes();
         return true;
     }
+    find_tokenizer_file(path, a);
     if (!*path && llmc_tokenizer_fits(vocab_size)) { format_path(path, LLMC_TOKENIZER); }
     if (!*path) { return false; }
     *tokenizer = tokenizer_open(path);
-    if (tokenizer_vocab_size(tokenizer) > vocab_size) {
-        input_error("the tokenizer '%s' has %d tokens and the model only %d; give the model's own tokenizer with "
-                    "--tokenizer",
-                    path, tokenizer_vocab_size(tokenizer), vocab_size);
-    }
-    if (!tokenizer->merges && vocab_size != BYTE_VOCABULARY) {
-        input_error("the tokenizer '%s' is that of bytes and the model has %d tokens; give the model's own tokenizer "
-                    "with --tokenizer",
-                    path, vocab_size);
+    bool of_bytes = !tokenizer->merges && vocab_size != BYTE_VOCABULARY;
+    if (tokenizer_vocab_size(tokenizer) > vocab_size || of_bytes) {
+        input_error(
+            "the tokenizer '%s' has %d tokens and the model %d; give the model's own tokenizer with --tokenizer", path,
+            tokenizer_vocab_size(tokenizer), vocab_size);
     }
     if (!given_tokenizer(a)) { check_shards(tokenizer, path, a); }
     return true;
@@ -188,33 +141,19 @@ static inline const char *tokenizer_advice(int vocab_size) {
                                     : "give the merges.txt or tokenizer.json of its vocabulary with --tokenizer";
 }
 
-// Reads --prompt-file, a path or - for stdin, without one newline at its end.
-static inline char *read_prompt_file(const char *path, size_t *bytes) {
-    enum { MOST = 16 << 20 };
-    bool is_stdin = strcmp(path, "-") == 0;
-    FILE *file = is_stdin ? stdin : fopen(path, "rb");
-    if (!file) { input_error("--prompt-file %s: could not be opened (%s); check the path", path, strerror(errno)); }
-    char *text = (char *)xmalloc(MOST + 1);
-    *bytes = fread(text, 1, MOST + 1, file);
-    if (ferror(file)) {
-        input_error("--prompt-file %s: could not be read (%s); give a file of text", path, strerror(errno));
+// The text of --prompt; the caller frees it. @FILE is the text of a file and @- that of stdin, without one newline at
+// the end; @@TEXT is @TEXT.
+static inline char *prompt_text(const char *prompt) {
+    if (prompt[0] != '@' || prompt[1] == '@') { return xstrdup(prompt + (prompt[0] == '@')); }
+    char *text = read_text_file(strcmp(prompt, "@-") == 0 ? "/dev/stdin" : prompt + 1);
+    if (!text) {
+        input_error("--prompt %s: could not read '%s' as a text; give a file of text, or write @@ for a prompt that "
+                    "begins with @",
+                    prompt, prompt + 1);
     }
-    if (*bytes > MOST) {
-        input_error("--prompt-file %s: larger than %d MiB; a model reads only the end of a prompt that is longer than "
-                    "its context, so cut the file",
-                    path, MOST >> 20);
-    }
-    if (!is_stdin) { fclose(file); }
-    if (*bytes > 0 && text[*bytes - 1] == '\n') { --*bytes; }
-    text[*bytes] = 0;
-    return (char *)xrealloc(text, *bytes + 1);
-}
-
-// The text of --prompt or --prompt-file, *bytes and a NUL; the caller frees it.
-static inline char *prompt_text(const TrainArgs *a, size_t *bytes) {
-    if (a->prompt_file) { return read_prompt_file(a->prompt_file, bytes); }
-    *bytes = strlen(a->prompt);
-    return xstrdup(a->prompt);
+    size_t bytes = strlen(text);
+    if (bytes > 0 && text[bytes - 1] == '\n') { text[bytes - 1] = 0; }
+    return text;
 }
 
 // the token before each document: end-of-text, for bytes a newline, without a tokenizer (NULL) the last token of the
@@ -223,35 +162,25 @@ static inline int document_start(const Tokenizer *tokenizer, int vocab_size) {
     return tokenizer ? tokenizer->end_of_text : vocab_size - 1;
 }
 
-// The token after each document; -1 for bytes: a newline starts a document, but also stands inside of it.
-static inline int document_end(const Tokenizer *tokenizer, int vocab_size) {
-    return tokenizer && !tokenizer->merges ? -1 : document_start(tokenizer, vocab_size);
-}
-
-// *tokens (malloced) = the prompt, the text (bytes). Returns the number of tokens. An empty prompt becomes one token,
-// document_start.
-static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *text, size_t bytes, int vocab_size,
-                                   int **tokens) {
-    if (bytes && !tokenizer) {
+// *tokens (malloced) = the tokens of --prompt. Returns their number. An empty prompt becomes one token, document_start.
+static inline size_t prompt_tokens(const Tokenizer *tokenizer, const char *prompt, int vocab_size, int **tokens) {
+    char *text = prompt_text(prompt);
+    size_t count = 1;
+    if (*text && !tokenizer) {
         input_error("--prompt is text, but a model of %d tokens needs a tokenizer: %s", vocab_size,
                     tokenizer_advice(vocab_size));
     }
-    if (bytes) { return tokenizer_encode(tokenizer, text, bytes, tokens); }
-    *tokens = (int *)xmalloc(sizeof(int));
-    (*tokens)[0] = document_start(tokenizer, vocab_size);
-    return 1;
-}
-
-// Prints bytes of text. Control characters do not reach a terminal. one_line: newlines become spaces.
-static inline void print_bytes(const char *text, size_t bytes, bool one_line) {
-    bool terminal = isatty(STDOUT_FILENO);
-    for (size_t i = 0; i < bytes; i++) {
-        bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
-        putchar(terminal && control ? '?' : one_line && text[i] == '\n' ? ' ' : text[i]);
+    if (*text) {
+        count = tokenizer_encode(tokenizer, text, strlen(text), tokens);
+    } else {
+        *tokens = (int *)xmalloc(sizeof(int));
+        **tokens = document_start(tokenizer, vocab_size);
     }
+    free(text);
+    return count;
 }
 
-// prints one token as text, or as a number if tokenizer is NULL
+// Prints one token as text, or as a number if tokenizer is NULL. Control characters do not reach a terminal.
 static inline void print_token(const Tokenizer *tokenizer, int token) {
     if (!tokenizer) {
         printf("%d ", token);
@@ -259,5 +188,9 @@ static inline void print_token(const Tokenizer *tokenizer, int token) {
     }
     size_t bytes;
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
-    print_bytes(text, bytes, false);
+    bool terminal = isatty(STDOUT_FILENO);
+    for (size_t i = 0; i < bytes; i++) {
+        bool control = iscntrl((unsigned char)text[i]) && text[i] != '\n' && text[i] != '\t';
+        putchar(terminal && control ? '?' : text[i]);
+    }
 }

@@ -2,7 +2,7 @@
 The trainer's flags. One table drives parsing, --help, the banner and config.json. In this order: the struct, the
 defaults, the table, values derived from flags, the checks of several flags together, and reading flags from the command
 line and from a run's config.json.
-defines: RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, EvalTask, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
+defines: RECOMPUTE_AUTO, FuseGelu, MATMUL_AUTO, ALL_POSITIONS, HELLASWAG_JSON, ExportFormat, ExportType,
          EXPORT_TYPE_CHOICES, ChosenFlag, TrainArgs, default_args, flag_table, NUM_FLAGS, num_ranks, data_ranks,
          accumulation_steps, tokens_of_update, keeps_best, saves_checkpoints, args_check, args_set_ranks,
          chosen_to_json, read_flags, Usage, usages, NUM_USAGES, print_help
@@ -28,10 +28,6 @@ typedef enum { FUSE_GELU_OFF, FUSE_GELU_ON, FUSE_GELU_AUTO } FuseGelu;  // in th
 #define MATMUL_PRECISION_CHOICES "0 1 2 auto"
 enum { MATMUL_AUTO = 3 };
 
-// --eval-task
-typedef enum { EVAL_AUTO, EVAL_TEXT, EVAL_CHOICES, EVAL_LAMBADA } EvalTask;  // in the order of EVAL_TASKS
-#define EVAL_TASKS "auto text choices lambada"
-
 enum { ALL_POSITIONS = 1048576 };  // -t of --eval where none is given: the model's positions
 
 // --export and --type
@@ -39,9 +35,6 @@ typedef enum { EXPORT_NONE, EXPORT_GGUF, EXPORT_LLMC } ExportFormat;  // in the 
 #define EXPORT_CHOICES "none gguf llmc"
 typedef enum { EXPORT_AUTO, EXPORT_F32, EXPORT_F16, EXPORT_BF16, EXPORT_Q8_0 } ExportType;  // as EXPORT_TYPE_CHOICES
 #define EXPORT_TYPE_CHOICES "auto f32 f16 bf16 q8_0"
-
-// tokens of an answer of --chat without --generate
-enum { CHAT_TOKENS = 256 };
 
 // flags that -r auto sets; bits of TrainArgs.chosen, in the order of chosen_flags
 typedef enum { CHOSEN_RECOMPUTE = 1, CHOSEN_FUSE_GELU = 2, CHOSEN_CLASSIFIER_ROWS = 4 } ChosenFlag;
@@ -63,12 +56,10 @@ typedef struct {
     // evaluation, sampling and text
     int val_every, val_batches, hellaswag, patience;
     const char *eval;
-    int eval_task, stride;
     int sample_every, sample_tokens;
     const char *prompt;
     double temperature, top_p;
     int top_k, generate, samples;
-    const char *prompt_file, *past_end, *chat;
     const char *tokenizer;
     // --tokenize
     const char *tokenize, *field, *separator;
@@ -188,18 +179,16 @@ static const Flag flag_table[] = {
     {"h", "hellaswag", FLAG_INT, ARG(hellaswag), 0, 1, NULL, "0|1",
      "score HellaSwag at each validation (default %s: off)"},
     {NULL, "eval", FLAG_STRING, ARG(eval), 0, 0, NULL, "FILE",
-     "score a text, shards or examples with the weights in -e; no training", NOT_RESUMED},
-    {NULL, "eval-task", FLAG_CHOICE, ARG(eval_task), 0, 0, EVAL_TASKS, "NAME",
-     "with --eval: auto, text, choices or lambada (default %s: by the file)", NOT_RESUMED},
-    {NULL, "stride", FLAG_INT, ARG(stride), ANY_COUNT, NULL, "N",
-     "with --eval, tokens that each window of -t scores (default %s: all -t)", NOT_RESUMED},
+     "score a text, shards or HellaSwag with the weights in -e; no training", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "eval-task", "lm-evaluation-harness scores a checkpoint, as doc/evaluation.md shows"),
+    FLAG_WAS_REMOVED(NULL, "stride", "the windows of --eval do not overlap, and a larger -t gives more context"),
 
     FLAG_HEADING("Sampling and text"),
     {"s", "sample-every", FLAG_INT, ARG(sample_every), ANY_COUNT, NULL, "N",
      "print a sample every N steps and at the end (default %s; 0 disables)"},
     {"g", "sample-tokens", FLAG_INT, ARG(sample_tokens), 1, 1048576, NULL, "N", "tokens per sample (default %s)"},
     {NULL, "prompt", FLAG_STRING, ARG(prompt), 0, 0, NULL, "TEXT",
-     "text that samples continue (default: the start of a document)"},
+     "text that samples continue, or @FILE (default: the start of a document)"},
     {NULL, "temperature", FLAG_REAL, ARG(temperature), 0, 100, NULL, "X",
      "sampling temperature (default %s; 0 always takes the likeliest token)"},
     {NULL, "top-k", FLAG_INT, ARG(top_k), ANY_COUNT, NULL, "N",
@@ -208,14 +197,12 @@ static const Flag flag_table[] = {
      "sample among the likeliest tokens of probability X (default %s: all)"},
     {NULL, "generate", FLAG_INT, ARG(generate), 1, 2147483647, NULL, "N",
      "continue --prompt by up to N tokens with the model in -e; no training", NOT_RESUMED},
-    {NULL, "prompt-file", FLAG_STRING, ARG(prompt_file), 0, 0, NULL, "FILE",
-     "with --generate and --chat, read the prompt from FILE (- for stdin)", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "prompt-file", "--prompt @FILE reads the prompt from a file, and --prompt @- from stdin"),
     {NULL, "samples", FLAG_INT, ARG(samples), 1, 2147483647, NULL, "N",
      "with --generate, number of continuations of the prompt (default %s)", NOT_RESUMED},
-    {NULL, "past-end", FLAG_OPTION, ARG(past_end), 0, 0, NULL, NULL,
-     "with --generate, go on after an end-of-text token", NOT_RESUMED},
-    {NULL, "chat", FLAG_OPTION, ARG(chat), 0, 0, NULL, NULL,
-     "answer each line of stdin with the model in -e; no training", NOT_RESUMED},
+    FLAG_WAS_REMOVED(NULL, "past-end", "--generate ends at an end-of-text token, and --samples N prints more texts"),
+    FLAG_WAS_REMOVED(NULL, "chat",
+                     "--generate N continues a --prompt, and llama.cpp chats with the model of --export gguf"),
     {NULL, "tokenizer", FLAG_STRING, ARG(tokenizer), 0, 0, NULL, "FILE",
      "BPE tokenizer: merges.txt, vocab.bpe, tokenizer.json or llm.c's .bin"},
 
@@ -412,8 +399,7 @@ static inline void args_check_ranks(const TrainArgs *a) {
             "-tp %d must divide the number of ranks, found %d: start another number of ranks, or give another -tp",
             a->tensor_parallel, ranks);
     }
-    const char *alone = a->chat            ? "--chat"
-                        : a->generate      ? "--generate"
+    const char *alone = a->generate        ? "--generate"
                         : a->eval          ? "--eval"
                         : a->export_format ? "--export"
                         : a->tokenize      ? "--tokenize"
@@ -501,33 +487,15 @@ static inline void args_check_needs(const TrainArgs *a) {
     if (a->eval && !a->model && !a->plan) {
         input_error("--eval needs a trained model: give its folder or .safetensors file with -e");
     }
-    if ((a->eval_task != EVAL_AUTO || a->stride > 0) && !a->eval) {
-        input_error("--eval-task and --stride apply to --eval: give the file to score with --eval FILE");
-    }
     if (a->generate && !a->model && !a->plan) {
-        input_error("--%s needs a trained model: give its folder or .safetensors file with -e",
-                    a->chat ? "chat" : "generate");
+        input_error("--generate needs a trained model: give its folder or .safetensors file with -e");
     }
-}
-
-// flags of --generate and --chat
-static inline void args_check_text(const TrainArgs *a) {
-    const char *of_generate = a->samples > 1 ? "--samples" : a->past_end ? "--past-end" : NULL;
-    const char *of_text = of_generate ? of_generate : a->prompt_file ? "--prompt-file" : NULL;
-    if (of_text && !a->generate) {
-        input_error("%s applies to --generate%s: give that too, or leave %s out", of_text,
-                    of_generate ? "" : " and --chat", of_text);
+    if (a->samples > 1 && !a->generate) {
+        input_error("--samples applies to --generate: give that too, or leave --samples out");
     }
-    if (of_generate && a->chat) {
-        input_error("%s applies to --generate alone, and --chat answers each line once, up to an end-of-text token: "
-                    "leave %s out",
-                    of_generate, of_generate);
-    }
-    if (a->prompt_file && *a->prompt) {
-        input_error("--prompt and --prompt-file %s both give the prompt: leave one of them out", a->prompt_file);
-    }
-    if (a->chat && a->prompt_file && strcmp(a->prompt_file, "-") == 0) {
-        input_error("--prompt-file - reads stdin, where --chat reads the conversation: give a file, or --prompt");
+    if (strcmp(a->prompt, "@-") == 0 && !a->generate) {
+        input_error(
+            "--prompt @- reads the prompt of --generate from stdin: give the samples of training a file or a text");
     }
 }
 
@@ -546,7 +514,6 @@ static inline void args_check(const TrainArgs *a) {
     args_check_batch(a);
     args_check_recompute(a);
     args_check_needs(a);
-    args_check_text(a);
 }
 
 // ---- from the command line and config.json
@@ -610,7 +577,6 @@ static inline cJSON *read_flags(TrainArgs *args, int argc, char **argv) {
         args->T = ALL_POSITIONS;
         flags_parse(flag_table, NUM_FLAGS, args, argc, argv);
     }
-    if (args->chat && !args->generate) { args->generate = CHAT_TOKENS; }
     if (!args->resume || !args->run_dir || args->generate || args->eval) { return NULL; }
     char path[PATH_LENGTH];
     format_path(path, "%s/config.json", args->run_dir);
@@ -633,8 +599,7 @@ static const Usage usages[] = {
     {"-i DATA [-e MODEL] [-o DIR] [flags]", "train"},
     {"-o DIR -y 1 [flags]", "resume"},
     {"--generate N -e DIR [--prompt TEXT] [flags]", "generate text"},
-    {"--eval FILE -e DIR [flags]", "score a text or examples"},
-    {"--chat -e DIR [flags]", "answer the lines of stdin"},
+    {"--eval FILE -e DIR [flags]", "score a text, shards or HellaSwag"},
     {"--export FORMAT -e DIR -o FILE [flags]", "write a model for llama.cpp or llm.c"},
     {"--plan [flags]", "print the memory plan"},
     {"--self-check", "check this device"},

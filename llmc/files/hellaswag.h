@@ -1,0 +1,284 @@
+/*
+HellaSwag: a context and four endings, one of them true. A model chooses the ending of the lowest loss.
+defines: HellaSwag, HellaSwagForm, HellaSwagLoss, hellaswag_open, hellaswag_read_bin, hellaswag_is_bin, hellaswag_read_json,
+         hellaswag_is_json, hellaswag_examples, hellaswag_chooses_true, hellaswag_print_cut, hellaswag_close
+
+Row         the tokens of the context, then those of one ending; example e has the rows 4e to 4e + 3. The tokens of the
+            ending are scored, each given the tokens before it. A context without tokens is end-of-text.
+Length      at most T + 1 tokens, since T inputs predict T tokens. A longer context is cut at the left.
+.jsonl      the published file. A line is an object with "ctx", four strings in "endings", and the true one's index in
+            "label". llm.c encodes the context, and a space with the ending. lm-eval cleans the texts first
+            (hellaswag_text.h), and moves white space at the end of the context to the ending.
+.bin        llm.c's eval format, little-endian. A header of 256 int32: magic 20240522, version 1, number of examples,
+            bytes of the longest one, 0... Then the examples, of uint16: 65535, bytes of the example, its index, the
+            label, the number of endings, and five lists (context and endings), each a count and that many token ids.
+*/
+#pragma once
+#include "llmc/files/corpus.h"
+#include "llmc/files/hellaswag_text.h"
+#include <math.h>
+
+enum { HELLASWAG_ENDINGS = 4, HELLASWAG_MAGIC = 20240522, HELLASWAG_HEADER_INTS = 256 };
+typedef enum { HELLASWAG_LLMC, HELLASWAG_LM_EVAL } HellaSwagForm;
+
+// the loss of an ending, from its tokens: their sum (lm-eval's acc), the sum over the number of characters (lm-eval's
+// acc_norm), or the mean (llm.c's)
+typedef enum { HELLASWAG_SUM, HELLASWAG_PER_CHARACTER, HELLASWAG_MEAN } HellaSwagLoss;
+
+typedef struct {
+    size_t start;           // of the row in HellaSwag.tokens
+    int length, scored;     // tokens: all of them, and those of the ending
+    double num_characters;  // code points of the ending; 0 in a .bin file
+    bool is_true;
+} HellaSwagRow;
+
+typedef struct {
+    const char *flag, *path;  // for messages
+    int T;
+    int *tokens;
+    size_t num_tokens, max_tokens;
+    HellaSwagRow *rows;
+    int num_rows, max_rows;
+    int num_cut;  // examples with a context that was cut
+} HellaSwag;
+
+// no examples yet, for contexts of T tokens. flag: that named the file, for messages. Close with hellaswag_close.
+static inline HellaSwag hellaswag_open(const char *flag, const char *path, int T) {
+    HellaSwag set;
+    memset(&set, 0, sizeof set);
+    set.flag = flag;
+    set.path = path;
+    set.T = T;
+    return set;
+}
+
+static inline void hellaswag_close(HellaSwag *set) {
+    free(set->tokens);
+    free(set->rows);
+    memset(set, 0, sizeof *set);
+}
+
+static inline int hellaswag_examples(const HellaSwag *set) { return set->num_rows / HELLASWAG_ENDINGS; }
+
+// Adds a row: `context` tokens (>= 1), then `ending` tokens (>= 1). Returns whether the context was cut. Stops at an
+// ending of more than T tokens.
+static inline bool hellaswag_add_row(HellaSwag *set, const int *ids, size_t context, size_t ending, bool is_true) {
+    size_t length = context + ending, most = (size_t)set->T + 1, cut = length > most ? length - most : 0;
+    if (ending > (size_t)set->T) {
+        input_error("%s: example %d of %s has an ending of %zu tokens, but the context is %d; give a larger -t, or a "
+                    "model with more positions",
+                    set->flag, hellaswag_examples(set), set->path, ending, set->T);
+    }
+    length -= cut;
+    if (set->num_rows == set->max_rows) {
+        set->max_rows = 2 * set->max_rows + 4096;
+        set->rows = (HellaSwagRow *)xrealloc(set->rows, (size_t)set->max_rows * sizeof *set->rows);
+    }
+    if (set->num_tokens + length > set->max_tokens) {
+        set->max_tokens = 2 * set->max_tokens + length;
+        set->tokens = (int *)xrealloc(set->tokens, set->max_tokens * sizeof *set->tokens);
+    }
+    HellaSwagRow row = {set->num_tokens, (int)length, (int)ending, 0, is_true};
+    memcpy(set->tokens + set->num_tokens, ids + cut, length * sizeof *ids);
+    set->num_tokens += length;
+    set->rows[set->num_rows++] = row;
+    return cut > 0;
+}
+
+// Whether the model chooses the true ending of example e, the first of equal ones. sums (num_rows): of the losses of
+// each row's scored tokens; NaN is never the lowest.
+static inline bool hellaswag_chooses_true(const HellaSwag *set, int e, const double *sums, HellaSwagLoss of) {
+    double lowest = INFINITY;
+    bool is_true = false;
+    for (int r = HELLASWAG_ENDINGS * e; r < HELLASWAG_ENDINGS * (e + 1); r++) {
+        const HellaSwagRow *row = &set->rows[r];
+        double count = of == HELLASWAG_MEAN ? row->scored : of == HELLASWAG_PER_CHARACTER ? row->num_characters : 1;
+        double loss = count > 0 ? sums[r] / count : INFINITY;
+        if (loss < lowest) {
+            lowest = loss;
+            is_true = row->is_true;
+        }
+    }
+    return is_true;
+}
+
+// Prints a note after `before` if contexts were cut.
+static inline void hellaswag_print_cut(const HellaSwag *set, const char *before) {
+    if (set->num_cut == 0) { return; }
+    printf("%s%d of %d examples are longer than %d tokens: their contexts are cut at the left\n", before, set->num_cut,
+           hellaswag_examples(set), set->T);
+}
+
+// ---- llm.c's .bin
+
+static inline bool hellaswag_is_bin(const char *path) {
+    int32_t magic = 0;
+    struct stat info;
+    FILE *file = stat(path, &info) == 0 && S_ISREG(info.st_mode) ? fopen(path, "rb") : NULL;
+    bool is_bin = file && fread(&magic, sizeof magic, 1, file) == 1 && magic == HELLASWAG_MAGIC;
+    if (file) { fclose(file); }
+    return is_bin;
+}
+
+// What follows the header of the file, *bytes of it; the caller frees it. *examples: their number by the header.
+static inline uint16_t *hellaswag_load_bin(const HellaSwag *set, size_t *bytes, int *examples) {
+    int32_t header[HELLASWAG_HEADER_INTS];
+    struct stat info;
+    FILE *file = fopen(set->path, "rb");
+    bool has_header = file && fstat(fileno(file), &info) == 0 && fread(header, sizeof header, 1, file) == 1;
+    if (!has_header || header[0] != HELLASWAG_MAGIC || header[1] != 1 || header[2] < 1) {
+        input_error("%s: %s has no header of llm.c's eval format (magic %d, version 1, number of examples); copy or "
+                    "make the file again",
+                    set->flag, set->path, HELLASWAG_MAGIC);
+    }
+    *examples = header[2];
+    *bytes = (size_t)info.st_size - sizeof header;
+    uint16_t *words = (uint16_t *)xmalloc(*bytes);
+    *bytes = fread(words, 1, *bytes, file);
+    fclose(file);
+    return words;
+}
+
+__attribute__((noreturn)) static inline void hellaswag_refuse(const HellaSwag *set, int e, const char *words) {
+    input_error("%s: example %d of %s %s; copy or make the file again", set->flag, e, set->path, words);
+}
+
+// Adds example e at `words`, of which the file has `left`. ids: room for an example. Returns the words of the example.
+static inline size_t hellaswag_add_words(HellaSwag *set, int e, const uint16_t *words, size_t left, int vocab_size,
+                                         int *ids) {
+    size_t at = 5, context = 0, size = left > at ? words[1] / sizeof *words : SIZE_MAX;
+    if (size > left) { hellaswag_refuse(set, e, "is cut short"); }
+    bool has_size = words[0] == UINT16_MAX && words[1] % sizeof *words == 0 && words[2] == e;
+    if (!has_size || words[3] >= HELLASWAG_ENDINGS || words[4] != HELLASWAG_ENDINGS) {
+        hellaswag_refuse(set, e, "does not begin with 65535, a size, its index, a label from 0 to 3, and 4 endings");
+    }
+    bool cut = false;
+    for (int list = 0; list <= HELLASWAG_ENDINGS; list++) {
+        size_t count = at < size ? words[at++] : 0;
+        if (count == 0 || count > size - at) { hellaswag_refuse(set, e, "has an empty text, or one beyond its size"); }
+        for (size_t i = 0; i < count; i++) {
+            ids[context + i] = words[at++];
+            if (ids[context + i] < vocab_size) { continue; }
+            input_error("%s: example %d of %s has token id %d, but the vocabulary has ids 0 to %d; take a model with "
+                        "the vocabulary of the file",
+                        set->flag, e, set->path, ids[context + i], vocab_size - 1);
+        }
+        if (list == 0) {
+            context = count;
+        } else {
+            cut |= hellaswag_add_row(set, ids, context, count, list - 1 == words[3]);
+        }
+    }
+    if (at != size) { hellaswag_refuse(set, e, "goes on after its last ending"); }
+    set->num_cut += cut;
+    return size;
+}
+
+// The examples of a .bin file. Stops at a damaged one.
+static inline HellaSwag hellaswag_read_bin(const char *flag, const char *path, int T, int vocab_size) {
+    HellaSwag set = hellaswag_open(flag, path, T);
+    size_t bytes, at = 0;
+    int examples, *ids = (int *)xmalloc(UINT16_MAX * sizeof *ids);
+    uint16_t *words = hellaswag_load_bin(&set, &bytes, &examples);
+    for (int e = 0; e < examples; e++) {
+        at += hellaswag_add_words(&set, e, words + at, bytes / sizeof *words - at, vocab_size, ids);
+    }
+    if (at * sizeof *words != bytes) {
+        input_error("%s: %s goes on after its %d examples; copy or make the file again", flag, path, examples);
+    }
+    free(words);
+    free(ids);
+    return set;
+}
+
+// ---- the published .jsonl
+
+// Whether a file of JSON lines has endings to choose from in its first line. Quotes in a JSON string are escaped.
+static inline bool hellaswag_is_json(const char *path) {
+    FILE *file = corpus_is_json(path) ? fopen(path, "rb") : NULL;
+    char *line = NULL;
+    size_t room = 0;
+    bool is_json = file && getline(&line, &room, file) > 0 && strstr(line, "\"endings\":") != NULL;
+    free(line);
+    if (file) { fclose(file); }
+    return is_json;
+}
+
+// the index of the true ending, a number or, in Hugging Face's copy of the file, a digit in a string; -1: neither
+static inline int hellaswag_label(const cJSON *json) {
+    const cJSON *label = cJSON_GetObjectItemCaseSensitive(json, "label");
+    const char *digit = cJSON_GetStringValue(label);
+    if (digit) { return *digit >= '0' && *digit < '0' + HELLASWAG_ENDINGS && !digit[1] ? *digit - '0' : -1; }
+    bool whole = cJSON_IsNumber(label) && label->valuedouble == label->valueint;
+    return whole && label->valueint < HELLASWAG_ENDINGS ? label->valueint : -1;
+}
+
+// Adds the row of a context and " ending". Returns whether the context was cut.
+static inline bool hellaswag_encode(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
+                                    const char *context, const char *ending, HellaSwagForm form, bool is_true) {
+    size_t before = strlen(context), size = before + strlen(ending) + 2;
+    char *text = (char *)xmalloc(size);
+    int *ids = (int *)xmalloc(size * sizeof *ids);
+    snprintf(text, size, "%s %s", context, ending);
+    if (form == HELLASWAG_LM_EVAL) { before = text_without_space(context, before); }
+    size_t tokens = tokenizer_encode_with(tokenizer, encoder, text, before, ids);
+    if (tokens == 0) { ids[tokens++] = tokenizer->end_of_text; }
+    size_t more = tokenizer_encode_with(tokenizer, encoder, text + before, size - 1 - before, ids + tokens);
+    bool cut = hellaswag_add_row(set, ids, tokens, more, is_true);
+    for (const char *c = ending; *c; c++) {
+        set->rows[set->num_rows - 1].num_characters += ((uint8_t)*c & 0xC0) != 0x80;
+    }
+    free(text);
+    free(ids);
+    return cut;
+}
+
+// Adds the example of a line. Returns whether it is one.
+static inline bool hellaswag_add_json(HellaSwag *set, const Tokenizer *tokenizer, TokenizerEncoder *encoder,
+                                      const cJSON *json, HellaSwagForm form) {
+    const char *names[] = {"ctx", "activity_label", "ctx_a", "ctx_b"}, *x[4];
+    const cJSON *endings = cJSON_GetObjectItemCaseSensitive(json, "endings"), *ending;
+    int label = hellaswag_label(json), i = 0;
+    bool valid = label >= 0 && cJSON_IsArray(endings) && cJSON_GetArraySize(endings) == HELLASWAG_ENDINGS, cut = false;
+    for (int n = 0; n < 4; n++) {
+        x[n] = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, names[n]));
+        valid = valid && x[n];
+    }
+    cJSON_ArrayForEach(ending, endings) { valid = valid && cJSON_IsString(ending); }
+    if (!valid) { return false; }
+    char *context = form == HELLASWAG_LLMC ? xstrdup(x[0]) : hellaswag_context(x[1], x[2], x[3]);
+    cJSON_ArrayForEach(ending, endings) {
+        if (form == HELLASWAG_LM_EVAL) { hellaswag_clean(ending->valuestring); }
+        cut |= hellaswag_encode(set, tokenizer, encoder, context, ending->valuestring, form, i++ == label);
+    }
+    set->num_cut += cut;
+    free(context);
+    return true;
+}
+
+// The examples of a .jsonl file. Stops at a line that is none.
+static inline HellaSwag hellaswag_read_json(const char *flag, const char *path, HellaSwagForm form,
+                                            const Tokenizer *tokenizer, int T) {
+    HellaSwag set = hellaswag_open(flag, path, T);
+    TokenizerEncoder encoder;
+    CorpusPiece piece;
+    Corpus corpus = corpus_open_for(flag, path, NULL, NULL);
+    memset(&encoder, 0, sizeof encoder);
+    while (corpus_next(&corpus, &piece)) {
+        char *line = (char *)xmalloc(piece.bytes + 1);
+        memcpy(line, piece.text, piece.bytes);
+        cJSON *json = corpus_object(line, piece.bytes);
+        if (!hellaswag_add_json(&set, tokenizer, &encoder, json, form)) {
+            input_error(
+                "%s %s line %" PRIu64 " is no example of HellaSwag, an object with \"ctx\", \"activity_label\", "
+                "\"ctx_a\", \"ctx_b\", 4 strings in \"endings\" and the true one's index in \"label\": found '%.*s'",
+                flag, path, piece.line, (int)(piece.bytes < 60 ? piece.bytes : 60), piece.text);
+        }
+        cJSON_Delete(json);
+        free(line);
+    }
+    tokenizer_free_encoder(&encoder);
+    corpus_close(&corpus);
+    if (set.num_rows == 0) { input_error("%s: %s holds no examples", flag, path); }
+    return set;
+}
